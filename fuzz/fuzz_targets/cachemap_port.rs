@@ -1,4 +1,4 @@
-//! Any bytes as what a guest's helper answers, and as what it is asked.
+//! Any bytes as an answer of a guest's helper, and as a request to it.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| cachemap::fuzzing::port(bytes));

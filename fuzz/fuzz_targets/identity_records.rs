@@ -1,4 +1,4 @@
-//! Any bytes as TLS records: sealed by nobody, and sealed by a hostile peer.
+//! Any bytes as TLS records: unsealed, and sealed by a hostile peer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

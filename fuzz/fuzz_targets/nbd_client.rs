@@ -1,4 +1,4 @@
-//! Any bytes as the server of our NBD client.
+//! Any bytes as a server's answers to our NBD client.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

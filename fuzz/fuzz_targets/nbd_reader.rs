@@ -1,4 +1,4 @@
-//! Any bytes as the server that our NBD reader reads from.
+//! Any bytes as a server's answers to our NBD reader.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

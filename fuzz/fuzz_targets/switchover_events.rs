@@ -1,4 +1,4 @@
-//! Any bytes as what happens to both sides of a switchover.
+//! Any bytes as events at both sides of a switchover.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| switchover::fuzzing::events(bytes));

@@ -1,5 +1,4 @@
-//! A real Chromium without a screen, told what to do by its driver's own protocol
-//! (WebDriver), on a host of the lab.
+//! A headless Chromium on a host of the lab, controlled through its driver by WebDriver.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -10,15 +9,15 @@ use lab::hosts::{Host, RUN_DIR};
 use lab::setup;
 use serde_json::{Value, json};
 
-/// For the driver to come up, and for what a page shows in the end.
+/// For the driver to start, and for a page to show what is expected.
 const WAIT_MAX: Duration = Duration::from_secs(90);
-/// For one answer of the driver: a browser may start meanwhile.
+/// For one answer of the driver, which may have to start a browser.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const PORT: u16 = 9515;
-/// What stands for an element in answers.
+/// The key of an element in answers.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// One browser with one tab. Dropped, it closes; after a crash it ends with its host.
+/// One browser with one tab. Dropped, it closes; after a panic it ends with its host.
 pub struct Browser<'h> {
     host: &'h Host,
     driver: Child,
@@ -27,7 +26,7 @@ pub struct Browser<'h> {
 
 impl<'h> Browser<'h> {
     /// # Panics
-    /// If it doesn't come up, as all of this file does.
+    /// If it doesn't start; all functions of this file panic on failure.
     #[must_use]
     pub fn start(host: &'h Host) -> Self {
         let chromium = setup::chromium().unwrap();
@@ -42,7 +41,7 @@ impl<'h> Browser<'h> {
             std::thread::sleep(Duration::from_millis(50));
         }
         let profile = format!("--user-data-dir={RUN_DIR}/chromium");
-        // Root can't have Chromium's sandbox, and tests are root.
+        // Root can't use Chromium's sandbox, and tests run as root.
         let args = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"];
         let args: Vec<&str> =
             args.into_iter().chain(["--window-size=1280,1000", &profile]).collect();
@@ -59,24 +58,24 @@ impl<'h> Browser<'h> {
         self.tell("/url", &json!({ "url": address }));
     }
 
-    /// Where it is.
+    /// The address of the current page.
     #[must_use]
     pub fn address(&self) -> String {
         let path = format!("{}/url", self.session);
         self.call("GET", &path, &Value::Null).as_str().unwrap().to_owned()
     }
 
-    /// What a script returns.
+    /// Runs a script, and returns its result.
     #[must_use]
     pub fn run(&self, script: &str) -> Value {
         self.tell("/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Waits until an expression is true; the page may be another one by then, and for a moment
-    /// one that is not there in full.
+    /// Waits until an expression is true. The page may be replaced meanwhile, and be incomplete for
+    /// a moment.
     ///
     /// # Panics
-    /// If it doesn't become true; with what the page says.
+    /// If it doesn't become true; with the page's text.
     pub fn wait(&self, what: &str, expression: &str) {
         let script = json!({ "script": format!("return Boolean({expression})"), "args": [] });
         let path = format!("{}/execute/sync", self.session);
@@ -96,24 +95,24 @@ impl<'h> Browser<'h> {
         }
     }
 
-    /// Clicks on the first element, as a person does: it must be seen.
+    /// Clicks on the first matching element, which must be visible.
     pub fn click(&self, css: &str) {
         let end = Instant::now() + WAIT_MAX;
-        // A page that is kept up to date may have another element there by then.
+        // A page that updates itself may replace the element meanwhile.
         while let Err(error) = self.try_click(css) {
             assert!(Instant::now() < end, "{css}: {error}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// Types into an element; in a list that chooses.
+    /// Types into an element; in a list, this chooses an entry.
     pub fn type_into(&self, css: &str, text: &str) {
         let element = self.element(css);
         self.tell(&format!("/element/{element}/value"), &json!({ "text": text }));
     }
 
-    /// Presses the Tab key so often, from the beginning of the page, and says what has the
-    /// focus then.
+    /// Presses the Tab key so often, from the beginning of the page, and returns the text of the
+    /// focused element.
     #[must_use]
     pub fn focus_after_tabs(&self, tabs: usize) -> String {
         let key = |kind: &str| json!({ "type": kind, "value": "\u{e004}" });
@@ -123,7 +122,7 @@ impl<'h> Browser<'h> {
         self.run("return document.activeElement.textContent").as_str().unwrap().to_owned()
     }
 
-    /// What errors the console has.
+    /// Errors in the console.
     #[must_use]
     pub fn errors(&self) -> Vec<String> {
         let logged = self.tell("/se/log", &json!({ "type": "browser" }));
@@ -131,7 +130,7 @@ impl<'h> Browser<'h> {
         entries.iter().map(|entry| entry["message"].to_string()).collect()
     }
 
-    /// As a reader has it who wants it dark, or has a narrow screen.
+    /// Emulates a colour scheme and the width of a screen.
     pub fn emulate(&self, scheme: &str, width: u32) {
         let media = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.devtools("Emulation.setEmulatedMedia", &json!({ "features": media }));
@@ -140,7 +139,7 @@ impl<'h> Browser<'h> {
         self.devtools("Emulation.setDeviceMetricsOverride", &screen);
     }
 
-    /// Whether scripts run.
+    /// Switches scripts on or off.
     pub fn set_scripts(&self, run: bool) {
         self.devtools("Emulation.setScriptExecutionDisabled", &json!({ "value": !run }));
     }
@@ -176,7 +175,7 @@ impl<'h> Browser<'h> {
         answer.unwrap_or_else(|error| panic!("{method} {path} {body}: {error}"))
     }
 
-    /// What it answers, or why it doesn't do it.
+    /// The driver's answer, or its error.
     fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, Value> {
         let stream = self.connect().unwrap();
         stream.set_read_timeout(Some(ANSWER_MAX)).unwrap();
@@ -197,7 +196,7 @@ impl Drop for Browser<'_> {
     }
 }
 
-/// One request over a connection, with these header lines besides: the answer's status
+/// Sends one request over a connection, with additional header lines; returns the answer's status
 /// and body.
 ///
 /// # Panics

@@ -1,5 +1,5 @@
-//! Somebody else who moves a VM between two QEMUs of its own, by the commands that
-//! libvirt gives: the agents are told nothing.
+//! A manager that moves a VM between two QEMUs of its own, by the commands that libvirt gives; the
+//! agents are told nothing.
 
 mod disk;
 
@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 
 use crate::{Side, World, assert_intact, own_qmp_argument, until};
 
-/// What a migration takes at most.
+/// Longest time that a migration may take.
 const MOVE_MAX: Duration = Duration::from_secs(120);
-/// From its destination's last answer.
+/// Longest time that the destination may load the VM.
 const LOAD_MAX: Duration = Duration::from_secs(60);
 const UUID: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
 const NO_LIMIT: u64 = 9_223_372_036_853_727_232;
 
-/// The first port at which VMs come to a host, by its place in the peers file.
+/// The first port for VMs that move to a host, by its place in the peers file.
 #[must_use]
 pub fn port(side: Side) -> u16 {
     match side {
@@ -31,24 +31,24 @@ pub fn port(side: Side) -> u16 {
     }
 }
 
-/// How a VM is moved.
+/// Options of a migration.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// Where the destination's QEMU waits, and the source's connects.
+    /// Where the destination's QEMU listens, and where the source's connects.
     pub uris: [String; 2],
-    /// multifd channels; 0: the classic stream.
+    /// multifd channels; 0 for the classic stream.
     pub channels: u8,
-    /// Capabilities that both ends get besides.
+    /// Additional capabilities of both ends.
     pub more: Vec<&'static str>,
-    /// Those that neither gets.
+    /// Capabilities that neither end gets.
     pub without: Vec<&'static str>,
-    /// The disk that a guest of [`with_disk`](crate::disk::with_disk) has moves with it.
+    /// Whether the disk of a guest of [`with_disk`](crate::disk::with_disk) moves with it.
     pub disk: bool,
-    /// Where it goes, if not by a port.
+    /// Path of the socket for the disk, if it doesn't go by a port.
     pub disk_socket: Option<String>,
 }
 
-/// A QEMU that nobody but the commander commands.
+/// A QEMU that only the commander controls.
 pub struct Commanded {
     child: Child,
     /// Its monitor.
@@ -63,7 +63,7 @@ impl Drop for Commanded {
 }
 
 impl Commanded {
-    /// Ends it, as libvirt does.
+    /// Kills it, as libvirt does.
     pub fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -74,7 +74,7 @@ impl Commanded {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Its process.
+    /// Its process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -84,7 +84,7 @@ impl Commanded {
         self.qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
-    /// What it says that it does: `running`, `inmigrate` and so on.
+    /// Its status as it reports it: `running`, `inmigrate` and so on.
     #[must_use]
     pub fn status(&self) -> String {
         let status = self.qmp.execute("query-status", json!({}));
@@ -92,7 +92,7 @@ impl Commanded {
     }
 
     fn capabilities(&self, way: &Way, own: &'static str) {
-        // All others are turned off: this QEMU may have been a destination.
+        // All others are turned off, since this QEMU may have been a destination.
         let mut wanted = vec!["events", "return-path", own];
         wanted.extend(&way.more);
         wanted.retain(|name| !way.without.contains(name));
@@ -112,10 +112,10 @@ impl Commanded {
     }
 }
 
-/// Has both agents carry what comes.
+/// Has both agents carry migrations.
 ///
 /// # Panics
-/// If they do not come up.
+/// If an agent can't be started.
 pub fn carrying(world: &mut World) {
     carrying_with(world, "", "");
 }
@@ -131,7 +131,7 @@ fn carrying_with(world: &mut World, top: &str, carry: &str) {
     world.tell_agents_also(&["--config", &format!("{RUN_DIR}/agent.toml")]);
 }
 
-/// Two agents that carry, and QEMUs that they have nothing to do with.
+/// Two agents that carry, and QEMUs that they don't manage.
 pub struct Commander {
     /// The hosts and their agents.
     pub world: World,
@@ -144,7 +144,7 @@ pub struct Commander {
 }
 
 impl Commander {
-    /// Starts a guest of this QEMU program at host A.
+    /// Starts a guest with this QEMU program on host A.
     ///
     /// # Panics
     /// If anything fails, as in all of this file.
@@ -186,7 +186,7 @@ impl Commander {
         self.qemus[side as usize] = Some(Commanded { child, qmp, events });
     }
 
-    /// A way by a port of loopback, or by sockets.
+    /// A migration by a loopback port, or by unix sockets.
     #[must_use]
     pub fn way(&self, from: Side, by_path: bool, channels: u8) -> Way {
         let to = from.other();
@@ -208,13 +208,13 @@ impl Commander {
         self.qemus[side as usize].as_ref().expect("it was started")
     }
 
-    /// Has a QEMU wait at the other host, and this one migrate.
+    /// Has a QEMU wait on the other host, and this one migrate.
     pub fn begin(&mut self, from: Side, way: &Way) {
         self.expect(from, way);
         self.leave(from, way);
     }
 
-    /// Has a QEMU wait at the other host, with its disk if that moves.
+    /// Has a QEMU wait on the other host, with its disk if that moves.
     pub fn expect(&mut self, from: Side, way: &Way) {
         let to = from.other();
         self.world.remove_own_sockets(to, &self.spec.name);
@@ -231,7 +231,7 @@ impl Commander {
         }
     }
 
-    /// Has this one migrate to where one waits.
+    /// Has this QEMU migrate to the waiting one.
     pub fn leave(&mut self, from: Side, way: &Way) {
         let source = self.at(from);
         source.capabilities(way, "pause-before-switchover");
@@ -239,10 +239,10 @@ impl Commander {
         if way.disk {
             disk::copy(from, way, source);
         }
-        // Those of how it came here.
+        // Events of its own arrival.
         while source.events.try_recv().is_ok() {}
-        // One that has failed just now may still be clearing up. QEMU 10.0 that is told to
-        // migrate then refuses, and all later ones too.
+        // After a failed migration, QEMU may still be cleaning up. QEMU 10.0 then refuses this
+        // migration and all later ones.
         until("QEMU has cleared up", || {
             let known = source.do_it("query-yank", json!({}));
             !known.as_array().unwrap().iter().any(|one| one["type"] == "migration")
@@ -250,7 +250,7 @@ impl Commander {
         source.do_it("migrate", json!({ "uri": way.uris[1] }));
     }
 
-    /// Follows the source's QEMU until its migration has ended; how it did.
+    /// Follows the source's QEMU until its migration has ended; returns the final status.
     #[must_use]
     pub fn follow(&self, from: Side) -> String {
         let source = self.at(from);
@@ -277,7 +277,7 @@ impl Commander {
         }
     }
 
-    /// Moves the guest, as libvirt does to the end, and looks at it there.
+    /// Moves the guest as libvirt does, and checks it at the destination.
     pub fn migrate(&mut self, from: Side, way: &Way) -> api::Report {
         self.begin(from, way);
         let ended = self.follow(from);
@@ -287,10 +287,10 @@ impl Commander {
         self.arrive(from)
     }
 
-    /// Has the guest run where it has moved to, as libvirt does, and looks at it there.
+    /// Resumes the guest at the destination, as libvirt does, and checks it there.
     ///
     /// # Panics
-    /// If it isn't intact, or the agent says something else than that it has moved.
+    /// If it isn't intact, or the agent reports another outcome.
     pub fn arrive(&mut self, from: Side) -> api::Report {
         self.run_there(from);
         assert_intact(&self.guest);
@@ -299,13 +299,13 @@ impl Commander {
         report
     }
 
-    /// Has the guest run where it has moved to.
+    /// Resumes the guest at the destination.
     ///
     /// # Panics
     /// If it isn't loaded.
     pub fn run_there(&mut self, from: Side) {
         let to = from.other();
-        // It may still be told that it was loaded.
+        // QEMU may still be loading it.
         let end = Instant::now() + LOAD_MAX;
         while !self.at(to).status().contains("paused") {
             let status = self.at(to).status();
@@ -317,7 +317,7 @@ impl Commander {
         self.qemus[from as usize] = None;
     }
 
-    /// What an agent tells of the last migration that it carries, or has carried.
+    /// What an agent lists of the last migration that it carries, or has carried.
     #[must_use]
     pub fn progress(&self, from: Side) -> Option<api::Progress> {
         let text = self.world.tells(from, &["list", "--migrations", "--json"]);
@@ -325,7 +325,7 @@ impl Commander {
         listed.into_iter().next()
     }
 
-    /// The last migration that an agent has carried from its host, once it has ended.
+    /// The report of the last migration that an agent has carried from its host, once it has ended.
     #[must_use]
     pub fn report(&self, from: Side) -> api::Report {
         let mut last = None;
@@ -338,13 +338,13 @@ impl Commander {
         serde_json::from_str(&report).unwrap()
     }
 
-    /// The guest has not moved: it runs here, only here, and nothing of the migration is
-    /// left open at either end.
+    /// Asserts that the guest has not moved: it runs here, only here, and nothing of the migration
+    /// is left open at either end.
     pub fn assert_stayed(&mut self, at: Side) {
         until("it runs on", || self.at(at).status().contains("running"));
         let other = at.other();
         let arriving = self.qemus[other as usize].as_mut().expect("it was started");
-        // It ends, or waits for nothing any more, as QEMU's versions have it.
+        // Depending on its version, QEMU exits or reports a failed migration.
         until("the other QEMU sees its stream end", || {
             let status = arriving.status();
             assert!(!status.contains("running"), "the VM runs twice");
@@ -358,7 +358,7 @@ impl Commander {
         assert_intact(&self.guest);
     }
 
-    /// What both ends said.
+    /// The logs of both ends.
     #[must_use]
     pub fn logs(&self) -> String {
         let of = |side: Side| {

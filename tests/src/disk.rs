@@ -1,4 +1,4 @@
-//! A disk that only its host has, and that a guest writes to.
+//! A disk that only one host has, and that a guest writes to.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,18 +13,18 @@ use serde_json::{Value, json};
 
 use crate::{MIB, Side, World, guest};
 
-/// What the guest fills and rewrites, of a disk sixteen times as large.
+/// Bytes that the guest fills and rewrites, of a disk sixteen times as large.
 pub const WRITTEN: u64 = 32 * MIB;
-/// The disk.
+/// Size of the disk.
 pub const DISK_BYTES: u64 = 16 * WRITTEN;
 
-/// Where a host has the disk's image, as seen from outside.
+/// Path of the disk's image on a host, as seen from outside.
 #[must_use]
 pub fn image(world: &World, side: Side) -> PathBuf {
     world.host(side).run_dir.join("disk.img")
 }
 
-/// What an image takes up; nothing if it isn't there.
+/// Bytes that an image takes up; 0 if it doesn't exist.
 #[must_use]
 pub fn allocated_bytes(world: &World, side: Side) -> u64 {
     fs::metadata(image(world, side)).map_or(0, |image| image.blocks() * 512)
@@ -50,7 +50,7 @@ pub fn with_disk(world: &World, format: &str, rate: u64) -> GuestSpec {
     spec
 }
 
-/// The guest reads from its disk what it wrote to it, all of it.
+/// Asserts that the guest reads back all that it wrote to its disk.
 ///
 /// # Panics
 /// If it does not.
@@ -60,10 +60,10 @@ pub fn assert_disk_intact(guest: &Guest) {
     assert_eq!((checked.pages, checked.wrong), (pages, 0), "{checked:?}");
 }
 
-/// What of mirrors a QEMU has: jobs and nodes.
+/// Jobs and nodes of mirrors in a QEMU.
 ///
 /// # Panics
-/// If it doesn't say.
+/// If it doesn't answer.
 #[must_use]
 pub fn mirrors(qmp: &Qmp) -> Vec<String> {
     let named = |command: &str, key: &str| -> Vec<String> {

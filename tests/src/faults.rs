@@ -1,5 +1,5 @@
-//! Breaks things on purpose in the middle of a migration, and looks at what has
-//! become of the VM: see [`Plan`] for what, and [`Yard`] for where.
+//! Injects faults in the middle of a migration, and checks what has become of the VM: see [`Plan`]
+//! for the faults, and [`Yard`] for the hosts.
 
 mod inject;
 mod judge;

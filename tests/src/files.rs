@@ -1,6 +1,5 @@
-//! A guest with file systems full of files, and a helper that tells which of its
-//! memory is a copy of them; seen from outside: the guest's RAM in QEMU, and the
-//! disks' images.
+//! A guest with file systems full of files, and a helper that reports which of its memory is a copy
+//! of them; seen from outside: the guest's RAM in QEMU, and the disks' images.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -21,29 +20,29 @@ use crate::{MIB, Side, World, guest, own_qmp_argument, until};
 
 /// The guest's memory.
 pub const RAM_BYTES: u64 = 384 * MIB;
-/// That of one with fewer files.
+/// Memory of a guest with fewer files.
 const SMALL_RAM_BYTES: u64 = 256 * MIB;
 const SMALL_FILES_BYTES: u64 = 16 * MIB;
-/// What files each disk has.
+/// Bytes of files on each disk.
 const FILES_BYTES: u64 = 32 * MIB;
 const EXT4_BYTES: u64 = 128 * MIB;
-/// The least that XFS wants to be made on.
+/// The smallest disk on which XFS can be made.
 const XFS_BYTES: u64 = 304 * MIB;
-/// Where disks of long ago have their first partition: not at a whole page.
+/// First sector of the first partition on old disks, which isn't aligned to pages.
 const PARTITION_SECTOR: u64 = 63;
 const SECTOR: usize = 512;
 const SECTOR_BYTES: u64 = SECTOR as u64;
-/// QEMU says at once where a port is, unless the machine is busy.
+/// QEMU usually reports a port at once, but the machine may be busy.
 const FIND_MAX: Duration = Duration::from_secs(60);
-/// Copied at once.
+/// Bytes copied at once.
 const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// What the disks are called in the guest.
+/// Serial numbers of the disks in the guest.
 pub const SERIALS: [&str; 2] = ["files-ext4", "files-xfs"];
 
-/// The image of a disk, by its serial number, as seen from outside. It lies at
-/// host A, and has this name for both hosts.
+/// The image of a disk, by its serial number, as seen from outside. It is on host A, and both hosts
+/// use this path.
 #[must_use]
 pub fn image(world: &World, serial: &str) -> PathBuf {
     world.host(Side::A).run_dir.join(format!("{serial}.img"))
@@ -56,13 +55,13 @@ fn run(program: &str, args: &[&str]) {
     assert!(output.status.success(), "{} {args:?}: {said}", program.display());
 }
 
-/// ext4 on the whole of a disk, with the blocks that larger disks have.
+/// Makes ext4 on a whole disk, with the blocks that larger disks have.
 fn make_ext4(path: &Path) {
     File::create(path).unwrap().set_len(EXT4_BYTES).unwrap();
     run("mkfs.ext4", &["-q", "-F", "-b", "4096", &path.display().to_string()]);
 }
 
-/// XFS in a partition, the only one of its disk.
+/// Makes XFS in the only partition of a disk.
 fn make_xfs(path: &Path) {
     let whole = path.with_extension("xfs");
     File::create(&whole).unwrap().set_len(XFS_BYTES).unwrap();
@@ -70,7 +69,7 @@ fn make_xfs(path: &Path) {
     let mut disk = File::create(path).unwrap();
     disk.set_len(PARTITION_SECTOR * SECTOR_BYTES + XFS_BYTES).unwrap();
     let mut first = [0; SECTOR];
-    // The first entry of four: Linux, its first sector, its length.
+    // The first of four entries: type Linux, its first sector, its length.
     first[446 + 4] = 0x83;
     let numbers = [PARTITION_SECTOR, XFS_BYTES / SECTOR_BYTES].map(|n| u32::try_from(n).unwrap());
     first[446 + 8..446 + 12].copy_from_slice(&numbers[0].to_le_bytes());
@@ -82,7 +81,7 @@ fn make_xfs(path: &Path) {
     for offset in (0..XFS_BYTES).step_by(PIECE) {
         from.seek(SeekFrom::Start(offset)).unwrap();
         from.read_exact(&mut piece).unwrap();
-        // What is empty stays a hole.
+        // Empty pieces stay holes.
         if piece.iter().any(|byte| *byte != 0) {
             disk.write_all_at(&piece, PARTITION_SECTOR * SECTOR_BYTES + offset).unwrap();
         }
@@ -90,7 +89,7 @@ fn make_xfs(path: &Path) {
     fs::remove_file(&whole).unwrap();
 }
 
-/// Images of disks that a guest with files fills, in this directory.
+/// Makes images in this directory, for disks that a guest fills with files.
 ///
 /// # Panics
 /// If they can't be made.
@@ -102,11 +101,10 @@ pub fn make_images(dir: &Path) -> [PathBuf; 2] {
     images
 }
 
-/// A quiet guest that could have a helper at the port that `droveway run` makes,
-/// and has none.
+/// A quiet guest with a port for a helper, which `droveway run` makes, and without a helper.
 ///
 /// # Panics
-/// If what it needs can't be had.
+/// If what it needs isn't available.
 #[must_use]
 pub fn with_port(world: &World) -> GuestSpec {
     with_port_called(world, "web1")
@@ -119,7 +117,7 @@ fn with_port_called(world: &World, name: &str) -> GuestSpec {
     spec
 }
 
-/// A quiet guest with a helper, that fills disks with files.
+/// A quiet guest with a helper, which fills its disks with files.
 ///
 /// # Panics
 /// If what it boots can't be made.
@@ -145,15 +143,15 @@ pub fn with_files(world: &World) -> GuestSpec {
 /// How a guest's disks are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
-    /// As they are in files.
+    /// Raw files.
     Raw,
-    /// In files of a format.
+    /// qcow2 files.
     Qcow2,
-    /// By a server; see [`export`].
+    /// An NBD server; see [`export`].
     Nbd,
 }
 
-/// The same with disks that are reached so.
+/// The same with disks that are reached in this way.
 ///
 /// # Panics
 /// If the disks can't be made.
@@ -162,7 +160,7 @@ pub fn with_files_by(world: &World, reached: Reached) -> GuestSpec {
     with_disks(world, with_port(world), SERIALS, reached)
 }
 
-/// One of those, called so, that have the same files on disks of their own.
+/// A guest of this name that has the same files on disks of its own.
 ///
 /// # Panics
 /// If the disks can't be made.
@@ -216,15 +214,15 @@ pub fn small(spec: GuestSpec) -> GuestSpec {
     small
 }
 
-/// Where each host has a disk served.
+/// Name of the socket at which each host has a disk served.
 fn nbd_socket(serial: &str) -> String {
     format!("{serial}.nbd")
 }
 
-/// Servers of all disks, one of each at either host, until this is dropped.
+/// Servers of all disks, one for each disk on either host, until this is dropped.
 pub struct Export(Vec<(Child, PathBuf)>);
 
-/// Serves the disks of a guest that reaches them so.
+/// Serves the disks of a guest with [`Reached::Nbd`].
 ///
 /// # Panics
 /// If the servers can't be started.
@@ -235,7 +233,7 @@ pub fn export(world: &World) -> Export {
         let mut server = Command::new("qemu-nbd");
         server.args(["--persistent", "--shared=0", "--cache=writeback", "--image-opts"]);
         let image = image(world, serial);
-        // Two servers have the same file.
+        // Two servers open the same file.
         let file = format!("file.driver=file,file.locking=off,file.filename={}", image.display());
         server.arg("--socket").arg(&socket).arg(format!("driver=raw,{file}"));
         let server = server.spawn().unwrap();
@@ -247,7 +245,7 @@ pub fn export(world: &World) -> Export {
 }
 
 impl Export {
-    /// The servers.
+    /// Process IDs of the servers.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.0.iter().map(|(server, _)| server.id()).collect()
@@ -264,8 +262,7 @@ impl Drop for Export {
     }
 }
 
-/// All files are as the guest has written them: as it has them in memory, and as
-/// they are on disk.
+/// Asserts that all files are as the guest has written them, both in memory and on disk.
 ///
 /// # Panics
 /// If one isn't.
@@ -276,7 +273,7 @@ pub fn assert_files(guest: &Guest) {
     assert_cached_files(guest);
 }
 
-/// The same of what is in memory, and of what isn't there as it is on disk.
+/// The same for files in memory, and for those on disk that aren't in memory.
 ///
 /// # Panics
 /// If one isn't.
@@ -284,21 +281,21 @@ pub fn assert_cached_files(guest: &Guest) {
     let checked = guest.check_files().unwrap();
     assert_eq!(checked.wrong, 0, "{checked:?}");
     let orders = &guest.spec.orders;
-    // Churned files get shorter, small ones take up more.
+    // Churned files may be shorter; small ones take whole pages.
     assert!(checked.pages >= 2 * orders.files_bytes / PAGE_BYTES, "{checked:?}");
 }
 
-/// How many pages of files are in the guest's cache, after it has read all of them.
+/// Pages of files in the guest's cache, after it has read all of them.
 ///
 /// # Panics
-/// If it doesn't say.
+/// If it doesn't answer.
 #[must_use]
 pub fn cached_pages(guest: &Guest) -> u64 {
     let answer = guest.ask("files").unwrap();
     answer.strip_prefix("pages=").unwrap().parse().unwrap()
 }
 
-/// A guest begins with its files, and with its helper when it has the time.
+/// Waits for the helper, which a guest starts after it has made its files.
 ///
 /// # Panics
 /// If the helper doesn't answer.
@@ -310,22 +307,22 @@ pub fn wait_helper(world: &World, side: Side, name: &str) {
     until("the guest's helper answers", answers);
 }
 
-/// What the guest's kernel keeps in memory, in KiB.
+/// Sizes of the guest kernel's caches, in KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The page cache.
     pub cached: u64,
-    /// What of it counts as used more than once.
+    /// The part of it that counts as used more than once.
     pub active: u64,
-    /// Its own tables: inodes, names.
+    /// The kernel's own tables: inodes, names.
     pub slab: u64,
 }
 
 impl Kept {
-    /// What it keeps now.
+    /// The current sizes.
     ///
     /// # Panics
-    /// If the guest doesn't say.
+    /// If the guest doesn't answer.
     #[must_use]
     pub fn by(guest: &Guest) -> Self {
         let answer = guest.ask("memory").unwrap();
@@ -336,10 +333,10 @@ impl Kept {
         Self { cached: number("cached="), active: number("active="), slab: number("slab=") }
     }
 
-    /// That it is the same but for what a guest does by itself, 2 MiB.
+    /// Asserts that none has grown by more than 2 MiB, which a guest may use by itself.
     ///
     /// # Panics
-    /// If it isn't.
+    /// If one has.
     pub fn assert_same(&self, later: &Self) {
         let near = |before: u64, after: u64| after <= before + 2048;
         let all = near(self.cached, later.cached)
@@ -349,7 +346,7 @@ impl Kept {
     }
 }
 
-/// The port's socket, where the VM is.
+/// The socket of the helper's port, on the VM's host.
 ///
 /// # Panics
 /// If it has no port.
@@ -360,7 +357,7 @@ pub fn socket(world: &World, side: Side, name: &str) -> PathBuf {
     world.host(side).run_dir.join(within)
 }
 
-/// A budget that is enough, on a busy machine too.
+/// A budget that is enough even on a busy machine.
 #[must_use]
 pub fn ample() -> Budget {
     Budget { cpu_percent: 100, time_ms: 60_000, ..Budget::default() }
@@ -369,7 +366,7 @@ pub fn ample() -> Budget {
 /// Asks the helper of a VM.
 ///
 /// # Errors
-/// What [`guest_port`] says.
+/// Those of [`guest_port`].
 ///
 /// # Panics
 /// If the VM's QEMU doesn't say how much memory it has.
@@ -387,11 +384,11 @@ pub fn asked(
     guest_port::ask(&stream, limits, budget, patience)
 }
 
-/// Compares each page of a map with its disk, from outside: the pages that are
-/// equal, and the first that isn't.
+/// Compares each page of a map with its disk, from outside. Returns the number of equal pages, and
+/// the first that differs.
 ///
 /// # Panics
-/// If one of them can't be looked at.
+/// If one of them can't be read.
 #[must_use]
 pub fn compare(world: &World, side: Side, name: &str, map: &CacheMap) -> (u64, Option<Run>) {
     let ram = guest_ram(world, side, name, RAM_BYTES);

@@ -1,10 +1,9 @@
-//! Whether a VM was gone for no longer than its owner accepts, in bytes rather
-//! than by the clock: what memory adds to a blackout is what arrives in it, on a
-//! machine that is busy with other things, too.
+//! Whether a VM's downtime meets its goal, in bytes instead of time: memory lengthens a downtime by
+//! what arrives during it, on a busy machine as well.
 
 use api::Report;
 
-/// Page bodies that a link of `mbit_per_s` carries in the downtime goal.
+/// Bytes of page bodies that a link of `mbit_per_s` carries in the downtime goal.
 #[must_use]
 pub fn fits_goal_bytes(report: &Report, mbit_per_s: u32) -> u64 {
     u64::from(mbit_per_s) * 1_000_000 / 8 * report.downtime_goal_ms / 1000

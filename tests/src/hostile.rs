@@ -1,5 +1,4 @@
-//! Peers that break the rules: what they say are the protocol's bytes, put
-//! together as no agent would.
+//! Peers that break the rules: they send bytes of the protocol, combined as no agent would.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,17 +20,16 @@ use wire::{
 
 use crate::{MIB, Side, World, own_qmp_argument};
 
-/// What an agent does within it, on a busy machine too: start a QEMU, or give a
-/// silent peer up.
+/// Longest time for an agent to start a QEMU, or to give up a silent peer, on a busy machine too.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// An agent at rest has some 20 MiB, and one that carries has its buffers.
+/// An idle agent takes some 20 MiB; with a migration it also has its buffers.
 const RSS_MAX: u64 = 400 * MIB;
-/// The port that agents listen at.
+/// The agents' port.
 const PORT: u16 = 7800;
-/// The name that is given to VMs that never come.
+/// The name of VMs that never arrive.
 const VM: &str = "evil";
 
-/// A host that is broken, or was broken into: it speaks to the agent of host B.
+/// A broken or compromised host that talks to the agent of host B.
 pub struct Caller<'w> {
     world: &'w World,
     security: Security,
@@ -39,11 +37,11 @@ pub struct Caller<'w> {
     shape: Shape,
 }
 
-/// An arrival that the agent has prepared for.
+/// A migration for which the agent has prepared.
 pub struct Accepted {
     /// The control connection.
     pub control: Connection,
-    /// What its lanes say.
+    /// The token that its lanes present.
     pub token: Token,
 }
 
@@ -52,8 +50,8 @@ fn json(order: Prepare) -> Value {
 }
 
 impl<'w> Caller<'w> {
-    /// One that calls itself `from`. Makes a VM for a moment, to know what the
-    /// agent expects of one.
+    /// A caller with the name `from`. Makes a VM for a moment, to learn the shape that the agent
+    /// expects.
     #[must_use]
     pub fn new(world: &'w World, from: &str, security: Security) -> Self {
         let mut run = vec!["run".to_owned(), "shape".to_owned(), "--".to_owned()];
@@ -70,10 +68,10 @@ impl<'w> Caller<'w> {
         Endpoint { local: None, remote: SocketAddr::new(address, PORT) }
     }
 
-    /// A connection of that kind.
+    /// Opens a connection of that kind.
     ///
     /// # Errors
-    /// If it is not taken.
+    /// If it is refused.
     pub fn call(&self, kind: Kind) -> Result<Connection, LaneError> {
         let dial = || connect(self.endpoint(), "host-b", &self.security, kind);
         let mut connection = self.world.host(Side::A).within(dial)?;
@@ -81,7 +79,7 @@ impl<'w> Caller<'w> {
         Ok(connection)
     }
 
-    /// A connection that has said nothing at all.
+    /// A connection that has sent nothing yet.
     ///
     /// # Panics
     /// If there is none.
@@ -90,7 +88,7 @@ impl<'w> Caller<'w> {
         self.world.host(Side::A).within(|| TcpStream::connect(self.endpoint().remote)).unwrap()
     }
 
-    /// An order that can be followed.
+    /// A valid order.
     #[must_use]
     pub fn order(&self) -> Prepare {
         Prepare {
@@ -120,13 +118,13 @@ impl<'w> Caller<'w> {
         }
     }
 
-    /// Why an order is refused.
+    /// The reason why an order is refused.
     #[must_use]
     pub fn refused(&self, order: Prepare) -> String {
         self.refused_json(&json(order))
     }
 
-    /// Why one is refused in which a part is no part of an order.
+    /// The reason why an order with an invalid part is refused.
     #[must_use]
     pub fn refused_with(&self, part: &str, said: Value) -> String {
         let mut order = json(self.order());
@@ -140,7 +138,7 @@ impl<'w> Caller<'w> {
         ending(&mut control)
     }
 
-    /// An order that is followed: a QEMU waits.
+    /// Sends an order that is followed: a QEMU waits.
     ///
     /// # Panics
     /// If it isn't.
@@ -157,7 +155,7 @@ impl<'w> Caller<'w> {
         }
     }
 
-    /// The same, and its RAM is announced as what it is: a lane can bring pages.
+    /// The same, with its RAM announced as it is, so that a lane can send pages.
     #[must_use]
     pub fn streaming(&self) -> (Accepted, Connection) {
         let mut accepted = self.accepted();
@@ -166,11 +164,11 @@ impl<'w> Caller<'w> {
         (accepted, lane)
     }
 
-    /// The agent is there, is no larger than it may be, keeps nothing of VMs that
-    /// never came, and the guest at its host has noticed nothing.
+    /// Asserts that the agent runs, uses no more memory than it may, keeps nothing of VMs that
+    /// never arrived, and that the guest on its host is intact.
     ///
     /// # Panics
-    /// If anything is not as it should be.
+    /// If anything is wrong.
     pub fn assert_unharmed(&self, guest: &Guest) {
         let world = self.world;
         let vm = world.vm(Side::B, &guest.spec.name).expect("it was there before");
@@ -181,10 +179,10 @@ impl<'w> Caller<'w> {
     }
 }
 
-/// The RAM of the VMs of a [`Caller`].
+/// RAM of a [`Caller`]'s VMs.
 pub const RAM_BYTES: u64 = 64 * MIB;
 
-/// A QEMU without a guest.
+/// The command line of a QEMU without a guest.
 fn argv(world: &World) -> Vec<String> {
     let rest = "-machine q35,accel=tcg -m 64 -nodefaults -no-user-config -display none -S";
     let qemu = world.kit.qemu.display().to_string();
@@ -198,21 +196,20 @@ pub fn block(name: &str, bytes: u64) -> Announced {
 }
 
 impl Accepted {
-    /// Announces these RAM blocks, and the beginning of a head: QEMU waits for
-    /// the rest of it.
+    /// Announces these RAM blocks, and sends the beginning of a head; QEMU waits for the rest.
     pub fn announce(&mut self, blocks: Vec<Announced>) {
         say(&mut self.control, &ToDestination::Blocks { blocks, ram_section: 2, footers: true });
         frame(&mut self.control, &Frame::Head(b"QEVM\0\0\0\x03".to_vec()));
     }
 
-    /// Why it ends.
+    /// The reason with which it ends.
     #[must_use]
     pub fn ending(mut self) -> String {
         ending(&mut self.control)
     }
 }
 
-/// Says something over control. Whoever has hung up hears nothing.
+/// Sends a message over control. An agent that has hung up is no error.
 pub fn say(control: &mut Connection, message: &impl serde::Serialize) {
     frame(control, &Frame::message(message).unwrap());
 }
@@ -222,7 +219,7 @@ pub fn frame(control: &mut Connection, frame: &Frame) {
     let _ = frame.write_to(control);
 }
 
-/// What the agent says next, for itself; nothing if it has hung up.
+/// The agent's own next message; none if it has hung up.
 #[must_use]
 pub fn hear(control: &mut Connection) -> Option<ToSource> {
     loop {
@@ -235,10 +232,10 @@ pub fn hear(control: &mut Connection) -> Option<ToSource> {
     }
 }
 
-/// How it ends a migration: the reason, or nothing if it just hangs up.
+/// The reason with which it ends a migration; empty if it just hangs up.
 ///
 /// # Panics
-/// If it does not, for long.
+/// If it does not end it in time.
 #[must_use]
 pub fn ending(control: &mut Connection) -> String {
     let began = Instant::now();
@@ -257,7 +254,7 @@ pub fn ending(control: &mut Connection) -> String {
     reason
 }
 
-/// A batch of pages on a lane, with whatever numbers.
+/// A batch of pages on a lane, with arbitrary numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'p> {
     /// 0 raw, 1 lz4, 2 zstd.
@@ -266,14 +263,14 @@ pub struct Pages<'p> {
     pub block: u16,
     /// The bodies' pages.
     pub pages: &'p [u32],
-    /// Runs: the first page, how many.
+    /// Runs: the first page, and the number of pages.
     pub fills: &'p [(u32, u32)],
-    /// What is said to follow, and does.
+    /// The payload, whose length is announced as it is.
     pub payload: &'p [u8],
 }
 
 impl Pages<'_> {
-    /// Sends it. Whoever has hung up hears nothing.
+    /// Sends it. An agent that has hung up is no error.
     pub fn send(&self, lane: &mut Connection) {
         let mut bytes = vec![0xb1, 0xd7, self.encoding, 0];
         let count = |of: usize| u16::try_from(of).unwrap().to_le_bytes();
@@ -294,19 +291,19 @@ impl Pages<'_> {
     }
 }
 
-/// The memory that a host's agent takes.
+/// Resident memory of a host's agent.
 ///
 /// # Panics
-/// If it is gone.
+/// If the agent has ended.
 #[must_use]
 pub fn rss_bytes(world: &World, side: Side) -> u64 {
     memory_bytes(world, side, "VmRSS:")
 }
 
-/// The same without the memory of VMs, which others have too.
+/// The same without the memory of VMs, which it shares.
 ///
 /// # Panics
-/// If the kernel does not say.
+/// If the agent has ended.
 #[must_use]
 pub fn own_bytes(world: &World, side: Side) -> u64 {
     memory_bytes(world, side, "RssAnon:")
@@ -319,12 +316,11 @@ fn memory_bytes(world: &World, side: Side, kind: &str) -> u64 {
     kib << 10
 }
 
-/// What a false agent does with a migration that comes to it, from its control
-/// connection on.
+/// What a false agent does with an incoming migration, from its control connection on.
 pub type Script = fn(Connection);
 
-/// A false agent of host B, whose own was killed. It speaks plaintext, takes one
-/// migration, and acknowledges on each of its lanes what `acks` says. Ends when
+/// A false agent of host B, whose own was killed. It speaks plaintext, takes one migration, and
+/// sends `acks` as acknowledgements on each of its lanes. Ends when `script` does.
 /// `script` does.
 ///
 /// # Panics
@@ -341,19 +337,19 @@ pub fn false_destination(world: &World, acks: &[u64], script: Script) -> thread:
                     let acks = &acks;
                     scope.spawn(move || {
                         let _ = lane.write_all(acks);
-                        // Reads on, as one that takes all.
+                        // Keeps reading, like a destination that takes all.
                         hear_out(lane);
                     });
                 }
             });
             script(control);
-            // Wakes who accepts.
+            // Wakes the thread that accepts.
             let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
         });
     })
 }
 
-/// The next connection, and whether it is a lane.
+/// The next connection, once it is greeted, and whether it is a lane.
 fn greeted(listener: &TcpListener) -> Option<(Connection, bool)> {
     let (stream, _) = listener.accept().ok()?;
     let mut connection = Connection::plain(stream);
@@ -364,7 +360,7 @@ fn greeted(listener: &TcpListener) -> Option<(Connection, bool)> {
     Some((connection, matches!(kind, Kind::Lane { .. })))
 }
 
-/// As an honest destination answers an order.
+/// An honest destination's answer to an order.
 #[must_use]
 pub fn prepared() -> ToSource {
     let token = "0123456789abcdef0123456789abcdef".to_owned();
@@ -380,7 +376,7 @@ pub fn prepared() -> ToSource {
     })
 }
 
-/// Hears the source out, until it hangs up.
+/// Reads until the source hangs up.
 pub fn hear_out(mut control: Connection) {
     let _ = std::io::copy(&mut control, &mut std::io::sink());
 }

@@ -1,5 +1,5 @@
-//! A host of the rack that lies: it says that it or others have whatever is asked
-//! for, and sends what nobody asked for, something else, nothing, or garbage.
+//! A host of the rack that lies: it claims that it or others have any content, and sends content
+//! that was not requested, other content, nothing, or garbage.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,16 +17,16 @@ use wire::{HasHeader, Kind, Preamble, Reply, Versions, Wants};
 const PORT: u16 = 7999;
 const PAGE_BYTES: usize = 4096;
 
-/// What it has been asked.
+/// Requests to it.
 #[derive(Debug, Default)]
 pub struct Asked {
-    /// Names that it was asked for as the rack's directory.
+    /// Names that were claimed at it as the rack's directory.
     pub claims: AtomicU64,
-    /// Contents that it was asked for.
+    /// Contents that were requested.
     pub contents: AtomicU64,
 }
 
-/// It listens until it is dropped.
+/// A lying host, which listens until [`Liar::end`].
 #[derive(Debug)]
 pub struct Liar {
     address: SocketAddr,
@@ -36,7 +36,7 @@ pub struct Liar {
     accepting: Option<thread::JoinHandle<()>>,
 }
 
-/// As a directory.
+/// The liar as a directory.
 #[derive(Debug)]
 struct Lies {
     hosts: Vec<HostName>,
@@ -86,8 +86,7 @@ impl Liar {
         format!("[[host]]\nname = \"liar\"\nrack = \"{rack}\"\naddress = \"{address}:{PORT}\"\n")
     }
 
-    /// Starts it; it speaks of itself and of these hosts, whether they are there or
-    /// not.
+    /// Starts it. In its answers it names itself and these hosts, whether they exist or not.
     ///
     /// # Panics
     /// If it can't listen.
@@ -119,16 +118,16 @@ impl Liar {
         Self { address, asked, over, open, accepting: Some(accepting) }
     }
 
-    /// What it has been asked so far.
+    /// Requests so far.
     #[must_use]
     pub fn asked(&self) -> &Asked {
         &self.asked
     }
 
-    /// Ends it; `host` is where it is.
+    /// Ends it; `host` is the host on which it runs.
     ///
     /// # Panics
-    /// If a thread of it has.
+    /// If one of its threads has panicked.
     pub fn end(mut self, host: &Host) {
         self.over.store(true, Relaxed);
         for stream in self.open.lock().iter() {
@@ -141,7 +140,7 @@ impl Liar {
 }
 
 impl Lies {
-    /// Until the other side has had enough, or it is over.
+    /// Serves a connection until the peer closes it, or the liar ends.
     fn serve(&self, mut stream: TcpStream, number: usize) -> Option<()> {
         let mut preamble = [0; Preamble::BYTES];
         stream.read_exact(&mut preamble).ok()?;
@@ -157,7 +156,7 @@ impl Lies {
         }
     }
 
-    /// Answers to wants, each in another way.
+    /// Answers requests for content, each in another way.
     fn mislead(&self, mut stream: TcpStream, number: usize) -> Option<()> {
         for nth in number.. {
             let mut head = [0; Wants::HEAD_BYTES];
@@ -172,22 +171,22 @@ impl Lies {
                 out.resize(out.len() + here.len() * PAGE_BYTES, 0x5a);
             };
             match nth % 6 {
-                // Something else.
+                // Other content.
                 0 => has(&names, &[]),
-                // Nothing at all, once: each time costs somebody 40 s.
+                // Nothing at all, once: each time costs the peer 40 s.
                 4 if !self.was_silent.swap(true, Relaxed) => {}
                 1 | 4 => has(&[], &names),
-                // What nobody asked for, and then that nothing is here.
+                // Content that was not requested, and then that it has nothing.
                 2 => {
                     has(&[Name([9; NAME_BYTES])], &[Name([8; NAME_BYTES])]);
                     has(&[], &names);
                 }
-                // Twice, and both ways.
+                // Twice, and as both present and absent.
                 3 => {
                     has(&names, &names);
                     has(&names, &[]);
                 }
-                // No words.
+                // Garbage instead of the protocol.
                 _ => out.extend_from_slice(&[0xff; 64]),
             }
             stream.write_all(&out).ok()?;

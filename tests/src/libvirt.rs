@@ -1,4 +1,4 @@
-//! Two hosts with a libvirtd each, and what an administrator says to them.
+//! Two hosts with a libvirtd each, and an administrator's commands to them.
 
 pub mod carried;
 pub mod virt_handlers;
@@ -12,15 +12,15 @@ use lab::setup::{self, Kit, Qemu, Version};
 
 use crate::{Side, assert_intact, until};
 
-/// What any migration here takes at most, on a busy machine too.
+/// Longest time that a migration may take, on a busy machine too.
 const MIGRATION_MAX: Duration = Duration::from_secs(180);
 
-/// A libvirt that is older may not know the current QEMU.
+/// An older libvirt may not know the current QEMU.
 const KNOWS_CURRENT: Version = Version { major: 11, minor: 0, patch: 0 };
 
-/// One of these releases has QEMU wait until its destination says that it may stop the VM.
+/// From this release on, libvirt has QEMU wait until its destination says that it may stop the VM.
 const HAS_QEMU_WAIT: Version = Version { major: 10, minor: 0, patch: 0 };
-/// And one of these QEMUs does.
+/// The first and the last QEMU that do so.
 const WAITS: [Version; 2] =
     [Version { major: 8, minor: 1, patch: 0 }, Version { major: 11, minor: 0, patch: u32::MAX }];
 
@@ -29,7 +29,7 @@ pub struct LibvirtWorld {
     daemons: [Libvirtd; 2],
     /// The hosts.
     pub hosts: Hosts,
-    /// What guests are made of.
+    /// What guests need.
     pub kit: Kit,
     made_of: setup::Libvirt,
 }
@@ -38,13 +38,13 @@ impl LibvirtWorld {
     /// Makes it, with this link between the hosts.
     ///
     /// # Panics
-    /// If that fails, as all of this file does.
+    /// If that fails; all functions of this file panic on failure.
     #[must_use]
     pub fn new(link: Link) -> Self {
         Self::with(link, |_, _| String::new())
     }
 
-    /// The same, with these lines more in a host's `qemu.conf`.
+    /// The same, with these additional lines in a host's `qemu.conf`.
     ///
     /// # Panics
     /// If that fails.
@@ -55,7 +55,7 @@ impl LibvirtWorld {
         Self::of(link, kit, [made_of.clone(), made_of], qemu_conf)
     }
 
-    /// The same, with the newest libvirt that can be had.
+    /// The same, with the newest libvirt available.
     ///
     /// # Panics
     /// If that fails.
@@ -66,7 +66,7 @@ impl LibvirtWorld {
         Self::of(link, kit, [newest.clone(), newest], qemu_conf)
     }
 
-    /// The same, with the distribution's libvirt at A, and the current one at B.
+    /// The same, with the distribution's libvirt on A, and the current one on B.
     ///
     /// # Panics
     /// If that fails.
@@ -93,7 +93,7 @@ impl LibvirtWorld {
         Self { daemons, hosts, kit, made_of }
     }
 
-    /// The same, with both in pods of KubeVirt's, as the VM with this UID has them.
+    /// The same, with both libvirtds in KubeVirt's pods of the VM with this UID.
     ///
     /// # Panics
     /// If that fails.
@@ -107,15 +107,15 @@ impl LibvirtWorld {
         Self { daemons, hosts, kit, made_of }
     }
 
-    /// What runs on a host, or in its pod.
+    /// Processes on a host, or in its pod.
     fn processes(&self, side: Side) -> Vec<u32> {
         let host = self.host(side);
         let pod = self.daemon(side).pod();
         pod.map_or_else(|| host.processes(), |pod| pod.processes(host)).unwrap()
     }
 
-    /// The distribution's QEMU, one that is correct with the accelerator at hand, which
-    /// often is the same, and the current one if libvirt is.
+    /// The distribution's QEMU, one that is correct with the accelerator at hand (often the same),
+    /// and the current one if libvirt knows it.
     #[must_use]
     pub fn qemus(&self) -> Vec<Qemu> {
         let kit = &self.kit;
@@ -131,8 +131,8 @@ impl LibvirtWorld {
         all
     }
 
-    /// Whether this QEMU waits, as libvirt has it migrate here, until its destination says
-    /// that it may stop the VM.
+    /// Whether this QEMU waits until its destination says that it may stop the VM, when libvirt
+    /// migrates it here.
     #[must_use]
     pub fn has_qemu_wait(&self, qemu: &Qemu) -> bool {
         let [first, last] = WAITS;
@@ -156,7 +156,7 @@ impl LibvirtWorld {
         self.daemons[side as usize].kill();
     }
 
-    /// Starts libvirtd again that was killed.
+    /// Starts a killed libvirtd again.
     ///
     /// # Panics
     /// If it does not come up.
@@ -165,7 +165,7 @@ impl LibvirtWorld {
         self.daemons[side as usize] = daemon;
     }
 
-    /// Starts a domain at A.
+    /// Starts a domain on A.
     ///
     /// # Panics
     /// If libvirt refuses it, or the guest stays silent.
@@ -176,14 +176,14 @@ impl LibvirtWorld {
         guest.unwrap_or_else(|error| panic!("{error}\n{}", self.qemu_log(Side::A, domain)))
     }
 
-    /// What a host's QEMU said of a domain.
+    /// The log of a host's QEMU for a domain.
     #[must_use]
     pub fn qemu_log(&self, side: Side, domain: &Domain) -> String {
         let path = format!("/var/log/libvirt/qemu/{}.log", domain.guest.name);
         std::fs::read_to_string(self.host(side).path(&path)).unwrap_or_default()
     }
 
-    /// What `virsh` says, which must succeed.
+    /// The output of `virsh`, which must succeed.
     ///
     /// # Panics
     /// If it fails.
@@ -192,7 +192,7 @@ impl LibvirtWorld {
         self.daemon(side).tells(self.host(side), args).unwrap()
     }
 
-    /// The state of a domain, or nothing where libvirt doesn't know it.
+    /// The state of a domain; none if libvirt doesn't know it.
     #[must_use]
     pub fn state(&self, side: Side, name: &str) -> Option<String> {
         let told = self.daemon(side).tells(self.host(side), &["domstate", name]);
@@ -211,19 +211,19 @@ impl LibvirtWorld {
         how.begin(name, self.daemon(from), self.host(from), self.daemon(to)).unwrap()
     }
 
-    /// Waits for the end of a migration, whichever.
+    /// Waits for the end of a migration, successful or not.
     ///
     /// # Panics
-    /// If there is none.
+    /// If it does not end in time.
     #[must_use]
     pub fn end(&self, migrating: Migrating) -> Ended {
         migrating.wait(MIGRATION_MAX).unwrap()
     }
 
-    /// Moves a guest to the other host, which must work, and has it check itself.
+    /// Moves a guest to the other host, which must succeed, and has it check itself.
     ///
     /// # Panics
-    /// If anything is not as it should be.
+    /// If anything is wrong.
     pub fn migrate(&self, guest: &Guest, from: Side, how: &Migration) {
         let ended = self.end(self.begin(guest, from, how));
         assert!(ended.success, "{how:?}: {}", ended.said);
@@ -231,8 +231,8 @@ impl LibvirtWorld {
         assert_intact(guest);
     }
 
-    /// A guest runs at one host, and libvirt has nothing of it at the other, where no
-    /// process is left.
+    /// Asserts that a guest runs on one host, and that the other has neither a domain of it nor a
+    /// QEMU.
     ///
     /// # Panics
     /// If it doesn't.

@@ -1,4 +1,4 @@
-//! Memory: of a host, full for some of its processes; and of a guest.
+//! Memory: of a host, full for some processes; and of a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,25 +10,25 @@ use serde_json::json;
 
 use crate::{Side, World, until};
 
-/// What they may take besides what they have.
+/// Bytes that they may take besides those that they have.
 const MORE_BYTES: u64 = 1 << 20;
 
-/// Where the kernel counts memory by groups: version 1, or 2.
+/// Hierarchies of memory cgroups: version 1, or 2.
 const HIERARCHIES: [(&str, &str); 2] =
     [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
 
-/// Processes that get next to no more memory: when one needs it, the kernel kills
-/// the largest of them. Until this is dropped.
+/// Processes that get next to no more memory, until this is dropped: when one needs more, the
+/// kernel kills the largest of them.
 pub struct Full {
     dir: PathBuf,
     above: &'static Path,
 }
 
 impl Full {
-    /// For these processes, and those that they start.
+    /// Limits these processes, and those that they start.
     ///
     /// # Panics
-    /// If the kernel has no groups that count memory.
+    /// If the kernel has no memory cgroups.
     #[must_use]
     pub fn new(pids: &[u32]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -63,8 +63,8 @@ impl Drop for Full {
     }
 }
 
-/// A guest's memory of so many bytes, which is one piece below its gap. Its QEMU has
-/// a QMP socket of its own.
+/// A guest's memory of so many bytes, which is one piece below the PCI hole. Its QEMU has a QMP
+/// socket of its own.
 ///
 /// # Panics
 /// If it can't be reached.
@@ -81,23 +81,23 @@ pub fn guest_ram(world: &World, side: Side, name: &str, bytes: u64) -> Mapping {
     Mapping::of_process(process.pidfd(), pid, address, bytes).unwrap()
 }
 
-/// The kernel's pool of huge pages, as it was before when this is dropped.
+/// The kernel's pool of huge pages; dropped, the pool gets its former size.
 pub struct HugePages(String);
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 
 impl HugePages {
-    /// It has so many from now on.
+    /// Sets the size of the pool.
     ///
     /// # Panics
-    /// If the kernel has no memory for them.
+    /// If the kernel has too little contiguous memory.
     pub fn set(count: u64) {
         fs::write(POOL, count.to_string()).unwrap();
         let has: u64 = fs::read_to_string(POOL).unwrap().trim().parse().unwrap();
         assert!(has >= count, "the kernel gives {has} huge pages of {count}: no memory is whole");
     }
 
-    /// It has so many until this is dropped.
+    /// Sets the size of the pool until this is dropped.
     ///
     /// # Panics
     /// As [`HugePages::set`].

@@ -1,5 +1,5 @@
-//! What Proxmox VE has on its hosts beside QEMU: a file for each VM that names its QEMU,
-//! and a tunnel by ssh for a migration.
+//! What Proxmox VE has on its hosts besides QEMU: for each VM a file that names its QEMU, and for
+//! each migration a tunnel by ssh.
 
 pub mod ssh;
 
@@ -21,20 +21,20 @@ use ssh::Ssh;
 /// The VM's number.
 const ID: u32 = 100;
 
-/// Where a host has what it has of VMs: in place of `/run/qemu-server`, since the lab's
-/// hosts share `/run`.
+/// Directory of a host's VM files: in place of `/run/qemu-server`, since the lab's hosts share
+/// `/run`.
 #[must_use]
 pub fn directory() -> String {
     format!("{RUN_DIR}/qemu-server")
 }
 
-/// The socket of a migration, as hosts have it.
+/// Path of a migration's socket on the hosts.
 #[must_use]
 pub fn socket(what: &str) -> String {
     format!("{}/{ID}{what}.migrate", directory())
 }
 
-/// A tunnel for one migration. Dropped, its sockets go, as with Proxmox VE.
+/// A tunnel for one migration. Dropped, its sockets are removed, as with Proxmox VE.
 pub struct Tunnel {
     sockets: Vec<PathBuf>,
     connections: Arc<AtomicUsize>,
@@ -49,7 +49,7 @@ impl Tunnel {
     /// Opens it, once a QEMU waits at the other end.
     ///
     /// # Panics
-    /// If that can't be.
+    /// If that fails.
     #[must_use]
     pub fn open(commander: &Commander, from: Side, whats: &[&str]) -> Self {
         note_qemus(commander);
@@ -70,7 +70,7 @@ impl Tunnel {
     /// The same with OpenSSH, which doesn't count its connections.
     ///
     /// # Panics
-    /// If that can't be.
+    /// If that fails.
     #[must_use]
     pub fn by_ssh(commander: &Commander, from: Side, whats: &[&str]) -> Self {
         note_qemus(commander);
@@ -86,7 +86,7 @@ impl Tunnel {
         Self { sockets, connections: Arc::default(), _ssh: Some(ssh) }
     }
 
-    /// Until the agent of the source stands there.
+    /// Waits until the agent of the source has taken over the sockets.
     ///
     /// # Panics
     /// If it doesn't.
@@ -98,7 +98,7 @@ impl Tunnel {
         }
     }
 
-    /// How many went by it.
+    /// Number of connections through it.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.load(SeqCst)

@@ -1,6 +1,5 @@
-//! What stands between two agents: a proxy for each direction in which they
-//! call, which lets bytes through late. In each connection they stay in order;
-//! the connections of a migration overtake one another.
+//! Proxies between two agents, one for each direction in which they connect, that delay bytes.
+//! Bytes of a connection stay in order; the connections of a migration overtake one another.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -17,17 +16,16 @@ use parking_lot::{Condvar, Mutex};
 use crate::world::Side;
 
 const AGENTS_PORT: u16 = 7800;
-/// At each host's own address: what is said to it goes to the other one's agent.
+/// On each host's own address; connections to it lead to the other host's agent.
 const PROXYS_PORT: u16 = 7801;
-/// What is read at a time, and is late together.
+/// Bytes read at a time, and delayed together.
 const PIECE_BYTES: usize = 64 << 10;
-/// The kernel takes no more of a connection than that: what does not get through shows
-/// at who says it.
+/// Receive buffer of a connection, small enough for the sender to notice that nothing gets through.
 const KEPT_BYTES: usize = 16 << 10;
-/// In a trickle.
+/// Interval of a trickle.
 const DROP_EVERY: Duration = Duration::from_secs(5);
 
-/// Between the agents of two hosts that were told of [`Proxies::peers`].
+/// Between the agents of two hosts that use [`Proxies::peers`].
 pub struct Proxies {
     shared: Arc<Shared>,
     listeners: Vec<TcpListener>,
@@ -51,24 +49,23 @@ struct Weather {
     trickles: Option<(Side, usize)>,
 }
 
-/// Whether it is of the text that guests fill pages with: agents' own messages have
-/// quotation marks.
+/// Whether the bytes are text as in guests' pages; agents' own messages have quotation marks.
 #[must_use]
 pub fn is_text(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == b'\n' || (*byte != b'"' && (b' '..=b'~').contains(byte)))
 }
 
-/// What a connection carries in one direction.
+/// One direction of a connection.
 struct Way {
     from: TcpStream,
     to: TcpStream,
-    /// Whose bytes.
+    /// The side that sends the bytes.
     whose: Side,
     random: Random,
 }
 
 impl Proxies {
-    /// Starts them; nothing is late yet.
+    /// Starts them, without a delay yet.
     ///
     /// # Panics
     /// If they can't listen.
@@ -101,8 +98,8 @@ impl Proxies {
         proxies
     }
 
-    /// Writes what an agent is told by `--peers`, to call through them; the same
-    /// path at both hosts.
+    /// Writes the file for `--peers` that has agents connect through them; its path is the same on
+    /// both hosts.
     ///
     /// # Panics
     /// If that fails.
@@ -120,48 +117,47 @@ impl Proxies {
         format!("{RUN_DIR}/peers-by-proxy.toml")
     }
 
-    /// From now on each piece is late by up to so much, as chance has it.
+    /// Delays each piece by a random time of up to so much from now on.
     pub fn late(&self, by_ms_max: usize) {
         self.change(|weather| weather.late_ms_max = by_ms_max);
     }
 
-    /// From now on nothing that a side says gets through, until it does all at
-    /// once.
+    /// Holds up all bytes of a side from now on, until they get through all at once.
     pub fn hold_up(&self, side: Side) {
         self.change(|weather| weather.held_up = Some(side));
     }
 
-    /// From now on what a side says gets through as a trickle: so many bytes every
-    /// five seconds, in each connection.
+    /// Lets bytes of a side get through as a trickle from now on: so many every five seconds, in
+    /// each connection.
     pub fn trickle(&self, side: Side, bytes: usize) {
         self.change(|weather| weather.trickles = Some((side, bytes)));
     }
 
-    /// How often something of a trickle got through until now, on any connection.
+    /// How often a trickle has let bytes through so far, on all connections.
     #[must_use]
     pub fn drops(&self) -> u64 {
         self.shared.drops.load(Relaxed)
     }
 
-    /// How many connections there are.
+    /// Number of open connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.shared.connections.lock().len() as u64
     }
 
-    /// One bit flips in the next page of text that a side sends as it is, as a
-    /// broken network card does it whose checksums are right.
+    /// Flips one bit in the next page of text that a side sends uncompressed, like a broken network
+    /// card whose checksums are right.
     pub fn flip_a_bit(&self, side: Side) {
         self.change(|weather| weather.flips = Some(side));
     }
 
-    /// Whether it has.
+    /// Whether the bit was flipped.
     #[must_use]
     pub fn has_flipped(&self) -> bool {
         self.shared.weather.lock().flips.is_none()
     }
 
-    /// Everything gets through again.
+    /// Lets everything through again.
     pub fn mend(&self) {
         self.change(|weather| *weather = Weather::default());
     }
@@ -177,7 +173,7 @@ impl Drop for Proxies {
         self.shared.over.store(true, Relaxed);
         self.mend();
         for listener in &self.listeners {
-            // Wakes who accepts.
+            // Wakes the thread that accepts.
             let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
         }
         for stream in self.shared.connections.lock().values().flatten() {
@@ -190,7 +186,7 @@ impl Drop for Proxies {
 }
 
 impl Shared {
-    /// Takes the calls of `caller`, and carries each.
+    /// Accepts the connections of `caller`, and forwards each.
     fn accept(self: &Arc<Self>, listener: &TcpListener, to: SocketAddr, caller: Side, seed: u64) {
         thread::scope(|scope| {
             while let Ok((from, _)) = listener.accept() {
@@ -198,7 +194,7 @@ impl Shared {
                     return;
                 }
                 scope.spawn(move || {
-                    // Who can't be reached is not: the caller learns it so.
+                    // The caller's connection closes if the agent can't be reached.
                     let _ = self.carry(from, to, caller, seed);
                 });
             }
@@ -237,7 +233,7 @@ impl Shared {
         Ok(())
     }
 
-    /// To its end, in order or not.
+    /// Forwards bytes until the connection ends, in order or not.
     fn pass_on(&self, mut way: Way) {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
@@ -248,7 +244,7 @@ impl Shared {
                     self.wait(way.whose, &mut way.random);
                     self.flip(way.whose, &mut piece[..bytes]);
                     if way.to.write_all(&piece[..bytes]).is_err() {
-                        // Neither hears the other any more.
+                        // The sender has to notice it, too.
                         let _ = way.from.shutdown(Shutdown::Both);
                         return;
                     }
@@ -275,7 +271,7 @@ impl Shared {
         }
     }
 
-    /// So much is passed on at a time.
+    /// Bytes to pass on at a time.
     fn bytes_max(&self, whose: Side) -> usize {
         match self.weather.lock().trickles {
             Some((side, bytes)) if side == whose => bytes.min(PIECE_BYTES),
@@ -283,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// As long as the weather has it.
+    /// Waits as long as the weather demands.
     fn wait(&self, whose: Side, random: &mut Random) {
         let mut weather = self.weather.lock();
         while weather.held_up == Some(whose) {

@@ -1,4 +1,4 @@
-//! A rack that VMs leave and one that they come to, with an agent on each host.
+//! A rack that VMs leave, and one to which they move, with an agent on each host.
 
 use api::{Outcome, Report};
 use lab::agent::{Agent, agents_with};
@@ -9,7 +9,7 @@ use lab::setup::{self, Kit};
 use crate::moving::{Moving, audited};
 use crate::world::assert_intact;
 
-/// Two hosts that VMs leave, and as many that they come to as are wanted.
+/// Two hosts that VMs leave, and any number of hosts to which they move.
 pub struct RackWorld {
     agents: Vec<Agent>,
     kit: Kit,
@@ -18,17 +18,17 @@ pub struct RackWorld {
 }
 
 impl RackWorld {
-    /// Makes it.
+    /// Makes the hosts and their agents.
     ///
     /// # Panics
-    /// If that fails, as all of this file does.
+    /// If that fails; all functions of this file panic on failure.
     #[must_use]
     pub fn new(target_hosts: usize) -> Self {
         Self::with(target_hosts, |_| (String::new(), Vec::new()))
     }
 
-    /// The same with more entries in the peers file, and agents in the target rack
-    /// that are told more.
+    /// The same with more entries in the peers file, and more arguments for agents in the target
+    /// rack.
     ///
     /// # Panics
     /// If that fails.
@@ -56,7 +56,7 @@ impl RackWorld {
         self.racks.sources()[nth]
     }
 
-    /// A host that VMs come to.
+    /// A host to which VMs move.
     #[must_use]
     pub fn target(&self, nth: usize) -> &RackHost {
         self.racks.targets()[nth]
@@ -88,10 +88,10 @@ impl RackWorld {
         Guest::meet(spec, &host.host).unwrap()
     }
 
-    /// Waits until a host's agent has looked at all that a VM holds now.
+    /// Waits until a host's agent has scanned all that a VM holds now.
     ///
     /// # Panics
-    /// If it doesn't look.
+    /// If it doesn't scan it.
     pub fn wait_looked_at(&self, host: &RackHost, name: &str) {
         crate::world::wait_looked_at(name, || {
             let show = ["show", name, "--json"];
@@ -113,10 +113,10 @@ impl RackWorld {
         Moving::new(self.agent(from).command(&from.host, &migrate))
     }
 
-    /// Waits for the end of a migration, which must be a good one.
+    /// Waits for the end of a migration, which must succeed.
     ///
     /// # Panics
-    /// If it is not.
+    /// If it fails.
     #[must_use]
     pub fn arrive(&self, guest: &Guest, moving: Moving) -> Report {
         let ended = moving.wait();

@@ -1,5 +1,4 @@
-//! An agent that is none: it answers the API with hosts and VMs that don't exist, as many
-//! as one wants.
+//! A simulated agent: it answers the API with any number of hosts and VMs that don't exist.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,14 +15,14 @@ use serde_json::{Value, json};
 
 const GIB: u64 = 1 << 30;
 
-/// The hosts of a cluster, `host-0` first; its agent answers at the socket.
+/// The hosts of a cluster; the agent of the first one, `host-0`, answers at the socket.
 #[derive(Debug)]
 pub struct Simulated {
     hosts: Vec<HostCensus>,
 }
 
 impl Simulated {
-    /// So many hosts with so many VMs each. The first VM of each has this name.
+    /// So many hosts with so many VMs each. The first VM of each has the name `first`.
     #[must_use]
     pub fn new(hosts: usize, vms: usize, first: &str) -> Self {
         let vm = |host: usize, n: usize| HostVm {
@@ -53,7 +52,7 @@ impl Simulated {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let simulated = Arc::clone(&simulated);
-                // Who asks may go before the answer.
+                // The client may leave before the answer.
                 thread::spawn(move || drop(simulated.answer(&stream)));
             }
         });
@@ -114,7 +113,7 @@ impl Simulated {
         }
     }
 
-    /// Round the next four hosts.
+    /// Spreads the VMs over four other hosts, in turn.
     fn plan(&self, from: &str) -> GangPlan {
         let others: Vec<&HostCensus> =
             self.hosts.iter().filter(|host| host.name != from).take(4).collect();

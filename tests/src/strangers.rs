@@ -1,5 +1,5 @@
-//! Strangers: they open as many connections as they can, say nothing, and come back
-//! when they were turned away.
+//! Strangers: they open as many connections as they can, send nothing, and reconnect when they were
+//! turned away.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -15,10 +15,10 @@ use rustix::net::{
     AddressFamily, RecvFlags, SocketFlags, SocketType, bind, connect, recv, socket_with,
 };
 
-/// How soon one comes back.
+/// How soon a stranger reconnects.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// They go when this is dropped.
+/// They leave when this is dropped.
 pub struct Strangers {
     turned_away: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
@@ -26,18 +26,18 @@ pub struct Strangers {
 }
 
 impl Strangers {
-    /// `count` connections from the host `at` to a port of another, in turn from
-    /// addresses of which no agent knows.
+    /// Opens `count` connections from the host `at` to a port of another one, in turn from
+    /// addresses that no agent knows.
     ///
     /// # Panics
-    /// If the addresses can't be had.
+    /// If the addresses can't be added.
     #[must_use]
     pub fn start(at: &Host, addresses: u8, to: SocketAddr, count: usize) -> Self {
         let from: Vec<SocketAddr> =
             (0..addresses).map(|nth| SocketAddr::from(([10, 77, 0, 100 + nth], 0))).collect();
         for address in &from {
             let mut ip = at.command("ip");
-            // It may have it already.
+            // The host may have the address already.
             ip.args(["addr", "replace", &format!("{}/32", address.ip()), "dev", "lo"]);
             assert!(ip.stdout(Stdio::null()).status().unwrap().success());
         }
@@ -61,7 +61,7 @@ impl Strangers {
         Self { turned_away, over, thread: Some(thread) }
     }
 
-    /// How many connections the agent has ended so far.
+    /// Number of connections that the agent has closed so far.
     #[must_use]
     pub fn turned_away(&self) -> u64 {
         self.turned_away.load(Relaxed)

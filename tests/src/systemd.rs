@@ -1,5 +1,5 @@
-//! A systemd of its own, in namespaces: it sees this machine's files, and what it writes
-//! goes with it. It ends no process but its own, and changes no setting of the kernel's.
+//! A systemd in namespaces of its own: it sees this machine's files, and its writes vanish with it.
+//! It kills only its own processes, and changes no setting of the kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use tempfile::TempDir;
 use crate::world::until;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
-/// Where this machine has the second form of control groups: alone, or beside the first.
+/// Where this machine has cgroup v2: alone, or beside v1.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// In a control group of its own, and in namespaces. The arguments are a directory that is
-/// empty but for files in `files`, and what systemd is to start.
+/// Boots systemd in a cgroup and in namespaces of its own. The arguments are a directory that is
+/// empty but for files in `files`, a program, and its path in there.
 const BOOT: &str = r#"set -e
 fs=$1/fs root=$1/fs/root
 mount --make-rprivate /
@@ -47,12 +47,12 @@ exec env -i container=lab PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$root" \
     /lib/systemd/systemd --system --unit=lab.target --log-target=null --show-status=no
 "#;
 
-/// What brings it up is the least that starts a service.
+/// The least that can start a service.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\n\
      Requires=systemd-journald.service dbus.socket dbus.service\n";
 const BARE: &str = "[Unit]\nDefaultDependencies=no\n";
 
-/// It ends when this is dropped, with all that it has started.
+/// Dropped, it ends with all that it has started.
 pub struct Systemd {
     child: Child,
     pid: u32,
@@ -61,14 +61,14 @@ pub struct Systemd {
 }
 
 impl Systemd {
-    /// Starts it with these files of its own, and with `program` at `place`. An error says
-    /// why this machine can't.
+    /// Starts it with these files of its own, and with `program` at `place`. An error says what
+    /// this machine lacks.
     ///
     /// # Errors
-    /// If something that it needs is not installed, or not there.
+    /// If something that it needs is missing.
     ///
     /// # Panics
-    /// If it doesn't come up, as all of this file does.
+    /// If it doesn't start; all functions of this file panic on failure.
     pub fn start(
         files: &[(&str, String)],
         program: &Path,
@@ -113,7 +113,7 @@ impl Systemd {
         Ok(this)
     }
 
-    /// The process that `unshare` has forked, once it is systemd.
+    /// Finds the process that `unshare` has forked, once it is systemd.
     fn find(&mut self) -> bool {
         assert!(self.child.try_wait().unwrap().is_none(), "it did not come up");
         let unshare = self.child.id();
@@ -127,7 +127,7 @@ impl Systemd {
         name.trim() == "systemd"
     }
 
-    /// Whether a command succeeds there, and what it says.
+    /// Whether a command succeeds there, and its output.
     ///
     /// # Panics
     /// If it can't be started.
@@ -142,7 +142,7 @@ impl Systemd {
         (output.status.success(), String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// What a command says there that must succeed.
+    /// The output of a command there, which must succeed.
     ///
     /// # Panics
     /// If it fails.
@@ -155,10 +155,10 @@ impl Systemd {
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        // Its first process ends with `unshare`, and with that all others.
+        // Its first process ends with `unshare`, and then all others.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // They are gone in a moment: until then the groups are in use.
+        // A moment later they are gone; until then the cgroups are in use.
         let mut find = Command::new("find");
         find.arg(&self.cgroup).args(["-depth", "-type", "d", "-delete"]);
         for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! A terminal of some size with a program in it: what it draws, and keys for it.
+//! A terminal of some size with a program in it: its screen, and keys for it.
 
 use std::io::{Read, Write};
 use std::num::NonZero;
@@ -23,14 +23,14 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Runs `droveway` with these words at a host.
+    /// Runs `droveway` with these arguments on a host.
     ///
     /// # Panics
-    /// If it can't be started, as all of this file does.
+    /// If it can't be started; all functions of this file panic on failure.
     #[must_use]
     pub fn start(host: &Host, agent: &Agent, args: &[&str]) -> Self {
         let inside = agent.command(host, args);
-        // What follows `--` is what runs there.
+        // Quoted for the shell that `script` runs.
         let words: Vec<String> = std::iter::once(inside.get_program())
             .chain(inside.get_args())
             .map(|word| format!("'{}'", word.to_str().unwrap()))
@@ -54,16 +54,16 @@ impl Terminal {
         Self { child, keys, screen }
     }
 
-    /// What is on it.
+    /// The text on the screen.
     #[must_use]
     pub fn text(&self) -> String {
         self.screen.lock().screen().contents()
     }
 
-    /// Waits until this is on it.
+    /// Waits until this text is on the screen.
     ///
     /// # Panics
-    /// If it doesn't come.
+    /// If it doesn't appear.
     pub fn wait(&self, text: &str) {
         until(&format!("{text:?} is shown"), || self.text().contains(text));
     }
@@ -71,13 +71,13 @@ impl Terminal {
     /// Presses keys.
     ///
     /// # Panics
-    /// If the program reads no more.
+    /// If the program has closed its input.
     pub fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
         self.keys.flush().unwrap();
     }
 
-    /// Waits for the program's end: whether it was a good one, and the terminal as it was.
+    /// Waits for the program's end; whether it succeeded, and left the terminal as it was.
     ///
     /// # Panics
     /// If it doesn't end.

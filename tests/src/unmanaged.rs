@@ -1,4 +1,4 @@
-//! QEMUs that somebody else starts, and the agent adopts.
+//! QEMUs that another program starts, and the agent adopts.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -27,9 +27,9 @@ impl World {
         command.stdin(Stdio::null()).spawn().unwrap()
     }
 
-    /// Has the agent at A adopt a VM that was started so.
+    /// Has the agent on A adopt a VM that was started in this way.
     pub fn attach(&self, name: &str) {
-        // QEMU has made its socket once this can be connected to.
+        // A connection shows that QEMU has made its socket.
         drop(self.own_qmp(Side::A, name));
         self.says(Side::A, &["attach", name, "--qmp", &format!("{RUN_DIR}/{name}.own")]);
     }

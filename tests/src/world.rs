@@ -1,4 +1,4 @@
-//! Two hosts with agents, and what a test says to them and asks of them.
+//! Two hosts with agents, and a test's commands and questions to them.
 
 mod agents;
 mod guests;
@@ -18,9 +18,9 @@ use lab::setup::{self, Kit};
 
 pub use guests::{bare, guest, own_qmp_argument, twin};
 
-/// What follows from an end that was told takes less, also where other tests have the CPUs.
+/// Longest time until a change shows, also where other tests have the CPUs.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
-/// A scanner that gets next to no CPU is through with a small VM in that time.
+/// A scanner that gets next to no CPU time has scanned a small VM by then.
 const LOOK_MAX: Duration = Duration::from_secs(120);
 
 /// One of the two hosts. VMs start at A.
@@ -51,7 +51,7 @@ impl Side {
         }
     }
 
-    /// The other one.
+    /// The other side.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -64,20 +64,20 @@ impl Side {
 /// Two hosts, an agent on each.
 pub struct World {
     agents: [Agent; 2],
-    /// Arguments of each.
+    /// Usual arguments of both.
     usual: Vec<String>,
-    /// What starts them.
+    /// The program that starts them, with its arguments.
     by: Vec<String>,
     /// The hosts.
     pub hosts: Hosts,
-    /// QEMU, and what guests are made of.
+    /// QEMU, and what guests need.
     pub kit: Kit,
 }
 
-/// Waits for something that nothing tells of.
+/// Waits for a state that no event reports.
 ///
 /// # Panics
-/// If it does not come.
+/// If it isn't reached in time.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + SETTLE_MAX;
     while !is_so() {
@@ -97,7 +97,7 @@ fn threads(pid: u32) -> Vec<String> {
     tasks.flatten().map(|task| one(&task.path())).collect()
 }
 
-/// A guest runs, has run once, and its memory holds what it wrote.
+/// Asserts that a guest runs, has run once, and that its memory holds what it wrote.
 ///
 /// # Panics
 /// If it is silent, was heard twice, or a page is wrong.
@@ -121,12 +121,12 @@ pub fn assert_intact(guest: &Guest) {
     assert_eq!(checked.pages, filled / 4096, "{checked:?}");
 }
 
-/// Waits until all was looked at that a VM holds now.
+/// Waits until all that a VM holds now was scanned.
 pub(crate) fn wait_looked_at(name: &str, show: impl Fn() -> VmSummary) {
     let rounds = || show().content.map_or(0, |content| content.rounds);
-    // The round that goes on may have begun before.
+    // The current round may have begun before.
     let wanted = rounds() + 2;
-    // It looks only when nobody else wants the CPU.
+    // The scan runs only when nothing else wants the CPU.
     let end = Instant::now() + LOOK_MAX;
     while rounds() < wanted {
         assert!(Instant::now() < end, "{name} is not looked at");
@@ -135,10 +135,10 @@ pub(crate) fn wait_looked_at(name: &str, show: impl Fn() -> VmSummary) {
 }
 
 impl World {
-    /// Makes it, with this link between the hosts.
+    /// Makes the hosts, with this link between them, and their agents.
     ///
     /// # Panics
-    /// If that fails, as all of this file does.
+    /// If that fails; all functions of this file panic on failure.
     #[must_use]
     pub fn new(link: Link) -> Self {
         let kit = setup::ensure().unwrap();
@@ -166,13 +166,13 @@ impl World {
         (world, certificates)
     }
 
-    /// Boots a guest at A with the lab's QEMU.
+    /// Boots a guest on A with the lab's QEMU.
     #[must_use]
     pub fn boot(&self, spec: &GuestSpec) -> Guest {
         self.boot_with(spec, &self.kit.qemu)
     }
 
-    /// Boots a guest at A with this QEMU.
+    /// Boots a guest on A with this QEMU.
     ///
     /// # Panics
     /// If it stays silent.
@@ -191,7 +191,7 @@ impl World {
         Guest::meet(spec.clone(), &self.hosts.a).unwrap()
     }
 
-    /// Has the agent at A start a guest's QEMU.
+    /// Has the agent on A start a guest's QEMU.
     pub fn run(&self, spec: &GuestSpec, qemu: &Path, options: &[&str]) {
         let argv = spec.argv(&self.kit, qemu);
         let mut run = vec!["run", spec.name.as_str()];
@@ -205,7 +205,7 @@ impl World {
         self.agent(side).command(self.host(side), args).output().unwrap()
     }
 
-    /// What a command says, which must succeed.
+    /// The output of a command, which must succeed.
     ///
     /// # Panics
     /// If it fails.
@@ -223,7 +223,7 @@ impl World {
         drop(self.tells(side, args));
     }
 
-    /// Why a command fails, which it must, with exit code 1.
+    /// The reason why a command fails, which it must, with exit code 1.
     ///
     /// # Panics
     /// If it succeeds, or gives no reason.
@@ -252,7 +252,7 @@ impl World {
         self.vms(side).into_iter().find(|vm| vm.name == name)
     }
 
-    /// Waits until a VM's QEMU is known to be gone.
+    /// Waits until a VM's QEMU is known to have ended.
     ///
     /// # Panics
     /// If it is not shown as dead.
@@ -273,10 +273,10 @@ impl World {
         }
     }
 
-    /// Waits until a host's agent has looked at all that a VM holds now.
+    /// Waits until a host's agent has scanned all that a VM holds now.
     ///
     /// # Panics
-    /// If it doesn't look.
+    /// If it doesn't scan it.
     pub fn wait_looked_at(&self, side: Side, name: &str) {
         wait_looked_at(name, || self.shown(side, name));
     }
@@ -284,7 +284,7 @@ impl World {
     /// A VM with all that a host's agent knows of it.
     ///
     /// # Panics
-    /// If it isn't there.
+    /// If it doesn't exist.
     #[must_use]
     pub fn shown(&self, side: Side, name: &str) -> VmSummary {
         serde_json::from_str(&self.tells(side, &["show", name, "--json"])).unwrap()

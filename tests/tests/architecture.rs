@@ -1,11 +1,11 @@
-//! docs/ARCHITECTURE.md tells where one page goes, the plain path and what sharing
-//! and storage add: files and functions that are there. And all files of tests are run.
+//! docs/ARCHITECTURE.md shows where one page goes, on the plain path and with sharing and storage:
+//! its files and functions exist. And all files of tests are run.
 
 use std::fs;
 
 use lab::setup::repository;
 
-/// One that `main.rs` doesn't name would not even be compiled.
+/// A file that `main.rs` doesn't name would not even be compiled.
 #[test]
 fn every_file_here_is_part_of_this_program() {
     let dir = repository().join("tests/tests");

@@ -1,5 +1,5 @@
-//! What arrived is compared with what QEMU handed over before the VM is given up. A
-//! difference keeps it at its source.
+//! What arrived is compared with what QEMU handed over before the source gives up the VM. A
+//! difference keeps the VM at its source.
 
 use api::{Audited, Outcome, Phase, Report};
 use end_to_end::memory::guest_ram;
@@ -33,11 +33,11 @@ fn a_bit_that_flips_on_the_way() {
     assert_eq!((pages, examples.len()), (1, 1), "{examples:?}");
     assert!(examples[0].contains("sent by the source"), "{examples:?}");
     world.assert_stayed(&guest, Side::A, pid);
-    // Nothing is left of it.
+    // The failed migration leaves nothing behind.
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// A page of text in the RAM of the QEMU that waits, as soon as it has one.
+/// Offset of a page of text in the RAM of the waiting QEMU, as soon as it has one.
 fn placed_text(ram: &Mapping) -> u64 {
     let mut found = None;
     until("text is placed", || {
@@ -46,7 +46,7 @@ fn placed_text(ram: &Mapping) -> u64 {
         let mut pages = ranges.iter().flat_map(|range| range.clone().step_by(PAGE));
         found = pages.find(|offset| {
             ram.read(*offset, &mut bytes).unwrap();
-            // A page's first word is its own.
+            // A page's first word is random.
             is_text(&bytes[8..])
         });
         found.is_some()

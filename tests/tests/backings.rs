@@ -1,5 +1,5 @@
-//! RAM of every backend that QEMU has, in one VM, also in files that held something
-//! else before: what is zero at the source is zero at the destination.
+//! RAM of every backend of QEMU, in one VM, also in files that held something else before: what is
+//! zero at the source is zero at the destination.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -14,13 +14,13 @@ use qemu::process::Process;
 use ram::Mapping;
 
 const PAGE: usize = 4096;
-/// What files held before.
+/// Former content of files.
 const STALE: u8 = 0xa7;
 /// 64 MiB and a page: QEMU's TCG loses writes to all RAM blocks but the first if their
 /// sizes are multiples of 256 KiB (docs/TESTING.md, "Wrong pages").
 const NODE_BYTES: u64 = 64 * MIB + PAGE as u64;
 
-/// Files of a host's own, by the backends that are in them.
+/// Files of a host's own, by backend.
 const FILES: [(&str, &str); 5] = [
     ("shared", "files-shm/shared"),
     ("private", "files-shm/private"),
@@ -43,7 +43,7 @@ fn with_every_backend() -> GuestSpec {
         ("disk", file("disk", "on")),
     ];
     let mut spec = guest(&format!("{}k", 6 * NODE_BYTES / 1024), 2_000_000);
-    // Linux has something in each node. The guest looks after pages of zeros as well.
+    // Linux uses memory in each node. The guest checks pages of zeros as well.
     spec.orders.zero_bytes = 96 * MIB;
     for (node, (id, backend)) in backends.iter().enumerate() {
         let backend = format!("{backend},size={}k", NODE_BYTES / 1024);
@@ -53,7 +53,7 @@ fn with_every_backend() -> GuestSpec {
     spec
 }
 
-/// As a VM that ran here leaves its files.
+/// Fills files as a VM that ran here would have left them.
 fn fill(world: &World, side: Side) {
     let stale = vec![STALE; usize::try_from(NODE_BYTES).unwrap()];
     for (_, path) in FILES.iter().filter(|(id, _)| !["new", "huge"].contains(id)) {
@@ -70,8 +70,8 @@ fn mount(world: &World, side: Side, place: &str, kind: &[&str]) {
     }
 }
 
-/// Pages of a VM's RAM that are full of what its files held before; the guest never
-/// has such.
+/// Pages of a VM's RAM that are full of their files' former content; the guest never has such
+/// pages.
 fn stale_pages(world: &World, side: Side, name: &str) -> usize {
     let pid = world.vm(side, name).unwrap().pid;
     let process = Process::now(pid).unwrap();
@@ -93,18 +93,18 @@ fn stale_pages(world: &World, side: Side, name: &str) -> usize {
 fn files_that_held_something_else() {
     let world = World::new(Link::one(1000));
     for side in [Side::A, Side::B] {
-        // As `/dev/shm` is on hosts that are machines of their own.
+        // Like `/dev/shm` on hosts that are separate machines.
         mount(&world, side, "files-shm", &["-t", "tmpfs"]);
     }
     let guest = world.boot(&with_every_backend());
     fill(&world, Side::B);
-    // Back to where its own files are still there, from before it left.
+    // Back to the host that still has its files, from before it left.
     for side in [Side::A, Side::B] {
         let report = world.migrate(&guest, side, &[]);
         assert_eq!(report.placement, "mapped");
         if side == Side::A {
-            // Until somebody reads all of it, a new file has what the VM has there: at
-            // most all that the guest and its kernel hold, if they chose this node.
+            // Until a program reads all of it, a new file has blocks only for what the VM has
+            // there: at most all that the guest and its kernel hold, if they chose this node.
             let new = fs::metadata(world.host(Side::B).inside("files-shm/new")).unwrap();
             let allocated = new.blocks() * 512;
             assert!(
@@ -116,7 +116,7 @@ fn files_that_held_something_else() {
     }
 }
 
-/// A private copy of a file is all of the VM's RAM.
+/// All of the VM's RAM is a private mapping of a file.
 #[test]
 fn mem_path() {
     let world = World::new(Link::one(1000));
@@ -134,11 +134,11 @@ fn mem_path() {
     assert_eq!(stale_pages(&world, Side::B, "web1"), 0);
 }
 
-/// Huge pages don't tell what of them is a hole.
+/// The kernel doesn't report which parts of huge pages are holes.
 #[test]
 fn huge_pages_that_held_something_else() {
     const PAGES: u64 = 256 / 2;
-    // After the world: its VMs need the pages until they are gone.
+    // Dropped after the world: its VMs need the pages until they are gone.
     let _pool = HugePages::reserve(3 * PAGES);
     let world = World::new(Link::one(1000));
     for side in [Side::A, Side::B] {
@@ -157,7 +157,7 @@ fn huge_pages_that_held_something_else() {
     }
 }
 
-/// Such files can only be mapped: a QEMU that waits for a VM fills it.
+/// Such files can only be mapped, so the RAM of a stopped QEMU is filled.
 fn leave_stale(path: &Path, bytes: u64) {
     let file = File::create_new(path).unwrap();
     file.set_len(bytes).unwrap();

@@ -1,5 +1,5 @@
-//! A guest without an operating system moves, and comes back, while it writes, whatever
-//! its machine.
+//! A guest without an operating system moves there and back while it writes, with each machine
+//! type.
 
 use end_to_end::{MIB, Side, World, bare};
 use lab::guest::GuestSpec;
@@ -34,7 +34,7 @@ fn of_the_older_machine() {
     there_and_back(&world, &spec);
 }
 
-/// One of them speaks, the other writes.
+/// One vCPU speaks, the other writes.
 #[test]
 fn with_two_vcpus() {
     let world = World::new(Link::one(1000));
@@ -43,9 +43,9 @@ fn with_two_vcpus() {
     there_and_back(&world, &spec);
 }
 
-/// Its check would be worth nothing otherwise.
+/// Otherwise the guest's check would be worth nothing.
 #[test]
-fn a_page_that_is_wrong_is_found_at_the_other_host_too() {
+fn a_wrong_page_is_found_at_the_other_host_too() {
     let world = World::new(Link::one(1000));
     let guest = world.boot(&bare("256M", 0));
     guest.ask("spoil 1000").unwrap();

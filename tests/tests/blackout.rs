@@ -1,6 +1,5 @@
-//! The VM is gone for no longer than its owner accepts, also where the first
-//! look at the link says that it is as fast as memory: QEMU hands pages to the
-//! tap a hundred times faster than they leave.
+//! The downtime stays within its goal, even if the first look at the link suggests that it is as
+//! fast as memory: QEMU hands pages to the tap a hundred times faster than they leave.
 
 use std::path::Path;
 
@@ -32,8 +31,8 @@ fn with_a_qemu_that_is_told_the_bandwidth() {
     keeps(&kit.qemu, "512M", 300);
 }
 
-/// 7.2 multiplies by its own estimate. Under TCG each of its looks at the dirty
-/// bitmap takes 0.2 s on a guest that it moves correctly, so it gets more time.
+/// QEMU 7.2 computes with its own estimate of the bandwidth. Under TCG, each of its looks at the
+/// dirty bitmap takes 0.2 s on a guest that it moves correctly, so it gets more time.
 #[test]
 fn with_the_distributions_qemu() {
     let kit = lab::setup::ensure().unwrap();

@@ -1,5 +1,5 @@
-//! What a migration may use is bounded from outside: its share of the network,
-//! its threads' priority and their CPUs; all of it while it runs.
+//! What a migration may use is bounded from outside, and changed while it runs: its share of the
+//! network, its threads' priority and their CPUs.
 
 use std::fs;
 use std::thread::sleep;
@@ -24,9 +24,8 @@ fn fly(world: &World, guest: &Guest, args: &[&str]) -> (Moving, String) {
     (moving, id)
 }
 
-/// What A sends on the wire over a second, in Mbit/s. Both figures are counters, of
-/// the interface and of the clock. Where this thread has to wait for a core it is less
-/// than that, and never more.
+/// Mbit/s that A sends on the wire over a second. Both figures are counters, of the interface and
+/// of the clock. If this thread has to wait for a core, the result is too low, never too high.
 fn sent_mbit_per_s(world: &World) -> f64 {
     let begun = Instant::now();
     let before = world.hosts.a.sent().unwrap().bytes;
@@ -35,7 +34,7 @@ fn sent_mbit_per_s(world: &World) -> f64 {
     bytes as f64 * 8e-6 / begun.elapsed().as_secs_f64()
 }
 
-/// Never more than its limit; on a busy machine it may be less.
+/// Asserts that it sends no more than its limit; on a busy machine it may send less.
 fn assert_below(world: &World, limit: f64) {
     for _ in 0..3 {
         let sent = sent_mbit_per_s(world);
@@ -44,7 +43,7 @@ fn assert_below(world: &World, limit: f64) {
     }
 }
 
-/// More than that, sooner or later: nothing holds it there any more.
+/// Waits until it sends more than that, since nothing limits it any more.
 fn wait_above(world: &World, limit: f64) {
     until(&format!("it sends more than {limit} Mbit/s"), || sent_mbit_per_s(world) > limit * 1.05);
 }
@@ -69,14 +68,14 @@ fn the_network() {
     assert_eq!(report.bounds.limit_bits_per_s, None);
 }
 
-/// Of an agent's threads: their names, nice values and CPUs.
+/// An agent's threads: their names, nice values and CPUs.
 fn threads(world: &World, side: Side) -> Vec<(String, i32, String)> {
     let tasks = format!("/proc/{}/task", world.agent(side).pid());
     let read = |task: &fs::DirEntry| {
         let file = |name: &str| fs::read_to_string(task.path().join(name)).ok();
         let (stat, status) = (file("stat")?, file("status")?);
         let (_, fields) = stat.rsplit_once(") ")?;
-        // Field 19 of the whole; the first here is the third.
+        // Field 19 of all; the first one here is the third.
         let nice = fields.split(' ').nth(16)?.parse().ok()?;
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         Some((file("comm")?.trim().to_owned(), nice, cpus.trim().to_owned()))
@@ -84,26 +83,26 @@ fn threads(world: &World, side: Side) -> Vec<(String, i32, String)> {
     fs::read_dir(tasks).unwrap().filter_map(|task| read(&task.unwrap())).collect()
 }
 
-/// Whether all data threads of a side, and no others, have these.
+/// Whether all data threads of a side, and no others, have this nice value and these CPUs.
 fn have(world: &World, side: Side, nice: i32, cpus: &str, all: &str) -> bool {
     let threads = threads(world, side);
     let mut carry = 0;
     let as_they_should = threads.iter().all(|(name, its_nice, its_cpus)| {
         let like_data = *its_nice == nice && its_cpus == cpus;
-        // The scanner runs when nobody else does, whatever a migration may.
+        // The scanner always has the lowest priority, whatever a migration's bounds.
         let others = if name == "scan" { 19 } else { 0 };
         let like_others = *its_nice == others && its_cpus == all;
         let is_data = match name.split_once('-') {
             Some(("lane", _)) => true,
             Some(("tap", number)) => number != "accept",
-            // One of them leads, and has the same name.
+            // The leading thread has the same name.
             Some(("peer", _)) => like_data,
             _ => false,
         };
         carry += usize::from(is_data);
         if is_data { like_data } else { like_others }
     });
-    // Two lanes at each end, and a tap besides.
+    // Two lanes at each end, and a tap at the source.
     as_they_should && carry >= if side == Side::A { 5 } else { 2 }
 }
 
@@ -122,7 +121,7 @@ fn the_cpus() {
     are(5, "0");
     world.says(Side::A, &["set", &id, "--priority", "normal", "--cpus", "all"]);
     are(0, &all);
-    // The tests run as root: it may.
+    // Tests run as root, which may do that.
     world.says(Side::A, &["set", &id, "--priority", "high"]);
     are(-5, &all);
     world.says(Side::A, &["set", &id, "--priority", "low", "--limit", "none"]);

@@ -1,5 +1,5 @@
-//! All migrations of an agent share its buffers: small ones are enough for
-//! several at a time, also for some that cross.
+//! All migrations of an agent share its buffers: small buffers are enough for several at a time,
+//! also in opposite directions.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +9,7 @@ use end_to_end::{MIB, Side, World, bare};
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::{Link, RUN_DIR};
 
-/// The least that an agent takes.
+/// The smallest pool that an agent accepts.
 const POOL_MIB: u64 = 16;
 
 fn small_pools() -> World {
@@ -33,7 +33,7 @@ fn assert_bounded(reports: &[Report]) {
     }
 }
 
-/// Moves guests at the same time, each from where it is.
+/// Moves guests at the same time, each to the other host.
 fn move_all(world: &World, guests: &[(Guest, Side)], args: &[&str]) -> Vec<Report> {
     let moving: Vec<_> =
         guests.iter().map(|(guest, from)| world.begin(guest, *from, args)).collect();
@@ -77,7 +77,7 @@ fn image(world: &World, side: Side, name: &str) -> PathBuf {
     world.host(side).run_dir.join(format!("{name}.img"))
 }
 
-/// Both with disks, so that pages and blocks of both need buffers at both ends.
+/// Both guests have disks, so that pages and blocks of both need buffers at both ends.
 #[test]
 fn two_that_cross_with_their_disks() {
     let world = small_pools();
@@ -106,7 +106,7 @@ fn two_that_cross_with_their_disks() {
     }
 }
 
-/// One too many is refused at once, with what to do; it moves later.
+/// One migration too many is refused at once, with advice; it succeeds later.
 #[test]
 fn one_too_many_is_refused() {
     let world = small_pools();

@@ -1,5 +1,5 @@
-//! Files that change in every way that files do, while their VM moves and the
-//! destination reads what it can of them from disks.
+//! Files that change in every way that files do, while their VM moves and the destination reads
+//! what it can of them from disks.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use lab::guest::Guest;
 use lab::hosts::Link;
 
 const CHURN_BYTES: u64 = 8 * MIB;
-/// By the names that the guest has for them.
+/// The guest's names for what it does to files.
 const DEEDS: [&str; 8] =
     ["written", "direct", "truncated", "punched", "copied", "evicted", "synced", "read"];
 
-/// How often each thing was done so far; and whether it goes on from now on.
+/// How often each was done so far; `order` switches the changes on or off.
 fn deeds(guest: &Guest, order: &str) -> BTreeMap<String, u64> {
     let answer = guest.ask(&format!("churn {order}")).unwrap();
     let each = answer.split(' ').map(|word| {
@@ -24,7 +24,7 @@ fn deeds(guest: &Guest, order: &str) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn of_files_nothing_is_lost() {
+fn nothing_of_the_files_is_lost() {
     let world = World::new(Link::one(200));
     let mut spec = small(with_files(&world));
     spec.orders.churn_bytes = CHURN_BYTES;

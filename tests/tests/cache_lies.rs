@@ -1,5 +1,5 @@
-//! Somebody in the guest who sits at the port in its helper's place, or a helper that
-//! dies: each VM arrives as it was, and its report says what is known of it.
+//! A liar in place of the guest's helper, or a helper that dies: each VM arrives as it was, and its
+//! report says what is known of it.
 
 use api::{Phase, Progress, Report};
 use end_to_end::files::{assert_cached_files, assert_files, small, wait_helper, with_files};
@@ -9,18 +9,18 @@ use lab::guest::Guest;
 use lab::hosts::Link;
 
 const NAME: &str = "web1";
-/// What an agent has at most, without the memory of its VM.
+/// Most memory that an agent may use, without that of its VM.
 const AGENT_BYTES_MAX: u64 = 250 * MIB;
 const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "on"];
 
-/// Its agents hold back little, so that most of memory waits for what is said.
+/// Its agents have small pools, so that most of memory waits for the helper's answer.
 fn world(link: Link) -> World {
     let mut world = World::new(link);
     world.tell_agents(["--pool-mib", "16"].map(str::to_owned).to_vec());
     world
 }
 
-/// Agents are none the worse for what was said to them.
+/// Asserts that agents use no more memory than they may.
 fn assert_unharmed(world: &World) {
     for side in [Side::A, Side::B] {
         let bytes = own_bytes(world, side);
@@ -32,12 +32,12 @@ fn says(report: &Report, text: &str) -> bool {
     report.notes.iter().any(|note| note.contains(text))
 }
 
-/// None, or only what had been told by then.
+/// No page, or only the pages that were reported by then.
 const NOT_ALL: &str = "read from storage: ";
 const NOT_THE_SAME: &str = "were something else there";
 
 #[test]
-fn of_places_cost_only_time() {
+fn wrong_places_cost_only_time() {
     let world = world(Link::one(500));
     let guest = world.boot(&small(with_files(&world)));
     let cached = 2 * guest.spec.orders.files_bytes;
@@ -53,7 +53,7 @@ fn of_places_cost_only_time() {
         } else {
             assert!(report.stored_bytes < cached / 10, "{lie}: {} bytes", report.stored_bytes);
         }
-        // As they are in memory, and on disk once the liar has put it back.
+        // As they are in memory; and on disk, once the liar has restored it.
         assert_cached_files(&guest);
         guest.ask("helper-kill").unwrap();
         assert_files(&guest);
@@ -61,7 +61,7 @@ fn of_places_cost_only_time() {
     }
 }
 
-/// Begins to move it, and lets nearly nothing of it go.
+/// Begins to move it, and lets nearly nothing of it pass.
 fn begin_slowly(world: &World, guest: &Guest, from: Side, more: &[&str]) -> (Moving, String) {
     let args = [&FROM_DISKS[..], &["--limit", "2M"], more].concat();
     let mut moving = world.begin(guest, from, &args);
@@ -70,8 +70,7 @@ fn begin_slowly(world: &World, guest: &Guest, from: Side, more: &[&str]) -> (Mov
     (moving, id)
 }
 
-/// Moves it, with somebody at the port who tells this lie while most of the VM's
-/// memory waits.
+/// Moves it, with a liar that tells this lie while most of the VM's memory waits.
 fn told(world: &World, guest: &Guest, from: Side, lie: &str) -> Report {
     guest.ask(&format!("helper-lie {lie}")).unwrap();
     let (moving, id) = begin_slowly(world, guest, from, &[]);
@@ -83,9 +82,9 @@ fn told(world: &World, guest: &Guest, from: Side, lie: &str) -> Report {
     world.arrive(guest, from, moving)
 }
 
-/// Waits until the agent has given up the rest of what a helper was to say: of one that
-/// falls silent it notices that when its time is over. A VM that has gone by then is not
-/// waited for, and nothing is noted.
+/// Waits until the agent has given up the rest of a helper's answer: with a silent helper, that
+/// takes until its time is over. For a VM that has left by then, the agent doesn't wait, and notes
+/// nothing.
 fn wait_noted(world: &World, from: Side, id: &str) {
     until("what is missing is noted", || {
         let told = world.tells(from, &["list", "--migrations", "--json"]);
@@ -99,8 +98,8 @@ fn unlimited(world: &World, from: Side, id: &str) {
     world.says(from, &["set", id, "--limit", "none"]);
 }
 
-/// The map is as things were, and the guest writes its files before anything is read:
-/// past its cache, to disk, and into memory alone.
+/// The map is outdated: before anything is read, the guest writes to its files, past its cache, to
+/// disk, and into memory alone.
 #[test]
 fn what_is_written_after_the_map_is_not_lost() {
     let world = world(Link::one(500));
@@ -125,7 +124,7 @@ fn what_is_written_after_the_map_is_not_lost() {
     killed(&world, &guest);
 }
 
-/// In the middle of what it says; and one that may take no time.
+/// In the middle of its answer; and a helper that may take no time.
 fn killed(world: &World, guest: &Guest) {
     guest.ask("helper-start").unwrap();
     wait_helper(world, Side::A, NAME);
@@ -148,9 +147,9 @@ fn killed(world: &World, guest: &Guest) {
     assert_files(guest);
 }
 
-/// What has no sense, no end, or no beginning.
+/// Answers without sense, without an end, or without a beginning.
 #[test]
-fn of_no_sense_are_refused() {
+fn nonsense_is_refused() {
     let world = world(Link::one(1000));
     let guest = world.boot(&small(with_files(&world)));
     let none = "no page is read from storage: ";
@@ -168,7 +167,7 @@ fn of_no_sense_are_refused() {
         let report = told(&world, &guest, from, lie);
         from = from.other();
         println!("{lie}: {} {:?}", own_bytes(&world, from), report.notes);
-        // What was said before it turned out to be a lie may have been read.
+        // Pages that were reported before the lie showed may have been read.
         if !["endless", "cut"].contains(&lie) {
             assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "{lie}");
         }
@@ -178,7 +177,7 @@ fn of_no_sense_are_refused() {
     assert_files(&guest);
     guest.ask("helper-start").unwrap();
     wait_helper(&world, from, NAME);
-    // It may end before the helper has said much.
+    // The move may end before the helper has reported much.
     let report = world.migrate(&guest, from, &FROM_DISKS);
     println!("{:?}", report.notes);
 }

@@ -1,5 +1,5 @@
-//! Storage that has something else than it should, or stops answering, while pages
-//! of a VM that moves are read from it.
+//! Storage with other content than it should have, or that stops answering, while pages of a moving
+//! VM are read from it.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,12 +16,11 @@ use end_to_end::{Frozen, Side, World, until};
 use lab::hosts::Link;
 
 const NAME: &str = "web1";
-/// Longer than an answer is waited for.
+/// Longer than a reader waits for an answer.
 const STALLED: Duration = Duration::from_secs(8);
 const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "on"];
 
-/// Changes on disk each page of the second half of a map; done twice, nothing is
-/// changed.
+/// Inverts on disk each page of the second half of a map; a second call restores them.
 fn invert(world: &World, map: &CacheMap) {
     let mut page = [0; 4096];
     let half = map.runs().len() / 2;
@@ -37,7 +36,7 @@ fn invert(world: &World, map: &CacheMap) {
     }
 }
 
-/// A server of disks that has something else in half of all places.
+/// A server of disks with other content in half of all places.
 #[test]
 fn with_other_content_costs_only_time() {
     let world = World::new(Link::one(200));
@@ -59,7 +58,7 @@ fn with_other_content_costs_only_time() {
     assert_files(&guest);
 }
 
-/// The programs of a host's agent that read images in formats.
+/// The programs with which a host's agent reads images in formats.
 fn readers(world: &World, side: Side) -> Vec<u32> {
     let mut pids = world.host(side).processes().unwrap();
     let is_one = |pid: &u32| {
@@ -70,7 +69,7 @@ fn readers(world: &World, side: Side) -> Vec<u32> {
     pids
 }
 
-/// What a process has read so far.
+/// Bytes that a process has read so far.
 fn read_bytes(pid: u32) -> u64 {
     let path = format!("/proc/{pid}/io");
     let text = fs::read_to_string(Path::new(&path)).unwrap_or_default();
@@ -78,7 +77,7 @@ fn read_bytes(pid: u32) -> u64 {
     line.map_or(0, |number| number.parse().unwrap())
 }
 
-/// From when on pages are read, all of them stand still.
+/// Waits until pages are read, then freezes these processes.
 fn freeze_at_work(pids: &[u32]) -> Vec<Frozen> {
     let before: Vec<u64> = pids.iter().map(|pid| read_bytes(*pid)).collect();
     until("pages are read", || {
@@ -92,13 +91,13 @@ fn is_said(note: &str) -> bool {
     note.contains("the storage did not answer")
 }
 
-/// What reads images in a format for the destination stands still from then on.
+/// The destination's readers of formatted images freeze in the middle.
 #[test]
 fn that_stalls_costs_only_time() {
     let world = World::new(Link::one(200));
     let guest = world.boot(&small(with_files_by(&world, Reached::Qcow2)));
     wait_helper(&world, Side::A, NAME);
-    // So slow that there is much to read all the time.
+    // So slow that there is always much left to read.
     let slow = ["--limit", "60M", "--storage-limit", "8M"];
     let moving = world.begin(&guest, Side::A, &[&FROM_DISKS[..], &slow].concat());
     let mut pids = Vec::new();
@@ -113,7 +112,7 @@ fn that_stalls_costs_only_time() {
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
     assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
     assert_files(&guest);
-    // And once more, with storage that is well.
+    // And once more, with storage that answers.
     let report = world.migrate(&guest, Side::B, &FROM_DISKS);
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
@@ -121,8 +120,8 @@ fn that_stalls_costs_only_time() {
     assert_files(&guest);
 }
 
-/// A server of disks stands still for a while. The VM itself needs it only now and
-/// then; whoever reads pages from it gives it up.
+/// A server of disks freezes for a while. The VM itself rarely needs it; a reader of pages gives it
+/// up.
 #[test]
 fn a_server_that_stalls_costs_only_time() {
     let world = World::new(Link::one(200));
@@ -142,8 +141,8 @@ fn a_server_that_stalls_costs_only_time() {
     assert_files(&guest);
 }
 
-/// VMs that go together, each with the same files on disks of its own: what one of
-/// them has read the others have.
+/// VMs that move together, each with the same files on disks of its own: the others get what one of
+/// them has read.
 #[test]
 fn is_read_once_for_all_vms_of_a_host() {
     let world = World::new(Link::one(200));
@@ -151,7 +150,7 @@ fn is_read_once_for_all_vms_of_a_host() {
     let guests = names.map(|name| world.boot(&small(twin_with_files(&world, name))));
     names.iter().for_each(|name| wait_helper(&world, Side::A, name));
     let files = 2 * guests[0].spec.orders.files_bytes;
-    // All that disks have comes from them, if it is not there already.
+    // All that disks have is read from them, if it is not there already.
     let shared = ["--share", "host", "--storage-share", "100"];
     let arguments = [&FROM_DISKS[..], &shared].concat();
     let moving = guests.each_ref().map(|guest| world.begin(guest, Side::A, &arguments));
@@ -163,7 +162,7 @@ fn is_read_once_for_all_vms_of_a_host() {
     let named = sum(|one| one.named_bytes);
     println!("{files} in files: {read} read, {stored} placed; {named} by name");
     assert!(stored >= files / 2, "{stored} of {files}");
-    // Each by itself would read all. Their programs are on the disk too.
+    // Each by itself would read all files. Their programs are on the disk, too.
     assert!(read <= files * 5 / 4, "{read} of {files}");
     assert!(named >= 2 * files * 3 / 4, "{named} of twice {files}");
     guests.iter().for_each(assert_files);

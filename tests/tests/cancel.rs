@@ -1,5 +1,5 @@
-//! Whoever cancels, and whenever: the VM goes on at its source, intact, and
-//! can be moved again.
+//! Whatever cancels a migration, and at any time: the VM goes on at its source, intact, and can be
+//! moved again.
 
 use api::{Outcome, Phase, Report};
 use end_to_end::{Frozen, MIB, Moving, Side, World, bare, own_qmp_argument, until};
@@ -7,7 +7,7 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use qemu::qmp::RunState;
 
-/// Writes more than the link carries: its migration has no end.
+/// Writes more than the link carries, so its migration has no end.
 fn busy() -> GuestSpec {
     let mut spec = bare("256M", 60_000_000);
     spec.orders.working_set_bytes = 32 * MIB;
@@ -26,7 +26,7 @@ fn cancelled(world: &World, guest: &Guest, pid: u32, moving: Moving) -> Report {
 
 /// Cancels in each phase, then lets it move.
 fn in_any_phase(cancel: impl Fn(&World, &Moving)) {
-    // Slow, for a guest that on a busy host is not as fast as it is told to be.
+    // A slow link, since on a busy host a guest writes more slowly than ordered.
     let world = World::new(Link::one(100));
     let guest = world.boot(&busy());
     let pid = world.vm(Side::A, "web1").unwrap().pid;
@@ -34,13 +34,13 @@ fn in_any_phase(cancel: impl Fn(&World, &Moving)) {
         let mut moving = world.begin(&guest, Side::A, &[]);
         moving.wait_for(phase);
         if phase == Phase::LaterPass {
-            // The filter looks rarely at first, where it finds nothing.
+            // The stale filter looks rarely at first, while it finds nothing.
             moving.wait_pass(3);
         }
         cancel(&world, &moving);
         let report = cancelled(&world, &guest, pid, moving);
         assert!(phase == Phase::FirstPass || report.passes > 1, "{}", report.passes);
-        // Its working set is written anew twice a second.
+        // The working set is rewritten twice a second.
         assert!(
             phase == Phase::FirstPass || report.dropped_bytes > 0,
             "the stale_filter found nothing"
@@ -78,8 +78,7 @@ fn of_the_classic_stream_and_before_anything_has_begun() {
     drop(world.migrate(&guest, Side::A, &["--tap", "classic"]));
 }
 
-/// QEMU has stopped the VM, and its last pages are on their way, when the
-/// destination stands still.
+/// QEMU has stopped the VM, and its last pages are in flight, when the destination freezes.
 #[test]
 fn while_the_vm_is_stopped() {
     for tap in ["multifd", "classic"] {
@@ -100,8 +99,8 @@ fn while_the_vm_is_stopped() {
     }
 }
 
-/// Everything has arrived and the source's QEMU is through, but the
-/// destination's hangs in its load.
+/// Everything has arrived and the source's QEMU has finished, but the destination's QEMU hangs
+/// while it loads.
 #[test]
 fn while_the_destination_loads() {
     let world = World::new(Link::one(1000));
@@ -110,7 +109,7 @@ fn while_the_destination_loads() {
     let guest = world.boot(&spec);
     let owners = world.own_qmp(Side::A, "web1");
     let pid = world.vm(Side::A, "web1").unwrap().pid;
-    // Long enough for whoever cancels on a busy machine.
+    // Long enough to cancel it on a busy machine.
     let mut moving = world.begin(&guest, Side::A, &["--blackout-max", "60"]);
     moving.wait_for(Phase::FirstPass);
     let arriving = world.vm(Side::B, "web1").unwrap().pid;
@@ -126,7 +125,7 @@ fn while_the_destination_loads() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Who presses Ctrl-C twice does not wait. It is cancelled all the same.
+/// A second Ctrl-C ends the wait. The migration is cancelled all the same.
 #[test]
 fn without_waiting_for_it() {
     let world = World::new(Link::one(200));
@@ -134,7 +133,7 @@ fn without_waiting_for_it() {
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &[]);
     moving.wait_for(Phase::LaterPass);
-    // Its QEMU takes long to end it.
+    // A frozen QEMU delays the end.
     let frozen = Frozen::new(pid);
     moving.interrupt();
     moving.wait_line("Cancelling");
@@ -149,8 +148,8 @@ fn without_waiting_for_it() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Nobody has to wait for an agent that doesn't answer, or believe that it
-/// heard.
+/// The command doesn't wait for an agent that doesn't answer, and doesn't claim that the agent got
+/// the order.
 #[test]
 fn of_an_agent_that_does_not_answer() {
     let world = World::new(Link::one(200));
@@ -167,7 +166,7 @@ fn of_an_agent_that_does_not_answer() {
     assert_eq!(code, Some(130), "{said}");
     assert!(said.contains(&format!("`droveway cancel {id}` asks again")), "{said}");
     drop(frozen);
-    // It may have heard it after all.
+    // The agent may have got the order after all.
     drop(world.agent(Side::A).command(&world.hosts.a, &["cancel", &id]).output().unwrap());
     until("it is cancelled", || world.vm(Side::A, "web1").unwrap().migration.is_none());
     world.assert_stayed(&guest, Side::A, pid);

@@ -1,5 +1,5 @@
-//! Migrations that somebody else commands, as libvirt does: carried by two agents
-//! between QEMUs that they have not started, whatever breaks.
+//! Migrations that another program commands, as libvirt does: carried by two agents between QEMUs
+//! that they have not started, whatever breaks.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,12 +12,12 @@ use lab::hosts::Link;
 use lab::setup::{self, Qemu};
 use serde_json::json;
 
-/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+/// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const MAPPED: &str = "262296k";
 /// Blocks below 24 MiB are placed inline.
 const INLINE: &str = "20632k";
 const RATE: u64 = 2_000_000;
-/// One whose RAM sections each end an epoch, and QEMU's newest, which marks epochs.
+/// A machine type whose RAM sections each end an epoch, and QEMU's newest, which marks epochs.
 const OLD: &str = "pc-q35-7.2";
 const NEW: &str = "q35";
 
@@ -36,7 +36,7 @@ fn qemus() -> Vec<Qemu> {
     setup::qemus(&setup::ensure().unwrap()).unwrap()
 }
 
-/// The lab's usual one.
+/// The lab's usual QEMU.
 fn usual() -> Qemu {
     let kit = setup::ensure().unwrap();
     Qemu { program: kit.qemu, version: kit.qemu_version }
@@ -54,7 +54,7 @@ fn assert_carried(report: &Report, tap: &str, placement: &str) {
     assert!(report.body_bytes >= 8 * MIB, "{}", report.body_bytes);
 }
 
-/// There and back, with each of the streams, by each of the doors.
+/// There and back, with both kinds of stream, by ports and by paths.
 fn everywhere(memory: &str, qemu: &Qemu, machine: &str) {
     let mut commander = commander(1000, memory, qemu, machine);
     let placement = if memory == MAPPED { "mapped" } else { "inline" };
@@ -97,15 +97,15 @@ fn inline_with_the_newest_qemu() {
     everywhere(INLINE, qemus().last().unwrap(), NEW);
 }
 
-/// What libvirt from 9.6 on gives both ends: QEMU stops no running VM before the destination
-/// says that it may.
+/// What libvirt sets at both ends from 9.6 on: QEMU stops no running VM before the destination
+/// permits it.
 const WAITS: [&str; 1] = ["switchover-ack"];
 
 fn says_that_it_waited(report: &Report) -> bool {
     report.notes.iter().any(|note| note.contains("switchover-ack"))
 }
 
-/// There and back, by each of the streams. QEMU 11.1 gets no such word, and waits for none.
+/// There and back, with both kinds of stream. QEMU 11.1 gets no permission, and waits for none.
 fn waiting(qemu: &Qemu, waits: bool) {
     let mut commander = commander(200, MAPPED, qemu, NEW);
     for (from, channels) in [(Side::A, 0), (Side::B, 4)] {
@@ -127,7 +127,7 @@ fn a_newer_qemu_waits_for_nothing() {
     waiting(qemus().last().unwrap(), false);
 }
 
-/// QEMU doesn't wait then, and would have its word after the end.
+/// QEMU doesn't wait for a paused VM, and would get the permission after the end.
 #[test]
 fn a_vm_that_is_paused_is_not_waited_for() {
     let mut commander = commander(200, MAPPED, &usual(), NEW);
@@ -148,7 +148,7 @@ fn the_sources_agent_dies_while_qemu_waits() {
     broken(Fault::Agent(Side::A), 0, &WAITS);
 }
 
-/// What breaks, or is broken off.
+/// What breaks, or is cancelled.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Cancel,
@@ -187,7 +187,7 @@ fn broken(fault: Fault, channels: u8, more: &[&'static str]) {
         }
     }
     let ended = commander.follow(Side::A);
-    // QEMU shuts its socket down before it says that it is cancelling, and may find that as a
+    // QEMU shuts its socket down before it reports that it is cancelling, and may report that as a
     // failure first.
     let expected = ended == "failed" || matches!(fault, Fault::Cancel) && ended == "cancelled";
     assert!(expected, "{ended}: {}", commander.logs());
@@ -206,12 +206,12 @@ fn broken(fault: Fault, channels: u8, more: &[&'static str]) {
 }
 
 #[test]
-fn cancelled_by_who_commands() {
+fn cancelled_by_the_commander() {
     broken_by(Fault::Cancel, 0);
 }
 
 #[test]
-fn cancelled_by_who_commands_with_multifd() {
+fn cancelled_by_the_commander_with_multifd() {
     broken_by(Fault::Cancel, 4);
 }
 
@@ -245,9 +245,9 @@ fn the_destinations_qemu_dies_with_multifd() {
     broken_by(Fault::DestinationQemu, 4);
 }
 
-/// Without an agent there, and without anything that waits there.
+/// Without an agent there, and without a QEMU that waits there.
 #[test]
-fn nothing_that_takes_it_leaves_it_where_it_is() {
+fn without_a_recipient_the_vm_stays() {
     let mut commander = commander(1000, MAPPED, &usual(), NEW);
     let way = commander.way(Side::A, false, 4);
     let mut elsewhere = way.clone();
@@ -264,7 +264,7 @@ fn nothing_that_takes_it_leaves_it_where_it_is() {
     drop(commander.migrate(Side::A, &way));
 }
 
-/// One that may turn to post-copy is passed through as it is.
+/// A stream that may switch to post-copy is passed through as it is.
 #[test]
 fn a_stream_that_may_turn_to_postcopy_is_relayed() {
     let mut commander = commander(1000, MAPPED, &usual(), NEW);
@@ -275,8 +275,8 @@ fn a_stream_that_may_turn_to_postcopy_is_relayed() {
     assert!(report.notes.iter().any(|note| note.contains("post-copy")), "{:?}", report.notes);
 }
 
-/// Its QEMU is through with it before anybody knows whether the VM was loaded: it is not
-/// left with what lanes and pools hold.
+/// Without a return path, QEMU completes before it is known whether the VM was loaded, so lanes and
+/// pools must not hold any of it back.
 #[test]
 fn a_stream_that_nobody_answers_is_relayed() {
     let mut commander = commander(1000, MAPPED, &usual(), NEW);
@@ -287,8 +287,8 @@ fn a_stream_that_nobody_answers_is_relayed() {
     assert!(report.notes.iter().any(|note| note.contains("return-path")), "{:?}", report.notes);
 }
 
-/// What QEMU compresses by itself, from the second time a page comes, goes as it is: by
-/// then most has gone by lanes.
+/// Pages that QEMU compresses itself, from the second time on that it sends a page, are passed on
+/// as they are: by then most pages have gone by lanes.
 #[test]
 fn pages_that_come_as_differences_are_passed_on() {
     let mut commander = commander(48, MAPPED, &usual(), NEW);
@@ -299,8 +299,8 @@ fn pages_that_come_as_differences_are_passed_on() {
     assert!(report.notes.iter().any(|note| note.contains("xbzrle")), "{:?}", report.notes);
 }
 
-/// A disk server greets its client, and both say much at the same time. What one closes
-/// is closed at the other.
+/// A disk server greets its client, and both send much at the same time. When one closes, the other
+/// sees it.
 #[test]
 fn what_a_disk_server_and_its_client_say_is_passed_on() {
     const GREETING: &[u8] = b"NBDMAGICIHAVEOPT";
@@ -320,7 +320,7 @@ fn what_a_disk_server_and_its_client_say_is_passed_on() {
         }
     });
     let here = ("127.7.0.2", port(Side::B) + 1);
-    // One after the other, at the same door.
+    // One after the other, on the same port.
     for seed in [1u8, 2] {
         let mut client = world.host(Side::A).within(|| TcpStream::connect(here).unwrap());
         let mut greeting = [0; GREETING.len()];
@@ -337,7 +337,7 @@ fn what_a_disk_server_and_its_client_say_is_passed_on() {
     server.join().unwrap();
 }
 
-/// Whoever may not connect to a door is turned away before anything is carried.
+/// A user who may not connect is turned away before anything is carried.
 #[test]
 fn only_root_and_the_user_of_qemus_may_connect() {
     let mut world = World::new(Link::one(1000));

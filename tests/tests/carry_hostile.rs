@@ -1,5 +1,5 @@
-//! A peer that breaks the rules while something is relayed: what waits gets nothing but
-//! what was said, in its order, or its connection's end.
+//! A peer that breaks the rules while something is relayed: the recipient gets only what was sent,
+//! in order, or the end of its connection.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,13 +13,13 @@ use lab::hosts::Link;
 use wire::carry::{Carry, Target};
 use wire::{AuditOrder, Frame, Kind, ToDestination, ToSource, Token};
 
-/// A piece of what is relayed, with whatever numbers.
+/// A piece of a relayed connection, with arbitrary numbers.
 #[derive(Clone, Copy)]
 struct Piece<'p> {
     disk: u16,
     sequence: u64,
     offset: u64,
-    /// How long it is said to be; the highest bit says that it is zeros.
+    /// Its announced length; the highest bit marks zeros.
     extent: u32,
     payload: &'p [u8],
 }
@@ -34,7 +34,7 @@ impl Piece<'_> {
         bytes.extend(self.offset.to_le_bytes());
         bytes.extend(self.extent.to_le_bytes());
         bytes.extend(self.payload);
-        // Whoever has hung up hears nothing.
+        // The agent may have hung up.
         let _ = lane.write_all(&bytes);
     }
 }
@@ -42,19 +42,19 @@ impl Piece<'_> {
 const SAID: &[u8] = b"what was said";
 const GOOD: Piece<'_> = Piece { disk: 0, sequence: 0, offset: 0, extent: 13, payload: SAID };
 
-/// What waits at host B: tells what it got of one connection.
+/// A recipient at host B: returns what it got of one connection.
 fn waits(world: &World) -> JoinHandle<Vec<u8>> {
     let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
     let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
     thread::spawn(move || {
         let mut got = Vec::new();
-        // It may be cut.
+        // The connection may be cut.
         let _ = listener.accept().unwrap().0.read_to_end(&mut got);
         got
     })
 }
 
-/// Has the agent of B connect to it.
+/// Has the agent of B connect to the recipient.
 fn carried(caller: &Caller<'_>) -> (Connection, Token) {
     let mut control = caller.call(Kind::Control).unwrap();
     let order = Carry {
@@ -78,11 +78,11 @@ fn begin(control: &mut Connection) {
     let Some(ToSource::DiskRoom { batches: 16 }) = hear(control) else { panic!("no room") };
 }
 
-/// What a peer says by its control connection, and by a lane.
+/// What a peer sends on its control connection, and on a lane.
 type Script<'s> = dyn Fn(&mut Connection, &mut Connection) + 's;
 
 #[test]
-fn what_is_relayed_is_what_was_said_or_nothing() {
+fn only_what_was_sent_is_relayed() {
     let mut world = World::new(Link::unshaped());
     carrying(&mut world);
     let caller = Caller::new(&world, "host-a", Security::Plaintext);
@@ -143,7 +143,7 @@ fn what_is_relayed_is_what_was_said_or_nothing() {
         assert!(got.is_empty() || got == SAID, "{reason}: {got:?}");
     }
 
-    // Pages have no place in it: they wait, and end with it.
+    // Pages don't belong here: they wait, and end with the connection.
     let waiting = waits(&world);
     let (mut control, token) = carried(&caller);
     let mut lane = caller.call(Kind::Lane { number: 0, token }).unwrap();
@@ -152,7 +152,7 @@ fn what_is_relayed_is_what_was_said_or_nothing() {
     drop((control, lane));
     assert_eq!(waiting.join().unwrap(), b"");
 
-    // One that keeps to the rules, by two lanes, the later piece first and twice.
+    // A peer that keeps to the rules, with two lanes, the later piece first and twice.
     let waiting = waits(&world);
     let (mut control, token) = carried(&caller);
     begin(&mut control);

@@ -1,5 +1,5 @@
-//! What a VM of somebody else's has cached of disks that both hosts see: read there, if
-//! its guest has the helper.
+//! Page cache of a VM that others command, from disks that both hosts see: the destination reads it
+//! there, if the guest has the helper.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use qemu::guest_port;
 const NAME: &str = "web1";
 const PAGE_BYTES: u64 = 4096;
 
-/// A guest with files and a port for its helper, as its owner gave it.
+/// A guest with files, and with a port for its helper as its owner made it.
 fn commander(carry: &str) -> Commander {
     let world = World::new(Link::one(200));
     let mut spec = small(with_files(&world));
-    // A commander has its own.
+    // A commander adds its own.
     let own = own_qmp_argument(NAME);
     spec.extra.retain(|word| !own.contains(word));
     let socket = format!("socket,id=helper,path={RUN_DIR}/{NAME}.helper,server=on,wait=off");
@@ -28,7 +28,7 @@ fn commander(carry: &str) -> Commander {
     {
         spec.extra.extend([option, value].map(str::to_owned));
     }
-    // Elsewhere a device without an id has another name.
+    // Without an ID, a device may have another name on the other host.
     spec.extra.iter_mut().for_each(|word| {
         if let Some(serial) = word.split_once(",serial=").map(|(_, serial)| serial.to_owned()) {
             *word += &format!(",id={serial}-disk");
@@ -37,7 +37,7 @@ fn commander(carry: &str) -> Commander {
     Commander::with(world, spec, &setup::ensure().unwrap().qemu, ["", carry])
 }
 
-/// It begins when it has the time.
+/// The helper starts when the guest has time for it.
 fn wait_helper(world: &World, side: Side) {
     let socket = world.host(side).run_dir.join(format!("{NAME}.helper"));
     until("the guest's helper answers", || {
@@ -49,14 +49,14 @@ fn wait_helper(world: &World, side: Side) {
 fn assert_read(report: &Report, cached: u64) {
     let Report { stored_bytes, named_bytes, notes, .. } = report;
     println!("{stored_bytes} from disks, {named_bytes} by name of {cached}: {notes:?}");
-    // How much, and not whether, is a matter of speed: the network brings what the helper
-    // has not named in time.
+    // How much is read, and not whether, depends on speed: the network carries what the helper has
+    // not named in time.
     assert!(*stored_bytes > 0, "{report:#?}");
     assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
 }
 
-/// There and back, by both kinds of stream. Nothing is shared, so that only what disks
-/// have goes by name.
+/// There and back, with both kinds of stream. Nothing is shared, so that only what disks have goes
+/// by name.
 #[test]
 fn what_its_disks_have_is_read_there() {
     let mut commander = commander("share = \"off\"\nstorage = \"on\"");

@@ -1,5 +1,5 @@
-//! A VM that is carried and writes faster than the link is throttled as the agent's own
-//! are, by its vCPUs' cgroups, and never stays so. QEMU is not asked for it.
+//! A carried VM that writes faster than the link is throttled like the agent's own VMs, by its
+//! vCPUs' cgroups, and is always released. QEMU is not asked to throttle it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,14 @@ use lab::setup;
 use qemu::commanded::vcpu_threads;
 use serde_json::json;
 
-/// What the link carries, in Mbit/s; and what a guest writes that is two and a
-/// half times as fast.
+/// Rate of the link, in Mbit/s; and of a guest that writes two and a half times as fast.
 const LINK: u32 = 100;
 const HARD: u64 = 30_000_000;
-/// A writer that sleeps between its pages writes more than a fifth with a fifth
-/// of its CPU time.
+/// With a fifth of its CPU time, a writer that sleeps between its pages writes more than a fifth.
 const LOW: [&str; 2] = ["", "throttle-floor = 5"];
-/// The first pass, and those after it until it is known that they do not become less.
+/// The first pass, and those after it until it is known that they don't shrink.
 const PASSES_MAX: Duration = Duration::from_secs(100);
-/// One whose RAM sections each end an epoch, and QEMU's newest, which marks epochs.
+/// A machine type whose RAM sections each end an epoch, and QEMU's newest, which marks epochs.
 const OLD: &str = "pc-q35-7.2";
 const NEW: &str = "q35";
 
@@ -30,14 +28,13 @@ fn commander(machine: &str, agent: [&str; 2]) -> Commander {
     let mut spec = guest("192M", HARD);
     machine.clone_into(&mut spec.machine);
     spec.orders.working_set_bytes = 32 * MIB;
-    // As evenly as it can: it is slowed by what it gets of its CPU.
+    // As evenly as it can, so that its CPU time limits its rate.
     spec.orders.write_step_ms = 0;
     let program = setup::ensure().unwrap().qemu;
     Commander::with(World::new(Link::one(LINK)), spec, &program, agent)
 }
 
-/// A vCPU's thread in a cgroup of its own that has a quota, as libvirt makes one for
-/// each.
+/// A vCPU's thread in a cgroup of its own with a quota, as libvirt makes one for each.
 struct Vcpu {
     pid: u32,
     thread: u32,
@@ -92,7 +89,7 @@ impl Vcpu {
         groups.contains(&ours)
     }
 
-    /// The agent may hear of the migration's end after this does.
+    /// The agent may learn of the migration's end after this test.
     fn assert_as_before(&self) {
         until("it is let go", || groups(self.pid, self.thread) == self.group);
         until("our group is gone", || {
@@ -104,7 +101,7 @@ impl Vcpu {
 
 impl Drop for Vcpu {
     fn drop(&mut self) {
-        // It may have ended with its QEMU.
+        // The thread may have ended with its QEMU.
         let _ = fs::write(&self.threads_above, self.thread.to_string());
         let _ = fs::remove_dir(&self.dir);
     }
@@ -114,7 +111,7 @@ fn groups(pid: u32, thread: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/task/{thread}/cgroup")).unwrap()
 }
 
-/// Waits until the agent tells so of what it carries: after the first pass, and some more.
+/// Waits until the agent reports this of its migration: after the first pass, and some more.
 fn wait_for(commander: &Commander, what: &str, is_so: impl Fn(&Progress) -> bool) {
     let end = Instant::now() + PASSES_MAX;
     while !commander.progress(Side::A).is_some_and(|progress| is_so(&progress)) {
@@ -138,8 +135,8 @@ fn converges_with(machine: &str, channels: u8, more: &[&'static str]) {
     let vcpu = Vcpu::of(&commander);
     let mut way = commander.way(Side::A, false, channels);
     way.more = more.to_vec();
-    // Where QEMU found for a moment that much is sent, it could not stop the VM with all of
-    // what it writes left.
+    // If QEMU measured a high rate for a moment, it could otherwise stop the VM with all that it
+    // writes left.
     let limit = json!({ "downtime-limit": 100 });
     commander.at(Side::A).qmp.execute("migrate-set-parameters", limit).unwrap();
     commander.begin(Side::A, &way);
@@ -179,7 +176,7 @@ fn one_whose_qemu_waits_converges() {
     converges_with(NEW, 4, &["switchover-ack"]);
 }
 
-/// QEMU decides then, as without the agents.
+/// QEMU then decides, as without the agents.
 #[test]
 fn one_whose_qemu_waits_in_vain_is_told_that_it_may_stop_the_vm() {
     let mut commander = commander(NEW, ["", "throttle = \"off\""]);
@@ -202,7 +199,7 @@ fn one_that_is_cancelled_is_not_left_slow() {
     commander.begin(Side::A, &way);
     wait_throttled(&commander, &vcpu);
     drop(commander.at(Side::A).qmp.execute("migrate_cancel", json!({})));
-    // QEMU may find its own cancelling as a failure first.
+    // QEMU may report its own cancelling as a failure first.
     assert_ne!(commander.follow(Side::A), "completed");
     let report = commander.report(Side::A);
     assert!(matches!(report.outcome, Outcome::Failed(_)), "{:?}", report.outcome);
@@ -226,7 +223,7 @@ fn an_agent_that_was_killed_lets_it_go_when_it_starts_again() {
     commander.assert_stayed(Side::A);
 }
 
-/// The agent's file forbids it, in either way: then the report says so.
+/// The agent's file forbids it, in either of two ways, and the report says so.
 #[test]
 fn one_that_may_not_be_throttled_is_not() {
     for (agent, why) in [

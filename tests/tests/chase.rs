@@ -1,6 +1,5 @@
-//! A guest that writes is chased with a full pool behind QEMU's passes, and
-//! still is gone for no longer than its owner accepts, whatever it does in the
-//! middle of that.
+//! A guest that writes is chased with a full pool behind QEMU's passes, and its downtime still
+//! stays within the goal, whatever it does meanwhile.
 
 use api::{Outcome, Phase, VmStatus};
 use end_to_end::{MIB, Side, World, assert_fits_goal, bare, own_qmp_argument};
@@ -10,7 +9,7 @@ use serde_json::json;
 
 /// Mbit/s.
 const LINK: u32 = 200;
-/// More than the link carries.
+/// Bytes per second, more than the link carries.
 const HARD: u64 = 60_000_000;
 
 fn writer(rate: u64) -> GuestSpec {
@@ -19,8 +18,7 @@ fn writer(rate: u64) -> GuestSpec {
     spec
 }
 
-/// Moves it there by the multifd stream and back by the classic one; `meanwhile`
-/// is done while it is chased.
+/// Moves it there by multifd and back by the classic stream; calls `meanwhile` while it is chased.
 fn keeps_the_goal(rate: u64, meanwhile: impl Fn(&Guest)) {
     let world = World::new(Link::one(LINK));
     let guest = world.boot(&writer(rate));
@@ -35,7 +33,7 @@ fn keeps_the_goal(rate: u64, meanwhile: impl Fn(&Guest)) {
     }
 }
 
-/// QEMU finds nothing dirty all at once, with a second's worth in the pool.
+/// QEMU suddenly finds nothing dirty, with a second's worth in the pool.
 #[test]
 fn a_guest_that_stops_writing_abruptly() {
     keeps_the_goal(HARD, |guest| drop(guest.ask("rate 0").unwrap()));
@@ -61,8 +59,7 @@ fn an_idle_guest() {
     }
 }
 
-/// QEMU does not hold a VM that is paused: it finishes with a full pool, and
-/// nobody misses the VM meanwhile.
+/// QEMU does not hold a paused VM: it finishes with a full pool, and there is no downtime to bound.
 #[test]
 fn a_guest_that_its_owner_pauses() {
     let world = World::new(Link::one(LINK));

@@ -1,5 +1,5 @@
-//! The pages for a browser, in a real one: what they show of real agents, that they move a
-//! VM which checks itself, and that they let in nobody else.
+//! The web pages, in a real browser: what they show of real agents, that they move a VM that checks
+//! itself, and that they reject all other clients.
 
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpStream};
@@ -22,7 +22,7 @@ struct Dashboard {
 }
 
 impl Dashboard {
-    /// At host A, with its agent's socket or another one.
+    /// Starts it on host A, with its agent's socket or another one.
     fn start(world: &World, more: &[&str]) -> Self {
         let mut command = world.agent(Side::A).command(world.host(Side::A), &["dashboard"]);
         let mut child = command.args(more).stdout(Stdio::piped()).spawn().unwrap();
@@ -30,7 +30,7 @@ impl Dashboard {
         Self { child, lines }
     }
 
-    /// The address that it has printed last, or prints next.
+    /// The next address in its output.
     fn address(&mut self) -> String {
         let mut line = String::new();
         assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it has ended");
@@ -45,20 +45,20 @@ impl Drop for Dashboard {
     }
 }
 
-/// The status of an answer to somebody who is no browser of ours.
+/// The status of an answer to another client than the browser.
 fn status(host: &Host, method: &str, path: &str, headers: &str) -> u16 {
     let stream = host.within(|| TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))).unwrap();
     ask(&stream, method, path, headers, "").0
 }
 
-/// By the address that was printed; says where the pages are then.
+/// Opens the printed address; returns the address of the pages.
 fn enter(browser: &Browser<'_>, address: &str) -> String {
     browser.open(address);
     browser.wait("the first page", "document.querySelector('#hosts')");
     browser.address()
 }
 
-/// By hand: from the list of VMs over the form of one.
+/// By hand: from the list of VMs to the form for one.
 fn ask_to_move(browser: &Browser<'_>) {
     browser.click("nav a[href=vms]");
     browser.wait("the VM can move", "document.querySelector(\"a[href*='vm=web1']\")");
@@ -88,7 +88,7 @@ fn a_vm_is_moved_by_a_form_and_its_downtime_is_in_the_history() {
     browser.open(&home);
     assert_eq!(browser.focus_after_tabs(1), "Skip to the content");
 
-    // One that is cancelled, slow enough to be.
+    // A move that is cancelled, slow enough for that.
     world.hosts.slow(host, 4).unwrap();
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     ask_to_move(&browser);
@@ -132,7 +132,7 @@ fn a_vm_is_moved_by_a_form_and_its_downtime_is_in_the_history() {
     until("it has left", || world.vms(Side::B).is_empty());
     world.assert_intact(&guest);
 
-    // The address has been used. The next one is printed, and nothing else lets in.
+    // The address has been used. The next one is printed, and nothing else gives access.
     let path = address.strip_prefix(&format!("http://127.0.0.1:{PORT}")).unwrap();
     assert_eq!(status(host, "GET", path, ""), 403);
     let place = home.strip_prefix(&format!("http://127.0.0.1:{PORT}")).unwrap();

@@ -1,5 +1,5 @@
-//! Pages of which the guest changes little go as what has changed of them: a guest that
-//! makes pages dirty faster than the link is followed without being slowed.
+//! Pages of which the guest changes little are sent as deltas: a guest that makes pages dirty
+//! faster than the link carries them converges without throttling.
 
 use api::{Phase, Prediction, Report};
 use end_to_end::commander::Commander;
@@ -8,8 +8,7 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup;
 
-/// What the link carries, in Mbit/s; and twice that of pages, of each of which 64 bytes
-/// change.
+/// Rate of the link, in Mbit/s; and twice that in dirty pages, of each of which 64 bytes change.
 const LINK: u32 = 100;
 const DIRTIES: u64 = 25_000_000;
 
@@ -36,7 +35,7 @@ fn by_multifd_and_by_a_classic_stream() {
     }
 }
 
-/// Before it moves, too.
+/// The prediction before the move knows of deltas, too.
 #[test]
 fn it_is_predicted_to_need_no_throttling() {
     let world = World::new(Link::one(LINK));
@@ -50,7 +49,7 @@ fn it_is_predicted_to_need_no_throttling() {
     world.assert_intact(&guest);
 }
 
-/// By its own commands, and at the pace of its QEMU.
+/// By its commander's orders, and at the pace of its QEMU.
 #[test]
 fn of_a_vm_that_is_carried() {
     let program = setup::ensure().unwrap().qemu;
@@ -62,7 +61,7 @@ fn of_a_vm_that_is_carried() {
     }
 }
 
-/// What it had in the air comes by the other, and some of it twice.
+/// What a cut lane had in flight goes by the other one, and some of it twice.
 #[test]
 fn while_lanes_are_cut() {
     let world = World::new(Link { nics: 2, mbit_per_s: Some(LINK / 2) });

@@ -1,6 +1,5 @@
-//! What can go wrong while disks move costs the move and nothing else: the VM
-//! goes on from its own disk, nothing is left where it was to go, and the next
-//! move works.
+//! A fault while disks move costs only the move: the VM goes on from its own disk, nothing is left
+//! at the destination, and the next move works.
 
 use std::fs;
 use std::sync::Arc;
@@ -15,11 +14,11 @@ use lab::hosts::{Link, RUN_DIR};
 use qemu::qmp::Qmp;
 use tempfile::TempDir;
 
-/// For what comes in seconds, on a busy machine too.
+/// For what takes seconds, on a busy machine too.
 const SOON: Duration = Duration::from_secs(60);
 const MOVE: [&str; 3] = ["--disks", "all", "--create-disks"];
 
-/// A VM with a disk of its own, by a link that takes seconds.
+/// A VM with a disk of its own, and a link on which its move takes seconds.
 struct Faulty {
     world: World,
     guest: Guest,
@@ -38,7 +37,7 @@ impl Faulty {
         Self { world, guest, pid, owners }
     }
 
-    /// Waits for the end of a migration that fails; why.
+    /// Waits for the end of a migration that must fail; returns the reason.
     fn fails(&self, moving: Moving) -> String {
         let ended = moving.wait();
         let Outcome::Failed(why) = ended.report.outcome else { panic!("{:?}", ended.report) };
@@ -46,7 +45,8 @@ impl Faulty {
         why
     }
 
-    /// The VM goes on, its disk holds what it wrote, and QEMU copies it no more.
+    /// Asserts that the VM goes on, that its disk holds what it wrote, and that QEMU copies it no
+    /// more.
     fn goes_on(&self) {
         self.world.remove_own_sockets(Side::B, "web1");
         self.world.assert_stayed(&self.guest, Side::A, self.pid);
@@ -55,7 +55,7 @@ impl Faulty {
     }
 }
 
-/// A file system of B's own.
+/// A file system on B only.
 struct Small<'w> {
     world: &'w World,
     dir: TempDir,
@@ -64,7 +64,7 @@ struct Small<'w> {
 impl<'w> Small<'w> {
     fn mount(world: &'w World, mib: u64) -> Self {
         let small = Self { world, dir: TempDir::new().unwrap() };
-        // It ends with the host's mount namespace.
+        // It is unmounted with the host's mount namespace.
         small.run("mount", &["-t", "tmpfs", "-o", &format!("size={mib}m"), "small"]);
         small
     }
@@ -85,7 +85,7 @@ impl<'w> Small<'w> {
         self.run("mount", &["-o", &format!("remount,size={mib}m")]);
     }
 
-    /// Its files.
+    /// The names of its files.
     fn files(&self) -> String {
         self.run("ls", &["-A"])
     }
@@ -96,8 +96,8 @@ impl<'w> Small<'w> {
     }
 }
 
-/// It is too small to begin with; or it shrinks, as one does that others write
-/// to as well, when it was looked at already.
+/// The file system is too small at first; or it shrinks after it was checked, as if others wrote to
+/// it as well.
 #[test]
 fn a_file_system_that_is_full() {
     let faulty = Faulty::new();
@@ -127,7 +127,7 @@ fn a_file_system_that_is_full() {
     assert_disk_intact(guest);
 }
 
-/// What writes the image there is gone.
+/// The QEMU that writes the image there dies.
 #[test]
 fn a_sink_that_dies() {
     let faulty = Faulty::new();
@@ -145,8 +145,8 @@ fn a_sink_that_dies() {
     assert_disk_intact(guest);
 }
 
-/// It takes nothing for a while, as storage that is overloaded: memory goes on
-/// past it, over the same lane, however little the agents may buffer.
+/// The disk takes nothing for a while, like overloaded storage: memory passes it on the same lane,
+/// however little the agents may buffer.
 #[test]
 fn a_disk_that_stands_still() {
     let mut world = World::new(Link::one(200));
@@ -158,7 +158,7 @@ fn a_disk_that_stands_still() {
     let mut moving = world.begin(&guest, Side::A, &args);
     moving.wait_for(Phase::FirstPass);
     until("blocks are written", || allocated_bytes(&world, Side::B) > MIB);
-    // Its QEMU writes no disk, and its memory can be written from outside.
+    // A frozen QEMU writes no disk, but its memory can be written from outside.
     let frozen = Frozen::new(world.vm(Side::B, "web1").unwrap().pid);
     moving.wait_for(Phase::LaterPass);
     moving.wait_line("limited by the destination's disk");
@@ -168,7 +168,7 @@ fn a_disk_that_stands_still() {
     assert_disk_intact(&guest);
 }
 
-/// Nor does it keep the VM from staying: whoever cancels does not wait for it.
+/// Cancelling a migration doesn't wait for such a disk.
 #[test]
 fn a_disk_that_stands_still_is_given_up() {
     let faulty = Faulty::new();
@@ -197,8 +197,8 @@ fn loads(world: &World) -> bool {
     tasks.filter_map(|task| name(task.ok()?)).any(|name| name.trim() == "arrival-load")
 }
 
-/// It hangs when everything has arrived, and the image is to be made durable. The
-/// agent there hears that the VM stays all the same, and nothing of it is left.
+/// The disk hangs when everything has arrived, and the image is to be made durable. The agent there
+/// still learns that the VM stays, and leaves nothing behind.
 #[test]
 fn a_disk_that_hangs_at_the_end() {
     let mut world = World::new(Link::one(200));
@@ -211,7 +211,7 @@ fn a_disk_that_hangs_at_the_end() {
     let owners = world.own_qmp(Side::A, "web1");
     let events = owners.events_named(&["MIGRATION"]);
     let moving = world.begin(&guest, Side::A, &[&MOVE[..], &["--blackout-max", "100"]].concat());
-    // Its disk was copied and flushed; what is left are pages and devices.
+    // The disk was copied and flushed; pages and devices are left.
     while events.recv_timeout(SOON).expect("it gets there").data["status"] != "device" {}
     proxies.hold_up(Side::A);
     let frozen = Frozen::new(world.vm(Side::B, "web1").unwrap().pid);

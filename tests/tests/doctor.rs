@@ -1,5 +1,5 @@
-//! `droveway doctor`, and the same checks before a migration: what would keep a
-//! VM from running at the destination is found while it runs untouched.
+//! `droveway doctor`, and the same checks before a migration: what would keep a VM from running at
+//! the destination is found while the VM runs untouched.
 
 use std::fs;
 
@@ -10,14 +10,14 @@ use lab::hosts::Link;
 use lab::setup::Accelerator;
 
 const RATE: u64 = 2_000_000;
-/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+/// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const ODD: &str = "262296k";
 
 fn examination(text: &str) -> Examination {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// How much a finding matters whose text has this in it.
+/// The severity of the finding whose text contains this.
 fn severity(findings: &[Finding], text: &str) -> Severity {
     let found = findings.iter().find(|one| one.text.contains(text));
     found.unwrap_or_else(|| panic!("{text:?} is not in {findings:#?}")).severity
@@ -36,7 +36,7 @@ impl Refusing {
         Self { world, guest, pid }
     }
 
-    /// Refused with each of these in the reason, once like the first time.
+    /// Refused with each of these reasons, the second time like the first.
     fn refuses(&self, args: &[&str], reasons: &[&str]) {
         let mut migrate = vec!["migrate", "web1", "host-b"];
         migrate.extend(args);
@@ -45,12 +45,12 @@ impl Refusing {
             for reason in reasons {
                 assert!(why.contains(reason), "{reason:?} is not in: {why}");
             }
-            // A QEMU that ends while it starts leaves its owner's sockets lying.
+            // A QEMU that ends during its start leaves its owner's sockets behind.
             let _ = fs::remove_file(self.world.host(Side::B).run_dir.join("web1.talk"));
         }
     }
 
-    /// It runs on as if nothing had been asked; and can still go.
+    /// Asserts that it runs on as if nothing had been asked.
     fn stayed(&self) {
         self.world.assert_stayed(&self.guest, Side::A, self.pid);
     }
@@ -70,7 +70,7 @@ fn a_pair_that_is_well() {
     assert!(!alone.has_errors());
     assert_eq!(severity(&alone.findings, "host-b answers in"), Severity::Ok);
     assert_eq!(severity(&alone.findings, "--insecure-plaintext"), Severity::Warning);
-    // Virtual cards don't say what they carry.
+    // Virtual cards don't report their speed.
     assert_eq!(severity(&alone.findings, "doesn't say what it carries, MTU"), Severity::Note);
     let version = world.kit.qemu_version.to_string();
     assert_eq!(severity(&alone.findings, &format!("QEMU {version}: ")), Severity::Ok);
@@ -106,7 +106,7 @@ fn a_cpu_that_the_destination_does_not_know_or_cannot_give() {
     let mut spec = bare("256M", RATE);
     let world = World::new(Link::one(1000));
     let model = if world.kit.accelerator == Accelerator::Kvm { "host" } else { "qemu64" };
-    // A feature that both kinds of vCPU can be without.
+    // A feature without which both kinds of vCPU can do.
     spec.extra.extend(["-cpu", &format!("{model},+aes")].map(str::to_owned));
     let refusing = Refusing::new(world, &spec);
     let named = format!("{model},=NoSuchModel,");
@@ -117,7 +117,7 @@ fn a_cpu_that_the_destination_does_not_know_or_cannot_give() {
     refusing.moves();
 }
 
-/// The older QEMU doesn't know the newer one's machine.
+/// The older QEMU doesn't know the newer one's machine type.
 #[test]
 fn a_machine_type_that_the_destination_does_not_know() {
     let kit = lab::setup::ensure().unwrap();
@@ -134,8 +134,8 @@ fn a_machine_type_that_the_destination_does_not_know() {
     refusing.moves();
 }
 
-/// Memory that nobody has touched yet costs nothing where the VM is, and may
-/// cost all of it where it goes.
+/// Memory that was never touched takes nothing on the VM's host, and may take all of its size at
+/// the destination.
 #[test]
 fn more_memory_than_the_destination_has() {
     let world = World::new(Link::one(1000));
@@ -145,7 +145,7 @@ fn more_memory_than_the_destination_has() {
         line.trim().trim_end_matches(" kB").parse().unwrap()
     };
     let all_mib = (kib("MemTotal:") + kib("SwapTotal:")) >> 10;
-    // A card's memory is a power of two.
+    // This device's memory must be a power of two.
     let size = format!("{}M", (all_mib + 1).next_power_of_two());
     let mut spec = bare("256M", RATE);
     spec.extra.extend([
@@ -160,7 +160,7 @@ fn more_memory_than_the_destination_has() {
     let told = refusing.world.refuses(Side::A, &["doctor", "host-b"]);
     assert!(told.contains("more than host-b has free"), "{told}");
 
-    // Who knows better may say so.
+    // An operator who knows better can override it.
     let mut moving = refusing.world.begin(&refusing.guest, Side::A, &["--overcommit-memory"]);
     moving.wait_for(Phase::FirstPass);
     moving.interrupt();

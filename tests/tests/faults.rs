@@ -1,12 +1,12 @@
-//! Things break in the middle of a migration, and one VM runs all the same: a
-//! fixed set of what `make faults` tries by chance. Half of it with pages from disks.
+//! Faults in the middle of a migration, after which exactly one VM runs: a fixed set of those that
+//! `make faults` tries at random. Half of them with pages from disks.
 
 use std::time::Duration;
 
 use end_to_end::faults::{End, Fault, Moment, Plan, Yard};
 use lab::guest::System;
 
-/// Long enough for whoever is cut off to give up.
+/// Long enough for a side that is cut off to give up.
 const LONG: Duration = Duration::from_secs(13);
 
 fn assert_survived(system: System, faults: &[(Fault, u64, Duration)]) {
@@ -76,7 +76,7 @@ fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
     );
 }
 
-/// While pages come, which take memory; the next plan is without certificates.
+/// While pages arrive, which take memory; the next plan is without certificates.
 #[test]
 fn a_destination_has_no_memory_left() {
     let full = Plan::at_a_step(Fault::MemoryFull(End::Destination), 300, SHORT);

@@ -1,4 +1,4 @@
-//! Memory that the guest says is free, by a balloon that `droveway run` adds.
+//! Memory that the guest reports as free, by a balloon that `droveway run` adds.
 
 use api::{FreeMemory, Prediction, Report};
 use end_to_end::commander::Commander;
@@ -9,7 +9,7 @@ use lab::setup;
 
 const FREED: u64 = 512 * MIB;
 
-/// Shared memory, as virtiofs and vhost-user want it, of which most was used once.
+/// Shared memory, as virtiofs and vhost-user need it, most of which was used once.
 fn spec() -> GuestSpec {
     let mut spec = guest("1G", 5_000_000);
     spec.machine = "q35,memory-backend=ram".to_owned();
@@ -26,16 +26,15 @@ fn predicted(world: &World) -> FreeMemory {
     predicted.free_memory
 }
 
-/// What a report says of holes that were filled ahead of QEMU, which is something.
+/// Asserts that a report counts holes that were filled ahead of QEMU.
 fn assert_ahead(report: &Report) {
     let said = report.notes.iter().find(|note| note.contains("were never used"));
     let said = said.unwrap_or_else(|| panic!("{:?}", report.notes));
     assert!(said.contains("allocated ahead of QEMU") && !said.contains(" 0 MiB"), "{said}");
 }
 
-/// It goes there without, and so it does back. What QEMU has sent before the guest says
-/// that it is free can't be left out any more: on this link that is little, however slow the
-/// guest.
+/// There and back without the free memory. What QEMU sends before the guest reports it as free
+/// can't be left out any more: on this link that is little, however slow the guest is.
 #[test]
 fn what_a_guest_has_freed_is_left_out() {
     let world = World::new(Link::one(100));
@@ -52,7 +51,7 @@ fn what_a_guest_has_freed_is_left_out() {
     }
 }
 
-/// Without it QEMU reads all, which doctor says.
+/// Without it QEMU reads all memory, and doctor says so.
 #[test]
 fn without_a_balloon_all_is_read() {
     let world = World::new(Link::one(1000));
@@ -71,8 +70,8 @@ fn without_a_balloon_all_is_read() {
     assert!(refused.contains("has a balloon already"), "{refused}");
 }
 
-/// While the link is busy, what QEMU has not come to yet is allocated: also of a VM that
-/// somebody else commands.
+/// While the link is busy, memory that QEMU has not reached yet is allocated, also of a VM that
+/// others command.
 #[test]
 fn holes_are_filled_ahead_of_qemu() {
     let world = World::new(Link::one(200));

@@ -1,5 +1,5 @@
-//! Several VMs as one operation: each arrives intact or stays intact, whatever
-//! becomes of the others and of the agent that coordinates.
+//! Several VMs as one operation: each arrives intact or stays intact, whatever becomes of the
+//! others and of the coordinating agent.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn spec(name: &str, seed: u64) -> GuestSpec {
     spec
 }
 
-/// Boots guests at A.
+/// Boots guests on A.
 fn herd<const N: usize>(world: &World, names: [&str; N]) -> [Guest; N] {
     let mut seed = 40;
     names.map(|name| {
@@ -37,7 +37,7 @@ fn states(report: &GangReport) -> Vec<(&str, MoveState)> {
     states
 }
 
-/// All of them run at a host and nothing else does.
+/// Asserts that all of them run on a host, and nothing else does.
 fn assert_at(world: &World, side: Side, guests: &[&Guest]) {
     let vms = world.vms(side);
     let pids: Vec<u32> = vms.iter().map(|vm| vm.pid).collect();
@@ -50,13 +50,13 @@ fn assert_at(world: &World, side: Side, guests: &[&Guest]) {
     world.assert_only(side, &pids);
 }
 
-/// A guest whose QEMU at B was there and went: the next one has to be heard too.
+/// The guest that had begun to move: the lab has to listen to its next QEMU at B, too.
 fn heard_anew<'g>(begun: Option<&str>, guests: [&'g Guest; 2]) -> Vec<&'g Guest> {
     let begun = begun.expect("one had begun");
     guests.into_iter().filter(|guest| guest.spec.name == begun).collect()
 }
 
-/// The agent of the destination coordinates, and all is encrypted.
+/// The destination's agent coordinates, and everything is encrypted.
 #[test]
 fn by_name_and_coordinated_from_elsewhere() {
     let (world, _certificates) = World::secured(Link::one(1000));
@@ -100,7 +100,7 @@ fn a_host_is_evacuated_after_a_dry_run_that_moves_nothing() {
     assert!(world.tells(Side::A, &["evacuate", "host-a"]).contains("no VM to move"));
 }
 
-/// A VM that has web2's name is at B.
+/// B already has a VM with web2's name.
 fn with_taken_name() -> (World, [Guest; 2], u32) {
     let world = World::new(Link::one(1000));
     let guests = herd(&world, ["web1", "web2"]);
@@ -136,7 +136,7 @@ fn one_that_is_refused_does_not_stop_the_other() {
 #[test]
 fn with_atomic_those_under_way_are_taken_back() {
     let (world, [one, two], taker) = with_taken_name();
-    // So that web1 is on its way for long.
+    // So that web1 takes long.
     let args =
         ["gang", "web1=host-b", "host-a/web2=host-b", "--atomic", "--limit", "10M", "--json"];
     let (success, report, said) = report(world.begin_all(&[], Side::A, Side::A, &args));
@@ -171,7 +171,7 @@ fn a_gang_that_is_cancelled_can_be_taken_up_again() {
     assert_at(&world, Side::B, &[one, two]);
 }
 
-/// It is the source's agent, so a migration ends with it.
+/// The coordinator is the source's agent, so a migration ends with it.
 #[test]
 fn the_coordinator_dies_and_the_gang_is_taken_up_again() {
     let mut world = World::new(Link::one(200));

@@ -1,5 +1,5 @@
-//! What VMs hold that run on a host: looked at without giving them memory, there
-//! for VMs that come, and only for those of their domain.
+//! Content of a host's VMs: scanned without giving them memory, available to VMs that arrive, and
+//! only to those of their domain.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use end_to_end::{MIB, Side, World};
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
 
-/// The same content in each, written with the same seed.
+/// Bytes of the same content in each VM, written with the same seed.
 const COMMON: u64 = 48 * MIB;
 const SHARE: [&str; 2] = ["--share", "host"];
 const OFF: [&str; 2] = ["--share", "off"];
@@ -17,7 +17,7 @@ fn twin(name: &str) -> GuestSpec {
     end_to_end::twin(name, "160M", COMMON, 0)
 }
 
-/// Agents that look often enough for a test.
+/// Agents that scan often enough for a test.
 fn world() -> World {
     let mut world = World::new(Link::one(500));
     world.tell_agents(["--scan-cpu", "50%"].map(str::to_owned).to_vec());
@@ -30,7 +30,7 @@ fn moved(world: &World, guest: &Guest, arguments: &[&str]) -> Report {
     ended.report
 }
 
-/// A line of what the kernel says of a process, in bytes.
+/// A value of `/proc/PID/status`, in bytes.
 fn bytes(pid: u32, line: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let found = status.lines().find_map(|one| one.strip_prefix(line)).unwrap();
@@ -38,14 +38,14 @@ fn bytes(pid: u32, line: &str) -> u64 {
     kib << 10
 }
 
-/// VMs that came by the other way, or were there when the agent started.
+/// VMs that arrived without names, or were there when the agent started.
 #[test]
 fn what_runs_at_the_destination_is_not_sent() {
     let mut world = world();
     let guests = ["web1", "web2"].map(|name| world.boot(&twin(name)));
-    // It is looked at where it is, also by an agent that starts anew.
+    // It is scanned where it is, also by an agent that has just started.
     world.wait_looked_at(Side::A, "web1");
-    // By default nothing is looked for where there is nothing to find.
+    // By default, nothing is looked up where there is nothing to find.
     let first = moved(&world, &guests[0], &[]);
     assert_eq!(first.named_bytes, 0);
     world.kill_agent(Side::B);
@@ -55,7 +55,7 @@ fn what_runs_at_the_destination_is_not_sent() {
     println!("{} by name", second.named_bytes);
     assert!(second.named_bytes >= COMMON, "{second:?}");
     guests.iter().for_each(|guest| world.assert_intact(guest));
-    // One that has gone is let go.
+    // A VM that has ended is forgotten.
     let known = |name: &str| world.tells(Side::B, &["show", name]).contains("Content");
     assert!(known("web2"));
     world.says(Side::B, &["stop", "web1", "--force"]);
@@ -110,13 +110,13 @@ fn a_vm_takes_its_domain_along() {
     for (guest, arguments) in guests.iter().zip(arguments) {
         named.push(moved(&world, guest, arguments).named_bytes);
         if named.len() == 1 {
-            // The others come by name.
+            // The others go by name.
             world.wait_looked_at(Side::B, "web1");
         }
     }
     println!("{named:?}");
     assert!(named[1] >= COMMON && named[2] < COMMON && named[3] < COMMON, "{named:?}");
-    // They keep it, whatever becomes of the agent.
+    // They keep their domain when the agent restarts.
     world.kill_agent(Side::B);
     world.start_agent(Side::B);
     let domains: Vec<String> = world.vms(Side::B).into_iter().map(|vm| vm.share_domain).collect();
@@ -125,12 +125,12 @@ fn a_vm_takes_its_domain_along() {
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
 
-/// What a dry run says it expects, and what goes by name then.
+/// What a dry run expects, compared with what then goes by name.
 #[test]
 fn a_dry_run_tells_what_need_not_be_sent() {
     let mut world = world();
     let guests = ["web1", "web2", "web3"].map(|name| world.boot(&twin(name)));
-    // One is there already, and brings what all have.
+    // One is there already, with the content that all have.
     moved(&world, &guests[0], &OFF);
     let evacuate = ["evacuate", "host-a", "--share", "host", "--json"];
     let dry = |world: &World| -> GangPlan {
@@ -161,7 +161,7 @@ fn a_dry_run_tells_what_need_not_be_sent() {
     }
     guests.iter().for_each(|guest| world.assert_intact(guest));
 
-    // Where nobody looks nobody knows, and that is said.
+    // Without a scan the content is unknown, and the plan says so.
     world.restart_agent_with(Side::B, &["--scan-cpu", "0"]);
     let said = world.tells(Side::A, &["evacuate", "host-b", "--share", "host", "--dry-run"]);
     assert!(said.contains("what web1 on host-b contains isn't known: its agent scans no VM"));

@@ -1,6 +1,5 @@
-//! Hosts that are broken, or were broken into, speak to an agent: it goes on, in
-//! bounded memory, its other VM does not notice, and it works with whoever keeps
-//! to the rules.
+//! Broken or compromised hosts talk to an agent: it goes on, in bounded memory, its other VM
+//! notices nothing, and it still works with peers that keep to the rules.
 
 use std::io::Write;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use wire::{
 
 const RATE: u64 = 2_000_000;
 
-/// A guest that has come to host B by an honest migration.
+/// A guest that has moved to host B by an honest migration.
 fn guest_at_b(world: &World) -> Guest {
     let mut spec = bare("192M", RATE);
     spec.extra.extend(own_qmp_argument(&spec.name));
@@ -31,7 +30,7 @@ fn guest_at_b(world: &World) -> Guest {
 }
 
 #[test]
-fn orders_that_can_not_be_meant() {
+fn invalid_orders_are_refused() {
     let world = World::new(Link::unshaped());
     let guest = guest_at_b(&world);
     let caller = Caller::new(&world, "host-a", Security::Plaintext);
@@ -63,11 +62,11 @@ fn orders_that_can_not_be_meant() {
         let why = caller.refused_with(part, said);
         assert!(!why.is_empty() && why.contains(reason), "{part}: {why}");
     }
-    // Another VM's QEMU that runs, or waits for somebody else, is left alone.
+    // Another VM's QEMU that runs, or waits for another source, is left alone.
     let others = format!("{RUN_DIR}/web1.own");
     refused(&|order| order.incoming_qmp = Some(others.clone()), "is there already, as web1");
     refused(&|order| order.incoming_qmp = Some("/dev/zero".to_owned()), "");
-    // What is short on the wire and large in memory.
+    // Short on the wire, and large in memory.
     let bomb = serde_json::Value::Array(vec![json!(0); 900_000]);
     assert_eq!(caller.refused_with("shape", bomb), "", "it hangs up");
     caller.assert_unharmed(&guest);
@@ -97,17 +96,17 @@ fn silence_and_words_out_of_turn() {
     assert_eq!(first(Frame::Message(b"{".to_vec())), "");
     assert_eq!(first(Frame::Message("[".repeat(2 << 20).into_bytes())), "");
     let mut control = caller.call(Kind::Control).unwrap();
-    // A frame of 4 GiB, and one of a kind that there isn't.
+    // A frame of 4 GiB, and a frame of an unknown kind.
     let _ = control.write_all(&[0xff, 0xff, 0xff, 0xff, 1]);
     assert_eq!(ending(&mut control), "");
     let mut control = caller.call(Kind::Control).unwrap();
     let _ = control.write_all(&[0, 0, 0, 0, 9]);
     assert_eq!(ending(&mut control), "");
-    // Lanes of no migration.
+    // Lanes without a migration.
     for token in [Token::default(), Token([7; 16])] {
         assert!(caller.call(Kind::Lane { number: 0, token }).is_err());
     }
-    // A word about a switchover that nobody knows.
+    // A message about an unknown switchover.
     let mut asking = caller.call(Kind::Inquiry).unwrap();
     let migration = MigrationId::random().unwrap();
     let said = Envelope { migration, message: switchover::ToDestination::Go { run: true } };
@@ -118,7 +117,7 @@ fn silence_and_words_out_of_turn() {
     assert_eq!(said.message, switchover::ToSource::Unknown);
     caller.assert_unharmed(&guest);
 
-    // Many that say nothing, a byte, or half of a message: they go by themselves.
+    // Many that send nothing, a byte, or half of a message: they are closed after a time.
     let mut silent: Vec<_> = (0..1500).map(|_| caller.dial()).collect();
     for stream in silent.iter_mut().step_by(2) {
         let _ = stream.write_all(b"D");
@@ -141,7 +140,7 @@ fn silence_and_words_out_of_turn() {
 
 /// Each of them ends its own migration, with a reason.
 #[test]
-fn pages_that_can_not_be() {
+fn invalid_pages_end_their_migration() {
     let world = World::new(Link::unshaped());
     let guest = guest_at_b(&world);
     let caller = Caller::new(&world, "host-a", Security::Plaintext);
@@ -170,10 +169,10 @@ fn pages_that_can_not_be() {
         let why = accepted.ending();
         assert!(why.contains(reason), "{reason:?} is not in: {why}");
     }
-    // Blocks of a disk, where none come; and what is no batch.
+    // Blocks of a disk, where none were announced; and bytes that are no batch.
     let mut blocks = vec![0xb2, 0xd7, 0, 0, 0, 0, 1, 0];
     blocks.extend([0; 12]);
-    // Names, where none were agreed on.
+    // Names that were not agreed on.
     let mut names = vec![0xb3, 0xd7];
     names.extend([0; 18]);
     for (bytes, reason) in [
@@ -190,7 +189,7 @@ fn pages_that_can_not_be() {
     drop(world.migrate(&guest, Side::B, &[]));
 }
 
-/// What is said over control.
+/// Messages on the control connection.
 type Talk<'t> = dyn Fn(&mut Connection) + 't;
 
 #[test]
@@ -211,7 +210,7 @@ fn residue_and_lanes_that_can_not_be() {
         let why = accepted.ending();
         assert!(why.contains(reason), "{reason:?} is not in: {why}");
     }
-    // Residue.
+    // The non-RAM stream.
     let before = rss_bytes(&world, Side::B);
     let scripts: [(&Talk<'_>, &str); 5] = [
         (&|control| frame(control, &Frame::Head(vec![0; 99])), "without its block list"),
@@ -229,13 +228,13 @@ fn residue_and_lanes_that_can_not_be() {
         let mut accepted = caller.accepted();
         talk(&mut accepted.control);
         let why = accepted.ending();
-        // Who goes on talking may find the connection broken before he reads why.
+        // A peer that goes on sending may find the connection broken before it reads the reason.
         assert!(why.contains(reason) || (why.is_empty() && reason == "larger"), "{reason}: {why}");
     }
     assert!(rss_bytes(&world, Side::B) < before + 350 * MIB);
     caller.assert_unharmed(&guest);
 
-    // Lanes that come and go, or stop in the middle of a batch.
+    // Lanes that connect and disconnect, or stop in the middle of a batch.
     let (mut accepted, mut lane) = caller.streaming();
     let kind = Kind::Lane { number: 1, token: accepted.token };
     for _ in 0..300 {
@@ -252,10 +251,10 @@ fn residue_and_lanes_that_can_not_be() {
     drop(world.migrate(&guest, Side::B, &[]));
 }
 
-/// 16 MiB of zeros, which is more than a batch has.
+/// 16 MiB of zeros, which is more than a batch may have.
 fn zstd_of_much() -> Vec<u8> {
-    // Magic, one segment with its length in four bytes, one run of one byte: the
-    // most that a block may be is 128 KiB.
+    // Magic, one segment with a length of four bytes, and blocks of one repeated byte: a block may
+    // have at most 128 KiB.
     let blocks = 128_u32;
     let mut bytes = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
     bytes.extend((blocks << 17).to_le_bytes());
@@ -267,7 +266,7 @@ fn zstd_of_much() -> Vec<u8> {
     bytes
 }
 
-/// A host with a certificate of its own has no part in what others do.
+/// A host with a certificate of its own can't take part in others' migrations.
 #[test]
 fn another_hosts_migrations() {
     let (world, certificates) = World::secured(Link::unshaped());
@@ -284,7 +283,7 @@ fn another_hosts_migrations() {
     let page = [5; 4096];
     let batch = Pages { encoding: 0, block: 0, pages: &[1], fills: &[], payload: &page };
     batch.send(&mut lane);
-    // A migration that is there, in its own name and in another's.
+    // An existing migration, in its own name and in another's.
     let asks = |caller: &Caller<'_>, from: &str, said: switchover::ToDestination| {
         let id = journal_at_b(&world);
         let word = Word::ToDestination(Envelope { migration: id, message: said });
@@ -298,7 +297,7 @@ fn another_hosts_migrations() {
         assert_eq!(asks(&other, from, aborted()), None);
         assert_eq!(asks(&other, from, switchover::ToDestination::Go { run: true }), None);
     }
-    // It is still there, and comes to its end by its own host's word.
+    // It still exists, and ends by its own host's word.
     batch.send(&mut lane);
     assert!(world.vm(Side::B, "evil").is_some());
     drop(accepted);
@@ -306,7 +305,7 @@ fn another_hosts_migrations() {
     drop(world.migrate(&guest, Side::B, &[]));
 }
 
-/// The one migration that host B has a journal of.
+/// The only migration of which host B has a journal.
 fn journal_at_b(world: &World) -> MigrationId {
     let dir = world.host(Side::B).run_dir.join("state/journals");
     let mut files = std::fs::read_dir(dir).unwrap();
@@ -314,8 +313,8 @@ fn journal_at_b(world: &World) -> MigrationId {
     MigrationId::new(path.file_stem().unwrap().to_str().unwrap()).unwrap()
 }
 
-/// A destination that says what it likes, when it likes: the VM stays where it
-/// is, and so does the agent.
+/// A destination that sends whatever it likes, whenever it likes: the VM stays where it is, and the
+/// agent goes on.
 #[test]
 fn destinations_that_make_no_sense() {
     let mut world = World::new(Link::unshaped());
@@ -397,7 +396,7 @@ fn destinations_that_make_no_sense() {
         },
         "out of turn",
     );
-    // Of another migration, before its time, or both.
+    // For another migration, before its time, or both.
     fails(
         &[],
         |mut control| {
@@ -449,10 +448,10 @@ fn destinations_that_make_no_sense() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Of a MiB each.
+/// Messages of a MiB each.
 const NOTES: u64 = 500;
 
-/// NICs that carry all there is, at places that there are not.
+/// NICs that claim to be full, and lanes at NICs that don't exist.
 fn policy_of_nonsense() -> policy::pace::DestinationUse {
     let nic = policy::pace::NicUse {
         speed_bytes_per_s: Some(u64::MAX),

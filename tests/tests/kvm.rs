@@ -1,5 +1,5 @@
-//! VMs whose dirty pages KVM tells of, and not TCG. Where KVM only emulates, as nested
-//! KVM may, they are small and slow, and what moves them does what it does elsewhere.
+//! VMs whose dirty pages KVM reports, not TCG. Where KVM only emulates, as nested KVM may, the
+//! guests are small and slow, and are moved as elsewhere.
 
 use api::{Outcome, Phase};
 use end_to_end::{MIB, Moving, Side, World, bare, note};
@@ -11,7 +11,7 @@ use lab::setup::{self, Accelerator};
 const MAPPED: &str = "32M";
 const INLINE: &str = "16M";
 
-/// Two hosts, and a guest for KVM if that runs it.
+/// Two hosts, and a guest for KVM if KVM can run it.
 fn world(link: Link, memory: &str, rate: u64) -> Option<(World, GuestSpec)> {
     let world = World::new(link);
     if !setup::kvm_runs_bare(&world.kit).unwrap() {
@@ -53,18 +53,17 @@ fn inline_with_a_dirty_log() {
     there_and_back(INLINE, |_| ());
 }
 
-/// As large as can be, and far from full when QEMU next empties it. A KVM that emulates
-/// notes each write of an instruction, and looks only now and then whether the ring is
-/// full; then what it notes next replaces what it noted first. (With 4096 entries and
-/// string instructions five pages were lost in most moves, by QEMU's own migration too,
-/// and the kernel warned: `kvm_dirty_ring_push`.)
+/// The largest ring, and far from full when QEMU next empties it. A KVM that emulates records each
+/// write of an instruction, and only now and then checks whether the ring is full; then further
+/// entries replace the first ones. (With 4096 entries and string instructions five pages were lost
+/// in most moves, by QEMU's own migration too, and the kernel warned: `kvm_dirty_ring_push`.)
 fn with_rings(spec: &mut GuestSpec) {
     spec.dirty_ring = Some(65536);
     (spec.orders.repeated, spec.orders.rate) = (false, 100_000);
     (spec.orders.random_bytes, spec.orders.working_set_bytes) = (MIB / 2, MIB);
 }
 
-/// Each vCPU has one.
+/// Each vCPU has a ring.
 #[test]
 fn mapped_with_dirty_rings() {
     there_and_back(MAPPED, |spec| {
@@ -88,7 +87,7 @@ fn hard(link: u32) -> Option<(World, Guest, u32)> {
     Some((world, guest, pid))
 }
 
-/// Pages of one word each would all fit the link.
+/// Compressed, pages of one word each would all fit the link.
 fn begin(world: &World, guest: &Guest, args: &[&str]) -> Moving {
     world.begin(guest, Side::A, &[&["--compress", "off"], args].concat())
 }

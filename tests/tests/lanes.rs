@@ -8,14 +8,14 @@ use lab::hosts::Link;
 
 const TWO_NICS: Link = Link { nics: 2, mbit_per_s: Some(100) };
 
-/// A guest that flies for seconds.
+/// A guest whose move takes seconds.
 fn large(world: &World) -> Guest {
     let mut spec = bare("384M", 200_000);
     spec.orders.random_bytes = 128 * MIB;
     world.boot(&spec)
 }
 
-/// A migration by one lane per NIC, with pages in the air.
+/// A migration with one lane per NIC, with pages in flight.
 fn fly(world: &World, guest: &Guest, from: Side) -> Moving {
     let mut moving = world.begin(guest, from, &["--lanes", "2"]);
     moving.wait_for(Phase::FirstPass);
@@ -24,7 +24,7 @@ fn fly(world: &World, guest: &Guest, from: Side) -> Moving {
     moving
 }
 
-/// `ss` on A, about the connections of its second NIC.
+/// `ss` on A, for connections of its second NIC.
 fn connections(world: &World, args: &[&str]) -> String {
     let output = world.hosts.a.command("ss").args(args).args(["src", "10.77.1.1"]).output();
     let output = output.unwrap();
@@ -56,7 +56,7 @@ fn one_two_and_eight() {
     }
 }
 
-/// A cable is pulled: nothing says so to either end.
+/// A cable is pulled: neither end is told.
 #[test]
 fn a_lane_whose_network_goes_silent() {
     let world = World::new(TWO_NICS);
@@ -64,10 +64,10 @@ fn a_lane_whose_network_goes_silent() {
     let moving = fly(&world, &guest, Side::A);
     world.hosts.a.set_nic(1, false).unwrap();
     let report = world.arrive(&guest, Side::A, moving);
-    // However often it tried to come back.
+    // It counts once, however often the lane tried to reconnect.
     assert_eq!(deaths(&report), [0, 1], "{:?}", report.lanes);
 
-    // The network is back: so are both lanes.
+    // The network is back, and so are both lanes.
     world.hosts.a.set_nic(1, true).unwrap();
     let report = world.migrate(&guest, Side::B, &["--lanes", "2"]);
     assert_eq!(deaths(&report), [0, 0]);
@@ -94,7 +94,7 @@ fn a_lane_joins_again() {
     assert_eq!(log.matches("lane up again").count(), 1, "{log}");
 }
 
-/// A firewall forgets its connections: both ends hear it.
+/// A firewall drops its connections: both ends are told.
 #[test]
 fn a_lane_whose_connection_is_cut() {
     let world = World::new(TWO_NICS);
@@ -106,8 +106,8 @@ fn a_lane_whose_connection_is_cut() {
     assert!(first == 0 && second > 0, "{:?}", report.lanes);
 }
 
-/// One that carries pages and blocks of a disk: what it had of both comes by
-/// the other, and writes of the guest that overlap stay in their order.
+/// A lane with pages and blocks of a disk: what it had in flight of both goes by the other one, and
+/// overlapping writes of the guest stay in order.
 #[test]
 fn a_lane_that_is_cut_with_disk_blocks_in_the_air() {
     let world = World::new(TWO_NICS);

@@ -10,12 +10,12 @@ use lab::setup::Qemu;
 
 const RATE: u64 = 5_000_000;
 
-/// By an address of loopback, or a socket; so many channels.
+/// By a loopback address or a socket; number of channels.
 const WAYS: [(bool, Option<u8>); 4] =
     [(false, None), (false, Some(4)), (true, None), (true, Some(4))];
 
-/// To and fro by these ways, with a QEMU: the first is the distribution's, the last the
-/// newest that libvirt knows.
+/// There and back in these ways, with one QEMU: the distribution's, or the newest that libvirt
+/// knows.
 fn by(ways: &[(bool, Option<u8>)], p2p: bool, is_oldest: bool) {
     with(&Carried::new(Link::one(1000)), ways, p2p, is_oldest);
 }
@@ -59,15 +59,15 @@ fn from_libvirtd_to_libvirtd_with_the_distributions_qemu() {
     by(&WAYS, true, true);
 }
 
-/// As while a cluster is upgraded, host by host.
+/// As during the upgrade of a cluster, host by host.
 #[test]
 fn between_two_releases_of_libvirt() {
     let carried = Carried::of_two_releases(Link::one(1000));
     with(&carried, &WAYS[..2], false, false);
 }
 
-/// Newer libvirts have QEMU wait until the destination says that it may stop the VM, and
-/// that is not said while the guest still writes too much.
+/// Newer libvirts have QEMU wait until the destination permits it to stop the VM, which it does not
+/// while the guest still writes too much.
 #[test]
 fn a_vm_of_the_newest_libvirt_is_stopped_when_little_is_left() {
     let carried = Carried::newest(Link::one(200));

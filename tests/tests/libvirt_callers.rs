@@ -1,5 +1,5 @@
-//! Those who call libvirt by its module for Python, with what they pass: OpenStack's nova
-//! and virt-manager. What they move is carried.
+//! Programs that call libvirt by its Python module, with the parameters that they pass: OpenStack's
+//! nova and virt-manager. Their migrations are carried.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use lab::hosts::Link;
 use lab::libvirt::Domain;
 use lab::setup;
 
-/// nova's `Guest.migrate`: libvirtd speaks with libvirtd, with the domain's description.
+/// nova's `Guest.migrate`: libvirtd talks to libvirtd, with the domain's XML.
 const NOVA: &str = "\
 flags = (libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER
          | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE | libvirt.VIR_MIGRATE_PERSIST_DEST)
@@ -20,14 +20,14 @@ params = {libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml,
 domain.migrateToURI3(there, params, flags)
 ";
 
-/// virt-manager's `vmmDomain.migrate`: the client speaks with both.
+/// virt-manager's `vmmDomain.migrate`: the client talks to both.
 const VIRT_MANAGER: &str = "\
 flags = (libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PERSIST_DEST
          | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE)
 domain.migrate3(libvirt.open(there), {}, flags)
 ";
 
-/// Why it failed, if it did.
+/// Runs a script; why it failed, if it did.
 fn call(carried: &Carried, from: Side, script: &str) -> Result<(), String> {
     let world = &carried.world;
     let script = format!(

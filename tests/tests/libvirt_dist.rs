@@ -1,4 +1,4 @@
-//! The files in `dist/` for hosts with libvirt are understood by those that they are for.
+//! The files in `dist/` for hosts with libvirt are valid for the programs that read them.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ fn dist(name: &str) -> String {
     fs::read_to_string(setup::repository().join("dist").join(name)).unwrap()
 }
 
-/// Compiles a profile, and loads it nowhere.
+/// Compiles a profile without loading it.
 fn compile(root: &Path, base: &Path, profile: &str) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("profile");
@@ -25,9 +25,9 @@ fn compile(root: &Path, base: &Path, profile: &str) -> Output {
 }
 
 #[test]
-fn apparmor_compiles_how_vms_are_confined() {
+fn apparmor_compiles_the_rules_for_vms() {
     let root = setup::apparmor().unwrap();
-    // With our lines where libvirt's abstraction includes what a site adds.
+    // With our lines where libvirt's abstraction includes a site's additions.
     let base = tempfile::tempdir().unwrap();
     let profiles = root.join("etc/apparmor.d");
     let copied = Command::new("cp").arg("-a").arg(profiles.join(".")).arg(base.path()).status();
@@ -52,7 +52,7 @@ fn apparmor_compiles_how_vms_are_confined() {
 
 /// `make kubevirt-test` has Kubernetes' own code read the manifests.
 #[test]
-fn kubevirts_agents_have_the_rights_that_those_of_tests_have() {
+fn agents_for_kubevirt_have_the_rights_that_tests_use() {
     let line = format!("add: [{}]\n", KUBEVIRT_RIGHTS.join(", "));
     assert!(dist("kubevirt/daemonset.yaml").contains(&line), "{line}");
 }
@@ -73,7 +73,7 @@ fn systemd_takes_the_units() {
         let about_it: String = said.lines().filter(|line| line.contains("droveway")).collect();
         (output.status.success(), about_it)
     };
-    // The program is somewhere else here.
+    // The program is at another path here.
     let [plain, carry] = ["droveway", "droveway-carry"].map(|name| {
         let unit = dist(&format!("systemd/{name}.service"));
         let unit = unit.replace("/usr/bin/droveway", "/bin/true");

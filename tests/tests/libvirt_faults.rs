@@ -1,6 +1,6 @@
-//! What breaks while agents carry libvirt's migrations, at points from the first pages to
-//! the last: each time the guest runs at one host and nowhere else, with all it has
-//! written, libvirt knows where, and it can be moved again.
+//! Faults while agents carry libvirt's migrations, at points from the first pages to the last: each
+//! time the guest runs on exactly one host, with all it has written, libvirt knows on which, and
+//! the guest can be moved again.
 
 use end_to_end::libvirt::carried::Carried;
 use end_to_end::{MIB, Side, assert_intact, bare, until};
@@ -8,8 +8,8 @@ use lab::guest::Guest;
 use lab::hosts::Link;
 use lab::libvirt::{Domain, Migration};
 
-/// How much of it has arrived when something breaks, in percent: the last is while the
-/// VM stops, or after.
+/// Percentage that has arrived at the time of the fault: the last one is while the VM stops, or
+/// after that.
 const POINTS: [f64; 5] = [1.0, 25.0, 50.0, 75.0, 99.0];
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ enum Fault {
     Abort,
 }
 
-/// Each point in a way of its own: classic and parallel, by `virsh` and by libvirtd.
+/// Each point with another kind of migration: classic and parallel, by `virsh` and by libvirtd.
 fn ways() -> impl Iterator<Item = Migration> {
     let ways = [(None, false), (Some(4), false), (Some(4), true), (None, true)];
     let how = |(parallel, p2p)| Migration { parallel, p2p, ..Migration::default() };
@@ -44,7 +44,7 @@ fn at_each_point(fault: Fault) {
             Fault::Libvirtd(side) => carried.world.kill_daemon(side),
             Fault::Abort => {
                 let (daemon, host) = (carried.world.daemon(Side::A), carried.world.host(Side::A));
-                // It may be over.
+                // The migration may be over.
                 let _ = migrating.abort(daemon, host);
             }
         }
@@ -66,7 +66,8 @@ fn at_each_point(fault: Fault) {
     carried.migrate(&guest, Side::A, &Migration::default());
 }
 
-/// The host whose libvirt says so, once one does: one that was killed has to find out.
+/// The host whose libvirt reports the guest, once exactly one does: a restarted libvirtd has to
+/// find out first.
 fn where_it_runs(carried: &Carried, guest: &Guest) -> Side {
     let mut at = None;
     until("a libvirt says where it runs", || {

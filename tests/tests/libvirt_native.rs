@@ -1,5 +1,4 @@
-//! libvirt's own migrations, without Droveway: the ground that carried ones stand on,
-//! and what they are compared with.
+//! libvirt's own migrations, without Droveway: the basis of carried ones, and their comparison.
 
 use end_to_end::disk::assert_disk_intact;
 use end_to_end::libvirt::LibvirtWorld;
@@ -32,7 +31,7 @@ fn parallel() {
     moves(&Migration { parallel: Some(4), p2p: true, ..Migration::default() }, Memory::SharedMemfd);
 }
 
-/// An abort in the middle leaves the guest where it was; then it can go.
+/// An abort in the middle leaves the guest where it was; then it can be moved.
 #[test]
 fn an_abort_leaves_the_guest_and_its_disk() {
     // 200 MiB take eight seconds.

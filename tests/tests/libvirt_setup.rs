@@ -1,5 +1,5 @@
-//! `droveway libvirt setup`, read by a real libvirt: what it leads elsewhere, what an
-//! operator can do without agents, and how it is taken back.
+//! `droveway libvirt setup`, read by a real libvirt: where it leads migrations, what an operator
+//! can do without agents, and how it is undone.
 
 use std::fs;
 
@@ -13,8 +13,8 @@ const RATE: u64 = 5_000_000;
 const QEMU_CONF: &str = "/etc/libvirt/qemu.conf";
 
 impl World {
-    /// `droveway libvirt setup` on a host, which must succeed, and libvirtd reads what it
-    /// wrote.
+    /// Runs `droveway libvirt setup` on a host, which must succeed, and has libvirtd read the
+    /// result.
     fn setup(&mut self, side: Side, more: &[&str]) -> String {
         let host = self.world.host(side);
         let mut command = host.command(agent::binary());
@@ -37,7 +37,7 @@ struct World {
 }
 
 #[test]
-fn a_host_without_agents_refuses_and_can_be_gone_around_and_undone() {
+fn a_host_without_agents_refuses_and_can_be_bypassed_and_undone() {
     let mut world = World { world: LibvirtWorld::new(Link::one(1000)) };
     for side in [Side::A, Side::B] {
         let host = world.world.host(side);

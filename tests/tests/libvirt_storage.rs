@@ -1,5 +1,5 @@
-//! What a VM of libvirt's has cached of disks that both hosts see, with the channel that its
-//! administrator gave it for the helper.
+//! Page cache of a libvirt VM, from disks that both hosts see, with a channel for the helper that
+//! its administrator added.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,8 +13,8 @@ use qemu::guest_port::{self, PORT_NAME};
 
 const NAME: &str = "web1";
 
-/// There and back, by both kinds of stream. The disks have no serial numbers: where they
-/// are on the bus is known by what firmware makes of libvirt's bridges.
+/// There and back, with both kinds of stream. The disks have no serial numbers, so they are known
+/// by their place on the bus, which depends on the firmware's numbers for libvirt's bridges.
 #[test]
 fn what_its_disks_have_is_read_there() {
     let carried = Carried::new(Link::one(200));

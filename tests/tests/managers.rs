@@ -1,4 +1,4 @@
-//! What managers give VMs, and set in their QEMUs, costs no migration its split.
+//! What managers add to VMs, or set in their QEMUs, keeps no migration from being split.
 
 use std::process::Command;
 
@@ -10,12 +10,12 @@ use qemu::qmp::Qmp;
 use serde_json::{Value, json};
 
 const RATE: u64 = 5_000_000;
-/// What QEMU's TCG keeps track of beside another block of RAM: no multiple of 256 KiB.
+/// A size that QEMU's TCG tracks correctly beside another RAM block: no multiple of 256 KiB.
 const ODD: &str = "196612k";
 const PLUGGED: u64 = 256 * MIB;
 
-/// The guest's memory is more than the machine begins with: most of what it checks is
-/// in what was plugged.
+/// The guest's memory exceeds the machine's initial memory: most of what it checks is in plugged
+/// memory.
 #[test]
 fn memory_of_a_virtio_mem_device() {
     let world = World::new(Link::one(1000));
@@ -55,7 +55,7 @@ fn bitmaps(qmp: &Qmp) -> Vec<(String, bool, u64)> {
     bitmaps.map(known).collect()
 }
 
-/// A backup program asks what has changed since its last run, wherever the VM is.
+/// A backup program asks what has changed since its last run, on whatever host the VM runs.
 #[test]
 fn a_persistent_dirty_bitmap() {
     let world = World::new(Link::one(1000));
@@ -91,7 +91,7 @@ fn a_persistent_dirty_bitmap() {
     }
 }
 
-/// In the order in which QEMU takes them. What is in one group may be on together.
+/// In the order in which QEMU accepts them. Those of one group may be on together.
 const LEFT_ON: [&[&str]; 4] = [
     &["xbzrle", "postcopy-ram", "auto-converge", "dirty-bitmaps"],
     &["multifd", "zero-copy-send"],
@@ -111,8 +111,8 @@ fn settings(qmp: &Qmp) -> Settings {
     (capabilities, parameters["tls-creds"].clone())
 }
 
-/// Those of `names` that this QEMU has, one after the other: it compares each with what is
-/// on already.
+/// Sets those of `names` that this QEMU has, one after the other: it compares each with those that
+/// are on already.
 fn set<'n>(qmp: &Qmp, names: impl Iterator<Item = &'n &'n str>, state: bool) {
     let (known, _) = settings(qmp);
     for name in names.filter(|name| known.iter().any(|(known, _)| known == **name)) {
@@ -135,8 +135,8 @@ fn left_on(qemu: &Qemu) {
     };
     for (nth, names) in LEFT_ON.into_iter().enumerate() {
         set(&owners, names.iter(), true);
-        // There are no such credentials: a stream that used them would not begin. And
-        // not everything may be on beside them.
+        // There are no such credentials: a stream that used them would not begin. And not every
+        // capability may be on beside them.
         if nth == 0 {
             encrypt("nobodys");
         }
@@ -164,7 +164,7 @@ fn left_on(qemu: &Qemu) {
     assert_eq!((report.tap.as_str(), report.placement.as_str()), ("multifd", "mapped"));
 }
 
-/// Off for the move, and as they were after one that did not take place.
+/// Off for the move, and as before after a move that did not take place.
 #[test]
 fn what_is_left_on_in_the_oldest_qemu() {
     left_on(&setup::qemus(&setup::ensure().unwrap()).unwrap()[0]);

@@ -1,4 +1,4 @@
-//! RAM in whatever shape, and RAM that the guest never touched.
+//! RAM of any shape, and RAM that the guest never touched.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use serde_json::json;
 fn two_numa_backends() {
     let world = World::new(Link::one(1000));
     let kit = &world.kit;
-    // 7.2 says only where its first block is: pages of the other go inline.
+    // QEMU 7.2 reports only the address of its first block: pages of the other go inline.
     let versions = [(&kit.qemu, kit.qemu_version), (&kit.qemu_system, kit.qemu_system_version)];
     for (qemu, version) in versions {
         let mut spec = bare("262152k", 5_000_000);
@@ -26,7 +26,7 @@ fn two_numa_backends() {
         .flat_map(|line| line.split(' '))
         .map(str::to_owned)
         .collect();
-        // It has one after the other, and the second in both blocks.
+        // The areas follow each other, and the second one lies in both blocks.
         spec.orders.random_bytes = 80 * MIB;
         spec.orders.working_set_bytes = 80 * MIB;
         let guest = world.boot_with(&spec, qemu);
@@ -41,13 +41,12 @@ fn two_numa_backends() {
     }
 }
 
-/// RAM that lies on both sides of the hole below 4 GiB, most of it untouched:
-/// it is not filled, at neither end.
+/// RAM on both sides of the hole below 4 GiB, most of it untouched: it is allocated at neither end.
 #[test]
 fn untouched_memory_above_4_gib_stays_untouched() {
     let world = World::new(Link::one(200));
     let mut spec = guest("4352M", 60_000_000);
-    // Linux takes the upper end first.
+    // Linux uses the upper end first.
     spec.orders.working_set_bytes = 64 * MIB;
     let guest = world.boot(&spec);
     let before = resident(&world, Side::A, "web1");
@@ -63,8 +62,7 @@ fn untouched_memory_above_4_gib_stays_untouched() {
     assert!(allowed < 2048 * MIB, "{before} bytes are not little of 4352 MiB");
 }
 
-/// A guest that gave memory back, before and while it moved, and takes it again
-/// elsewhere.
+/// A guest that gives memory back, before and while it moves, and takes it again on the other host.
 #[test]
 fn a_guest_with_a_balloon() {
     let world = World::new(Link::one(200));
@@ -87,7 +85,7 @@ fn a_guest_with_a_balloon() {
     drop(world.arrive(&guest, Side::A, moving));
     let actual = world.own_qmp(Side::B, "web1").execute("query-balloon", json!({})).unwrap();
     assert_eq!(actual["actual"], 320 * MIB);
-    // 32 MiB of QEMU's own beside what the guest has.
+    // QEMU has 32 MiB of its own besides the guest's.
     let arrived = resident(&world, Side::B, "web1");
     assert!(arrived < (320 + 64) * MIB, "{arrived} bytes behind a VM that gave 192 MiB back");
 
@@ -99,11 +97,11 @@ fn a_guest_with_a_balloon() {
     assert_eq!(actual["actual"], 512 * MIB);
 }
 
-/// RAM in huge pages, which are there for the source alone at first.
+/// RAM in huge pages, which at first exist for the source alone.
 #[test]
 fn huge_pages() {
     const PAGES: u64 = 256 / 2;
-    // After the world: its VMs need the pages until they are gone.
+    // Dropped after the world: its VMs need the pages until they are gone.
     let _pool = HugePages::reserve(PAGES);
     let world = World::new(Link::one(1000));
     let mut spec = bare("256M", 5_000_000);
@@ -128,7 +126,7 @@ fn huge_pages() {
     }
 }
 
-/// Memory behind a VM's QEMU, in bytes.
+/// Resident memory of a VM's QEMU, in bytes.
 fn resident(world: &World, side: Side, name: &str) -> u64 {
     let pid = world.vm(side, name).unwrap().pid;
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -1,4 +1,4 @@
-//! A VM moves, and comes back, while it writes: with Linux, by each stream.
+//! A Linux VM moves there and back while it writes, with each kind of stream.
 
 use end_to_end::{Side, World, bare, guest};
 use lab::hosts::Link;
@@ -18,7 +18,7 @@ fn moves(tap: &str, by: &str) {
         let of_migration: Vec<&str> =
             log.lines().filter(|line| line.contains("engine::")).collect();
         assert!(!of_migration.is_empty(), "{log}");
-        // A pair of lanes' threads is no span within a span.
+        // The span of a lane's thread is not nested in itself.
         let once = |line: &&str| line.matches(&span).count() == 1;
         let other: Vec<_> = of_migration.iter().filter(|line| !once(line)).collect();
         assert!(other.is_empty(), "{} logs without {span}: {other:?}", side.name());

@@ -1,4 +1,4 @@
-//! What a VM's owner does to it while it moves, its guest included.
+//! What a VM's owner, or its guest, does to it while it moves.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use lab::hosts::Link;
 use qemu::qmp::RunState;
 use serde_json::json;
 
-/// Moves for some seconds over a slow link.
+/// A guest whose move takes some seconds over a slow link.
 fn slow_to_move() -> GuestSpec {
     let mut spec = bare("256M", 500_000);
     spec.orders.random_bytes = 64 * MIB;
@@ -36,7 +36,7 @@ fn a_paused_vm_arrives_paused() {
     drop(world.migrate(&guest, Side::B, &[]));
 }
 
-/// Its owner changes his mind while it moves.
+/// Its owner pauses it during the move.
 #[test]
 fn a_vm_that_is_paused_while_it_moves_arrives_paused() {
     let world = World::new(Link::one(200));
@@ -51,7 +51,7 @@ fn a_vm_that_is_paused_while_it_moves_arrives_paused() {
     world.assert_intact(&guest);
 }
 
-/// And then it doesn't move after all.
+/// And then the move is cancelled.
 #[test]
 fn a_vm_that_is_paused_while_it_moves_stays_paused_when_it_stays() {
     let world = World::new(Link::one(200));
@@ -104,7 +104,7 @@ fn a_guest_that_powers_off_while_it_moves_is_gone() {
     assert!(guest.wait_beat(Duration::from_millis(100)).is_err());
 }
 
-/// Its QEMU was told to keep it, and keeps nothing of the move.
+/// Its QEMU was told to keep the VM, and keeps no settings of the move.
 #[test]
 fn a_guest_that_powers_off_while_it_moves_is_kept() {
     let world = World::new(Link::one(200));
@@ -132,7 +132,7 @@ fn a_guest_that_powers_off_while_it_moves_is_kept() {
     world.assert_nothing_left(Side::A);
 }
 
-/// What is known of its end is shown, though QEMU hangs.
+/// The guest's end is shown, though QEMU hangs.
 #[test]
 fn a_qemu_that_hangs_after_its_guest_shut_down() {
     let world = World::new(Link::one(1000));
@@ -150,7 +150,7 @@ fn a_qemu_that_hangs_after_its_guest_shut_down() {
     let problem = vm.problem.unwrap();
     assert!(problem.contains("the guest shut down, and QEMU (process "), "{problem}");
     assert!(problem.contains("neither answers nor ends"), "{problem}");
-    // Its owner wants to keep it: nobody asks it to end meanwhile.
+    // Its owner wants to keep it, so nothing asks it to end meanwhile.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(shown().status, VmStatus::Paused);
     drop(hangs);

@@ -1,6 +1,5 @@
-//! What the helper in a guest says of its page cache, held against the truth: the
-//! guest's memory and its disks, both looked at from outside; and VMs that move with
-//! it.
+//! What the helper in a guest reports of its page cache, compared with the truth: the guest's
+//! memory and its disks, both seen from outside; and VMs that move with a helper.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -22,13 +21,13 @@ use qemu::guest_port::{self, GuestError, Patience};
 
 const NAME: &str = "web1";
 
-/// Each page that is told is on its disk.
+/// Asserts that each reported page equals its place on disk.
 fn assert_true(world: &World, side: Side, map: &CacheMap) {
     let (equal, first_wrong) = compare(world, side, NAME, map);
     assert_eq!((equal, first_wrong), (map.pages(), None), "{}", map.summary());
 }
 
-/// And nearly all of `cached` pages are told.
+/// Asserts that, and that nearly all of `cached` pages are reported.
 fn assert_told(world: &World, side: Side, map: &CacheMap, cached: u64) {
     assert_true(world, side, map);
     let summary = map.summary();
@@ -47,14 +46,14 @@ fn complete(world: &World, side: Side) -> CacheMap {
 }
 
 #[test]
-fn of_a_quiet_guest_is_told_and_true() {
+fn of_a_quiet_guest_is_reported_correctly() {
     let world = World::new(Link::one(1000));
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
     assert!(cached > 10_000, "{cached} pages");
     let before = Kept::by(&guest);
     let map = complete(&world, Side::A);
-    // Nothing came into the guest's caches by it, and nothing there counts as used.
+    // The report put nothing into the guest's caches, and nothing there counts as used by it.
     before.assert_same(&Kept::by(&guest));
     println!("{cached} pages; {}", map.summary());
     assert_told(&world, Side::A, &map, cached);
@@ -72,7 +71,7 @@ fn of_a_quiet_guest_is_told_and_true() {
     world.assert_intact(&guest);
 }
 
-/// An agent may go away in the middle of an answer, or of a question.
+/// An agent may disconnect in the middle of an answer, or of a question.
 fn greets_who_comes_and_goes(world: &World) {
     let path = socket(world, Side::A, NAME);
     let ask = |nonce| Ask {
@@ -95,8 +94,7 @@ fn greets_who_comes_and_goes(world: &World) {
     assert_eq!(greeting.program, env!("CARGO_PKG_VERSION"));
 }
 
-/// Whether somebody has the port open or nobody: the helper is not woken until it is
-/// asked.
+/// Whether the port is open or not, the helper is not woken until it is asked.
 fn waits_asleep(world: &World, guest: &Guest) {
     let woken = || {
         let answer = guest.ask("helper").unwrap();
@@ -107,28 +105,28 @@ fn waits_asleep(world: &World, guest: &Guest) {
     guest_port::greet(&stream, Duration::from_secs(30)).unwrap();
     for (what, stream) in [("with somebody at the port", Some(stream)), ("with nobody", None)] {
         let before = woken();
-        // One who looks now and then would be woken ten times and more.
+        // A helper that polls would be woken ten times and more.
         thread::sleep(Duration::from_secs(2));
         let times = woken() - before;
-        // It goes back to sleep, in its own time, from what was said last.
+        // After its last answer it goes back to sleep in its own time.
         assert!(times <= 3, "{what}: woken {times} times");
         drop(stream);
     }
 }
 
-/// What is newer in memory is not told until it is on disk.
+/// Dirty pages are not reported until they are on disk.
 fn changes_are_left_out(world: &World, guest: &Guest, cached: u64) {
     let changed = 50;
     assert_eq!(guest.ask(&format!("files-change {changed}")).unwrap(), "pages=100");
     let map = complete(world, Side::A);
     assert_true(world, Side::A, &map);
-    // More than those where several pages count as one to the kernel.
+    // There may be more, where the kernel counts several pages as one.
     assert!(number(&map, Reason::Dirty) >= changed, "{}", map.summary());
     guest.ask("files-sync").unwrap();
     assert_told(world, Side::A, &complete(world, Side::A), cached);
 }
 
-/// The kernel may know what is in files whose names it has forgotten.
+/// The kernel may have cached content of files whose names it has dropped.
 fn forgotten_names_are_looked_up(world: &World, guest: &Guest, cached: u64) {
     guest.ask("files-forget-names").unwrap();
     let map = complete(world, Side::A);
@@ -163,10 +161,10 @@ fn helper(world: &World, side: Side) -> GuestHelper {
     world.shown(side, NAME).helper.unwrap()
 }
 
-/// The helper goes where its guest goes, and answers there, at a port that the
-/// guest's command line doesn't have.
+/// The helper moves with its guest, and answers at the destination, at a port that the guest's
+/// command line doesn't have.
 #[test]
-fn is_told_after_a_move() {
+fn is_reported_after_a_move() {
     let world = World::new(Link::one(1000));
     let mut spec = with_files(&world);
     spec.kernel_words = "init_on_alloc=0";
@@ -189,7 +187,7 @@ fn is_told_after_a_move() {
 
 const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "on"];
 
-/// What its disks have need not cross the network, and arrives as it was.
+/// Pages on its disks need not cross the network, and arrive as they were.
 #[test]
 fn comes_from_its_disks() {
     let world = World::new(Link::one(200));
@@ -202,15 +200,15 @@ fn comes_from_its_disks() {
         let moved = world.migrate(&guest, from, args);
         let pages = moved.stored_bytes / 4096;
         println!("{pages} of {cached} pages from disks; {} bytes on the wire", moved.wire_bytes);
-        // How many is up to how fast the network and the disks are just then.
+        // How many depends on the speed of the network and the disks.
         assert!(pages > 0, "{:?}", moved.notes);
         assert!(moved.stored_bytes <= moved.named_bytes.min(moved.storage_read_bytes));
         assert_told(&world, from.other(), &complete(&world, from.other()), cached);
     }
 }
 
-/// The guest writes its files while it moves, and some of what it has in memory is
-/// something else on disk, or is not to be had there: all arrives as it was.
+/// The guest writes to its files while it moves, and some of its pages differ on disk, or can't be
+/// read there: all arrive as they were.
 #[test]
 fn comes_from_disks_that_change_and_fail() {
     let world = World::new(Link::one(200));
@@ -227,9 +225,9 @@ fn comes_from_disks_that_change_and_fail() {
     guest.ask("files-sync").unwrap();
     assert_told(&world, Side::B, &complete(&world, Side::B), cached);
 
-    // What is on one disk is lost, and the other one soon ends before its files do.
-    // The guest's kernel would tidy up there some time, and give up a file system that
-    // it can't write to.
+    // The content of one disk is lost, and the other disk soon ends before its files do. The
+    // guest's kernel would write there at some time, and give up a file system to which it can't
+    // write.
     guest.ask("files-read-only").unwrap();
     let whole = SERIALS.map(|serial| std::fs::read(image(&world, serial)).unwrap());
     let [zeroed, cut] =
@@ -248,7 +246,7 @@ fn comes_from_disks_that_change_and_fail() {
     assert_told(&world, Side::A, &complete(&world, Side::A), cached);
 }
 
-/// QEMU serves one at a time, and who is not served hears why.
+/// QEMU serves one client at a time, and a second one learns why it isn't served.
 fn refuses_a_second_one(world: &World) {
     let first = guest_port::connect(&socket(world, Side::A, NAME)).unwrap();
     guest_port::greet(&first, Duration::from_secs(30)).unwrap();
@@ -258,9 +256,9 @@ fn refuses_a_second_one(world: &World) {
     }
 }
 
-/// A port where nobody listens is an error after a while, and that is all.
+/// A port where nothing listens is an error after a while, and nothing else.
 #[test]
-fn of_a_guest_without_a_helper_is_not_told() {
+fn of_a_guest_without_a_helper_is_not_reported() {
     let world = World::new(Link::one(1000));
     let guest = world.boot(&with_port(&world));
     let is_said = |note: &String| note.starts_with("no page is read from storage: ");
@@ -282,14 +280,14 @@ fn of_a_guest_without_a_helper_is_not_told() {
     world.assert_intact(&guest);
 }
 
-/// What somebody answers to an ask.
+/// A false answer to a request.
 type Lie = Box<dyn Fn(&Ask) -> Vec<u8> + Send + Sync>;
 
 fn run(page: u64, sector: u64, pages: u32, device: u16) -> Run {
     Run { page, sector, pages, device }
 }
 
-/// An answer by the rules, whatever the runs are.
+/// A well-formed answer, whatever the runs are.
 fn sound(ask: &Ask, runs: &[Run]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
@@ -301,7 +299,7 @@ fn sound(ask: &Ask, runs: &[Run]) -> Vec<u8> {
     bytes
 }
 
-/// What only a guest that was broken into would say.
+/// Answers that only a compromised guest would give.
 #[test]
 fn of_a_liar_is_refused() {
     let ram_pages = end_to_end::files::RAM_BYTES / 4096;
@@ -341,7 +339,7 @@ fn of_a_liar_is_refused() {
                 let mut bytes = [0; Ask::BYTES];
                 stream.read_exact(&mut bytes).unwrap();
                 let ask = AskFinder::default().take(&bytes).unwrap();
-                // Whoever notices the lie hears no more.
+                // An agent that notices the lie reads no more.
                 let _ = stream.write_all(&lie(&ask));
             }
         });

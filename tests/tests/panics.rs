@@ -1,5 +1,5 @@
-//! A thread of the agent that carries data panics, at either end. The migration ends
-//! and says so, the VM stays, and the agent can move it again.
+//! A data thread of an agent panics, at either end. The migration ends with that reason, the VM
+//! stays, and the agent can move it again.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use end_to_end::{Side, World};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 
-/// Agents of which a thread can be made to panic, and a guest.
+/// Agents whose threads can be made to panic, and a guest.
 struct Faulty {
     world: World,
     guest: Guest,
@@ -30,7 +30,7 @@ impl Faulty {
         Self { world, guest, _export: export }
     }
 
-    /// The next thread at `side` whose name begins so panics when it has something to do.
+    /// Has the next thread at `side` with this prefix panic when it has something to do.
     fn panics(&self, side: Side, thread: &str, says: &str, args: &[&str]) {
         let Self { world, guest, .. } = self;
         let pid = world.vm(Side::A, "web1").unwrap().pid;
@@ -83,7 +83,7 @@ fn of_threads_that_carry_disks() {
     for (side, thread) in [(Side::A, "disk-tap-"), (Side::B, "disk-sink-")] {
         faulty.panics(side, thread, &panicked(thread), &args);
     }
-    // Who hears the disk's server says first that nobody does any more.
+    // The end of the thread that reads from the disk's server is reported first.
     faulty.panics(Side::B, "disk-data", "disk data cannot be written", &args);
     drop(faulty.world.migrate(&faulty.guest, Side::A, &args));
     assert_disk_intact(&faulty.guest);

@@ -38,7 +38,7 @@ fn a_host_joins_and_leaves_and_a_mistake_in_the_file_is_not_followed() {
         let mut asked = world.agent(Side::A).command(world.host(Side::A), &["doctor", "host-b"]);
         !String::from_utf8_lossy(&asked.output().unwrap().stderr).contains("there is no host")
     };
-    // What stands for it here, on loopback.
+    // Whether the agent listens for it here, on loopback.
     let stands_for_b = || {
         let connect = format!("exec 3<>/dev/tcp/127.7.0.2/{}", port(Side::B));
         let mut command = world.host(Side::A).command("bash");

@@ -1,5 +1,5 @@
-//! Pages go straight into RAM that the agent made, or, where it made none,
-//! through QEMU's own stream. (Where agents started both, `moves.rs` asserts it.)
+//! Pages are written straight into QEMU's RAM, or, where the agent can't reach it, go through
+//! QEMU's own stream. (Where agents started both, `moves.rs` asserts it.)
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,8 +12,7 @@ use lab::setup::Version;
 
 const RATE: u64 = 5_000_000;
 
-/// A VM that somebody else started, adopted by the agent. Its destination is
-/// started by the agent.
+/// A VM that another program started, adopted by the agent. The agent starts its destination.
 #[test]
 fn an_adopted_vm_moves_and_comes_back() {
     let world = World::new(Link::one(1000));
@@ -30,7 +29,7 @@ fn an_adopted_vm_moves_and_comes_back() {
     assert_eq!(world.migrate(&guest, Side::B, &[]).placement, "mapped");
 }
 
-/// Both QEMUs are somebody else's.
+/// Another program started both QEMUs.
 #[test]
 fn into_a_qemu_that_somebody_else_started() {
     for tap in ["multifd", "classic"] {
@@ -56,21 +55,21 @@ fn into_a_qemu_that_somebody_else_started() {
     }
 }
 
-/// A guest whose QEMU gives up root once it has started.
+/// A guest whose QEMU drops root's rights once it has started.
 fn as_nobody(world: &World, version: Version) -> GuestSpec {
-    // Under TCG 7.2 loses no dirty pages of such a size.
+    // Under TCG, QEMU 7.2 loses no dirty pages with such a size.
     let mut spec = bare("262148k", RATE);
     let as_user =
         if version.major < 10 { ["-runas", "nobody"] } else { ["-run-with", "user=nobody"] };
     spec.extra.extend(as_user.map(str::to_owned));
-    // It removes its own sockets when it ends.
+    // QEMU removes its own sockets when it ends.
     for side in [Side::A, Side::B] {
         fs::set_permissions(&world.host(side).run_dir, Permissions::from_mode(0o777)).unwrap();
     }
     spec
 }
 
-/// Agents that may not reach into processes with more rights than theirs.
+/// Agents that may not access processes with more rights than theirs.
 fn without_ptrace(world: &mut World) {
     for side in [Side::A, Side::B] {
         world.kill_agent(side);
@@ -86,8 +85,7 @@ fn assert_inline(report: &Report) {
     assert!(said, "{:?}", report.notes);
 }
 
-/// QEMU finds the agent's sockets, though it can't enter the agent's
-/// directories.
+/// QEMU reaches the agent's sockets, though it can't enter the agent's directories.
 #[test]
 fn mapped_where_qemu_runs_as_another_user() {
     let world = World::new(Link::one(1000));
@@ -130,7 +128,7 @@ fn inline_where_the_agent_may_not_reach_qemus_memory() {
     }
 }
 
-/// The agent may hardly look at these QEMUs, which have more rights than it.
+/// The agent can hardly inspect these QEMUs, which have more rights than it.
 #[test]
 fn inline_where_somebody_elses_qemu_has_more_rights_than_the_agent() {
     let mut world = World::new(Link::one(1000));

@@ -1,7 +1,7 @@
-//! A host of the cluster that was broken into tries to have a program run, or a
-//! file made, by root of another: by every order that names one. The agents run
-//! QEMU as `nobody`; what can be made to run writes into a directory that all may
-//! write to, so that each file there tells who made it.
+//! A compromised host of the cluster tries to have root of another one run a program or make a
+//! file, by every order that names one. The agents run QEMU as `nobody`. Programs that can be
+//! started write into a directory to which all may write, so that each file there shows who made
+//! it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 use wire::{Frame, Kind, Prepare, ToDestination, ToSource, read_frame, read_message};
 
 const USER: &str = "nobody";
-/// The hosts' directories, as agents see them.
+/// Directories of the hosts, as agents see them.
 const MARKS: &str = "marks";
 const EVIL: &str = "evil";
 const LISTED: &str = "listed";
 
-/// Host B with an agent that starts QEMU as a user, and places for what is tried.
+/// Host B with an agent that starts QEMU as a user, and directories for the attempts.
 struct Prey {
     world: World,
     uid: u32,
@@ -31,7 +31,7 @@ struct Prey {
 impl Prey {
     fn new() -> Self {
         let mut world = World::new(Link::unshaped());
-        // The other may lie where that user can't go.
+        // The lab's own QEMU may lie where that user can't go.
         world.kit.qemu = world.kit.qemu_system.clone();
         let prey = Self { uid: uid_of(USER), world };
         prey.make_places();
@@ -43,7 +43,7 @@ impl Prey {
         Self { world, uid }
     }
 
-    /// As this test sees a host's directory.
+    /// Path of a host's directory, as this test sees it.
     fn place(&self, name: &str) -> PathBuf {
         self.world.host(Side::B).run_dir.join(name)
     }
@@ -61,7 +61,7 @@ impl Prey {
         }
     }
 
-    /// Who made what was made, by name.
+    /// Files that were made, with their owners.
     fn marks(&self) -> Vec<(String, u32)> {
         let marks = fs::read_dir(self.place(MARKS)).unwrap().map(|mark| {
             let mark = mark.unwrap();
@@ -71,13 +71,13 @@ impl Prey {
         marks.collect()
     }
 
-    /// Nothing was started that was not listed.
+    /// Asserts that nothing was started that was not listed.
     fn assert_untouched(&self) {
         assert_eq!(self.marks(), []);
         assert!(self.world.vms(Side::B).is_empty());
     }
 
-    /// What was started was that user's, and was started as often.
+    /// Asserts that what was started ran as that user, and how often.
     fn assert_theirs(&self, name: &str, times: usize) {
         let marks = self.marks();
         let of_name = marks.iter().filter(|(mark, _)| mark.starts_with(name)).count();
@@ -100,8 +100,8 @@ fn inside(path: &str) -> String {
     format!("{RUN_DIR}/{path}")
 }
 
-/// An order whose QEMU starts and is another machine than the VM was: it ends
-/// again. Meanwhile it makes a file, before it would change its user.
+/// An order whose QEMU starts, differs from the VM's machine, and so ends again. Meanwhile it makes
+/// a file, before it could change its user.
 fn making_a_file(caller: &Caller<'_>, name: &str, more: &[&str]) -> Prepare {
     let mut order = caller.order();
     let memory = order.argv.iter().position(|word| word == "64").unwrap();
@@ -131,7 +131,7 @@ fn ordered(caller: &Caller<'_>, order: &Value) -> Value {
     }
 }
 
-/// A disk that comes with the VM.
+/// A disk that moves with the VM.
 fn disk(path: &str, format: &Value) -> Value {
     json!([{
         "disk": "d0", "format": format, "bytes": MIB, "allocated_bytes": 4096,
@@ -157,8 +157,8 @@ fn a_command_line_does_not_choose_its_user() {
     prey.assert_theirs("runas", 2);
 }
 
-/// It is asked what it can do before, to tell it how to wait for its switchover, and
-/// once more behind it, to say better what is wrong.
+/// The program is asked before for its abilities, which decide how it is to wait for its
+/// switchover, and once more afterwards, for a better error.
 #[test]
 fn a_program_that_ends_is_asked_as_that_user() {
     let prey = Prey::new();
@@ -187,7 +187,7 @@ fn a_program_that_ends_is_asked_as_that_user() {
     let why = refused(&inside("listed/qemu-ends"), "/");
     assert!(!why.is_empty());
     prey.assert_theirs("qemu-ends", 3);
-    // The operator's slip: others could put another program there.
+    // A mistake of the operator: others could put another program there.
     fs::set_permissions(prey.place(LISTED), Permissions::from_mode(0o777)).unwrap();
     let why = refused(&inside("listed/qemu-ends"), "/");
     assert!(why.contains("others than root can write to"), "{why}");
@@ -206,7 +206,7 @@ fn a_tool_beside_a_program_of_theirs_is_not_started() {
     for format in [json!("raw"), json!({ "qcow2": qcow2 })] {
         let mut order = caller.order();
         order.argv[0] = inside("evil/qemu-system-x86_64");
-        // So that nobody needs that program, and images come first.
+        // So that the program isn't needed, and images come first.
         order.incoming_qmp = Some("/nonexistent/qmp".to_owned());
         order.moving = serde_json::from_value(disk(&image, &format)).unwrap();
         let why = caller.refused(order);
@@ -250,7 +250,7 @@ fn questions_start_what_is_listed_and_only_as_that_user() {
     assert!(!prey.place("marks/dtb").exists());
 }
 
-/// Where the path of an image leads changes all the time.
+/// The path of an image leads to changing places.
 #[test]
 fn images_are_made_where_that_user_may() {
     let prey = Prey::new();
@@ -283,7 +283,7 @@ fn images_are_made_where_that_user_may() {
     assert_eq!(fs::read_dir(&closed).unwrap().count(), 0);
 }
 
-/// A directory that is that user's, and a link to one that is root's, in turn.
+/// Puts a directory of that user, and a link to one of root's, at the same path in turn.
 fn swap(prey: &Prey, ended: &AtomicBool) {
     let [way, own, link] = ["marks/way", "marks/own", "marks/link"].map(|name| prey.place(name));
     fs::create_dir(&own).unwrap();
@@ -299,8 +299,8 @@ fn swap(prey: &Prey, ended: &AtomicBool) {
     }
 }
 
-/// What an operator lists can come, whatever it is called and wherever it lies;
-/// and what an operator of this host starts need not be listed.
+/// A program that an operator lists can be started, whatever its name and place; what an operator
+/// of this host starts need not be listed.
 #[test]
 fn operators_start_what_they_like() {
     let prey = Prey::new();
@@ -320,7 +320,7 @@ fn operators_start_what_they_like() {
     order.argv[0] = own;
     let why = caller.refused(order.clone());
     assert!(why.contains("is not in qemu-programs"), "{why}");
-    // As an operator there would do.
+    // As an operator of that host would do.
     fs::copy(prey.place("own-qemu"), prey.place("listed/qemu-own")).unwrap();
     order.argv[0] = inside("listed/qemu-own");
     let mut control = caller.call(Kind::Control).unwrap();

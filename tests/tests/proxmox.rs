@@ -1,6 +1,6 @@
-//! VMs of Proxmox VE, moved as its `QemuMigrate.pm` moves them: by sockets in
-//! `/run/qemu-server` that ssh makes at the source, without return path, with xbzrle and
-//! auto-converge. Agents stand in for ssh where both are there.
+//! VMs of Proxmox VE, moved as its `QemuMigrate.pm` moves them: by sockets in `/run/qemu-server`
+//! that ssh makes at the source, without a return path, with xbzrle and auto-converge. Agents
+//! replace ssh if both hosts have one.
 
 use end_to_end::commander::{Commander, Way};
 use end_to_end::disk::{assert_disk_intact, with_disk};
@@ -9,7 +9,7 @@ use end_to_end::{MIB, Side, World, assert_intact, bare, until};
 use lab::hosts::Link;
 use lab::setup;
 
-/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+/// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const MEMORY: &str = "262296k";
 
 fn start(link: Link, disk: bool) -> Commander {
@@ -30,7 +30,7 @@ fn way(commander: &Commander, disk: bool) -> Way {
     let uri = format!("unix:{}", socket(""));
     Way {
         uris: [uri.clone(), uri],
-        // set_migration_caps: these, and no others.
+        // set_migration_caps sets these, and no others.
         more: vec!["xbzrle", "auto-converge"],
         without: vec!["return-path", "late-block-activate", "pause-before-switchover"],
         disk,
@@ -72,7 +72,7 @@ fn a_disk_goes_by_its_own_socket() {
     assert_disk_intact(&commander.guest);
 }
 
-/// Without an agent at the other end ssh forwards it as ever.
+/// Without an agent at the other end, ssh forwards it as usual.
 #[test]
 fn without_an_agent_there_it_goes_by_ssh() {
     let mut commander = start(Link::one(1000), false);

@@ -1,5 +1,5 @@
-//! QEMUs that agents start as a user of their own, who may do nothing but have
-//! the VM: they move with memory and disks like others.
+//! QEMUs that agents start as a user that may do nothing but run the VM: they move with memory and
+//! disks like others.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -9,11 +9,11 @@ use end_to_end::{MIB, Side, World, guest};
 use lab::hosts::{Link, RUN_DIR};
 
 const USER: &str = "nobody";
-/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+/// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const ODD: &str = "262296k";
 const DISK_BYTES: u64 = 64 * MIB;
 
-/// What guests are made of may lie where only root looks.
+/// The guests' files may lie where only root can read them.
 fn readable(world: &mut World) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let open = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
@@ -37,7 +37,7 @@ fn assert_of_that_user(world: &World, side: Side, uid: u32) {
     assert!(status.contains(&uids) && status.contains("CapEff:\t0000000000000000"), "{status}");
     let image = fs::metadata(world.host(side).run_dir.join("disk.img")).unwrap();
     assert_eq!(image.uid(), uid);
-    // It is no way to the VM for anybody else.
+    // No other user can reach the VM by it.
     let qmp = world.host(side).run_dir.join("state/vms/web1/qmp");
     assert_eq!(fs::metadata(&qmp).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(qmp).unwrap().uid(), 0);

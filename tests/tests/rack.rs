@@ -1,5 +1,5 @@
-//! Content that a host of the rack has, or is about to have, crosses to the rack
-//! once, whoever dies or lies; and only within a domain.
+//! Content that a host of the rack has, or is about to have, crosses to the rack once, even if
+//! hosts die or lie; and only within a domain.
 
 use std::process::Stdio;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,7 +9,7 @@ use end_to_end::liar::Liar;
 use end_to_end::{MIB, RackWorld};
 use lab::guest::{Guest, GuestSpec, System};
 
-/// The same content in each, written with the same seed.
+/// Bytes of the same content in each VM, written with the same seed.
 const COMMON: u64 = 32 * MIB;
 const SHARE: [&str; 4] = ["--share", "rack", "--compress", "off"];
 
@@ -17,7 +17,7 @@ fn twin(name: &str, rate: u64) -> GuestSpec {
     end_to_end::twin(name, "128M", COMMON, rate)
 }
 
-/// Boots two that have the same, on one host each.
+/// Boots two guests with the same content, on one host each.
 fn twins(world: &RackWorld, rate: u64) -> [Guest; 2] {
     [0, 1].map(|nth| world.boot(world.source(nth), twin(&format!("web{nth}"), rate)))
 }
@@ -43,7 +43,7 @@ fn what_another_host_has_comes_from_there() {
     assert_eq!(first.peer_bytes, 0);
     let second = moved(&world, &guests[1], 1, &SHARE);
     assert_came_from_the_rack(&second, &first);
-    // A label of its own: nobody has anything for it.
+    // A domain of its own, for which no host has anything.
     let third = world.boot(world.source(0), twin("web2", 0));
     let apart = [&SHARE[..], &["--share-domain", "tenant-7"]].concat();
     let moving = world.begin(&third, world.source(0), world.target(1), &apart);
@@ -53,7 +53,7 @@ fn what_another_host_has_comes_from_there() {
     guests.iter().for_each(end_to_end::assert_intact);
 }
 
-/// It was never moved: its host's agent has looked at it, and told the directory.
+/// It was never moved: its host's agent has scanned it, and told the directory.
 #[test]
 fn what_runs_on_another_host_comes_from_there() {
     let told = ["--scan-cpu", "50%"].map(str::to_owned);
@@ -84,7 +84,7 @@ fn what_is_on_its_way_to_another_host_is_waited_for() {
     assert!(from_mates >= COMMON * 9 / 10, "{from_mates}");
 }
 
-/// Both hosts are a destination and keep what the other one wants.
+/// Both hosts are destinations, and keep what the other one needs.
 #[test]
 fn vms_that_cross_within_the_rack() {
     let world = RackWorld::new(2);
@@ -96,7 +96,7 @@ fn vms_that_cross_within_the_rack() {
         .map(|nth| world.begin(&guests[nth], world.target(nth), world.target(1 - nth), &SHARE));
     for (guest, moving) in guests.iter().zip(moving) {
         let report = world.arrive(guest, moving);
-        // The other one is there still, or has been copied from.
+        // The other VM is still there, or was copied from.
         assert!(report.named_bytes >= COMMON * 9 / 10, "{}", report.named_bytes);
     }
 }
@@ -118,7 +118,7 @@ fn a_vm_that_changes_its_pages_is_no_source_of_them() {
     guests.iter().for_each(end_to_end::assert_intact);
 }
 
-/// It keeps the directory too.
+/// It keeps the directory, too.
 #[test]
 fn a_mate_that_lies_costs_time_and_nothing_else() {
     let world = RackWorld::with(2, |racks| {
@@ -163,7 +163,7 @@ fn with_the_directory_in_redis() {
     let guests = twins(&world, 0);
     let first = moved(&world, &guests[0], 0, &SHARE);
     assert_came_from_the_rack(&moved(&world, &guests[1], 1, &SHARE), &first);
-    // Without it, VMs come as before.
+    // Without it, VMs arrive as before.
     let mut redis = redis.unwrap();
     redis.kill().unwrap();
     redis.wait().unwrap();
@@ -172,12 +172,12 @@ fn with_the_directory_in_redis() {
     let report = world.arrive(&third, moving);
     let says = |note: &String| note.contains("content of other hosts of the rack is not used");
     assert!(report.notes.iter().any(says), "{:?}", report.notes);
-    // What its own host has need not come all the same.
+    // What the destination's own host has is still not sent.
     assert!(report.named_bytes >= COMMON, "{}", report.named_bytes);
     assert_eq!(report.peer_bytes, 0);
 }
 
-/// What was to come from there comes from the source.
+/// What was to be fetched from it is sent by the source.
 #[test]
 fn a_mate_dies_while_others_fetch_from_it() {
     killed_while_it_is_wanted(1);
@@ -189,8 +189,7 @@ fn the_directory_dies_while_it_is_asked() {
     killed_while_it_is_wanted(0);
 }
 
-/// The second VM comes to the other host than the first one, whose agent is killed
-/// meanwhile.
+/// The second VM moves to another host than the first one, whose agent is killed meanwhile.
 fn killed_while_it_is_wanted(dies: usize) {
     let mut world = RackWorld::new(2);
     let guests = twins(&world, 100_000);

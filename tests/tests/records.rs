@@ -1,5 +1,4 @@
-//! What an agent keeps of its VMs on disk is damaged, or can't be written: no VM
-//! ends by it.
+//! An agent's records of its VMs on disk are damaged, or can't be written: no VM ends by that.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use lab::guest::Guest;
 use lab::hosts::Link;
 use serde_json::{Value, json};
 
-/// What its list says then, and what becomes of a record.
+/// What the agent's list says of it, and how a record is damaged.
 type Damage = (&'static str, fn(&Path));
 
 fn record(world: &World, side: Side) -> PathBuf {
@@ -30,8 +29,8 @@ fn restart_with(world: &mut World, side: Side, damage: impl Fn(&Path)) {
     world.start_agent(side);
 }
 
-/// It is listed with the file and `says`, runs on, and can be neither stopped nor
-/// moved; then it is adopted again as the list says.
+/// The VM is listed with the file and `says`, runs on, and can be neither stopped nor moved; then
+/// it is adopted again as the list advises.
 fn adopt_again(world: &World, guest: &Guest, side: Side, says: &str) {
     let pids = || {
         let agent = world.agent(side).pid();
@@ -109,7 +108,7 @@ fn an_open_journal_goes_on_beside_a_record_that_cannot_be_read() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Its owner paused it, so only its record says whose it is.
+/// Its owner paused it, so only its record says which host owns it.
 #[test]
 fn an_arrival_that_cannot_be_noted_is_kept_by_its_journal() {
     let mut world = World::new(Link::one(200));
@@ -152,7 +151,7 @@ fn an_arrival_that_cannot_be_noted_is_kept_by_its_journal() {
     drop(world.migrate(&guest, Side::B, &[]));
 }
 
-/// The same, with room again while the agent runs on.
+/// The same, but space is freed while the agent runs on.
 #[test]
 fn what_cannot_be_noted_is_tried_again() {
     let world = World::new(Link::one(200));

@@ -1,5 +1,5 @@
-//! What can't be done is refused with what to do about it; the VM goes on at
-//! its source, and nothing is left at the destination.
+//! What can't be done is refused with advice; the VM goes on at its source, and nothing is left at
+//! the destination.
 
 use std::fs;
 use std::process::Stdio;
@@ -79,7 +79,7 @@ fn a_qemu_that_does_not_start_or_is_another_machine() {
     let missing = format!("{qemu}=/nowhere/qemu");
     refusing.refuses(&["host-b", "--set", &missing], &["/nowhere/qemu", "is not in qemu-programs"]);
     refusing.refuses(&["host-b", "--set", "virtio-rng-pci=no-such-device"], &["no-such-device"]);
-    // A QEMU that ends while it starts leaves its owner's sockets lying.
+    // A QEMU that ends during its start leaves its owner's sockets behind.
     fs::remove_file(refusing.world.host(Side::B).run_dir.join("web1.talk")).unwrap();
     refusing.refuses(&["host-b", "--set", "/nothing=/x"], &["`/nothing` occurs nowhere"]);
     refusing.stayed();
@@ -90,7 +90,7 @@ fn a_qemu_that_does_not_start_or_is_another_machine() {
     drop(refusing.world.migrate(&refusing.guest, Side::A, &[]));
 }
 
-/// Something was plugged in since: the command line does not say so.
+/// A device was plugged in since, which the command line lacks.
 #[test]
 fn a_vm_that_is_not_what_its_command_line_says() {
     let world = World::new(Link::one(1000));
@@ -106,7 +106,7 @@ fn a_vm_that_is_not_what_its_command_line_says() {
     refusing.stayed();
 }
 
-/// Each host has a file of that name, but not the same.
+/// Each host has a file of that name, with other content.
 #[test]
 fn a_disk_that_is_stale_at_the_destination() {
     let world = World::new(Link::one(1000));
@@ -123,7 +123,7 @@ fn a_disk_that_is_stale_at_the_destination() {
     assert_eq!(fs::read(stale).unwrap(), vec![0; 1 << 20]);
 }
 
-/// Whoever finds the port may talk nonsense to it.
+/// Any host that finds the port may send nonsense to it.
 #[test]
 fn nonsense_at_the_agents_port() {
     let refusing = Refusing::new(&[]);
@@ -131,7 +131,7 @@ fn nonsense_at_the_agents_port() {
     let talk = |script: &str| {
         let script = format!("exec 3<>/dev/tcp/{}/7800; {script}", world.hosts.b.addresses[0]);
         let mut bash = world.hosts.a.command("bash");
-        // It may be hung up on: that is what it deserves.
+        // The agent may hang up, as it should.
         bash.args(["-c", &script]).stderr(Stdio::null()).status().unwrap();
     };
     talk("printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3; cat <&3 >/dev/null");

@@ -1,6 +1,6 @@
-//! Migrations that another program commands, as a manager does: the tap splits them for
-//! as long as they can be split, and from there on they are passed on as they are. Two
-//! QEMUs and what lies between, without agents.
+//! Migrations that another program commands, as a manager does: the tap splits them as long as they
+//! can be split, and passes the rest on as it is. Two QEMUs and what is between them, without
+//! agents.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -29,22 +29,22 @@ use tap::{Head, Output, Stopped, Summary, Taken, Tap, Unsplittable};
 const POOL_BYTES: usize = 16 << 20;
 /// Blocks of this size and larger are written into memory, if at all.
 const MAPPED_BYTES_MIN: u64 = 8 * MIB;
-/// For most of the first pass.
+/// Bandwidth for most of the first pass.
 const BANDWIDTH: u64 = 4_000_000;
-/// From then on: less than the guest writes on a busy machine, so that no migration ends
-/// before it is to.
+/// Bandwidth from then on: less than the guest writes on a busy machine, so that no migration ends
+/// too early.
 const LATER_BANDWIDTH: u64 = 500_000;
 const RATE: u64 = 50_000_000;
 const RAM_BYTES: u64 = 12 * MIB;
-/// How often a migration may be over before it was told to turn to postcopy.
+/// How often a migration may end before it is told to switch to post-copy.
 const TRIES: usize = 4;
-/// How long passes take on a busy machine.
+/// Longest time that passes take on a busy machine.
 const PASSES_MAX: Duration = Duration::from_secs(120);
-/// How late a batch is placed: long enough that others overtake it, and that QEMU would
-/// load what comes after RAM if nothing waited.
+/// Delay of a batch: long enough that others overtake it, and that QEMU would load what follows RAM
+/// if nothing waited.
 const LATE: Duration = Duration::from_millis(30);
 
-/// A QEMU of the test's own.
+/// A QEMU that the test starts itself.
 struct Vm {
     child: Child,
     qmp: Arc<Qmp>,
@@ -77,7 +77,7 @@ impl Vm {
         self.tell("query-migrate", json!({}))
     }
 
-    /// The guest's memory, which is one piece.
+    /// The guest's memory, which is contiguous.
     fn memory(&self, bytes: u64) -> Mapping {
         let answer = self.tell("human-monitor-command", json!({ "command-line": "gpa2hva 0" }));
         let text = answer.as_str().unwrap().trim();
@@ -106,7 +106,7 @@ struct Seen {
     tail_bytes: u64,
 }
 
-/// Batches that are not placed yet.
+/// Batches that are not yet placed.
 #[derive(Default)]
 struct InFlight {
     batches: Mutex<usize>,
@@ -122,8 +122,8 @@ impl InFlight {
     }
 }
 
-/// What agents do between the two QEMUs, in one process: threads place batches late and
-/// in any order.
+/// The agents' work between the two QEMUs, in one process: threads place batches late and in any
+/// order.
 struct Relay {
     feeder: Feeder,
     /// The guest's memory at the destination.
@@ -212,7 +212,7 @@ struct Pair {
     hosts: Hosts,
 }
 
-/// What is between them.
+/// What is between both QEMUs.
 struct Between {
     tap: Tap,
     relay: Arc<Relay>,
@@ -237,7 +237,7 @@ impl Pair {
         Self { source, destination, guest, hosts }
     }
 
-    /// Has the source migrate, and stands in between.
+    /// Has the source migrate, and puts the relay in between.
     fn migrate(&self) -> Between {
         // With a limit of zero QEMU 7.2 completes after the first pass, whatever is dirty.
         let limits = json!({ "downtime-limit": 1, "max-bandwidth": BANDWIDTH });
@@ -245,7 +245,7 @@ impl Pair {
         let listener = UnixListener::bind(self.hosts.a.run_dir.join("out")).unwrap();
         self.source.tell("migrate", json!({ "uri": format!("unix:{RUN_DIR}/out") }));
         let (main, _) = listener.accept().unwrap();
-        // A QEMU that waits for its stream's first bytes answers nothing.
+        // A QEMU that waits for its stream's first bytes answers no commands.
         let memory = self.destination.memory(RAM_BYTES);
         let onward = connect(&self.hosts.b.run_dir.join("in"));
         let (relay, batches) = Relay::new(&onward, memory);
@@ -260,7 +260,7 @@ impl Pair {
         Between { tap, relay, placing, answers }
     }
 
-    /// Until all of its RAM was taken out once, and something again.
+    /// Waits until all of its RAM was taken out once, and some of it again.
     fn wait_later_pass(&self, between: &Between) {
         let pages = || between.relay.seen.lock().pages;
         within("most was taken out", || pages() * 4096 > RAM_BYTES - MIB);
@@ -296,14 +296,14 @@ impl Between {
         self.relay.feeder.finish().unwrap();
         self.answers.join().unwrap();
         let seen = std::mem::take(&mut *self.relay.seen.lock());
-        // The last sender, and its receivers end.
+        // Drops the last sender, so that its receivers end.
         drop(self.relay);
         drop(self.placing);
         seen
     }
 }
 
-/// Waits for what takes a slow guest its time.
+/// Waits for what a slow guest takes long to do.
 fn within(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + PASSES_MAX;
     while !is_so() {
@@ -321,7 +321,7 @@ fn connect(path: &Path) -> UnixStream {
     socket.unwrap()
 }
 
-/// Passes on at once whatever comes.
+/// Passes all bytes on at once.
 fn pass(mut from: UnixStream, mut to: UnixStream) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -337,7 +337,7 @@ fn placing(relay: &Arc<Relay>, batches: &Receiver<Batch>) -> thread::JoinHandle<
     let (relay, batches) = (Arc::downgrade(relay), batches.clone());
     thread::spawn(move || {
         while let Ok(batch) = batches.recv() {
-            // Each third one; others overtake it.
+            // Every third one is late; others overtake it.
             if batch.epoch.0.is_multiple_of(3) {
                 thread::sleep(LATE);
             }
@@ -347,12 +347,12 @@ fn placing(relay: &Arc<Relay>, batches: &Receiver<Batch>) -> thread::JoinHandle<
     })
 }
 
-/// Which QEMUs migrate to which.
+/// Pairs of QEMUs to migrate between.
 #[derive(Clone, Copy)]
 enum Pairs {
-    /// Each one to itself.
+    /// Each QEMU with itself.
     Own,
-    /// And the oldest and the newest to each other.
+    /// And the oldest and the newest with each other.
     All,
 }
 
@@ -367,8 +367,8 @@ impl Pairs {
     }
 }
 
-/// A guest under KVM, or none if that runs none. Under TCG QEMU's own migration loses
-/// track of a page that is written all the time if the VM stops after few passes.
+/// A guest under KVM; none if KVM runs no guest. Under TCG, QEMU's own migration loses track of a
+/// page that is written all the time if the VM stops after few passes.
 fn for_kvm(kit: &Kit) -> Option<GuestSpec> {
     if !setup::kvm_runs_bare(kit).unwrap() {
         note("KVM runs no guest on this machine: nothing was tried without agents");
@@ -384,15 +384,15 @@ fn for_kvm(kit: &Kit) -> Option<GuestSpec> {
     Some(spec)
 }
 
-/// What a try was.
+/// The result of a try.
 enum Tried {
     Judged,
-    /// The guest got no CPU for a whole pass, so QEMU had nothing left to send before it
-    /// was told to turn.
+    /// The guest got no CPU for a whole pass, so QEMU had nothing left to send before it was told
+    /// to switch.
     Over,
 }
 
-/// A guest is moved between each two QEMUs, by a migration that may turn to postcopy.
+/// Moves a guest between each pair of QEMUs, by a migration that may switch to post-copy.
 fn each(pairs: Pairs, command: impl Fn(&Pair, &Between), judge: impl Fn(Seen) -> Tried) {
     let kit = setup::ensure().unwrap();
     let Some(spec) = for_kvm(&kit) else { return };
@@ -415,7 +415,7 @@ fn assert_turned(seen: &Seen) {
     assert!(seen.may_turn_to_postcopy && seen.rest_bytes > 0 && seen.tail_bytes == 0);
 }
 
-/// In the first pass: most of what the VM has was not sent at all.
+/// In the first pass: most of the VM's memory was not sent at all.
 #[test]
 fn a_migration_that_turns_to_postcopy_early() {
     each(
@@ -432,7 +432,7 @@ fn a_migration_that_turns_to_postcopy_early() {
     );
 }
 
-/// After a pass: what the guest has written since is discarded at the destination.
+/// After a pass: pages that the guest has written since are discarded at the destination.
 #[test]
 fn a_migration_that_turns_to_postcopy_late() {
     each(

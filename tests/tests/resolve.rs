@@ -1,5 +1,5 @@
-//! An operator decides whose a VM is that is in doubt: with the other host
-//! fenced it goes on here, or what is left of it here goes.
+//! An operator decides who owns a VM in doubt: with the other host fenced, it goes on here, or what
+//! is left of it here is removed.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use end_to_end::{Moving, Side, World, bare, kill, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 
-/// Between a note of a journal and what follows from it.
+/// Delay after a note in a journal.
 const STEP: Duration = Duration::from_millis(1500);
 
-/// A guest that moves from A to B, with one side's notes held up, until the
-/// journals say so.
+/// A guest that moves from A to B, with one side's notes delayed, until the journals have reached
+/// one of these phases.
 struct Halfway {
     world: World,
     guest: Guest,
@@ -34,7 +34,7 @@ impl Halfway {
     }
 }
 
-/// As if the host had been switched off, but for its disks.
+/// As if the host had been switched off, with its disks intact.
 fn fence(world: &mut World, side: Side) {
     let agent = world.agent(side).pid();
     let others = world.host(side).processes().unwrap();
@@ -42,7 +42,7 @@ fn fence(world: &mut World, side: Side) {
     others.into_iter().filter(|pid| *pid != agent).for_each(kill);
 }
 
-/// In doubt, with what to do; nothing is decided by saying half of it.
+/// Asserts that it is in doubt, with advice; half of a command decides nothing.
 fn assert_in_doubt(world: &World, side: Side) {
     let vm = || world.vm(side, "web1").expect("it is held");
     until("it is in doubt", || vm().status == VmStatus::InDoubt && vm().problem.is_some());
@@ -59,8 +59,8 @@ fn assert_in_doubt(world: &World, side: Side) {
     }
 }
 
-/// No journal is left anywhere, and no VM but at `side`, whose guest is well and
-/// moves on.
+/// Asserts that no journal is left anywhere, and no VM but at `side`, whose guest is intact and can
+/// be moved.
 fn assert_settled(world: &World, guest: &Guest, side: Side) {
     let journals = |side: Side| {
         let dir = world.host(side).run_dir.join("state/journals");
@@ -78,7 +78,7 @@ fn assert_settled(world: &World, guest: &Guest, side: Side) {
     drop(world.migrate(guest, side, &[]));
 }
 
-/// The source gave the VM up, and the destination is no more.
+/// The source has given the VM up, and the destination's host is dead.
 #[test]
 fn the_source_takes_it_back() {
     let phases = ["committed / loaded", "committed / starting"];
@@ -88,7 +88,7 @@ fn the_source_takes_it_back() {
     let (moved, ..) = moving.wait_any();
     assert!(!moved);
     assert_in_doubt(&world, Side::A);
-    // It is the guest's word that counts from here on.
+    // The lab has to listen to the guest here again.
     guest.expect_on(world.host(Side::A)).unwrap();
     world.says(Side::A, &["resolve", "web1", "--here", "--yes"]);
     assert_eq!(world.vm(Side::A, "web1").unwrap().status, VmStatus::Running);
@@ -97,7 +97,7 @@ fn the_source_takes_it_back() {
     assert_settled(&world, &guest, Side::A);
 }
 
-/// The VM runs at the destination, and the source hears nothing of that.
+/// The VM runs at the destination, and the source is not told.
 #[test]
 fn the_source_lets_it_go() {
     let phases = ["committed / loaded", "committed / starting"];
@@ -115,7 +115,7 @@ fn the_source_lets_it_go() {
     assert_settled(&world, &guest, Side::B);
 }
 
-/// The destination has loaded the VM, and its source is no more.
+/// The destination has loaded the VM, and the source's host is dead.
 #[test]
 fn the_destination_takes_it() {
     let phases = ["committed / loaded"];

@@ -64,7 +64,7 @@ fn the_sources_agent_dies_while_pages_fly() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Its owner paused it before that: the next agent does not let it run.
+/// Its owner paused it before that: the next agent does not resume it.
 #[test]
 fn the_sources_agent_dies_while_a_paused_vm_moves() {
     let (mut world, guest, pid) = world();
@@ -84,8 +84,8 @@ fn the_sources_agent_dies_while_a_paused_vm_moves() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Its QEMU was copying a disk: the next agent ends that, and nothing of it
-/// stays in QEMU, beside the image or at the destination.
+/// Its QEMU was copying a disk: the next agent ends that, and nothing of it stays in QEMU, beside
+/// the image or at the destination.
 #[test]
 fn the_sources_agent_dies_while_disk_blocks_fly() {
     let mut world = World::new(Link::one(100));

@@ -1,5 +1,5 @@
-//! A disk that both hosts see: the guest writes to it all the time, and the
-//! next host goes on with every byte.
+//! A disk that both hosts see: the guest writes to it all the time, and the destination goes on
+//! with every byte.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -10,9 +10,9 @@ use lab::hosts::Link;
 
 const DISK_BYTES: u64 = 16 * MIB;
 
-/// A guest with a disk that lies where both hosts see it.
+/// A guest with a disk at a path that both hosts see.
 fn with_disk(world: &World) -> (GuestSpec, PathBuf) {
-    // Host A's own directory, by the name it has for everybody.
+    // Host A's own directory, by the path that it has outside.
     let image = world.hosts.a.run_dir.join("disk.img");
     File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
     let mut spec = guest("256M", 2_000_000);
@@ -34,7 +34,7 @@ fn written(guest: &Guest) -> u64 {
     written.unwrap().parse().unwrap()
 }
 
-/// That it is the same storage is found out, or said.
+/// That the storage is the same is detected, or given as an option.
 #[test]
 fn go_there_and_back_under_writes() {
     let world = World::new(Link::one(500));
@@ -56,7 +56,7 @@ fn go_there_and_back_under_writes() {
     assert_eq!(left.filter(|name| name.starts_with(".droveway")).count(), 0);
 }
 
-/// The source takes its disk up again where it left it.
+/// The source reopens its disk.
 #[test]
 fn stay_with_a_vm_that_stays() {
     let world = World::new(Link::one(200));

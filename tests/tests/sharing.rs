@@ -1,12 +1,12 @@
-//! Content that VMs have in common crosses the network once, whatever happens to
-//! whoever has it; and only within a domain.
+//! Content that VMs have in common crosses the network once, whatever happens to the VM that has
+//! it; and only within a domain.
 
 use api::{Outcome, Report};
 use end_to_end::{MIB, Moving, Side, World};
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
 
-/// The same content in each, written with the same seed.
+/// Bytes of the same content in each VM, written with the same seed.
 const COMMON: u64 = 48 * MIB;
 const SHARE: [&str; 2] = ["--share", "host"];
 
@@ -38,7 +38,7 @@ fn what_a_vm_that_came_before_has_is_not_sent_again() {
     println!("{} {}", reports[0].named_bytes, reports[1].named_bytes);
     assert!(reports[1].named_bytes >= COMMON, "{:?}", reports[1]);
     assert!(reports[1].wire_bytes < reports[0].wire_bytes / 2);
-    // Each is as it was, where it was copied from, too.
+    // Each VM is intact, also the one that was copied from.
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
 
@@ -58,7 +58,7 @@ fn vms_that_come_together_wait_for_one_another() {
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
 
-/// The index says where a page was; what is there now has another name.
+/// The index says where a page was; the page that is there now has another name.
 #[test]
 fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
     let world = World::new(Link::one(500));
@@ -89,8 +89,8 @@ fn domains_never_meet() {
             &[],
         ],
     );
-    // The last one is of the cluster's own domain. What a VM has twice itself is its
-    // own, and far less than what they have in common.
+    // The last VM is in the cluster's own domain. Pages that a VM itself has twice are far fewer
+    // than those in common.
     for report in &reports {
         assert!(report.named_bytes < COMMON / 2, "{}", report.named_bytes);
     }

@@ -1,5 +1,5 @@
-//! Strangers hold every connection that they can get, and say nothing: hosts still
-//! reach each other, and people reach the API.
+//! Strangers hold every connection that they can get, and send nothing: hosts still reach each
+//! other, and people reach the API.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -20,7 +20,7 @@ fn at_b(world: &World, port: u16) -> SocketAddr {
     SocketAddr::new(world.host(Side::B).addresses[0], port)
 }
 
-/// How many files the agent of host B has open.
+/// Number of files that the agent of host B has open.
 fn open_files(world: &World) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", world.agent(Side::B).pid())).unwrap().count()
 }
@@ -29,7 +29,7 @@ fn open_files(world: &World) -> usize {
 fn a_vm_comes_and_leaves_meanwhile() {
     let (world, _certificates) = World::secured(Link::unshaped());
     let guest = world.boot(&bare("192M", RATE));
-    // From one address, and from more than there are places for.
+    // From one address, and from more addresses than there are places.
     for addresses in [1, 20] {
         let to = at_b(&world, AGENTS_PORT);
         let strangers = Strangers::start(world.host(Side::A), addresses, to, 400);
@@ -53,7 +53,7 @@ fn the_api_answers_meanwhile() {
     let usual = ["--tls", &Certificates::place(), "--api-listen", &listen];
     world.tell_agents(usual.map(str::to_owned).to_vec());
     let tls = certificates.person("ann", Role::Observe).unwrap();
-    // Its certificate names the host, so that is how it has to be called.
+    // Its certificate names the host, so it has to be called by that name.
     let names = tls.with_extension("hosts");
     std::fs::write(&names, format!("{} host-b\n", world.host(Side::B).addresses[0])).unwrap();
     let mut mount = world.host(Side::A).command("mount");

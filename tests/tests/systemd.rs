@@ -1,5 +1,4 @@
-//! An agent that systemd runs, by the unit of the packages: what is done with the unit does
-//! not concern its VMs.
+//! An agent that systemd runs, with the packages' unit: actions on the unit don't concern its VMs.
 
 use std::fs;
 
@@ -9,7 +8,7 @@ use lab::setup;
 
 const PEERS: &str = "[[host]]\nname = \"host-a\"\naddress = \"127.0.0.1:7800\"\n";
 const CONFIG: &str = "name = \"host-a\"\npeers = \"peers.toml\"\n";
-/// Without what comes before a service on a machine that boots.
+/// Without the units that precede a service on a machine that boots.
 const DROP_IN: &str = "[Unit]\nDefaultDependencies=no\n";
 
 fn start() -> Option<Systemd> {
@@ -33,7 +32,7 @@ fn start() -> Option<Systemd> {
     }
 }
 
-/// A VM that runs, and the process of its QEMU as systemd numbers it.
+/// Starts a VM; the process ID of its QEMU, as systemd numbers it.
 fn run(systemd: &Systemd) -> String {
     let qemu = setup::ensure().unwrap().qemu_system.display().to_string();
     let argv = [qemu.as_str(), "-machine", "q35", "-nodefaults", "-display", "none", "-m", "64"];
@@ -50,7 +49,7 @@ fn pid(systemd: &Systemd) -> String {
 
 fn group(systemd: &Systemd, pid: &str) -> String {
     let groups = systemd.says(&["cat", &format!("/proc/{pid}/cgroup")]);
-    // The others are this machine's.
+    // The others are hierarchies of this machine.
     groups.lines().find(|line| line.starts_with("0::")).unwrap().to_owned()
 }
 
@@ -70,19 +69,19 @@ fn vms_have_scopes_of_their_own_and_outlive_all_that_is_done_with_the_agents_uni
     until("the journal finds it by its name", || logged().contains("started vm=\"web1\""));
     let about = systemd.says(&["systemctl", "show", "droveway-vm-web1.scope"]);
     assert!(about.contains("Description=Virtual machine web1\n"), "{about}");
-    // So it is stopped after the agent.
+    // So the scope is stopped after the agent.
     let before = about.lines().find_map(|line| line.strip_prefix("Before=")).unwrap();
     assert!(before.split(' ').any(|unit| unit == "droveway.service"), "{before}");
 
     systemd.says(&["systemctl", "restart", "droveway"]);
     assert_eq!(pid(&systemd), pid_before);
-    // What without a scope would end all VMs.
+    // Without a scope, this would kill all VMs.
     systemd.says(&["systemctl", "kill", "--kill-who=all", "--signal=KILL", "droveway"]);
     until("it is started again", || systemd.tries(&["droveway", "list"]).0);
     assert_eq!(pid(&systemd), pid_before);
     let _ = systemd.tries(&["systemctl", "reset-failed", "droveway"]);
 
-    // One that an older agent has left in the unit.
+    // A VM that an older agent has left in the unit.
     let to = "/sys/fs/cgroup/system.slice/droveway.service/cgroup.procs";
     systemd.says(&["sh", "-c", &format!("echo {pid_before} >{to}")]);
     assert_eq!(group(&systemd, &pid_before), "0::/system.slice/droveway.service");
@@ -92,7 +91,7 @@ fn vms_have_scopes_of_their_own_and_outlive_all_that_is_done_with_the_agents_uni
     systemd.says(&["droveway", "stop", "web1", "--force"]);
     let is_there = || systemd.says(&["systemctl", "list-units", "--all"]).contains("web1.scope");
     until("the scope is gone", || !is_there());
-    // And it may come again.
+    // And the VM may start again.
     let again = run(&systemd);
     assert_ne!(again, pid_before);
     until("it has one too", || group(&systemd, &again) == SCOPE);

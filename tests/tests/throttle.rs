@@ -1,5 +1,4 @@
-//! A guest that writes faster than the link is slowed just enough, and never
-//! stays slow.
+//! A guest that writes faster than the link is throttled just enough, and is always released.
 
 use std::fs;
 
@@ -11,24 +10,22 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use serde_json::json;
 
-/// What the link carries, in Mbit/s; and what a guest writes that is two and a
-/// half times as fast.
+/// Rate of the link, in Mbit/s; and of a guest that writes two and a half times as fast.
 const LINK: u32 = 100;
 const HARD: u64 = 30_000_000;
-/// A writer that sleeps between its pages writes more than a fifth with a fifth
-/// of its CPU time.
+/// With a fifth of its CPU time, a writer that sleeps between its pages writes more than a fifth.
 const LOW: [&str; 2] = ["--throttle-floor", "5"];
 
 fn writer(name: &str, rate: u64) -> GuestSpec {
     let mut spec = guest("192M", rate);
     spec.name = name.to_owned();
     spec.orders.working_set_bytes = 32 * MIB;
-    // As evenly as it can: it is slowed by what it gets of its CPU.
+    // As evenly as it can, so that its CPU time limits its rate.
     spec.orders.write_step_ms = 0;
     spec
 }
 
-/// The groups that a VM's threads are in, one for each thread.
+/// The cgroups of a VM's threads, an entry for each thread.
 fn groups(pid: u32) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let group = |dir: std::path::PathBuf| fs::read_to_string(dir.join("cgroup")).ok();
@@ -39,7 +36,8 @@ fn is_slow(pid: u32) -> bool {
     groups(pid).iter().any(|groups| groups.contains("droveway-slow"))
 }
 
-/// `link` is all that it may have had to itself, in Mbit/s.
+/// Asserts that it was throttled and met its goal; `link` is the most that it may have had, in
+/// Mbit/s.
 fn assert_followed(report: &Report, link: u32) {
     let slowed = report.slowed.as_ref().expect("it could not be followed otherwise");
     assert!((0.05..1.0).contains(&slowed.lowest_share), "{slowed:?}");
@@ -70,7 +68,7 @@ fn a_guest_that_can_be_followed_is_left_alone() {
     assert!(report.samples.iter().all(|sample| sample.share == 1.0));
 }
 
-/// Who comes last has the whole link when it is stopped.
+/// The VM that arrives last has the whole link when it is stopped.
 #[test]
 fn two_at_once() {
     let world = World::new(Link::one(2 * LINK));
@@ -98,7 +96,7 @@ fn a_guest_that_may_not_be_slowed_is_not() {
     world.assert_stayed(&guest, Side::A, pid);
 }
 
-/// Its operator lets it go on: it runs as it did, at once.
+/// The operator cancels: the guest is released at once.
 #[test]
 fn a_migration_that_is_cancelled_leaves_nobody_slow() {
     let world = World::new(Link::one(LINK));
@@ -145,7 +143,7 @@ fn an_agent_that_was_killed_lets_go_what_it_slowed_when_it_starts_again() {
     assert_followed(&world.migrate(&guest, Side::A, &LOW), LINK);
 }
 
-/// What is to be done then is the operator's decision.
+/// The operator decides what to do then.
 #[test]
 fn a_guest_that_can_not_be_followed_even_at_its_floor() {
     let world = World::new(Link::one(LINK));
@@ -180,8 +178,8 @@ fn a_guest_that_is_slowed_by_stopping_it_for_moments() {
     }
 }
 
-/// It stands still for most of the time then. What its owner wants holds all the same,
-/// as far as QEMU tells of it: here that it runs, and that it stands still again.
+/// This guest is stopped most of the time. Its owner's commands hold all the same, as far as QEMU
+/// reports them: here that it runs, and that it is stopped again.
 #[test]
 fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
     let mut world = World::new(Link::one(LINK));
@@ -205,7 +203,7 @@ fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
     world.assert_intact(&guest);
 }
 
-/// What it would take is known before, in the same words as what it took.
+/// The prediction before a move has the same figures as the report after it.
 #[test]
 fn a_migration_is_predicted() {
     let world = World::new(Link::one(LINK));
@@ -224,7 +222,7 @@ fn a_migration_is_predicted() {
     world.assert_intact(&guest);
 }
 
-/// Of two vCPUs one writes: the other has done nothing to be slowed for.
+/// Only one of two vCPUs writes: the idle one is not throttled.
 #[test]
 fn a_vcpu_that_idles_is_left_alone() {
     let world = World::new(Link::one(LINK));
@@ -239,7 +237,7 @@ fn a_vcpu_that_idles_is_left_alone() {
     let slow = groups(pid).iter().filter(|groups| groups.contains("droveway-slow")).count();
     let report = world.arrive(&guest, Side::A, moving);
     assert_followed(&report, LINK);
-    // Later the other may be slowed, too: it waits busily for the slow one, or the
+    // Later the other one may be throttled, too: it spins while it waits for the slow one, or the
     // guest moves its work there.
     assert_eq!(slow, 1);
 }

@@ -1,5 +1,5 @@
-//! Agents know each other by certificates, and nobody else may speak. Whoever
-//! may not is told why, and so is the operator at the other end.
+//! Agents know each other by certificates, and reject all others. A rejected peer learns why, and
+//! so does the operator at the other end.
 
 use std::process::Stdio;
 use std::time::SystemTime;
@@ -28,7 +28,7 @@ impl Secured {
         Self { world, certificates }
     }
 
-    /// The agent speaks TLS with what lies in its place now.
+    /// Restarts the agent with the certificate that its host has now.
     fn restart(&mut self, side: Side) {
         self.world.kill_agent(side);
         self.world.start_agent(side);
@@ -46,7 +46,7 @@ fn there_and_back() {
     }
 }
 
-/// A firewall forgets a connection, in the middle of a record.
+/// A firewall drops a connection, in the middle of a record.
 #[test]
 fn a_lane_is_cut() {
     let Secured { world, .. } = Secured::new(Link { nics: 2, mbit_per_s: Some(100) });
@@ -68,8 +68,7 @@ fn a_lane_is_cut() {
     assert!(deaths("10.77.0.") == 0 && deaths("10.77.1.") > 0, "{:?}", report.lanes);
 }
 
-/// A guest at A that is to move to a B which can't be trusted, or the other way
-/// round.
+/// A guest at A that is to move to B, where one of the two can't be trusted.
 struct Refusing {
     secured: Secured,
     guest: Guest,
@@ -84,7 +83,7 @@ impl Refusing {
         Self { secured, guest, pid }
     }
 
-    /// Refused: what `migrate` says, and what the agent at B logs.
+    /// Asserts that it is refused: what `migrate` says, and what the agent at B logs.
     fn refuses(&self, says: &str, logs: &str) {
         let world = &self.secured.world;
         let why = world.refuses(Side::A, &["migrate", "web1", "host-b"]);
@@ -93,7 +92,7 @@ impl Refusing {
         world.assert_stayed(&self.guest, Side::A, self.pid);
     }
 
-    /// As it should be again; the VM moves, and comes back.
+    /// Restores both certificates; the VM moves, and comes back.
     fn works(mut self) {
         for side in [Side::A, Side::B] {
             let (host, name) = (self.secured.world.host(side), side.name());
@@ -164,7 +163,7 @@ fn a_source_that_is_not_who_it_should_be() {
         "the peer speaks plaintext and this agent TLS",
     );
 
-    // Not even an agent.
+    // Not an agent at all.
     let port = refusing.secured.world.hosts.b.addresses[0];
     let request = format!("exec 3<>/dev/tcp/{port}/7800; printf 'GET / HTTP/1.1\\r\\n\\r\\n' >&3");
     let mut bash = refusing.secured.world.hosts.a.command("bash");

@@ -8,7 +8,7 @@ use lab::hosts::Link;
 fn a_move_is_watched_and_cancelled_and_the_next_one_is_in_the_history() {
     let world = World::new(Link::one(100));
     let mut spec = bare("256M", 60_000_000);
-    // More than the link carries: it has no end.
+    // More than the link carries, so the move has no end.
     spec.orders.working_set_bytes = 32 * MIB;
     let guest = world.boot(&spec);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
@@ -46,7 +46,7 @@ fn a_move_is_watched_and_cancelled_and_the_next_one_is_in_the_history() {
 }
 
 #[test]
-fn who_may_only_look_is_offered_nothing_else() {
+fn read_only_offers_no_action() {
     let world = World::new(Link::one(100));
     let guest = world.boot(&bare("64M", 0));
     let args = ["top", "--read-only"];

@@ -1,7 +1,6 @@
-//! From the moment when the VM stands still its destination reads a KiB every five
-//! seconds; or so much that the kernel takes the connection to be well. The VM runs
-//! again at its source all the same, when its time is over or when its operator
-//! wants it to, and before anything else is waited for.
+//! From the VM's stop on, its destination reads a KiB every five seconds; or so much that the
+//! kernel keeps the connection. The VM runs again at its source all the same, when its time is over
+//! or its operator cancels, and before anything else is waited for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +13,11 @@ use lab::guest::Guest;
 use lab::hosts::Link;
 use qemu::qmp::{Event, Qmp};
 
-/// The kernel gives a connection up that takes this and no more.
+/// The kernel gives up a connection that takes no more than this.
 const HARDLY: usize = 1 << 10;
-/// Not one that takes this; a batch of pages takes a minute and more.
+/// The kernel keeps a connection that takes this; a batch of pages takes a minute and more.
 const SLOWLY: usize = 16 << 10;
-/// For what comes at once, on a busy machine too.
+/// For what happens at once, on a busy machine too.
 const SOON: Duration = Duration::from_secs(30);
 
 struct Trickling {
@@ -26,14 +25,14 @@ struct Trickling {
     proxies: Proxies,
     guest: Guest,
     pid: u32,
-    /// Its owner's, by which `events` come.
+    /// The owner's connection, which receives `events`.
     _owners: Arc<Qmp>,
     events: Receiver<Event>,
 }
 
 impl Trickling {
-    /// A guest that leaves a second's worth of pages for the end, and agents that
-    /// reach each other by a proxy.
+    /// A guest that leaves a second's worth of pages for the end, and agents that reach each other
+    /// by a proxy.
     fn new() -> Self {
         let mut world = World::new(Link::one(100));
         let proxies = Proxies::start(&world.hosts, 1);
@@ -48,7 +47,7 @@ impl Trickling {
         Self { world, proxies, guest, pid, _owners: owners, events }
     }
 
-    /// Begins to move it, and comes back when it stands still and the trickle begins.
+    /// Begins to move it, and returns when it is stopped and the trickle begins.
     fn stands_still(&self, reads: usize, args: &[&str]) -> Moving {
         let usual = ["--downtime-ms", "4000", "--throttle", "off", "--compress", "off"];
         let args = [&usual[..], args].concat();
@@ -63,7 +62,7 @@ impl Trickling {
         assert_eq!(event.name, name);
     }
 
-    /// The VM runs, with nothing mended; then the command ends.
+    /// The VM runs again while the trickle lasts; then the command ends.
     fn goes_on(&self, moving: Moving) -> Ended {
         self.expect("RESUME");
         self.went_on(moving)
@@ -79,7 +78,7 @@ impl Trickling {
         ended
     }
 
-    /// Nothing is wrong with it, and it can be moved.
+    /// Asserts that nothing is wrong with it, and that it can be moved.
     fn ends_well(self) {
         self.proxies.mend();
         self.world.remove_own_sockets(Side::B, "web1");
@@ -104,10 +103,10 @@ fn the_move_is_taken_back_when_its_time_is_over() {
 }
 
 #[test]
-fn who_cancels_does_not_wait_for_the_destination() {
+fn a_cancel_does_not_wait_for_the_destination() {
     let trickling = Trickling::new();
     let moving = trickling.stands_still(SLOWLY, &["--blackout-max", "100"]);
-    // Of which the destination is to be told.
+    // A change that is sent to the destination, too.
     let id = trickling.world.vm(Side::A, "web1").unwrap().migration.unwrap();
     trickling.world.says(Side::A, &["set", &id, "--limit", "50M"]);
     let (read, each_once) = (trickling.proxies.drops(), trickling.proxies.connections());
@@ -121,7 +120,7 @@ fn who_cancels_does_not_wait_for_the_destination() {
 }
 
 #[test]
-fn nor_does_a_timeout() {
+fn a_timeout_does_not_wait_for_the_destination() {
     let trickling = Trickling::new();
     let moving = trickling.stands_still(SLOWLY, &["--blackout-max", "100", "--timeout", "20"]);
     let ended = trickling.goes_on(moving);

@@ -1,5 +1,5 @@
-//! Agents of the release before this one (`PREVIOUS_DROVEWAY`; `make upgrade-test` builds
-//! it): VMs go from one to the other and back, and stay while an agent is replaced.
+//! Agents of the previous release (`PREVIOUS_DROVEWAY`; `make upgrade-test` builds it): VMs move
+//! from one release to the other and back, and stay while an agent is replaced.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use end_to_end::{Side, World, assert_intact, bare, note};
 use lab::agent::binary;
 use lab::hosts::Link;
 
-/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+/// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const ODD: &str = "262296k";
 const RATE: u64 = 2_000_000;
 
-/// Two hosts with agents of the release before.
+/// Two hosts with agents of the previous release.
 fn before() -> Option<(World, PathBuf)> {
     let Some(previous) = std::env::var_os("PREVIOUS_DROVEWAY").map(PathBuf::from) else {
         note("there is no earlier release here: `make upgrade-test` builds it");
@@ -25,7 +25,7 @@ fn before() -> Option<(World, PathBuf)> {
     Some((world, previous))
 }
 
-/// One host after the other is upgraded, and one is set back.
+/// The hosts are upgraded one after the other, and one is downgraded.
 #[test]
 fn vms_go_from_release_to_release() {
     let Some((mut world, previous)) = before() else { return };
@@ -43,7 +43,7 @@ fn vms_go_from_release_to_release() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// VMs run on under an agent that is replaced, and are known to the next.
+/// VMs run on while their agent is replaced, and the next agent knows them.
 #[test]
 fn an_agent_is_replaced_while_vms_run() {
     let Some((mut world, previous)) = before() else { return };
@@ -57,7 +57,7 @@ fn an_agent_is_replaced_while_vms_run() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// In the middle of a migration the VM stays, whichever end it is and whichever way.
+/// In the middle of a migration the VM stays, whichever end is replaced, and by whichever release.
 #[test]
 fn an_agent_is_replaced_while_a_vm_moves() {
     let Some((mut world, previous)) = before() else { return };
@@ -70,7 +70,7 @@ fn an_agent_is_replaced_while_a_vm_moves() {
         moving.wait_for(Phase::FirstPass);
         world.replace_agent(side, &program);
         if side == Side::A {
-            // Its command has lost who it asked.
+            // Its command has lost its agent.
             let _ = moving.wait_any();
         } else {
             let ended = moving.wait();

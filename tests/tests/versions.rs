@@ -1,4 +1,4 @@
-//! QEMU's version is not the same on all hosts, and never for long.
+//! QEMU's version differs between hosts, and changes.
 
 use api::{Examination, Report};
 use end_to_end::{Side, World, bare, guest, note};
@@ -6,10 +6,10 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
 
-/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+/// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const ODD: &str = "262296k";
 const RATE: u64 = 2_000_000;
-/// The first QEMU that a machine type of its own doesn't hold.
+/// The first QEMU that its own machine type doesn't hold at the switchover.
 const HOLDS_BY_DEVICES: (u32, u32) = (11, 1);
 const NOT_HELD: &str = "stops the VM by itself";
 
@@ -26,7 +26,7 @@ fn notes_a_hold_that_is_missing(report: &Report) -> bool {
     report.notes.iter().any(|note| note.contains(NOT_HELD))
 }
 
-/// Moves a VM from QEMU to QEMU, between two hosts, with each of QEMU's streams in turn.
+/// Moves a VM along these QEMUs, between two hosts, with each kind of stream in turn.
 fn along(mut spec: GuestSpec, machine: String, qemus: &[&Qemu]) {
     let world = World::new(Link::one(1000));
     spec.machine = machine;
@@ -48,7 +48,7 @@ fn along(mut spec: GuestSpec, machine: String, qemus: &[&Qemu]) {
     }
 }
 
-/// Each with its newest machine type.
+/// Each QEMU with its newest machine type.
 #[test]
 fn each_to_itself() {
     for qemu in &qemus() {
@@ -56,7 +56,7 @@ fn each_to_itself() {
     }
 }
 
-/// With the oldest one's machine type, and an operating system that uses it.
+/// With the oldest QEMU's machine type, and an operating system that uses it.
 #[test]
 fn up_to_the_newest_and_down_again() {
     let all = qemus();
@@ -64,7 +64,7 @@ fn up_to_the_newest_and_down_again() {
     along(guest(ODD, RATE), all[0].machine(), &there);
 }
 
-/// From the oldest to the newest at once, and back.
+/// From the oldest to the newest directly, and back.
 #[test]
 fn past_those_between() {
     let all = qemus();
@@ -72,8 +72,8 @@ fn past_those_between() {
     along(bare(ODD, RATE), oldest.machine(), &[oldest, newest, oldest]);
 }
 
-/// QEMU 11.1 and newer wait for us only if they are told to when they start. One that
-/// the agent adopts was not: it moves all the same, and by the agent's hand comes back.
+/// QEMU 11.1 and newer can be held only if they are told so when they start. An adopted QEMU was
+/// not: it moves all the same, and comes back with a QEMU that the agent has started.
 #[test]
 fn an_adopted_one_that_cannot_be_held() {
     let all = qemus();
@@ -119,7 +119,8 @@ fn doctor_knows_each() {
     }
 }
 
-/// The older QEMU doesn't know the newer one's machine: said before anything moves.
+/// The older QEMU doesn't know the newer one's machine type, which is reported before anything
+/// moves.
 #[test]
 fn a_machine_that_the_destination_does_not_know() {
     let all = qemus();

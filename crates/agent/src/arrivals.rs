@@ -1,5 +1,5 @@
-//! The destination's side of this host: a QEMU for a VM that comes, made of
-//! what its source says and compared with it.
+//! The destination side: the agent starts a QEMU for an arriving VM from the source's
+//! description, and compares it with that description.
 
 pub(crate) mod fitness;
 mod told;
@@ -33,10 +33,10 @@ use crate::registry::{Claim, Registry, check_domain};
 use fitness::Wanted;
 use told::Told;
 
-/// Disks of one VM; each costs the check a look at storage.
+/// Disks of one VM; the check reads storage for each.
 const DISKS_MAX: usize = 256;
 
-/// This host, for VMs that come.
+/// This host as a destination.
 pub(crate) struct Arrivals {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
@@ -68,7 +68,7 @@ impl Arrivals {
                 order.vm
             )));
         }
-        // They become parts of logs and journals.
+        // These names become parts of logs and journals.
         for name in [&order.from, &order.migration] {
             name::check(name).map_err(|error| Denied::Asked(error.to_string()))?;
         }
@@ -77,7 +77,7 @@ impl Arrivals {
         let shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();
         let wanted = match &order.incoming_qmp {
-            // It is started already.
+            // Its QEMU is started already.
             Some(_) => None,
             None => Some(Wanted::of(order, probes.programs())?),
         };
@@ -100,7 +100,7 @@ impl Arrivals {
         let vm = claim.fill(machine, &order.share_domain.0)?;
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
-        // Later its QEMU may take long to say so.
+        // Noted now, because a QEMU that is loading may take long to answer.
         if let Some(needs) = vms::needs(&machine, vm.ram_bytes(), &host_memory()) {
             vm.takes_pages(needs.pages_bytes);
         }
@@ -174,7 +174,7 @@ impl Host for Arrivals {
     }
 }
 
-/// Before there is a QEMU that could touch them.
+/// Checks the VM's disks before there is a QEMU that could write to them.
 fn check_disks(order: &Prepare) -> Result<(), Denied> {
     let disks = understood("the VM's disks", &order.disks)?;
     if disks.len() > DISKS_MAX {
@@ -197,8 +197,9 @@ fn check_disks(order: &Prepare) -> Result<(), Denied> {
     )))
 }
 
-/// The images of the disks that come with the VM. They are its QEMU's: the tool
-/// that came with it makes them, as its user.
+/// Creates the images of the disks that move with the VM.
+///
+/// They belong to its QEMU, so the `qemu-img` of that QEMU makes them, as its user.
 fn prepare_images(
     order: &Prepare,
     programs: &Programs,
@@ -220,8 +221,9 @@ fn prepare_images(
         .map_err(|error| Denied::Conflict(error.to_string()))
 }
 
-/// A QEMU that somebody else started to receive this VM. Any other is left
-/// alone: a slip in the socket's name must not cost a VM its life.
+/// The QEMU that the operator started to receive this VM.
+///
+/// A QEMU in any other state is left alone, so that a wrong socket name does not end a VM.
 fn waiting(
     registry: &Registry,
     socket: &str,
@@ -229,8 +231,9 @@ fn waiting(
     user: Option<&User>,
 ) -> Result<Machine, Denied> {
     let machine = machine::attach(Path::new(socket), dir)?;
-    // What listens there may say that it is another QEMU, which would be written to, and
-    // ended. The kernel says who it is; or it can be none that its user couldn't end anyway.
+    // The listener may pose as another QEMU, which the agent would then write to and end. So
+    // the kernel has to confirm the process, or the process belongs to QEMU's user, who could
+    // end it anyway.
     let pid = machine.process.pid();
     let is_users =
         || user.is_some_and(|user| process::user_of(pid).is_ok_and(|of| of.uid == user.uid));
@@ -240,7 +243,7 @@ fn waiting(
              another one: have QEMU make that socket itself"
         )));
     }
-    // Another VM that comes waits as well.
+    // The QEMU of another arriving VM also waits.
     if let Some(name) = registry.who_has(machine.process.pid()) {
         return Err(Denied::Conflict(format!("the QEMU at {socket} is there already, as {name}")));
     }
@@ -254,7 +257,7 @@ fn waiting(
     }
 }
 
-/// A part of the order that another version may put otherwise.
+/// Reads a part of the order that another version may encode differently.
 fn understood<'p, T>(what: &str, part: &'p Part<T>) -> Result<&'p T, Denied> {
     part.read().map_err(|why| {
         Denied::Asked(format!(
@@ -263,13 +266,13 @@ fn understood<'p, T>(what: &str, part: &'p Part<T>) -> Result<&'p T, Denied> {
     })
 }
 
-/// A VM on its way here. Its QEMU goes before the images that were made for it.
+/// An arriving VM; the order of fields makes its QEMU end before its images are removed.
 struct Arrival {
     claim: Claim,
     machine: Arc<Machine>,
     images: images::Prepared,
     source_address: Option<SocketAddr>,
-    /// Last, so that its end is told when all else is done.
+    /// Last, so that the end is published when everything else is done.
     told: Told,
 }
 

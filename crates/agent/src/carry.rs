@@ -1,11 +1,11 @@
-//! Migrations that somebody else commands, such as libvirt: doors at which this agent
-//! stands for other hosts, and the connections that are made to them.
+//! Migrations that others command, such as libvirt: doors at which this agent stands for
+//! other hosts, and the connections to them.
 //!
-//! A door is an address of loopback for each other host, with all ports that migrations
-//! use there; or a socket that has the same path on both hosts. The caller is
-//! carried to the QEMU, or disk server, that waits at the same port or path there. With
-//! KubeVirt and Proxmox VE doors take the place of sockets that these make when a VM is to
-//! leave.
+//! A door is either one port of a loopback address that stands for another host, for each
+//! port that migrations use there, or a socket with the same path on both hosts. A
+//! connection is carried to the QEMU, or disk server, that waits at the same port or path
+//! on the other host. With KubeVirt and Proxmox VE, doors replace the sockets that these
+//! create when a VM is to leave.
 
 mod around;
 mod door;

@@ -1,37 +1,38 @@
-//! Why the agent doesn't do what it is asked, for the person who asked.
+//! Why the agent refuses a request.
 
 use api::ErrorCode;
 use qemu::machine::StartError;
 
-/// By who has to act; the text says what to do. Programs that have to tell more apart
-/// than that find it in the code.
+/// The reason of a refusal, by who has to act; the text says what to do.
+///
+/// The code tells programs more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Denied {
-    /// What was asked makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Asked(String),
-    /// Whoever asks may not.
+    /// The caller is not permitted.
     #[error("{0}")]
     Forbidden(String),
-    /// Not now, or not any more.
+    /// The present state forbids it.
     #[error("{0}")]
     Conflict(String),
-    /// QEMU does not go along.
+    /// QEMU refused or failed.
     #[error("{0}")]
     Qemu(String),
-    /// This host lacks something.
+    /// This host lacks or failed at something.
     #[error("{0}")]
     Local(String),
-    /// One of those, of which the code says more.
+    /// Any of these, with a more specific code.
     #[error("{1}")]
     Coded(ErrorCode, String),
-    /// The agent is ending.
+    /// The agent is stopping.
     #[error("the agent is stopping: ask again when it runs again")]
     Closing,
 }
 
 impl Denied {
-    /// What it is for a program.
+    /// The code for programs.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::Asked(_) => ErrorCode::InvalidRequest,

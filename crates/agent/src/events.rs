@@ -1,8 +1,8 @@
-//! What happens at this agent, for those who follow it.
+//! The events of this agent, for their readers.
 //!
-//! The latest events are kept in a ring that is bounded in bytes. To report one is to
-//! write there, which never waits. Each reader has a place in the ring and reads at its own
-//! pace; one that falls behind the ring's end is told that it has missed something.
+//! The latest events are kept in a ring that is bounded in bytes. Publishing an event writes
+//! to the ring, which never waits. Each reader has a position in the ring and reads at its
+//! own pace; one that falls behind the ring's end gets a gap in place of the missing events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,20 +15,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::denied::Denied;
 
-/// Letters of a reason or a problem; the report has all of it.
+/// The longest reason or problem in an event; the report has all of it.
 const TEXT_LETTERS_MAX: usize = 1024;
 
-/// How much events may take up.
+/// The resources that events may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// A migration tells some 2 KiB: the ring has those of some hundreds.
+    /// A migration's events take some 2 KiB, so the ring holds those of some hundreds.
     pub(crate) ring_bytes: usize,
     /// Readers at a time.
     pub(crate) readers: usize,
-    /// How long a reader may take nothing before it is given up. It can come back, and go
-    /// on where it was.
+    /// How long a reader may take nothing before it is dropped; it can reconnect and resume.
     pub(crate) stuck: Duration,
-    /// How long a connection is without a byte: a proxy or a firewall may forget it then.
+    /// How long a connection may stay idle: a proxy or a firewall might drop it after longer.
     pub(crate) silent: Duration,
 }
 
@@ -39,10 +38,10 @@ impl Default for Limits {
     }
 }
 
-/// What happened, and who may read it.
+/// The ring of events and its readers.
 pub(crate) struct Events {
     limits: Limits,
-    /// Tells ids of this start of the agent from those of others.
+    /// Identifies this run of the agent in the ids of its events.
     start: String,
     ring: Mutex<Ring>,
     newest: watch::Sender<Newest>,
@@ -55,7 +54,7 @@ struct Newest {
     closed: bool,
 }
 
-/// Consecutive events; the first ever has number 1.
+/// Consecutive events; the agent's first has number 1.
 #[derive(Default)]
 struct Ring {
     frames: VecDeque<Bytes>,
@@ -64,12 +63,12 @@ struct Ring {
 }
 
 impl Ring {
-    /// The number before the oldest that is kept.
+    /// The number before that of the oldest event in the ring.
     fn begin(&self) -> u64 {
         self.newest - self.frames.len() as u64
     }
 
-    /// The one after this number; none if it has not happened yet, or is not kept.
+    /// The event after this number; none if it has not happened yet or is no longer kept.
     fn after(&self, number: u64) -> Option<Bytes> {
         let index = usize::try_from(number.checked_sub(self.begin())?).ok()?;
         self.frames.get(index).cloned()
@@ -100,7 +99,7 @@ impl Events {
         self.limits
     }
 
-    /// Keeps it, and wakes those who wait for it. Never waits for a reader.
+    /// Publishes an event; never waits for a reader.
     pub(crate) fn tell(&self, what: Happening) {
         let mut ring = self.ring.lock();
         ring.newest += 1;
@@ -109,12 +108,12 @@ impl Events {
         self.newest.send_modify(|newest| newest.number = number);
     }
 
-    /// Ends all readers, once they have what has happened until now.
+    /// Ends all readers once they have all events so far.
     pub(crate) fn close(&self) {
         self.newest.send_modify(|newest| newest.closed = true);
     }
 
-    /// A reader of what happens from now on, or after the event with the id `last`.
+    /// A reader of the events from now on, or after the event with the id `last`.
     pub(crate) fn read(self: &Arc<Self>, last: Option<&str>) -> Result<Reader, Denied> {
         let slot = Arc::clone(&self.readers).try_acquire_owned().map_err(|_| {
             let text = format!(
@@ -133,20 +132,20 @@ impl Events {
         drop(ring);
         let first = match gap {
             Some(why) => self.frame(after, Happening::Gap { why }),
-            // No event, but a reader that is cut off before its first one has a place to
-            // go on from.
+            // Not an event, but an id from which a reader can resume that is disconnected before
+            // its first event.
             None => Bytes::from(format!("id: {}\n\n", self.id(after))),
         };
         Ok(Reader { events: Arc::clone(self), newest, after, first: Some(first), _slot: slot })
     }
 
-    /// Whether nobody reads.
+    /// Whether there is no reader.
     #[cfg(test)]
     pub(crate) fn has_no_reader(&self) -> bool {
         self.readers.available_permits() == self.limits.readers
     }
 
-    /// What is kept.
+    /// All events in the ring.
     #[cfg(test)]
     pub(crate) fn told(&self) -> Vec<Happening> {
         let ring = self.ring.lock();
@@ -158,7 +157,7 @@ impl Events {
         ring.frames.iter().map(event).collect()
     }
 
-    /// The number of the event with this id, if it is one of this start's.
+    /// The number of the event with this id, if it is of this run of the agent.
     fn number(&self, id: &str, ring: &Ring) -> Result<u64, GapReason> {
         let (start, number) = id.split_once('-').ok_or(GapReason::Unknown)?;
         let number: u64 = number.parse().map_err(|_| GapReason::Unknown)?;
@@ -173,19 +172,19 @@ impl Events {
         format!("{}-{number}", self.start)
     }
 
-    /// As it is sent.
+    /// An event as it is sent.
     fn frame(&self, number: u64, what: Happening) -> Bytes {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let at_unix_ms = u64::try_from(now).unwrap_or(u64::MAX);
         let event = Event { id: self.id(number), at_unix_ms, what };
-        // JSON has its line ends escaped.
+        // JSON escapes line ends, so `data` is one line.
         let json = serde_json::to_value(&event).unwrap_or_default();
         let name = json["event"].as_str().unwrap_or_default();
         format!("id: {}\nevent: {name}\ndata: {json}\n\n", event.id).into()
     }
 }
 
-/// As much of a text as an event has.
+/// The beginning of a text, as much as an event has.
 pub(crate) fn shortened(text: &str) -> String {
     match text.char_indices().nth(TEXT_LETTERS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -193,18 +192,20 @@ pub(crate) fn shortened(text: &str) -> String {
     }
 }
 
-/// One reader of them.
+/// One reader of events.
 pub(crate) struct Reader {
     events: Arc<Events>,
     newest: watch::Receiver<Newest>,
-    /// The number of the last one that it has.
+    /// The number of the last event that it has.
     after: u64,
     first: Option<Bytes>,
     _slot: OwnedSemaphorePermit,
 }
 
 impl Reader {
-    /// The next one, as it is sent; none at the end. Safe to drop while it waits.
+    /// The next event, as it is sent; none at the end.
+    ///
+    /// The future can be dropped at any time.
     pub(crate) async fn next(&mut self) -> Option<Bytes> {
         if let Some(first) = self.first.take() {
             return Some(first);
@@ -220,7 +221,7 @@ impl Reader {
         }
     }
 
-    /// The next one, of which it is known that it has happened.
+    /// The next event, which is known to have happened.
     fn take(&mut self) -> Bytes {
         let ring = self.events.ring.lock();
         if let Some(frame) = ring.after(self.after) {

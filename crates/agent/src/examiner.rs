@@ -1,6 +1,8 @@
-//! `droveway doctor`: what this host is like, and whether its VMs can go to
-//! another. Gathers facts here, asks other agents for theirs, and answers when
-//! they ask. What facts mean is `doctor`'s to say.
+//! `droveway doctor`: whether this host is fit for migrations, and whether its VMs can move to
+//! another.
+//!
+//! The examiner gathers facts here, asks other agents for theirs, and answers their questions. The
+//! crate `doctor` judges the facts.
 
 pub(crate) mod sight;
 pub(crate) mod vms;
@@ -28,14 +30,14 @@ use crate::denied::Denied;
 use crate::migrations::Routes;
 use crate::registry::Registry;
 
-/// For an answer that takes no thought.
+/// For an answer that takes no work.
 const GREETING_MAX: Duration = Duration::from_secs(5);
-/// For one that may have to ask several QEMUs.
+/// For an answer for which an agent may have to ask several QEMUs.
 const FACTS_MAX: Duration = Duration::from_secs(60);
-/// The program that people mean by QEMU.
+/// The program that is examined even if no VM uses it.
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Examines this host, and others with it.
+/// Examines this host, alone or paired with another.
 pub(crate) struct Examiner {
     registry: Arc<Registry>,
     local: Local,
@@ -59,7 +61,7 @@ impl Examiner {
         Self { registry, local, routes, listen, nic_speeds, carry, probes }
     }
 
-    /// QEMU's programs, and what they can do.
+    /// The QEMU programs and their capabilities.
     pub(crate) fn probes(&self) -> &Probes {
         &self.probes
     }
@@ -68,8 +70,7 @@ impl Examiner {
         &self.local
     }
 
-    /// What the network cards that lanes leave by carry together, in bytes per
-    /// second.
+    /// The total speed of the NICs that lanes use, in bytes per second.
     pub(crate) fn carries(&self) -> Result<u64, Denied> {
         let speeds: Option<Vec<u64>> =
             self.nics().into_iter().map(|nic| nic.speed_bytes_per_s).collect();
@@ -84,14 +85,14 @@ impl Examiner {
         )
     }
 
-    /// This host, and whether its peers answer.
+    /// Examines this host, and whether its peers answer.
     pub(crate) fn examine_host(&self) -> Examination {
         let mut findings = doctor::of_host(&self.facts(&[]));
         findings.extend(self.greet_peers());
         Examination { of: self.local.agent.clone(), findings }
     }
 
-    /// Whether the VMs here can go to a peer.
+    /// Examines whether the VMs here can move to a peer.
     pub(crate) fn examine_pair(&self, name: &str) -> Result<Examination, Denied> {
         let peer = self.peer(name)?;
         let of = format!("{} -> {name}", self.local.agent);
@@ -112,14 +113,14 @@ impl Examiner {
         Ok(Examination { of, findings })
     }
 
-    /// Answers another agent.
+    /// Answers another agent's question.
     pub(crate) fn answer(&self, question: Part<Question>) -> Answer {
         match question {
             Part::Read(Question::Reach { filler }) => Answer::Reached(Reached {
                 host: self.local.agent.clone(),
                 droveway: version(),
                 at_unix_ms: now_unix_ms(),
-                // The caller's own bytes, no more of them than it may send.
+                // The caller's own bytes, but no more than the protocol permits.
                 filler: filler.chars().take(FILLER_BYTES).collect(),
             }),
             Part::Read(Question::Facts { programs }) => {
@@ -140,7 +141,7 @@ impl Examiner {
         let in_path = if kvm == Kvm::Usable { "kvm" } else { "tcg" };
         let mut programs = BTreeSet::from([(QEMU.to_owned(), in_path.to_owned())]);
         programs.extend(vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone())));
-        // What is none of this host's programs is answered so, and not started.
+        // A name that is not one of this host's programs gets an error, and is not started.
         programs.extend(asked.iter().take(PROGRAMS_MAX).cloned());
         Facts {
             host: self.local.agent.clone(),
@@ -205,7 +206,7 @@ impl Examiner {
         found.collect()
     }
 
-    /// Greets a peer on each way that a lane can take.
+    /// Greets a peer on each path that a lane can take.
     fn meet(&self, peer: &Peer) -> Result<Meeting, String> {
         let mut meeting = self.greet(&peer.name, direct(peer))?;
         let ways = engine::ways(&self.local, peer);
@@ -264,18 +265,18 @@ fn silent(of: &str, name: &str, why: &str) -> Finding {
     }
 }
 
-/// What the VMs of a host are run by.
+/// The programs that the VMs of a host use, with their accelerators.
 fn used(facts: &Facts) -> Vec<(String, String)> {
     let used = facts.vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone()));
     used.collect::<BTreeSet<_>>().into_iter().take(PROGRAMS_MAX).collect()
 }
 
-/// The way of control connections.
+/// The path of control connections.
 fn direct(peer: &Peer) -> Endpoint {
     Endpoint { local: None, remote: peer.address }
 }
 
-/// Does it for all at the same time: each may wait for somebody.
+/// Applies `work` to all in parallel, because each may have to wait.
 pub(crate) fn at_once<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let work = &work;
@@ -283,7 +284,7 @@ pub(crate) fn at_once<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync
             .iter()
             .map(|one| {
                 let thread = thread::Builder::new().name("examine".to_owned());
-                // Where there is no thread it is done here.
+                // Without a thread, the work is done below.
                 thread.spawn_scoped(scope, move || work(one)).map_err(|_| one)
             })
             .collect();

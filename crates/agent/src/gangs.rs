@@ -1,7 +1,8 @@
-//! Many VMs as one operation. Any agent can coordinate: it has the agents of
-//! the hosts that VMs leave move them, and watches. Each of those moves its VMs
-//! by itself, as if an operator had asked it there; so a coordinator that ends
-//! takes no VM with it.
+//! Many VMs moved as one operation.
+//!
+//! Any agent can coordinate: it orders the agents of the source hosts to move their VMs, and
+//! watches. Each of these moves its VMs by itself, as if an operator had asked it, so the end of a
+//! coordinator harms no VM.
 
 mod cluster;
 mod event;
@@ -50,7 +51,7 @@ pub(crate) struct Gangs {
 #[derive(Default)]
 struct Table {
     running: BTreeMap<String, Running>,
-    /// Ids of those that are being taken up.
+    /// Ids of gangs that are being resumed.
     resuming: BTreeSet<String>,
     closing: bool,
 }
@@ -60,7 +61,7 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// Nobody else takes up a gang while this lives.
+/// The right to resume a gang, which only one request has at a time.
 struct Turn<'g> {
     table: &'g Mutex<Table>,
     id: &'g str,
@@ -92,10 +93,10 @@ impl Gangs {
         Ok(GangStarted { id: Some(id), plan })
     }
 
-    /// Takes up a gang that has not moved all of its VMs.
+    /// Resumes a gang that has not moved all of its VMs.
     pub(crate) fn resume(&self, id: &str) -> Result<GangStarted, Denied> {
-        // From before its note is read until it runs: hosts are asked in between, and a
-        // note from before another's run would move VMs again.
+        // Held from before the saved report is read until the gang runs: hosts are asked in
+        // between, and a report from before another run would move VMs again.
         let _turn = self.take_turn(id)?;
         let kept = self.kept(id)?;
         if kept.outcome == Some(GangOutcome::Done) {
@@ -125,7 +126,7 @@ impl Gangs {
     fn launch(&self, report: GangReport, begun: Vec<usize>) -> Result<(), Denied> {
         let id = report.id.clone();
         let mut table = self.table.lock();
-        // What they are told and ask for is on disk by now.
+        // All that is asked about them is on disk by now.
         table.running.retain(|_, running| !running.gang.is_over());
         if table.closing {
             return Err(Denied::Closing);
@@ -152,7 +153,7 @@ impl Gangs {
         Ok(())
     }
 
-    /// What a host has, by its own agent's word.
+    /// The memory and VMs of a host, as its own agent reports them.
     pub(crate) fn census(&self, host: &str) -> Result<HostCensus, Denied> {
         let Some(rack) = self.agents.racks().remove(host) else {
             let text = format!("there is no host `{host}` in the peers file");
@@ -171,13 +172,13 @@ impl Gangs {
         Ok(HostCensus { name: host.to_owned(), rack, free_bytes, vms: vms.collect() })
     }
 
-    /// All that are known, the latest first.
+    /// All known gangs, the latest first.
     pub(crate) fn list(&self) -> Result<Vec<GangProgress>, Denied> {
         let kept = self.store.all().map_err(cannot_read)?;
         Ok(kept.iter().map(|kept| self.of_kept(kept)).collect())
     }
 
-    /// Where a gang is, or how it ended.
+    /// The progress of a gang, or how it ended.
     pub(crate) fn show(&self, id: &str) -> Result<GangProgress, Denied> {
         match self.running(id) {
             Some(gang) => Ok(gang.progress()),
@@ -185,7 +186,7 @@ impl Gangs {
         }
     }
 
-    /// Blocks until there is something newer than `version`, at most `timeout`.
+    /// Blocks until there is a state newer than `version`, at most `timeout`.
     pub(crate) fn wait(
         &self,
         id: &str,
@@ -198,7 +199,7 @@ impl Gangs {
         }
     }
 
-    /// How a gang went; also of one that still runs.
+    /// The report of a gang, which may still run.
     pub(crate) fn report(&self, id: &str) -> Result<GangReport, Denied> {
         match self.running(id) {
             Some(gang) => Ok(gang.report()),
@@ -210,7 +211,7 @@ impl Gangs {
         }
     }
 
-    /// Takes back those VMs that have not moved.
+    /// Cancels the VMs that have not moved.
     pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
         match self.running(id).filter(|gang| !gang.is_over()) {
             Some(gang) => {
@@ -225,7 +226,7 @@ impl Gangs {
         }
     }
 
-    /// Starts no more, and leaves those that run as they are.
+    /// Starts no more gangs, and leaves the migrations of running ones alone.
     pub(crate) fn close(&self) {
         let running = {
             let mut table = self.table.lock();
@@ -239,7 +240,7 @@ impl Gangs {
             }
         }
         for running in running.into_values() {
-            // A panic in it was reported there.
+            // A panic in the thread was logged there.
             let _ = running.thread.join();
         }
     }
@@ -265,7 +266,7 @@ impl Gangs {
     }
 }
 
-/// What is left to do.
+/// The plan of the moves that are left.
 fn planned(report: &GangReport) -> GangPlan {
     let left = report.moves.iter().filter(|one| !one.state.is_over());
     let moves = left.map(|one| PlannedMove {

@@ -1,8 +1,8 @@
-//! What VMs that run here hold: a thread finds out where the RAM of each is, and
-//! has it looked at from then on.
+//! The content of this host's VMs: a thread finds where the RAM of each VM is, and has it
+//! scanned from then on.
 //!
-//! A thread of its own, because it asks QEMU, and those who say that a VM is here
-//! have no time for that: the VM may have just arrived.
+//! It is a separate thread because it asks QEMU, and callers of [`Holdings::watch`] can't
+//! wait for that: the VM may have just arrived.
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +15,7 @@ use engine::{Domain, Sample};
 
 use crate::vm::Vm;
 
-/// The content of this host's VMs, as far as it is known. Dropping it ends its
-/// thread.
+/// The known content of this host's VMs; dropping it ends its thread.
 #[derive(Debug)]
 pub(crate) struct Holdings {
     sharing: Arc<Sharing>,
@@ -25,10 +24,10 @@ pub(crate) struct Holdings {
 }
 
 impl Holdings {
-    /// Looks at VMs, with at most this share of one CPU.
+    /// Starts scanning, with at most this share of one CPU.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub(crate) fn start(sharing: Arc<Sharing>, cpu_share: f64) -> io::Result<Self> {
         sharing.scan(cpu_share)?;
         let (tell, told) = unbounded();
@@ -39,10 +38,10 @@ impl Holdings {
         Ok(Self { sharing, tell: Some(tell), thread: Some(thread) })
     }
 
-    /// A VM is here. Said again it changes nothing.
+    /// Has a VM of this host scanned; a repeated call changes nothing.
     pub(crate) fn watch(&self, vm: &Arc<Vm>) {
         if let Some(tell) = &self.tell {
-            // The thread lives as long as this.
+            // Sending can't fail: the thread lives as long as `self`.
             let _ = tell.send(Arc::clone(vm));
         }
     }
@@ -53,7 +52,7 @@ impl Holdings {
         Some(KnownContent { rounds: known.rounds, named_bytes: known.bytes() })
     }
 
-    /// One in `one_in` of a VM's contents.
+    /// A sample of a VM's content, one name in `one_in`.
     pub(crate) fn sample(&self, pid: u32, one_in: u32) -> Option<Sample> {
         self.sharing.sample(pid, one_in)
     }
@@ -63,7 +62,7 @@ impl Drop for Holdings {
     fn drop(&mut self) {
         self.tell = None;
         if let Some(thread) = self.thread.take() {
-            // A panic in it was reported there.
+            // A panic in the thread was reported there.
             let _ = thread.join();
         }
     }
@@ -77,7 +76,7 @@ fn watch_all(sharing: &Sharing, told: &Receiver<Arc<Vm>>) {
         let Some(machine) = vm.machine() else { continue };
         match sharing.watch(&machine, &Domain(vm.share_domain.clone())) {
             Ok(()) => {}
-            // It ended meanwhile.
+            // The VM ended meanwhile.
             Err(_) if !machine.process.is_alive() => {}
             Err(error) => {
                 tracing::warn!(vm = vm.name, %error, "what it holds can be shared with nobody");

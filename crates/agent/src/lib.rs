@@ -1,11 +1,9 @@
-//! The daemon of one host: its API and its VMs.
+//! The agent: the daemon that serves the API of one host and owns its VMs.
 //!
-//! [`run`] is all of it. [`config`] says what it is told; `registry` keeps the
-//! VMs, `migrations` those that leave, `arrivals` those that come, `recovery`
-//! those of which only one host knows whose they are, `gangs` those that move
-//! together; `http` is the API over
-//! them. QEMU and the engine are blocking and have threads of
-//! their own; only the API is async.
+//! [`run`] is the whole daemon, and [`config`] its configuration. `registry` keeps the VMs,
+//! `migrations` those that leave, `arrivals` those that arrive, `gangs` those that move
+//! together. `recovery` settles switchovers that were interrupted. `http` is the API over
+//! all of them. QEMU and the engine block and have their own threads; only the API is async.
 
 #![forbid(unsafe_code)]
 

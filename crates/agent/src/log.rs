@@ -1,5 +1,6 @@
-//! The agent's log: to standard error, where service managers look. Where that is systemd's
-//! journal, lines go there with fields by which they are found (see [`journal`]).
+//! The agent's log on standard error, which service managers read.
+//!
+//! If that is systemd's journal, lines go there with fields to find them by (see [`journal`]).
 
 mod journal;
 
@@ -10,10 +11,10 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Begins it. `DROVEWAY_LOG` says how much is logged.
+/// Begins logging; `DROVEWAY_LOG` sets the level.
 pub(crate) fn begin() {
     let filter = EnvFilter::try_from_env("DROVEWAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    // A second subscriber is refused: in tests there is one already.
+    // A second subscriber is refused, which is fine: tests may have set one.
     let _ = match Journal::of_this_service() {
         Some(journal) => {
             tracing_subscriber::registry().with(filter).with(journal).try_init().is_ok()

@@ -1,7 +1,8 @@
-//! What `/metrics` says, in Prometheus' text format: migrations that ended are counted
-//! here, and what there is now is looked at when somebody asks.
+//! The metrics of `/metrics`, in Prometheus' text format.
 //!
-//! No series is named by what lives for a short time, but for VMs while they move.
+//! Ended migrations are counted here, and the present state is read at each request.
+//!
+//! No label has short-lived values, except for VMs while they move.
 
 mod now;
 
@@ -13,14 +14,14 @@ use prometheus::{
 
 pub(crate) use now::Now;
 
-/// Below the goal of 300 ms mostly, and up to the usual bound of a blackout.
+/// Mostly below the default goal of 300 ms, and past the default blackout bound of 3 s.
 const DOWNTIME_S: [f64; 11] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 10.0];
-/// From a nearly idle VM on a fast network to one of a terabyte.
+/// From a nearly idle VM on a fast network to a VM of a terabyte.
 const DURATION_S: [f64; 11] = [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
-/// The label of lanes that leave by whichever NIC routing says.
+/// The label of lanes whose NIC is chosen by routing.
 const ROUTED: &str = "routed";
 
-/// What all migrations from this host, since its agent started, add up to.
+/// The sums over all migrations from this host since its agent started.
 pub(crate) struct Metrics {
     registry: Registry,
     ended: IntCounterVec,
@@ -98,7 +99,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts one that has ended.
+    /// Counts a migration that has ended.
     pub(crate) fn count(&self, report: &Report) {
         let phase = report.phases.last().map_or(Phase::Prepare, |begun| begun.phase);
         self.ended.with_label_values(&[outcome(&report.outcome), &label(&phase)]).inc();
@@ -114,7 +115,7 @@ impl Metrics {
                 self.downtime.observe(downtime_ms / 1000.0);
             }
         }
-        // What came from others of what was named is the destination's word.
+        // The destination reports these figures, so they are capped by what was named.
         let peer_bytes = report.peer_bytes.min(report.named_bytes);
         let stored_bytes = report.stored_bytes.min(report.named_bytes - peer_bytes);
         let unsent = report.dropped_bytes.saturating_add(report.named_bytes);
@@ -139,7 +140,7 @@ impl Metrics {
         }
     }
 
-    /// All of it, with what there is now.
+    /// All metrics, including those of the present state.
     pub(crate) fn text(&self, now: &Now) -> String {
         let mut families = self.registry.gather();
         families.extend(now.gather());
@@ -157,7 +158,7 @@ fn outcome(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// As the API says it.
+/// The value as the API writes it.
 fn label<T: serde::Serialize>(value: &T) -> String {
     let json = serde_json::to_value(value).unwrap_or_default();
     json.as_str().unwrap_or("unknown").to_owned()

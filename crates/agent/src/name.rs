@@ -1,9 +1,9 @@
-//! Names of VMs and hosts. They become parts of paths, so little is allowed.
+//! Names of VMs and hosts; they become parts of paths, so few characters are permitted.
 
-/// Letters in a name.
+/// The longest name.
 pub(crate) const LETTERS_MAX: usize = 64;
 
-/// Why a text is no name.
+/// The text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a name: use 1 to {LETTERS_MAX} of A-Z a-z 0-9 . _ - and begin with a letter or \
@@ -11,10 +11,10 @@ pub(crate) const LETTERS_MAX: usize = 64;
 )]
 pub struct NameError(String);
 
-/// Whether `name` may name a VM or a host.
+/// Checks that `name` may name a VM or a host.
 ///
 /// # Errors
-/// With what a name looks like.
+/// If not, with the rules for names.
 pub(crate) fn check(name: &str) -> Result<(), NameError> {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let good = name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -23,7 +23,7 @@ pub(crate) fn check(name: &str) -> Result<(), NameError> {
     if good {
         return Ok(());
     }
-    // What is quoted may come from a peer: printable, and not endless.
+    // The text may come from a peer, so only a printable, short part is quoted.
     let shown: String =
         name.chars().take(LETTERS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect();
     Err(NameError(shown))

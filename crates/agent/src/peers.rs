@@ -1,5 +1,4 @@
-//! The other hosts, as the peers file has them now: it is read again when it changes, and
-//! on SIGHUP.
+//! The other hosts, from the peers file, which is reread when it changes and on SIGHUP.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use crate::config::{self, ConfigError, PeerEntry};
 
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// The other hosts. All copies have the same.
+/// The other hosts; all clones share one list.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Peers(Arc<RwLock<Arc<[PeerEntry]>>>);
 
@@ -36,22 +35,22 @@ impl Peers {
     }
 }
 
-/// The file, and what this agent has made of it.
+/// The peers file, and what this agent took from it at its start.
 pub(crate) struct PeersFile {
     pub(crate) path: PathBuf,
     /// This host.
     pub(crate) name: String,
-    /// Its own entry at the agent's start: it is not applied again.
+    /// Its own entry at the agent's start; changes of it are not applied.
     pub(crate) own: Option<PeerEntry>,
     pub(crate) rack: Option<String>,
 }
 
-/// What else has to know of other hosts than those who ask [`Peers`].
+/// A part of the agent that has to be notified of changes, instead of reading [`Peers`].
 pub(crate) trait Told: Send + Sync {
     fn peers_are(&self, peers: &[PeerEntry]);
 }
 
-/// Goes on for as long as the agent does.
+/// Watches the file until the agent ends.
 pub(crate) async fn follow(file: PeersFile, peers: Peers, others: Box<dyn Told>, mut hup: Signal) {
     let changed = || std::fs::metadata(&file.path).and_then(|there| there.modified()).ok();
     let mut turns = interval(LOOK_AGAIN);
@@ -78,10 +77,10 @@ pub(crate) async fn follow(file: PeersFile, peers: Peers, others: Box<dyn Told>,
     }
 }
 
-/// When the file was written.
+/// The modification times of the file.
 struct Watched {
     used: Option<SystemTime>,
-    /// What was seen the last time, and may be half a copy.
+    /// At the last check, when the file may have been half written.
     seen: Option<SystemTime>,
 }
 
@@ -94,7 +93,7 @@ impl Watched {
     fn look(&mut self, now: Option<SystemTime>, is_told: bool) -> bool {
         let is_whole = now == self.seen;
         self.seen = now;
-        // One that is away is about to be replaced.
+        // A file that does not exist is about to be replaced.
         let is_read = is_told || (now.is_some() && now != self.used && is_whole);
         if is_read {
             self.used = now;

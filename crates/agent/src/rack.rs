@@ -1,4 +1,4 @@
-//! The rack that an agent's host stands in, as far as content goes.
+//! The rack that an agent's host shares content with.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,33 +11,35 @@ use identity::Security;
 
 use crate::config::{Config, DirectoryChoice, PeerEntry};
 
-/// What is claimed is delivered by then, also where many VMs share a slow link and
-/// a lot waits in front of it.
+/// How long a claim lasts.
+///
+/// Claimed content is delivered by then, even if many VMs share a slow link and much is queued
+/// before it.
 const CLAIM: Duration = Duration::from_secs(30);
-/// Connections to Redis: batches under way at a time.
+/// Connections to Redis, and so batches in flight.
 const REDIS_CONNECTIONS: usize = 4;
 
-/// Why a host takes no part in its rack's directory.
+/// Why a host can't use its rack's directory.
 #[derive(Debug, thiserror::Error)]
 pub enum RackError {
-    /// The operator names a host that isn't there.
+    /// The operator names a host that isn't in the rack.
     #[error(
         "directory: the host `{0}` is not in this host's rack, as the peers file has it: name one \
          that is, or say `auto`"
     )]
     NotInRack(String),
-    /// Redis can't be asked with these settings.
+    /// Redis can't be used with these settings.
     #[error("directory: {0}")]
     Directory(#[from] DirectoryError),
-    /// The system gives no thread.
+    /// A thread can't be started.
     #[error("making the rack's directory: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// This host's rack; none if it stands alone, or is told not to take part.
+/// This host's rack; none if it has no rack, or the directory is off.
 ///
 /// # Errors
-/// If what the operator wants can't be had.
+/// If the configured directory can't be used.
 pub(crate) fn rack(config: &Config, security: Security) -> Result<Option<Arc<Rack>>, RackError> {
     let Some(rack) = &config.rack else { return Ok(None) };
     let mates: Vec<&PeerEntry> =
@@ -74,7 +76,7 @@ fn redis(
     let DirectoryChoice::Redis(urls) = choice else {
         return Err(DirectoryError::Settings("no server is named".to_owned()).into());
     };
-    // Racks may be called by any word, keys may not.
+    // A rack may have any name, but a key in Redis may not.
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
     let rack = HostName::new(rack).map_or_else(
         |_| format!("r{}", rack.chars().map(plain).take(60).collect::<String>()),

@@ -1,9 +1,8 @@
-//! What is kept of a VM on disk: `record.json` in its directory.
+//! A VM's record on disk: `record.json` in its directory.
 //!
-//! It is the first file of a VM's directory and the last one to go, so a directory
-//! with anything else in it and no record has lost it. What can't be read, or was
-//! written by a newer agent, says nothing: neither that a QEMU may be ended nor
-//! that a file may be removed.
+//! The record is written first to a VM's directory and removed last, so a directory with
+//! other files and no record has lost it. A record that can't be read, or that a newer agent
+//! wrote, permits nothing: neither to end a QEMU nor to remove a file.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -15,31 +14,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::state;
 
-/// The form that this agent writes. A change that older agents would take for
-/// something else gets a new number.
+/// The version that this agent writes; a change that older agents would misread gets a new number.
 const VERSION: u32 = 1;
-/// Linux allows a command line of some MiB.
+/// The longest record: Linux allows a command line of some MiB.
 const BYTES_MAX: u64 = 16 << 20;
 const FILE: &str = "record.json";
-/// Of a record that is not whole yet.
+/// A record that is not complete yet.
 const NEW: &str = "record.new";
 
-/// Whether a VM of a record is this host's.
+/// Whether a recorded VM belongs to this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Standing {
     /// Its QEMU is being started.
     Starting,
-    /// It comes from another host, and has not been given up there.
+    /// It arrives from another host, which has not given it up yet.
     Arriving,
-    /// It is ours.
+    /// It belongs to this host.
     Here,
 }
 
-/// What is kept of a VM on disk.
+/// A VM's record on disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// Records of the first form may come without.
+    /// Records of the first version may lack it.
     #[serde(default = "first")]
     version: u32,
     pub(crate) standing: Standing,
@@ -52,7 +50,7 @@ pub(crate) struct Record {
     pub(crate) share_domain: String,
 }
 
-/// All that every form has.
+/// The part that every version has.
 #[derive(Deserialize)]
 struct Form {
     #[serde(default = "first")]
@@ -63,7 +61,7 @@ fn first() -> u32 {
     1
 }
 
-/// Why a record says nothing.
+/// Why a record can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error("there is no {}", .0.display())]
@@ -83,7 +81,7 @@ pub(crate) enum RecordError {
 }
 
 impl Record {
-    /// Before there is a QEMU.
+    /// The record before there is a QEMU.
     pub(crate) fn starting() -> Self {
         Self::new(Standing::Starting, None, 0, "", "")
     }
@@ -110,7 +108,7 @@ impl Record {
             Err(source) => return Err(RecordError::Unreadable { path, source }),
         };
         let damaged = |source| RecordError::Damaged { path: path.clone(), source };
-        // What a newer form has besides is not looked at.
+        // Only the version: a newer record may have anything else.
         let Form { version } = serde_json::from_slice(&text).map_err(damaged)?;
         if version > VERSION {
             return Err(RecordError::Newer { path, version });
@@ -118,22 +116,22 @@ impl Record {
         serde_json::from_slice(&text).map_err(damaged)
     }
 
-    /// It is on disk when this returns.
+    /// Writes the record, which is on disk when this returns.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
         state::replace(&dir.join(FILE), &text)
     }
 }
 
-/// None if it is too long.
+/// Reads a file; none if it is too long.
 fn limited(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut text = Vec::new();
     File::open(path)?.take(BYTES_MAX + 1).read_to_end(&mut text)?;
     Ok((text.len() as u64 <= BYTES_MAX).then_some(text))
 }
 
-/// Keeps a record that can't be read under another name, where an operator finds
-/// it, so that a new one can take its place.
+/// Renames a record that can't be read, so that a new one can take its place and the
+/// operator still finds the old one.
 pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let aside = dir.join(format!("record.unreadable-{seconds}"));
@@ -143,8 +141,8 @@ pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether nothing was ever started from a VM's directory: there is not even a
-/// whole record in it, which comes before everything else.
+/// Whether nothing was ever started in a VM's directory: it lacks even a complete record,
+/// which is written before everything else.
 pub(crate) fn is_blank(dir: &Path) -> bool {
     let entries = fs::read_dir(dir);
     entries.is_ok_and(|mut all| {
@@ -152,10 +150,10 @@ pub(crate) fn is_blank(dir: &Path) -> bool {
     })
 }
 
-/// Removes a VM's directory, its record last: after a crash in between, what is
-/// left still says what it was.
+/// Removes a VM's directory, its record last: after a crash meanwhile, the record still
+/// says what the rest is.
 pub(crate) fn remove_with(dir: &Path) -> io::Result<()> {
-    // One with nothing in it goes also where no file can be opened any more.
+    // An empty directory can be removed even if no more files can be opened.
     if fs::remove_dir(dir).is_ok() {
         return Ok(());
     }
@@ -176,7 +174,7 @@ pub(crate) fn remove_with(dir: &Path) -> io::Result<()> {
     fs::remove_dir_all(dir)
 }
 
-/// QEMU removes its sockets by itself as it ends.
+/// Ignores that a file does not exist: an ending QEMU removes its own sockets.
 fn gone_is_fine(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -189,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_also_without_a_number() {
+    fn a_record_is_read_also_without_a_version() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(Record::read(dir.path()), Err(RecordError::Missing(_))));
         Record::new(Standing::Here, None, 7, "10.0.2", "tenant").write(dir.path()).unwrap();
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_is_told_apart() {
+    fn records_that_cannot_be_used_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         let read = |text: &[u8]| {
@@ -211,7 +209,7 @@ mod tests {
         for text in [&b""[..], b"{", b"[]", b"\xff\xfe", b"{\"version\":1}"] {
             assert!(matches!(read(text), RecordError::Damaged { .. }), "{text:?}");
         }
-        // Whatever else a newer one has, or has not.
+        // Whatever else a newer one has or lacks.
         let newer = read(br#"{"version":2,"standing":"resting"}"#);
         assert!(matches!(newer, RecordError::Newer { version: 2, .. }));
         let said = newer.to_string();

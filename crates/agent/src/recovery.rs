@@ -1,9 +1,9 @@
-//! Switchovers that are not over and whose control connection is gone: after a
-//! cut, or after a restart of the agent on either side.
+//! Unfinished switchovers without a control connection: after a lost connection, or after a
+//! restart of the agent on either side.
 //!
-//! Each has a thread of its own that drives its machine: it says what is to be
-//! said on connections of its own, again and again, hears what the other host
-//! or the operator says, and shows the operator what can't be known.
+//! Each has its own thread, which drives its state machine. The thread sends the machine's
+//! messages on new connections and retries them, takes the other host's messages and the
+//! operator's decision, and shows the operator what is in doubt.
 
 mod case;
 mod destination_effects;
@@ -38,13 +38,14 @@ use destination_effects::{DestinationEffects, Place};
 use source_effects::SourceEffects;
 use thread::{Request, Settler};
 
-/// For an answer to somebody who waits for it on a connection: less than he
-/// waits. A later one is said on a connection of our own.
+/// For an answer to a peer that waits on its connection: less than the peer waits.
+///
+/// A later answer is sent on a connection that this agent opens.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
-/// For what follows from an operator's decision: QEMU may have to end.
+/// For the effects of an operator's decision: QEMU may have to end.
 const RESOLVE_MAX: Duration = Duration::from_secs(60);
 
-/// The switchovers of this host that are not over.
+/// The unfinished switchovers of this host.
 pub(crate) struct Settlers {
     pub(crate) registry: Arc<Registry>,
     pub(crate) events: Arc<Events>,
@@ -55,7 +56,7 @@ pub(crate) struct Settlers {
     desks: Mutex<HashMap<(MigrationId, Side), Desk>>,
 }
 
-/// Where a switchover's thread is told things.
+/// A switchover's thread, and the channel of its requests.
 struct Desk {
     vm: String,
     peer: String,
@@ -84,7 +85,7 @@ impl Settlers {
         })
     }
 
-    /// Goes on with what an earlier run of the agent left.
+    /// Continues the switchovers that an earlier run of the agent left.
     pub(crate) fn take_up(self: &Arc<Self>, kept: Vec<Kept>) {
         for one in kept {
             match one {
@@ -115,17 +116,16 @@ impl Settlers {
         vm.doubt(Some(problem));
     }
 
-    /// A migration's journal at its destination, if it is kept.
+    /// The journal of a migration that arrives here, if there is one.
     pub(crate) fn kept_of(&self, migration: &MigrationId) -> Option<Kept> {
         self.journals.find(migration, Side::Destination)
     }
 
-    /// The journal of a VM that was to leave, if there is one that nobody goes on
-    /// with.
+    /// The journal of a VM that was to leave, if no thread continues it.
     pub(crate) fn kept_leaving(&self, name: &str) -> Option<Kept> {
         let contents = match self.journals.contents() {
             Ok(contents) => contents,
-            // There may be one.
+            // The VM may have a journal.
             Err(error) => vec![Kept::Unreadable(error)],
         };
         contents.into_iter().find(|kept| match kept {
@@ -135,9 +135,11 @@ impl Settlers {
         })
     }
 
-    /// A fault of ours has ended the thread that had a switchover in hand: goes
-    /// on from its journal, as after a restart of the agent. Says whether there
-    /// is one; until it is settled nothing else happens to the VM.
+    /// Continues a switchover from its journal, as after a restart of the agent, because a panic
+    /// has ended its thread.
+    ///
+    /// Returns whether there is a journal. If so, no other operation is permitted on the VM until
+    /// it is settled.
     pub(crate) fn take_up_after_fault(self: &Arc<Self>, vm: &str, kept: Option<Kept>) -> bool {
         let Some(kept) = kept else { return false };
         self.registry.unsettled(vm);
@@ -148,8 +150,10 @@ impl Settlers {
         true
     }
 
-    /// Goes on with a VM that was to leave. With `decided` it is settled what
-    /// becomes of it here, and only the other side is still to hear something.
+    /// Continues the switchover of a VM that was to leave.
+    ///
+    /// With `decided`, the outcome for this host is settled, and only the other side still has to
+    /// be notified.
     pub(crate) fn leaving(self: &Arc<Self>, driver: source::Driver, vm: &Arc<Vm>, decided: bool) {
         let opened = driver.journal().opened().clone();
         if !decided {
@@ -161,7 +165,7 @@ impl Settlers {
         self.open_desk(opened, Side::Source, move |_| Some(Case::Source(driver, effects)));
     }
 
-    /// Goes on with a VM that was to come.
+    /// Continues the switchover of a VM that was to arrive.
     pub(crate) fn coming(self: &Arc<Self>, left: Unsettled) {
         let Unsettled { driver, machine, incoming, arriving } = left;
         let opened = driver.journal().opened().clone();
@@ -175,7 +179,7 @@ impl Settlers {
         });
     }
 
-    /// `begin` runs on the switchover's thread: it may take its time.
+    /// Starts a switchover's thread; `begin` runs on that thread, because it may take long.
     fn open_desk(
         self: &Arc<Self>,
         opened: Opened,
@@ -203,8 +207,8 @@ impl Settlers {
         self.desks.lock().remove(&(opened.migration.clone(), side));
     }
 
-    /// What somebody says on a connection of its own; and our answer, if there
-    /// is one now.
+    /// Handles another agent's message about a switchover; returns the answer, if there is one
+    /// now.
     pub(crate) fn answer(&self, inquiry: Inquiry) -> Option<Word> {
         let Inquiry { from, word } = inquiry;
         let (id, side) = (word.migration().clone(), word.to());
@@ -217,7 +221,7 @@ impl Settlers {
             None => None,
         };
         let Some(tell) = tell else {
-            // One that moves right now, or that can't be read, has no answer.
+            // A migration that runs right now, or whose journal can't be read, gives no answer.
             let strange = !self.journals.keeps(&id, side);
             return if strange { word.from_a_stranger() } else { None };
         };
@@ -226,8 +230,10 @@ impl Settlers {
         answer.recv_timeout(ANSWER_MAX).ok().flatten()
     }
 
-    /// The operator decides about a VM that is in doubt. Answers with how it is
-    /// then; one that is the other host's may be gone already.
+    /// Applies the operator's decision about a VM in doubt.
+    ///
+    /// Returns the VM's state after it; none if the VM belongs to the other host and is already
+    /// removed here.
     pub(crate) fn decide(
         &self,
         name: &str,
@@ -256,7 +262,7 @@ impl Settlers {
         Ok(self.registry.show(name).ok())
     }
 
-    /// As [`Settlers::decide`], for one whose record doesn't say what it is.
+    /// As [`Settlers::decide`], for a VM whose record can't be read or used.
     fn decide_unreadable(
         &self,
         name: &str,
@@ -301,8 +307,8 @@ impl Settlers {
         Err(denied)
     }
 
-    /// A VM that came here is about to end or to move on by its owner's will:
-    /// what becomes of it is no matter of its arrival any more.
+    /// Notes that the owner is about to stop or move a VM that arrived here: its further fate
+    /// no longer concerns the switchover of its arrival.
     pub(crate) fn left(&self, vm: &str) {
         for tell in self.tells(vm, Side::Destination) {
             let (reply, noted) = bounded(1);
@@ -312,7 +318,7 @@ impl Settlers {
         }
     }
 
-    /// Whether a VM may not leave yet, and why.
+    /// Refuses a move of a VM whose last migration is not settled yet.
     pub(crate) fn keeps_here(&self, vm: &str) -> Result<(), Denied> {
         let desks = self.desks.lock();
         match desks.iter().find(|((_, side), desk)| *side == Side::Source && desk.vm == vm) {
@@ -334,20 +340,20 @@ impl Settlers {
         theirs.map(|(_, desk)| desk.tell.clone()).collect()
     }
 
-    /// Ends all threads; what they keep is on disk.
+    /// Ends all threads; their state is on disk.
     pub(crate) fn close(&self) {
         let desks = std::mem::take(&mut *self.desks.lock());
         for (_, mut desk) in desks {
             let thread = desk.thread.take();
             drop(desk);
             if let Some(thread) = thread {
-                // One that panicked has said why.
+                // A panic was logged by the thread.
                 let _ = thread.join();
             }
         }
     }
 
-    /// Where the other host's agent is.
+    /// The address of the other host's agent.
     fn address(&self, opened: &Opened) -> Option<SocketAddr> {
         let known = self.peers.named(&opened.peer);
         known.map(|peer| peer.address).or_else(|| opened.peer_address.parse().ok())

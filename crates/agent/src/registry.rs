@@ -1,9 +1,9 @@
 //! The VMs of this host, by name.
 //!
-//! A name belongs to one VM at a time, from before its QEMU starts until after
-//! it is gone; and one thing at a time happens to a VM: it starts, arrives,
-//! moves away, stops, or waits for the end of its switchover. Both are decided under one lock, which is never held
-//! while QEMU is asked.
+//! A name belongs to one VM at a time, from before its QEMU starts until after it has ended.
+//! One operation at a time happens to a VM: it starts, arrives, moves away, stops, or waits
+//! for the end of its switchover. One lock decides both; it is never held during a query to
+//! QEMU.
 
 mod again;
 mod claim;
@@ -36,7 +36,7 @@ pub(crate) use claim::Claim;
 pub(crate) use found::Held;
 pub(crate) use living::Living;
 
-/// What happens to a VM.
+/// The operation in progress on a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Busy {
     Nothing,
@@ -44,7 +44,7 @@ enum Busy {
     Arriving(String),
     Moving(String),
     Stopping,
-    /// It came or was to go, and its switchover is not over: see `recovery`.
+    /// Its switchover, to or from this host, is unfinished: see `recovery`.
     Unsettled,
 }
 
@@ -60,18 +60,19 @@ struct Slot {
 pub(crate) struct Registry {
     state: StateDir,
     qemu_user: Option<User>,
-    /// What they hold; none if nobody is to look.
+    /// Their content; none if VMs are not scanned.
     holdings: Option<Holdings>,
-    /// Where its QEMUs go to.
+    /// The systemd scopes of its QEMUs.
     scopes: Scopes,
     slots: Mutex<BTreeMap<String, Slot>>,
-    /// Told when a slot goes or is free again.
+    /// Notified when a slot is removed or free again.
     settled: Condvar,
 }
 
 impl Registry {
-    /// Finds the VMs again that an earlier run of the agent left. Those that
-    /// `held` names are left as they are, for the threads that settle them.
+    /// Finds the VMs that an earlier run of the agent left.
+    ///
+    /// Those that `held` names are left as they are, for the threads that settle them.
     pub(crate) fn open(state: StateDir, held: &Held) -> std::io::Result<Self> {
         let mut slots = BTreeMap::new();
         for found in found::all(&state, held)? {
@@ -89,12 +90,12 @@ impl Registry {
         })
     }
 
-    /// The same; from now on QEMUs are started as this user.
+    /// Starts QEMUs as this user from now on.
     pub(crate) fn with_qemu_user(self, qemu_user: Option<User>) -> Self {
         Self { qemu_user, ..self }
     }
 
-    /// The same; what its VMs hold is looked at, as long as they are here.
+    /// Has its VMs scanned while they are here.
     pub(crate) fn with_holdings(self, holdings: Option<Holdings>) -> Self {
         if let Some(holdings) = &holdings {
             for slot in self.slots.lock().values().filter(|slot| slot.busy == Busy::Nothing) {
@@ -104,7 +105,7 @@ impl Registry {
         Self { holdings, ..self }
     }
 
-    /// The same; its QEMUs get scopes of their own, also those that had none yet.
+    /// Gives its QEMUs their own scopes, including those that have none yet.
     pub(crate) fn with_scopes(self, scopes: Scopes) -> Self {
         for (name, slot) in self.slots.lock().iter() {
             if let Some(machine) = slot.vm.as_ref().and_then(|vm| vm.machine()) {
@@ -114,17 +115,17 @@ impl Registry {
         Self { scopes, ..self }
     }
 
-    /// How many VMs it has, also those that come.
+    /// The number of its VMs, including those that are arriving.
     pub(crate) fn count(&self) -> usize {
         self.slots.lock().values().filter(|slot| slot.vm.is_some()).count()
     }
 
-    /// What its VMs hold; none if nobody looks.
+    /// The content of its VMs; none if they are not scanned.
     pub(crate) fn holdings(&self) -> Option<&Holdings> {
         self.holdings.as_ref()
     }
 
-    /// Who QEMUs are started as, if not as the agent's own user.
+    /// The user that QEMUs are started as, if it is not the agent's own.
     pub(crate) fn qemu_user(&self) -> Option<&User> {
         self.qemu_user.as_ref()
     }
@@ -133,7 +134,7 @@ impl Registry {
         &self.state
     }
 
-    /// Starts a VM, by a QEMU that `probes` can be asked about.
+    /// Starts a VM; `probes` knows the capabilities of its QEMU.
     pub(crate) fn run(
         self: &Arc<Self>,
         request: &RunRequest,
@@ -170,7 +171,7 @@ impl Registry {
         Ok(vm.summary(Place::Here, None))
     }
 
-    /// Adopts a VM that somebody else started, or one of ours whose record can't be
+    /// Adopts a VM that the agent did not start, or one of its own whose record can't be
     /// read.
     pub(crate) fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<VmSummary, Denied> {
         check_domain(&request.share_domain)?;
@@ -221,13 +222,13 @@ impl Registry {
         Ok(shown)
     }
 
-    /// One VM, with what its guest says. Takes a second or two if that says nothing.
+    /// One VM, with its guest's helper; takes a second or two if the helper does not answer.
     pub(crate) fn examine(&self, name: &str) -> Result<VmSummary, Denied> {
         let mut shown = self.show(name)?;
         let not_asked = |why: &str| Some(GuestHelper::NotAsked { why: why.to_owned() });
         shown.helper = match (&shown.migration, shown.status) {
             (_, VmStatus::Dead | VmStatus::Unreadable) => None,
-            // The migration may be asking.
+            // The migration may be using the helper's port.
             (Some(_), _) => not_asked("the VM is being moved"),
             (None, VmStatus::Running) => self.vm(name).and_then(|vm| vm.helper()),
             (None, _) => not_asked("the VM doesn't run"),
@@ -235,15 +236,16 @@ impl Registry {
         Ok(shown)
     }
 
-    /// Whether a VM of that name could come.
+    /// Whether a VM of that name could arrive.
     pub(crate) fn is_free(&self, name: &str) -> bool {
         !self.slots.lock().contains_key(name)
     }
 
-    /// A VM for migration `id` to move; nothing else happens to it until
-    /// [`Registry::moved`] or [`Registry::stays`].
+    /// Reserves a VM for migration `id`.
+    ///
+    /// No other operation is permitted on it until [`Registry::moved`] or [`Registry::stays`].
     pub(crate) fn begin_move(&self, name: &str, id: &str) -> Result<Arc<Vm>, Denied> {
-        // Asked first, outside the lock: a VM that is dead can't be moved.
+        // First, outside the lock: a dead VM can't be moved.
         if self.show(name)?.status == VmStatus::Dead {
             let text = format!(
                 "{name} is dead: `droveway show {name}` says why, `droveway stop {name}` removes it"
@@ -253,18 +255,19 @@ impl Registry {
         self.set_busy(name, Busy::Moving(id.to_owned()))
     }
 
-    /// It runs elsewhere: its QEMU here has ended.
+    /// Removes a VM that now runs elsewhere; its QEMU here has ended.
     pub(crate) fn moved(&self, name: &str) {
         self.remove(name);
     }
 
-    /// It goes on here.
+    /// Frees a VM that goes on here.
     pub(crate) fn stays(&self, name: &str) {
         self.set_free(name);
     }
 
-    /// Its migration has ended, and whose it is is not decided: nothing else
-    /// happens to it until [`Registry::moved`] or [`Registry::stays`].
+    /// Notes that a VM's migration has ended and its owner is not decided.
+    ///
+    /// No other operation is permitted on it until [`Registry::moved`] or [`Registry::stays`].
     pub(crate) fn unsettled(&self, name: &str) {
         if let Some(slot) = self.slots.lock().get_mut(name) {
             slot.busy = Busy::Unsettled;
@@ -277,17 +280,17 @@ impl Registry {
         self.slots.lock().get(name).is_some_and(|slot| slot.busy == Busy::Unsettled)
     }
 
-    /// A VM by its name, whatever happens to it.
+    /// A VM by its name, whatever operation is in progress.
     pub(crate) fn vm(&self, name: &str) -> Option<Arc<Vm>> {
         self.slots.lock().get(name)?.vm.clone()
     }
 
-    /// A name for a VM that arrives with migration `id`.
+    /// Claims a name for a VM that arrives with migration `id`.
     pub(crate) fn expect(self: &Arc<Self>, name: &str, id: &str) -> Result<Claim, Denied> {
         self.claim(name, Busy::Arriving(id.to_owned()))
     }
 
-    /// Waits until no VM is arriving any more; false after `timeout`.
+    /// Waits until no VM is arriving; false after `timeout`.
     pub(crate) fn wait_none_arriving(&self, timeout: Duration) -> bool {
         let mut slots = self.slots.lock();
         let any = |slots: &mut BTreeMap<String, Slot>| {
@@ -296,8 +299,9 @@ impl Registry {
         !self.settled.wait_while_for(&mut slots, any, timeout).timed_out()
     }
 
-    /// The name of a VM that was arriving when an earlier run of the agent
-    /// ended, to be kept or given up like one that arrives now.
+    /// The claim of a VM that was arriving when an earlier run of the agent ended.
+    ///
+    /// It is kept or dropped as for a VM that arrives now.
     pub(crate) fn claim_found(self: &Arc<Self>, name: &str) -> Claim {
         let dir = self.state.vm(name);
         Claim { registry: Arc::clone(self), name: name.to_owned(), dir, kept: false }
@@ -347,7 +351,7 @@ impl Registry {
         self.settled.notify_all();
     }
 
-    /// Forgets a VM whose QEMU is gone.
+    /// Forgets a VM whose QEMU has ended.
     fn remove(&self, name: &str) {
         remove_dir(&self.state.vm(name));
         self.slots.lock().remove(name);
@@ -364,7 +368,7 @@ fn summary(vm: &Vm, busy: Busy) -> VmSummary {
     }
 }
 
-/// Whether a VM can be of this sharing domain.
+/// Checks a VM's sharing domain.
 pub(crate) fn check_domain(domain: &str) -> Result<(), Denied> {
     api::check_domain(domain).map_err(|error| Denied::Asked(error.to_string()))
 }
@@ -374,7 +378,7 @@ fn unknown(name: &str) -> Denied {
     Denied::Coded(ErrorCode::NoSuchVm, text)
 }
 
-/// Why a name or a VM can't be had right now.
+/// Why a name or a VM is not available now.
 fn in_the_way(name: &str, busy: &Busy) -> Denied {
     let code = match busy {
         Busy::Nothing => ErrorCode::VmExists,

@@ -1,5 +1,5 @@
-//! A certificate that is renewed is used without a restart: its files are read again when
-//! they change, and on SIGHUP.
+//! Use of a renewed certificate without a restart: its files are reread when they change,
+//! and on SIGHUP.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,11 +11,12 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::events::Events;
 
-/// Renewals are a matter of days; a copy of several files takes no longer than this.
+/// The interval between checks; renewals take days, and copying several files takes less than this.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// Goes on for as long as the agent does. Connections that are there keep the certificate
-/// they began with, so no migration notices.
+/// Watches the files until the agent ends.
+///
+/// Open connections keep the certificate that they began with, so a renewal affects no migration.
 pub(crate) async fn follow(
     identity: Arc<Identity>,
     files: Files,
@@ -25,7 +26,7 @@ pub(crate) async fn follow(
     let mut turns = interval(LOOK_AGAIN);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut used = files.changed();
-    // What was seen the last time, and may be half a copy.
+    // The files at the last check, which may have been half copied.
     let mut seen = used;
     let mut expiry = Expiry::default();
     loop {
@@ -44,14 +45,14 @@ pub(crate) async fn follow(
     }
 }
 
-/// The certificate of which it was told that it ends.
+/// The certificate whose expiry was published.
 #[derive(Default)]
 struct Expiry {
     told_until_s: Option<i64>,
 }
 
 impl Expiry {
-    /// Tells once of each certificate that it is about to end.
+    /// Publishes once for each certificate that it is about to expire.
     fn look(&mut self, identity: &Identity, events: &Events, now: SystemTime) {
         let until_unix_s = identity.validity().not_after_s;
         let Some(problem) = identity.warning(now) else { return };
@@ -106,7 +107,7 @@ mod tests {
             panic!("{told:?}")
         };
         assert!(problem.contains("here expires on"), "{problem}");
-        // One that ends soon, too, and then one that does not.
+        // One that also expires soon, then one that does not.
         for (days, told) in [(2, 3), (800, 4)] {
             issue(days, true);
             reload(&identity, &files, &events);

@@ -1,9 +1,9 @@
-//! A scope of systemd's for each QEMU that this agent has started: what is done with the
-//! agent's unit, to stop it, to bound it, to kill all of it, leaves VMs alone.
+//! A systemd scope for each QEMU that this agent has started, so that stopping, limiting or
+//! killing the agent's unit does not affect VMs.
 //!
-//! A QEMU starts in the agent's own cgroup, with open files that it inherits, and is moved
-//! from there. Nobody waits for that. A VM whose QEMU can't be moved runs all the same; the
-//! unit's `KillMode=process` is for those.
+//! A QEMU starts in the agent's own cgroup, because it inherits open files, and is moved
+//! afterwards. Nothing waits for that. A VM whose QEMU can't be moved runs all the same; the
+//! unit's `KillMode=process` protects it.
 
 use std::env;
 use std::fs;
@@ -14,14 +14,15 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 
-/// All of them are in it.
+/// The slice of all scopes.
 const SLICE: &str = "droveway.slice";
-/// A scope of that name is there until the last QEMU in it has ended: one that moved away
-/// ends when the VM runs elsewhere, and the VM may come back at once.
+/// A scope exists until the last QEMU in it has ended.
+///
+/// The QEMU of a VM that moved away ends when the VM runs elsewhere, and the VM may return at once.
 const TRIES: u32 = 5;
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Where QEMUs are told to go to; nowhere if no systemd runs this agent as a service.
+/// The queue of QEMUs to move; none unless systemd runs this agent as a service.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scopes(Option<Sender<Wanted>>);
 
@@ -31,11 +32,11 @@ struct Wanted {
     pid: u32,
 }
 
-/// What precedes the path in `/proc/PID/cgroup`: in systemd's own hierarchy, beside others
-/// of the first form of control groups, and in the second form's only one.
+/// What precedes the path in `/proc/PID/cgroup`: for systemd's named hierarchy of cgroup v1,
+/// and for the only hierarchy of cgroup v2.
 const HIERARCHIES: [&str; 2] = [":name=systemd:", "0::"];
 
-/// The unit that the agent is.
+/// The agent's own unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unit {
     hierarchy: &'static str,
@@ -44,7 +45,7 @@ struct Unit {
 }
 
 impl Scopes {
-    /// Asks systemd from now on, if that started this agent.
+    /// Starts the thread that asks systemd, if systemd started this agent.
     pub(crate) fn new() -> Self {
         let is_systemd = Path::new("/run/systemd/system").is_dir();
         if !is_systemd || env::var_os("INVOCATION_ID").is_none() {
@@ -62,17 +63,17 @@ impl Scopes {
         }
     }
 
-    /// A VM's QEMU is to have a scope of its own, if it is in the agent's unit.
+    /// Has a VM's QEMU moved to its own scope, if it is in the agent's unit.
     pub(crate) fn take(&self, vm: &str, pid: u32) {
         if let Some(tell) = &self.0 {
-            // It ends with the agent.
+            // Sending can't fail: the thread ends with the agent.
             let _ = tell.send(Wanted { vm: vm.to_owned(), pid });
         }
     }
 }
 
 impl Unit {
-    /// By the cgroup that systemd has made for it.
+    /// Finds the unit by the cgroup that systemd made for it.
     fn of(groups: &str) -> Option<Self> {
         HIERARCHIES.iter().find_map(|hierarchy| {
             let cgroup = within(groups, hierarchy)?;
@@ -88,7 +89,7 @@ impl Unit {
     }
 }
 
-/// The cgroups of a process, a line for each hierarchy.
+/// The cgroups of a process, one line per hierarchy.
 fn groups(process: &str) -> Option<String> {
     fs::read_to_string(format!("/proc/{process}/cgroup")).ok()
 }
@@ -100,7 +101,7 @@ fn within<'g>(groups: &'g str, hierarchy: &str) -> Option<&'g str> {
 impl Wanted {
     fn take_out_of(&self, unit: &Unit) {
         for _ in 0..TRIES {
-            // It may have ended, and somebody else have its number.
+            // The process may have ended, and its id may be in use again.
             if !unit.has(self.pid) {
                 return;
             }
@@ -119,7 +120,7 @@ impl Wanted {
         );
     }
 
-    /// By the program that systemd brings for that.
+    /// Asks systemd through `busctl`.
     fn ask(&self, unit: &Unit) -> Result<(), String> {
         let mut command = Command::new("busctl");
         command.args(["--system", "call", "org.freedesktop.systemd1"]);
@@ -137,14 +138,14 @@ impl Wanted {
         let (pid, scope) = (pid.to_string(), format!("droveway-vm-{vm}.scope"));
         let description = format!("Virtual machine {vm}");
         let words = [
-            // The name; one that is there is not replaced; the properties; no other units.
+            // The name; fail if it exists; the properties; no other units.
             &["StartTransientUnit", "ssa(sv)a(sa(sv))", &scope, "fail", "6"][..],
             &["Description", "s", &description],
             &["Slice", "s", SLICE],
             &["PIDs", "au", "1", &pid],
-            // A VM that is throttled gets a cgroup below.
+            // The agent makes a cgroup in it for a throttled VM.
             &["Delegate", "b", "true"],
-            // When the host shuts down, the agent is first to end what it does.
+            // At shutdown of the host, the agent stops before this scope.
             &["Before", "as", "1", &unit.name],
             &["CollectMode", "s", "inactive-or-failed"],
             &["0"],
@@ -166,7 +167,7 @@ mod tests {
                 "4:cpu:/x.service\n1:name=systemd:/system.slice/a@1.service\n0::/b.service\n",
                 Some("a@1.service"),
             ),
-            // Systemd keeps to the second form here, whatever else there is.
+            // Here systemd uses cgroup v2, despite a v1 hierarchy.
             ("1:name=systemd:/\n0::/system.slice/b.service\n", Some("b.service")),
             ("0::/user.slice/user-0.slice/session-1.scope\n", None),
             ("0::/\n", None),
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn a_process_that_is_not_in_the_unit_is_left_where_it_is() {
         let unit = Unit::of("0::/none.service\n").unwrap();
-        // Else this would ask, and fail.
+        // If it were moved, this would ask systemd, and fail.
         Wanted { vm: "web1".to_owned(), pid: std::process::id() }.take_out_of(&unit);
     }
 }

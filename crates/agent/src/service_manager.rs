@@ -1,20 +1,20 @@
-//! What systemd is told of an agent that it has started with `Type=notify`.
+//! Notifications to systemd from an agent that it started with `Type=notify`.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// Between two looks at what `systemctl status` shows.
+/// The interval between updates of the line in `systemctl status`.
 const STATUS_EVERY: Duration = Duration::from_secs(2);
 
-/// Says so, if somebody wants to know.
+/// Notifies the service manager, if there is one.
 pub(crate) fn tell(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "the service manager can't be told how the agent is");
     }
 }
 
-/// With `WatchdogSec=`, for as long as the API's threads do anything at all.
+/// Feeds the watchdog of `WatchdogSec=` while the API's threads are alive.
 pub(crate) async fn watched() {
     let Some(deadline) = sd_notify::watchdog_enabled() else { return };
     let mut turns = tokio::time::interval(deadline / 2);
@@ -24,7 +24,7 @@ pub(crate) async fn watched() {
     }
 }
 
-/// The line of `systemctl status`, whenever it is another one.
+/// Updates the line of `systemctl status` whenever it changes.
 pub(crate) async fn shown(line: impl Fn() -> String) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;

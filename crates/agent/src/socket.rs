@@ -1,5 +1,5 @@
-//! The API's unix socket: for its owner, for one group if the operator says so, and for one
-//! agent at a time.
+//! The API's unix socket: for its owner, for one group if the operator names one, and for
+//! one agent at a time.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -10,44 +10,44 @@ use std::path::{Path, PathBuf};
 
 use crate::state::SOCKET_PATH_MAX;
 
-/// Why there is no socket.
+/// Why the socket can't be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody listens there.
+    /// Another process listens there.
     #[error(
         "another agent answers at {}: stop it first, or give this one a socket of its own with \
          --api", .0.display()
     )]
     InUse(PathBuf),
-    /// Something else is there.
+    /// Another kind of file is there.
     #[error("{} exists and is not a socket: remove it, or choose another --api", .0.display())]
     NotASocket(PathBuf),
-    /// The kernel has a limit.
+    /// The path exceeds the kernel's limit.
     #[error(
         "the API's socket {} has a path of {} bytes, and the kernel allows {}: choose a shorter \
          --api", .0.display(), .0.as_os_str().len(), SOCKET_PATH_MAX - SUFFIX.len()
     )]
     TooLong(PathBuf),
-    /// It can't be made.
+    /// An operation on it failed.
     #[error("the API's socket {}: {source}", path.display())]
     Local {
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// Of the name that the socket has until only those can use it who may.
+/// The suffix of the socket's name until its owner and mode are set.
 const SUFFIX: &str = ".new";
 
-/// A socket that goes with this value.
+/// A socket that is removed when this is dropped.
 pub(crate) struct ApiSocket {
     path: PathBuf,
 }
 
 impl ApiSocket {
-    /// Listens at `path`. What an agent that crashed left there is replaced.
+    /// Listens at `path`, and replaces a socket that a crashed agent left there.
     pub(crate) fn bind(
         path: &Path,
         group: Option<u32>,
@@ -63,7 +63,7 @@ impl ApiSocket {
         check_unused(&path)?;
         let mut new = path.clone().into_os_string();
         new.push(SUFFIX);
-        // Of an agent that ended between the next lines.
+        // Left by an agent that ended between the lines below.
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new).map_err(local)?;
         if group.is_some() {
@@ -78,7 +78,7 @@ impl ApiSocket {
 
 impl Drop for ApiSocket {
     fn drop(&mut self) {
-        // If it is gone already, that was the aim.
+        // It may be removed already.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -117,7 +117,7 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
-        // Any of the groups that who runs this test is in.
+        // Any group that the user of this test belongs to.
         let group = rustix::process::getegid().as_raw();
         let _socket = ApiSocket::bind(&path, Some(group)).unwrap();
         let there = fs::metadata(&path).unwrap();

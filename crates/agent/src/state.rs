@@ -1,13 +1,13 @@
-//! The state directory: what of an agent must survive it.
+//! The state directory: the agent's state that must survive a restart.
 //!
 //! ```text
-//! STATE/lock              held by the agent that runs
+//! STATE/lock              held by the running agent
 //! STATE/vms/NAME/         one VM: record.json, qmp, qemu.log
 //! STATE/reports/ID.json   one ended migration
 //! STATE/gangs/ID.json     one gang that this agent coordinates, or did
-//! STATE/journals/         switchovers that are not over
-//! STATE/slowed/           VMs that are slowed, to be let go after a crash
-//! STATE/run/              sockets of migrations that run; emptied at start
+//! STATE/journals/         unfinished switchovers
+//! STATE/slowed/           throttled VMs, whose throttles are lifted after a crash
+//! STATE/run/              sockets of running migrations; emptied at start
 //! ```
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
-/// The kernel's limit for a unix socket's path, without the final zero.
+/// The kernel's limit for a unix socket's path, without the final zero byte.
 pub(crate) const SOCKET_PATH_MAX: usize = 107;
-/// What comes after a VM's directory in the path of its QMP socket.
+/// The end of a QMP socket's path, after the VM's directory.
 const QMP: &str = "/qmp";
 /// A state directory that leaves less than this for names is refused.
 const NAME_LETTERS_MIN: usize = 16;
@@ -28,15 +28,15 @@ const NAME_LETTERS_MIN: usize = 16;
 /// Why a state directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It can't be made or read.
+    /// It can't be created or read.
     #[error("the state directory {}: {source}", path.display())]
     Unusable {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// Another agent has it.
+    /// Another agent uses it.
     #[error(
         "another agent uses the state directory {}: stop it first, or give this one a directory \
          of its own with --state", .0.display()
@@ -50,12 +50,12 @@ pub enum StateError {
     TooLong {
         /// The directory.
         path: PathBuf,
-        /// How much too long.
+        /// How many bytes too long.
         excess: usize,
     },
 }
 
-/// An agent's state directory; no other agent uses it while this lives.
+/// An agent's state directory, locked against other agents while this lives.
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
@@ -63,7 +63,7 @@ pub(crate) struct StateDir {
 }
 
 impl StateDir {
-    /// Makes it if need be, and takes it.
+    /// Creates the directory if it does not exist, and locks it.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
         let unusable = |source| StateError::Unusable { path: path.to_owned(), source };
         make(path)?;
@@ -76,7 +76,7 @@ impl StateDir {
         for dir in [state.vms(), state.reports(), state.gangs()] {
             make(&dir)?;
         }
-        // Sockets of a run that ended; nobody listens there any more.
+        // Sockets of an earlier run, at which nothing listens any more.
         match fs::remove_dir_all(state.scratch()) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 return Err(StateError::Unusable { path: state.scratch(), source });
@@ -122,7 +122,7 @@ impl StateDir {
         self.path.join("run")
     }
 
-    /// How long a VM's name may be here.
+    /// The longest name that a VM may have in this directory.
     pub(crate) fn name_letters_max(&self) -> usize {
         let used = self.vms().as_os_str().as_bytes().len() + "/".len() + QMP.len();
         SOCKET_PATH_MAX.saturating_sub(used)
@@ -130,7 +130,7 @@ impl StateDir {
 }
 
 fn make(path: &Path) -> Result<(), StateError> {
-    // Memory of guests can be reached through what lies here.
+    // Files in it give access to guests' memory.
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -138,14 +138,16 @@ fn make(path: &Path) -> Result<(), StateError> {
         .map_err(|source| StateError::Unusable { path: path.to_owned(), source })
 }
 
-/// A lock that goes with whoever took it. Were it left to the end of the file, a
-/// child that is being started, and has all files for a moment, would keep it.
+/// A lock that is released when this is dropped.
+///
+/// Closing the file alone would not do: a child process that is being started briefly has all open
+/// files, and would keep the lock.
 #[derive(Debug)]
 struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // It goes with the file at the latest.
+        // If this fails, closing the file releases the lock.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
@@ -167,11 +169,13 @@ fn lock(state: &Path) -> Result<Lock, StateError> {
     }
 }
 
-/// Replaces a file: after a crash it is the old one or the new one, whole, and the
-/// new one once this has returned. After an error it may be either.
+/// Replaces a file.
+///
+/// After a crash the file is entirely the old or the new one, and the new one once this has
+/// returned. After an error it may be either.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
-    // What is left of it would only take room, where room may be what is missing.
+    // A leftover would only take room, and a lack of room may be the cause of the error.
     write_durably(&new, bytes).and_then(|()| fs::rename(&new, path)).inspect_err(|_| {
         let _ = fs::remove_file(&new);
     })?;
@@ -185,7 +189,7 @@ fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// What was made in a directory stays there, also after a failure of power.
+/// Makes new entries of a directory survive a power failure.
 pub(crate) fn flush(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -238,7 +242,7 @@ mod tests {
         replace(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        // Nothing of one that fails is left, and the old one is.
+        // A failed replacement leaves nothing, and keeps the old file.
         fs::create_dir(dir.path().join("taken")).unwrap();
         replace(&dir.path().join("taken"), b"three").unwrap_err();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);

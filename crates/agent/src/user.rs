@@ -4,10 +4,10 @@ use std::process::Command;
 
 use qemu::launch::User;
 
-/// Why QEMUs can't run as that user.
+/// Why a user or group can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
-    /// There is no such user, or nobody knows.
+    /// The user does not exist, or can't be looked up.
     #[error("qemu-user: there is no user `{name}`: {why}")]
     Unknown {
         /// The name.
@@ -15,7 +15,7 @@ pub enum UserError {
         /// What the system says.
         why: String,
     },
-    /// There is no such group, or nobody knows.
+    /// The group does not exist, or can't be looked up.
     #[error("api-group: there is no group `{name}`: `groupadd --system {name}` makes one ({why})")]
     NoGroup {
         /// The name.
@@ -23,7 +23,7 @@ pub enum UserError {
         /// What the system says.
         why: String,
     },
-    /// The agent may start programs as itself only.
+    /// The agent can start programs only as its own user.
     #[error(
         "qemu-user: only an agent that runs as root can start QEMU as `{0}`: run it as root, or \
          leave qemu-user out"
@@ -31,7 +31,7 @@ pub enum UserError {
     NotRoot(String),
 }
 
-/// Finds a user, wherever the system keeps its users.
+/// Looks a user up, wherever the system keeps its users.
 pub(crate) fn named(name: &str) -> Result<User, UserError> {
     let (uid, gid) = numbers(name)?;
     let user = User { uid, gid, groups: ask(name, "-G")? };
@@ -43,7 +43,7 @@ pub(crate) fn named(name: &str) -> Result<User, UserError> {
     }
 }
 
-/// The numbers of a user and of its group.
+/// The ids of a user and of its group.
 pub(crate) fn numbers(name: &str) -> Result<(u32, u32), UserError> {
     let one = |what: &str| {
         ask(name, what)?.first().copied().ok_or_else(|| unknown(name, "no id".to_owned()))
@@ -51,14 +51,14 @@ pub(crate) fn numbers(name: &str) -> Result<(u32, u32), UserError> {
     Ok((one("-u")?, one("-g")?))
 }
 
-/// The number of a group, wherever the system keeps its groups.
+/// The id of a group, wherever the system keeps its groups.
 pub(crate) fn group(name: &str) -> Result<u32, UserError> {
     let unknown = |why: String| UserError::NoGroup { name: name.to_owned(), why };
     let output = Command::new("getent").args(["group", "--", name]).output();
     let output = output.map_err(|error| unknown(format!("getent: {error}")))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut fields = text.trim().split(':');
-    // By a number, getent finds the group of that number.
+    // `getent` would also accept a group's id.
     let is_it = fields.next() == Some(name);
     let number = fields.nth(1).filter(|_| is_it).and_then(|number| number.parse().ok());
     number.ok_or_else(|| unknown(format!("getent said `{}`", text.trim())))

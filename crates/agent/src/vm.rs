@@ -1,4 +1,4 @@
-//! One VM of this host: its QEMU, and its record on disk.
+//! One VM of this host: its QEMU and its record on disk.
 
 mod alive;
 mod shown;
@@ -21,12 +21,12 @@ use alive::Qemu;
 pub(crate) use alive::with_log;
 use shut_down::ShutDown;
 
-/// Where a VM is, for who lists it.
+/// Where a VM is, as it is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Here,
     Arriving,
-    /// Its switchover is not over, and nobody moves it any more.
+    /// Its switchover is unfinished, and its migration has ended.
     Unsettled,
 }
 
@@ -35,34 +35,34 @@ pub(crate) enum Place {
 pub(crate) struct Vm {
     pub(crate) name: String,
     pub(crate) dir: PathBuf,
-    /// With which VMs it shares content; empty is the cluster's own domain.
+    /// Its sharing domain; empty is the cluster's default domain.
     pub(crate) share_domain: String,
-    /// 0 until its QEMU was asked.
+    /// 0 until its QEMU has answered.
     ram_bytes: AtomicU64,
-    /// Once its QEMU was asked, when it came here.
+    /// Set when it arrives, once its QEMU has answered.
     pages_bytes: OnceLock<u64>,
     known: Mutex<Known>,
-    /// Held while QEMU is met again: it serves one client at a time.
+    /// Held while the agent reconnects: QEMU serves one client at a time.
     meeting: Mutex<()>,
 }
 
-/// What changes of it.
+/// The mutable state of a VM.
 #[derive(Debug)]
 struct Known {
     qemu: Qemu,
-    /// What QEMU said last, for when it doesn't answer.
+    /// QEMU's last answer, for when it doesn't answer.
     status: VmStatus,
     /// What stopped it, until it runs again.
     stopped_by: Option<String>,
-    /// How its guest ended, if QEMU has said so and not ended yet.
+    /// How its guest ended, if QEMU has reported that and not ended yet.
     shut_down: Option<ShutDown>,
-    /// What keeps it from moving, though it runs.
+    /// Why it can't move, though it runs.
     stuck_by: Option<String>,
-    /// What can't be known or done about its last switchover.
+    /// What is undecided about its last switchover.
     doubt: Option<String>,
-    /// Why its record doesn't say what it is, and what to do.
+    /// Why its record can't be read or used, and what to do.
     unreadable: Option<String>,
-    /// Why its record doesn't say yet that it is here.
+    /// Why its record does not yet say that it is here.
     unnoted: Option<String>,
 }
 
@@ -80,14 +80,14 @@ impl Known {
         }
     }
 
-    /// What QEMU has said of its guest's end.
+    /// Takes note of QEMU's events about its guest's end.
     fn hear(&mut self, ends: &Receiver<Event>) {
         for event in ends.try_iter() {
             self.shut_down = ShutDown::after(self.shut_down, &event);
         }
     }
 
-    /// What an operator should know of it, the worst only.
+    /// The worst of its problems, for the operator.
     fn problem(&self) -> Option<String> {
         let all = [&self.doubt, &self.unreadable, &self.unnoted, &self.stopped_by, &self.stuck_by];
         all.into_iter().find_map(Clone::clone)
@@ -113,12 +113,12 @@ impl Vm {
         }
     }
 
-    /// The same, in another sharing domain.
+    /// This VM in another sharing domain.
     pub(crate) fn within(self, share_domain: &str) -> Self {
         Self { share_domain: share_domain.to_owned(), ..self }
     }
 
-    /// A VM of a record whose QEMU can't be found or met.
+    /// A VM with a record whose QEMU can't be found or connected to.
     pub(crate) fn lost(name: &str, dir: PathBuf, record: Record, why: String) -> Self {
         let (pid, argv) = record
             .machine
@@ -130,9 +130,10 @@ impl Vm {
         Self::of(name, dir, &record.share_domain, record.ram_bytes, known)
     }
 
-    /// A VM whose record can't be read, or doesn't say what is to become of its
-    /// QEMU: that may run, and nothing is done with it. With the record, if there
-    /// is one; `why` also says what to do.
+    /// A VM whose record can't be read, or doesn't say what to do with its QEMU.
+    ///
+    /// That QEMU may run, and is left alone. `record` is the record, if it could be read; `why`
+    /// also says what to do.
     pub(crate) fn unreadable(
         name: &str,
         dir: PathBuf,
@@ -140,7 +141,7 @@ impl Vm {
         why: String,
     ) -> Self {
         let record = record.unwrap_or_else(|| {
-            // Which domain it is of is not known: it shares with no other VM.
+            // Its domain is not known, so it must share with no other VM.
             let alone: String =
                 format!("unreadable.{name}").chars().take(api::Sharing::DOMAIN_MAX).collect();
             Record::new(Standing::Here, None, 0, "", &alone)
@@ -150,7 +151,7 @@ impl Vm {
         vm
     }
 
-    /// Notes on disk what it is.
+    /// Writes its record.
     pub(crate) fn save(&self, standing: Standing) -> io::Result<()> {
         let Some(machine) = self.machine() else {
             return Err(io::Error::other("its QEMU is gone"));
@@ -163,15 +164,17 @@ impl Vm {
         Ok(())
     }
 
-    /// Notes on disk that it is here. Until that is done an operator sees why not. A
-    /// record that can't be read is kept beside the new one.
+    /// Writes its record as a VM of this host.
+    ///
+    /// Until that succeeds, its problem says why not. A record that can't be read is kept beside
+    /// the new one.
     pub(crate) fn save_here(&self) -> io::Result<()> {
         let aside = match self.unreadable_why() {
             Some(_) => record::set_aside(&self.dir),
             None => Ok(()),
         };
         let saved = match aside.and_then(|()| self.save(Standing::Here)) {
-            // It was here, and died.
+            // It arrived, and its QEMU has ended since.
             Err(_) if self.machine().is_none() => self.save_dead(),
             saved => saved,
         };
@@ -193,12 +196,12 @@ impl Vm {
         record.write(&self.dir)
     }
 
-    /// Whether it is here, and its record doesn't say so yet.
+    /// Whether it is here but its record does not yet say so.
     pub(crate) fn is_unnoted(&self) -> bool {
         self.known.lock().unnoted.is_some()
     }
 
-    /// Why its record doesn't say what it is, and what to do about that.
+    /// Why its record can't be read or used, and what to do.
     pub(crate) fn unreadable_why(&self) -> Option<String> {
         self.known.lock().unreadable.clone()
     }
@@ -207,30 +210,30 @@ impl Vm {
         self.ram_bytes.load(Relaxed)
     }
 
-    /// What it took of ordinary memory when it came here; none if that isn't known.
+    /// The ordinary memory that it took when it arrived; none if that isn't known.
     pub(crate) fn pages_bytes(&self) -> Option<u64> {
         self.pages_bytes.get().copied()
     }
 
-    /// It comes, and takes so much of ordinary memory.
+    /// Notes how much ordinary memory it takes as it arrives.
     pub(crate) fn takes_pages(&self, bytes: u64) {
-        // What is known stays.
+        // A known value stays.
         let _ = self.pages_bytes.set(bytes);
     }
 
-    /// Remembers why it doesn't run, until it does.
+    /// Notes why it doesn't run, until it does.
     pub(crate) fn stopped_by(&self, why: String) {
         self.known.lock().stopped_by = Some(why);
     }
 
-    /// What an operator has to know of its last switchover, if anything.
+    /// Sets what the operator has to know of its last switchover, if anything.
     pub(crate) fn doubt(&self, doubt: Option<String>) {
         self.known.lock().doubt = doubt;
     }
 }
 
-/// A QEMU of a directory that has no record of it: started, and the agent
-/// ended before it could note it down.
+/// Connects to a QEMU that the agent started in a VM's directory but did not record before
+/// it ended.
 pub(crate) fn unrecorded(dir: &Path) -> Result<Machine, StartError> {
     machine::attach(&dir.join("qmp"), dir)
 }

@@ -1,8 +1,8 @@
-//! Events, sent to a receiver of the operator's: signed, one after the other, and each again
-//! until it is taken.
+//! Delivery of events to the operator's receiver: signed, one at a time, and retried until
+//! it is accepted.
 //!
 //! Headers and signature are those of [Standard Webhooks](https://www.standardwebhooks.com),
-//! for which receivers find libraries.
+//! for which libraries exist.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use crate::config::Webhook;
 use crate::events::Reader;
 
-/// A receiver that takes longer should answer first and work later.
+/// How long a receiver may take to answer; a slower one should answer first and work later.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What signs events.
+/// The key that signs events.
 #[derive(Clone)]
 pub(crate) struct Secret(hmac::Key);
 
@@ -34,7 +34,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// From `whsec_` and base64.
+    /// Parses `whsec_` followed by base64.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let bytes = BASE64.decode(text.strip_prefix("whsec_")?).ok()?;
         let is_long_enough = (24..=64).contains(&bytes.len());
@@ -47,24 +47,26 @@ impl Secret {
     }
 }
 
-/// What came of one attempt.
+/// The result of one attempt.
 #[derive(Debug, PartialEq, Eq)]
 enum Attempt {
     Taken,
-    /// The receiver will not take it, however often it comes.
+    /// The receiver will never accept this event.
     Refused(String),
-    /// It may be taken later.
+    /// The receiver may accept it later.
     Failed(String),
 }
 
-/// Sends what happens, for as long as the agent runs. Events wait in their ring meanwhile, so
-/// a receiver that is down for long gets a gap in place of the oldest.
+/// Sends events for as long as the agent runs.
+///
+/// Events wait in their ring, so a receiver that is down for long gets a gap in place of the
+/// oldest.
 pub(crate) async fn follow(webhook: Webhook, mut reader: Reader) {
     let sender = Arc::new(Sender::new(webhook));
     while let Some(frame) = reader.next().await {
         let text = String::from_utf8_lossy(&frame);
         let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-        // The first one has a place to go on from, and no data.
+        // The first frame has only an id to resume from, and no data.
         let (Some(id), Some(name), Some(body)) = (field("id: "), field("event: "), field("data: "))
         else {
             continue;
@@ -90,7 +92,7 @@ impl Sender {
             .build();
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(ANSWER_MAX))
-            // A signed event is for the one whom the operator named.
+            // A signed event is only for the receiver that the operator named.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .http_status_as_error(false)
@@ -100,7 +102,7 @@ impl Sender {
         Self { webhook, agent: config.into() }
     }
 
-    /// Until it is taken, or refused for good.
+    /// Sends an event until it is accepted, or refused for good.
     async fn deliver(self: &Arc<Self>, id: String, body: String) {
         let (id, body) = (Arc::new(id), Arc::new(body));
         let mut pause = PAUSE_MIN;
@@ -151,7 +153,7 @@ fn judge(status: StatusCode) -> Attempt {
     let says = format!("it answers {status}");
     match status {
         _ if status.is_success() => Attempt::Taken,
-        // With the last three it doesn't know us yet, or any more: that is fixed there.
+        // The last three mean that the receiver's configuration is wrong, which can be fixed.
         StatusCode::REQUEST_TIMEOUT
         | StatusCode::TOO_EARLY
         | StatusCode::TOO_MANY_REQUESTS

@@ -1,18 +1,18 @@
-//! Whether what arrived is what QEMU handed over.
+//! The audit: whether the pages that arrived are those that QEMU handed over.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How much of a migration is audited before its VM is given up.
+/// How much of a migration is audited before the source gives the VM up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Audit {
     /// Nothing.
     Off,
-    /// What was placed last of each page, against what QEMU handed over last.
+    /// The last version of each page that was placed, against the last that QEMU handed over.
     #[default]
     On,
-    /// Also what the destination's RAM holds, read back.
+    /// Also the destination's RAM, read back.
     Deep,
 }
 
@@ -20,29 +20,29 @@ pub enum Audit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "found")]
 pub enum Audited {
-    /// It wasn't made, or not to its end.
+    /// The audit did not run, or did not finish.
     Nothing {
         /// Why not.
         why: String,
     },
     /// Every page is as QEMU handed it over.
     Same {
-        /// All of the VM's.
+        /// All pages of the VM.
         pages: u64,
-        /// Of them, those that were read back from the destination's RAM.
+        /// Of those, the pages that were read back from the destination's RAM.
         reread_pages: u64,
     },
-    /// Some are not. The VM stayed at its source.
+    /// Some pages differ; the VM stayed at its source.
     Differences {
-        /// How many, of those that were looked at.
+        /// How many, of those that were audited.
         pages: u64,
-        /// The first ones: which pages, and how they came.
+        /// The first of them: which pages, and how they arrived.
         examples: Vec<String>,
     },
 }
 
 impl Audited {
-    /// Who is to blame for pages that a guest finds wrong after such a migration.
+    /// What to conclude if the guest finds wrong pages after a migration with this audit.
     #[must_use]
     pub fn explains_wrong_pages(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! What a migration may use of its hosts.
+//! The resources that a migration may use on its hosts.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -11,12 +11,12 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// Bits per second on the wire, as network people count: `200M` is 200,000,000.
+/// Bits per second on the wire, with decimal units: `200M` is 200,000,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BitRate(NonZeroU64);
 
-/// What was typed is no rate.
+/// The text is not a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a rate: write bits per second, such as 200M or 1.5G")]
 pub struct BitRateError(String);
@@ -27,13 +27,13 @@ const UNITS: [(char, u64); 4] =
     [('T', 1_000_000_000_000), ('G', 1_000_000_000), ('M', 1_000_000), ('k', 1000)];
 
 impl BitRate {
-    /// So many bits per second; none if there are none.
+    /// A rate of `bits_per_s`; none for 0.
     #[must_use]
     pub fn from_bits(bits_per_s: u64) -> Option<Self> {
         NonZeroU64::new(bits_per_s).map(Self)
     }
 
-    /// The same in bytes.
+    /// The rate in bytes per second.
     #[must_use]
     pub fn bytes_per_s(self) -> u64 {
         (self.0.get() / 8).max(1)
@@ -83,24 +83,23 @@ impl fmt::Display for BitRate {
     }
 }
 
-/// What a migration may use.
+/// The resources that a migration may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Bounds {
-    /// What all its lanes together never pass.
+    /// The highest rate of all its lanes together.
     pub limit_bits_per_s: Option<BitRate>,
-    /// What it gets even if others want everything.
+    /// The rate that it gets even if others want all of the link.
     pub reserve_bits_per_s: Option<BitRate>,
-    /// Whether its data threads go before others that want the same CPUs.
+    /// The priority of its data threads over others on the same CPUs.
     #[schema(schema_with = priority)]
     pub priority: Priority,
-    /// The CPUs that its data threads run on, at both hosts; all if none are
-    /// named.
+    /// The CPUs that its data threads run on, at both hosts; by default all.
     #[schema(value_type = Option<String>)]
     pub cpus: Option<Cpus>,
 }
 
-/// `PATCH /v1/migrations/ID`: what is left out stays, `null` takes away.
+/// `PATCH /v1/migrations/ID`: a field that is left out stays as it is; `null` removes the bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BoundsChange {
@@ -129,7 +128,7 @@ impl BoundsChange {
         *self == Self::default()
     }
 
-    /// What holds after it.
+    /// The bounds after the change.
     #[must_use]
     pub fn apply(self, to: Bounds) -> Bounds {
         Bounds {
@@ -141,23 +140,23 @@ impl BoundsChange {
     }
 }
 
-/// Its type is in a crate that knows nothing of the API.
+/// The schema of [`Priority`], whose crate does not depend on utoipa.
 fn priority() -> Object {
     let values = [Priority::Low, Priority::Normal, Priority::High].map(|one| json!(one));
     ObjectBuilder::new().schema_type(Type::String).enum_values(Some(values)).build()
 }
 
-/// What is there, `null` too.
+/// Keeps a `null` apart from a field that is left out.
 fn named<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
 
-/// A change of what a migration may use, while it ran.
+/// A change of a migration's bounds while it ran.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct BoundsChanged {
     /// Seconds since the command.
     pub at_s: f64,
-    /// What held from then on.
+    /// The bounds from then on.
     pub bounds: Bounds,
 }
 

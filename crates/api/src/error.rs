@@ -1,4 +1,4 @@
-//! What every answer that is not 2xx says: a sentence for people, a code for programs.
+//! The body of every response that is not 2xx: a sentence for people, a code for programs.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use serde::de::value::Error as ValueError;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-/// The body of every answer that is not 2xx.
+/// The body of every response that is not 2xx.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// What went wrong and what to do, for a person. It may be worded otherwise in
-    /// another release.
+    /// What went wrong and what to do, for a person; the wording may change between releases.
     pub error: String,
-    /// The same for a program. None from an agent that has no codes yet, or has one that
-    /// this release doesn't know.
+    /// The same for a program.
+    ///
+    /// None if the agent's release has no codes yet, or if this release doesn't know the code.
     #[serde(default, deserialize_with = "known")]
     pub code: Option<ErrorCode>,
 }
@@ -24,15 +24,15 @@ pub struct ErrorBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorCode {
-    /// Something in the request is not as it has to be, and no other code says more.
+    /// Something in the request is wrong, and no other code is more specific.
     InvalidRequest,
     /// Several hosts have a VM of that name, and the request doesn't say which is meant.
     AmbiguousVm,
-    /// The VM is already at the host that it was to go to.
+    /// The VM is already at its destination host.
     AlreadyThere,
     /// The VM's memory would cross the network unencrypted.
     NotEncrypted,
-    /// A decision about a VM came without the operator's word that it is certain.
+    /// A decision about a VM in doubt lacks the operator's word that it is certain.
     NotCertain,
     /// The caller's role does not permit it.
     Forbidden,
@@ -46,9 +46,9 @@ pub enum ErrorCode {
     NoSuchMigration,
     /// No gang that this host coordinates has that id.
     NoSuchGang,
-    /// The path exists, and takes other methods.
+    /// The path exists, but not for this method.
     MethodNotAllowed,
-    /// The state of something forbids it now, and no other code says more.
+    /// The present state forbids it, and no other code is more specific.
     Conflict,
     /// The name is taken, or the VM is adopted already.
     VmExists,
@@ -56,9 +56,9 @@ pub enum ErrorCode {
     VmBusy,
     /// It is not decided which host the VM belongs to.
     VmInDoubt,
-    /// It is decided which host the VM belongs to: nothing is left to decide.
+    /// It is already decided which host the VM belongs to.
     VmNotInDoubt,
-    /// What the agent keeps of the VM can't be read.
+    /// The agent's record of the VM can't be read.
     VmUnreadable,
     /// The VM's QEMU has ended.
     VmDead,
@@ -66,32 +66,32 @@ pub enum ErrorCode {
     MigrationRunning,
     /// The migration has ended.
     MigrationEnded,
-    /// The migration is past the commit: the VM belongs to its destination.
+    /// The migration is past the commit: the VM belongs to the destination host.
     MigrationCommitted,
     /// The gang has not ended yet.
     GangRunning,
     /// The gang has ended.
     GangEnded,
-    /// As many gangs run as one agent coordinates.
+    /// The agent already coordinates as many gangs as it can.
     TooManyGangs,
-    /// No host has memory for the VM.
+    /// No host has enough memory for the VM.
     NoRoom,
-    /// The agent of another host can't be asked.
+    /// The agent of another host can't be reached.
     HostSilent,
-    /// This host failed at something: a file, a thread, a process.
+    /// Something failed on this host: a file, a thread, a process.
     HostFailed,
-    /// QEMU refused something, or can't be asked.
+    /// QEMU refused something, or can't be reached.
     QemuFailed,
-    /// As many read events as one agent serves.
+    /// The agent already serves as many readers of events as it can.
     TooManyReaders,
-    /// As many follow migrations and gangs as one agent serves.
+    /// The agent already serves as many watchers of migrations and gangs as it can.
     TooManyWatchers,
     /// The agent is stopping.
     AgentStopping,
 }
 
 impl ErrorCode {
-    /// The HTTP status of answers with this code.
+    /// The HTTP status of responses with this code.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -135,7 +135,7 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// None for what a newer release says.
+/// None for the code of a newer release.
 fn known<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ErrorCode>, D::Error> {
     let text = Option::<String>::deserialize(from)?;
     Ok(text.and_then(|text| {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_0_1_0_reads_is_there() {
+    fn release_0_1_0_can_read_the_body() {
         #[derive(Deserialize)]
         struct Old {
             error: String,

@@ -1,4 +1,4 @@
-//! What happens at an agent, as it tells of it.
+//! The events that an agent publishes.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,7 +9,7 @@ use crate::migration::{Outcome, Phase};
 /// The data of one event of `GET /v1/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// What to send as `Last-Event-ID` to go on after it.
+    /// The `Last-Event-ID` with which a reader resumes after this event.
     pub id: String,
     /// When it happened, in milliseconds since 1970.
     pub at_unix_ms: u64,
@@ -22,9 +22,10 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Happening {
-    /// What the reader asked to go on from can't be gone on from: events are missing
-    /// before the next one. `GET /v1/vms`, `/v1/migrations` and `/v1/gangs` say how things
-    /// are.
+    /// The agent can't resume after the reader's `Last-Event-ID`: events are missing before the
+    /// next one.
+    ///
+    /// `GET /v1/vms`, `/v1/migrations` and `/v1/gangs` give the present state.
     Gap {
         /// Why.
         why: GapReason,
@@ -33,74 +34,74 @@ pub enum Happening {
     MigrationBegan {
         /// The migration.
         migration: String,
-        /// Which VM.
+        /// The VM.
         vm: String,
-        /// From which host.
+        /// The source host.
         from: String,
-        /// To which host.
+        /// The destination host.
         to: String,
     },
-    /// It comes to its next phase.
+    /// A migration enters its next phase.
     MigrationPhase {
         /// The migration.
         migration: String,
-        /// Which VM.
+        /// The VM.
         vm: String,
         /// The phase that begins.
         phase: Phase,
     },
-    /// It has ended, and its report is there.
+    /// A migration has ended, and its report is available.
     MigrationEnded {
         /// The migration.
         migration: String,
-        /// Which VM.
+        /// The VM.
         vm: String,
-        /// From which host.
+        /// The source host.
         from: String,
-        /// To which host.
+        /// The destination host.
         to: String,
-        /// How.
+        /// How it ended.
         result: MigrationResult,
         /// Why it failed.
         reason: Option<String>,
-        /// From the VM's stop at the source to its start at the destination; none if it
-        /// was paused or never left.
+        /// From the VM's stop at the source to its start at the destination; none if the VM was
+        /// paused or never left.
         downtime_ms: Option<f64>,
         /// From the command to the end, in seconds.
         total_s: f64,
     },
-    /// A VM begins to arrive: a QEMU waits for it here.
+    /// A VM begins to arrive: its QEMU waits for it at this host.
     ArrivalBegan {
         /// The migration, at its source.
         migration: String,
-        /// Which VM.
+        /// The VM.
         vm: String,
-        /// From which host.
+        /// The source host.
         from: String,
     },
-    /// It is decided whether the VM is here.
+    /// It is decided whether the VM now belongs to this host.
     ArrivalEnded {
         /// The migration, at its source.
         migration: String,
-        /// Which VM.
+        /// The VM.
         vm: String,
-        /// From which host.
+        /// The source host.
         from: String,
-        /// Whether the VM is here from now on.
+        /// Whether it does.
         arrived: bool,
     },
-    /// A gang that this agent coordinates begins, or is taken up again.
+    /// A gang that this agent coordinates begins, or is resumed.
     GangBegan {
         /// The gang.
         gang: String,
         /// VMs that it is to move.
         vms: usize,
     },
-    /// It has ended, and its report is there.
+    /// A gang has ended, and its report is available.
     GangEnded {
         /// The gang.
         gang: String,
-        /// How.
+        /// How it ended.
         result: GangOutcome,
         /// VMs at their destinations.
         done: usize,
@@ -108,29 +109,29 @@ pub enum Happening {
         failed: usize,
         /// VMs that were taken back or never begun.
         cancelled: usize,
-        /// From its begin, or from when it was taken up again, in seconds.
+        /// From when it was begun, or resumed, in seconds.
         total_s: f64,
     },
-    /// It can't be known which host a VM belongs to, or what is kept of that can't be
-    /// read.
+    /// The agent can't know which host a VM belongs to, or can't read its record of that.
     VmInDoubt {
-        /// Which VM.
+        /// The VM.
         vm: String,
         /// What is not known, and what to do.
         problem: String,
     },
-    /// That is decided.
+    /// A VM is no longer in doubt.
     VmSettled {
-        /// Which VM.
+        /// The VM.
         vm: String,
     },
-    /// A certificate that was renewed is used from now on.
+    /// The agent uses a renewed certificate from now on.
     CertificateRenewed {
         /// When it ends, in seconds since 1970.
         until_unix_s: i64,
     },
-    /// The certificate is about to end, or has ended. Once for each certificate, and again
-    /// after the agent's start.
+    /// The certificate is about to expire, or has expired.
+    ///
+    /// Published once for each certificate, and again after the agent starts.
     CertificateExpires {
         /// When it ends, in seconds since 1970.
         until_unix_s: i64,
@@ -143,9 +144,9 @@ pub enum Happening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GapReason {
-    /// The agent keeps the latest events only, and these are no longer among them.
+    /// The agent keeps only the latest events, and the missing ones are older.
     TooOld,
-    /// The agent was started since. All that follows is of this start.
+    /// The agent was restarted; all events that follow are from after the restart.
     Restarted,
     /// No event of this agent has that id.
     Unknown,
@@ -157,9 +158,9 @@ pub enum GapReason {
 pub enum MigrationResult {
     /// The VM runs at the destination.
     Done,
-    /// It goes on at the source.
+    /// The VM goes on at the source.
     Failed,
-    /// The operator cancelled; it goes on at the source.
+    /// The operator cancelled; the VM goes on at the source.
     Cancelled,
 }
 

@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How much a [`Finding`] matters.
+/// How serious a [`Finding`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// As it should be.
     Ok,
-    /// Good to know; nothing has to be done.
+    /// Worth knowing; nothing to do.
     Note,
     /// Something works less well than it could, or may fail one day.
     Warning,
@@ -17,14 +17,14 @@ pub enum Severity {
     Error,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
-    /// The host, or the pair of hosts, that it is of.
+    /// The host, or the pair of hosts, that was checked.
     pub host: String,
-    /// What was looked at.
+    /// What was checked.
     pub about: String,
-    /// How much it matters.
+    /// How serious it is.
     pub severity: Severity,
     /// What was found, in one sentence.
     pub text: String,
@@ -38,7 +38,7 @@ pub struct Finding {
 pub struct Examination {
     /// The host that was examined, or the pair.
     pub of: String,
-    /// What was found, in the order in which it was looked at.
+    /// The findings, in the order of the checks.
     pub findings: Vec<Finding>,
 }
 

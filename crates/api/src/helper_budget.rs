@@ -1,4 +1,4 @@
-//! What the helper in a guest may use up there.
+//! The resources that the helper may use in its guest.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -13,18 +13,21 @@ const MEMORY_BYTES: RangeInclusive<u64> = 4 << 20..=1 << 30;
 const MEMORY_UNITS: [(char, u64); 3] = [('G', 1 << 30), ('M', 1 << 20), ('K', 1 << 10)];
 const MS_PER_S: u32 = 1000;
 
-/// What the helper in a guest may use up there for one answer: typed as
-/// `cpu=20%,time=2s,memory=16M`, of which each may be left out. The helper keeps to
-/// it; who asks waits no longer than the time and a little.
+/// The resources that the helper may use in its guest for one answer.
+///
+/// Typed as `cpu=20%,time=2s,memory=16M`, where each part is optional. The helper keeps to it, and
+/// the agent waits only a little longer than the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HelperBudget {
-    /// Of one CPU, 1 to 100.
+    /// The share of one CPU, 1 to 100.
     pub cpu_percent: u16,
-    /// From the ask to the end of the answer, up to 10 minutes.
+    /// From the request to the end of the answer, up to 10 minutes.
     pub time_ms: u32,
-    /// For its lists and buffers, 4 MiB to 1 GiB; and as much for what the guest's
-    /// kernel may have to remember of files that it had forgotten.
+    /// For its lists and buffers, 4 MiB to 1 GiB.
+    ///
+    /// The guest's kernel may use as much again to load inodes and directory entries that it no
+    /// longer caches.
     pub memory_bytes: u64,
 }
 
@@ -34,13 +37,13 @@ impl Default for HelperBudget {
     }
 }
 
-/// What was typed is no budget.
+/// The text is not a budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelperBudgetError {
-    /// A word that means nothing here.
+    /// An unknown part.
     #[error("`{0}` is not a part of a helper's budget: write cpu=20%,time=2s,memory=16M")]
     Word(String),
-    /// Said twice.
+    /// A part that is given twice.
     #[error("`{0}` is in the helper's budget twice")]
     Twice(String),
     /// Not a share of a CPU.
@@ -106,7 +109,7 @@ fn memory(value: &str) -> Result<u64, HelperBudgetError> {
 }
 
 fn number(digits: &str) -> Option<u64> {
-    // Else a sign would be taken, too.
+    // `parse` would also accept a sign.
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| plain)
 }

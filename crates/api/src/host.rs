@@ -16,7 +16,7 @@ pub struct HostInfo {
     pub version: String,
     /// The agent's process.
     pub pid: u32,
-    /// Where other agents reach it.
+    /// The address at which other agents reach it.
     pub listen: String,
     /// Addresses of the network cards that carry data.
     pub nics: Vec<String>,
@@ -31,25 +31,25 @@ pub struct PeerInfo {
     pub name: String,
     /// The rack it stands in.
     pub rack: Option<String>,
-    /// Where its agent listens.
+    /// The address of its agent.
     pub address: String,
 }
 
-/// What `GET /v1/hosts/HOST` answers: a host as its own agent sees it, this one or
-/// another of the peers file.
+/// What `GET /v1/hosts/HOST` answers: this host or one from the peers file, as its own agent
+/// sees it.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct HostCensus {
     /// The host.
     pub name: String,
     /// The rack it stands in.
     pub rack: Option<String>,
-    /// Memory that it can give to VMs that come; none if its kernel does not say.
+    /// Memory available for arriving VMs; none if its kernel does not report it.
     pub free_bytes: Option<u64>,
-    /// Its VMs, those that are arriving among them.
+    /// Its VMs, including those that are arriving.
     pub vms: Vec<HostVm>,
 }
 
-/// A VM, as far as it concerns other hosts.
+/// A VM, as other hosts see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostVm {
     /// Its name.
@@ -60,7 +60,7 @@ pub struct HostVm {
     pub migration: Option<String>,
     /// Guest RAM.
     pub ram_bytes: u64,
-    /// Of it, what the VM has touched.
+    /// Of that, what the VM has touched.
     pub used_bytes: u64,
     /// Its virtual CPUs.
     pub vcpus: u32,

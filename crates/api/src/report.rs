@@ -1,4 +1,4 @@
-//! What remains of a migration: saved as JSON, shown as text or HTML.
+//! The report of a migration: saved as JSON, shown as text or HTML.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -7,12 +7,12 @@ use crate::audit::Audited;
 use crate::bounds::{Bounds, BoundsChanged};
 use crate::migration::{Outcome, Phase, Progress, all};
 
-/// When a phase began, in seconds since the command.
+/// When a phase began.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 pub struct PhaseTime {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// When it began.
+    /// When it began, in seconds since the command.
     pub start_s: f64,
 }
 
@@ -47,8 +47,8 @@ pub struct LaneReport {
     pub wire_bytes: u64,
     /// Batches that were acknowledged on it.
     pub batches: u64,
-    /// How often its connection was lost, or could not be had at first, and
-    /// its batches went to others.
+    /// How often its connection was lost, or could not be opened, and its batches went to
+    /// other lanes.
     pub deaths: u32,
 }
 
@@ -59,19 +59,18 @@ pub struct DiskReport {
     pub name: String,
     /// Its size, as the guest sees it.
     pub bytes: u64,
-    /// Bytes that travelled as bytes.
+    /// Bytes that were sent as data.
     pub data_bytes: u64,
-    /// Bytes that travelled as zeros.
+    /// Bytes that were sent as zero ranges.
     pub zero_bytes: u64,
-    /// From when on the guest's writes were slowed or waited for their copy,
-    /// if that was needed.
+    /// From when on the guest's writes were throttled or waited for their copy, if they did.
     pub changed_s: Option<f64>,
 }
 
-/// A VM that was slowed, so that its migration came to an end.
+/// How a VM was throttled so that its migration converged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Slowed {
-    /// What slowed it.
+    /// What throttled it.
     pub by: String,
     /// From when on, in seconds since the command.
     pub from_s: f64,
@@ -79,25 +78,24 @@ pub struct Slowed {
     pub to_s: f64,
     /// The smallest share of its CPU time that it had.
     pub lowest_share: f64,
-    /// The work that it did not do meanwhile, as seconds of its undisturbed
-    /// work.
+    /// The work that it lost meanwhile, as seconds of its undisturbed work.
     pub lost_s: f64,
-    /// How many of its vCPUs were slowed, at most.
+    /// The most vCPUs that were throttled at a time.
     pub vcpus: usize,
 }
 
-/// The whole story of one migration.
+/// Everything recorded of one migration.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Report {
     /// The migration.
     pub id: String,
-    /// Which VM.
+    /// The VM.
     pub vm: String,
-    /// From which host.
+    /// The source host.
     pub from: String,
-    /// To which host.
+    /// The destination host.
     pub to: String,
-    /// When the command came, seconds since 1970.
+    /// When the command arrived, in seconds since 1970.
     pub started_unix_s: u64,
     /// How it ended.
     pub outcome: Outcome,
@@ -109,60 +107,58 @@ pub struct Report {
     pub placement: String,
     /// From the command to the end.
     pub total_s: f64,
-    /// Of it, until the destination's QEMU was ready.
+    /// Of that, until the destination's QEMU was ready.
     pub prepare_s: f64,
     /// The downtime goal.
     pub downtime_goal_ms: u64,
     /// From the source's STOP to the destination's RESUME; none if the VM was
     /// paused or never left.
     pub downtime_ms: Option<f64>,
-    /// What was predicted when QEMU was let finish.
+    /// The downtime that was predicted when the agent let QEMU finish.
     pub predicted_downtime_ms: Option<f64>,
-    /// How the VM was slowed, if it was.
+    /// How the VM was throttled, if it was.
     #[serde(default)]
     pub slowed: Option<Slowed>,
     /// Guest RAM.
     pub ram_bytes: u64,
-    /// QEMU's sweeps.
+    /// QEMU's passes.
     pub passes: u32,
     /// Page bodies that QEMU handed over, in bytes.
     pub body_bytes: u64,
     /// Zero and other fill pages that QEMU handed over, in bytes.
     pub fill_bytes: u64,
-    /// RAM that QEMU left out of its first pass, because the guest had said that it was
-    /// free.
+    /// RAM that QEMU left out of its first pass, because the guest had reported it as free.
     #[serde(default)]
     pub free_bytes: u64,
-    /// Of the bodies, those that were not sent, because the guest had changed
-    /// them again while they waited.
+    /// Of the bodies, those that were not sent because the guest changed them again while they
+    /// waited.
     #[serde(default)]
     pub dropped_bytes: u64,
-    /// Of the bodies, those of which only what had changed was sent, because the
-    /// destination had what they were before.
+    /// Of the bodies, those sent as deltas, because the destination had their previous
+    /// version.
     #[serde(default)]
     pub delta_bytes: u64,
-    /// Of the bodies, those that were not sent, because the destination had their
-    /// content.
+    /// Of the bodies, those that were not sent because the destination had their content.
     #[serde(default)]
     pub named_bytes: u64,
-    /// Of these, those that came from other hosts of the destination's rack.
+    /// Of `named_bytes`, those provided by other hosts of the destination's rack.
     #[serde(default)]
     pub peer_bytes: u64,
-    /// Of the bodies, those that were sent though somebody else brought the same: it
-    /// was waited for in vain.
+    /// Of the bodies, those that the source sent although another provider was expected: the
+    /// destination waited for it in vain.
     #[serde(default)]
     pub again_bytes: u64,
-    /// Of them, those that were read from the VM's disks at the destination.
+    /// Of `named_bytes`, those read from the VM's disks at the destination.
     #[serde(default)]
     pub stored_bytes: u64,
-    /// What was read from storage for that.
+    /// Bytes that were read from storage for that.
     #[serde(default)]
     pub storage_read_bytes: u64,
-    /// Of the bodies, those that arrived after the VM had stopped: the part of the
-    /// blackout that memory is to blame for.
+    /// Of the bodies, those that arrived after the VM had stopped: memory's part of the
+    /// downtime.
     #[serde(default)]
     pub stopped_bytes: u64,
-    /// Residue, in bytes.
+    /// Bytes of the non-RAM stream.
     pub residue_bytes: u64,
     /// Bytes written to all lanes and the control connection.
     pub wire_bytes: u64,
@@ -172,30 +168,30 @@ pub struct Report {
     pub cpu_destination_s: f64,
     /// Most bytes ever held in buffers, source and destination.
     pub pool_high_water_bytes: [u64; 2],
-    /// What it could use, at the end.
+    /// The resources that it could use, at the end.
     #[serde(default)]
     pub bounds: Bounds,
-    /// When that was changed while it ran.
+    /// The changes of that while it ran.
     #[serde(default)]
     pub bounds_changes: Vec<BoundsChanged>,
-    /// Whether what arrived is what QEMU handed over.
+    /// What its audit found.
     #[serde(default)]
     pub audit: Audited,
     /// Features that were not used, and why.
     pub notes: Vec<String>,
-    /// The phases it went through.
+    /// The phases that it went through.
     pub phases: Vec<PhaseTime>,
     /// Each disk that moved.
     #[serde(default)]
     pub disks: Vec<DiskReport>,
     /// Each lane.
     pub lanes: Vec<LaneReport>,
-    /// Over time, some 20 a second, thinned for long migrations.
+    /// Samples over time, about 20 a second, thinned out for long migrations.
     pub samples: Vec<Sample>,
 }
 
 impl Report {
-    /// What is known of a migration from its progress alone.
+    /// A report from a migration's progress alone.
     pub fn empty(progress: &Progress, started_unix_s: u64, outcome: Outcome) -> Self {
         Self {
             id: progress.id.clone(),

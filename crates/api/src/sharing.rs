@@ -1,42 +1,45 @@
-//! With whom a VM that moves shares content.
+//! The VMs that a moving VM shares content with.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Where pages may come from that the source need not send.
+/// Which hosts' VMs may provide pages, so that the source need not send them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// As far as both hosts are configured for it, if there is anything to find: the
-    /// destination has a rack, or has or gets VMs of the same domain. Where they are
-    /// not, nothing is said of it.
+    /// As far as both hosts are configured for it, if it can help: the destination has a rack, or
+    /// VMs of the same domain are there or arriving.
+    ///
+    /// The report does not mention hosts that are not configured.
     #[default]
     Auto,
-    /// From nowhere.
+    /// None.
     Off,
-    /// From VMs on the destination host, and those on their way there.
+    /// VMs on the destination host, and those that are arriving there.
     Host,
-    /// From those of all hosts of its rack.
+    /// VMs on all hosts of its rack.
     Rack,
 }
 
-/// What content a VM has in common with others, and with which.
+/// How a moving VM shares content with other VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sharing {
-    /// How far.
+    /// Which hosts' VMs may provide pages.
     pub share: Share,
-    /// Only VMs of the same domain share content: how long a migration takes tells
-    /// whether somebody has the same. Empty is the cluster's own; none is that of
-    /// the VM. It is the VM's from then on.
+    /// The VM's sharing domain from now on; empty is the cluster's default domain, none keeps the
+    /// VM's own.
+    ///
+    /// Only VMs of the same domain share content, because the duration of a migration reveals
+    /// whether another VM has the same content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
-    /// Others move at the same time that may have the same content: a gang.
+    /// VMs that may have the same content move at the same time: a gang.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub together: bool,
 }
 
-/// It is no domain.
+/// The text is not a sharing domain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a sharing domain has at most {} letters, digits, dots, dashes and underscores",
@@ -48,7 +51,7 @@ impl Sharing {
     /// The longest domain.
     pub const DOMAIN_MAX: usize = 64;
 
-    /// Whether it can be meant so.
+    /// Checks the domain, if one is given.
     ///
     /// # Errors
     /// As [`check_domain`].
@@ -57,10 +60,10 @@ impl Sharing {
     }
 }
 
-/// Whether it is a sharing domain.
+/// Checks that the text is a sharing domain.
 ///
 /// # Errors
-/// If it is too long, or has other characters in it.
+/// If it is too long, or has a character that is not permitted.
 pub fn check_domain(domain: &str) -> Result<(), DomainError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let right = domain.len() <= Sharing::DOMAIN_MAX && domain.bytes().all(plain);

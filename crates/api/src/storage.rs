@@ -1,4 +1,4 @@
-//! Pages that a VM's own disks have.
+//! Pages whose content is also on the VM's own disks.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,29 +10,31 @@ use crate::helper_budget::HelperBudget;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ReadDisks {
-    /// Those that the guest's helper names, where the disks can be read. Without a
-    /// helper nothing is said of it.
+    /// Those that the guest's helper names, where the disks can be read.
+    ///
+    /// The report does not mention it if there is no helper.
     #[default]
     Auto,
-    /// They are not.
+    /// None are.
     Off,
-    /// As `Auto`, and the report says why not where they are not.
+    /// As `Auto`, but the report says why pages were not read.
     On,
 }
 
-/// How storage is used that both hosts see.
+/// How the migration uses storage that both hosts see.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FromStorage {
-    /// Whether it is.
+    /// Whether pages are read from it.
     pub read: ReadDisks,
-    /// The most that is read of it.
+    /// The highest read rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<BitRate>,
-    /// So many percent of what disks have are read from them, and the rest comes over
-    /// the network. Without it, both bring what they can.
+    /// The percentage of the pages on disks that is read from them; the source sends the rest.
+    ///
+    /// By default both provide what they can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<u8>,
-    /// What the helper in the guest may use up for its answer.
+    /// The resources that the helper may use in the guest for its answer.
     pub helper: HelperBudget,
 }

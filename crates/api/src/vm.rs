@@ -10,16 +10,15 @@ pub struct RunRequest {
     pub name: String,
     /// QEMU and its arguments, as the user typed them.
     pub argv: Vec<String>,
-    /// The directory that relative paths in `argv` are meant from.
+    /// The directory that relative paths in `argv` start from.
     pub cwd: String,
     /// Its sharing domain.
     #[serde(default)]
     pub share_domain: String,
-    /// Whether it gets a port for the helper in the guest, if its machine can have
-    /// one.
+    /// Whether to add a port for the helper in the guest, if the machine type can have one.
     #[serde(default = "by_default")]
     pub guest_port: bool,
-    /// Whether it gets a balloon by which its guest says which memory is free.
+    /// Whether to add a balloon device with free-page hinting.
     #[serde(default)]
     pub free_page_hint: bool,
 }
@@ -28,10 +27,10 @@ fn by_default() -> bool {
     true
 }
 
-/// Adopt a VM that somebody else started.
+/// Adopt a VM that this agent did not start.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct AttachRequest {
-    /// The name it gets here.
+    /// The name to give it.
     pub name: String,
     /// Its QMP socket.
     pub qmp: String,
@@ -44,10 +43,10 @@ pub struct AttachRequest {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct StopHow {
-    /// Pull the plug at once.
+    /// End QEMU at once, without a shutdown of the guest.
     #[serde(default)]
     pub force: bool,
-    /// How long the guest may take to shut down before the plug is pulled.
+    /// How long the guest may take to shut down before QEMU is ended.
     #[serde(default = "default_stop_timeout_s")]
     pub timeout_s: u64,
 }
@@ -70,9 +69,9 @@ pub struct Stopped {
 pub enum StopEnd {
     /// The guest shut itself down.
     ShutDown,
-    /// It was told to, or did not in time: QEMU was ended.
+    /// QEMU was ended: by `force`, or because the guest did not shut down in time.
     PlugPulled,
-    /// QEMU was gone already; its record is removed.
+    /// QEMU had ended before; the VM's record is removed.
     WasDead,
 }
 
@@ -81,20 +80,20 @@ pub enum StopEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResolveRequest {
-    /// Whose it is.
+    /// The host that the VM belongs to.
     pub side: ResolveSide,
     /// The operator's word that the VM can't run on the other side (for `here`),
     /// or that it runs there (for `there`).
     pub certain: bool,
 }
 
-/// Whose a VM is that is in doubt.
+/// The host that a VM in doubt belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResolveSide {
-    /// It goes on here.
+    /// This host: the VM goes on here.
     Here,
-    /// It is the other host's, and what is left of it here goes.
+    /// The other host: what is left of the VM here is removed.
     There,
 }
 
@@ -104,53 +103,54 @@ pub enum ResolveSide {
 pub enum VmStatus {
     /// Its vCPUs run.
     Running,
-    /// Its owner (or an error on its disks) stopped it.
+    /// Its owner, or an error on its disks, stopped it.
     Paused,
-    /// It is arriving here; it runs at its source.
+    /// It is arriving here, and still runs at its source.
     Arriving,
-    /// Its switchover was cut off, and the other host has not said what became
-    /// of it: `problem` says what to do.
+    /// Its switchover was interrupted, and the other host has not reported the outcome:
+    /// `problem` says what to do.
     InDoubt,
-    /// What the agent keeps of it can't be read, or doesn't say what is to become of
-    /// its QEMU, which may run: `problem` says what to do. Nothing is done with it.
+    /// Its record can't be read, or doesn't say what to do with its QEMU, which may run.
+    ///
+    /// The agent does nothing with it; `problem` says what to do.
     Unreadable,
-    /// QEMU is gone.
+    /// QEMU has ended.
     Dead,
 }
 
-/// How much its host's agent knows of what a VM contains.
+/// How much of a VM's content its host's agent knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KnownContent {
-    /// How many times all of its memory was looked at.
+    /// Scans of all of its memory so far.
     pub rounds: u64,
-    /// Memory that others can have by name.
+    /// Memory that other VMs can get by name.
     pub named_bytes: u64,
 }
 
-/// Whether a VM has the helper in its guest.
+/// The state of the helper in a VM's guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum GuestHelper {
     /// It answers.
     Answers {
-        /// Its version, such as `0.1.0`: the guest's word.
+        /// Its version, such as `0.1.0`, as the guest reports it.
         version: String,
-        /// Whether the guest's kernel clears each page that it allocates; none if it does
-        /// not say.
+        /// Whether the guest's kernel clears each page that it allocates; none if the helper
+        /// does not say.
         #[serde(default)]
         clears_memory: Option<bool>,
     },
-    /// The VM has no port at which it could be asked.
+    /// The VM has no port for the helper.
     NoPort {
         /// Why not.
         why: String,
     },
-    /// There is a port, and nobody answers there.
+    /// The VM has the port, but nothing answers on it.
     Silent {
         /// Why not.
         why: String,
     },
-    /// It was not asked.
+    /// The helper was not queried.
     NotAsked {
         /// Why not.
         why: String,
@@ -170,24 +170,23 @@ pub struct VmSummary {
     pub qemu: String,
     /// Guest RAM.
     pub ram_bytes: u64,
-    /// Whether it has a balloon by which its guest says which memory is free.
+    /// Whether it has a balloon device with free-page hinting.
     #[serde(default)]
     pub free_page_hint: bool,
-    /// Whether it was started elsewhere and adopted.
+    /// Whether it was adopted, not started by this agent.
     pub attached: bool,
     /// The migration that moves it now.
     pub migration: Option<String>,
     /// What is wrong with it; for a dead VM the end of QEMU's log.
     #[serde(default)]
     pub problem: Option<String>,
-    /// Its sharing domain; empty is the cluster's own.
+    /// Its sharing domain; empty is the cluster's default domain.
     #[serde(default)]
     pub share_domain: String,
-    /// What is known of its content, where one VM is asked for and its host's agent
-    /// looks at it.
+    /// What is known of its content: only for a single VM that its host's agent scans.
     #[serde(default)]
     pub content: Option<KnownContent>,
-    /// The helper in its guest, where one VM is asked for.
+    /// The helper in its guest: only for a single VM.
     #[serde(default)]
     pub helper: Option<GuestHelper>,
     /// The user's command line.

@@ -1,6 +1,6 @@
-//! What noting pages for the audit takes, in bytes of guest RAM a second: the
-//! source's whole share of it. Beside it `copy`, which is as fast as memory.
-//! `totals` is what either end does of the audit while the VM stands still.
+//! The source's whole cost of recording pages for the audit, in bytes of guest RAM a second. `copy`
+//! shows memory speed for comparison. `totals` is what either end computes for the audit during the
+//! downtime.
 
 #![allow(missing_docs, reason = "criterion's macros make a public function")]
 

@@ -13,11 +13,10 @@ pub struct Difference {
     pub page: PageIndex,
     /// The epoch in which it was handed over last.
     pub handed_over: u64,
-    /// The source left it out then, since the guest had changed it meanwhile, and it
-    /// was not handed over again.
+    /// The source then dropped that copy because the guest had changed the page, but QEMU did not
+    /// hand it over again.
     pub left_out: bool,
-    /// How it came to the destination last, and of which epoch; none if it never
-    /// did.
+    /// The delivery and epoch of the copy that was placed last; none if none was placed.
     pub placed: Option<(Delivery, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! The source's end, from before QEMU's block list is known.
+//! The source's ledger, from before QEMU's block list is known.
 
 use std::sync::OnceLock;
 
@@ -6,69 +6,69 @@ use page::{Batch, BlockId, Body, Epoch, PageIndex};
 
 use crate::{BlockLedger, Hash, Ledger};
 
-/// What QEMU handed over last of each page, once its block list is known. Without
-/// an audit, or without memory for one, nothing is kept.
+/// Records what QEMU handed over last of each page, once its block list is known. Without an audit,
+/// or without memory for one, it records nothing.
 #[derive(Debug, Default)]
 pub struct HandedOver {
-    /// None: no audit is wanted.
+    /// None: the migration is not audited.
     hash: Option<Hash>,
     ledger: OnceLock<Option<Ledger>>,
 }
 
-/// Why nothing is kept.
+/// Why there is no ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotKept {
-    /// No audit is wanted.
+    /// The migration is not audited.
     NotWanted,
-    /// There is no memory for it.
+    /// There is no memory for a ledger.
     NoMemory,
-    /// There was no block list.
+    /// QEMU's block list was never known.
     NoBlocks,
 }
 
 impl HandedOver {
-    /// Of a migration that is to be audited, by this hash, or not.
+    /// For a migration that is audited with this hash; none means no audit.
     #[must_use]
     pub fn new(hash: Option<Hash>) -> Self {
         Self { hash, ledger: OnceLock::new() }
     }
 
-    /// The block list is known: how many pages each has.
+    /// Creates the ledger, now that each block's number of pages is known.
     pub fn announce(&self, pages: impl Iterator<Item = u64>) {
         let _ = self.ledger.set(self.hash.and_then(|hash| Ledger::new(hash, pages)));
     }
 
-    /// QEMU hands these bodies of a batch over, in this epoch.
+    /// Records bodies of a batch that QEMU hands over in this epoch.
     pub fn bodies(&self, batch: &Batch, bodies: &[Body], epoch: Epoch) {
         if let Ok(ledger) = self.ledger() {
             ledger.bodies_handed_over(batch, bodies, epoch);
         }
     }
 
-    /// QEMU hands the fills of a batch over, in this epoch.
+    /// Records the fills of a batch that QEMU hands over in this epoch.
     pub fn fills(&self, batch: &Batch, epoch: Epoch) {
         if let Ok(ledger) = self.ledger() {
             ledger.fills_handed_over(batch, epoch);
         }
     }
 
-    /// A page was left out after that: QEMU hands it over again.
+    /// Marks a page that the source left out after QEMU handed it over: QEMU hands it over again.
     pub fn left_out(&self, block: BlockId, page: PageIndex, epoch: Epoch) {
         if let Some(block) = self.block(block) {
             block.left_out(page, epoch);
         }
     }
 
-    /// What is kept of one block.
+    /// The ledger of one block.
     #[must_use]
     pub fn block(&self, block: BlockId) -> Option<&BlockLedger> {
         self.ledger().ok()?.block(block)
     }
 
-    /// What is kept.
+    /// The ledger.
     ///
     /// # Errors
-    /// If nothing is.
+    /// If there is none.
     pub fn ledger(&self) -> Result<&Ledger, NotKept> {
         match self.ledger.get() {
             _ if self.hash.is_none() => Err(NotKept::NotWanted),

@@ -1,6 +1,6 @@
-//! How a page becomes a fingerprint. Both ends of a migration do it in the same way:
-//! the source offers what its processor can, the destination takes the fastest that
-//! its own can, too.
+//! Hashes that turn a page into a fingerprint. Both ends of a migration use the same one: the
+//! source offers what its processor supports, and the destination takes the fastest that its own
+//! supports too.
 
 #[cfg(target_arch = "x86_64")]
 mod aes;
@@ -19,7 +19,7 @@ use aes::Aes;
 const XXH3: &str = "xxh3";
 const AES: &str = "aes";
 
-/// Of pages that are one byte repeated, by that byte.
+/// Fingerprints of pages that are one byte repeated, indexed by that byte.
 type OfFills = [Fingerprint; 256];
 
 /// A hash of a page's content. None is cryptographic.
@@ -28,42 +28,41 @@ pub struct Hash(Kind);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Kind {
-    /// All agents have it.
+    /// All agents support it.
     #[default]
     Xxh3,
-    /// Twice as fast and more, where the processor has AES.
+    /// At least twice as fast, but it needs a processor with AES.
     Aes(Aes),
 }
 
 impl Hash {
-    /// The fastest that this processor can.
+    /// The fastest that this processor supports.
     #[must_use]
     pub fn fastest() -> Self {
         Aes::detect().map_or_else(Self::default, |aes| Self(Kind::Aes(aes)))
     }
 
-    /// Names of those that this processor can, beside the one that all have.
+    /// Names of the hashes that this processor supports, without the one that all agents support.
     #[must_use]
     pub fn offered() -> Vec<String> {
         let fastest = Self::fastest();
         if fastest == Self::default() { Vec::new() } else { vec![fastest.name().to_owned()] }
     }
 
-    /// The fastest of those offered that this processor can, too. Names that mean nothing
-    /// here are passed by.
+    /// The fastest offered hash that this processor supports too. Unknown names are ignored.
     #[must_use]
     pub fn choose(offered: &[String]) -> Self {
         let known = offered.iter().filter_map(|name| Self::named(name));
         known.max_by_key(|hash| *hash == Self::fastest()).unwrap_or_default()
     }
 
-    /// The one of this name. None if there is none, or this processor can't.
+    /// The hash of this name; none if it is unknown or this processor doesn't support it.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::default(), Self::fastest()].into_iter().find(|hash| hash.name() == name)
     }
 
-    /// What it is called by both ends.
+    /// The name by which both ends know it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
@@ -72,7 +71,7 @@ impl Hash {
         }
     }
 
-    /// Of these bytes.
+    /// The fingerprint of these bytes.
     #[must_use]
     pub fn of(self, bytes: &[u8]) -> Fingerprint {
         Fingerprint::of_hash(match self.0 {
@@ -81,7 +80,7 @@ impl Hash {
         })
     }
 
-    /// Of a page that is `byte` repeated: the same as of its bytes.
+    /// The fingerprint of a page that is `byte` repeated, the same as that of its bytes.
     #[must_use]
     pub fn of_fill(self, byte: u8) -> Fingerprint {
         static XXH3: LazyLock<OfFills> = LazyLock::new(|| of_fills(Hash(Kind::Xxh3)));
@@ -113,7 +112,7 @@ mod tests {
         [Hash::default(), Hash::fastest()]
     }
 
-    /// A page that looks like no other.
+    /// A page of pseudorandom bytes.
     fn page() -> [u8; PAGE_BYTES] {
         let mut state = 0x9e37_79b9_u32;
         [(); PAGE_BYTES].map(|()| {
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bit_makes_another_one_of_its_own() {
+    fn each_flipped_bit_gives_a_distinct_fingerprint() {
         for hash in all() {
             for mut page in [[0; PAGE_BYTES], [0x5a; PAGE_BYTES], page()] {
                 let mut seen = HashSet::from([hash.of(&page).0]);
@@ -150,9 +149,9 @@ mod tests {
         }
     }
 
-    /// What a hash that takes a page apart could overlook.
+    /// A hash that processes a page in parts could miss this.
     #[test]
-    fn what_moves_within_a_page_makes_another_one() {
+    fn swapped_parts_of_a_page_change_its_fingerprint() {
         for hash in all() {
             for bytes in [1, 8, 16, 64, 128, 512, 2048] {
                 let mut page = page();
@@ -169,8 +168,7 @@ mod tests {
         }
     }
 
-    /// Half of the bits change with each bit of a page, and no pair of small changes
-    /// undoes itself.
+    /// Each change flips half of the fingerprint's bits, and no pair of small changes cancels out.
     #[test]
     fn small_changes_spread_and_do_not_undo_each_other() {
         for hash in all() {
@@ -212,9 +210,9 @@ mod tests {
         assert_eq!(Hash::named("of tomorrow"), None);
     }
 
-    /// Other agents make the same ones: what these are must never change.
+    /// Other agents compute the same fingerprints, so these values must never change.
     #[test]
-    fn what_they_are() {
+    fn fingerprints_stay_the_same_across_versions() {
         let of = |name: &str| Hash::named(name).map(|hash| hash.of(&page()).0);
         assert_eq!(of(XXH3), Some(828_194_185_483));
         assert!([None, Some(267_981_141_490)].contains(&of(AES)));

@@ -1,10 +1,10 @@
-//! Pages that the source reads from the VM's memory once more, and sends as they are then.
+//! Pages that the source reads from the VM's memory again, and sends as read.
 //!
-//! One that the guest has written since QEMU handed it over is handed over again. But
-//! content may change without that: a balloon gives pages back to the host, and those of
-//! which a guest says that they are free lose their dirty bits. So what is sent is noted in
-//! the place of what was handed over. The destination may have that all the same, or what
-//! was read before: a lane may have died with the one, and another have carried the other.
+//! QEMU hands a page over again if the guest has written it. But content may change without that: a
+//! balloon gives pages back to the host, and pages that a guest reports as free lose their dirty
+//! bits. So the entry of what was handed over is replaced with what was sent. The destination may
+//! still hold the former, or an earlier reread: a lane may have died with one copy while another
+//! lane delivered the other.
 
 use std::sync::atomic::{Ordering::Acquire, fence};
 
@@ -13,31 +13,31 @@ use page::{BATCH_PAGES, PAGE_BYTES, PageIndex};
 use crate::BlockLedger;
 use crate::entry::Entry;
 
-/// Pages of one batch that are being read.
+/// Pages of one batch that are being reread.
 #[derive(Debug)]
 pub struct Rereading<'l> {
     block: &'l BlockLedger,
     pages: &'l [PageIndex],
-    /// As each was noted before.
+    /// Their entries before that.
     noted: [Entry; BATCH_PAGES],
 }
 
 impl BlockLedger {
-    /// These are about to be read. What QEMU hands over from now on is newer.
+    /// Starts rereading these pages. What QEMU hands over from now on is newer.
     #[must_use]
     pub fn begin_to_reread<'l>(&'l self, pages: &'l [PageIndex]) -> Rereading<'l> {
         let mut noted = [Entry(0); BATCH_PAGES];
         for (noted, page) in noted.iter_mut().zip(pages) {
             *noted = self.entry(*page);
         }
-        // No page is read before that.
+        // No page may be read before its entry.
         fence(Acquire);
         Rereading { block: self, pages, noted }
     }
 }
 
 impl Rereading<'_> {
-    /// They contain this, one after the other, and are sent so.
+    /// Records what the pages contain, one after the other, which is what is sent.
     pub fn note(self, bytes: &[u8]) {
         let Self { block, pages, noted } = self;
         let mut writing = block.write();
@@ -64,7 +64,7 @@ mod tests {
         Ledger::new(Hash::default(), [10]).unwrap()
     }
 
-    /// The page is full of that byte.
+    /// Hands over the page, filled with that byte.
     fn hand_over(source: &Ledger, epoch: u32, byte: u8) {
         let block = source.block(BlockId(0)).unwrap();
         block.write().handed_over(PAGE, block.hash().of_fill(byte), Epoch(epoch));
@@ -75,8 +75,8 @@ mod tests {
         block.begin_to_reread(&[PAGE]).note(&[byte; PAGE_BYTES]);
     }
 
-    /// Whether the totals are the same if that was placed, if anything, and whether that
-    /// is right.
+    /// Whether the totals are equal, and whether no page differs, if the destination placed that
+    /// byte; none means that it placed nothing.
     fn compared(source: &Ledger, placed: Option<u8>) -> (bool, bool) {
         let destination = ledger();
         let theirs = destination.block(BlockId(0)).unwrap();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_again_is_what_should_come_and_what_was_before_may() {
+    fn reread_content_is_expected_and_earlier_content_accepted() {
         let source = ledger();
         hand_over(&source, 1, 7);
         read_again(&source, 7);

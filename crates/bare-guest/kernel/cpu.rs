@@ -1,4 +1,4 @@
-//! A CPU: its clock, its timer, its interrupts; and the second one.
+//! A CPU: its clock, its timer, its interrupts; and the start of the second CPU.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -20,9 +20,9 @@ const TIMER_DIVIDE: usize = 0x3e0;
 const ENABLED: u32 = 0x100;
 const MASKED: u32 = 1 << 16;
 const BY_ONE: u32 = 0xb;
-/// It counts nanoseconds, with QEMU as with KVM.
+/// The timer counts nanoseconds, in QEMU's APIC and in KVM's.
 const LONGEST: Duration = Duration::from_nanos(u32::MAX as u64);
-/// What a halt is good for at least.
+/// Shortest sleep that is worth a halt.
 const SHORTEST: Duration = Duration::from_micros(20);
 
 const GATES_COUNT: usize = 256;
@@ -30,15 +30,15 @@ const GATES_LIMIT: u16 = 256 * 16 - 1;
 const TIMER_VECTOR: u8 = 0x20;
 const SPURIOUS_VECTOR: u8 = 0xff;
 
-/// Where the second CPU begins: a page's number, below 1 MiB.
+/// Where the second CPU starts: a page number, below 1 MiB.
 const SECOND_PAGE: u8 = 8;
 const SECOND_AT: usize = (SECOND_PAGE as usize) << 12;
 const INIT: u32 = 0x4500;
 const START_UP: u32 = 0x4600;
 const SECOND_MAX: Duration = Duration::from_secs(5);
 
-/// What the clock is compared with, in nanoseconds of the timer, and how often; the
-/// comparison counts that nothing held up.
+/// Nanoseconds of the timer to which the counter is compared, and how often. The comparison with
+/// the least delay counts.
 const CALIBRATION: u32 = 1_000_000;
 const CALIBRATIONS: usize = 5;
 
@@ -60,7 +60,7 @@ fn read_apic(register: usize) -> u32 {
     unsafe { ptr::with_exposed_provenance::<u32>(APIC + register).read_volatile() }
 }
 
-/// What the processor counts.
+/// The processor's time-stamp counter.
 pub(crate) fn cycles() -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: it reads a counter.
@@ -68,7 +68,7 @@ pub(crate) fn cycles() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// Tells the time since it was made, by the processor's counter.
+/// Measures the time since it was made, by the time-stamp counter.
 #[derive(Clone, Copy)]
 pub(crate) struct Clock {
     since: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Compares the counter with the timer.
+    /// Calibrates the counter with the timer.
     pub(crate) fn new() -> Self {
         write_apic(TIMER, MASKED | u32::from(TIMER_VECTOR));
         let compared = || {
@@ -86,7 +86,7 @@ impl Clock {
             while u32::MAX - read_apic(TIMER_LEFT) < CALIBRATION {}
             cycles() - before
         };
-        // One that was held up has counted too much.
+        // A delayed comparison counts too many cycles.
         let cycles_each = (0..CALIBRATIONS).map(|_| compared()).min().unwrap_or(1);
         write_apic(TIMER_START, 0);
         Self { since: cycles(), cycles: cycles_each.max(1) }
@@ -107,13 +107,13 @@ impl Clock {
         write_apic(TIMER, u32::from(TIMER_VECTOR));
         let nanos = u32::try_from(sleep.min(LONGEST).as_nanos()).unwrap_or(u32::MAX);
         write_apic(TIMER_START, nanos);
-        // SAFETY: interrupts come between the first two of these instructions and the
-        // last only, so none is missed; all that their handlers use is their stack.
+        // SAFETY: `sti` takes effect after the next instruction, so an interrupt can't be missed
+        // before `hlt`, and none arrives after `cli`; all that handlers use is their stack.
         unsafe { asm!("sti", "hlt", "cli") }
     }
 }
 
-/// Where an interrupt goes.
+/// An entry of the interrupt descriptor table.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Gate([u16; 8]);
@@ -125,7 +125,7 @@ impl Gate {
         // The kernel is below 4 GiB.
         let [one, two, three, four, ..] = handler.to_le_bytes();
         let [low, high] = [[one, two], [three, four]].map(u16::from_le_bytes);
-        // Present, an interrupt's gate, 64-bit code.
+        // Present, an interrupt gate, 64-bit code.
         Self([low, 0x08, 0x8e00, high, 0, 0, 0, 0])
     }
 }
@@ -139,7 +139,7 @@ struct Pointer {
 static GATES: Lock<[Gate; GATES_COUNT]> = Lock::new([Gate::NONE; GATES_COUNT]);
 const _: () = assert!(GATES_LIMIT as usize + 1 == size_of::<[Gate; GATES_COUNT]>());
 
-/// Has this CPU take interrupts when it halts.
+/// Lets this CPU take interrupts while it halts.
 pub(crate) fn set_up() {
     let pointer = GATES.with(|gates| {
         // SAFETY: only its address is taken.
@@ -160,12 +160,12 @@ pub(crate) fn set_up() {
 /// Whether the second CPU has begun.
 static IS_SECOND_UP: AtomicBool = AtomicBool::new(false);
 
-/// Says that this is the second CPU, and that it is there.
+/// Notes that the second CPU, which calls this, is up.
 pub(crate) fn second_is_up() {
     IS_SECOND_UP.store(true, Ordering::Release);
 }
 
-/// Starts the second CPU, at `second`, which says that it is up. Whether it has.
+/// Starts the second CPU at `second`, which notes that it is up. Returns whether it did.
 pub(crate) fn start_second(clock: &Clock) -> bool {
     let (begin, end) = (&raw const second_begin, &raw const second_end);
     // SAFETY: nothing else is at that place, and the code fits a page.

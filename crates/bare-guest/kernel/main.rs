@@ -1,5 +1,5 @@
-//! The kernel: one CPU speaks, and it or a second one writes. Nothing interrupts them;
-//! they take turns and halt until the next.
+//! The kernel: one CPU speaks, and it or a second one writes. Nothing interrupts their work: they
+//! take turns, and halt until the next.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "there is no operating system below")]
@@ -30,13 +30,13 @@ global_asm!(include_str!("boot.s"), options(att_syntax));
 
 type Work = (Writing<'static, 'static>, Clock);
 
-/// What the second CPU is to do.
+/// Work of the second CPU.
 static WORK: Lock<Option<Work>> = Lock::new(None);
 
-/// `boot.s` calls it with what the loader says.
+/// Called by `boot.s` with the loader's information.
 ///
 /// # Safety
-/// Nobody else may, and only once.
+/// Only `boot.s` may call it, once.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn boot(info: u32) -> ! {
     let boot_id = cpu::cycles();
@@ -76,7 +76,7 @@ fn run(orders: &Orders, boot_id: u64, mut memory: Memory) -> ! {
     speak(talk, &clock, || writing.turn(clock.now()))
 }
 
-/// Speaks for ever, and does something else between.
+/// Speaks for ever, and calls `act` between turns.
 fn speak(mut talk: Talk<'_, '_>, clock: &Clock, mut act: impl FnMut() -> Next) -> ! {
     let mut port = TALK;
     loop {
@@ -95,10 +95,10 @@ fn wait(next: Next, clock: &Clock) {
     }
 }
 
-/// `boot.s` calls it on the second CPU.
+/// Called by `boot.s` on the second CPU.
 ///
 /// # Safety
-/// Nobody else may.
+/// Only `boot.s` may call it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn second() -> ! {
     cpu::set_up();
@@ -118,18 +118,18 @@ fn fill(memory: &mut Memory, plan: Plan, rewritten: bool) -> Area<'static> {
     }
 }
 
-/// Says why on the console, which the lab shows when a guest stays silent.
+/// Prints the reason on the console, which the lab shows when a guest stays silent.
 fn die(why: fmt::Arguments<'_>) -> ! {
     let mut console = CONSOLE;
-    // There is nobody to tell that it can't be said.
+    // There is no other place to report a failure to print.
     let _ = writeln!(console, "guest: {why}");
     cpu::stop()
 }
 
-/// `boot.s` calls it with the exception's number and what the processor left.
+/// Called by `boot.s` with the exception's number and the stack that the processor left.
 ///
 /// # Safety
-/// The stack must be that.
+/// The pointer must be to that stack.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn die_of_exception(number: u64, stack: *const [u64; 3]) -> ! {
     // SAFETY: as the caller says; the processor leaves three words or more.

@@ -1,4 +1,4 @@
-//! What the loader says, and the memory behind the kernel.
+//! The boot loader's information, and the memory after the kernel.
 
 use core::ptr;
 use core::slice;
@@ -14,7 +14,7 @@ unsafe extern "C" {
     static bss_end: u8;
 }
 
-/// The beginning of what a multiboot loader says.
+/// The beginning of a multiboot loader's information.
 #[repr(C)]
 pub(crate) struct Info {
     flags: u32,
@@ -25,12 +25,12 @@ pub(crate) struct Info {
 }
 
 impl Info {
-    /// What is said at that address.
+    /// The information at that address.
     ///
     /// # Safety
-    /// It must be what a multiboot loader gave the kernel.
+    /// It must be the information that a multiboot loader gave the kernel.
     pub(crate) unsafe fn at(address: u32) -> &'static Self {
-        // SAFETY: as the caller says; nobody writes to it.
+        // SAFETY: as the caller says; nothing writes to it.
         unsafe { &*ptr::with_exposed_provenance(address as usize) }
     }
 
@@ -40,7 +40,7 @@ impl Info {
             return "";
         }
         let first = ptr::with_exposed_provenance::<u8>(self.command_line as usize);
-        // SAFETY: it is in memory that nobody writes to, and ends with a zero.
+        // SAFETY: it is in memory that nothing writes to, and ends with a zero.
         let bytes = unsafe {
             let len = (0..COMMAND_LINE_MAX).take_while(|at| *first.add(*at) != 0).count();
             slice::from_raw_parts(first, len)
@@ -49,24 +49,24 @@ impl Info {
     }
 }
 
-/// Memory that nobody has yet, from the kernel's end to the first hole.
+/// Unused memory, from the kernel's end to the first hole.
 pub(crate) struct Memory {
     next: usize,
     end: usize,
 }
 
 impl Memory {
-    /// All that there is.
+    /// All memory after the kernel.
     ///
     /// # Safety
-    /// There must be one of it only.
+    /// There must be only one of it.
     pub(crate) unsafe fn of(info: &Info) -> Self {
         let upper_kib = if info.flags & HAS_MEMORY == 0 { 0 } else { info.upper_kib };
         let next = (&raw const bss_end).expose_provenance();
         Self { next, end: MIB + ((upper_kib as usize) << 10) }
     }
 
-    /// Room for so many of them, if there is.
+    /// Room for so many values, if there is.
     fn take<T>(&mut self, count: usize) -> Option<*mut T> {
         let first = self.next.next_multiple_of(align_of::<T>());
         let end = count.checked_mul(size_of::<T>()).and_then(|bytes| first.checked_add(bytes))?;
@@ -74,24 +74,24 @@ impl Memory {
         Some(ptr::with_exposed_provenance_mut(first))
     }
 
-    /// So many pages, whatever they hold.
+    /// So many pages, with any content.
     pub(crate) fn pages(&mut self, count: usize) -> Option<&'static mut [Page]> {
         let first = self.take(count)?;
-        // SAFETY: it is memory of nobody else, and any bytes are a page.
+        // SAFETY: the memory is unused otherwise, and any bytes are a page.
         Some(unsafe { slice::from_raw_parts_mut(first, count) })
     }
 
-    /// So many numbers, whatever they are.
+    /// So many numbers, of any value.
     pub(crate) fn numbers(&mut self, count: usize) -> Option<&'static mut [u32]> {
         let first = self.take(count)?;
-        // SAFETY: it is memory of nobody else, and any bytes are a number.
+        // SAFETY: the memory is unused otherwise, and any bytes are a number.
         Some(unsafe { slice::from_raw_parts_mut(first, count) })
     }
 
-    /// A place for a value, until the end.
+    /// Stores a value until the end.
     pub(crate) fn keep<T>(&mut self, value: T) -> Option<&'static mut T> {
         let place = self.take::<T>(1)?;
-        // SAFETY: it is memory of nobody else, aligned for the value.
+        // SAFETY: the memory is unused otherwise, and aligned for the value.
         unsafe {
             place.write(value);
             Some(&mut *place)

@@ -1,13 +1,13 @@
-//! I/O ports, and what is behind them.
+//! I/O ports, and their devices.
 
 use core::arch::asm;
 use core::fmt;
 
 use bare_guest::talk::{End, Port};
 
-/// Where messages of failure go.
+/// For error messages.
 pub(crate) const CONSOLE: Serial = Serial(0x3f8);
-/// Where the lab listens.
+/// The port where the lab listens.
 pub(crate) const TALK: Serial = Serial(0x2f8);
 
 /// A UART's registers, and bits of them.
@@ -15,12 +15,12 @@ const LINE_CONTROL: u16 = 3;
 const LINE_STATUS: u16 = 5;
 const HAS_RECEIVED: u8 = 1;
 const HAS_SENT_ALL: u8 = 0x20;
-/// What a UART takes that has sent all.
+/// Bytes that a UART takes when it has sent all.
 const FIFO_BYTES: usize = 16;
 
 const PIC_MASKS: [u16; 2] = [0x21, 0xa1];
 const RESET: u16 = 0xcf9;
-/// ACPI's, where the firmware of both machine types puts it.
+/// ACPI's power control, where the firmware of both machine types puts it.
 const POWER: u16 = 0x604;
 const SLEEP_S5: u16 = 0x2000;
 
@@ -41,7 +41,7 @@ fn read_u8(port: u16) -> u8 {
     value
 }
 
-/// Has the old interrupt controllers be silent.
+/// Masks all interrupts of the legacy PICs.
 pub(crate) fn silence_pics() {
     PIC_MASKS.into_iter().for_each(|port| write_u8(port, 0xff));
 }
@@ -86,7 +86,7 @@ impl Port for Serial {
     }
 }
 
-/// Waits for the port: only for the last words.
+/// Waits busily for the port: only for the last message.
 impl fmt::Write for Serial {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let mut left = text.as_bytes();

@@ -1,9 +1,9 @@
 //! A guest of the lab without an operating system. It boots in milliseconds and runs
 //! where a hypervisor can't boot Linux.
 //!
-//! This library is what needs no hardware: it speaks as `lab-guest` does, so the lab
-//! hears no difference, and writes to its memory. `kernel/` is what is around it, for
-//! one CPU that speaks and one that writes, which may be the same.
+//! This library is the part that needs no hardware: it speaks `lab-guest`'s protocol, so the lab
+//! notices no difference, and writes to its memory. `kernel/` is the part around it, for one CPU
+//! that speaks and one that writes, which may be the same.
 #![cfg_attr(not(test), no_std)]
 
 mod lines;
@@ -20,20 +20,20 @@ use guest_pages::writer::Writer;
 
 use lock::Lock;
 
-/// What the CPU that speaks and the CPU that writes have in common.
+/// State shared by the CPU that speaks and the CPU that writes.
 pub struct Shared<'m> {
     /// Bytes rewritten per second.
     pub rate: AtomicU64,
-    /// Whether the writer rests, because memory is checked.
+    /// Whether the writer rests while memory is checked.
     pub rests: AtomicBool,
-    /// The working set and who rewrites it.
+    /// The working set and its writer.
     pub writer: Lock<Writer<'m>>,
-    /// Pages that it has rewritten so far.
+    /// Pages rewritten so far.
     pub written: AtomicU64,
 }
 
 impl<'m> Shared<'m> {
-    /// Before either begins.
+    /// The state before either begins.
     #[must_use]
     pub fn new(orders: &Orders, writer: Writer<'m>) -> Self {
         Self {
@@ -50,12 +50,12 @@ impl<'m> Shared<'m> {
 pub enum Next {
     /// Takes its next turn at once.
     Again,
-    /// Takes it then.
+    /// Takes its next turn at that time.
     At(Duration),
 }
 
 impl Next {
-    /// Whichever comes first.
+    /// The earlier of both.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         match (self, other) {
@@ -65,7 +65,7 @@ impl Next {
     }
 }
 
-/// Whether a guest without an operating system can do all of that.
+/// Whether a guest without an operating system can follow these orders.
 #[must_use]
 pub fn is_possible(orders: &Orders) -> bool {
     let possible = Orders {

@@ -1,6 +1,6 @@
-//! Lines out of bytes that come one by one.
+//! Lines, assembled from single bytes.
 
-/// The longest line; what is beyond is dropped. Orders to a guest are much shorter.
+/// The longest line; bytes beyond are dropped. Commands to a guest are much shorter.
 const LINE_MAX: usize = 127;
 
 /// A line that is being received.
@@ -13,7 +13,7 @@ pub(crate) struct Line {
 impl Line {
     pub(crate) const EMPTY: Self = Self { bytes: [0; LINE_MAX], len: 0 };
 
-    /// The line that this byte ends, if it does and there is something in it.
+    /// The line that this byte ends, unless it is empty.
     pub(crate) fn push(&mut self, byte: u8) -> Option<Self> {
         if byte == b'\n' || byte == b'\r' {
             let line = core::mem::replace(self, Self::EMPTY);
@@ -26,7 +26,7 @@ impl Line {
         None
     }
 
-    /// Empty if it isn't text.
+    /// The line as text; empty if it isn't UTF-8.
     pub(crate) fn text(&self) -> &str {
         str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
     }

@@ -5,19 +5,18 @@ use core::cell::UnsafeCell;
 use core::hint;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// A value that one CPU uses at a time; the other waits busily, for as long as a few
-/// pages take.
+/// A value that one CPU uses at a time. The other one spins, for as long as a few pages take.
 #[derive(Debug)]
 pub struct Lock<T> {
     is_held: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: whoever uses the value holds the lock, so one at a time does, and it may be
-// sent from one to the other.
+// SAFETY: only the holder of the lock uses the value, so one CPU at a time does, and the value may
+// be sent from one to the other.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// Lets go, also when what is done with the value panics.
+/// Releases the lock, also when the code that uses the value panics.
 struct Held<'l>(&'l AtomicBool);
 
 impl Drop for Held<'_> {
@@ -27,20 +26,20 @@ impl Drop for Held<'_> {
 }
 
 impl<T> Lock<T> {
-    /// One around this value.
+    /// A lock around this value.
     #[must_use]
     pub const fn new(value: T) -> Self {
         Self { is_held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// Does something with the value while nobody else does. Not from within itself:
-    /// that would wait for ever.
+    /// Calls `act` with the value while the other CPU can't use it. A nested call would wait for
+    /// ever.
     pub fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
         while self.is_held.swap(true, Ordering::Acquire) {
             hint::spin_loop();
         }
         let _held = Held(&self.is_held);
-        // SAFETY: the lock is held until after this, by nobody else.
+        // SAFETY: the lock is held until `act` has returned, and excludes all other accesses.
         act(unsafe { &mut *self.value.get() })
     }
 }

@@ -1,4 +1,4 @@
-//! What the guest has said and the port hasn't taken yet.
+//! Output of the guest that the port hasn't taken yet.
 
 use core::fmt;
 
@@ -7,7 +7,7 @@ const BYTES: usize = 2048;
 /// The longest line: an answer with the longest id and a wrong page.
 const LINE_MAX: usize = 512;
 
-/// Bytes in the order in which they were said.
+/// Bytes in the order in which they were written.
 pub(crate) struct Outbox {
     bytes: [u8; BYTES],
     first: usize,
@@ -26,8 +26,7 @@ impl Outbox {
         self.len == 0
     }
 
-    /// Has `take` take what comes next, as many bytes as it likes, until it takes
-    /// none.
+    /// Passes the next bytes to `take`, which returns how many it takes, until it takes none.
     pub(crate) fn drain(&mut self, mut take: impl FnMut(&[u8]) -> usize) {
         while self.len > 0 {
             let end = BYTES.min(self.first + self.len);

@@ -1,4 +1,4 @@
-//! What the CPU does that speaks: it beats, hears orders, and checks all memory. Its
+//! Work of the CPU that speaks: it sends heartbeats, follows commands, and checks all memory. Its
 //! lines are those of `lab-guest`.
 
 use core::fmt::Write;
@@ -13,31 +13,31 @@ use crate::outbox::Outbox;
 use crate::{Next, Shared};
 
 const COUNT_EVERY_TICKS: u64 = 10;
-/// Pages that are checked in one turn: beats go on meanwhile.
+/// Pages checked in one turn; heartbeats go on meanwhile.
 const CHECK_AT_ONCE: usize = 16;
-/// How often it listens at least.
+/// Longest time between two looks for input.
 const LISTEN: Duration = Duration::from_millis(10);
-/// How long the port has to take what it wouldn't.
+/// Pause until a busy port is offered bytes again.
 const PORT: Duration = Duration::from_millis(1);
 
-/// Where it speaks and listens.
+/// The serial port to the lab.
 pub trait Port {
-    /// The next byte that has come.
+    /// The next byte received, if there is one.
     fn receive(&mut self) -> Option<u8>;
-    /// Sends the first of these bytes; how many.
+    /// Sends the first of these bytes, and returns how many.
     fn send(&mut self, bytes: &[u8]) -> usize;
 }
 
-/// What ends a guest.
+/// How a guest ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It boots again.
+    /// It reboots.
     Reboot,
-    /// It is off.
+    /// It powers off.
     PowerOff,
 }
 
-/// A check of all memory that goes on.
+/// A check of all memory in progress.
 struct Check {
     asked: Line,
     area: usize,
@@ -56,8 +56,8 @@ pub struct Talk<'s, 'm> {
     ticks: u64,
     last_tick: Duration,
     worst_tick: Duration,
-    /// Whether the lab has said anything. Until then it may not have heard that the
-    /// guest has booted, which takes no longer than it takes the lab to listen.
+    /// Whether the lab has sent anything. Until then it may have missed the greeting, since the
+    /// guest boots as fast as the lab begins to listen.
     is_met: bool,
     line: Line,
     out: Outbox,
@@ -66,8 +66,8 @@ pub struct Talk<'s, 'm> {
 }
 
 impl<'s, 'm> Talk<'s, 'm> {
-    /// Of a guest that has booted under this id. It knows the areas that are not
-    /// rewritten, and how fast the writer is at most.
+    /// Speaks for a guest with this boot ID, with the areas that are not rewritten and the writer's
+    /// highest rate.
     #[must_use]
     pub fn new(
         orders: &Orders,
@@ -96,7 +96,7 @@ impl<'s, 'm> Talk<'s, 'm> {
         talk
     }
 
-    /// Says what is to be said, and hears what was.
+    /// Sends what is due, and follows commands.
     pub fn turn(&mut self, now: Duration, port: &mut impl Port) -> Next {
         let next_tick = self.last_tick + self.period;
         if now >= next_tick && self.out.has_room() {
@@ -115,7 +115,7 @@ impl<'s, 'm> Talk<'s, 'm> {
         Next::At((now + listen).min(self.last_tick + self.period))
     }
 
-    /// What it was told to end by.
+    /// How a command told the guest to end, if one did.
     #[must_use]
     pub fn end(&self) -> Option<End> {
         self.end
@@ -147,7 +147,7 @@ impl<'s, 'm> Talk<'s, 'm> {
         self.say(format_args!("={ticks:x} {written} 0 0 0"));
     }
 
-    /// No more than it can answer.
+    /// Reads no more commands than it can answer.
     fn hear(&mut self, port: &mut impl Port) {
         while self.check.is_none() && self.out.has_room() {
             let Some(byte) = port.receive() else { return };
@@ -191,7 +191,7 @@ impl<'s, 'm> Talk<'s, 'm> {
                 Ok(rate) => self.set_rate(id, rate),
                 Err(_) => self.say(format_args!("{id} error {rest:?} is no rate")),
             },
-            // Of the working set.
+            // A page of the working set.
             "spoil" => match rest.parse() {
                 Ok(page) => {
                     self.shared.writer.with(|writer| writer.spoil(page));
@@ -229,7 +229,7 @@ impl<'s, 'm> Talk<'s, 'm> {
         }
     }
 
-    /// Waits for room for the answer.
+    /// Answers the check once there is room for the answer.
     fn conclude(&mut self) {
         if !self.out.has_room() {
             return;
@@ -242,7 +242,7 @@ impl<'s, 'm> Talk<'s, 'm> {
     }
 }
 
-/// How many pages an area has, and what one of them holds, if there is one.
+/// Pages of an area, and the check of one of them, if it exists.
 fn looked_at(area: &Area<'_>, page: usize) -> (usize, Checked) {
     let is_there = page < area.count();
     (area.count(), if is_there { area.check_page(page) } else { Checked::default() })
@@ -275,7 +275,7 @@ mod tests {
     }
 
     impl Lab {
-        /// What the guest has said since the last time, but for beats.
+        /// The guest's lines since the last call, without heartbeats.
         fn answers(&mut self) -> Vec<String> {
             let lines = self.heard.lines().filter(|line| !line.starts_with(['.', '=']));
             let lines = lines.map(str::to_owned).collect();
@@ -289,7 +289,7 @@ mod tests {
         Orders { seed: 5, rate: 77, text_bytes, working_set_bytes, ..Orders::default() }
     }
 
-    /// Takes turns for so many milliseconds.
+    /// Takes a turn in each of these milliseconds.
     fn run(talk: &mut Talk<'_, '_>, lab: &mut Lab, ms: std::ops::Range<u64>) {
         for ms in ms {
             talk.turn(Duration::from_millis(ms), lab);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_not_as_it_was_written_is_told() {
+    fn a_wrong_page_is_reported() {
         with_shared(&orders(), |fixed, shared| {
             let mut talk = Talk::new(&orders(), 1, shared, fixed, 0);
             let mut lab = Lab::default();
@@ -367,7 +367,7 @@ mod tests {
             let found = &answers[4];
             assert!(found.starts_with("q4 ok pages=43 wrong=1 first=ws-page-7-at-0x"), "{found}");
             assert!(found.ends_with("-holds-other-from-byte-2048"), "{found}");
-            // It is counted once more when it is made right.
+            // The writer counts it once more when it rewrites it.
             shared.writer.with(|writer| writer.write(1000));
             lab.told.extend(b"q5 check\n");
             run(&mut talk, &mut lab, 30..60);
@@ -375,7 +375,7 @@ mod tests {
         });
     }
 
-    /// It goes on where it was, and with the next number.
+    /// Beats then go on with the next number.
     #[test]
     fn a_port_that_takes_nothing_holds_beats_up() {
         with_shared(&orders(), |fixed, shared| {

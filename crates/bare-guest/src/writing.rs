@@ -1,4 +1,4 @@
-//! What the CPU does that writes.
+//! Work of the CPU that writes.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
@@ -11,22 +11,22 @@ use guest_pages::random::Random;
 
 use crate::{Next, Shared};
 
-/// How long a writer that is not to write waits before it looks again.
+/// How long a writer that rests waits before it looks again.
 const REST: Duration = Duration::from_millis(1);
 
 /// Rewrites the working set, turn by turn.
 pub struct Writing<'s, 'm> {
     shared: &'s Shared<'m>,
     pacer: Pacer,
-    /// If it uses all of its CPU for that.
+    /// Set if it uses its whole CPU.
     burner: Option<(Burner, Random)>,
     write_max_pages: u64,
     last: Duration,
 }
 
 impl<'s, 'm> Writing<'s, 'm> {
-    /// As ordered, from `now` on. One that is to use all of its CPU measures first
-    /// what that can do, while nothing else runs.
+    /// Writes as ordered, from `now` on. With `burn` it first measures what its CPU can do, while
+    /// nothing else runs.
     #[must_use]
     pub fn new(orders: &Orders, shared: &'s Shared<'m>, now: impl Fn() -> Duration) -> Self {
         let pacer = Pacer::with_step(Duration::from_millis(orders.write_step_ms));
@@ -79,7 +79,7 @@ impl<'s, 'm> Writing<'s, 'm> {
         self.shared.written.store(written, Relaxed);
     }
 
-    /// Bytes per second that it writes if it does nothing else; 0 if that is not known.
+    /// Bytes per second that it writes if it does nothing else; 0 if unknown.
     #[must_use]
     pub fn fastest(&self) -> u64 {
         self.burner.as_ref().map_or(0, |(burner, _)| burner.fastest())
@@ -119,13 +119,13 @@ mod tests {
             for ms in [140, 150] {
                 turn(ms);
             }
-            // What a single turn writes may be beyond the end, once.
+            // A single turn may write beyond the limit, once.
             assert_eq!(shared.written.load(Relaxed), 205);
         });
     }
 
     #[test]
-    fn who_uses_all_of_a_cpu_never_waits_unless_it_rests() {
+    fn a_writer_that_uses_a_whole_cpu_waits_only_while_it_rests() {
         let working_set_bytes = 8 << 12;
         let orders = Orders { working_set_bytes, rate: 1 << 20, burn: true, ..Orders::default() };
         with_shared(&orders, |_, shared| {

@@ -1,4 +1,4 @@
-//! A neighbour in a run: how it does before the migration, and meanwhile.
+//! A neighbour of the migration in a run: its throughput before and during the migration.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use crate::contender::Moved;
 use lab::error::Result;
 use lab::hosts::{Hosts, Traffic};
 
-/// How long it is alone with the VM.
+/// How long the neighbour is watched alone with the VM, before the migration.
 const ALONE: Duration = Duration::from_secs(3);
-/// What a migration leaves to be done after the VM runs is its doing, too.
+/// Work that the migration leaves until after the VM runs is its effect, too.
 const AFTER: Duration = Duration::from_millis(300);
-/// Headers per byte of content, where packets are full: Ethernet, IPv4 and TCP
-/// with time stamps around 1,448 bytes.
+/// Wire bytes per byte of content where packets are full: Ethernet, IPv4 and TCP with time stamps
+/// around 1,448 bytes.
 const WIRE_PER_CONTENT: f64 = 1514.0 / 1448.0;
 
 pub(super) struct Beside {
@@ -25,10 +25,10 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Has the neighbour begin, and watches it for a while.
+    /// Starts the neighbour, and watches it for a while.
     pub(super) fn start(neighbour: Neighbour, hosts: &Hosts) -> Result<Self> {
         let at_work = neighbour.start(hosts)?;
-        // It takes a moment until its connections are up to speed.
+        // Its connections need a moment to reach full speed.
         std::thread::sleep(ALONE / 3);
         let alone_since = Instant::now();
         std::thread::sleep(ALONE);
@@ -40,8 +40,8 @@ impl Beside {
         self.at_work.pids()
     }
 
-    /// Adds to a run how the neighbour fared, and takes the neighbour's bytes
-    /// off what was on the wire.
+    /// Adds the neighbour's figures to a run, and subtracts the neighbour's bytes from those on the
+    /// wire.
     pub(super) fn judge(self, run: Run, hosts: &Hosts, moved: &Moved) -> Result<Run> {
         std::thread::sleep((moved.ran + AFTER).saturating_duration_since(Instant::now()));
         let fared = self.at_work.fared(self.alone_since, moved.began, moved.ran + AFTER);
@@ -57,7 +57,7 @@ impl Beside {
         let (Neighbour::Web { .. }, Some(mbit)) = (self.neighbour, hosts.link.mbit_per_s) else {
             return Ok(run);
         };
-        // Both directions of its own have their own link: what it sends counts.
+        // The link is full duplex: only what host a sends counts.
         let moved_bytes = (sent - self.at_work.done(since, now) * WIRE_PER_CONTENT).max(0.0);
         let spare_per_s = f64::from(mbit) * 1e6 / 8.0 - fared.before_per_s * WIRE_PER_CONTENT;
         let spare = spare_per_s * (moved.ran - moved.began).as_secs_f64();

@@ -1,5 +1,5 @@
-//! Contests of guests whose memory is mostly page cache, with their disk on a storage
-//! host: contenders in turn, each with new hosts, a new guest and a new disk.
+//! Contests of guests whose memory is mostly page cache, with their disk on a storage host:
+//! contenders take turns, each with new hosts, a new guest and a new disk.
 
 pub mod figures;
 mod files;
@@ -18,12 +18,11 @@ use lab::hosts::Hosts;
 use lab::setup::Kit;
 use scenarios::{CacheScenario, Contestant, Links};
 
-/// Runs a scenario with these links, prints what happens, and writes the results,
-/// after each run those that there are. `only` names the contenders that take part;
-/// none named means all.
+/// Runs a scenario with these links, prints the course, and writes the results so far after each
+/// run. `only` names the contenders that take part; if it is empty, all do.
 ///
 /// # Errors
-/// If the lab itself fails; a contender that fails is a result.
+/// If the lab itself fails; a failed contender is a result.
 pub fn run(
     kit: &Kit,
     scenario: &CacheScenario,

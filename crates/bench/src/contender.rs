@@ -1,4 +1,4 @@
-//! Who races: QEMU's own migration in its best settings, and Droveway.
+//! The contenders: QEMU's own migration in its best settings, and Droveway.
 
 mod droveway;
 pub mod gang;
@@ -22,28 +22,28 @@ use crate::image::Image;
 pub struct Ground<'g> {
     /// What guests are made of.
     pub kit: &'g Kit,
-    /// From the first to the second.
+    /// The VM moves from the first to the second.
     pub hosts: &'g Hosts,
-    /// The VM's disk, which moves too.
+    /// The VM's disk, which moves with it.
     pub disk: Option<Image>,
-    /// The blackout that is asked for.
+    /// The requested downtime.
     pub downtime_goal: Duration,
-    /// What to give up after.
+    /// When the contender gives up.
     pub timeout: Duration,
 }
 
 /// One move, as the mover measured it.
 #[derive(Clone, Debug)]
 pub struct Moved {
-    /// When the migration proper began: the destination's QEMU was there.
+    /// When the migration proper began: the destination's QEMU was ready.
     pub began: Instant,
     /// When the VM ran at the destination.
     pub ran: Instant,
-    /// What came before `began`.
+    /// Time from the command to `began`.
     pub prepare: Duration,
-    /// From the source's stop to the destination's start.
+    /// From the VM's stop at the source to its start at the destination.
     pub downtime: Duration,
-    /// Sweeps over the memory, if known.
+    /// Passes over the memory, if known.
     pub passes: Option<u64>,
 }
 
@@ -58,22 +58,22 @@ pub trait Contender {
     /// If it does not start.
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest>;
 
-    /// Moves it.
+    /// Moves the guest.
     ///
     /// # Errors
-    /// If it does not come.
+    /// If the guest doesn't arrive.
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved>;
 
-    /// What it tells of the last move by itself.
+    /// The contender's own report of the last move.
     fn report(&self) -> Option<&api::Report> {
         None
     }
 
-    /// Most memory that each of its agents has had, the source's first.
+    /// Peak memory of each of its agents, the source's first.
     fn agents_peak_bytes(&self) -> Option<[u64; 2]> {
         None
     }
 
-    /// Ends the guest, wherever it is, and all that was started.
+    /// Ends the guest, on either host, and everything that was started.
     fn stop(&mut self);
 }

@@ -1,5 +1,5 @@
-//! Runs a scenario: contenders in turn, so that what else happens on the
-//! machine meets all of them alike.
+//! Runs a scenario: contenders take turns, so that other load on the machine affects all of them
+//! alike.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,18 +19,17 @@ use lab::guest::Guest;
 use lab::hosts::{Hosts, Outside};
 use lab::setup::{self, Accelerator, Kit, repository};
 
-/// The arriving guest of the largest scenario, and what is buffered on its way.
+/// Memory to warm for the arriving guest of the largest scenario and for buffers of the transfer.
 const WARM_BYTES: u64 = 2 << 30;
-/// A booted guest settles before it moves.
+/// Time for a booted guest to settle before it moves.
 const SETTLE: Duration = Duration::from_secs(1);
-/// A guest that moved is heard again.
+/// Longest time until a moved guest is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
-/// Runs a scenario, prints what happens, and writes the results, after each run
-/// those that there are. `only` names the contenders that take part; none named
-/// means all.
+/// Runs a scenario, prints the course, and writes the results so far after each run. `only` names
+/// the contenders that take part; if it is empty, all do.
 ///
 /// # Errors
-/// If the lab itself fails; a contender that fails is a result.
+/// If the lab itself fails; a failed contender is a result.
 pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result<Outcome> {
     println!("{}: {}", scenario.name, scenario.about);
     if scenario.guest.accelerator == Some(Accelerator::Kvm) && !setup::kvm_runs_bare(kit)? {
@@ -62,7 +61,7 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
     if scenario.served {
         println!("{}\n", goals::served(&outcome));
     }
-    // A partial run must not stand in for a whole one.
+    // A partial run must not replace the results of a whole one.
     let path = if only.is_empty() { whole(scenario.name)? } else { path(&part) };
     save_at(&path, &outcome)?;
     println!("{}", path.display());
@@ -81,7 +80,7 @@ pub(super) fn empty(kit: &Kit, scenario: &Scenario) -> Result<Outcome> {
     })
 }
 
-/// Adds a run, and concludes from what there is.
+/// Adds a run, and summarizes all runs so far.
 pub(super) fn add(outcome: &mut Outcome, name: String, run: Run) {
     outcome.contenders.entry(name).or_default().runs.push(run);
     let names: Vec<String> = outcome.contenders.keys().cloned().collect();
@@ -89,7 +88,7 @@ pub(super) fn add(outcome: &mut Outcome, name: String, run: Run) {
     outcome.conclude(&ours.collect::<Vec<_>>());
 }
 
-/// One contender's run, whatever becomes of it. Reports are saved by `label`.
+/// One contender's run; an error becomes a failed run. Reports are saved under `label`.
 pub(super) fn turn(
     kit: &Kit,
     scenario: &Scenario,
@@ -149,12 +148,12 @@ fn slowed_told(run: &Run) -> String {
     format!(" of {writes:.1} MB/s, stall {stall_ms:.0} ms, lost {lost_s:.2} s{share}")
 }
 
-/// Where results are.
+/// Path of results.
 pub(super) fn path(name: &str) -> PathBuf {
     repository().join("target/bench").join(format!("{name}.json"))
 }
 
-/// Where whole results are; what there was of parts goes.
+/// Path of complete results; removes the partial ones.
 pub(super) fn whole(name: &str) -> Result<PathBuf> {
     let part = path(&format!("{name}-part"));
     match fs::remove_file(&part) {
@@ -175,7 +174,7 @@ pub(super) fn save_at(path: &Path, what: &impl serde::Serialize) -> Result<()> {
     }
     let json = serde_json::to_string_pretty(what)
         .map_err(|error| LabError::Text { what: "the results", text: error.to_string() })?;
-    // In two steps: a lab that is interrupted leaves what it had before.
+    // In two steps, so that an interrupted lab keeps the previous results.
     let new = path.with_extension("json.new");
     fs::write(&new, json + "\n").at("write", &new)?;
     fs::rename(&new, path).at("write", path)
@@ -200,7 +199,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     let guest = contender.start(&ground, &spec)?;
     std::thread::sleep(SETTLE);
     guest.expect_on(&hosts.b)?;
-    // What a server does is its clients' to judge.
+    // The work of a server is measured by its clients.
     let slowing = scenario.slowing.filter(|_| !scenario.served);
     let undisturbed = slowing.map(|_| Undisturbed::watch(&guest)).transpose()?;
     warm::memory(WARM_BYTES);
@@ -261,7 +260,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     Ok(Run { intact, ..run })
 }
 
-/// The guest looks at its part of the disk, and the lab at the rest.
+/// The guest checks its part of the disk, and the lab the rest.
 fn check_disk(run: Run, image: &Image, guest: &Guest, hosts: &Hosts) -> Result<Run> {
     let checked = guest.check_disk()?;
     let guests =

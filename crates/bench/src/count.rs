@@ -1,8 +1,8 @@
-//! Something that is counted, and known at some instants only.
+//! Counts that are known only at some instants.
 
 use std::time::Instant;
 
-/// The count at an instant, between the two that are known.
+/// The count at an instant, interpolated between the known counts around it.
 pub(crate) fn at(counts: &[(Instant, u64)], when: Instant) -> f64 {
     let next = counts.partition_point(|(at, _)| *at <= when);
     match (next.checked_sub(1).and_then(|last| counts.get(last)), counts.get(next)) {
@@ -15,7 +15,7 @@ pub(crate) fn at(counts: &[(Instant, u64)], when: Instant) -> f64 {
     }
 }
 
-/// How much was counted from one instant to another.
+/// How much was counted between two instants.
 pub(crate) fn between(counts: &[(Instant, u64)], from: Instant, to: Instant) -> f64 {
     at(counts, to) - at(counts, from)
 }
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_done_is_known_between_two_words() {
+    fn counts_between_two_reports_are_interpolated() {
         let start = Instant::now();
         let when = |ms| start + Duration::from_millis(ms);
         let counts = [(when(100), 10), (when(200), 20), (when(400), 60)];

@@ -1,6 +1,6 @@
-//! CPU time that a migration took, from outside: that of every process on the
-//! hosts (agents, the command, QEMUs at both ends), but not of their vCPU threads,
-//! whose work is the guest's.
+//! CPU time that a migration took, measured from outside: that of every process on the hosts
+//! (agents, the command, QEMUs at both ends), without their vCPU threads, whose work is the
+//! guest's.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -14,31 +14,31 @@ use std::time::{Duration, Instant};
 use lab::error::{FileContext, Result, SystemContext};
 use lab::hosts::Host;
 
-/// A process that ends takes its figures with it: they are read this often.
+/// How often figures are read: those of a process are lost when it ends.
 pub(super) const OFTEN: Duration = Duration::from_millis(20);
-/// New processes are looked for once in so many readings.
+/// New processes are searched for once in so many readings.
 const LOOK_ONCE_IN: usize = 4;
-/// A thread has its name by then.
+/// Time until a new thread has its name.
 const NAMED_WITHIN: Duration = Duration::from_secs(1);
 
 type Samples = HashMap<u32, Process>;
 
-/// What is known of a process.
+/// Figures of a process.
 #[derive(Default)]
 struct Process {
-    /// CPU seconds, those of its ended threads included, without its vCPUs'.
+    /// CPU seconds, with those of ended threads and without those of vCPUs.
     samples: Vec<(Instant, f64)>,
-    /// By vCPU thread, which QEMU names `CPU 0/TCG` and so on. One that ends
-    /// leaves its time in the process's sum, and must go on being taken off.
+    /// CPU seconds by vCPU thread, which QEMU names `CPU 0/TCG` and so on. The time of an ended one
+    /// stays in the process's sum, and so must still be subtracted.
     vcpus: HashMap<OsString, f64>,
-    /// Other threads, and since when they are known: to read them all each time took
-    /// more of a gang's CPUs than some of what is measured.
+    /// Other threads, and since when they are known, so that they can be skipped: to read all each
+    /// time took more of a gang's CPUs than some of what is measured.
     others: HashMap<OsString, Instant>,
 }
 
 impl Process {
     fn read(&mut self, pid: u32, now: Instant) {
-        // Threads first, so that none ends between the two looks unseen.
+        // Threads first, so that none can end unseen between the two readings.
         let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         for thread in threads {
             let id = thread.file_name();
@@ -62,15 +62,15 @@ impl Process {
     }
 }
 
-/// Reads CPU times until it is asked for the result.
+/// Reads CPU times until the result is asked for.
 pub(super) struct CpuMeter {
     stop: Sender<()>,
     thread: JoinHandle<Samples>,
 }
 
 impl CpuMeter {
-    /// Watches all processes on these hosts but some, also those that come later,
-    /// reading them once in `every`: to read many takes time.
+    /// Watches all processes on these hosts except `but`, also those that start later, and reads
+    /// them once in `every`: to read many takes time.
     ///
     /// # Errors
     /// If a host's namespace can't be identified.
@@ -100,14 +100,14 @@ impl CpuMeter {
     /// Seconds spent since `from`, until now.
     #[must_use]
     pub(super) fn since(self, from: Instant) -> f64 {
-        // The thread ends at this, or at the sender's end.
+        // The thread ends at this message, or when the sender is dropped.
         let _ = self.stop.send(());
         let samples = self.thread.join().unwrap_or_default();
         samples.values().map(|process| spent(&process.samples, from)).sum()
     }
 }
 
-/// What identifies a host's network.
+/// Identifies a host's network namespace.
 fn network(host: &Host) -> Result<u64> {
     let path = Path::new("/run/netns").join(&host.name);
     Ok(fs::metadata(&path).at("look at", &path)?.ino())

@@ -21,8 +21,8 @@ use lab::setup::{self, Kit};
 const MBIT: u32 = 1000;
 const MIB: u64 = 1 << 20;
 
-/// Two hosts, a VM that writes, there and back; then QEMU's own migration of
-/// the same guest over the same link.
+/// Moves a VM that writes from one host to another and back; then QEMU's own migration moves the
+/// same guest over the same link.
 ///
 /// # Errors
 /// If the lab fails.
@@ -59,7 +59,7 @@ pub fn run() -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The benchmark `idle`, with one contender of QEMU's.
+/// The benchmark `idle`, with one mode of QEMU's migration.
 fn scenario() -> Scenario {
     let orders = Orders {
         working_set_bytes: 64 * MIB,

@@ -1,4 +1,4 @@
-//! Runs a contest of gangs: contenders in turn, each with new racks and new VMs.
+//! Runs a contest of gangs: contenders take turns, each with new racks and new VMs.
 
 pub mod conditions;
 pub mod figures;
@@ -19,12 +19,11 @@ use lab::hosts::Racks;
 use lab::setup::Kit;
 use scenarios::GangScenario;
 
-/// Runs a scenario under these conditions, prints what happens, and writes the results,
-/// after each run those that there are. `only` names the contenders that take
-/// part; none named means all.
+/// Runs a scenario under these conditions, prints the course, and writes the results so far after
+/// each run. `only` names the contenders that take part; if it is empty, all do.
 ///
 /// # Errors
-/// If the lab itself fails; a contender that fails is a result.
+/// If the lab itself fails; a failed contender is a result.
 pub fn run(
     kit: &Kit,
     scenario: GangScenario,

@@ -1,5 +1,4 @@
-//! What is to be reached where guests write faster than the link, and whether
-//! it was.
+//! Goals where guests write faster than the link, and whether a sweep reached them.
 
 use std::fmt;
 
@@ -13,19 +12,19 @@ const THEIRS: &str = "qemu-autoconverge";
 const PRECOPY: &str = "qemu-precopy";
 /// The downtime goal.
 const BLACKOUT_MS: f64 = 300.0;
-/// Up to here a guest converges without being slowed.
+/// Up to this share of the link's rate a guest converges without being throttled.
 const NEEDS_NOTHING: f64 = 0.5;
-/// A share from here on is all of it.
+/// A share of at least this counts as all.
 const ALL: f64 = 0.999;
 
-/// Something to be reached.
+/// A goal, and whether it was reached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
-    /// What.
+    /// Its text.
     pub goal: String,
-    /// Whether it was; none if nothing was measured.
+    /// Whether it was reached; none if nothing was measured.
     pub reached: Option<bool>,
-    /// Where it was missed, or the figure that comes nearest to that.
+    /// Where it was missed, or the figure that came nearest to that.
     pub detail: String,
 }
 
@@ -41,7 +40,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// All goals, by what was measured.
+/// All goals, judged by what was measured.
 pub(super) fn of(points: &[PointOutcome]) -> Vec<Goal> {
     let fast = |point: &&PointOutcome| point.dirty_of_link > 1.0;
     let slow = |point: &&PointOutcome| point.dirty_of_link <= NEEDS_NOTHING;
@@ -97,19 +96,19 @@ fn both(point: &PointOutcome) -> Option<[&Contender; 2]> {
     Some([of(OURS)?, of(THEIRS)?])
 }
 
-/// Our median over theirs, and the most it may be.
+/// Ratio of our median to theirs, and its limit.
 fn medians(point: &PointOutcome, figure: &str, most: f64) -> Option<(f64, f64)> {
     let [ours, theirs] = both(point)?;
     Some((ours.median.get(figure)? / theirs.median.get(figure)?, most))
 }
 
-/// The most of a contender's good runs.
+/// The largest figure of a contender's good runs.
 fn worst(contender: &Contender, figure: impl Fn(&Run) -> Option<f64>) -> Option<f64> {
     contender.runs.iter().filter(|run| run.ok).filter_map(figure).reduce(f64::max)
 }
 
-/// A goal is reached if it is wherever there is a figure; `figure` gives one and
-/// the most it may be.
+/// Judges a goal, which is reached if it is at every point with a figure; `figure` returns the
+/// value and its limit.
 fn judge<'p>(
     goal: &str,
     points: impl Iterator<Item = &'p PointOutcome>,
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_neither() {
+    fn goals_without_figures_are_not_measured() {
         let goals = of(&[point(2.0, &[run(1.0, 1.0, 1.0, 1.0)], &[])]);
         assert_eq!(goals[4].reached, None);
         assert!(goals[4].to_string().ends_with("not measured"));

@@ -1,11 +1,9 @@
-//! A disk's image with content of the kinds that disks hold, computed from a
-//! seed: so what came out of a move is compared with what it must be, without a
-//! copy of it.
+//! A disk image with content of the kinds that disks hold, computed from a seed, so that it can be
+//! checked after a move without a copy of it.
 //!
-//! The first part is the guest's own, which writes and checks it by itself. Then
-//! come pieces of data with holes between them, up to the disk's end: two of
-//! four don't shrink (media, archives), one shrinks as text does, one
-//! holds small files, with zeros behind each.
+//! The first part belongs to the guest, which writes and checks it. After it come pieces of data
+//! with holes between them, up to the disk's end: of four pieces two don't compress (media,
+//! archives), one compresses like text, and one holds small files with zeros behind each.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -21,9 +19,9 @@ use rustix::fs::OFlags;
 use lab::error::{FileContext, Result};
 use lab::hosts::{Host, RUN_DIR};
 
-/// Its name in a host's [`RUN_DIR`].
+/// Name of the image in a host's [`RUN_DIR`].
 pub const FILE: &str = "disk.img";
-/// QEMU's name for what the guest sees of it.
+/// QEMU's node name of the guest's disk.
 pub const NODE: &str = "disk";
 
 const PIECE_BYTES: usize = 1 << 20;
@@ -37,16 +35,16 @@ const SMALL_FILE_PAGES_MAX: usize = 8;
 pub struct Image {
     /// Its size, as the guest sees it.
     pub bytes: u64,
-    /// Its first part, which is the guest's to write.
+    /// Size of its first part, which the guest writes.
     pub guest_bytes: u64,
-    /// Data in the rest of it.
+    /// Size of the data in the rest.
     pub data_bytes: u64,
-    /// Makes its content different from that of others.
+    /// Makes its content different from that of other images.
     pub seed: u64,
 }
 
 impl Image {
-    /// Makes it on a host.
+    /// Makes the image on a host.
     ///
     /// # Errors
     /// If there is no room for it.
@@ -66,8 +64,8 @@ impl Image {
         file.sync_all()
     }
 
-    /// What QEMU is told of it, as libvirt would: past the host's page cache,
-    /// where its file system can do that.
+    /// QEMU's arguments for the disk, as libvirt would give them: past the host's page cache, if
+    /// its file system can do that.
     #[must_use]
     pub fn arguments(host: &Host) -> Vec<String> {
         let direct = OFlags::DIRECT.bits().cast_signed();
@@ -81,7 +79,7 @@ impl Image {
         ["-blockdev", &file, "-blockdev", &node, "-device", &device].map(str::to_owned).to_vec()
     }
 
-    /// Whether a host's image holds what it must, but for the guest's part.
+    /// Whether a host's image has the right content outside the guest's part.
     ///
     /// # Errors
     /// If it can't be read.
@@ -112,16 +110,16 @@ impl Image {
         Ok(true)
     }
 
-    /// Bytes that a host's image takes up.
+    /// Space that a host's image takes up, in bytes.
     ///
     /// # Errors
-    /// If it isn't there.
+    /// If it doesn't exist.
     pub fn allocated_bytes(host: &Host) -> Result<u64> {
         let path = host.run_dir.join(FILE);
         Ok(fs::metadata(&path).at("look at", &path)?.blocks() * 512)
     }
 
-    /// Where a piece of data stands: they are spread evenly.
+    /// Offset of a piece of data: pieces are spread evenly.
     fn offset(&self, nth: u64) -> u64 {
         let piece = PIECE_BYTES as u64;
         let places = (self.bytes - self.guest_bytes) / piece;
@@ -153,12 +151,12 @@ impl Image {
     }
 }
 
-/// Memory that reaches a disk past the page cache.
+/// Page-aligned memory, which I/O past the page cache needs.
 fn piece() -> io::Result<MmapMut> {
     MmapMut::map_anon(PIECE_BYTES)
 }
 
-/// Past the page cache, where that is possible: so that each run finds it in
+/// Opens an image past the page cache where that is possible, so that each run finds the cache in
 /// the same state.
 fn open(path: &Path, new: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
@@ -198,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_seen_but_for_the_guests_part() {
+    fn differences_outside_the_guests_part_are_found() {
         let mut page = piece().unwrap();
         page.fill(7);
         for (mib, right) in [(0, true), (3, true), (4, false), (5, false), (39, false)] {

@@ -45,7 +45,7 @@ enum Action {
     DemoGang,
     /// Run a benchmark; without a name, list them.
     Bench {
-        /// Which.
+        /// Name of the benchmark.
         name: Option<String>,
         /// How often each contender runs.
         #[arg(long, default_value_t = 5)]
@@ -85,52 +85,52 @@ enum Action {
     /// Be the first program in a pod (for tests with KubeVirt).
     #[command(hide = true)]
     Launcher {
-        /// Where it listens.
+        /// Socket to listen on.
         socket: PathBuf,
-        /// What it starts.
+        /// Program to start, and its arguments.
         #[arg(last = true, required = true)]
         argv: Vec<OsString>,
     },
     /// Receive one TCP stream (for the benchmark `line`).
     #[command(hide = true)]
     TcpSink {
-        /// Where.
+        /// Port to listen on.
         port: u16,
     },
     /// Send one TCP stream, and print how long it took.
     #[command(hide = true)]
     TcpSource {
-        /// Where to.
+        /// Address of the receiver.
         address: String,
-        /// How much.
+        /// Bytes to send.
         bytes: u64,
     },
     /// Serve a web load (for the benchmark `neighbour-net`).
     #[command(hide = true)]
     NeighbourServer {
-        /// Where.
+        /// Port to listen on.
         port: u16,
     },
-    /// Ask for one, and print what came.
+    /// Be the clients of a web load, and print how many bytes arrived.
     #[command(hide = true)]
     NeighbourClients {
-        /// Whom.
+        /// Address of the server.
         address: String,
-        /// For how much.
+        /// Bytes to request per second.
         bytes_per_s: u64,
     },
     /// Receive a load (for the benchmark `gang-background`).
     #[command(hide = true)]
     LoadSink {
-        /// Where.
+        /// Port to listen on.
         port: u16,
     },
-    /// Send one.
+    /// Send a load.
     #[command(hide = true)]
     LoadSource {
-        /// Where to.
+        /// Address of the receiver.
         address: String,
-        /// How much.
+        /// Bytes to send per second.
         bytes_per_s: u64,
     },
     /// Use the server in a guest, and print what was answered (for `web`).
@@ -154,8 +154,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Ctrl-C and `kill` end the lab without unwinding: its hosts, and what runs on
-/// them, are removed all the same.
+/// Removes the lab's hosts, and what runs on them, on Ctrl-C and `kill`, which end the lab without
+/// unwinding.
 fn clean_when_interrupted() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let (mut interrupt, mut end) = {
@@ -200,7 +200,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         | Action::Bench { name: Some(_), .. }
             if !program::root() =>
         {
-            // What is missing is installed by the real root.
+            // Before the user namespace is entered: the real root installs what is missing.
             let kit = setup::ensure()?;
             if let Action::Bench { qemu: Some(release), .. } = action {
                 setup::with_release(kit, release)?;

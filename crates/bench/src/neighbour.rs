@@ -1,8 +1,8 @@
-//! What stands beside a VM that moves, and how it fares: something that serves
-//! a web load from the NIC that the migration uses, or that keeps all CPUs busy.
+//! A load beside a VM that moves, and its throughput: a server of web pages on the NIC that the
+//! migration uses, or threads that keep all CPUs busy.
 //!
-//! Each is a process that says every 50 ms how much it has done. What it does in
-//! the seconds before the migration is what it would have done all the time.
+//! Each is a process that reports every 50 ms how much it has done. Its rate in the seconds before
+//! the migration is taken as its undisturbed rate.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,46 +19,46 @@ use lab::error::{Result, SystemContext};
 use lab::hosts::Hosts;
 
 const PORT: u16 = 7813;
-/// How often it says how much it has done.
+/// How often it reports how much it has done.
 const TELL: Duration = Duration::from_millis(50);
-/// Who asks for pages: more than needed while the server answers at once.
+/// Number of clients: more than needed as long as the server answers at once.
 const CLIENTS: usize = 16;
-/// A request that nobody is free for is given up after this, as a visitor would.
+/// A request that no client is free for is dropped after this time, as an impatient visitor would.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// What is asked for, one as often as the other.
+/// Sizes of answers, all equally frequent.
 const ANSWER_BYTES: [u64; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Rounds of work between two looks at the clock.
+/// Rounds of work that count as one.
 const ROUNDS: u64 = 100_000;
 
-/// Something that stands beside a VM that moves.
+/// A load beside a VM that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
-    /// On host a, serves clients on host b, who ask for so much.
+    /// A server on host a, with clients on host b.
     Web {
-        /// Of content.
+        /// Content that the clients request per second.
         bytes_per_s: u64,
     },
     /// Computes, with a thread for each CPU.
     Computing,
 }
 
-/// How a neighbour fared.
+/// Throughput of a neighbour.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Fared {
-    /// What it did per second before.
+    /// Work per second before the migration.
     pub(super) before_per_s: f64,
-    /// What it did per second while the VM moved.
+    /// Work per second while the VM moved.
     pub(super) meanwhile_per_s: f64,
 }
 
 impl Fared {
-    /// The share of its work that it kept.
+    /// The share of its throughput that it kept.
     pub(super) fn kept(self) -> f64 {
         if self.before_per_s > 0.0 { self.meanwhile_per_s / self.before_per_s } else { 0.0 }
     }
 }
 
-/// A neighbour at work. Dropping it ends it.
+/// A running neighbour. Dropping it ends it.
 pub(super) struct AtWork {
     children: Vec<Child>,
     done: Arc<Mutex<Vec<(Instant, u64)>>>,
@@ -66,7 +66,7 @@ pub(super) struct AtWork {
 }
 
 impl Neighbour {
-    /// Has it begin.
+    /// Starts the neighbour.
     pub(super) fn start(self, hosts: &Hosts) -> Result<AtWork> {
         let own = std::env::current_exe().doing("find the lab's own program")?;
         let mut children = Vec::new();
@@ -87,7 +87,7 @@ impl Neighbour {
                 let rate = bytes_per_s.to_string();
                 start(hosts.b.command(&own), &["neighbour-clients", &address, &rate])?
             }
-            // On no host: what it spends is not the migration's.
+            // On no host, so that its CPU time does not count as the migration's.
             Self::Computing => start(Command::new(&own), &["neighbour-computing"])?,
         };
         let output = told.stdout.take();
@@ -97,7 +97,7 @@ impl Neighbour {
 }
 
 impl AtWork {
-    /// Children, the last of whom tells on `output` how much it has done.
+    /// Listens to the last of these children, which reports on `output` how much it has done.
     pub(super) fn hear(children: Vec<Child>, output: Option<ChildStdout>) -> Result<Self> {
         let done = Arc::new(Mutex::new(Vec::new()));
         let mut at_work = Self { children, done: Arc::clone(&done), listening: None };
@@ -121,13 +121,13 @@ impl AtWork {
         self.children.iter().map(Child::id).collect()
     }
 
-    /// What it did between two instants.
+    /// How much it did between two instants.
     pub(super) fn done(&self, from: Instant, to: Instant) -> f64 {
         let counts = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         count::between(&counts, from, to)
     }
 
-    /// How it fared between `from` and `to`, beside what it did since `before`.
+    /// Its rates from `before` to `from`, and from `from` to `to`.
     pub(super) fn fared(&self, before: Instant, from: Instant, to: Instant) -> Fared {
         let per_s = |from: Instant, to: Instant| {
             self.done(from, to) / to.saturating_duration_since(from).as_secs_f64().max(1e-3)
@@ -148,7 +148,7 @@ impl Drop for AtWork {
     }
 }
 
-/// Says every 50 ms how much was done, until nobody hears it.
+/// Reports every 50 ms how much was done, until the reports can't be written.
 pub(super) fn tell(done: &AtomicU64) -> io::Result<()> {
     loop {
         thread::sleep(TELL);
@@ -158,7 +158,7 @@ pub(super) fn tell(done: &AtomicU64) -> io::Result<()> {
     }
 }
 
-/// The web server: answers each request, a length, with as many bytes.
+/// The web server: answers each request, which is a length, with as many bytes.
 ///
 /// # Errors
 /// If it can't listen.
@@ -182,7 +182,7 @@ pub fn server(port: u16) -> io::Result<()> {
     Ok(())
 }
 
-/// When which request comes: whether others were answered or not.
+/// The times of requests, whether earlier ones were answered or not.
 struct Requests {
     random: Random,
     due: Instant,
@@ -191,7 +191,7 @@ struct Requests {
 
 impl Requests {
     fn next(&mut self) -> (Instant, u64) {
-        // Those that nobody took in time are gone.
+        // Requests that no client took in time are dropped.
         if let Some(oldest) = Instant::now().checked_sub(PATIENCE) {
             self.due = self.due.max(oldest);
         }
@@ -202,10 +202,10 @@ impl Requests {
     }
 }
 
-/// Its clients, who ask for `bytes_per_s` and say how many bytes came.
+/// The clients, which request `bytes_per_s` and report how many bytes arrived.
 ///
 /// # Errors
-/// If they can't connect, or nobody hears them.
+/// If they can't connect, or their reports can't be written.
 pub fn clients(address: &str, bytes_per_s: u64) -> io::Result<()> {
     let requests = Requests { random: Random::new(1, 1), due: Instant::now(), bytes_per_s };
     let requests = Arc::new(Mutex::new(requests));
@@ -240,10 +240,10 @@ fn ask(mut stream: TcpStream, requests: &Mutex<Requests>, done: &AtomicU64) -> i
     }
 }
 
-/// Keeps all CPUs busy, and says how much it has computed.
+/// Keeps all CPUs busy, and reports how much it has computed.
 ///
 /// # Errors
-/// If the system gives no threads, or nobody hears it.
+/// If threads can't be started, or the reports can't be written.
 pub fn computing() -> io::Result<()> {
     let done = Arc::new(AtomicU64::new(0));
     for nth in 0..thread::available_parallelism()?.get() {
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_nobody_took_are_gone() {
+    fn overdue_requests_are_dropped() {
         let now = Instant::now();
         let due = now.checked_sub(Duration::from_secs(1)).unwrap_or(now);
         let mut requests = Requests { random: Random::new(1, 1), due, bytes_per_s: 1 << 20 };

@@ -1,6 +1,6 @@
-//! Ratios from pairs of runs, with an interval. The nth run of each contender is
-//! a pair: they ran one soon after the other, so what else the machine did met
-//! both alike, and their ratio scatters less than either.
+//! Ratios from pairs of runs, with an interval. The nth runs of two contenders are a pair: they ran
+//! soon after each other, so that other load on the machine affected both alike, and their ratio
+//! varies less than either figure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,26 +9,26 @@ use serde::{Deserialize, Serialize};
 
 use super::result::{FIGURES, Outcome, Run};
 
-/// The figures that pairs are made of.
+/// Figures whose ratios are computed.
 const WHICH: [&str; 6] =
     ["total_s", "downtime_ms", "guest_gap_ms", "wire_bytes", "core_bytes", "cpu_s"];
 
-/// Student's t at 97.5 %, by degrees of freedom from 1; beyond them the last is
-/// a little too cautious.
+/// Student's t at 97.5 %, by degrees of freedom from 1; beyond them the last value is used, which
+/// is a little too cautious.
 const STUDENT: [f64; 12] =
     [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179];
 
-/// A ratio, and where it lies with 95 % confidence.
+/// A ratio, and its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// The geometric mean of the pairs' ratios.
     pub ratio: f64,
-    /// How many pairs there are.
+    /// Number of pairs.
     pub pairs: usize,
-    /// From; none of a single pair.
+    /// Lower end of the interval; none for a single pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low: Option<f64>,
-    /// To.
+    /// Upper end of the interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high: Option<f64>,
 }
@@ -43,7 +43,7 @@ impl fmt::Display for Interval {
     }
 }
 
-/// All ratios of a figure's name, those over these.
+/// All ratios of `over` to `under`, by the figure's name.
 pub(super) fn all(over: &[Run], under: &[Run]) -> BTreeMap<String, Interval> {
     let of = |name: &&str| Some(((*name).to_owned(), one(over, under, name)?));
     WHICH.iter().filter_map(of).collect()
@@ -76,7 +76,7 @@ fn interval(logs: &[f64]) -> Option<Interval> {
     Some(Interval { low: Some((mean - half).exp()), high: Some((mean + half).exp()), ..single })
 }
 
-/// All pairs as a table: total, core and CPU.
+/// Table of all pairs, with total, core and CPU.
 #[must_use]
 pub fn markdown(outcome: &Outcome) -> String {
     let mut text = "| pairs of runs | total | core | CPU |\n| --- | --- | --- | --- |\n".to_owned();

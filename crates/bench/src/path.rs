@@ -1,9 +1,9 @@
-//! What the way of a page costs without QEMU: a generator writes multifd packets as
-//! QEMU does, and the real tap, lanes, receivers and placer carry them over loopback
-//! into RAM. CPU time by stage, for each gigabyte of RAM.
+//! CPU time of a page's path without QEMU: a generator writes multifd packets as QEMU does, and the
+//! real tap, lanes, receivers and placer carry them over loopback into RAM. The result is by stage,
+//! per gigabyte of RAM.
 //!
-//! Beside it `direct`, which is what QEMU does by itself: each channel's packets go
-//! into a TCP connection, and from there into RAM.
+//! `direct` does for comparison what QEMU does without Droveway: each channel's packets go into a
+//! TCP connection, and from there into RAM.
 
 mod destination;
 mod direct;
@@ -20,20 +20,20 @@ use self::source::Source;
 
 /// The name of the benchmark.
 pub const NAME: &str = "path";
-/// What it is about.
+/// What it measures.
 pub const ABOUT: &str = "CPU time by stage from QEMU's socket into RAM, without QEMU";
 
-/// What QEMU does by itself.
+/// The path that QEMU takes without Droveway.
 const DIRECT: &str = "direct";
-/// RAM that is carried in one run.
+/// RAM that one run carries.
 const RAM_BYTES: u64 = 1 << 30;
-/// The only block.
+/// The only RAM block.
 const BLOCK: &str = "pc.ram";
-/// What QEMU is told to open, too.
+/// Agents tell QEMU to open as many.
 const CHANNELS: u8 = 4;
 const LANES: [usize; 4] = [1, 2, 4, 8];
 
-/// CPU time of threads, by what they do.
+/// CPU time of threads, by stage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stages {
     generator: Duration,
@@ -55,7 +55,7 @@ struct Run {
     stages: Stages,
 }
 
-/// How bytes go over the lanes.
+/// How the lanes carry content.
 #[derive(Clone)]
 struct Way {
     name: &'static str,
@@ -64,8 +64,8 @@ struct Way {
     security: [Security; 2],
 }
 
-/// Runs it and prints a table. `only` names the ways that take part; none named means
-/// all.
+/// Runs the benchmark and prints a table. `only` names the ways that take part; if it is empty, all
+/// do.
 ///
 /// # Errors
 /// If the system gives no sockets, threads or memory, or a page comes out wrong.
@@ -101,7 +101,7 @@ fn ways() -> Result<[Way; 3]> {
     ])
 }
 
-/// Two hosts with certificates of one CA.
+/// Credentials of two hosts, from one CA.
 fn certified() -> Result<[Security; 2]> {
     let dir = tempfile::tempdir().doing("make a directory for certificates")?;
     let wrong = |error: &dyn std::fmt::Display| {

@@ -1,4 +1,4 @@
-//! One plain TCP stream over the same link: what there is to be had.
+//! One plain TCP stream over the same link, as a bound for contenders.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,8 +12,8 @@ use lab::hosts::Hosts;
 
 const PORT: u16 = 7811;
 
-/// Sends as many bytes as a contender had to move: the content that the guest
-/// was told to have, and what its kernel needs.
+/// Sends as many bytes as a contender had to move: the content that the guest was ordered to have,
+/// and its kernel's memory.
 pub(super) fn run(scenario: &Scenario, bytes: u64) -> Result<Run> {
     let hosts = Hosts::new(scenario.link)?;
     let own = std::env::current_exe().doing("find the lab's own program")?;
@@ -57,7 +57,7 @@ pub fn sink(port: u16) -> std::io::Result<()> {
     stream.write_all(b"d")
 }
 
-/// The sending end: prints the seconds until the last byte was read there.
+/// The sending end: prints the seconds until the receiver has read the last byte.
 ///
 /// # Errors
 /// If the connection fails.

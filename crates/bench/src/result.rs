@@ -1,5 +1,5 @@
-//! What a benchmark writes to `target/bench/NAME.json`: every run, medians,
-//! and ratios between contenders.
+//! The results of a benchmark, as in `target/bench/NAME.json`: all runs, medians, and ratios
+//! between contenders.
 
 use std::collections::BTreeMap;
 
@@ -18,85 +18,82 @@ pub struct Run {
     pub ok: bool,
     /// Whether the guest found all its memory as it wrote it.
     pub intact: bool,
-    /// From the command to the VM running at the destination, whose QEMU was
-    /// started before.
+    /// From the command until the VM runs at the destination, whose QEMU was started before.
     pub total_s: f64,
-    /// Starting the destination's QEMU and whatever else comes before.
+    /// Time to start the destination's QEMU, and for everything else that comes before.
     pub prepare_s: f64,
-    /// From the source's stop to the destination's start, by the host's clock.
+    /// From the VM's stop at the source to its start at the destination, by the host's clock.
     pub downtime_ms: f64,
-    /// The longest the guest was not heard of, minus how often it speaks; where
-    /// guests are slowed, at the switchover.
+    /// The longest gap between the guest's beats, minus their interval; where guests are throttled,
+    /// at the switchover.
     pub guest_gap_ms: f64,
-    /// Counted on the interfaces, both ways.
+    /// Bytes on the interfaces, in both directions.
     pub wire_bytes: u64,
-    /// Spent for the migration on both hosts.
+    /// CPU time spent on the migration on both hosts.
     pub cpu_s: f64,
     /// Share of its full rate that the guest kept while it moved.
     pub guest_work: f64,
-    /// The same of what it writes to its disk, if it does.
+    /// The same for its writes to its disk, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_work: Option<f64>,
-    /// Whether its disk is as it was written: by what the guest reads, and by
-    /// the image at the destination. None if no disk moves.
+    /// Whether its disk is as it was written, both as the guest reads it and in the image at the
+    /// destination. None if no disk moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_intact: Option<bool>,
-    /// Room that the image takes at the destination.
+    /// Space that the image takes up at the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_allocated_bytes: Option<u64>,
-    /// Most memory that the source's agent and the destination's had, where that is the
-    /// question.
+    /// Peak memory of the source's agent and the destination's, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agents_peak_bytes: Option<[u64; 2]>,
-    /// Share of its work that a neighbour kept, if there was one.
+    /// Share of its throughput that a neighbour kept, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_kept: Option<f64>,
-    /// The work that it lost in all, as seconds of what it does undisturbed.
+    /// Work that the neighbour lost, as seconds at its undisturbed rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_lost_s: Option<f64>,
-    /// Share of what the neighbour left of the link that the migration used.
+    /// Share of the link's capacity beside the neighbour that the migration used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spare_used: Option<f64>,
-    /// Where guests are slowed: the longest it was not heard of before the
-    /// switchover.
+    /// Where guests are throttled: the longest gap between beats before the switchover.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stall_ms: Option<f64>,
-    /// Work that the guest did not do, as seconds of what it does undisturbed.
+    /// Work that the guest lost, as seconds at its undisturbed rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_s: Option<f64>,
-    /// What it writes undisturbed.
+    /// Its undisturbed rate of writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undisturbed_bytes_per_s: Option<f64>,
-    /// The lowest share of its CPUs that it was left, if the contender tells.
+    /// The lowest share of its CPUs that the guest had, if the contender reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_lowest: Option<f64>,
-    /// How long it was not left all of them.
+    /// How long the guest was throttled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowed_s: Option<f64>,
-    /// Sweeps over its memory.
+    /// Passes over its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passes: Option<u64>,
-    /// What clients of a server in the guest got, if there is one.
+    /// Figures from the clients of a server in the guest, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served: Option<Served>,
-    /// Where many VMs moved at once: what that came to.
+    /// Figures of a gang's move, if many VMs moved at once.
     #[serde(flatten)]
     pub gang: Option<GangFigures>,
-    /// Where the disk is on a storage host: what came from there.
+    /// Figures of storage, if the disk is on a storage host.
     #[serde(flatten)]
     pub cache: Option<CacheFigures>,
-    /// How long the contender was given, if it did not finish in that.
+    /// The timeout, if the contender did not finish within it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_s: Option<f64>,
-    /// Why it is not ok.
+    /// Why the run failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A figure's name, and where a run has it, if it does.
+/// A figure's name, and how to get it from a run, if the run has it.
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
-/// The figures that medians and ratios are made of.
+/// The figures for which medians and ratios are computed.
 pub const FIGURES: [Figure; 47] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
@@ -150,40 +147,40 @@ pub const FIGURES: [Figure; 47] = [
 /// A contender's runs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Contender {
-    /// Each, in order.
+    /// All of them, in order.
     pub runs: Vec<Run>,
-    /// Of the runs that are ok, by figure. Empty if none is.
+    /// Medians of the good runs, by figure. Empty if there are none.
     pub median: BTreeMap<String, f64>,
 }
 
 /// A scenario's outcome.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Which scenario.
+    /// Name of the scenario.
     pub scenario: String,
-    /// What the guest is and does.
+    /// The guest and what it does.
     pub guest: serde_json::Value,
-    /// What joins the hosts.
+    /// The links between the hosts.
     pub links: serde_json::Value,
     /// QEMU's version.
     pub qemu: String,
     /// `kvm` or `tcg`.
     pub accel: String,
-    /// By name.
+    /// Contenders by name.
     pub contenders: BTreeMap<String, Contender>,
     /// `X/Y`: X's median over Y's, by figure.
     pub ratios: BTreeMap<String, BTreeMap<String, f64>>,
     /// The same from pairs of runs: the nth of X over the nth of Y.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub paired: BTreeMap<String, BTreeMap<String, Interval>>,
-    /// What was to be reached, and whether it was.
+    /// Goals, and whether they were reached.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub goals: Vec<Goal>,
 }
 
 impl Outcome {
-    /// Works out medians and ratios from the runs there are. `names` are those
-    /// that others are compared with.
+    /// Computes medians and ratios from the runs so far; `against` names the contenders that others
+    /// are compared with.
     pub fn conclude(&mut self, against: &[&str]) {
         for contender in self.contenders.values_mut() {
             contender.median = medians(&contender.runs);
@@ -213,7 +210,7 @@ fn medians(runs: &[Run]) -> BTreeMap<String, f64> {
     FIGURES.iter().filter_map(median_of).collect()
 }
 
-/// The middle value, or the mean of the two in the middle; 0 of nothing.
+/// The middle value, or the mean of the two in the middle; 0 if there are none.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -266,7 +263,7 @@ mod tests {
         assert!(outcome.contenders["qemu-zstd"].median.is_empty());
         assert_eq!(outcome.ratios["qemu-precopy/droveway"]["total_s"], 2.5);
         assert!(!outcome.ratios.contains_key("qemu-zstd/droveway"));
-        // The second pair has a run that failed.
+        // The second pair has a failed run.
         let paired = &outcome.paired["qemu-precopy/droveway"]["total_s"];
         assert_eq!(paired.pairs, 2);
         assert!((paired.ratio - 12_f64.sqrt()).abs() < 1e-9, "6 and 2, {paired:?}");

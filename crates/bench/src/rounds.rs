@@ -1,5 +1,5 @@
-//! Contests in rounds: each contender once a round, in the opposite order every
-//! second time.
+//! Contests in rounds: each contender runs once a round, and every second round is in reverse
+//! order.
 
 use super::contest::{add, failed, path, save, save_at, told, whole};
 use super::goals::Goal;
@@ -7,22 +7,22 @@ use super::paired;
 use super::result::{Outcome, Run};
 use lab::error::Result;
 
-/// How often, who, and by what name the results are kept.
+/// Number of rounds, contenders, and the name under which results are kept.
 pub(super) struct Rounds<'a> {
     pub(super) label: &'a str,
     pub(super) runs: u32,
-    /// The contenders that take part; none named means all.
+    /// The contenders that take part; if it is empty, all do.
     pub(super) only: &'a [String],
 }
 
-/// What is measured, and by what goals it is judged.
+/// What is measured, and the goals that it is judged by.
 pub(super) trait Contest {
     type Contender;
 
     fn contenders(&self) -> Vec<Self::Contender>;
     fn name(&self, contender: &Self::Contender) -> String;
     fn run(&self, contender: &mut Self::Contender) -> Result<Run>;
-    /// What is printed of a run besides what all have.
+    /// Text on a run besides what all contests print.
     fn told(&self, run: &Run) -> String;
     fn goals(&self, outcome: &Outcome) -> Vec<Goal>;
 }
@@ -32,14 +32,14 @@ impl Rounds<'_> {
         format!("{}-part", self.label)
     }
 
-    /// Runs all, prints what happens, and writes after each run the results that
-    /// there are. A contender that fails is a result.
+    /// Runs all contenders, prints the course, and writes the results so far after each run. A
+    /// failed contender is a result.
     pub(super) fn run(&self, contest: &impl Contest, outcome: &mut Outcome) -> Result<()> {
         let Self { runs, only, .. } = self;
         for nth in 1..=*runs {
             let mut contenders = contest.contenders();
             if nth.is_multiple_of(2) {
-                // What the first of a round finds the last finds in the next.
+                // The first of a round is the last of the next, so that the order favours none.
                 contenders.reverse();
             }
             for mut contender in contenders {
@@ -57,13 +57,13 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Prints what it comes to, and writes the results.
+    /// Prints the comparison and the goals, and writes the results.
     pub(super) fn conclude(&self, outcome: &Outcome) -> Result<()> {
         println!("{}", paired::markdown(outcome));
         for goal in &outcome.goals {
             println!("{goal}");
         }
-        // A partial run must not stand in for a whole one.
+        // A partial run must not replace the results of a whole one.
         let path = if self.only.is_empty() { whole(self.label)? } else { path(&self.part()) };
         save_at(&path, outcome)?;
         println!("\n{}", path.display());

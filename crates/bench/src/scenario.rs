@@ -1,4 +1,4 @@
-//! The contests: what guest, what links, who takes part.
+//! The contests: the guest, the links and the contenders.
 
 use std::time::Duration;
 
@@ -16,51 +16,50 @@ use lab::setup::Accelerator;
 const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 
-/// Contenders that slow no guest: where it writes too fast they never finish.
+/// Contenders that never throttle the guest: if it writes too fast, they don't finish.
 const UNSLOWED: [&str; 3] = ["qemu-precopy", "qemu-zstd", "droveway-off"];
 
 /// A contest.
 pub struct Scenario {
     /// Its name: `make bench-NAME`.
     pub name: &'static str,
-    /// What it is for, for a person.
+    /// What it measures, for people.
     pub about: &'static str,
     /// The guest.
     pub guest: GuestSpec,
-    /// Its disk, which moves too.
+    /// Its disk, which moves with it.
     pub disk: Option<Image>,
-    /// What stands beside it.
+    /// A load beside it.
     pub neighbour: Option<Neighbour>,
     /// The links.
     pub link: Link,
     /// The downtime goal.
     pub goal: Duration,
-    /// What a contender gives up after.
+    /// When a contender gives up.
     pub timeout: Duration,
-    /// Those of QEMU.
+    /// QEMU's modes that take part.
     pub modes: &'static [Mode],
-    /// Those of Droveway.
+    /// Droveway's variants that take part.
     pub ours: Vec<Options>,
     /// Whether a plain TCP stream is measured on the link too.
     pub plain_tcp: bool,
-    /// Whether contenders may have to slow the guest: what that costs it is
-    /// measured, too.
+    /// Set if contenders may have to throttle the guest: its loss by that is measured, too.
     pub slowing: Option<Slowing>,
     /// Whether a server runs in the guest, and clients use it.
     pub served: bool,
-    /// Whether libvirt moves it, by itself and carried by agents.
+    /// Whether libvirt moves it, unaided and carried by agents.
     pub libvirt: bool,
 }
 
 /// Where guests write faster than the link.
 #[derive(Clone, Copy, Debug)]
 pub struct Slowing {
-    /// What contenders give up after that slow no guest.
+    /// When contenders that don't throttle the guest give up.
     pub patience: Duration,
 }
 
 impl Scenario {
-    /// Every contender, new.
+    /// All contenders, new.
     #[must_use]
     pub fn contenders(&self) -> Vec<Box<dyn Contender>> {
         if self.libvirt {
@@ -76,7 +75,7 @@ impl Scenario {
         qemu.chain(ours).collect()
     }
 
-    /// What a contender gives up after.
+    /// When a contender gives up.
     #[must_use]
     pub fn timeout_of(&self, contender: &str) -> Duration {
         let slows = !UNSLOWED.contains(&contender);
@@ -138,7 +137,7 @@ fn encrypted(options: Options) -> Options {
     Options { variant: Some("tls".to_owned()), tls: true, ..options }
 }
 
-/// All of them.
+/// All contests.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls(), kvm()]);
@@ -147,7 +146,7 @@ pub fn all() -> Vec<Scenario> {
     memory().into_iter().chain(disks()).chain(rest).collect()
 }
 
-/// What libvirt moves as well: the same guests on the same links.
+/// Contests of libvirt: the same guests on the same links.
 fn libvirts() -> Vec<Scenario> {
     let named = [
         ("idle", "libvirt-idle"),
@@ -165,7 +164,7 @@ fn libvirts() -> Vec<Scenario> {
     named.into_iter().filter_map(of).chain([libvirt_twins()]).collect()
 }
 
-/// Two VMs of libvirt's that are moved at the same time.
+/// Two VMs that libvirt moves at the same time.
 const LIBVIRT_TWINS: &str = "libvirt-twins";
 
 fn libvirt_twins() -> Scenario {
@@ -197,7 +196,7 @@ fn libvirt_twins() -> Scenario {
     }
 }
 
-/// Those that move a VM's memory only.
+/// Contests that move only a VM's memory.
 fn memory() -> Vec<Scenario> {
     let idle = Orders { working_set_bytes: 64 * MIB, rate: 5 * MB, seed: 1, ..Orders::default() };
     let idle_guest = GuestSpec::new("bench", "1G", idle);
@@ -314,8 +313,8 @@ fn memory() -> Vec<Scenario> {
     ]
 }
 
-/// What is left of a switchover when there is next to nothing to be moved. Where KVM is
-/// nested and only emulates, a guest without an operating system is all that it runs.
+/// The rest of a switchover if there is next to nothing to move. Where KVM is nested and only
+/// emulates, it can run no guest with an operating system.
 fn kvm() -> Scenario {
     let mut guest = GuestSpec::bare(
         "bench",
@@ -349,10 +348,10 @@ fn kvm() -> Scenario {
     }
 }
 
-/// Where agents' memory is the question.
+/// The contest that measures agents' memory.
 pub const FOOTPRINT: &str = "footprint";
 
-/// What agents take of a host's memory for a VM that has much, and uses little of it.
+/// Memory that agents take for a VM that has much and uses little of it.
 fn footprint() -> Scenario {
     let orders = Orders {
         random_bytes: 1000 * MB / 4096 * 4096,
@@ -379,8 +378,7 @@ fn footprint() -> Scenario {
     }
 }
 
-/// Large VMs that have used little: one of 256 MiB in a VM of 8 GiB that had used 2 GiB
-/// and freed it again.
+/// Large VMs that use little: 256 MiB of 8 GiB, after 2 GiB were used and freed.
 fn large() -> Vec<Scenario> {
     let orders = Orders {
         freed_bytes: 2 << 30,
@@ -398,7 +396,7 @@ fn large() -> Vec<Scenario> {
             guest.extra.extend(ram.map(str::to_owned));
         }
         if hinted {
-            // What `droveway run --free-page-hint` adds.
+            // As `droveway run --free-page-hint` adds them.
             let balloon = "virtio-balloon,free-page-hint=on,iothread=balloon";
             let hint = ["-object", "iothread,id=balloon", "-device", balloon];
             guest.extra.extend(hint.map(str::to_owned));
@@ -428,7 +426,7 @@ fn large() -> Vec<Scenario> {
     ]
 }
 
-/// What it costs that nobody reads along.
+/// The cost of encryption.
 fn tls() -> Scenario {
     let raw = Options { variant: None, ..variant("", &["--compress", "off"]) };
     Scenario {
@@ -453,7 +451,7 @@ fn tls() -> Scenario {
     }
 }
 
-/// Those that move a disk of a host's own too.
+/// Contests that move a host's local disk, too.
 fn disks() -> Vec<Scenario> {
     let disk = |guest_bytes| Image {
         bytes: 4096 * MIB,
@@ -507,12 +505,12 @@ fn disks() -> Vec<Scenario> {
     ]
 }
 
-/// What the neighbour's clients ask for, and what that leaves of 1 Gbit/s, in
-/// bytes of content.
+/// Content per second, in bytes: what the neighbour's clients request, and what that leaves of 1
+/// Gbit/s.
 const WEB_BYTES_PER_S: u64 = 75 * MB;
 const SPARE_BYTES_PER_S: u64 = 44 * MB;
 
-/// Those with a neighbour that should not suffer.
+/// Contests with a neighbour that should not suffer.
 fn neighbours() -> Vec<Scenario> {
     let orders = Orders {
         random_bytes: 500 * MB / 4096 * 4096,
@@ -563,7 +561,7 @@ fn neighbours() -> Vec<Scenario> {
     ]
 }
 
-/// How lanes, and compressing in them, scale.
+/// How lanes scale, with compression and without.
 fn cores() -> Scenario {
     let orders = Orders {
         random_bytes: 500 * MB / 4096 * 4096,

@@ -1,5 +1,4 @@
-//! A server in the guest, in a run: what its clients got before the migration,
-//! meanwhile and after.
+//! A server in the guest: what its clients got before, during and after the migration.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,9 +13,9 @@ use lab::hosts::Outside;
 /// How long clients are watched before and after.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(5);
-/// What clients send to a VM that just came must find its way.
+/// Time until packets from clients reach a VM that just arrived.
 const FOUND: Duration = Duration::from_secs(1);
-/// What makes one figure of the course.
+/// Length of a piece of the course.
 const STEP: Duration = Duration::from_millis(100);
 
 /// What the clients of a server in a guest got.
@@ -28,17 +27,17 @@ pub struct Served {
     pub during_per_s: f64,
     /// After it.
     pub after_per_s: f64,
-    /// The longest without any answer before.
+    /// The longest time without any answer before.
     pub silence_before_ms: f64,
-    /// During.
+    /// During it.
     pub silence_ms: f64,
-    /// After.
+    /// After it.
     pub silence_after_ms: f64,
-    /// Answers that are missing, from the beginning to some seconds after.
+    /// Missing answers, from the start of the migration until some seconds after it.
     pub lost: f64,
-    /// Answers that were not what the server was given.
+    /// Answers that differ from what the server was given.
     pub wrong: u64,
-    /// Seconds since the beginning, and answers per second from then on.
+    /// Seconds since the start of the migration, and answers per second from then on.
     pub course: Vec<(f64, f64)>,
 }
 
@@ -49,17 +48,17 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Has clients begin, and watches them for a while.
+    /// Starts clients, and watches them for a while.
     pub(super) fn start(outside: &Outside) -> Result<Self> {
         let visitors = Visitors::start(outside)?;
-        // It takes a moment until the server is up to speed.
+        // The server needs a moment to reach full speed.
         thread::sleep(BEFORE / 3);
         let alone_since = Instant::now();
         thread::sleep(BEFORE);
         Ok(Self { visitors, alone_since, moving_since: Instant::now() })
     }
 
-    /// Judges, some seconds after the VM has moved.
+    /// Computes the figures, some seconds after the VM has moved.
     pub(super) fn judge(&self, moved: &Moved) -> Served {
         let (from, to) = (moved.began, moved.ran);
         let end = to + FOUND + AFTER;

@@ -1,8 +1,7 @@
-//! Gangs of many VMs on many hosts in simulated time: what sharing content would
-//! save where no lab reaches. Who may begin says the agents' policy, where content
-//! is the agents' directory; VMs are traces of what they contain, and links share
-//! what they carry as TCP does. There is no QEMU; what it takes of cores, and what all
-//! else takes, is known by the byte.
+//! Gangs of many VMs on many hosts in simulated time: what sharing content would save at sizes that
+//! no lab reaches. The agents' policy decides which VMs may begin, and the agents' directory knows
+//! where content is. VMs are traces of what they contain, and links divide their capacity as TCP
+//! does. There is no QEMU: CPU time, its own and all other, is given per byte.
 
 mod against;
 mod content;
@@ -32,13 +31,11 @@ use lab::error::{FileContext, LabError, Result};
 const MIB: u64 = 1 << 20;
 const HOSTS_MAX: usize = 1000;
 const VMS_MAX: usize = 10_000;
-/// A step in which nothing can happen that matters.
+/// Length of a step: nothing that matters can happen within it.
 const STEP_S: f64 = 0.02;
-/// Cores of the lab's machine, less what is nobody's: interrupts, and what the machine's
-/// own host takes.
+/// Cores of the lab's machine, less the time that no process gets: interrupts, and steal.
 const LAB_CORES: f64 = 1.75;
-/// The system of the lab's guests, as much as two have in common; what each has
-/// besides; and what is the same page.
+/// The system of the lab's guests: what two have in common, and what each has besides.
 const LAB_SYSTEM: u64 = 34 * MIB;
 const LAB_OWN: u64 = 4 * MIB;
 
@@ -143,10 +140,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Simulates it, and prints what came of it.
+    /// Runs the simulation, and prints its outcome.
     ///
     /// # Errors
-    /// If it can't be.
+    /// If the options or the files that they name are wrong.
     pub fn run(&self) -> Result<()> {
         let (ground, mix) = (self.ground(), self.mix());
         let pace = self.pace(self.costs()?);
@@ -193,7 +190,7 @@ impl Options {
         }
     }
 
-    /// The VMs that move, and those that are there.
+    /// The VMs that move, and the residents.
     fn mix(&self) -> Mix {
         if self.like_lab {
             return Mix {
@@ -280,7 +277,7 @@ impl Options {
     }
 }
 
-/// As Markdown.
+/// The outcomes as a Markdown table.
 fn table(outcomes: &[Outcome]) -> String {
     let heads = [
         "share",
@@ -356,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_of_it_is_a_table() {
+    fn outcomes_are_printed_as_a_table() {
         let outcome = Outcome {
             share: Share::Rack,
             total_s: Some(4.5),

@@ -1,5 +1,5 @@
-//! What it costs a guest that it writes faster than the link: how it was slowed,
-//! and what it did not do meanwhile that it would have done.
+//! The loss of a guest that writes faster than the link: how far it was throttled, and what it did
+//! not do meanwhile that it would have done.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use lab::guest::Guest;
 
 /// How long a guest that always writes is watched undisturbed.
 const WATCH: Duration = Duration::from_secs(3);
-/// What a migration leaves to be done after the VM runs is its doing, too.
+/// Work that the migration leaves until after the VM runs is its effect, too.
 const AFTER: Duration = Duration::from_millis(300);
-/// A share from here on is all of it.
+/// A share of at least this counts as all.
 const ALL: f64 = 0.999;
 
-/// What a guest does undisturbed, again and again.
+/// The work of an undisturbed guest, which repeats after a period.
 pub(super) struct Undisturbed {
     counts: Vec<(Instant, u64)>,
     began: Instant,
@@ -27,18 +27,18 @@ pub(super) struct Undisturbed {
 }
 
 impl Undisturbed {
-    /// Watches a guest for a while: one that swings from the beginning of a
-    /// burst to the beginning of the next.
+    /// Watches a guest for a while: one that swings from the start of a burst to the start of the
+    /// next.
     pub(super) fn watch(guest: &Guest) -> Result<Self> {
         let swing = Duration::from_millis(guest.spec.orders.swing_ms) * 2;
         let period = if swing.is_zero() { WATCH } else { swing };
         guest.forget_gap();
-        // The beat that says how much it had done before.
+        // Wait for the beat that reports the work before.
         thread::sleep(AFTER);
         guest.ask("burst")?;
         let began = Instant::now();
         thread::sleep(period);
-        // The beat that says how much it did until then.
+        // Wait for the beat that reports the work until then.
         thread::sleep(AFTER);
         Ok(Self { counts: guest.pages(began, began + period + AFTER), began, period })
     }
@@ -48,7 +48,7 @@ impl Undisturbed {
         self.pages_until(self.period) / self.period.as_secs_f64()
     }
 
-    /// Pages so long after the beginning of a period.
+    /// Pages within `elapsed` from the start of a period.
     fn pages_until(&self, elapsed: Duration) -> f64 {
         let whole = count::between(&self.counts, self.began, self.began + self.period);
         let periods = elapsed.as_secs_f64() / self.period.as_secs_f64();
@@ -56,8 +56,8 @@ impl Undisturbed {
         periods.floor() * whole + count::between(&self.counts, self.began, self.began + rest)
     }
 
-    /// Work that is missing between two instants, as seconds of this; `burst`
-    /// is when a period began.
+    /// Work that is missing between two instants, in seconds of undisturbed work; `burst` is when a
+    /// period began.
     fn lost_s(&self, counts: &[(Instant, u64)], burst: Instant, from: Instant, to: Instant) -> f64 {
         let elapsed = |at: Instant| at.saturating_duration_since(burst);
         let expected = self.pages_until(elapsed(to)) - self.pages_until(elapsed(from));
@@ -66,20 +66,20 @@ impl Undisturbed {
     }
 }
 
-/// A guest about to move.
+/// A guest that is about to move.
 pub(super) struct Slowed {
     undisturbed: Undisturbed,
     burst: Instant,
 }
 
 impl Slowed {
-    /// Has it begin a burst now, so that it is the same for every contender.
+    /// Makes the guest begin a burst now, so that it is the same for every contender.
     pub(super) fn begin(undisturbed: Undisturbed, guest: &Guest) -> Result<Self> {
         guest.ask("burst")?;
         Ok(Self { undisturbed, burst: Instant::now() })
     }
 
-    /// Adds to a run what it cost the guest.
+    /// Adds the guest's losses to a run.
     pub(super) fn judge(
         self,
         run: Run,
@@ -108,7 +108,7 @@ impl Slowed {
     }
 }
 
-/// How long the share was not all.
+/// How long the share was less than all.
 fn slowed_s(samples: &[Sample]) -> f64 {
     let slow = samples.windows(2).filter(|pair| pair[0].share < ALL);
     slow.fold(0.0, |sum, pair| sum + (pair[1].at_s - pair[0].at_s).max(0.0))
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_below_all_are_added_up() {
+    fn throttled_seconds_are_added_up() {
         let sample = |(at_s, share)| Sample { at_s, share, ..Sample::default() };
         let samples = [(0.0, 1.0), (1.0, 0.5), (1.5, 0.4), (2.0, 1.0), (9.0, 0.9)].map(sample);
         assert!((slowed_s(&samples) - 1.0).abs() < 1e-9);

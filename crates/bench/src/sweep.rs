@@ -1,5 +1,4 @@
-//! Runs a sweep: the contenders in turn at each of its points, and what that
-//! comes to.
+//! Runs a sweep: the contenders take turns at each of its points.
 
 use std::time::Instant;
 
@@ -13,39 +12,38 @@ use super::writers::{Point, Sweep};
 use lab::error::Result;
 use lab::setup::Kit;
 
-/// What came out at a point.
+/// Outcome of a point.
 #[derive(Clone, Debug, Serialize)]
 pub struct PointOutcome {
-    /// Each way.
+    /// Rate of the link in each direction.
     pub link_mbit_per_s: u32,
-    /// What the guest was to write, as a share of the link.
+    /// Rate at which the guest was to write, as a share of the link's.
     pub dirty_of_link: f64,
-    /// All else.
+    /// All other results.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came out of a sweep.
+/// Outcome of a sweep.
 #[derive(Clone, Debug, Serialize)]
 pub struct SweepOutcome {
-    /// Which.
+    /// Name of the sweep.
     pub scenario: String,
-    /// What was to be reached, and whether it was.
+    /// Goals, and whether they were reached.
     pub goals: Vec<Goal>,
-    /// By point.
+    /// Outcomes by point.
     pub points: Vec<PointOutcome>,
 }
 
-/// Runs a sweep, prints what happens, and writes the results, after each run
-/// those that there are. `only` names the contenders that take part, `at` the
-/// points; none named means all.
+/// Runs a sweep, prints the course, and writes the results so far after each run. `only` names the
+/// contenders that take part, and `at` the points; if empty, all do.
 ///
-/// Each round visits all points. One that ran out of time at a point is not
-/// asked again there. When there was enough time for it all, no new round
-/// begins, and a point that is not finished is the last.
+/// Each round visits all points. A contender that ran out of time at a point does not run there
+/// again. After [`Sweep::enough`] no new round begins, and one that has begun ends after the
+/// current point.
 ///
 /// # Errors
-/// If the lab itself fails; a contender that fails is a result.
+/// If the lab itself fails; a failed contender is a result.
 pub fn run(
     kit: &Kit,
     sweep: &Sweep,

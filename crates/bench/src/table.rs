@@ -19,8 +19,7 @@ const ALWAYS: [&str; 9] = [
     "intact",
 ];
 
-/// Columns that a table has where any run has the figure, what it is
-/// multiplied with, and its digits.
+/// Columns that a table has where any run has the figure: figure, title, factor and digits.
 const SOMETIMES: [(&str, &str, f64, usize); 36] = [
     ("disk_work", "disk's work", 1.0, 2),
     ("neighbour_kept", "neighbour kept", 1.0, 2),
@@ -60,7 +59,7 @@ const SOMETIMES: [(&str, &str, f64, usize); 36] = [
     ("destination_agent_bytes", "destination's agent MiB", 1.0 / (1 << 20) as f64, 0),
 ];
 
-/// Those that a table has besides those that all have.
+/// Columns that a table has besides those that all have.
 struct More {
     figures: Vec<(&'static str, &'static str, f64, usize)>,
     disks: bool,
@@ -75,7 +74,7 @@ impl More {
         Self { figures, disks: runs.any(|run| run.disk_intact.is_some()) }
     }
 
-    /// The table's head, with columns before all others.
+    /// The table's head, with the columns `first` before all others.
     fn head(&self, first: &[&str]) -> String {
         let names = self.figures.iter().map(|(_, name, ..)| *name);
         let names = names.chain(self.disks.then_some("disk intact"));
@@ -99,7 +98,7 @@ pub fn sweep(points: &[PointOutcome]) -> String {
     text
 }
 
-/// Medians of every contender, and what the first named has over the others.
+/// Medians of all contenders, and the ratios between them.
 #[must_use]
 pub fn markdown(outcome: &Outcome) -> String {
     let more = More::of(&[outcome]);
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_a_sweep_says_where_it_was() {
+    fn rows_of_a_sweep_begin_with_their_point() {
         let run = Run { ok: true, stall_ms: Some(12.0), ..Run::default() };
         let mut outcome = Outcome::default();
         outcome.contenders.entry("x".to_owned()).or_default().runs.push(run);

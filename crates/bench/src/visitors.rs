@@ -1,8 +1,8 @@
-//! Clients of the server in a guest: from a third host they change and read
-//! what it keeps, each as soon as it was answered, and check what they read.
+//! Clients of the server in a guest: from a third host they change and read its values, each as
+//! soon as it was answered, and check what they read.
 //!
-//! They are a process of their own, which says what was answered and when by
-//! the clock that all processes share.
+//! They are a process of their own, which reports what was answered and when, by the clock that all
+//! processes share.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -21,26 +21,26 @@ use crate::count;
 use lab::error::{LabError, Result, SystemContext};
 use lab::hosts::Outside;
 
-/// memcached's.
+/// memcached's port.
 const PORT: u16 = 11211;
 const CLIENTS: u64 = 4;
 const VALUE_BYTES: usize = 64 << 10;
 const KEYS: u64 = 1536;
-/// One request in so many reads; the others change what is kept.
+/// One request in so many reads; the others change values.
 const READ_ONCE_IN: usize = 4;
-/// How often it says how much was answered.
+/// How often it reports how much was answered.
 const TELL: Duration = Duration::from_millis(20);
-/// A silence that is worth telling.
+/// A longer silence is reported.
 const SILENCE_US: u64 = 5_000;
-/// What a server may take to come up and to be filled.
+/// Longest time until a server has started and is filled.
 const READY_MAX: Duration = Duration::from_secs(90);
-/// An answer after more than this is none.
+/// An answer that takes longer counts as none.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a server must keep.
+/// Bytes that a server must keep.
 pub const KEPT_BYTES: u64 = KEYS * VALUE_BYTES as u64;
 
-/// What clients have said.
+/// What clients have reported.
 #[derive(Debug, Default)]
 struct Heard {
     counts: Vec<(Instant, u64)>,
@@ -48,7 +48,7 @@ struct Heard {
     wrong: u64,
 }
 
-/// Clients at work. Dropping it ends them.
+/// Running clients. Dropping it ends them.
 pub(super) struct Visitors {
     child: Child,
     heard: Arc<Mutex<Heard>>,
@@ -56,7 +56,7 @@ pub(super) struct Visitors {
 }
 
 impl Visitors {
-    /// Has them begin; returns when the server holds all that it is to keep.
+    /// Starts the clients; returns when the server has all its values.
     pub(super) fn start(outside: &Outside) -> Result<Self> {
         let own = std::env::current_exe().doing("find the lab's own program")?;
         let mut command = outside.host.command(&own);
@@ -72,7 +72,7 @@ impl Visitors {
             let lines = output.map(|output| BufReader::new(output).lines());
             for line in lines.into_iter().flatten().map_while(io::Result::ok) {
                 if line == "ready" {
-                    // Nobody waits any more after the timeout.
+                    // After the timeout the receiver is gone.
                     let _ = ready.send(());
                 }
                 hears.lock().unwrap_or_else(PoisonError::into_inner).hear(&line, at);
@@ -85,18 +85,18 @@ impl Visitors {
         Ok(visitors)
     }
 
-    /// Answers between two instants.
+    /// Number of answers between two instants.
     pub(super) fn answered(&self, from: Instant, to: Instant) -> f64 {
         count::between(&self.lock().counts, from, to)
     }
 
-    /// The longest time without any answer that touches these two instants,
-    /// from the first of them on.
+    /// The longest time without any answer that overlaps the time between two instants, counted
+    /// from the first of them.
     pub(super) fn silence(&self, from: Instant, to: Instant) -> Duration {
         self.lock().silence(from, to)
     }
 
-    /// Answers that were not what the server was given.
+    /// Answers that differ from what the server was given.
     pub(super) fn wrong(&self) -> u64 {
         self.lock().wrong
     }
@@ -155,13 +155,13 @@ impl Heard {
     }
 }
 
-/// Microseconds of the clock that `Instant` is made of.
+/// Microseconds of the clock that `Instant` uses.
 fn clock_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(0)
 }
 
-/// What all clients have done.
+/// Totals of all clients.
 #[derive(Default)]
 struct Done {
     answered: AtomicU64,
@@ -169,10 +169,10 @@ struct Done {
     last_us: AtomicU64,
 }
 
-/// The clients: fill the server, then use it until nobody hears them.
+/// The clients: they fill the server, then use it until their reports can't be written.
 ///
 /// # Errors
-/// If the server doesn't come up, or ends a connection.
+/// If the server doesn't start, or ends a connection.
 pub fn visit() -> io::Result<()> {
     let filled: io::Result<Vec<Client>> = (0..CLIENTS).map(Client::connect).collect();
     let done = Arc::new(Done::default());
@@ -184,7 +184,7 @@ pub fn visit() -> io::Result<()> {
             loop {
                 match client.ask() {
                     Ok(right) => done.was_answered(right),
-                    // The others go on; the silence shows.
+                    // The other clients continue. If all end, the silence shows it.
                     Err(error) => return eprintln!("client: {error}"),
                 }
             }
@@ -213,7 +213,7 @@ impl Done {
     }
 }
 
-/// One client, and the keys that are its own.
+/// One client, with keys of its own.
 struct Client {
     stream: BufReader<TcpStream>,
     first_key: u64,
@@ -223,7 +223,7 @@ struct Client {
 }
 
 impl Client {
-    /// Connects, and gives the server all its values.
+    /// Connects, and stores all its values in the server.
     fn connect(nth: u64) -> io::Result<Self> {
         let until = Instant::now() + READY_MAX;
         let stream = loop {
@@ -250,7 +250,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Changes a value, or reads one. Whether the answer was right.
+    /// Changes a value, or reads one. Returns whether the answer was right.
     fn ask(&mut self) -> io::Result<bool> {
         let index = self.random.below(self.versions.len());
         if self.random.below(READ_ONCE_IN) == 0 {
@@ -278,7 +278,7 @@ impl Client {
         let key = self.first_key + index as u64;
         self.stream.get_mut().write_all(format!("get {key}\r\n").as_bytes())?;
         let head = self.line()?;
-        // It has room for all: nothing is ever thrown out.
+        // The server has room for all values: it never evicts one.
         if head != format!("VALUE {key} 0 {VALUE_BYTES}") {
             return if head == "END" { Ok(false) } else { Err(io::Error::other(head)) };
         }
@@ -298,7 +298,7 @@ impl Client {
     }
 }
 
-/// The value of a key in a version: it doesn't shrink.
+/// The value of a key in a version; it can't be compressed.
 fn fill(value: &mut Vec<u8>, key: u64, version: u64) {
     let mut random = Random::new(key, version);
     value.clear();
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_say_is_understood() {
+    fn reports_of_clients_are_parsed() {
         let start = Instant::now();
         let at = |us| start + Duration::from_micros(us);
         let mut heard = Heard::default();
@@ -325,7 +325,7 @@ mod tests {
         let silence = |from, to| heard.silence(at(from), at(to)).as_micros();
         assert_eq!([silence(100, 300), silence(400, 9000), silence(900, 9000)], [700, 500, 0]);
         heard.hear("answered 90000 9 1", at);
-        // Clients that are not answered any more have nothing to say.
+        // Clients that get no more answers report nothing.
         assert_eq!(heard.silence(at(2000), at(95_000)).as_micros(), 88_000);
     }
 

@@ -1,8 +1,7 @@
-//! Touches memory before it is measured. On a virtual machine, memory that is
-//! touched for the first time is slower by a factor of ten and more, because
-//! its own host must find it. A kernel that reports free pages gives them back
-//! within two seconds, so this is done right before each migration, and some of
-//! it is let go of only while that goes on.
+//! Touches memory before a measurement. On a virtual machine, memory that is touched for the first
+//! time is slower by a factor of ten and more, because its own host must find it. A kernel that
+//! reports free pages gives them back within two seconds, so this is done right before each
+//! migration, and some of the memory is freed only while the migration runs.
 
 use std::fs;
 use std::hint::black_box;
@@ -13,16 +12,16 @@ use std::time::{Duration, Instant};
 use memmap2::{Advice, MmapMut};
 
 const PAGE_BYTES: usize = 4096;
-/// What is kept is let go of in such pieces,
+/// A reserve is freed in such pieces,
 const PIECE_BYTES: u64 = 64 << 20;
-/// when half as much was taken of what is free, which is looked at so often,
+/// when half as much was taken from free memory, which is checked this often,
 const LOOK: Duration = Duration::from_millis(50);
 /// or after this: free memory doesn't stay warm.
 const PIECE_MAX: Duration = Duration::from_millis(400);
 
-/// Touches `bytes`, or most of what is free: in huge pages, as QEMU asks for
-/// its RAM, and an eighth of it in small ones, as sockets use them. Each kind
-/// comes from other free memory.
+/// Touches `bytes`, or half of what is available if that is less: in huge pages, as QEMU asks for
+/// its RAM, and as an eighth more in small ones, as sockets use them. Each kind comes from other
+/// free memory.
 pub(super) fn memory(bytes: u64) {
     let bytes = bytes.min(free("MemAvailable:") / 2);
     touch(bytes / 8, Advice::NoHugePage);
@@ -32,7 +31,7 @@ pub(super) fn memory(bytes: u64) {
 fn touch(bytes: u64, pages: Advice) -> Option<MmapMut> {
     let bytes = usize::try_from(bytes).unwrap_or(0);
     let mut memory = MmapMut::map_anon(bytes.max(PAGE_BYTES)).ok()?;
-    // A kernel without huge pages refuses: it has one kind of memory.
+    // A kernel without huge pages refuses: it has only one kind of memory.
     let _ = memory.advise(pages);
     for page in memory.chunks_mut(PAGE_BYTES) {
         page[0] = 1;
@@ -41,7 +40,7 @@ fn touch(bytes: u64, pages: Advice) -> Option<MmapMut> {
     Some(memory)
 }
 
-/// Warm memory that becomes free as such is needed, for what takes longer than free
+/// Warm memory that is freed as free memory is taken, for migrations that take longer than free
 /// memory stays warm. Dropping it frees the rest.
 pub(super) struct Reserve {
     stop: Option<Sender<()>>,
@@ -49,7 +48,7 @@ pub(super) struct Reserve {
 }
 
 impl Reserve {
-    /// Of so many bytes, or of half of what is free.
+    /// Keeps `bytes`, or half of what is available if that is less.
     pub(super) fn keep(bytes: u64) -> Self {
         let pieces = bytes.min(free("MemAvailable:") / 2) / PIECE_BYTES;
         let pieces = (0..pieces).filter_map(|_| touch(PIECE_BYTES, Advice::HugePage)).collect();
@@ -77,13 +76,13 @@ fn let_go(mut pieces: Vec<MmapMut>, stopped: &Receiver<()>) {
             drop(pieces.pop());
             (before, last) = (free("MemFree:"), Instant::now());
         } else {
-            // What others free is warm, too.
+            // Memory that others free is warm, too.
             before = before.max(now);
         }
     }
 }
 
-/// What the kernel has under this name.
+/// The kernel's figure of this name.
 fn free(name: &str) -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").ok();
     meminfo.and_then(|text| bytes_of(&text, name)).unwrap_or(0)
@@ -100,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_says() {
+    fn reads_figures_of_meminfo() {
         let text = "MemTotal: 9 kB\nMemFree:  12 kB\nMemAvailable:     2048 kB\n";
         assert_eq!(bytes_of(text, "MemAvailable:"), Some(2 << 20));
         assert_eq!(bytes_of(text, "MemFree:"), Some(12 << 10));
@@ -108,10 +107,10 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_is_let_go_of_by_and_by() {
+    fn a_reserve_is_freed_piece_by_piece() {
         let pieces = || (0..2).filter_map(|_| touch(1, Advice::HugePage)).collect();
         let (stop, stopped) = mpsc::channel();
-        // Ends by itself when nothing is left, and before that when it is told.
+        // It ends when no piece is left, or before that when the sender is dropped.
         let_go(pieces(), &stopped);
         drop(stop);
         let_go(pieces(), &stopped);

@@ -13,38 +13,38 @@ use lab::hosts::Link;
 const MIB: u64 = 1 << 20;
 const MBIT: f64 = 1e6 / 8.0;
 
-/// What contenders get that slow no guest, and what the others get: QEMU's
-/// takes some ten sweeps until it has slowed a guest enough.
+/// Timeouts of contenders that throttle no guest, and of the others: QEMU takes some ten passes
+/// until it has throttled a guest enough.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TIMEOUT: Duration = Duration::from_secs(150);
 
-/// One place in a sweep.
+/// One point of a sweep.
 pub struct Point {
-    /// Each way.
+    /// Rate of the link in each direction.
     pub link_mbit_per_s: u32,
-    /// What the guest writes, as a share of the link.
+    /// Rate of the guest's writes, as a share of the link's.
     pub dirty_of_link: f64,
-    /// The contest there.
+    /// The contest at this point.
     pub scenario: Scenario,
 }
 
 impl Point {
-    /// Such as `500x2`.
+    /// Its name, such as `500x2`.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}x{}", self.link_mbit_per_s, self.dirty_of_link)
     }
 }
 
-/// The same contest at several places.
+/// The same contest at several points.
 pub struct Sweep {
     /// Its name: `make bench-NAME`.
     pub name: &'static str,
-    /// What it is for, for a person.
+    /// What it measures, for people.
     pub about: &'static str,
-    /// Where.
+    /// Its points.
     pub points: Vec<Point>,
-    /// After this, no round begins but the first.
+    /// After this time no round begins but the first.
     pub enough: Duration,
 }
 
@@ -54,7 +54,7 @@ pub fn sweeps() -> Vec<Sweep> {
     vec![writer()]
 }
 
-/// Two links, each with writers from a quarter of it to four times as fast.
+/// Two links, each with writers from a quarter of its rate to four times its rate.
 fn writer() -> Sweep {
     let points = [200, 500].into_iter().flat_map(|mbit| {
         [0.25, 0.5, 1.0, 2.0, 4.0].map(|dirty_of_link| Point {
@@ -72,11 +72,10 @@ fn writer() -> Sweep {
     }
 }
 
-/// The working set takes 2.7 s at 200 Mbit/s and 2.2 s at 500: nine and seven
-/// times the downtime goal, so that nobody gets by with stopping the VM for all
-/// of it, and short enough that a sweep over it is over soon. It is written in
-/// random order: in any other, what counts would be who of two that sweep is
-/// ahead.
+/// The working set takes 2.7 s at 200 Mbit/s and 2.2 s at 500: nine and seven times the downtime
+/// goal, so that no contender gets by with stopping the VM for all of it, and short enough that a
+/// pass over it ends soon. It is written in random order: with any other, the result would depend
+/// on whether the writer or the migration is ahead in its pass.
 fn at(mbit: u32, dirty_of_link: f64) -> Scenario {
     let working_set_bytes = if mbit < 500 { 64 * MIB } else { 128 * MIB };
     let mut ours = vec![off(), slowing(dirty_of_link)];
@@ -125,9 +124,9 @@ pub(super) fn rewrite() -> Scenario {
     }
 }
 
-/// A server whose clients change what it keeps faster than the link carries it.
-/// QEMU's precopy, which would never end, stops the VM for what is left after
-/// half a minute, as the paper's did after so many passes; so does ours.
+/// A server whose clients change its values faster than the link carries them. QEMU's precopy,
+/// which would never end, stops the VM for the rest after half a minute, as the paper's did after
+/// so many passes; so does ours.
 pub(super) fn web() -> Scenario {
     let orders = Orders {
         random_bytes: 32 * MIB,
@@ -178,18 +177,18 @@ fn rate(mbit: u32, dirty_of_link: f64) -> u64 {
     rate
 }
 
-/// Slows nothing, and goes on until it is told to end.
+/// Throttles nothing, and continues until it is ended.
 fn off() -> Options {
     variant("off", &["--throttle", "off", "--on-stall", "keep"])
 }
 
-/// Slows the guest as it sees fit; down to 5 % where 20 % may not be enough.
+/// Throttles the guest as far as needed; down to 5 % where 20 % may not be enough.
 fn slowing(dirty_of_link: f64) -> Options {
     let floor: &[&str] = if dirty_of_link < 4.0 { &[] } else { &["--throttle-floor", "5"] };
     Options { variant: None, ..variant("", floor) }
 }
 
-/// Aims at so many hundredths of the rate.
+/// Aims at so many hundredths of the rate that can be delivered.
 fn constant(percent: &'static str) -> Options {
     variant(&format!("c{percent}"), &["--throttle", &format!("0.{percent}")])
 }
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn who_slows_no_guest_is_given_less_time() {
+    fn contenders_that_throttle_no_guest_have_less_time() {
         let scenario = at(200, 1.0);
         for (name, timeout) in [
             ("qemu-precopy", PATIENCE),

@@ -1,5 +1,4 @@
-//! A gang moves from one rack to another, and what that took is counted where it
-//! crossed. Needs root.
+//! A gang moves from one rack to another, and the links count what crosses them. Needs root.
 
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use lab_guest::orders::Orders;
 
 const MIB: u64 = 1 << 20;
 
-/// Content that both have, some of its own, and a file that it writes.
+/// Content that all VMs have, some of the VM's own, and a file that it writes.
 fn orders(seed: u64) -> Orders {
     Orders {
         seed,
@@ -61,7 +60,7 @@ fn two_vms_move_between_racks_and_one_stays() {
     let crossed = racks.crossed().unwrap() - before;
     assert_eq!(moved.vms.len(), 2);
     assert!(moved.vms.iter().all(|vm| vm.began == moved.began && vm.ran <= moved.ran()));
-    // QEMU sends each VM's content, whoever else has it.
+    // QEMU sends each VM's content, even if others have the same.
     assert!(crossed.from_sources > 2 * 16 * MIB, "{crossed:?}");
     assert!(crossed.from_target < crossed.from_sources / 10, "{crossed:?}");
     for guest in &guests {

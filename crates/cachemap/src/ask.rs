@@ -1,18 +1,18 @@
-//! What the agent asks.
+//! The agent's query to the helper.
 
 use crate::code::{at, checksum};
 
 const MAGIC: &[u8; 8] = b"DROVEASK";
 
-/// What the helper may use up in the guest.
+/// The resources that the helper may use in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Of one CPU, 1 to 100.
+    /// Percent of one CPU, 1 to 100.
     pub cpu_percent: u16,
-    /// From the ask to the summary.
+    /// The time from the ask to the summary.
     pub time_ms: u32,
-    /// For lists and buffers. A full walk may make the kernel remember as many
-    /// bytes' worth of files, too.
+    /// Memory for lists and buffers. A full walk may also make the kernel cache as many bytes of
+    /// file metadata.
     pub memory_bytes: u64,
 }
 
@@ -23,7 +23,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// As near as the helper can come to it.
+    /// The nearest budget that the helper accepts.
     #[must_use]
     pub fn bounded(self) -> Self {
         Self {
@@ -34,36 +34,36 @@ impl Budget {
     }
 }
 
-/// How much of an answer is wanted.
+/// Which answer is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The greeting, to see whether there is a helper.
+    /// Only the greeting, to see whether there is a helper.
     Greeting,
     /// The map.
     Map,
 }
 
-/// A question. Its layout is the same in all versions.
+/// A query. Its layout is the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// The asker's version.
+    /// The agent's version.
     pub version: u16,
-    /// Chosen at random; all of the answer refers to it.
+    /// A random number; all of the answer refers to it.
     pub nonce: u64,
-    /// How much is wanted.
+    /// Which answer is wanted.
     pub wanted: Wanted,
-    /// What that may cost.
+    /// What the answer may cost.
     pub budget: Budget,
-    /// The most runs that the asker takes.
+    /// The most runs that the agent accepts.
     pub runs_max: u32,
 }
 
 impl Ask {
-    /// Its length.
+    /// Its size.
     pub const BYTES: usize = 48;
     const SUMMED: usize = 40;
 
-    /// As it is sent.
+    /// Its bytes on the wire.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let wanted: u16 = match self.wanted {
@@ -85,8 +85,7 @@ impl Ask {
         at(&bytes, 0)
     }
 
-    /// Reads one. A version that isn't ours may want what we don't know: then the
-    /// greeting is all that it gets.
+    /// Parses an ask. One of another version that wants something unknown gets the greeting only.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let (summed, sum) = bytes.split_at(Self::SUMMED);
@@ -111,16 +110,16 @@ impl Ask {
     }
 }
 
-/// Finds asks in whatever comes out of a port. One that was cut short by an agent
-/// that went away is passed over.
+/// Finds asks in a port's bytes. An ask that was cut short, because its agent went away, is
+/// skipped.
 #[derive(Clone, Debug, Default)]
 pub struct AskFinder {
     kept: Vec<u8>,
 }
 
 impl AskFinder {
-    /// Takes some bytes; the last whole ask among them. Who asked before that has
-    /// gone: a port has one asker at a time.
+    /// Takes some bytes. Returns the last whole ask in them: a port has one agent at a time, so
+    /// earlier ones have gone.
     pub fn take(&mut self, bytes: &[u8]) -> Option<Ask> {
         self.kept.extend_from_slice(bytes);
         let mut found = None;
@@ -133,7 +132,7 @@ impl AskFinder {
                 (found, past) = (Some(ask), start + Ask::BYTES);
             }
         }
-        // An ask may have begun in the last bytes.
+        // The last bytes may be the beginning of an ask.
         let keep = past.max(self.kept.len().saturating_sub(Ask::BYTES - 1));
         self.kept.drain(..keep);
         found

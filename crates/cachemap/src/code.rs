@@ -1,12 +1,12 @@
-//! Numbers as bytes, and bytes as numbers.
+//! Encodes and decodes numbers and texts.
 
 use crate::Fault;
 
-/// The most bytes of a number of 64 bits, at seven to a byte.
+/// The most bytes of a 64-bit number, with seven bits in each.
 pub(crate) const VARINT_BYTES_MAX: usize = 10;
 
-/// Small numbers in few bytes: seven bits in each, the lowest first, and a bit
-/// that says whether there are more.
+/// Writes a number as a varint: seven bits a byte, the lowest first, and a bit that says whether
+/// more bytes follow.
 pub(crate) fn put(mut number: u64, out: &mut Vec<u8>) {
     loop {
         let low = number.to_le_bytes()[0] & 0x7f;
@@ -19,18 +19,18 @@ pub(crate) fn put(mut number: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// A difference, small in either direction.
+/// Writes a signed number that is close to 0, in few bytes.
 pub(crate) fn put_signed(number: i64, out: &mut Vec<u8>) {
     put(((number << 1) ^ (number >> 63)).cast_unsigned(), out);
 }
 
-/// A text after its length.
+/// Writes a text, after its length.
 pub(crate) fn put_text(text: &str, out: &mut Vec<u8>) {
     put(text.len() as u64, out);
     out.extend_from_slice(text.as_bytes());
 }
 
-/// What is left of a frame's content.
+/// The unread rest of a frame's content.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor<'a>(pub(crate) &'a [u8]);
 
@@ -50,7 +50,7 @@ impl<'a> Cursor<'a> {
         for nth in 0..VARINT_BYTES_MAX {
             let byte = self.byte()?;
             let bits = u64::from(byte & 0x7f);
-            // Of the last byte only one bit has a place.
+            // Only one bit of the last byte fits.
             if nth == VARINT_BYTES_MAX - 1 && bits > 1 {
                 break;
             }
@@ -67,7 +67,7 @@ impl<'a> Cursor<'a> {
         Ok((number >> 1).cast_signed() ^ -(number & 1).cast_signed())
     }
 
-    /// A text of at most `bytes_max` bytes of printable ASCII: it gets into logs.
+    /// A text of at most `bytes_max` bytes of printable ASCII, because it gets into logs.
     pub(crate) fn text(&mut self, bytes_max: usize) -> Result<&'a str, Fault> {
         let bytes = usize::try_from(self.number()?).unwrap_or(usize::MAX);
         if bytes > bytes_max {
@@ -83,18 +83,18 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Bytes that may be shown to people as they are.
+/// The bytes as a text, if all are printable ASCII.
 pub(crate) fn printable(bytes: &[u8]) -> Option<&str> {
     let is_text = bytes.iter().all(|byte| matches!(byte, b' '..=b'~'));
     std::str::from_utf8(bytes).ok().filter(|_| is_text)
 }
 
-/// The same, with what can't be shown left out, and cut short.
+/// The text without characters that are not printable ASCII, and cut short.
 pub(crate) fn cleaned(text: &str, bytes_max: usize) -> String {
     text.chars().filter(|letter| matches!(letter, ' '..='~')).take(bytes_max).collect()
 }
 
-/// A checksum over what was sent: it finds damage, not malice.
+/// A checksum over sent bytes: it finds damage, not malice.
 pub(crate) fn checksum(parts: &[&[u8]]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -107,7 +107,7 @@ pub(crate) fn checksum(parts: &[&[u8]]) -> u64 {
     u64::from_le_bytes(first)
 }
 
-/// The `BYTES` bytes at `at`; zeros where there are none, which no caller asks for.
+/// The `BYTES` bytes at `at`. Zeros beyond the end, which no caller asks for.
 pub(crate) fn at<const BYTES: usize>(bytes: &[u8], at: usize) -> [u8; BYTES] {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; BYTES])
 }

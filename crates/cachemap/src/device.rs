@@ -1,4 +1,4 @@
-//! A disk, as the guest knows it.
+//! A disk as the guest knows it.
 
 use crate::Fault;
 use crate::code::{Cursor, put, put_text};
@@ -6,16 +6,15 @@ use crate::code::{Cursor, put, put_text};
 /// The longest name, serial number or address.
 pub(crate) const TEXT_BYTES_MAX: usize = 64;
 
-/// A disk of the guest, with all by which it can be found among QEMU's. Nothing of
-/// it is to be relied on.
+/// A guest's disk, with all that helps to find it among QEMU's. None of it is reliable.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Device {
-    /// The guest's name for it, such as `vda`, for people.
+    /// The guest's name for it, such as `vda`, for display.
     pub name: String,
     /// The serial number that QEMU gives it; empty if it has none.
     pub serial: String,
-    /// Where it is attached: a PCI address such as `0000:00:03.0`, or what the
-    /// bus that it is on has instead.
+    /// Where it is attached: a PCI address such as `0000:00:03.0`, or its counterpart on another
+    /// bus.
     pub address: String,
     /// Its size, in sectors of 512 bytes.
     pub sectors: u64,

@@ -1,12 +1,12 @@
-//! What can be wrong with what a helper says.
+//! Faults in a helper's answer.
 
 use crate::VERSION;
 
-/// A helper broke the rules, or can't answer. The VM is none the worse for it:
-/// there is no map, and that is all.
+/// The helper broke the protocol, or can't answer. The only effect on the VM is that there is no
+/// map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It speaks another version.
+    /// The helper speaks another version.
     #[error(
         "the guest's helper speaks version {theirs}, and this agent {VERSION}: update the older one"
     )]
@@ -14,16 +14,16 @@ pub enum Fault {
         /// Its version.
         theirs: u16,
     },
-    /// It says that it can't.
+    /// The helper refuses.
     #[error("the guest's helper can't tell: {text}")]
     Refused {
-        /// Its words, cleaned.
+        /// Its reason, cleaned.
         text: String,
     },
-    /// Whatever speaks there never greeted.
+    /// No greeting came from the port.
     #[error("{bytes} bytes came from the guest's port, and no greeting among them")]
     NoGreeting {
-        /// How much was heard.
+        /// How many bytes were received.
         bytes: u64,
     },
     /// Not a frame.
@@ -35,29 +35,29 @@ pub enum Fault {
         /// Its number.
         kind: u8,
     },
-    /// A frame that is too long, or longer packed than not.
+    /// A frame that is too long, or longer packed than unpacked.
     #[error("the guest's helper announced a frame of {bytes} bytes, {unpacked} unpacked")]
     Length {
-        /// As sent.
+        /// Its size as sent.
         bytes: u32,
-        /// As it is to become.
+        /// Its unpacked size.
         unpacked: u32,
     },
     /// A frame is missing, or came twice.
     #[error("the guest's helper sent frame {found} where {expected} was due")]
     Sequence {
-        /// The next one.
+        /// The next frame's number.
         expected: u32,
-        /// What came.
+        /// The received frame's number.
         found: u32,
     },
     /// Bytes were lost or changed.
     #[error("a frame of the guest's helper is damaged")]
     Checksum,
-    /// What should be packed can't be unpacked.
+    /// The content can't be unpacked.
     #[error("a frame of the guest's helper can't be unpacked")]
     Packed,
-    /// A frame ends in the middle of something.
+    /// A frame ends within a value.
     #[error("a frame of the guest's helper is cut short")]
     CutShort,
     /// A frame goes on after its end.
@@ -66,10 +66,10 @@ pub enum Fault {
     /// Not a number.
     #[error("a number of the guest's helper has too many bits")]
     Number,
-    /// Not a text that may be shown.
+    /// A text that is too long or not printable.
     #[error("a text of the guest's helper is too long or can't be shown")]
     Text,
-    /// One disk too many.
+    /// Too many disks.
     #[error("the guest's helper names more than {} disks", crate::DEVICES_MAX)]
     Devices,
     /// A run on a disk that was not named.
@@ -78,10 +78,10 @@ pub enum Fault {
         /// Its number.
         device: u64,
     },
-    /// A run of nothing, or a frame without runs: it could go on for ever.
+    /// A run without pages, or a frame without runs: an answer of these might never end.
     #[error("the guest's helper sent a run without pages")]
     Empty,
-    /// A page that the VM has not.
+    /// A page that the VM does not have.
     #[error("the guest's helper names {pages} pages from {page} on, beyond the VM's memory")]
     OutsideRam {
         /// The first page.
@@ -89,7 +89,7 @@ pub enum Fault {
         /// How many.
         pages: u64,
     },
-    /// A sector that the disk has not.
+    /// A sector that the disk does not have.
     #[error("the guest's helper names {pages} pages at sector {sector}, beyond its disk's end")]
     OutsideDisk {
         /// The first sector.
@@ -100,16 +100,16 @@ pub enum Fault {
     /// More runs than were asked for.
     #[error("the guest's helper names more than {runs_max} runs")]
     Runs {
-        /// How many it was told.
+        /// The most that were asked for.
         runs_max: u32,
     },
-    /// More pages than the VM has, several times over.
+    /// More than twice as many pages as the VM has.
     #[error("the guest's helper names more than {pages_max} pages, of which the VM has half")]
     Pages {
         /// The bound.
         pages_max: u64,
     },
-    /// Words after the last one.
+    /// Bytes after the summary.
     #[error("the guest's helper went on after its summary")]
     AfterEnd,
 }

@@ -1,25 +1,24 @@
-//! The frames that follow a greeting: `magic d7e1 u16, kind u8, 0 u8, sequence
-//! u32, bytes u32, unpacked bytes u32, checksum u64`, then the content. It is an
-//! lz4 block if it is shorter than what it becomes.
+//! The frames after a greeting: `magic d7e1 u16, kind u8, 0 u8, sequence u32, bytes u32, unpacked
+//! bytes u32, checksum u64`, then the content. The content is an lz4 block if that is shorter.
 
 use crate::Fault;
 use crate::code::{at, checksum};
 
 const MAGIC: u16 = 0xd7e1;
 
-/// The most that a frame's content can become.
+/// The largest unpacked content of a frame.
 pub(crate) const CONTENT_BYTES_MAX: usize = 64 << 10;
 
-/// What a frame has.
+/// The kinds of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A disk; they are numbered in the order in which they come.
+    /// A disk; disks are numbered in the order of their frames.
     Device,
     /// Some runs.
     Runs,
-    /// The end.
+    /// The end of a map.
     Summary,
-    /// The end, without a map.
+    /// The end of an answer without a map.
     Refusal,
 }
 
@@ -44,7 +43,7 @@ impl Kind {
     }
 }
 
-/// A frame's beginning.
+/// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
@@ -82,7 +81,7 @@ impl Header {
         Ok(Self { kind, sequence, bytes: bytes_long, unpacked, checksum })
     }
 
-    /// The content as it was before it was packed. `into` is used if it was.
+    /// The unpacked content. A packed one is unpacked `into` the buffer.
     pub(crate) fn unpack<'a>(
         &self,
         nonce: u64,

@@ -1,4 +1,4 @@
-//! The entry point for the fuzzer (`fuzz/`), and what it starts from.
+//! The fuzzers' entry points (`fuzz/`), and their seeds.
 
 use crate::{
     Ask, AskFinder, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Reason, Reply, Run,
@@ -12,10 +12,10 @@ fn ask() -> Ask {
     Ask { version: VERSION, nonce: 7, wanted, budget, runs_max: 1000 }
 }
 
-/// Any bytes as what came out of a guest's port, then as what a helper was asked.
+/// Takes any bytes as what a guest's port has sent, then as asks to a helper.
 ///
 /// # Panics
-/// If something is wrong with the crate.
+/// If the crate has a fault.
 pub fn port(bytes: &[u8]) {
     let mut listener = Listener::new(&ask(), LIMITS);
     let mut done = false;
@@ -40,10 +40,10 @@ pub fn port(bytes: &[u8]) {
     }
 }
 
-/// The same without checksums in the way: the runs of one frame, after a disk.
+/// The same without checksums to guess: the content of one frame, after a disk.
 ///
 /// # Panics
-/// If something is wrong with the crate.
+/// If the crate has a fault.
 pub fn content(bytes: &[u8]) {
     let Some((kind, content)) = bytes.split_first() else { return };
     let kind = match kind % 4 {
@@ -67,7 +67,7 @@ fn disk() -> Device {
     }
 }
 
-/// Sound answers in small, to mutate, and an ask.
+/// Small valid answers, to mutate, and an ask.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut map = Vec::new();
@@ -86,7 +86,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     vec![map, empty, refused, ask().to_bytes().to_vec()]
 }
 
-/// Contents of frames in small: a disk, runs, a summary, each after its kind.
+/// Small contents of frames, each after its kind: a disk, runs, a summary.
 #[must_use]
 pub fn seed_contents() -> Vec<Vec<u8>> {
     let mut device = vec![0];

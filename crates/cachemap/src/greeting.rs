@@ -1,18 +1,18 @@
-//! The first that a helper says to an ask.
+//! The beginning of a helper's answer.
 
 use crate::code::{at, checksum, cleaned, printable};
 
 const MAGIC: &[u8; 8] = b"DROVEMAP";
 const PROGRAM_BYTES: usize = 16;
 
-/// Who answers. Its layout is the same in all versions.
+/// Introduces the helper. Its layout is the same in all versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// The version that it speaks.
+    /// The version of the protocol.
     pub version: u16,
-    /// The ask's.
+    /// The ask's nonce.
     pub nonce: u64,
-    /// The helper's own version, for people.
+    /// The helper's own version, for display.
     pub program: String,
     /// Whether its kernel clears pages.
     pub clears: Clears,
@@ -21,7 +21,7 @@ pub struct Greeting {
 /// Whether the guest's kernel clears each page that it allocates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clears {
-    /// It can't be seen, or the helper is of a version that doesn't look.
+    /// Unknown, or the helper is of a version that does not check.
     #[default]
     Unknown,
     /// It doesn't.
@@ -41,11 +41,11 @@ impl Clears {
 }
 
 impl Greeting {
-    /// Its length.
+    /// Its size.
     pub const BYTES: usize = 48;
     const SUMMED: usize = 40;
 
-    /// As it is sent.
+    /// Its bytes on the wire.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut program = cleaned(&self.program, PROGRAM_BYTES).into_bytes();
@@ -61,7 +61,7 @@ impl Greeting {
         at(&bytes, 0)
     }
 
-    /// Reads one that answers the ask with this nonce.
+    /// Parses a greeting that answers the ask with this nonce.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES], nonce: u64) -> Option<Self> {
         let (summed, sum) = bytes.split_at(Self::SUMMED);
@@ -76,7 +76,7 @@ impl Greeting {
         Some(Self { version: u16::from_le_bytes(at(bytes, 8)), nonce, program, clears })
     }
 
-    /// The first one in these bytes, and where it ends.
+    /// The first greeting in these bytes, and where it ends.
     pub(crate) fn find(bytes: &[u8], nonce: u64) -> Option<(Self, usize)> {
         let mut windows = bytes.windows(Self::BYTES).enumerate();
         windows.find_map(|(start, window)| {

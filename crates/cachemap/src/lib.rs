@@ -1,6 +1,6 @@
-//! What the helper in a guest and the agent outside say to each other: the agent
-//! [`Ask`]s, the helper answers with a [`Greeting`] and frames that list runs of
-//! pages, each with the place on a disk that has the same content.
+//! The protocol between the helper in a guest and the agent on the host. The agent sends an
+//! [`Ask`]. The helper answers with a [`Greeting`] and frames that list runs of pages, each with
+//! the place on a disk that has the same content.
 //!
 //! ```text
 //! agent                                  helper
@@ -14,14 +14,14 @@
 //!   |<-------------------------------------|
 //! ```
 //!
-//! The helper runs in the guest, so whatever it says is hostile: a [`Listener`]
-//! holds every number against a bound before it uses it, and a map that it
-//! accepts is still only a hint. Which page it names, and whether the disk has
-//! that page's content, is for somebody else to verify.
+//! The helper runs in the guest, so its answer is hostile input: a [`Listener`] checks every
+//! number against a bound before it uses it, and a map that it accepts is still only a hint. The
+//! user of the map has to verify which page it names, and whether the disk has that page's
+//! content.
 //!
-//! A virtio-serial port is one pipe that outlives both ends' conversations. So an
-//! ask can be found in the middle of anything, and whatever comes before the
-//! greeting with one's own nonce is left over from somebody else's.
+//! A virtio-serial port is one pipe that outlives the conversations on it. So an ask must be
+//! found among any other bytes, and everything before the greeting with the agent's own nonce is
+//! left over from an earlier conversation.
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +48,7 @@ pub use run::Run;
 pub use summary::{End, LeftOut, Reason, Summary};
 pub use write::{Reply, refusal};
 
-/// The version that this speaks.
+/// The version of the protocol.
 pub const VERSION: u16 = 1;
 /// The port's name, on QEMU's command line and in the guest.
 pub const PORT_NAME: &str = "org.droveway.guest.0";
@@ -56,7 +56,7 @@ pub const PORT_NAME: &str = "org.droveway.guest.0";
 pub const PAGE_BYTES: u64 = 4096;
 /// Bytes in a sector, whatever the disk's blocks are.
 pub const SECTOR_BYTES: u64 = 512;
-/// Sectors of a page.
+/// Sectors in a page.
 pub const PAGE_SECTORS: u64 = PAGE_BYTES / SECTOR_BYTES;
 /// The most disks in one map.
 pub const DEVICES_MAX: usize = 64;

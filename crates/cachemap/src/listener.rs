@@ -1,4 +1,4 @@
-//! The agent's side: an answer, piece by piece, with every bound on it.
+//! The agent's side: reads an answer piece by piece, within every bound.
 
 use crate::code::Cursor;
 use crate::frame::{CONTENT_BYTES_MAX, Header, Kind};
@@ -8,39 +8,38 @@ use crate::{
     Wanted, write,
 };
 
-/// What may come before the greeting: what an earlier answer left in the port.
+/// The most bytes before the greeting: what an earlier answer left in the port.
 const LEFT_OVER_BYTES_MAX: u64 = 4 << 20;
 
-/// What a VM is, so what its helper can possibly say.
+/// The VM's sizes, which bound what its helper can report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Pages of its memory.
+    /// The pages of its memory.
     pub ram_pages: u64,
-    /// The first guest page number behind its memory: more than it has pages
-    /// where memory has a gap for devices.
+    /// The first guest page number behind its memory. It is larger than the number of pages if
+    /// memory has a gap for devices.
     pub end_page: u64,
 }
 
 impl Limits {
-    /// Each page is told once; a few more, since what a helper tells moves while
-    /// it tells it.
+    /// Each page is reported once, or again if its content moves while the helper reports.
     fn pages_max(&self) -> u64 {
         self.ram_pages.saturating_mul(2)
     }
 }
 
-/// How far an answer has come.
+/// How much of an answer has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Not greeted yet.
+    /// No greeting yet.
     Waiting,
     /// There is a helper.
     Greeted,
-    /// All is said.
+    /// The answer is complete.
     Done,
 }
 
-/// Hears an answer to one ask.
+/// Reads the answer to one ask.
 #[derive(Debug)]
 pub struct Listener {
     ask: Ask,
@@ -57,7 +56,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// For the answer to `ask`, of a VM within `limits`.
+    /// A listener for the answer to `ask`, of a VM within `limits`.
     #[must_use]
     pub fn new(ask: &Ask, limits: Limits) -> Self {
         Self {
@@ -75,26 +74,26 @@ impl Listener {
         }
     }
 
-    /// Who answers, once it has.
+    /// The helper's greeting, once it has arrived.
     #[must_use]
     pub fn greeting(&self) -> Option<&Greeting> {
         self.greeting.as_ref()
     }
 
-    /// Bytes heard so far.
+    /// The bytes received so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes what came, in pieces of any size.
+    /// Takes received bytes, in pieces of any size.
     ///
     /// # Errors
-    /// If it breaks a rule: nothing more is to be heard then.
+    /// If they break a rule: then nothing more is to be read.
     pub fn take(&mut self, bytes: &[u8]) -> Result<State, Fault> {
         self.bytes += bytes.len() as u64;
         let mut rest = bytes;
-        // In pieces, so that what is kept is bounded by a frame whatever came.
+        // In pieces, so that no more than a frame is kept, however much has arrived.
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(rest.len().min(CONTENT_BYTES_MAX));
             self.kept.extend_from_slice(piece);
@@ -109,26 +108,26 @@ impl Listener {
         Ok(self.state())
     }
 
-    /// The map, if all of it was heard.
+    /// The map, if it is complete.
     #[must_use]
     pub fn into_map(self) -> Option<CacheMap> {
         Some(CacheMap::new(self.devices, self.runs, self.summary?))
     }
 
-    /// How many runs were heard so far, and their pages.
+    /// How many runs have arrived so far, and their pages.
     #[must_use]
     pub fn heard(&self) -> (usize, u64) {
         (self.runs.len(), self.pages)
     }
 
-    /// What was heard after so many runs, as a map of its own.
+    /// The runs that have arrived after so many, as a map of their own.
     #[must_use]
     pub fn after(&self, runs: usize) -> CacheMap {
         let runs = self.runs.get(runs..).unwrap_or_default();
         CacheMap::new(self.devices.clone(), runs.to_vec(), Summary::default())
     }
 
-    /// What the helper says of all of it, once all is heard.
+    /// The helper's summary, once the answer is complete.
     #[must_use]
     pub fn summary(&self) -> Option<&Summary> {
         self.summary.as_ref()
@@ -148,7 +147,7 @@ impl Listener {
             self.kept.drain(..end);
             let theirs = greeting.version;
             self.greeting = Some(greeting);
-            // Whoever asked for no more can have it from any version.
+            // A greeting alone is accepted from any version.
             return if theirs == VERSION || self.ask.wanted == Wanted::Greeting {
                 Ok(())
             } else {

@@ -1,19 +1,18 @@
-//! Which pages a disk has too.
+//! Which pages are also on a disk.
 
 use crate::{Device, PAGE_SECTORS, Run, Summary};
 
 /// Where on a disk a page's content should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The disk, by its place in [`CacheMap::devices`].
+    /// The disk, by its index in [`CacheMap::devices`].
     pub device: u16,
     /// Its first sector, of 512 bytes.
     pub sector: u64,
 }
 
-/// What a helper told: pages within the VM's memory, places within its disks. It
-/// may be untrue, and it grows old while the guest runs: a hint, whose every page
-/// is compared before it is used.
+/// A helper's report: pages within the VM's memory, and places within its disks. It may be false,
+/// and it ages while the guest runs. It is a hint, and each page is compared before it is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheMap {
     devices: Vec<Device>,
@@ -24,7 +23,7 @@ pub struct CacheMap {
 }
 
 impl CacheMap {
-    /// Sorts what was told. Of a page that was told twice, one place is kept.
+    /// Sorts the runs. If a page was reported twice, one of its places is kept.
     pub(crate) fn new(devices: Vec<Device>, mut runs: Vec<Run>, summary: Summary) -> Self {
         runs.sort_unstable_by_key(|run| (run.page, run.device, run.sector, run.pages));
         let told: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
@@ -59,19 +58,19 @@ impl CacheMap {
         &self.runs
     }
 
-    /// Their pages.
+    /// The number of their pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// How often a page was told that had been told before.
+    /// How many reported pages had been reported before.
     #[must_use]
     pub fn overlapping(&self) -> u64 {
         self.overlapping
     }
 
-    /// What the helper says of it.
+    /// The helper's summary.
     #[must_use]
     pub fn summary(&self) -> &Summary {
         &self.summary
@@ -111,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_page_has_one_of_the_places_that_were_told(
+        fn each_page_has_one_of_its_reported_places(
             fields in prop::collection::vec((0..60_u64, 0..500_u64, 1..20_u32, 0..3_u16), 0..30),
         ) {
             let runs: Vec<Run> = fields

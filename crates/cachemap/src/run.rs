@@ -1,4 +1,4 @@
-//! Pages in a row that are on a disk in a row.
+//! Runs: consecutive pages that are also consecutive on a disk.
 
 use crate::code::{Cursor, VARINT_BYTES_MAX, put, put_signed};
 use crate::{Fault, PAGE_SECTORS};
@@ -6,8 +6,7 @@ use crate::{Fault, PAGE_SECTORS};
 /// The most bytes of a run in a frame: four numbers.
 pub(crate) const RUN_BYTES_MAX: usize = 4 * VARINT_BYTES_MAX;
 
-/// Pages of the guest's memory that follow each other, with the same content as
-/// sectors of a disk that follow each other.
+/// Consecutive pages of the guest's memory with the content of consecutive sectors of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     /// The first page: its guest physical address divided by 4,096.
@@ -16,12 +15,12 @@ pub struct Run {
     pub sector: u64,
     /// How many pages.
     pub pages: u32,
-    /// The disk, by its place in the map's list.
+    /// The disk, by its index in the map's list.
     pub device: u16,
 }
 
 impl Run {
-    /// The first page behind it; bounded where a hostile one would overflow.
+    /// The first page behind it, saturating if a hostile run would overflow.
     #[must_use]
     pub fn end_page(&self) -> u64 {
         self.page.saturating_add(self.pages.into())
@@ -33,7 +32,7 @@ impl Run {
         self.sector.saturating_add(u64::from(self.pages) * PAGE_SECTORS)
     }
 
-    /// Whether `next` goes on where this ends.
+    /// Whether `next` begins where this ends.
     #[must_use]
     pub fn is_followed_by(&self, next: &Self) -> bool {
         self.device == next.device
@@ -42,8 +41,8 @@ impl Run {
     }
 }
 
-/// Where the last run of a frame ended: the next one is told by its distance. A
-/// frame begins at zero, so each can be read without the others.
+/// Where the last run of a frame ended: the next one is encoded by its distance. Each frame
+/// begins at zero, so it can be read without the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Last {
     page: u64,

@@ -1,4 +1,4 @@
-//! How an answer ends.
+//! The end of an answer.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub enum Reason {
     Budget,
     /// File systems that are not ext4 or xfs straight on a virtio disk.
     FileSystem,
-    /// Something that a newer helper knows.
+    /// A reason that only a newer helper knows.
     Other(u8),
 }
 
@@ -61,7 +61,7 @@ impl Reason {
     }
 }
 
-/// What is counted, and why it was left out: after a number.
+/// What was counted and why it was left out, to follow a number.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -81,23 +81,23 @@ impl fmt::Display for Reason {
 /// How much was left out for one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Why, which also says of what.
+    /// The reason, which also says what is counted.
     pub reason: Reason,
     /// How many.
     pub count: u64,
 }
 
-/// Why the helper ended.
+/// Why the helper stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// It had looked at everything.
+    /// It had checked everything.
     #[default]
     Complete,
     /// Its time was up.
     Time,
-    /// It had as many runs as were wanted.
+    /// It had as many runs as the ask allows.
     Runs,
-    /// It may make the kernel remember no more files.
+    /// It may not make the kernel cache more files.
     Memory,
 }
 
@@ -116,30 +116,30 @@ impl End {
             0 => Self::Complete,
             2 => Self::Runs,
             3 => Self::Memory,
-            // Of those that are not known only this much is: not all is there.
+            // Of an unknown reason, only this is known: the map is not complete.
             _ => Self::Time,
         }
     }
 }
 
-/// What a helper says of its answer. Its numbers are its own.
+/// A helper's summary of its answer. The numbers are its own and unverified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Why it ended.
+    /// Why it stopped.
     pub end: End,
-    /// Whether it had to open files that the kernel had forgotten the names of.
+    /// Whether it had to open files whose names the kernel had forgotten.
     pub full_walk: bool,
     /// Files with pages in the cache.
     pub files: u64,
-    /// Their pages in the cache.
+    /// Cached pages of these files.
     pub cached_pages: u64,
-    /// Those that are in the map.
+    /// Cached pages that are in the map.
     pub pages: u64,
-    /// In how many runs.
+    /// Runs in the map.
     pub runs: u64,
-    /// From ask to summary.
+    /// The time from the ask to the summary.
     pub elapsed_ms: u64,
-    /// Of the guest's CPUs.
+    /// The guest's CPU time.
     pub cpu_ms: u64,
     /// What is not in the map.
     pub left_out: Vec<LeftOut>,

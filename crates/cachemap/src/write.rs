@@ -1,4 +1,4 @@
-//! The helper's side: an answer as bytes.
+//! The helper's side: writes an answer.
 
 use crate::code::{cleaned, put_text};
 use crate::frame::{self, CONTENT_BYTES_MAX, Kind};
@@ -7,13 +7,13 @@ use crate::{Ask, Clears, Device, Greeting, Run, Summary, VERSION};
 
 /// The most bytes of a refusal's text.
 pub(crate) const TEXT_BYTES_MAX: usize = 512;
-/// Runs are handed on when a frame has that many bytes: small enough to get on
-/// its way early, large enough to pack well.
+/// Runs are written once a frame has that many bytes: small enough to be sent early, large enough
+/// to compress well.
 const RUNS_BYTES: usize = 32 << 10;
 const _: () = assert!(RUNS_BYTES + RUN_BYTES_MAX <= CONTENT_BYTES_MAX);
 
-/// An answer to one ask, appended to the caller's bytes piece by piece. Runs that
-/// go on where the last one ended become one.
+/// An answer to one ask, appended piece by piece to the caller's bytes. A run that begins where
+/// the last one ended is merged with it.
 #[derive(Debug)]
 pub struct Reply {
     nonce: u64,
@@ -26,7 +26,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Begins with the greeting. `program` is the helper's own version.
+    /// Begins an answer with the greeting. `program` is the helper's own version.
     #[must_use]
     pub fn new(ask: &Ask, program: &str, out: &mut Vec<u8>) -> Self {
         let nonce = ask.nonce;
@@ -44,26 +44,26 @@ impl Reply {
         }
     }
 
-    /// Runs told so far.
+    /// The number of runs so far.
     #[must_use]
     pub fn runs(&self) -> u64 {
         self.runs
     }
 
-    /// Their pages.
+    /// The number of their pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Introduces a disk. The first one has the number 0.
+    /// Adds a disk. The first one has the number 0.
     pub fn device(&mut self, device: &Device, out: &mut Vec<u8>) {
         let mut content = Vec::new();
         device.write(&mut content);
         self.frame(Kind::Device, &content, out);
     }
 
-    /// Tells a run on a disk that was introduced.
+    /// Adds a run on a disk that was added before.
     pub fn run(&mut self, run: Run, out: &mut Vec<u8>) {
         self.pages += u64::from(run.pages);
         if let Some(open) = &mut self.open
@@ -81,7 +81,7 @@ impl Reply {
         }
     }
 
-    /// Ends it. What `summary` says of pages and runs is what was told.
+    /// Ends the answer. The pages and runs of `summary` are replaced by those written.
     pub fn finish(mut self, mut summary: Summary, out: &mut Vec<u8>) {
         self.close();
         self.flush(out);
@@ -91,14 +91,14 @@ impl Reply {
         self.frame(Kind::Summary, &content, out);
     }
 
-    /// Ends it without a map.
+    /// Ends the answer without a map.
     pub fn refuse(mut self, text: &str, out: &mut Vec<u8>) {
         let mut content = Vec::new();
         put_text(&cleaned(text, TEXT_BYTES_MAX), &mut content);
         self.frame(Kind::Refusal, &content, out);
     }
 
-    /// Effects on what is told, so that it need not wait for more.
+    /// Writes the runs added so far without waiting for more.
     pub fn hand_on(&mut self, out: &mut Vec<u8>) {
         self.close();
         self.flush(out);
@@ -125,7 +125,7 @@ impl Reply {
     }
 }
 
-/// The whole answer of a helper that can't.
+/// The whole answer of a helper that refuses.
 pub fn refusal(ask: &Ask, program: &str, text: &str, out: &mut Vec<u8>) {
     Reply::new(ask, program, out).refuse(text, out);
 }

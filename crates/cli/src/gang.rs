@@ -1,4 +1,4 @@
-//! Many VMs as one operation: what `gang` and `evacuate` share.
+//! Many VMs moved as one operation: the code that `gang` and `evacuate` share.
 
 pub(crate) mod options;
 mod plan;

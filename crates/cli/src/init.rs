@@ -1,5 +1,7 @@
-//! The first set-up of a cluster. `cluster` makes certificates, the peers file, and for
-//! each host an archive of the files that go there; `place` puts them there.
+//! The first set-up of a cluster.
+//!
+//! `cluster` creates certificates, the peers file, and for each host an archive of its files;
+//! `place` puts these in place on the host.
 
 pub(crate) mod agent_file;
 pub(crate) mod archive;

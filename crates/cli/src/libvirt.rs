@@ -1,5 +1,5 @@
-//! What leads libvirt's migrations to a host through the agents: the host's place in the
-//! cluster, and the lines in `qemu.conf` that follow from it.
+//! Setup that leads libvirt's migrations to a host through the agents: the host's place in
+//! the cluster, and the lines of `qemu.conf` that follow from it.
 
 pub(crate) mod obstacles;
 pub(crate) mod place;

@@ -1,9 +1,9 @@
-//! What an id names, and where the API has it.
+//! Operations that have an id, and their paths in the API.
 
 use crate::client::segment;
 
-/// Something that an agent carries out, which has an id, can be watched and
-/// cancelled, and leaves a report.
+/// An operation of an agent: it has an id, can be watched and cancelled, and leaves a
+/// report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Migration(String),
@@ -11,7 +11,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// By its id as typed: a migration's has hex digits alone.
+    /// The operation with this id; a migration's id has only hex digits.
     pub(crate) fn named(id: &str) -> Self {
         let digits = id.strip_prefix('g').unwrap_or_default();
         if digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {

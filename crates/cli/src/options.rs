@@ -1,5 +1,4 @@
-//! Options that several commands have: as they are typed, and what they mean to
-//! the API.
+//! Options that several commands share: as typed, with their conversion to the API's types.
 
 mod audit;
 mod bounds;

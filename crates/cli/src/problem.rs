@@ -1,8 +1,10 @@
-//! Why a command did not do what was asked, and what to do.
+//! Why a command failed, and what to do.
 
 use std::io;
 
-/// Printed after `droveway: ` on one line.
+/// Why a command failed.
+///
+/// It is printed after `droveway: ` on one line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
     /// Nothing listens.
@@ -11,27 +13,27 @@ pub(crate) enum Problem {
          or DROVEWAY_API"
     )]
     NoAgent(String),
-    /// The socket is not ours to use.
+    /// The user may not use the socket.
     #[error(
         "the agent's socket {0} is not yours to use: run this as the user that the agent runs as \
          (often with sudo)"
     )]
     NotAllowed(String),
-    /// The connection broke, or what came over it is no answer.
+    /// The connection was lost, or the response is invalid.
     #[error("lost the agent at {at}: {why}")]
     Lost {
-        /// Where it is.
+        /// The agent's address.
         at: String,
-        /// How.
+        /// The reason.
         why: String,
     },
-    /// The agent says no.
+    /// The agent refused the request.
     #[error("{0}")]
     Refused(String),
-    /// The agent says no, and may say yes in a while.
+    /// The agent refused the request for now; a later attempt may succeed.
     #[error("{0}")]
     NotNow(String),
-    /// Something on this side.
+    /// An operation on this side failed.
     #[error("{what}: {source}")]
     Local {
         /// What was tried.
@@ -39,22 +41,22 @@ pub(crate) enum Problem {
         /// Why it failed.
         source: io::Error,
     },
-    /// What was typed can't be done.
+    /// The command line or another input is invalid.
     #[error("{0}")]
     Typed(String),
-    /// The agent did not start, or ended.
+    /// The agent did not start, or ended with an error.
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
-    /// The certificate of whoever asks can't be used.
+    /// The user's certificate can't be used.
     #[error(transparent)]
     Identity(#[from] identity::IdentityError),
-    /// A configuration that no agent would take.
+    /// A configuration is invalid for an agent.
     #[error(transparent)]
     Config(#[from] agent::config::ConfigError),
-    /// One of the files of a certificate, or beside them.
+    /// A file of a certificate, or beside one, can't be used.
     #[error(transparent)]
     File(#[from] identity::FileError),
-    /// No certificate was made.
+    /// The CA could not be created or opened, or a certificate not issued.
     #[error(transparent)]
     Authority(#[from] identity::AuthorityError),
 }

@@ -1,4 +1,4 @@
-//! Reports: what they are to a person, as text and as a page.
+//! Reports as text and as an HTML page.
 
 pub(crate) mod details;
 #[cfg(test)]

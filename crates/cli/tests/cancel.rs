@@ -1,4 +1,4 @@
-//! Ctrl-C, `droveway cancel` and the agent's end: the VM stays where it was.
+//! Ctrl-C, `droveway cancel` and a stop of the agent: the VM stays where it was.
 
 mod host;
 
@@ -8,10 +8,10 @@ use std::process::{Child, Stdio};
 use api::VmStatus;
 use host::{Host, Hosts, kill, text};
 
-/// Zero pages of this much RAM take QEMU seconds to look at.
+/// Enough RAM that QEMU takes seconds to scan its zero pages.
 const LARGE: &str = "-m 3072";
 
-/// A migration that is under way.
+/// Begins a migration and waits for its first pass.
 fn begin(host: &Host) -> (Child, BufReader<std::process::ChildStderr>) {
     let mut child = host
         .command(&["migrate", "web1", "b"])

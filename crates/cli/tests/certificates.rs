@@ -1,4 +1,4 @@
-//! `droveway ca`, as typed.
+//! `droveway ca` as typed.
 
 use std::path::Path;
 use std::process::{Command, Output};

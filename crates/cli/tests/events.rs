@@ -1,4 +1,4 @@
-//! `droveway events`: what is told of a move, of a gang, and over a restart of the agent.
+//! `droveway events`: the events of a move, of a gang, and of a restart of the agent.
 
 mod host;
 
@@ -8,14 +8,14 @@ use std::process::{Child, ChildStdout, Stdio};
 use api::{Event, GangOutcome, GapReason, Happening, MigrationResult, Phase};
 use host::{Host, Hosts};
 
-/// The command, while it follows.
+/// A running `droveway events`.
 struct Follower {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Follower {
-    /// Of what happens from now on.
+    /// Follows events from now on.
     fn new(host: &Host) -> Self {
         let mut command = host.command(&["events", "--json"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -33,7 +33,7 @@ impl Follower {
         serde_json::from_str::<Event>(&line).unwrap_or_else(|error| panic!("{error}: {line}")).what
     }
 
-    /// The phases of a migration, from its begin on, and how it ended.
+    /// The phases of the next migration, and its end.
     fn migration(&mut self) -> (Vec<Phase>, Happening) {
         assert!(matches!(self.next(), Happening::MigrationBegan { vm, .. } if vm == "web1"));
         let mut phases = Vec::new();
@@ -56,7 +56,7 @@ impl Drop for Follower {
 fn assert_moved((phases, end): (Vec<Phase>, Happening)) {
     assert_eq!(phases.first(), Some(&Phase::FirstPass));
     assert!(phases.is_sorted(), "{phases:?}");
-    // Some are over at once, and told all the same.
+    // Even phases that end at once are published.
     let last = [Phase::Stopped, Phase::Loaded, Phase::Committed, Phase::Running];
     assert!(phases.ends_with(&last), "{phases:?}");
     let Happening::MigrationEnded { result, downtime_ms, total_s, reason, .. } = end else {
@@ -67,7 +67,7 @@ fn assert_moved((phases, end): (Vec<Phase>, Happening)) {
 }
 
 #[test]
-fn both_hosts_tell_of_a_move_and_a_gang_of_itself() {
+fn both_hosts_publish_a_move_and_the_coordinator_its_gang() {
     let hosts = Hosts::new(["a", "b"]);
     let [a, b] = &hosts.hosts[..] else { unreachable!() };
     a.run("web1", "-m 64");
@@ -117,7 +117,7 @@ fn after_a_restart_of_the_agent_it_goes_on_and_says_so() {
     assert_eq!(follower.next(), Happening::Gap { why: GapReason::Restarted });
     hosts.hosts[0].says(&["migrate", "web1", "b"]);
     assert_moved(follower.migration());
-    // An orderly end says all there is to say, and is no end for who follows.
+    // A graceful stop publishes all remaining events, and does not end the follower.
     hosts.hosts[0].end("TERM");
     hosts.hosts[0].start();
     assert_eq!(follower.next(), Happening::Gap { why: GapReason::Restarted });

@@ -1,4 +1,4 @@
-//! Gangs, as a third host's agent coordinates them.
+//! Gangs that a third host's agent coordinates.
 
 mod host;
 
@@ -20,11 +20,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// What a move that is under way is in. Of a VM that is nearly all zero QEMU hands over
-/// everything at once, so that its first pass may be too short to be shown.
+/// The phases of a move in progress.
+///
+/// QEMU hands over a VM that is nearly all zero pages at once, so its first pass may be too short
+/// to be shown.
 const UNDER_WAY: [&str; 3] = ["first pass", "later passes", "stopped"];
 
-/// Begins a gang, and waits until a move is under way.
+/// Begins a gang, and waits until a move is in progress.
 fn begin(host: &Host, args: &[&str]) -> Child {
     let mut child =
         host.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -40,8 +42,7 @@ fn begin(host: &Host, args: &[&str]) -> Child {
     child
 }
 
-/// Slow enough to be still under way when something happens, also while the VM stands
-/// still.
+/// Options that make a move slow enough to be interrupted, even while the VM is stopped.
 const SLOWLY: [&str; 7] = ["--parallel", "1", "--limit", "1M", "--blackout-max", "60", "--json"];
 
 fn slowly<'a>(moves: &[&'a str]) -> Vec<&'a str> {
@@ -72,7 +73,7 @@ fn a_coordinator_that_dies_takes_no_migration_with_it() {
     let report: GangReport =
         serde_json::from_str(&c.says(&["gang", "--resume", &kept.id, "--json"])).unwrap();
     assert_eq!(report.outcome, Some(GangOutcome::Done));
-    // Its source has kept the report of the one that nobody watched.
+    // The source kept the report of the migration that was not watched.
     assert!(report.moves.iter().all(|one| one.figures.is_some()), "{report:#?}");
     a.assert_clean();
     assert_eq!(b.vms().len(), 2);
@@ -102,7 +103,7 @@ fn an_agent_that_is_started_anew_ends_its_vms_part() {
     assert_eq!(gangs(c)[0].outcome, Some(GangOutcome::Failed));
 }
 
-/// One host goes down while its agent coordinates: what moves elsewhere goes on.
+/// A host shuts down while its agent coordinates: moves between other hosts go on.
 #[test]
 fn an_agent_that_is_stopped_leaves_its_gang_to_be_taken_up() {
     let mut hosts = Hosts::new(["a", "b", "c"]);
@@ -161,7 +162,7 @@ fn bad_plans_are_refused_with_what_is_wrong() {
     }
     assert!(a.vm("web1").is_some_and(|vm| vm.migration.is_none()));
     b.assert_clean();
-    // A host whose agent is off is left out, unless it is named.
+    // A host that can't be evacuated to is left out, unless it is named.
     let said = text(&a.command(&["evacuate", "b"]).output().unwrap().stdout);
     assert!(said.contains("no VM to move"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! `droveway init`, as typed, with directories as the hosts' roots.
+//! `droveway init` as typed, with directories as the hosts' roots.
 
 mod host;
 
@@ -21,7 +21,7 @@ const FILES: [(&str, u32); 6] = [
     ("tls/droveway.key", 0o600),
 ];
 
-/// With a umask that forbids nothing: what is closed is closed on purpose.
+/// Runs it with a umask of 0, so that only the command itself restricts modes.
 fn init(dir: &Path, line: &str) -> Output {
     Command::new("sh")
         .args(["-c", "umask 0 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_droveway"), "init"])
@@ -46,7 +46,7 @@ fn fails(dir: &Path, line: &str) -> String {
     text(&output.stderr)
 }
 
-/// What tells whether a file was touched, and what is in it.
+/// A file's contents, and the metadata that shows whether it was changed.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     inode: u64,
@@ -74,7 +74,7 @@ fn tree(dir: &Path) -> BTreeMap<PathBuf, Found> {
     tree
 }
 
-/// Hosts' roots, the second as the package leaves it.
+/// Creates the hosts' roots, the second as the package leaves it.
 fn roots(dir: &Path) {
     fs::create_dir_all(dir.join("a")).unwrap();
     fs::create_dir_all(dir.join("b/etc/droveway")).unwrap();
@@ -120,7 +120,7 @@ fn two_agents_talk_with_what_was_made() {
         assert!(ok("peer", &findings), "{findings:?}");
     }
 
-    // With the files that another CA has made for the same host, it is a stranger.
+    // With files from another CA for the same host, the agent is a stranger.
     b.end("TERM");
     works(dir, &format!("--dir other {hosts}"));
     fs::create_dir(dir.join("c")).unwrap();
@@ -210,7 +210,7 @@ fn a_host_that_is_added_later_comes_last() {
     assert!(added.contains("name = \"host-a\"") && added.matches("name").count() == 1, "{added}");
     assert_eq!(fs::read(&key).unwrap(), old_key);
 
-    // One that was not copied in time does no harm.
+    // An outdated archive does no harm.
     let said = works(dir, "--from old.tar --root b");
     assert!(said.contains("more hosts than the archive"), "{said}");
     assert_eq!(fs::read_to_string(&peers).unwrap(), new_peers);
@@ -242,7 +242,7 @@ fn what_is_there_is_never_overwritten() {
         }
     }
     works(dir, from);
-    // A key that was left open is closed, and that is said.
+    // A key that others can read is closed to them, and the output says so.
     let open = Command::new("chmod").arg("644").arg(etc.join("tls/droveway.key")).status();
     assert!(open.unwrap().success());
     assert!(works(dir, from).contains("everybody on this host could read it"));

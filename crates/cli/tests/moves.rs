@@ -1,4 +1,4 @@
-//! Moving a VM with the command, and what it says about it.
+//! Moving a VM with the command, and the command's output.
 
 mod host;
 
@@ -93,7 +93,7 @@ fn a_disk_that_is_not_shared_is_never_used() {
     let (one, two) = (hosts.dir.path().join("one"), hosts.dir.path().join("two"));
     let drive = format!("-drive file={}/d.img,format=raw,if=virtio,cache=none", one.display());
     a.run("web1", &format!("-m 64 {drive}"));
-    // Another directory: a copy of the same name.
+    // A copy of the same name in another directory.
     let set = format!("{}={}", one.display(), two.display());
     let output = a.command(&["migrate", "web1", "b", "--set", &set]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -125,7 +125,7 @@ fn a_qemu_that_somebody_else_started_receives_an_adopted_vm() {
     let (mut destination, to) = start("to.qmp", &["-incoming", "defer", "-S"]);
     a.says(&["attach", "web1", "--qmp", &from]);
 
-    // A slip: the socket of a VM that runs. It must not be touched.
+    // By mistake, the socket of a running VM. It must not be touched.
     let (mut bystander, wrong) = start("wrong.qmp", &[]);
     let output = a.command(&["migrate", "web1", "b", "--incoming-qmp", &wrong]).output().unwrap();
     assert!(text(&output.stdout).contains("doesn't wait for a VM"), "{output:?}");

@@ -1,4 +1,4 @@
-//! The API over TCP: who may use it, and for what.
+//! The API over TCP: which people may use it, and for what.
 
 mod host;
 
@@ -12,7 +12,7 @@ use host::{Hosts, text};
 
 const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
 
-/// A host that is called `localhost`, as it is reached, with a CA beside it.
+/// A host named `localhost`, by which it is reached, with a CA beside it.
 struct Site {
     hosts: Hosts,
     port: u16,
@@ -35,14 +35,14 @@ impl Site {
         Self { hosts, port }
     }
 
-    /// A certificate for a person.
+    /// Issues a certificate to a person.
     fn person(&self, name: &str, role: &str) -> PathBuf {
         let ca = self.hosts.dir.path().join("ca");
         certify(&ca, &["issue", name, "--role", role]);
         ca.join("clients").join(name)
     }
 
-    /// Whether a command over TCP succeeds, and what it says.
+    /// Runs a command over TCP; returns whether it succeeds, and its output.
     fn asks(&self, tls: &Path, args: &[&str]) -> (bool, String) {
         self.asks_at(&format!("https://localhost:{}", self.port), tls, args)
     }
@@ -61,15 +61,15 @@ impl Site {
         fs::read_to_string(self.hosts.hosts[0].log()).unwrap()
     }
 
-    /// Nothing but a reason, which the agent logs as `logs`.
+    /// Asserts that a client gets only the reason `says`, and that the agent logs `logs`.
     fn turns_away(&self, tls: &Path, says: &str, logs: &str) {
         let (done, said) = self.asks(tls, &["list"]);
         assert!(!done && said.contains(says), "{said}");
-        // It is written before the agent lets go of the connection, or right after.
+        // The agent logs it just before or just after it closes the connection.
         self.logs(logs);
     }
 
-    /// Waits for a word in the agent's log.
+    /// Waits for a text in the agent's log.
     fn logs(&self, word: &str) {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while !self.log().contains(word) {
@@ -86,7 +86,7 @@ fn certify(dir: &Path, args: &[&str]) {
 }
 
 #[test]
-fn a_role_says_what_may_be_asked() {
+fn a_role_limits_the_requests() {
     let site = Site::new();
     let [observer, mover, admin] =
         [("olga", "observe"), ("max", "migrate"), ("ann", "admin")].map(|(n, r)| site.person(n, r));
@@ -117,12 +117,12 @@ fn a_role_says_what_may_be_asked() {
     }
     let (done, said) = site.asks(&admin, &["stop", "web1", "--force"]);
     assert!(done, "{said}");
-    // The socket needs no certificate: it is its owner's alone.
+    // The socket needs no certificate, because only its owner can use it.
     assert!(site.hosts.hosts[0].vms().is_empty());
 }
 
 #[test]
-fn who_is_nobody_here_is_turned_away_and_told_why() {
+fn a_stranger_is_rejected_with_the_reason() {
     let site = Site::new();
     let stranger = site.hosts.dir.path().join("other");
     certify(&stranger, &["init"]);
@@ -133,7 +133,7 @@ fn who_is_nobody_here_is_turned_away_and_told_why() {
         "the peer's certificate is not from a CA that this host knows",
         "the peer doesn't know the CA",
     );
-    // One that knows the right CA, and isn't known to it.
+    // A client that trusts the right CA, but whose certificate is from another.
     let ca = site.hosts.dir.path().join("ca/ca.crt");
     fs::copy(ca, stranger.join("ca.crt")).unwrap();
     site.turns_away(
@@ -141,7 +141,7 @@ fn who_is_nobody_here_is_turned_away_and_told_why() {
         "the peer doesn't know the CA of this host's certificate",
         "the peer's certificate is not from a CA that this host knows",
     );
-    // A host's certificate isn't a person's, and a host isn't another.
+    // A host's certificate is not a person's, and a host can't stand for another.
     let own = site.hosts.dir.path().join("ca/hosts/localhost");
     let (done, said) = site.asks(&own, &["list"]);
     assert!(!done && said.contains("is a host's certificate"), "{said}");
@@ -149,14 +149,14 @@ fn who_is_nobody_here_is_turned_away_and_told_why() {
     let other = format!("https://LOCALHOST:{}", site.port);
     let (done, said) = site.asks_at(&other, &ann, &["list"]);
     assert!(!done && said.contains("the peer there is host localhost, not"), "{said}");
-    // Nor is the port for agents one for people.
+    // Nor does the agents' port serve people.
     let agents = site.hosts.hosts[0].listen();
     let agents = agents.replace("127.0.0.1", "https://localhost");
     let (done, said) = site.asks_at(&agents, &ann, &["list"]);
     assert!(!done && said.contains("the peer"), "{said}");
 }
 
-/// When it is told to, and when the files have changed; what can't be used is not.
+/// On SIGHUP, and when the files have changed; a certificate that can't be used is ignored.
 #[test]
 fn a_certificate_is_read_again_without_a_restart() {
     let site = Site::new();
@@ -171,7 +171,7 @@ fn a_certificate_is_read_again_without_a_restart() {
     site.logs("the certificate was not replaced, the one before is used");
     assert!(site.asks(&ann, &["list"]).0, "as before");
     fs::write(files.join("droveway.crt"), own).unwrap();
-    // Nobody tells it this time.
+    // Without SIGHUP this time.
     certify(&ca, &["issue", "localhost", "--days", "200", "--replace"]);
     site.logs("the certificate was read again");
     let (done, said) = site.asks(&ann, &["list"]);
@@ -179,7 +179,7 @@ fn a_certificate_is_read_again_without_a_restart() {
     assert!(host::is_alive(pid));
 }
 
-/// A dashboard of a person, and a browser that was let in.
+/// A person's dashboard, and a browser that was admitted.
 struct Pages {
     dashboard: Child,
     address: String,
@@ -192,7 +192,7 @@ impl Pages {
         let api = format!("https://localhost:{}", site.port);
         let mut command = Command::new(DROVEWAY);
         command.args(["--api", &api, "--tls"]).arg(tls);
-        // The same agent again: what it says is shown once.
+        // The same agent a second time: its answers are shown only once.
         command.args(["dashboard", "--listen", "127.0.0.1:0", "--agent", &api]);
         let mut dashboard = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -209,7 +209,7 @@ impl Pages {
         pages
     }
 
-    /// The whole answer.
+    /// The whole response.
     fn ask(&self, method: &str, path: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let (address, cookie, length) = (&self.address, &self.cookie, body.len());
@@ -229,7 +229,7 @@ impl Pages {
         self.ask("GET", &format!("{}{page}", self.place), "")
     }
 
-    /// The list of VMs, once web1 is in it.
+    /// The page of VMs, once it has web1.
     fn vms(&self) -> String {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         loop {

@@ -1,4 +1,4 @@
-//! VMs outlive their agent, and the next agent finds them.
+//! VMs keep running without their agent, and the next agent finds them.
 
 mod host;
 
@@ -41,7 +41,7 @@ fn a_vm_that_died_without_its_agent_is_shown_dead() {
     a.assert_clean();
 }
 
-/// Wherever it runs out of them, no VM ends and nothing of one is removed.
+/// Wherever it runs out of open files, no VM ends and nothing of a VM is removed.
 #[test]
 fn an_agent_with_too_few_open_files_ends_no_vm() {
     let names = ["web1", "web2", "web3", "web4"];
@@ -75,7 +75,7 @@ fn an_agent_with_too_few_open_files_ends_no_vm() {
 }
 
 #[test]
-fn an_agent_takes_the_open_files_that_it_may_have_for_itself() {
+fn an_agent_raises_its_limit_of_open_files_for_itself_only() {
     let mut hosts = Hosts::new(["a"]);
     let a = &mut hosts.hosts[0];
     a.end("TERM");
@@ -86,7 +86,7 @@ fn an_agent_takes_the_open_files_that_it_may_have_for_itself() {
         files.split_whitespace().next().unwrap().to_owned()
     };
     assert_eq!(soft_limit(a.pid()), "2048");
-    // What QEMU starts may try all numbers below its limit.
+    // Programs that QEMU starts may try all descriptors below the limit.
     assert_eq!(soft_limit(a.run("web1", "-m 64")), "512");
 }
 

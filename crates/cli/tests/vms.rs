@@ -1,4 +1,4 @@
-//! Starting, looking at and stopping VMs with the command.
+//! Starting, showing and stopping VMs with the command.
 
 mod host;
 
@@ -27,7 +27,7 @@ fn a_vm_is_run_listed_shown_and_stopped() {
 }
 
 #[test]
-fn relative_paths_are_meant_from_where_the_command_was_typed() {
+fn relative_paths_start_from_the_commands_directory() {
     let hosts = Hosts::new(["a"]);
     let [a] = &hosts.hosts[..] else { unreachable!() };
     let disk = hosts.dir.path().join("disk.img");
@@ -63,7 +63,7 @@ fn a_dead_vm_says_why_until_it_is_stopped() {
     let [a] = &hosts.hosts[..] else { unreachable!() };
     let pid = a.run("web1", "-m 64");
     kill("TERM", pid);
-    // QEMU ends in its own time; `list` follows it.
+    // QEMU takes a moment to end, and `list` notices it.
     while a.vm("web1").unwrap().status != VmStatus::Dead {
         std::thread::yield_now();
     }
@@ -83,7 +83,7 @@ fn a_vm_that_somebody_else_started_is_adopted() {
         .arg(format!("unix:{},server=on,wait=off", qmp.display()))
         .spawn()
         .unwrap();
-    // The socket is there a moment before QEMU listens at it.
+    // The socket exists a moment before QEMU listens at it.
     while std::os::unix::net::UnixStream::connect(&qmp).is_err() {
         std::thread::yield_now();
     }

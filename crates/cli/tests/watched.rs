@@ -1,4 +1,4 @@
-//! What watches an agent: a monitoring system, and the system's service manager.
+//! An agent watched by a monitoring system and by the service manager.
 
 mod host;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use host::Hosts;
 
-/// What is answered at a path, with its status line.
+/// The response for a path, with its status line.
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
@@ -38,7 +38,7 @@ fn metrics_count_a_move_and_take_no_orders() {
     has("droveway_audits_total{result=\"same\"} 1");
     has("droveway_migration_downtime_seconds_count 1");
     has("droveway_vms{status=\"running\"} 0");
-    // What a bug report needs of it.
+    // The bundle for a bug report.
     let a = &hosts.hosts[0];
     let id = a.says(&["list", "--migrations", "--json"]);
     let listed: Vec<api::Progress> = serde_json::from_str(&id).unwrap();
@@ -69,11 +69,11 @@ fn the_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
     };
     let a = &mut hosts.hosts[0];
     a.end("TERM");
-    // It is to be heard of each fifth of a second.
+    // The watchdog expects a notification every 200 ms.
     let told = [format!("NOTIFY_SOCKET={}", path.display()), "WATCHDOG_USEC=200000".to_owned()];
     a.start_by(&["env", &told[0], &told[1]]);
     assert!(said().contains("READY=1"));
-    // How it is, once as long as nothing changes; and that it lives.
+    // The status only once while nothing changes, and the watchdog's notifications.
     let (mut lives, mut lines) = (0, Vec::new());
     while lives < 3 {
         let said = said();

@@ -1,4 +1,4 @@
-//! What it costs to name pages, to look names up, and to find what they name.
+//! The cost of naming pages, of looking names up, and of copying the pages that they name.
 
 #![allow(missing_docs, reason = "criterion's macros make a public function")]
 
@@ -12,9 +12,9 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use page::{BATCH_PAGES, PAGE_BYTES};
 use ram::Mapping;
 
-/// Pages that have memory: beyond any cache.
+/// Pages with memory: beyond any cache.
 const PAGES: u64 = 1 << 16;
-/// Names in the table: as of a VM of 4 GiB, beyond any cache too.
+/// Names in the table: those of a 4 GiB VM, beyond any cache, too.
 const NAMES: u64 = 1 << 20;
 
 struct Ram(Mapping);
@@ -40,7 +40,7 @@ fn page(content: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Names of nothing in particular.
+/// Names of arbitrary content.
 fn names(from: u64) -> Vec<Name> {
     (from..from + NAMES).map(|content| key().name(&content.to_le_bytes())).collect()
 }
@@ -59,7 +59,7 @@ fn named(criterion: &mut Criterion) {
     });
 }
 
-/// A table of names, whose content nobody has.
+/// A table of names whose content no member has.
 fn table(names: &[Name]) -> (Arc<Index>, Member) {
     let index = Index::new(NAMES);
     let ram = Arc::new(Ram(Mapping::own(PAGE_BYTES as u64)));

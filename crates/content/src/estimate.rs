@@ -1,64 +1,61 @@
-//! What a migration would share, from samples of what VMs have.
+//! Estimates what a migration would share, from samples of VMs' content.
 //!
-//! Content is in every sample, or in none: which depends on its name alone. So what
-//! two samples have in common tells what the VMs have in common, which a sample of
-//! pages would not.
+//! A content is in every sample or in none, depending on its name alone. So what two samples have
+//! in common shows what the VMs have in common. A sample of pages would not.
 
 use std::collections::HashMap;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
 
-/// What a VM has, or a part of it: the first 32 bits of names, one for each page.
-/// That is what the index knows of them, and enough to count by: of 16 GiB of pages
-/// that have nothing in common with a host of 256 GiB one in 64 seems to.
+/// A VM's content, or a part of it: the first 32 bits of names, one for each page. The index
+/// knows no more of names, and it is enough for counting: of 16 GiB of pages that have nothing in
+/// common with a host of 256 GiB, one in 64 seems to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// One in so many contents is in it.
+    /// The sample has one in so many contents.
     pub one_in: u32,
-    /// These, in no order.
+    /// Their hints, in no order.
     pub hints: Vec<u32>,
 }
 
 impl Sample {
-    /// One in `one_in` of these.
+    /// A sample of one in `one_in` of these.
     pub(crate) fn of(hints: impl Iterator<Item = u32>, one_in: u32) -> Self {
         let one_in = one_in.max(1);
         let last = u32::MAX / one_in;
         Self { one_in, hints: hints.filter(|hint| *hint <= last).collect() }
     }
 
-    /// A coarser one of the same: one in `one_in`. One that is no finer stays as it
-    /// is.
+    /// A coarser sample of the same: one in `one_in`. A sample that is no finer stays as it is.
     #[must_use]
     pub fn thinned(self, one_in: u32) -> Self {
         if one_in <= self.one_in { self } else { Self::of(self.hints.into_iter(), one_in) }
     }
 }
 
-/// What the pages of a VM, or of several, would go as: numbers of pages, from a
-/// sample.
+/// How the pages of a VM, or of several, would be sent: numbers of pages, from a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
     /// Pages with content.
     pub pages: u64,
-    /// Of these, those that are at the destination.
+    /// Of these, pages that the destination has.
     pub held: u64,
-    /// Of the rest, those that another page of the same VM brings.
+    /// Of the rest, pages that equal another page of the same VM.
     pub within: u64,
-    /// Of the rest, those that a VM of the gang brings which was counted before.
+    /// Of the rest, pages that equal one of a VM of the gang that was counted before.
     pub common: u64,
 }
 
 impl Estimate {
-    /// Pages that would go as bodies.
+    /// Pages that would be sent as bodies.
     #[must_use]
     pub fn bodies(&self) -> u64 {
         self.pages.saturating_sub(self.held + self.within + self.common)
     }
 
-    /// The same shares of a number of pages that is known. A sample has it by
-    /// chance, the more so where one content fills many pages: it is sampled with
-    /// all of them, or with none.
+    /// The same proportions for a known number of pages. A sample's own number is subject to
+    /// chance, the more so if one content fills many pages: it is sampled with all of them, or
+    /// with none.
     #[must_use]
     pub fn of_pages(self, pages: u64) -> Self {
         let share = |part: u64| {
@@ -95,24 +92,24 @@ impl Sum for Estimate {
     }
 }
 
-/// Counts the VMs of a gang that go to where content is shared: a host, or a
-/// rack. Content that several have is a body once.
+/// Counts the VMs of a gang that move to where content is shared: a host, or a rack. Content that
+/// several have is sent as a body once.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Which VM brings what.
+    /// Which VM is the first with each content.
     brought: HashMap<u32, usize>,
     counted: usize,
 }
 
 impl Tally {
-    /// Nobody counted yet.
+    /// A tally of no VM.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts one more VM, from its sample, where `held` says what is at its
-    /// destination. All samples have to be of one in the same number.
+    /// Counts one more VM from its sample. `held` tells which content its destination has. All
+    /// samples must have the same `one_in`.
     pub fn add(&mut self, sample: &Sample, held: impl Fn(u32) -> bool) -> Estimate {
         self.counted += 1;
         let each = u64::from(sample.one_in);
@@ -159,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_that_there_is_the_counts_are_exact() {
+    fn a_complete_sample_gives_exact_counts() {
         let held: HashSet<u32> = [1, 2, 3].map(hint).into();
         let held = |hint: u32| held.contains(&hint);
         let mut tally = Tally::new();
@@ -179,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_tells_what_all_the_pages_would() {
+    fn a_sample_estimates_all_pages() {
         const PAGES: u32 = 200_000;
         const ONE_IN: u32 = 64;
         let near = |estimate: u64, pages: u32| {
@@ -187,7 +184,7 @@ mod tests {
             // Four standard deviations.
             (estimate as f64 - pages).abs() < 4.0 * (pages * f64::from(ONE_IN - 1)).sqrt()
         };
-        // Three quarters of the second VM are the first one's.
+        // The first VM has three quarters of the second one's content.
         let mut tally = Tally::new();
         let first = tally.add(&sample(0..PAGES, ONE_IN), |_| false);
         assert!(near(first.pages, PAGES) && first.bodies() == first.pages, "{first:?}");

@@ -1,10 +1,8 @@
-//! What pages contain, by name. A page of a VM can come from anywhere if its
-//! name is right: from another VM on the host, from another host of the rack,
-//! from shared storage.
+//! Page content by name. A VM's page can come from any provider if its name is right: another VM
+//! on the host, another host of the rack, or shared storage.
 //!
-//! An [`Index`] knows who on this host has which content. A [`Scanner`] keeps it
-//! for VMs that run here, and a [`Tally`] says from samples of it what a gang would
-//! share.
+//! An [`Index`] knows which VM on this host has which content. A [`Scanner`] maintains it for VMs
+//! that run here, and a [`Tally`] estimates from samples what a gang would share.
 
 mod estimate;
 mod index;

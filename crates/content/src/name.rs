@@ -1,11 +1,10 @@
-//! A page's content has a name: a hash of its bytes with a key.
+//! The name of a page's content: a keyed hash of its bytes.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// 160 bits: with 2^40 pages in a cluster two of them share a name with a
-/// probability of 2^-81.
+/// 160 bits: among 2^40 pages of a cluster, any two share a name with a probability of 2^-81.
 pub const NAME_BYTES: usize = 20;
 
 /// The name of one page's content, in one domain.
@@ -13,7 +12,7 @@ pub const NAME_BYTES: usize = 20;
 pub struct Name(pub [u8; NAME_BYTES]);
 
 impl Name {
-    /// The first bits, as evenly spread as any.
+    /// The first 64 bits, as evenly spread as any.
     #[must_use]
     pub fn prefix(&self) -> u64 {
         let (first, _) = self.0.split_first_chunk().expect("a name is longer");
@@ -21,7 +20,7 @@ impl Name {
     }
 }
 
-/// In hex, whole: for messages.
+/// The whole name in hex, for messages.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -34,19 +33,19 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Which VMs share content: those whose owners may learn, by how long a
-/// migration takes, what another one of them has in memory.
+/// A sharing domain: VMs whose owners may learn, by how long a migration takes, what another VM
+/// of the domain has in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Domain(pub String);
 
-/// What names are made with: the cluster's secret, so that no guest can make
-/// content for a name, and the domain, so that the same content has another name
-/// in each: what has no name in common can't be shared.
+/// The key of names. It is made of the cluster's secret, so that no guest can make content for a
+/// name, and of the domain, so that equal content has different names in different domains:
+/// content without a common name can't be shared.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; 32]);
 
-/// No two uses of the cluster's secret have a key in common.
+/// Separates this use of the cluster's secret from all others: they have no key in common.
 const PURPOSE: &str = "droveway 2026-11 names of page contents";
 
 impl Key {
@@ -68,8 +67,8 @@ impl Key {
         Name(*name)
     }
 
-    /// What both ends compare to know that they have the same key, and nobody can
-    /// learn it from.
+    /// The key's fingerprint, which both ends compare to check that they have the same key. It
+    /// does not reveal the key.
     #[must_use]
     pub fn print(&self) -> Name {
         self.name(b"the print of this key")

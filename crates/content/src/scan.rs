@@ -1,12 +1,10 @@
-//! Keeps the index for VMs that run here: a thread that goes round their RAM and
-//! names what it finds.
+//! Maintains the index for VMs that run here: a thread goes round their RAM and names the pages.
 //!
-//! It hashes every page again in every round. The kernel could tell which pages
-//! were written (soft-dirty bits, `PAGEMAP_SCAN`), but only to one who clears what
-//! it tells, and others may rely on the same bits: a debugger, CRIU, QEMU's own
-//! background snapshots. So what a round costs is bounded by the share of a CPU that
-//! the thread may use, and how old the index is follows from that: with 5 % of a
-//! core, some 100 MB of RAM a second.
+//! It hashes every page again in every round. The kernel could report which pages were written
+//! (soft-dirty bits, `PAGEMAP_SCAN`), but the reader has to clear the bits, and others may rely
+//! on them: a debugger, CRIU, QEMU's own background snapshots. So the cost of a round is bounded
+//! by the thread's share of a CPU, and the age of the index follows from that: with 5 % of a
+//! core, some 100 MB of RAM are scanned a second.
 
 mod idle;
 mod pace;
@@ -26,27 +24,25 @@ use self::pace::Pace;
 use crate::Name;
 use crate::index::{Index, Seat};
 
-/// Pages that are looked at before the next member's turn, and before it is asked
-/// whether to rest or stop: less than a millisecond.
+/// Pages that are scanned before the next member's turn, and before the thread checks whether to
+/// rest or stop: less than a millisecond.
 const TURN_PAGES: usize = 256;
-/// Pages that are read together. They fit a core's cache, so that they are hashed
-/// from there.
+/// Pages that are read together. They fit a core's cache, so they are hashed from it.
 const READ_PAGES: usize = 32;
-/// A member's rounds begin at least that long after one another: a small VM's
-/// content is not worth all of the budget.
+/// The shortest time between the beginnings of a member's rounds: a small VM's content is not
+/// worth all of the budget.
 const ROUND_MIN: Duration = Duration::from_secs(5);
-/// All that a member has is told of again after that, also what has not changed: a
-/// directory of a rack forgets what it has not heard for an hour.
+/// How often all of a member's content is reported again, even if unchanged: a rack's directory
+/// forgets content that was not reported for an hour.
 const TELL_ALL: Duration = Duration::from_secs(1800);
-/// What is left of the share while VMs come or go. To run only when a CPU is idle
-/// does not suffice: schedulers deal CPUs out to groups of processes first (cgroups,
-/// sessions), and an agent's share of them is better used for what moves.
+/// The part of the share that is left while VMs arrive or leave. To run only on an idle CPU does
+/// not suffice: schedulers first divide CPUs among groups of processes (cgroups, sessions), and
+/// an agent's part is better used for the VMs that move.
 const GIVING_WAY: f64 = 0.1;
-/// How long a member that has joined may wait for its first turn.
+/// The longest wait of a new member for its first turn.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The thread that looks at the RAM of all members of an index. It stops when
-/// this is dropped.
+/// The thread that scans the RAM of all members of an index. It stops when this is dropped.
 #[derive(Debug)]
 pub struct Scanner {
     moving: Arc<AtomicUsize>,
@@ -56,22 +52,21 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Starts it with at most `share` of one CPU: 0.05 is 5 %. It runs only when
-    /// nobody else wants the CPU that it is on. Where it shall use nothing, don't
-    /// start it: it takes a thousandth whatever the share.
+    /// Starts it with at most `share` of one CPU: 0.05 is 5 %. It runs only when its CPU is
+    /// otherwise idle. To use no CPU at all, don't start it: it takes a thousandth whatever the
+    /// share.
     ///
     /// # Errors
-    /// If the system has no thread for it.
+    /// If a thread can't be started.
     pub fn start(index: &Arc<Index>, share: f64) -> io::Result<Self> {
         Self::start_telling(index, share, |_| {})
     }
 
-    /// The same, for who tells others what is here: names that it finds are told of
-    /// in batches, those that are new at once, and all of a member's every half hour.
-    /// Some may be gone by then.
+    /// The same, and calls `tell` with batches of names that it finds: new names at once, and all
+    /// names of a member every half hour. Some may be out of date by then.
     ///
     /// # Errors
-    /// If the system has no thread for it.
+    /// If a thread can't be started.
     pub fn start_telling(
         index: &Arc<Index>,
         share: f64,
@@ -96,14 +91,15 @@ impl Scanner {
         Ok(Self { moving, stop: Some(stop), thread: Some(thread), refused })
     }
 
-    /// A VM comes or goes: until that is over, the thread takes a tenth of its share.
+    /// Reduces the thread's share to a tenth until the result is dropped, for the time in which a
+    /// VM arrives or leaves.
     #[must_use]
     pub fn give_way(&self) -> GivingWay {
         self.moving.fetch_add(1, Relaxed);
         GivingWay(Arc::clone(&self.moving))
     }
 
-    /// What the system refused since this was last asked, for the operator.
+    /// What the system has refused since the last call, for the operator.
     #[must_use]
     pub fn refused(&self) -> Option<String> {
         self.refused.lock().take()
@@ -119,7 +115,7 @@ impl Drop for Scanner {
     }
 }
 
-/// As long as this is there, a [`Scanner`] gives way.
+/// A [`Scanner`] gives way until this is dropped.
 #[derive(Debug)]
 pub struct GivingWay(Arc<AtomicUsize>);
 
@@ -129,10 +125,10 @@ impl Drop for GivingWay {
     }
 }
 
-/// Told to stop.
+/// The scanner was told to stop.
 struct Stop;
 
-/// What the thread has at hand.
+/// The thread's state.
 struct Work<'i> {
     index: &'i Index,
     share: f64,
@@ -178,7 +174,7 @@ impl<'i> Work<'i> {
         for seat in index.seats() {
             if self.turn(&seat, Instant::now()) {
                 nobody = false;
-                // A member that leaves doesn't wait for a rest of ours.
+                // A member that leaves does not wait while this thread rests.
                 drop(seat);
                 self.rest()?;
             }
@@ -186,7 +182,7 @@ impl<'i> Work<'i> {
         if nobody { self.wait(LOOK) } else { Ok(()) }
     }
 
-    /// Looks at the member's next pages. False if its round is not due.
+    /// Scans the member's next pages. False if its round is not due.
     fn turn(&mut self, seat: &Seat, now: Instant) -> bool {
         let (first, tells_all) = {
             let mut round = seat.round.lock();
@@ -253,14 +249,14 @@ impl<'i> Work<'i> {
             }
             rest = &rest[read..];
             if read < now.len() {
-                // The next one can't be had; what follows it may.
+                // The next page can't be read; those after it may be readable.
                 self.index.forget(seat, rest[0]);
                 rest = &rest[1..];
             }
         }
     }
 
-    /// Keeps to the budget.
+    /// Rests as long as the budget demands.
     fn rest(&mut self) -> Result<(), Stop> {
         let gives_way = self.moving.load(Relaxed) > 0;
         let share = if gives_way { self.share * GIVING_WAY } else { self.share };
@@ -294,8 +290,8 @@ mod tests {
     use super::*;
     use crate::{Domain, Holder, Key, Scanned};
 
-    /// Pages by their first byte: 0 is a zero page, 255 a hole. Page 3 can't be
-    /// read while it is `broken`.
+    /// Pages by their first byte: 0 is a zero page, 255 a hole. Page 3 can't be read while it is
+    /// `broken`.
     struct Ram {
         pages: Vec<AtomicU64>,
         broken: AtomicBool,
@@ -337,7 +333,7 @@ mod tests {
         key().name(&[content; PAGE_BYTES])
     }
 
-    /// The member's turns until its round is over.
+    /// Gives the member turns until its round is over.
     fn round(work: &mut Work<'_>, seat: &Seat) {
         let completed = seat.round.lock().completed;
         let later = Instant::now() + ROUND_MIN * (completed as u32 + 2) * 2;
@@ -359,7 +355,7 @@ mod tests {
         assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 300 });
         assert!(index.has(&name(7)) && index.has(&name(1 + 3)));
         assert!(!index.has(&name(0)) && !index.has(&name(255)));
-        // Some become holes, some zero, one can't be read, one is new.
+        // Some pages become holes, some zero; one can't be read, one is new.
         for page in 0..600 {
             if page % 4 == 0 {
                 ram.pages[page].store([0, HOLE][page / 4 % 2], Relaxed);
@@ -374,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_told_of_and_all_of_it_now_and_then() {
+    fn new_names_are_reported_at_once_and_all_names_sometimes() {
         use std::cell::RefCell;
         let index = Index::new(1 << 20);
         let (ram, _told) = ram(1..=100);
@@ -400,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_scans_who_joins_and_ends_when_it_is_told() {
+    fn the_thread_scans_new_members_until_it_is_stopped() {
         let index = Index::new(1 << 20);
         let scanner = Scanner::start(&index, 1.0).unwrap();
         let (ram, read) = ram(1..=40);
@@ -442,12 +438,12 @@ mod tests {
     }
 
     #[test]
-    fn its_thread_runs_only_when_nobody_else_would() {
+    fn its_thread_runs_only_on_an_idle_cpu() {
         thread::spawn(|| {
             idle::only_when_idle().unwrap();
             let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
             let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-            // As proc(5) counts them, less the two before the parenthesis.
+            // As proc(5) numbers them, less the two before the parenthesis.
             let (nice, policy) = (fields[19 - 3], fields[41 - 3]);
             assert_eq!((nice, policy), ("19", "5"));
         })

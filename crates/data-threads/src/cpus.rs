@@ -6,7 +6,7 @@ use std::str::FromStr;
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 
-/// What was typed is no list of CPUs.
+/// The text is not a list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a list of CPUs: write it like 0-3,8, with numbers below {max}",
@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 )]
 pub struct CpusError(String);
 
-/// Some CPUs; at least one.
+/// A set of at least one CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cpus(Vec<(usize, usize)>);
 
 impl Cpus {
-    /// What a set has.
+    /// The CPUs of a set.
     pub(crate) fn of(set: &CpuSet) -> Self {
         Self::runs((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)))
     }
@@ -33,7 +33,7 @@ impl Cpus {
         set
     }
 
-    /// Joins neighbours among ascending numbers.
+    /// Joins ascending numbers into ranges.
     fn runs(numbers: impl Iterator<Item = usize>) -> Self {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         for number in numbers {

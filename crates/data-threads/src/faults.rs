@@ -1,9 +1,8 @@
-//! Panics on purpose, for tests: only with the feature `faults`, which no program
-//! that is built for use has.
+//! Panics on purpose, for tests. Only with the feature `faults`, which no released program has.
 
-/// A place that a thread that carries data comes to again and again. It panics there
-/// once if the file that `DROVEWAY_PANIC_FILE` names has its name, or the beginning of
-/// it; the file is gone then.
+/// A place that a data thread passes again and again. The thread panics there once if the file that
+/// `DROVEWAY_PANIC_FILE` names contains the thread's name or the beginning of it, and removes the
+/// file.
 #[cfg(feature = "faults")]
 pub fn point() {
     use std::path::PathBuf;
@@ -16,13 +15,13 @@ pub fn point() {
     let Ok(wanted) = std::fs::read_to_string(file) else { return };
     let thread = std::thread::current();
     let is_it = !wanted.is_empty() && thread.name().is_some_and(|name| name.starts_with(&wanted));
-    // Of several threads of such a name, the one that takes the file.
+    // If several threads match, the one that removes the file panics.
     if is_it && std::fs::remove_file(file).is_ok() {
         panic!("DROVEWAY_PANIC_FILE has the name of this thread");
     }
 }
 
-/// Nothing.
+/// Does nothing without the feature `faults`.
 #[cfg(not(feature = "faults"))]
 #[inline]
 pub fn point() {}

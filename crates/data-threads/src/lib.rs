@@ -1,11 +1,11 @@
-//! The threads of one migration that carry data, and what of the CPUs they get.
+//! The data threads of one migration, and how they are scheduled.
 //!
-//! Such a thread says [`DataThreads::join`] when it starts; from then on the
-//! scheduling parameters hold for it, also later ones. Threads that only lead or
-//! watch don't join, so a migration answers however busy its host is.
+//! A data thread calls [`DataThreads::join`] when it starts. From then on the scheduling parameters
+//! apply to it, including later changes. Threads that only lead or watch don't join, so a migration
+//! responds however busy its host is.
 //!
-//! A data thread that panics ends the migration: what it held is lost, and a
-//! migration that lacks it looks like one that is only slow.
+//! A panic of a data thread ends the migration: the data that it held is lost, and without it the
+//! migration would only look slow.
 
 #![forbid(unsafe_code)]
 
@@ -28,20 +28,20 @@ pub use cpus::{Cpus, CpusError};
 pub use faults::point;
 pub use thread::{migration_span, spawn};
 
-/// How far their nice value is from the agent's own: about a third of an
-/// even share of a CPU that others want, or three times one. Where all CPUs are taken, what
-/// a migration uses is lost to others however long it takes: with less it only lasts longer.
+/// Distance of their nice value from the agent's own: about a third of an even share of a contended
+/// CPU, or three times one. When all CPUs are busy, the migration takes the same CPU time from
+/// others however long it lasts: a smaller share only makes it last longer.
 const NICE_STEP: i32 = 5;
 const NICE: std::ops::RangeInclusive<i32> = -20..=19;
 
-/// Who goes first where there are fewer CPUs than threads that want them.
+/// What goes first when CPUs are contended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// VMs and everybody else.
+    /// VMs and all other processes.
     #[default]
     Low,
-    /// Nobody.
+    /// No preference.
     Normal,
     /// The migration.
     High,
@@ -61,28 +61,28 @@ impl Priority {
 /// How all data threads of a migration are scheduled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedParams {
-    /// Who goes first.
+    /// What goes first when CPUs are contended.
     pub priority: Priority,
-    /// The CPUs they run on; none for those of the agent.
+    /// The CPUs that they run on; none means those of the agent.
     #[serde(default)]
     pub cpus: Option<Cpus>,
 }
 
-/// The threads of one migration that carry data, at one of its ends.
+/// The data threads of one migration at one of its ends.
 pub struct DataThreads {
-    /// What the thread that made this has, as the agent's others have.
+    /// Scheduling of the creating thread, which is that of the agent's other threads.
     base: Base,
     state: Mutex<State>,
-    /// What those log stands in that were started before it was known.
+    /// The log span for threads that were started before the migration was known.
     about: OnceLock<Span>,
-    /// Hears the name of each thread that panics.
+    /// Called with the name of each thread that panics.
     panicked: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 #[derive(Debug)]
 struct Base {
     nice: i32,
-    /// None if the system doesn't say.
+    /// None if the system doesn't report them.
     cpus: Option<CpuSet>,
 }
 
@@ -93,25 +93,24 @@ struct State {
     refused: Vec<String>,
 }
 
-/// A thread's place among the data threads: kept until the thread ends.
+/// A thread's membership, kept until the thread ends.
 #[must_use = "the thread leaves its threads when this is dropped"]
 pub struct Member {
     threads: Arc<DataThreads>,
     thread: Pid,
     _guard: Guard,
     _about: Option<EnteredSpan>,
-    /// The thread that joined is the one that leaves.
+    /// Keeps a member on the thread that joined.
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// Reports if its thread panics, until this is dropped.
+/// Reports a panic of its thread, until it is dropped.
 #[must_use = "a panic is reported only while this is there"]
 pub struct Guard(Arc<DataThreads>);
 
 impl DataThreads {
-    /// No threads yet, to be made on a thread that runs as the
-    /// agent's others do. `panicked` is told the name of each thread that panics, by
-    /// that thread.
+    /// Without threads yet. Call it on a thread with the scheduling of the agent's other threads. A
+    /// thread that panics calls `panicked` with its name.
     #[must_use]
     pub fn new(params: SchedParams, panicked: impl Fn(&str) + Send + Sync + 'static) -> Arc<Self> {
         let base = Base {
@@ -123,24 +122,24 @@ impl DataThreads {
         Arc::new(Self { base, state, about, panicked: Box::new(panicked) })
     }
 
-    /// For a thread that the migration can't do without, and that stays as the
-    /// agent's others are.
+    /// For a thread that the migration depends on, but that keeps the scheduling of the agent's
+    /// other threads.
     pub fn guard(self: &Arc<Self>) -> Guard {
         Guard(Arc::clone(self))
     }
 
-    /// The migration is known now: what threads that join log stands in this.
+    /// The migration is known now: threads that join from now on log in this span.
     pub fn are_about(&self, span: Span) {
-        // It is never another one.
+        // The span never changes.
         let _ = self.about.set(span);
     }
 
-    /// The calling thread is a data thread from now on.
+    /// Makes the calling thread a data thread.
     pub fn join(self: &Arc<Self>) -> Member {
         let thread = gettid();
         let mut state = self.state.lock();
         state.members.push(thread);
-        // A thread starts as the agent's others are: nothing to undo.
+        // A new thread has the agent's scheduling, so there is nothing to undo.
         let params = state.params.clone();
         if params.priority != Priority::Normal {
             state.note(self.renice(thread, params.priority));
@@ -161,7 +160,7 @@ impl DataThreads {
         }
     }
 
-    /// Other parameters from now on, for those who have joined too.
+    /// Changes the parameters, also for threads that have joined.
     pub fn set(&self, params: &SchedParams) {
         let mut state = self.state.lock();
         let before = std::mem::replace(&mut state.params, params.clone());
@@ -175,7 +174,7 @@ impl DataThreads {
         }
     }
 
-    /// What the system refused since this was last asked, for the operator.
+    /// What the system has refused since the last call, for the operator.
     #[must_use]
     pub fn refused(&self) -> Vec<String> {
         std::mem::take(&mut self.state.lock().refused)
@@ -183,7 +182,7 @@ impl DataThreads {
 
     fn renice(&self, thread: Pid, priority: Priority) -> Option<String> {
         let nice = priority.nice(self.base.nice);
-        // To the kernel a thread's number is a process's here.
+        // Linux accepts a thread ID as the process here.
         let error = setpriority_process(Some(thread), nice).err()?;
         let name = format!("{priority:?}").to_lowercase();
         Some(format!(
@@ -210,7 +209,7 @@ impl DataThreads {
 }
 
 impl State {
-    /// Many threads meet the same refusal; it is said once.
+    /// Many threads meet the same refusal; it is recorded once.
     fn note(&mut self, refused: Option<String>) {
         if let Some(refused) = refused
             && !self.refused.contains(&refused)
@@ -240,7 +239,7 @@ impl Drop for Guard {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Under the lock: a number of a thread that has ended may be another's.
+        // Under the lock: the ID of a thread that has ended may be reused.
         let mut state = self.threads.state.lock();
         if let Some(place) = state.members.iter().position(|member| *member == self.thread) {
             state.members.swap_remove(place);
@@ -264,7 +263,7 @@ mod tests {
         Cpus::of(&sched_getaffinity(Some(thread)).unwrap()).to_string()
     }
 
-    /// A data thread while `meanwhile` looks at it.
+    /// Calls `meanwhile` with a data thread's ID while that thread runs.
     fn with_member(threads: &Arc<DataThreads>, meanwhile: impl FnOnce(Pid)) {
         let ((tell, told), (end, over)) = (channel(), channel::<()>());
         thread::scope(|scope| {
@@ -295,7 +294,7 @@ mod tests {
             threads.set(&params(Priority::Low, None));
             assert_eq!((nice(thread), cpus(thread)), (Priority::Low.nice(before), all));
         });
-        // Whoever did not join is as before; who has left is forgotten.
+        // A thread that has not joined is unchanged, and one that has left is forgotten.
         assert_eq!(nice(gettid()), before);
         assert!(threads.state.lock().members.is_empty());
         assert_eq!(threads.refused(), Vec::<String>::new());

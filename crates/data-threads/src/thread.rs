@@ -1,4 +1,4 @@
-//! Threads that lead, watch or carry, and what of the log is about which migration.
+//! Starts threads, and assigns their log lines to a migration.
 
 use std::fmt::Display;
 use std::io;
@@ -6,16 +6,15 @@ use std::thread::{Builder, JoinHandle};
 
 use tracing::Span;
 
-/// What a migration's threads log stands in this, with its id. It is there at every level
-/// of the log.
+/// The span of a migration's log lines, with its id. It is enabled at every log level.
 pub fn migration_span(id: impl Display, vm: &str) -> Span {
     tracing::error_span!("migration", %id, vm)
 }
 
-/// Starts a thread that is about what the one is about that starts it.
+/// Starts a thread that logs in the span of the calling thread.
 ///
 /// # Errors
-/// If the system gives none.
+/// If the system can't start a thread.
 pub fn spawn<T: Send + 'static>(
     name: impl Into<String>,
     body: impl FnOnce() -> T + Send + 'static,

@@ -1,10 +1,10 @@
-//! Content that need not be sent: a page that comes by name, and is found at the
-//! destination.
+//! Deduplication: the source sends a page by name, and the destination finds its content
+//! elsewhere.
 //!
-//! [`source`] names what QEMU hands over, and what disks have, before it does.
-//! [`destination`] is a stage behind the lanes: it gets batches of names and says of
-//! each page whether it is here, comes from elsewhere, or is wanted from the source.
-//! [`rack`] is what other hosts have, [`storage`] what disks have.
+//! [`source`] names the pages that QEMU hands over, and announces those that disks have before
+//! that. [`destination`] is a stage behind the lanes: it takes batches of names and answers for
+//! each page whether it is placed, is awaited from another provider, or is wanted from the
+//! source. [`rack`] gets content from other hosts, [`storage`] from disks.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! The source's half: names for pages that the destination may have already.
+//! The source's half of deduplication: names for pages that the destination may have already.
 //!
-//! [`Naming`] knows the names, of what QEMU hands over and of what disks have. A
-//! [`Stage`] stands between the queue and the lanes: a lane hands it the batches that
-//! it takes ([`AtLane`]), and it has them asked for by name, hears the answers, and
-//! has lanes send what the destination wants. An [`Announcer`] is ahead of QEMU.
+//! [`Naming`] makes the names, for pages that QEMU hands over and pages that disks have. A
+//! [`Stage`] stands between the queue and the lanes. A lane hands it the batches that it takes
+//! ([`AtLane`]). The stage sends queries by name, reads the answers, and has lanes send what the
+//! destination requests. An [`Announcer`] works ahead of QEMU.
 
 mod announcer;
 mod at_lane;

@@ -1,4 +1,4 @@
-//! What every directory can do.
+//! The interface of all directories.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -8,31 +8,29 @@ use content::Name;
 use crate::error::DirectoryError;
 use crate::host::HostName;
 
-/// What a directory says of one content.
+/// A directory's answer for one content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nobody has it: whoever asked has claimed it now.
+    /// No host has it: the querying host has claimed it now.
     Yours,
-    /// It is there.
+    /// That host has it.
     Held(HostName),
-    /// That host has claimed it: it is on its way there.
+    /// That host has claimed it: the content is in flight to it.
     Coming(HostName),
 }
 
-/// Says where in the rack content is. It is a hint: any of its answers may be
-/// wrong, an error costs sharing and nothing else.
+/// Tells which host of the rack has content. It gives hints: any answer may be wrong, and an
+/// error costs sharing and nothing else.
 ///
-/// Calls block, until `until` and no longer. All take many names, of which there
-/// should be a batch's worth. `host` is the host where the content is, or where
-/// it is to go: not necessarily who asks.
+/// Calls block, but never beyond `until`. All take many names, which should be a batch's worth.
+/// `host` is the host that has the content, or that the content goes to: not necessarily the
+/// caller's.
 pub trait Directory: fmt::Debug + Send + Sync {
-    /// Asks for `names`, and claims for `host` those that nobody has. `answers`
-    /// has then one for each, in their order, and nothing else. What `host` had
-    /// claimed before is claimed again.
+    /// Queries `names`, and claims for `host` those that no host has. Afterwards, `answers` has
+    /// exactly one answer for each, in order. Earlier claims of `host` are renewed.
     ///
     /// # Errors
-    /// If there is no answer. Names may be claimed nevertheless, for as long as
-    /// claims count.
+    /// If there is no answer. The names may be claimed nevertheless, until the claims expire.
     fn claim(
         &self,
         host: &HostName,
@@ -41,17 +39,17 @@ pub trait Directory: fmt::Debug + Send + Sync {
         until: Instant,
     ) -> Result<(), DirectoryError>;
 
-    /// Says that `host` has `names`, whoever had claimed them.
+    /// Records that `host` has `names`, whichever host had claimed them.
     ///
     /// # Errors
-    /// If it isn't known to have been heard.
+    /// If it is not known to have arrived.
     fn hold(&self, host: &HostName, names: &[Name], until: Instant) -> Result<(), DirectoryError>;
 
-    /// Says that `host` has `names` no more, or won't get them. What others have
-    /// or claim stays.
+    /// Records that `host` does not have `names` any more, or won't get them. What others have or
+    /// claim stays.
     ///
     /// # Errors
-    /// If it isn't known to have been heard.
+    /// If it is not known to have arrived.
     fn release(
         &self,
         host: &HostName,
@@ -59,27 +57,25 @@ pub trait Directory: fmt::Debug + Send + Sync {
         until: Instant,
     ) -> Result<(), DirectoryError>;
 
-    /// Nothing counts any more that was said of `host` before.
+    /// Discards everything recorded for `host` so far.
     ///
     /// # Errors
-    /// If it isn't known to have been heard.
+    /// If it is not known to have arrived.
     fn forget(&self, host: &HostName, until: Instant) -> Result<(), DirectoryError>;
 }
 
-/// How long what was said counts, unless it is said again.
+/// How long records are valid unless they are renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// A claim. A claimer that died keeps content from nobody for longer.
+    /// A claim. A host that died keeps content from others for no longer.
     pub claim: Duration,
-    /// That somebody holds something. Of a host that vanished without a word,
-    /// nothing is said for longer.
+    /// A holder. A host that vanished without notice is not named for longer.
     pub hold: Duration,
 }
 
 impl Default for Terms {
-    /// A page that was claimed arrives within a second or two even on a slow
-    /// link with full pools. Whoever scans his VMs' memory comes round within an
-    /// hour, and says all of it again.
+    /// A claimed page arrives within a second or two, even on a slow link with full pools. A host
+    /// that scans its VMs' memory finishes a round within an hour, and records all of it again.
     fn default() -> Self {
         Self { claim: Duration::from_secs(10), hold: Duration::from_secs(3600) }
     }

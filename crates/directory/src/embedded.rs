@@ -1,9 +1,8 @@
 //! A directory in memory, for an agent of the rack.
 //!
-//! Names are spread over shards, each a table of its own behind a lock of its
-//! own. A batch is sorted by shard, so that each shard is locked once for it.
-//! What is known of hosts is apart and read-locked: look-ups never wait for each
-//! other there, and forgetting a host is one number.
+//! Names are spread over shards. Each shard is a table with its own lock. A batch is sorted by
+//! shard, so each shard is locked once for it. Hosts are recorded apart, under a read-write lock:
+//! look-ups never wait for each other there, and to forget a host changes one number.
 
 mod hosts;
 mod table;
@@ -20,29 +19,29 @@ use crate::host::HostName;
 use hosts::{HOSTS_MAX, Hosts, Mark};
 use table::{Found, Table, WAYS};
 
-/// Many more than the cores that ask, so that two seldom meet; and few enough
-/// for a batch of 128 to have more than one name for each.
+/// Many more than the querying cores, so that two seldom meet, and few enough for a batch of 128
+/// to have more than one name for each.
 const SHARDS: u8 = 64;
 
-/// Names that are sorted at a time, on the stack.
+/// The most names that are sorted at a time, on the stack.
 const SORTED_MAX: usize = 256;
 const _: () = assert!(SORTED_MAX <= 256, "a place among them fits a byte");
 
-/// What deadlines are kept in: 13 years of them fit an entry.
+/// The unit of deadlines: 13 years of them fit an entry.
 const TICK: Duration = Duration::from_millis(100);
 
 /// How large an [`Embedded`] directory gets, and how long it remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Contents that it knows at most, at 32 bytes each. It takes no memory
-    /// before it needs it. At least 512.
+    /// The most contents that it knows, at 32 bytes each. It takes no memory before it needs it.
+    /// At least 512.
     pub entries_max: usize,
-    /// How long what it was told counts.
+    /// How long records are valid.
     pub terms: Terms,
 }
 
 impl Default for Limits {
-    /// 256 MiB, for 32 GiB of content that differs.
+    /// 256 MiB, for 32 GiB of distinct content.
     fn default() -> Self {
         Self { entries_max: 1 << 23, terms: Terms::default() }
     }
@@ -51,14 +50,13 @@ impl Default for Limits {
 /// How full an [`Embedded`] directory is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Contents that it knows. What doesn't count any more is among them, until
-    /// its room is needed.
+    /// Contents that it knows, including expired ones whose room is not needed yet.
     pub entries: usize,
     /// How many it can know.
     pub entries_max: usize,
-    /// How many it has dropped for want of room, or never noted.
+    /// How many it has dropped, or never recorded, for want of room.
     pub evicted: u64,
-    /// What its entries take, with the room that it has for more.
+    /// The memory of its entries, with the room for more.
     pub bytes: usize,
 }
 
@@ -78,7 +76,7 @@ pub struct Embedded {
     began: Instant,
 }
 
-/// What counts now.
+/// What is valid now.
 struct Now<'a> {
     tick: u32,
     hosts: RwLockReadGuard<'a, Hosts>,
@@ -91,7 +89,7 @@ impl Embedded {
         Self::with_clock(limits, Instant::now)
     }
 
-    /// An empty one that looks at `clock` to see what time it is.
+    /// An empty one that reads the time from `clock`.
     #[must_use]
     pub fn with_clock(limits: Limits, clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
         let buckets_max = (limits.entries_max / (usize::from(SHARDS) * WAYS)).max(1);
@@ -125,7 +123,7 @@ impl Embedded {
         Now { tick, hosts: self.hosts.read() }
     }
 
-    /// What counts now, and how `host` is marked in entries from now on.
+    /// What is valid now, and the mark of `host` in new entries.
     fn marking(&self, host: &HostName) -> Result<(Now<'_>, Mark), DirectoryError> {
         let now = self.now();
         if let Some(mark) = now.hosts.mark(host) {
@@ -138,7 +136,7 @@ impl Embedded {
         Ok((now, mark))
     }
 
-    /// Does something with the table of each name. It is told the name's place.
+    /// Calls `each` with the table of each name, the name's index in `names`, and the name.
     fn visit(&self, names: &[Name], mut each: impl FnMut(&mut Table, usize, &Name)) {
         let mut first = 0;
         for part in names.chunks(SORTED_MAX) {
@@ -212,7 +210,7 @@ impl fmt::Debug for Embedded {
     }
 }
 
-/// Other bits of the name than those by which tables place it.
+/// Uses other bits of the name than the tables do.
 fn shard_of(name: &Name) -> u16 {
     let [.., byte, _] = name.0;
     u16::from(byte % SHARDS)
@@ -223,7 +221,7 @@ fn ticks(time: Duration) -> u32 {
 }
 
 impl Now<'_> {
-    /// Whether what `mark` says was said since its host was last forgotten.
+    /// Whether a mark was made since its host was last forgotten.
     fn counts(&self, mark: Mark) -> bool {
         self.hosts.counts(mark)
     }

@@ -1,8 +1,8 @@
-//! Why a directory does not answer. None of it is in the way of a migration:
-//! what can't be asked for goes as if nobody had it.
+//! Why a directory does not answer. No such error stops a migration: content that can't be
+//! queried is sent as if no host had it.
 
-/// No answer, and whose fault that is. Many may be told the same, so it can be
-/// copied.
+/// Why there is no answer, and who is to blame. Several callers may get the same error, so it is
+/// `Clone`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DirectoryError {
     /// The directory, or the network, is slow.
@@ -11,34 +11,34 @@ pub enum DirectoryError {
         /// Which directory.
         at: String,
     },
-    /// The directory is gone, or the network.
+    /// The directory or the network is gone.
     #[error("the directory at {at} can't be reached: {why}")]
     Unreachable {
         /// Which directory.
         at: String,
-        /// What the system says.
+        /// The system's error.
         why: String,
     },
-    /// The directory breaks the rules.
+    /// The directory breaks the protocol.
     #[error("the directory at {at} answers what makes no sense: {why}")]
     Nonsense {
         /// Which directory.
         at: String,
-        /// Which rule.
+        /// Which rule it breaks.
         why: String,
     },
-    /// The directory does not do it.
+    /// The directory refuses the request.
     #[error("the directory at {at} refuses: {why}")]
     Refused {
         /// Which directory.
         at: String,
-        /// What it says.
+        /// Its reason.
         why: String,
     },
-    /// Somebody makes up hosts.
+    /// A peer makes up hosts.
     #[error("the directory knows {max} hosts, and takes no more of them")]
     HostsMax {
-        /// How many there may be.
+        /// The limit.
         max: usize,
     },
     /// The operator's mistake.

@@ -1,4 +1,4 @@
-//! The entry point for the fuzzer (`fuzz/`), and what it starts from.
+//! The fuzzer's entry point (`fuzz/`), and its seeds.
 
 use std::time::{Duration, Instant};
 
@@ -12,23 +12,23 @@ use crate::protocol::{
 };
 use crate::server::serve;
 
-/// Any bytes as one who asks a small directory; whatever it is answered can be
-/// read. Then the same bytes as answers.
+/// Takes any bytes as a client's requests to a small directory, and checks that all its replies
+/// can be read. Then takes the same bytes as replies.
 ///
 /// # Panics
-/// If something is wrong with the crate.
+/// If the crate has a fault.
 pub fn connection(bytes: &[u8]) {
     let limits = Limits { entries_max: 512, terms: Terms::default() };
     let directory = Embedded::new(limits);
     let mut replies = Vec::new();
-    // What breaks the rules is an error.
+    // A breach of the protocol is an error.
     let _ = serve(bytes, &mut replies, &directory, &|host| host.as_str() != "stranger");
     assert!(directory.usage().entries <= directory.usage().entries_max);
     assert!(read_replies(&replies), "our own replies are read to their end");
     read_replies(bytes);
 }
 
-/// Whether all of it is replies.
+/// Whether the bytes are replies only.
 fn read_replies(bytes: &[u8]) -> bool {
     let mut rest = bytes;
     let mut answers = Vec::new();
@@ -46,10 +46,10 @@ fn read_replies(bytes: &[u8]) -> bool {
     rest.is_empty()
 }
 
-/// Sound connections in small, to mutate: requests of all kinds, and replies.
+/// Small valid connections, to mutate: requests of all kinds, and replies.
 ///
 /// # Panics
-/// Never: its names are names.
+/// Never: its host names are valid.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let [one, other, stranger] =

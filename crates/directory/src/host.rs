@@ -1,17 +1,17 @@
-//! Hosts by name, as their certificates and the peers file have them.
+//! Host names, as in certificates and the peers file.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Letters in a name.
+/// The most characters in a name.
 pub(crate) const LETTERS_MAX: usize = 64;
 
-/// A host's name. Copies share the letters.
+/// A host's name. Clones share its text.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostName(Arc<str>);
 
-/// A text that is no name.
+/// A text that is not a valid host name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a name: use 1 to {LETTERS_MAX} of A-Z a-z 0-9 . _ - and begin with a letter or \
@@ -20,10 +20,10 @@ pub struct HostName(Arc<str>);
 pub struct HostNameError(String);
 
 impl HostName {
-    /// A name, if it is one.
+    /// Checks and makes a name.
     ///
     /// # Errors
-    /// If it isn't.
+    /// If the text is not a valid name.
     pub fn new(name: &str) -> Result<Self, HostNameError> {
         let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let is_name = (1..=LETTERS_MAX).contains(&name.len())
@@ -32,7 +32,7 @@ impl HostName {
         if is_name {
             return Ok(Self(name.into()));
         }
-        // What a stranger sends is not repeated at any length.
+        // The error repeats no more of a peer's text than a name may have.
         Err(HostNameError(name.chars().take(LETTERS_MAX).collect()))
     }
 
@@ -41,7 +41,7 @@ impl HostName {
         Self::new(&String::from_utf8_lossy(bytes))
     }
 
-    /// Its letters.
+    /// Its text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,14 +1,13 @@
-//! Who in a rack holds, or is about to receive, which content.
+//! Which host of a rack holds, or is about to receive, which content.
 //!
-//! A [`Directory`] is asked before a page goes to a rack: is its content there,
-//! or on its way, and at which host? If not, whoever asked has claimed it. It is
-//! a hint, which may be wrong, late or gone: what comes by its word is verified
-//! where it arrives, and else comes from the source.
+//! A [`Directory`] is queried before a page goes to a rack: which host has its content, or is
+//! about to get it? If there is none, the query claims it. The answer is a hint, which may be
+//! wrong, late or missing: content that comes by it is verified where it arrives, and otherwise
+//! comes from the source.
 //!
-//! - [`Embedded`] keeps it in an agent of the rack.
-//! - [`Remote`] asks one that [`serve`] answers for at the other end of a
-//!   connection.
-//! - [`Redis`] keeps it in Redis or Valkey, alone or as a cluster.
+//! - [`Embedded`] is kept in an agent of the rack.
+//! - [`Remote`] queries one that [`serve`] answers for at the other end of a connection.
+//! - [`Redis`] is kept in Redis or Valkey, alone or as a cluster.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What is said on a connection to a directory, as bytes: no I/O.
+//! The protocol of a connection to a directory, as bytes: no I/O.
 //!
 //! ```text
 //! request  0 magic d7d1 u16   2 kind u8   3 host bytes u8   4 id u32
@@ -9,9 +9,8 @@
 //!          table: hosts x { bytes u8, name }, or a refusal's text
 //!          answers x u16: 0 yours, else bit 15 coming or held, the rest 1 + a host's place
 //! ```
-//! All little-endian. Requests and replies may follow each other without
-//! waiting; a reply has its request's id. Lengths are checked before anybody
-//! allocates by them.
+//! All numbers are little-endian. Requests and replies may be pipelined; a reply has its
+//! request's id. Lengths are checked before anything is allocated by them.
 
 use std::time::Duration;
 
@@ -20,13 +19,13 @@ use content::{NAME_BYTES, Name};
 use crate::directory::Answer;
 use crate::host::{HostName, HostNameError, LETTERS_MAX};
 
-/// Names in a request. Eight batches' worth.
+/// The most names in a request: eight batches' worth.
 pub const NAMES_MAX: usize = 1024;
-/// The longest time that a directory takes a request seriously.
+/// The longest wait that a directory accepts in a request.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Bytes in front of a request's or a reply's body.
+/// The size of a request's or a reply's header.
 pub const HEADER_BYTES: usize = 16;
-/// Bytes of a refusal's text.
+/// The most bytes of a refusal's text.
 const TEXT_BYTES_MAX: usize = 1024;
 
 const REQUEST_MAGIC: u16 = 0xd7d1;
@@ -35,20 +34,20 @@ const CODE_BYTES: usize = 2;
 const COMING: u16 = 1 << 15;
 const _: () = assert!(NAMES_MAX < COMING as usize, "a host's place fits beside the bit");
 
-/// What the other side got wrong.
+/// How the peer broke the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A count or length above what the protocol allows.
     #[error("{what} of {value}, where {max} is the most")]
     TooLarge {
-        /// Of what.
+        /// The field.
         what: &'static str,
-        /// How much.
+        /// Its value.
         value: usize,
-        /// How much is allowed.
+        /// The most that is allowed.
         max: usize,
     },
-    /// A field with a value that means nothing.
+    /// A field with an unknown value.
     #[error("an unknown {what} ({value})")]
     Unknown {
         /// Which field.
@@ -59,12 +58,12 @@ pub enum ProtocolError {
     /// Fields that contradict each other.
     #[error("{0}")]
     Contradiction(&'static str),
-    /// A host that can't be one.
+    /// An invalid host name.
     #[error(transparent)]
     Host(#[from] HostNameError),
 }
 
-/// What a request wants.
+/// The kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// As `Directory::claim`.
@@ -93,24 +92,24 @@ impl Ask {
     }
 }
 
-/// What stands in front of a request's host and names.
+/// The header before a request's host and names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// What is wanted.
+    /// The kind of request.
     pub ask: Ask,
-    /// Which reply will be its own.
+    /// The id of its reply.
     pub id: u32,
-    /// How long whoever asks will wait.
+    /// How long the client will wait.
     pub wait: Duration,
     host_bytes: usize,
     names: usize,
 }
 
 impl RequestHeader {
-    /// From a stranger's bytes.
+    /// Parses a peer's bytes.
     ///
     /// # Errors
-    /// If it isn't one, or a length in it is above its cap.
+    /// If they are no valid header, or a length is above its cap.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ProtocolError> {
         check_magic(bytes, REQUEST_MAGIC, "beginning of a request")?;
         let header = Self {
@@ -128,17 +127,16 @@ impl RequestHeader {
         Ok(header)
     }
 
-    /// Bytes that follow it.
+    /// The size of the body.
     #[must_use]
     pub fn body_bytes(&self) -> usize {
         self.host_bytes + self.names * NAME_BYTES
     }
 
-    /// Reads what follows it, [`Self::body_bytes`] long, into `names`, and gives
-    /// the host.
+    /// Reads the body, [`Self::body_bytes`] long: the names into `names`. Returns the host.
     ///
     /// # Errors
-    /// If that is no host, or the length another one.
+    /// If the host name is invalid, or the length is wrong.
     pub fn read_body(&self, body: &[u8], names: &mut Vec<Name>) -> Result<HostName, ProtocolError> {
         names.clear();
         let parts = body.split_at_checked(self.host_bytes);
@@ -152,13 +150,13 @@ impl RequestHeader {
     }
 }
 
-/// Bytes that a request takes.
+/// The size of a request.
 #[must_use]
 pub fn request_bytes(host: &HostName, names: &[Name]) -> usize {
     HEADER_BYTES + host.as_str().len() + names.len() * NAME_BYTES
 }
 
-/// Writes a request behind what `out` has.
+/// Appends a request to `out`.
 ///
 /// # Panics
 /// If there are more than [`NAMES_MAX`] names.
@@ -184,10 +182,10 @@ pub fn write_request(
     names.iter().for_each(|name| out.extend_from_slice(&name.0));
 }
 
-/// What stands in front of a reply's answers.
+/// The header before a reply's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// Its request's.
+    /// Its request's id.
     pub id: u32,
     is_refusal: bool,
     answers: usize,
@@ -196,10 +194,10 @@ pub struct ReplyHeader {
 }
 
 impl ReplyHeader {
-    /// From a stranger's bytes.
+    /// Parses a peer's bytes.
     ///
     /// # Errors
-    /// If it isn't one, or a length in it is above its cap.
+    /// If they are no valid header, or a length is above its cap.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ProtocolError> {
         check_magic(bytes, REPLY_MAGIC, "beginning of a reply")?;
         if bytes[2] > 1 {
@@ -224,22 +222,22 @@ impl ReplyHeader {
         Ok(header)
     }
 
-    /// Bytes that follow it.
+    /// The size of the body.
     #[must_use]
     pub fn body_bytes(&self) -> usize {
         self.table_bytes + self.answers * CODE_BYTES
     }
 
-    /// Why it is a refusal, if it is one.
+    /// The refusal's text, if it is one.
     #[must_use]
     pub fn refusal(&self, body: &[u8]) -> Option<String> {
         self.is_refusal.then(|| String::from_utf8_lossy(body).into_owned())
     }
 
-    /// Reads what follows it, [`Self::body_bytes`] long, into `answers`.
+    /// Reads the body, [`Self::body_bytes`] long, into `answers`.
     ///
     /// # Errors
-    /// If that makes no sense.
+    /// If the body is invalid.
     pub fn read_body(&self, body: &[u8], answers: &mut Vec<Answer>) -> Result<(), ProtocolError> {
         answers.clear();
         let parts = body.split_at_checked(self.table_bytes);
@@ -283,7 +281,7 @@ impl ReplyHeader {
     }
 }
 
-/// Writes the answers to a claim behind what `out` has; none to anything else.
+/// Appends the answers to a claim to `out`. Other requests have none.
 ///
 /// # Panics
 /// If there are more than [`NAMES_MAX`].
@@ -292,7 +290,7 @@ pub fn write_answers(id: u32, answers: &[Answer], out: &mut Vec<u8>) {
     let mut hosts: Vec<&HostName> = Vec::new();
     let mut table = Vec::new();
     let mut place = |host| {
-        // There are few, and mostly the same one again.
+        // There are few hosts, and mostly the last one repeats.
         let known = hosts.iter().rposition(|other| *other == host);
         let place = known.unwrap_or_else(|| {
             hosts.push(host);
@@ -316,7 +314,7 @@ pub fn write_answers(id: u32, answers: &[Answer], out: &mut Vec<u8>) {
     codes.iter().for_each(|code| out.extend_from_slice(&code.to_le_bytes()));
 }
 
-/// Writes that a request is not done, and why, behind what `out` has.
+/// Appends a refusal of a request, and its reason, to `out`.
 pub fn write_refusal(id: u32, why: &str, out: &mut Vec<u8>) {
     let mut ends = (0..=why.len().min(TEXT_BYTES_MAX)).rev();
     let end = ends.find(|end| why.is_char_boundary(*end)).unwrap_or(0);
@@ -354,7 +352,7 @@ fn cap(what: &'static str, value: usize, max: usize) -> Result<(), ProtocolError
     if value > max { Err(ProtocolError::TooLarge { what, value, max }) } else { Ok(()) }
 }
 
-/// Fields at fixed places of a header, so that none is past its end.
+/// Reads a field at a fixed offset, so never past the header's end.
 fn le16(bytes: &[u8; HEADER_BYTES], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }

@@ -1,11 +1,10 @@
 //! A directory in Redis 7 or newer or Valkey: one server, or a cluster of them.
 //!
-//! Whoever asks leaves a job and waits, until his own deadline whatever becomes
-//! of the servers. A few threads, each with a connection of its own, do the jobs:
-//! a batch is one pipeline of plain commands, or two. Nothing is kept on the
-//! servers without a time to live; how much memory it takes, and what goes when
-//! that is full, is for their operator to say (`maxmemory`, and
-//! `maxmemory-policy volatile-lru`).
+//! A caller queues a job and waits, but never beyond its deadline, whatever happens to the
+//! servers. A few threads, each with its own connection, do the jobs: a batch is one or two
+//! pipelines of plain commands. All keys on the servers have a time to live. The servers'
+//! operator decides how much memory they take, and what is evicted when it is full (`maxmemory`,
+//! and `maxmemory-policy volatile-lru`).
 
 mod link;
 mod record;
@@ -27,13 +26,13 @@ use crate::waiter::Waiter;
 use link::Link;
 use talk::Talk;
 
-/// Jobs that wait. Who has one more waits for room.
+/// The most jobs that wait. A caller with another one waits for room.
 const JOBS_MAX: usize = 64;
-/// After a failure a thread tries to connect only after so long.
+/// The shortest time between a thread's attempts to connect.
 const RECONNECT: Duration = Duration::from_secs(1);
 const CONNECT_MAX: Duration = Duration::from_secs(2);
-/// So long a thread waits for replies though nobody waits for it any more: a
-/// server that is slow for a moment is not made slower by new connections.
+/// The shortest wait for replies, even if the caller has given up: new connections would make a
+/// server that is slow for a moment even slower.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the servers are.
@@ -42,30 +41,30 @@ pub enum Servers {
     /// One, as a URL: `redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]`, or
     /// `redis+unix:///PATH`.
     One(String),
-    /// Some of a cluster; they know the others.
+    /// Some servers of a cluster; they know the others.
     Cluster(Vec<String>),
 }
 
-/// What a [`Redis`] directory is made with.
+/// The settings of a [`Redis`] directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
     /// Where the servers are.
     pub servers: Servers,
-    /// Whose names these are. Others may use the same servers.
+    /// The name of the Droveway cluster. Others may use the same servers.
     pub cluster: String,
     /// Which rack.
     pub rack: String,
-    /// How long what it is told counts.
+    /// How long records are valid.
     pub terms: Terms,
-    /// How many connections it has, and so how many batches are under way.
+    /// The number of connections, which is also the number of batches in flight.
     pub connections: usize,
 }
 
 /// A directory in Redis or Valkey.
 ///
-/// It keeps one holder of each content, the last who said so: more would take a
-/// set for each instead of one short string, and the embedded directory's second
-/// holder is there for free.
+/// It keeps one holder of each content, the last that was recorded. More would take a set for
+/// each content instead of one short string; in the embedded directory the second holder costs
+/// nothing.
 pub struct Redis {
     at: String,
     jobs: Option<Sender<Job>>,
@@ -74,7 +73,7 @@ pub struct Redis {
 
 type Outcome = Result<Vec<Answer>, DirectoryError>;
 
-/// What one call wants.
+/// One call's request.
 struct Job {
     ask: Ask,
     host: HostName,
@@ -88,15 +87,15 @@ struct Worker {
     talk: Arc<Talk>,
     servers: Servers,
     link: Option<Link>,
-    /// Until when it isn't tried again to connect, and why not.
+    /// Until when there is no new attempt to connect, and why the last one failed.
     down: Option<(Instant, DirectoryError)>,
 }
 
 impl Redis {
-    /// The directory of a rack. It connects when something is asked.
+    /// The directory of a rack. It connects on its first call.
     ///
     /// # Errors
-    /// If the settings can't be right, or there can't be threads.
+    /// If the settings are invalid, or a thread can't be started.
     pub fn new(settings: &RedisSettings) -> Result<Self, DirectoryError> {
         let talk = Arc::new(Talk::new(settings)?);
         let at = talk.at().to_owned();
@@ -163,12 +162,11 @@ impl Directory for Redis {
 }
 
 impl Drop for Redis {
-    /// Waits for jobs that are under way: until their deadlines, or for a second or
-    /// two.
+    /// Waits for jobs that are being done: until their deadlines, or for a second or two.
     fn drop(&mut self) {
         self.jobs = None;
         for worker in self.workers.drain(..) {
-            // If it panicked, it has ended as well.
+            // A thread that panicked has ended as well.
             let _ = worker.join();
         }
     }
@@ -183,15 +181,15 @@ impl fmt::Debug for Redis {
 impl Worker {
     fn run(&mut self, jobs: &Receiver<Job>) {
         for job in jobs {
-            // After its deadline nobody waits for it any more.
+            // After the deadline, its caller does not wait for it any more.
             if Instant::now() < job.until {
                 job.waiter.tell(self.perform(&job));
             }
         }
     }
 
-    /// A connection that was idle may have ended unnoticed: then the job is done
-    /// over a new one. Doing one twice is the same as once.
+    /// An idle connection may have ended unnoticed: then the job is repeated over a new one. All
+    /// jobs are idempotent.
     fn perform(&mut self, job: &Job) -> Outcome {
         let was_open = self.link.is_some();
         let outcome = self.attempt(job);
@@ -201,7 +199,7 @@ impl Worker {
         }
     }
 
-    /// Any error leaves the connection with replies that nobody waits for.
+    /// Drops the connection after any error, because unread replies may be left in it.
     fn attempt(&mut self, job: &Job) -> Outcome {
         let mut link = match self.link.take() {
             Some(link) => link,

@@ -1,11 +1,10 @@
 //! A directory at the other end of a connection.
 //!
-//! Whoever asks writes his request into a buffer and waits for its reply, until
-//! his own deadline whatever happens to the connection. One thread makes the
-//! connection and writes the buffer, all that gathered since the last time at
-//! once; another one reads replies and tells those who wait. So many requests of
-//! many threads are under way at a time, and nobody but these two threads ever
-//! waits in a system call.
+//! A caller writes its request into a buffer and waits for the reply, but never beyond its
+//! deadline, whatever happens to the connection. One thread connects and writes the buffer: all
+//! requests since the last time at once. Another thread reads replies and wakes their callers. So
+//! many requests of many threads are in flight at a time, and only these two threads ever wait in
+//! a system call.
 
 mod line;
 
@@ -23,12 +22,11 @@ use crate::host::HostName;
 use crate::protocol::{Ask, NAMES_MAX};
 use line::{Line, Ticket};
 
-/// A connection is made anew at most so often, and takes at most so long.
+/// The shortest time between attempts to connect, and the longest that one takes.
 const RECONNECT: Duration = Duration::from_secs(1);
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 
-/// A connection, for a thread that reads it, one that writes it, and whoever
-/// ends it.
+/// A connection: for the reading thread, the writing thread, and the one that ends it.
 pub struct Halves {
     reader: Box<dyn Read + Send>,
     writer: Box<dyn Write + Send>,
@@ -36,8 +34,8 @@ pub struct Halves {
 }
 
 impl Halves {
-    /// `shutdown` ends both directions at once: whoever reads finds the end,
-    /// whoever writes an error. It may be called more than once.
+    /// `shutdown` ends both directions at once: the reader sees the end, and the writer an error.
+    /// It may be called more than once.
     pub fn new(
         reader: impl Read + Send + 'static,
         writer: impl Write + Send + 'static,
@@ -53,24 +51,22 @@ impl fmt::Debug for Halves {
     }
 }
 
-/// A directory that is asked over a connection.
+/// A directory that is queried over a connection.
 ///
-/// The connection is made when something is to be asked. When it breaks, all that
-/// wait get an error at once; so do those who ask within the second after it
-/// was tried to make it.
+/// The connection is made on the first call. When it breaks, all waiting callers get an error at
+/// once. So do later callers, until a second after the last attempt to connect.
 pub struct Remote {
     line: Arc<Line>,
     sender: Option<JoinHandle<()>>,
 }
 
 impl Remote {
-    /// The directory at `at`, which is for messages only. `connect` makes a
-    /// connection to one that [`serve`](crate::serve) answers for, on a thread of
-    /// its own; it should be done by the time that it is told, since dropping this
-    /// value waits for it.
+    /// A client of the directory at `at`, a name for messages only. `connect` connects, on a
+    /// separate thread, to a peer that runs [`serve`](crate::serve). It should return by the time
+    /// that it is given, because dropping this value waits for it.
     ///
     /// # Errors
-    /// If there can't be a thread for it.
+    /// If a thread can't be started.
     pub fn new(
         at: impl Into<String>,
         connect: impl Fn(Instant) -> io::Result<Halves> + Send + 'static,
@@ -82,7 +78,7 @@ impl Remote {
         Ok(Self { line, sender: Some(sender) })
     }
 
-    /// Sends requests for all names, and then waits for their replies.
+    /// Sends requests for all names, and then waits for the replies.
     fn ask(
         &self,
         ask: Ask,
@@ -138,7 +134,7 @@ impl Drop for Remote {
     fn drop(&mut self) {
         self.line.end();
         if let Some(sender) = self.sender.take() {
-            // If it panicked, there is nothing left to end.
+            // If the thread panicked, there is nothing left to end.
             let _ = sender.join();
         }
     }
@@ -150,7 +146,7 @@ impl fmt::Debug for Remote {
     }
 }
 
-/// Makes a connection whenever one is wanted, and writes what is to be sent.
+/// Connects when a request needs it, and writes requests.
 fn send(line: &Arc<Line>, connect: &dyn Fn(Instant) -> io::Result<Halves>) {
     let mut number = 0;
     while line.wanted() {
@@ -180,7 +176,7 @@ fn carry(line: &Arc<Line>, number: u64, again: Instant, halves: Halves) {
         }
     }
     match hearer {
-        // It has said why it ended.
+        // The thread has reported why it ended.
         Ok(hearer) => drop(hearer.join()),
         Err(error) => line.broke(number, &error.to_string()),
     }

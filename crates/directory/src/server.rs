@@ -1,4 +1,4 @@
-//! Answers on one connection for a directory.
+//! Serves a directory on one connection.
 
 use std::io::{self, BufReader, Read, Write};
 use std::time::Instant;
@@ -11,26 +11,26 @@ use crate::protocol::{
     Ask, HEADER_BYTES, ProtocolError, RequestHeader, write_answers, write_refusal,
 };
 
-/// Several requests of the longest kind.
+/// Room for several of the longest requests.
 const BUFFER_BYTES: usize = 1 << 17;
 
-/// Why a connection is over before its end.
+/// Why a connection ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Who asks breaks the rules.
+    /// The client breaks the protocol.
     #[error("who asks the directory sent {0}")]
     Protocol(#[from] ProtocolError),
-    /// The connection broke, or ended in the middle of a request.
+    /// The connection broke, or ended within a request.
     #[error("the connection of one who asks the directory broke: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Answers until the other side ends the connection. Requests may come without
-/// waiting for replies, which have their order. `may_speak_for` says for which
-/// hosts the other side may claim, hold, release and forget.
+/// Answers requests until the client ends the connection. Requests may be pipelined; replies have
+/// their order. `may_speak_for` decides for which hosts the client may claim, hold, release and
+/// forget.
 ///
 /// # Errors
-/// If the other side breaks the rules, or the connection breaks.
+/// If the client breaks the protocol, or the connection breaks.
 pub fn serve(
     reader: impl Read,
     mut writer: impl Write,
@@ -43,7 +43,7 @@ pub fn serve(
         session.body.resize(header.body_bytes(), 0);
         reader.read_exact(&mut session.body)?;
         session.answer(&header)?;
-        // Who sends many requests at once gets many replies at once.
+        // A client that sends many requests at once gets many replies at once.
         if !has_request(reader.buffer()) || session.replies.len() >= BUFFER_BYTES {
             writer.write_all(&session.replies)?;
             writer.flush()?;
@@ -53,7 +53,7 @@ pub fn serve(
     Ok(())
 }
 
-/// What is used again for each request.
+/// Buffers that are reused for each request.
 struct Session<'a> {
     directory: &'a dyn Directory,
     may_speak_for: &'a dyn Fn(&HostName) -> bool,
@@ -109,8 +109,7 @@ fn read_header(reader: &mut impl Read) -> Result<Option<RequestHeader>, ServeErr
     Ok(Some(RequestHeader::parse(&header)?))
 }
 
-/// Whether a request is there, whole. Of one that isn't nobody knows when the
-/// rest comes.
+/// Whether a whole request has arrived. The rest of a partial one may come at any time.
 fn has_request(came: &[u8]) -> bool {
     let header = came.first_chunk().and_then(|header| RequestHeader::parse(header).ok());
     header.is_some_and(|header| came.len() - HEADER_BYTES >= header.body_bytes())

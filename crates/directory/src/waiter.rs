@@ -1,10 +1,10 @@
-//! One thread waits for what another one finds out, until a deadline.
+//! One thread waits for another one's result, until a deadline.
 
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-/// The place where it is put.
+/// The place of the result.
 #[derive(Debug)]
 pub(crate) struct Waiter<T> {
     outcome: Mutex<Option<T>>,
@@ -18,13 +18,13 @@ impl<T> Default for Waiter<T> {
 }
 
 impl<T> Waiter<T> {
-    /// It is found out.
+    /// Sets the result, and wakes the waiting thread.
     pub(crate) fn tell(&self, outcome: T) {
         *self.outcome.lock() = Some(outcome);
         self.told.notify_one();
     }
 
-    /// Waits for it; none if it isn't found out by then.
+    /// Waits for the result. None if there is none by then.
     pub(crate) fn wait(&self, until: Instant) -> Option<T> {
         let mut outcome = self.outcome.lock();
         while outcome.is_none() && !self.told.wait_until(&mut outcome, until).timed_out() {}

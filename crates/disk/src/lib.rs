@@ -5,25 +5,24 @@
 //! QEMU -> serve -> DiskSource ==lanes==> DiskSink -> NbdWriter -> QEMU
 //! ```
 //!
-//! Lanes reorder, and when one dies what it carried comes again, perhaps after
-//! its first copy. Still the destination's disk must be what the writes make
-//! of it in the order in which they were issued. Three things see to that:
+//! Lanes reorder batches, and when a lane fails its batches are sent again, perhaps after the
+//! first copy has arrived. The destination's disk must still end up as if the writes had been
+//! applied in the order of issue. Three rules ensure that:
 //!
-//! - The [`DiskSource`] gives each batch the next number of its disk. It does
-//!   so before QEMU hears that the write is done, so of two writes of which one
-//!   waited for the other, the later has the higher number.
-//! - The [`DiskSink`] takes each number once. Where ranges overlap, the higher
-//!   number wins, like the newest epoch of a page: of a batch that comes after
-//!   one that was issued later, only the rest is written. So nobody ever waits
-//!   for a batch that is still on its way, at neither end. Taking, and deciding
-//!   what is left to write, is one step under one lock.
-//! - What is left is written in the order it was taken. A range is locked while
-//!   its write is under way: writes that overlap wait for each other, all
-//!   others are in flight together.
+//! - The [`DiskSource`] gives each batch the next number of its disk, before it reports the write
+//!   to QEMU as complete. So a write that QEMU issues after another has completed has the higher
+//!   number.
+//! - The [`DiskSink`] accepts each number once. Where ranges overlap, the higher number wins, like
+//!   the newest epoch of a page: of a batch that arrives late, only the parts that no later batch
+//!   has covered are written. So the sink never waits for a batch in flight; the source does only
+//!   when `SEQUENCES_AHEAD_MAX` numbers are outstanding. Accepting a batch and deciding what is
+//!   left to write are one step under one lock.
+//! - What is left is written in the order of acceptance. A range is locked while it is written:
+//!   overlapping writes wait for each other, all others are in flight together.
 //!
-//! A lane acknowledges what the sink has taken over. Durable is only what was
-//! flushed: [`DiskSource::flush`] waits until all that was issued before is
-//! acknowledged, then has the sink write it out and flush.
+//! A lane acknowledges a batch that the sink has accepted. Only flushed data is durable:
+//! [`DiskSource::flush`] waits until all batches issued before are acknowledged, then has the sink
+//! write them and flush.
 
 #![forbid(unsafe_code)]
 

@@ -1,18 +1,18 @@
-//! Which sequence numbers of a disk are there already.
+//! The set of a disk's sequence numbers that have arrived, or are acknowledged.
 
 use std::collections::VecDeque;
 
 use wire::SEQUENCES_AHEAD_MAX;
 
-/// A set of numbers: all below one, and some above. Bounded by the protocol.
+/// A set of numbers: all below `low`, and some above it. The protocol bounds its size.
 #[derive(Debug, Default)]
 pub(crate) struct Sequences {
     low: u64,
-    /// Whether `low`, `low + 1`, ... are there; the first never is.
+    /// Whether `low`, `low + 1`, ... are in the set; `low` never is.
     above: VecDeque<bool>,
 }
 
-/// How an addition came out.
+/// The result of adding a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Added {
     New,
@@ -22,7 +22,7 @@ pub(crate) enum Added {
 }
 
 impl Sequences {
-    /// All numbers below this one are there, and this one is not.
+    /// The lowest number that is not in the set.
     pub(crate) fn low(&self) -> u64 {
         self.low
     }
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_is_too_far_ahead() {
+    fn numbers_too_far_ahead_are_refused() {
         let mut sequences = Sequences::default();
         assert_eq!(sequences.add(SEQUENCES_AHEAD_MAX), Added::TooFar);
         assert_eq!(sequences.add(u64::MAX), Added::TooFar);

@@ -1,4 +1,4 @@
-//! One NBD connection of the source's QEMU: its requests become writes of a
+//! One NBD connection of the source's QEMU: its requests become writes to a
 //! disk.
 
 use nbd::Errno;
@@ -6,24 +6,22 @@ use nbd::server::{Connection, RequestKind, ServerError};
 
 use crate::{DiskSource, SourceError};
 
-/// Why a connection is of no use any more. The mirror that it belongs to has
-/// failed.
+/// Why a connection can't go on. The mirror that it belongs to has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The connection itself.
+    /// The connection itself failed.
     #[error(transparent)]
     Connection(#[from] ServerError),
-    /// What was written can't be handed on. QEMU has got an error.
+    /// The disk failed a request. QEMU has been sent an error reply.
     #[error(transparent)]
     Disk(#[from] SourceError),
 }
 
-/// Serves a connection until QEMU says goodbye. QEMU hears that a write is done
-/// as soon as it has its number: from here on it is ours to deliver.
+/// Serves a connection until QEMU disconnects. A write is reported to QEMU as complete once its
+/// batches have their numbers: from then on the agent is responsible for delivery.
 ///
 /// # Errors
-/// If the connection breaks, or what is written does not reach the destination.
-/// A flush that fails is such an error too.
+/// If the connection breaks, a write can't be sent to the destination, or a flush fails.
 pub fn serve(connection: &mut Connection, disk: &DiskSource) -> Result<(), ServeError> {
     let Connection { requests, replier, .. } = connection;
     while let Some(request) = requests.next_request()? {
@@ -32,14 +30,14 @@ pub fn serve(connection: &mut Connection, disk: &DiskSource) -> Result<(), Serve
             RequestKind::Write => {
                 disk.write(request.offset, request.bytes, |into| requests.read_payload(into))
             }
-            // Zeroes are as good as anything where the guest has discarded.
+            // Discarded ranges may read as anything, so as zeroes, too.
             RequestKind::WriteZeroes | RequestKind::Trim => {
                 disk.write_zeroes(request.offset, request.bytes.into())
             }
             RequestKind::Flush => disk.flush(),
         };
         if let Err(error) = served {
-            // If QEMU can't be told, it sees the connection end.
+            // If the reply can't be sent, QEMU sees the connection end.
             let _ = replier.fail(request.cookie, Errno::IO);
             return Err(error.into());
         }

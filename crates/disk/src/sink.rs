@@ -17,7 +17,7 @@ use transport::{BlockSink, TakeError};
 use shared::Shared;
 pub use write_blocks::{Done, NbdWriter, WriteBlocks, WriteFailure};
 
-/// A disk that arrives.
+/// A disk that is being received.
 pub struct SinkDisk {
     /// Its name, for messages.
     pub name: String,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for SinkDisk {
     }
 }
 
-/// Why a sink takes and writes nothing more.
+/// Why a sink accepts and writes nothing more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SinkError {
     /// The storage is full.
@@ -72,21 +72,21 @@ pub enum SinkError {
     Closed,
 }
 
-/// What was done with what came.
+/// What became of the batches received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SinkCounts {
     /// Bytes of data that are written.
     pub data_bytes: u64,
     /// Bytes of zeroes that are written.
     pub zero_bytes: u64,
-    /// Bytes that came after newer ones, and were left out.
+    /// Bytes left out because newer ones had arrived before.
     pub superseded_bytes: u64,
-    /// Batches that came more than once.
+    /// Repeats of batches that had arrived before.
     pub repeated: u64,
 }
 
-/// Writes the disk blocks that lanes bring, behind the lanes: one thread for
-/// each disk. Dropping it ends it; what is not written by then is not.
+/// Writes the disk blocks that lanes deliver, with one thread per disk, so that lanes don't wait
+/// for a write. Dropping it ends it, and discards what is not written yet.
 #[derive(Debug)]
 pub struct DiskSink {
     shared: Arc<Shared>,
@@ -95,12 +95,12 @@ pub struct DiskSink {
 
 impl DiskSink {
     /// Starts the sink for `disks`, in the order of the source's list. `pool`
-    /// is the sink's own, and is closed with it: it bounds what is taken over
-    /// and not written. `on_failure` is told the first thing that goes wrong,
-    /// on whatever thread finds it, and must not block.
+    /// belongs to the sink alone, and is closed with it: it bounds what is accepted
+    /// and not yet written. `on_failure` is called with the first failure, on the
+    /// thread that finds it, and must not block.
     ///
     /// # Errors
-    /// If the system gives no threads.
+    /// If a thread can't be started.
     pub fn start(
         disks: Vec<SinkDisk>,
         pool: Arc<Pool>,
@@ -135,11 +135,11 @@ impl DiskSink {
         Ok(sink)
     }
 
-    /// Makes durable what was taken over for a disk so far: blocks until it is
+    /// Makes everything durable that was accepted for a disk so far: blocks until it is
     /// written and flushed.
     ///
     /// # Errors
-    /// If anything went wrong with any disk, now or before.
+    /// If any disk fails, or failed before.
     pub fn flush(&self, disk: DiskId) -> Result<(), SinkError> {
         let number = usize::from(disk.0);
         let ticket = self.shared.ask_flush(number)?;
@@ -159,15 +159,15 @@ impl DiskSink {
             .try_for_each(|(number, ticket)| self.shared.wait_flushed(number, ticket))
     }
 
-    /// Blocks until the sink is through with so many batches, each counted once
-    /// however often it came, and says how many there are. Their buffers are
-    /// free. None once nothing is taken any more.
+    /// Blocks until the sink has finished with `batches` batches, and returns how many it
+    /// has. A batch counts once, however often it arrived, and its buffer is free. `None`
+    /// once the sink has ended.
     #[must_use]
     pub fn wait_dealt(&self, batches: u64) -> Option<u64> {
         self.shared.dealt.wait(batches)
     }
 
-    /// What went wrong, if anything did.
+    /// The first failure, if there was one.
     #[must_use]
     pub fn failure(&self) -> Option<SinkError> {
         self.shared.state.lock().end.clone().filter(|end| *end != SinkError::Closed)
@@ -179,14 +179,14 @@ impl DiskSink {
         self.shared.state.lock().lines.iter().map(|line| line.counts).collect()
     }
 
-    /// Takes and writes nothing more: lanes that wait in it wake. What is under
-    /// way may still be done.
+    /// Accepts and writes nothing more, and wakes lanes that wait for room. Writes in flight
+    /// may still complete.
     pub fn close(&self) {
         self.shared.end(&SinkError::Closed);
     }
 
-    /// Closes it, and ends what is under way. Does not wait: whoever does comes back,
-    /// even if what writes the disks doesn't answer.
+    /// Closes the sink and aborts writes in flight. Doesn't wait; callers that do return,
+    /// even if a disk's writer doesn't answer.
     pub fn abort(&self) {
         self.close();
         for disk in &self.shared.disks {
@@ -194,12 +194,12 @@ impl DiskSink {
         }
     }
 
-    /// As [`DiskSink::abort`], and waits until nothing is written any more. Not to be
-    /// called by what a failure is told to.
+    /// As [`DiskSink::abort`], and waits until no write is in flight. `on_failure` must not
+    /// call it.
     pub fn stop(&self) {
         self.abort();
         for thread in self.threads.lock().drain(..) {
-            // One that panicked has printed why.
+            // A thread that panicked has printed why.
             let _ = thread.join();
         }
         self.shared.wait_nothing_under_way();

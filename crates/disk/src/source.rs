@@ -16,11 +16,11 @@ use crate::zeros::{ZERO_RUN_MIN, first_run};
 const RUNS_MAX: usize = 2 * (BLOCK_BYTES_MAX / ZERO_RUN_MIN) + 1;
 const _: () = assert!(RUNS_MAX < EXTENTS_MAX);
 
-/// Longest stretch of zeros in one batch. It has no bytes on the way; so this
-/// only bounds what one request is at the destination.
+/// Longest stretch of zeros in one batch. It is sent without data, so this only
+/// bounds the size of one request at the destination.
 const ZEROES_BYTES_MAX: u32 = 1 << 30;
 
-/// A write that did not become one.
+/// Why a write or a flush failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// QEMU's request is wrong.
@@ -35,29 +35,29 @@ pub enum SourceError {
         /// Its size.
         disk_bytes: u64,
     },
-    /// The bytes of a write did not come.
+    /// The data of a write could not be read from QEMU.
     #[error("QEMU did not send what it writes to disk {disk}: {why}")]
     Read {
         /// Its name.
         disk: String,
-        /// The reader's words.
+        /// The reader's message.
         why: String,
     },
-    /// There is no way to the destination.
+    /// The destination can't be reached.
     #[error(transparent)]
     Lanes(#[from] LanesError),
-    /// The lanes failed with writes of this disk on the way.
+    /// The lanes failed with writes of this disk in flight.
     #[error("what was written to disk {disk} did not all reach the destination")]
     Lost {
         /// Its name.
         disk: String,
     },
-    /// The destination can't make it durable.
+    /// The destination can't make the disk durable.
     #[error("disk {disk} cannot be flushed at the destination: {why}")]
     Flush {
         /// Its name.
         disk: String,
-        /// The destination's words.
+        /// The destination's message.
         why: String,
     },
     /// The migration ended.
@@ -71,12 +71,12 @@ impl From<PoolClosed> for SourceError {
     }
 }
 
-/// What takes batches to the destination.
+/// Sends batches to the destination.
 pub trait Carry: Debug + Send + Sync {
-    /// Effects a batch over. Doesn't block: the pool bounds how many there are.
+    /// Takes over a batch to send. Doesn't block: the pool bounds how many there are.
     ///
     /// # Errors
-    /// If it can't be carried; then it is dropped.
+    /// If the batch can't be sent; it is dropped.
     fn submit(&self, batch: BlockBatch) -> Result<(), LanesError>;
 }
 
@@ -89,18 +89,18 @@ impl<X: Debug + Send> Carry for Lanes<X> {
 /// What was written so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceCounts {
-    /// Bytes that travel as bytes.
+    /// Bytes sent as data.
     pub data_bytes: u64,
-    /// Bytes that travel as zero.
+    /// Bytes sent as stretches of zeros.
     pub zero_bytes: u64,
-    /// Batches they went in.
+    /// Batches that carry them.
     pub batches: u64,
 }
 
 type FlushThere = Box<dyn Fn(DiskId) -> Result<(), String> + Send + Sync>;
 
-/// One disk at the source. Any thread writes; writes that overlap and are
-/// issued by several threads at the same time have no order.
+/// One disk at the source. Any thread may write; overlapping writes that several
+/// threads issue at the same time have no order.
 pub struct DiskSource {
     disk: DiskId,
     name: String,
@@ -114,9 +114,9 @@ pub struct DiskSource {
 }
 
 impl DiskSource {
-    /// A disk called `name`, of `bytes`, the one that is number `disk` in the
-    /// list the destination knows. Its batches come from `pool`, which bounds
-    /// what is on the way. `flush_there` has the destination flush it.
+    /// A disk called `name`, of `bytes`, which is number `disk` in the list that the
+    /// destination has. Its batches come from `pool`, which bounds what is in flight.
+    /// `flush_there` has the destination flush it.
     #[must_use]
     pub fn new(
         disk: DiskId,
@@ -145,12 +145,12 @@ impl DiskSource {
         &self.name
     }
 
-    /// Writes `bytes` at `offset`; `read` fills buffers with them, one after
-    /// the other. Blocks while the pool is used up. When this returns, QEMU may
-    /// hear that the write is done.
+    /// Writes `bytes` at `offset`; `read` fills buffers with the data, one after
+    /// the other. Blocks while the pool is exhausted. When this returns, the write may be
+    /// reported to QEMU as complete.
     ///
     /// # Errors
-    /// If the write lies outside of the disk, its bytes don't come, or the
+    /// If the write lies outside of the disk, its data can't be read, or the
     /// destination can't be reached.
     pub fn write<E: fmt::Display>(
         &self,
@@ -198,12 +198,12 @@ impl DiskSource {
     }
 
     /// Makes everything durable that was written before: waits until the
-    /// destination has it, then until it has flushed it. A destination that has
-    /// given up acknowledges nothing: who hears of that stops the lanes, or
-    /// calls [`DiskSource::end`].
+    /// destination has acknowledged it, then until it has flushed it. A destination that
+    /// has given up acknowledges nothing: a caller that learns of it must stop the lanes,
+    /// or call [`DiskSource::end`].
     ///
     /// # Errors
-    /// If not all of it reached the destination, or can't be flushed there.
+    /// If not all of it reaches the destination, or it can't be flushed there.
     pub fn flush(&self) -> Result<(), SourceError> {
         self.issued.wait_acknowledged(&self.name)?;
         (self.flush_there)(self.disk)
@@ -220,8 +220,8 @@ impl DiskSource {
         }
     }
 
-    /// The migration is over: whoever waits in a write or flush wakes, and
-    /// nothing more is taken. Who waits for the pool is woken by closing that.
+    /// Ends the source with its migration: waiting writes and flushes wake, and no more
+    /// are accepted. Writes that wait for the pool wake when it is closed.
     pub fn end(&self) {
         self.issued.end(End::Over);
     }
@@ -263,8 +263,8 @@ impl Debug for DiskSource {
     }
 }
 
-/// Makes extents of the first `bytes` of the batch's room. Data moves up over
-/// zeros, which need no room.
+/// Makes extents of the first `bytes` of the batch's room. Data is moved to the
+/// front over zeros, which need no room.
 fn fill(batch: &mut BlockBatch, bytes: usize) {
     let (mut skipped, mut left) = (0, bytes);
     while left > 0 {
@@ -281,11 +281,11 @@ fn fill(batch: &mut BlockBatch, bytes: usize) {
     }
 }
 
-/// The numbers of one disk's batches, and what became of them.
+/// The sequence numbers of one disk's batches, and which are acknowledged.
 #[derive(Debug, Default)]
 struct Issued {
     state: Mutex<State>,
-    /// More is acknowledged, or nothing ever will be.
+    /// Notified when `low` of the acknowledged numbers rises, and at the end.
     changed: Condvar,
 }
 
@@ -312,8 +312,8 @@ impl End {
 }
 
 impl Issued {
-    /// The next number. Waits while one that is too old is still on its way:
-    /// the destination remembers only so many.
+    /// The next number. Waits while a batch too far behind it is in flight: the
+    /// destination keeps track of `SEQUENCES_AHEAD_MAX` numbers only.
     fn next_sequence(&self, disk: &str) -> Result<u64, SourceError> {
         let mut state = self.state.lock();
         loop {
@@ -328,7 +328,7 @@ impl Issued {
         }
     }
 
-    /// Waits until all that was issued so far is acknowledged.
+    /// Waits until all batches issued so far are acknowledged.
     fn wait_acknowledged(&self, disk: &str) -> Result<(), SourceError> {
         let mut state = self.state.lock();
         let all = state.next;

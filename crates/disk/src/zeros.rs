@@ -1,14 +1,14 @@
-//! Zeros within what is written.
+//! Runs of zeros within written data.
 
 use page::{PAGE_BYTES, is_zero};
 
-/// Shortest run of zeros that travels as such. Each run costs the destination
-/// a request of its own, and encodings make little of shorter ones.
+/// Shortest run of zeros that is sent as such. Each run costs the destination
+/// a request of its own, and shorter ones compress well.
 pub(crate) const ZERO_RUN_MIN: usize = 32 << 10;
 
 /// The first run of `bytes`, written at `offset`: its length, and whether it is
-/// zero. Zeros are looked for in pieces of 4 KiB of the disk. Short runs of
-/// them count as data, unless there is nothing else.
+/// zero. Zeros are looked for in aligned 4 KiB pieces of the disk. Short runs of
+/// them count as data, unless all of `bytes` is zero.
 pub(crate) fn first_run(offset: u64, bytes: &[u8]) -> (usize, bool) {
     let (mut at, mut zeros) = (0, 0);
     let into_page = usize::try_from(offset % PAGE_BYTES as u64).unwrap_or(0);

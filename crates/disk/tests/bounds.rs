@@ -1,4 +1,4 @@
-//! A sink that stalls, or fails: bounds hold, nobody hangs, the reason is told.
+//! A sink that stalls or fails: bounds hold, nothing hangs, the reason is reported.
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of a test")]
 
@@ -71,7 +71,7 @@ fn a_stalled_disk_stops_the_source_within_the_pools() {
         let source = Arc::clone(&ends.source);
         move || write_all(&source)
     });
-    // Both fill up, and stay so: nothing is written.
+    // Both pools fill up and stay full: nothing is written.
     while ends.source_pool.out_bytes() < SOURCE_SLOTS * SLOT_BYTES
         || ends.sink_pool.out_bytes() < SINK_SLOTS * SLOT_BYTES
     {
@@ -90,10 +90,10 @@ fn a_stalled_disk_stops_the_source_within_the_pools() {
     assert_eq!((ends.source_pool.out_bytes(), ends.sink_pool.out_bytes()), (0, 0));
 }
 
-/// The source is told how much room there is: what has none stays with it, and
-/// no lane waits at the sink.
+/// The source knows how much room the sink has: it keeps batches that have none,
+/// so no lane waits at the sink.
 #[test]
-fn what_has_no_room_is_not_sent() {
+fn batches_without_room_are_not_sent() {
     const ROOM: usize = SINK_SLOTS - 1;
     let memory = MemoryDisk::start(DISK_BYTES, 5);
     memory.stall(true);
@@ -103,7 +103,7 @@ fn what_has_no_room_is_not_sent() {
         let source = Arc::clone(&ends.source);
         move || write_all(&source)
     });
-    // All that was sent is there, acknowledged, and the rest waits.
+    // All batches sent are acknowledged, and the rest waits at the source.
     while ends.source_pool.out_bytes() < SOURCE_SLOTS * SLOT_BYTES
         || ends.lanes.delivered().blocks_held < SOURCE_SLOTS as u64
     {
@@ -136,7 +136,7 @@ fn a_full_disk_ends_the_migration_with_its_reason() {
         .collect();
     let error = ends.failed.recv().unwrap();
     assert_eq!(error.to_string(), "disk root: no space left at the destination");
-    // As an arrival does that tells the source so, and the source when it hears.
+    // As the source does when the destination reports the failure.
     ends.lanes.stop();
     ends.source_pool.close();
     for writer in writers {
@@ -154,7 +154,7 @@ fn a_full_disk_ends_the_migration_with_its_reason() {
 }
 
 #[test]
-fn closing_the_sink_wakes_whoever_waits_in_it() {
+fn closing_the_sink_wakes_waiting_calls() {
     let memory = MemoryDisk::start(DISK_BYTES, 3);
     memory.stall(true);
     let ends = start(&memory);
@@ -178,7 +178,7 @@ fn closing_the_sink_wakes_whoever_waits_in_it() {
 }
 
 #[test]
-fn what_no_disk_can_take_is_the_source_s_fault() {
+fn batches_that_fit_no_disk_are_the_source_s_fault() {
     let memory = MemoryDisk::start(DISK_BYTES, 4);
     let ends = start(&memory);
     let sink = &ends.destination.sink;

@@ -1,5 +1,5 @@
-//! Overlapping writes over lanes that reorder and die: the destination's disk
-//! is what the writes make of it one after the other.
+//! Overlapping writes over lanes that reorder and fail give the destination's
+//! disk the content that they give it one after the other.
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of a test")]
 
@@ -19,7 +19,7 @@ const DISKS: u64 = 2;
 const WRITES: usize = 300;
 const SOURCE_SLOTS: usize = 12;
 const SINK_SLOTS: usize = 5;
-/// What the source may send before the first of it is written.
+/// Batches that the source may send before the first is written.
 const ROOM: u64 = 3;
 
 fn start_sink(memory: &[Arc<MemoryDisk>], slots: usize) -> DiskSink {
@@ -35,11 +35,11 @@ fn start_sink(memory: &[Arc<MemoryDisk>], slots: usize) -> DiskSink {
     DiskSink::start(disks, Pool::new(slots * SLOT_BYTES), |error| panic!("{error}")).unwrap()
 }
 
-/// Writes something random somewhere, here and to the model.
+/// Writes random data to a random range of the source and of the model.
 fn write_something(dice: &mut Dice, source: &DiskSource, model: &mut [u8], nth: usize) {
     let sectors = model.len() as u64 / 512;
     let start = dice.below(sectors);
-    // Many small ones; some longer than a batch holds.
+    // Most writes are small; some are longer than a batch holds.
     let longest = if dice.below(4) == 0 { 1500 } else { 40 };
     let length = 1 + dice.below(longest);
     let end = (start + length).min(sectors);
@@ -73,8 +73,8 @@ struct Outcome {
     repeated: u64,
 }
 
-/// One thread for each disk writes at random; a flush now and then has to make
-/// durable all that was written before it.
+/// One thread per disk writes at random. An occasional flush must make everything
+/// durable that was written before it.
 fn write_at_random(seed: u64, lanes: usize, encoding: Encoding, cuts: u64) -> Outcome {
     let memory: Vec<_> =
         (0..DISKS).map(|nth| MemoryDisk::start(DISK_BYTES, seed * 7 + nth)).collect();
@@ -162,8 +162,8 @@ fn lanes_that_are_cut_anywhere_leave_the_disk_as_it_was_written() {
     assert!(repeated > 0, "something came twice");
 }
 
-/// Keeps batches, to hand them on in another order. What it has it says is
-/// acknowledged, once it is told to.
+/// Keeps batches, for the test to deliver them in another order and then to
+/// acknowledge them.
 #[derive(Debug, Default)]
 struct Shuffle(Mutex<Vec<BlockBatch>>);
 
@@ -191,8 +191,8 @@ fn hand_on(batch: &BlockBatch, sink: &DiskSink) {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Without sockets, and so in far worse orders: batches come in any order,
-    /// some twice, to a disk that does what is under way in any order.
+    /// Worse orders than lanes give: batches arrive in any order, some twice, at a
+    /// disk that completes operations in any order.
     #[test]
     fn any_order_and_any_repetition_make_the_same_disk(
         seed in 1..u64::MAX / 64,
@@ -224,5 +224,5 @@ proptest! {
     }
 }
 
-/// The engine shares lanes between threads as they are.
+/// The engine passes `Lanes` as a `dyn Carry`.
 const _: fn(&Lanes) -> &dyn Carry = |lanes| lanes;

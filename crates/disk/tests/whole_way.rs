@@ -1,4 +1,4 @@
-//! From an NBD client, as QEMU's mirror is one, over lanes to an NBD server.
+//! From an NBD client like QEMU's mirror, over lanes, to an NBD server.
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of a test")]
 
@@ -23,7 +23,7 @@ fn export() -> Export {
     Export { name: "disk".to_owned(), bytes: DISK_BYTES as u64 }
 }
 
-/// The destination's QEMU: an export in memory, with so much space.
+/// The destination's QEMU: an export in memory, with space for `space_bytes`.
 fn qemu(path: &Path, space_bytes: usize) -> JoinHandle<Vec<u8>> {
     let listener = UnixListener::bind(path).unwrap();
     thread::spawn(move || {
@@ -49,8 +49,8 @@ fn qemu(path: &Path, space_bytes: usize) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// A mirror to the destination's export at `path`; `write` gets its client, and
-/// is followed by a sync. Returns how that ended, and what failed in the sink.
+/// Mirrors to the destination's export at `path`: `write` writes through the client, and a sync
+/// follows. Returns the outcome of the sync, and what failed in the sink.
 fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<SinkError>) {
     let (tell, failed) = mpsc::channel();
     let writer = NbdWriter::connect(path, "disk", &Settings::default()).unwrap();
@@ -71,7 +71,7 @@ fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<Sink
         Arc::clone(&lanes) as Arc<dyn Carry>,
         move |disk| sink.flush(disk).map_err(|error| error.to_string()),
     );
-    // What control does in a migration: the source hears of it, and gives up.
+    // As the control connection does in a migration: the source learns of it, and gives up.
     let control = thread::spawn({
         let lanes = Arc::clone(&lanes);
         move || {
@@ -97,7 +97,7 @@ fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<Sink
     (outcome, control.join().unwrap())
 }
 
-/// The mirror never has two writes under way that overlap; so neither here.
+/// Like QEMU's mirror, never has two overlapping writes in flight.
 fn write_something(client: &Client<()>, model: &mut [u8]) {
     let mut dice = Dice(5);
     for round in 0..40_u64 {

@@ -8,18 +8,18 @@ use crate::versions::{problems, unknown};
 use crate::{Findings, size};
 use facts::host::{Carries, Cgroups, Facts, Kvm, Nic, Program, VmFacts};
 
-/// A few reports and logs; below it VMs' records can't be written any more.
+/// Room for a few reports and logs; with less, writing VMs' records may fail.
 const STATE_FREE_MIN: u64 = 64 << 20;
-/// Logs of QEMUs grow.
+/// With less, QEMUs' logs, which grow, may fill the rest.
 const STATE_FREE_LITTLE: u64 = 1 << 30;
-/// Of all memory, one part in so many is little.
+/// Less free memory than this fraction of all memory is little.
 const MEMORY_PARTS: u64 = 20;
-/// Of shared memory so much costs a move, if nobody says which of it is free.
+/// Shared memory from this size on makes a move costly, unless the guest reports what is free.
 const SHARED_LEAST: u64 = 1 << 30;
 /// Clock sources that cost a system call each time, and drift.
 const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 
-/// What the facts of a host mean.
+/// Judges the facts of one host.
 #[must_use]
 pub fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings::of(&facts.host);
@@ -109,7 +109,7 @@ fn programs(facts: &Facts, findings: &mut Findings) {
             }
         }
     }
-    // A package was upgraded under them: their QEMU is not what would start.
+    // After an upgrade of the package, a VM's QEMU is not the program that would start now.
     let mut told = BTreeSet::new();
     for vm in &facts.vms {
         let Some(known) =
@@ -133,7 +133,7 @@ fn programs(facts: &Facts, findings: &mut Findings) {
     }
 }
 
-/// Who uses a program.
+/// The VMs that use a program.
 fn users(facts: &Facts, program: &Program) -> String {
     let is_of = |vm: &&VmFacts| vm.program == program.name && vm.accelerator == program.accelerator;
     let names: Vec<&str> = facts.vms.iter().filter(is_of).map(|vm| vm.name.as_str()).collect();
@@ -147,7 +147,7 @@ fn users(facts: &Facts, program: &Program) -> String {
 fn uses_tcg(facts: &Facts, program: &Program) -> bool {
     let kvm = program.accelerator.starts_with("kvm") && facts.kvm == Kvm::Usable;
     let in_use = facts.vms.iter().any(|vm| vm.program == program.name);
-    // A program that nobody uses would be used with KVM where there is some.
+    // A VM that is started with an unused program gets KVM if the host has it.
     if in_use { !kvm } else { facts.kvm != Kvm::Usable }
 }
 
@@ -442,10 +442,9 @@ mod tests {
         assert!(found.iter().all(|one| one.host == "host-a" && one.text.ends_with('.')));
     }
 
-    /// Each change to a healthy host, how much it matters, and a piece of what
-    /// is said of it.
+    /// Each change to a healthy host, the severity of its finding, and a part of its text.
     #[test]
-    fn every_ill_is_told() {
+    fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
         let table: [(Change, Severity, &str); 21] = [
             (
@@ -533,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_nothing_is_said_that_frightens() {
+    fn empty_facts_give_no_warnings() {
         let found = of_host(&Facts::default());
         assert!(found.iter().all(|one| one.severity < Severity::Warning), "{found:#?}");
     }

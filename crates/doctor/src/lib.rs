@@ -1,9 +1,8 @@
-//! What the facts of a host, or of two, mean for migrations.
+//! Judges what the facts of one host, or of two, mean for migrations.
 //!
-//! Facts go in, findings come out: nothing here looks at anything. An agent
-//! gathers its own [`Facts`] and asks a peer for its ([`wire::examine`]);
-//! [`of_host`] judges one host, [`of_pair`] whether VMs can go from
-//! one to the other.
+//! Facts go in, findings come out: nothing here does I/O. An agent gathers its own
+//! [`Facts`](facts::host::Facts) and asks a peer for the peer's ([`wire::examine`]).
+//! [`of_host`] judges one host, [`of_pair`] whether VMs can move from one to the other.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +15,7 @@ pub use pair::{LaneMet, Meeting, of_pair, of_peer};
 
 use api::{Finding, Severity};
 
-/// Findings about one host or pair, as they are made.
+/// The findings about one host or pair so far.
 struct Findings {
     host: String,
     list: Vec<Finding>,
@@ -60,7 +59,7 @@ impl Findings {
     }
 }
 
-/// MiB or GiB, as people say it.
+/// A size in MiB, or from 10 GiB on in GiB.
 fn size(bytes: u64) -> String {
     if bytes < 10 << 30 { format!("{} MiB", bytes >> 20) } else { format!("{} GiB", bytes >> 30) }
 }

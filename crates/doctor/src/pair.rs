@@ -1,4 +1,4 @@
-//! Two hosts: whether VMs can go from here to there.
+//! Two hosts: whether VMs can move from `here` to `there`.
 
 mod memory;
 
@@ -11,37 +11,36 @@ use crate::{Findings, of_host};
 use facts::host::{Carries, Facts, Kvm, Program, Tsc, VmFacts};
 use wire::examine::Reached;
 
-/// Guests see no other time after a move, but certificates and logs do.
+/// Beyond this, certificates and logs suffer; guests keep their own time across a move.
 const SKEW_MUCH: Duration = Duration::from_secs(2);
-/// KVM takes less for the same frequency (its `tsc_tolerance_ppm`).
+/// KVM treats smaller differences as the same frequency (its `tsc_tolerance_ppm`).
 const TSC_TOLERANCE_PPM: f64 = 250.0;
 
-/// How two hosts met.
+/// What one host measured when it contacted another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meeting {
-    /// How long a question and its answer took.
+    /// The time from the question to its answer.
     pub round_trip: Duration,
-    /// When it was asked, by this host's clock, since 1970.
+    /// When the question was sent, by this host's clock, since 1970.
     pub asked_at_unix_ms: u64,
-    /// What it answered.
+    /// The answer.
     pub reached: Reached,
-    /// Each way that a lane can take.
+    /// Each path that a lane can take.
     pub lanes: Vec<LaneMet>,
 }
 
-/// One way that a lane can take.
+/// One path that a lane can take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneMet {
-    /// From where to where.
+    /// The path's two ends.
     pub way: String,
-    /// How long a question of full packets and its answer took, or why there
-    /// was none.
+    /// The round trip of a question made of full packets, or why there was no answer.
     pub outcome: Result<Duration, String>,
 }
 
 impl Meeting {
-    /// How far the clock there is ahead, in ms; it was read somewhere in the
-    /// round trip.
+    /// How far the peer's clock is ahead, in ms, if it was read in the middle of the round
+    /// trip.
     fn ahead_ms(&self) -> i64 {
         let middle = self.asked_at_unix_ms.saturating_add(milliseconds(self.round_trip) / 2);
         let difference = i128::from(self.reached.at_unix_ms) - i128::from(middle);
@@ -58,7 +57,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What `here` can say of a peer that it only greeted.
+/// Judges a peer by its greeting alone.
 #[must_use]
 pub fn of_peer(here: &str, droveway: &str, peer: &str, met: Result<&Meeting, &str>) -> Finding {
     let mut findings = Findings::of(here);
@@ -97,7 +96,7 @@ fn met_one(droveway: &str, peer: &str, meeting: &Meeting, findings: &mut Finding
     }
 }
 
-/// Whether the VMs of `here` can go to `there`; then what ails `there`.
+/// Judges whether the VMs of `here` can move to `there`, then adds the problems of `there`.
 #[must_use]
 pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
     let mut findings = Findings::of(format!("{} -> {}", here.host, there.host));
@@ -223,7 +222,7 @@ fn qemu(vm: &VmFacts, there: &Facts, program: &Program, findings: &mut Findings)
     }
 }
 
-/// What guests' time does after a move, if the processors' counters differ.
+/// How guests' time changes after a move if the processors' TSC frequencies differ.
 fn tsc(here: &Facts, there: &Facts, findings: &mut Findings) {
     let (Some(ours), Some(theirs)) = (here.tsc, there.tsc) else { return };
     let ratio = f64::from(theirs.khz) / f64::from(ours.khz);
@@ -331,7 +330,7 @@ mod tests {
         );
         assert!(found[0].text.contains("its clock is 8 ms ahead"), "{}", found[0].text);
         assert_eq!(found[0].host, "a -> b");
-        // What ails the host there is told as its own.
+        // Problems of the other host are reported under its own name.
         assert!(found.iter().any(|one| one.host == "b" && one.about == "kvm"));
     }
 
@@ -373,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_keep_one_is_less() {
+    fn possible_obstacles_are_no_errors() {
         let (mut here, mut there) = hosts();
         here.vms.push(vm("web2", 3 << 29));
         let known = there.programs[0].known.as_mut().unwrap();
@@ -394,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_feels_of_another_counter() {
+    fn a_different_tsc_frequency_is_reported_for_kvm_guests() {
         let (mut here, mut there) = hosts();
         let said = |here: &Facts, there: &Facts| {
             let found = of_pair(here, there, &meeting());

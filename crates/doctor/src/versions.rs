@@ -1,4 +1,4 @@
-//! What is known to be wrong with versions of QEMU.
+//! Known problems of QEMU versions.
 
 use api::Severity;
 use facts::program::Capabilities;
@@ -6,7 +6,7 @@ use facts::program::Capabilities;
 /// Major and minor.
 type Version = (u32, u32);
 
-/// One thing that versions before `fixed` (and from `since` on) do.
+/// One problem of the versions from `since` on and before `fixed`.
 pub(crate) struct Problem {
     since: Version,
     fixed: Version,
@@ -17,7 +17,7 @@ pub(crate) struct Problem {
 }
 
 const ALWAYS: Version = (0, 0);
-/// No version that has it right is known.
+/// No version with a fix is known.
 const NEVER: Version = (u32::MAX, 0);
 
 /// The newest version that Droveway is tested with.
@@ -87,8 +87,7 @@ const PROBLEMS: [Problem; 7] = [
     },
 ];
 
-/// What to say of a version that nothing is known of, since it is newer than those
-/// that are; none of another.
+/// The note about a version that is newer than all that are tested; none for others.
 pub(crate) fn unknown(known: &Capabilities) -> Option<String> {
     let (major, minor, _) = known.version;
     let (tested_major, tested_minor) = NEWEST_TESTED;
@@ -106,7 +105,7 @@ pub(crate) fn unknown(known: &Capabilities) -> Option<String> {
     })
 }
 
-/// What is known to be wrong with a version.
+/// The known problems of a version.
 pub(crate) fn problems(
     (major, minor, _): (u32, u32, u32),
     tcg: bool,

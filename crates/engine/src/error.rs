@@ -1,4 +1,4 @@
-//! Why a migration ended without its VM at the destination.
+//! Errors of a migration that ended without its VM at the destination.
 
 use std::io;
 use std::time::Duration;
@@ -9,9 +9,8 @@ use wire::WireError;
 
 use crate::resources::BuffersFull;
 
-/// Why, which says who has to act. After all but [`MigrationError::InDoubt`],
-/// [`MigrationError::VmGone`] and [`MigrationError::PoweredOff`] the VM goes on at its
-/// source.
+/// Why a migration failed, which tells who has to act. After all but [`MigrationError::InDoubt`],
+/// [`MigrationError::VmGone`] and [`MigrationError::PoweredOff`] the VM goes on at its source.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     /// The operator cancelled.
@@ -25,7 +24,7 @@ pub enum MigrationError {
         /// Its reason.
         reason: String,
     },
-    /// Something broke at the destination before the commit.
+    /// The destination failed before the commit.
     #[error("{host} gave up: {reason}")]
     DestinationFailed {
         /// The destination.
@@ -33,50 +32,50 @@ pub enum MigrationError {
         /// Its reason.
         reason: String,
     },
-    /// Too many migrations at a time.
+    /// Too many migrations at the same time.
     #[error("it cannot leave this host now: {0}")]
     Buffers(#[from] BuffersFull),
-    /// No control connection, or no more.
+    /// The control connection could not be made, or was lost.
     #[error("lost the agent of {host}: {why}")]
     PeerLost {
         /// The destination.
         host: String,
-        /// How.
+        /// Why it was lost.
         why: String,
     },
-    /// No lanes.
+    /// The lanes failed.
     #[error("the data connections to {host} failed: {source}")]
     Lanes {
         /// The destination.
         host: String,
-        /// How.
+        /// Why they failed.
         source: LanesError,
     },
-    /// A thread of this agent.
+    /// A thread of this agent panicked.
     #[error("a fault in the agent: its thread {thread} panicked; the agent's log says where")]
     Panicked {
-        /// Its name.
+        /// The thread's name.
         thread: String,
     },
     /// QEMU's stream can't be read.
     #[error("reading QEMU's migration stream: {0}")]
     Tap(String),
-    /// Disks can't be moved.
+    /// The disks can't be moved.
     #[error("moving the VM's disks: {0}")]
     Disks(String),
     /// The source's QEMU refuses or fails.
     #[error("the source's QEMU: {0}")]
     Qemu(String),
-    /// The guest powered off and QEMU with it, or QEMU died.
+    /// The guest powered off and QEMU ended with it, or QEMU died.
     #[error("the VM ended while it was being moved: {0}")]
     VmGone(String),
     /// The guest powered off, or ended otherwise, and QEMU keeps the VM.
     #[error("{0} while the VM was being moved; its QEMU was told to keep it (-no-shutdown)")]
     PoweredOff(&'static str),
-    /// What became of the VM can't be known, or be done, just now.
+    /// The VM's fate can't be known, or decided, at the moment.
     #[error("{0}")]
     InDoubt(String),
-    /// Nothing arrives.
+    /// No data arrives at the destination.
     #[error(
         "nothing of the VM has arrived at {host} for {} s; `stall` under [waits] in the agent's \
          file is that limit", waited.as_secs()
@@ -84,10 +83,10 @@ pub enum MigrationError {
     Stalled {
         /// The destination.
         host: String,
-        /// For how long.
+        /// How long no data has arrived.
         waited: Duration,
     },
-    /// The VM stood still for as long as it may.
+    /// The VM was stopped for as long as permitted.
     #[error(
         "the VM had stood still for {:.1} s, the most that --blackout-max allows, and {left}. Try \
          again when {host} and the network to it have less to do, or allow more; by default it is \
@@ -96,15 +95,15 @@ pub enum MigrationError {
     Blackout {
         /// The destination.
         host: String,
-        /// What is allowed.
+        /// The permitted time.
         allowed: Duration,
-        /// What was waited for.
+        /// What the switchover was waiting for.
         left: String,
     },
-    /// The operator's own bound.
+    /// The operator's time limit has passed.
     #[error("it was not given up within the {} s of --timeout", allowed.as_secs())]
     TooLong {
-        /// What the operator allowed.
+        /// That limit.
         allowed: Duration,
     },
     /// What arrived is not what QEMU handed over: a fault of Droveway's, or of a
@@ -116,18 +115,18 @@ pub enum MigrationError {
     Audit {
         /// The destination.
         host: String,
-        /// How many.
+        /// How many pages differ.
         pages: u64,
         /// The first one.
         first: String,
     },
-    /// It writes too fast.
+    /// The guest writes too fast.
     #[error("{0}")]
     NotFollowed(String),
-    /// This host lacks something.
+    /// A resource of this host is missing.
     #[error("{what}: {source}")]
     Local {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -143,10 +142,10 @@ impl From<QmpError> for MigrationError {
     }
 }
 
-/// What can go wrong on a control connection.
+/// Errors of a control connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
-    /// It broke, or the peer broke the rules.
+    /// It broke, or the peer violated the protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// The peer closed it.

@@ -1,4 +1,4 @@
-//! What a migration needs to know of the host it runs on.
+//! The host of a migration, as the engine sees it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -23,60 +23,58 @@ use wire::{Inquiry, Part, Word, examine, gang};
 use crate::resources::Resources;
 use crate::waits::Waits;
 
-/// This agent, as far as migrations care.
+/// This agent's settings and resources for migrations.
 #[derive(Clone, Debug)]
 pub struct Local {
     /// Its name.
     pub agent: String,
-    /// How it and others speak to one another.
+    /// How connections with other agents are secured.
     pub security: Security,
-    /// The NICs that lanes leave by; empty means that routing decides.
+    /// The NICs that lanes use; if empty, routing decides.
     pub nics: Vec<IpAddr>,
-    /// What all its migrations share.
+    /// Resources that all its migrations share.
     pub resources: Arc<Resources>,
-    /// The programs of QEMU's that other hosts can have started here, and who
-    /// they run as.
+    /// QEMU programs that other hosts may start here, and the user that they run as.
     pub programs: Arc<Programs>,
     /// A directory for sockets between the agent and QEMU.
     pub scratch: PathBuf,
-    /// Downtime of moves from here that is not for pages.
+    /// Downtime of migrations from here that is not spent on pages.
     pub fixed_cost: Arc<FixedCost>,
-    /// Where switchovers keep their journals.
+    /// The journals of switchovers.
     pub journals: JournalDir,
-    /// Notes of VMs that are slowed by cgroups; none: by stopping them for
-    /// moments.
+    /// Notes of VMs that are throttled by cgroups; none: VMs are throttled by short stops.
     pub slowed: Option<quota::Notes>,
-    /// The port that this agent listens at.
+    /// The port at which this agent listens.
     pub agent_port: u16,
-    /// How long its migrations wait for what.
+    /// Time limits of its migrations.
     pub waits: Waits,
-    /// Content that VMs have in common; none: each page is sent.
+    /// Deduplication; none: each page is sent.
     pub sharing: Option<Arc<Sharing>>,
-    /// Where migrations that somebody else commands may go here; none: nowhere.
+    /// Where migrations that another manager commands may arrive here; none: nowhere.
     pub carrying: Option<Carrying>,
 }
 
-/// Where migrations that somebody else commands, such as libvirt, may go here.
+/// Where migrations that another manager commands, such as libvirt, may arrive here.
 #[derive(Clone, Debug)]
 pub enum Carrying {
-    /// To QEMUs that wait where every host has them.
+    /// At QEMUs that listen at the usual places of a host.
     Host {
-        /// The address at which they wait.
+        /// The address at which they listen.
         address: IpAddr,
-        /// And their ports.
+        /// Their ports.
         ports: std::ops::RangeInclusive<u16>,
-        /// The directory in which they wait at sockets.
+        /// The directory of the sockets at which they listen.
         directory: PathBuf,
     },
-    /// To VMs of KubeVirt's, in their pods.
+    /// At VMs of KubeVirt, in their pods.
     Kubevirt(kubevirt::Node),
-    /// To VMs of Proxmox VE.
+    /// At VMs of Proxmox VE.
     Proxmox(proxmox::Host),
 }
 
 impl Carrying {
-    /// Whether a VM is to come to a place that another program leads to: one that its
-    /// manager has made ready.
+    /// Whether a VM is about to arrive at a target to which another program forwards, because its
+    /// manager has prepared it.
     #[must_use]
     pub fn expects(&self, target: &Target) -> bool {
         let found = match (self, target) {
@@ -95,12 +93,12 @@ impl Carrying {
     }
 }
 
-/// Downtime that is not for moving pages: device state, its load, `cont`.
-/// Learned from each migration that leaves this host.
+/// Downtime that is not spent on pages: device state, its load, `cont`. It is learned from each
+/// migration that leaves this host.
 #[derive(Debug)]
 pub struct FixedCost(AtomicU64);
 
-/// Before one was measured: a small VM on an idle host takes half of it.
+/// The initial value: a small VM on an idle host takes half of it.
 const FIXED_COST_FIRST: Duration = Duration::from_millis(60);
 
 impl Default for FixedCost {
@@ -110,14 +108,14 @@ impl Default for FixedCost {
 }
 
 impl FixedCost {
-    /// What to plan with.
+    /// The value to plan with.
     #[must_use]
     pub fn expected(&self) -> Duration {
         Duration::from_nanos(self.0.load(Relaxed))
     }
 
-    /// One more was measured: up at once, down by and by, since a blackout
-    /// that is too long is worse than one that was planned too carefully.
+    /// Learns a measured value: up at once, down gradually, because a downtime that is too long is
+    /// worse than one that was planned too cautiously.
     pub(crate) fn learn(&self, measured: Duration) {
         let measured = nanos(measured);
         let expected = self.0.load(Relaxed);
@@ -135,14 +133,13 @@ fn nanos(time: Duration) -> u64 {
 pub struct Peer {
     /// Its name.
     pub name: String,
-    /// Where its control connection goes.
+    /// The address of its control connection.
     pub address: SocketAddr,
-    /// Its data NICs, each reached at the port of `address`. Empty means that
-    /// lanes go to `address` too.
+    /// Its data NICs, each reached at the port of `address`. If empty, lanes go to `address` too.
     pub nics: Vec<IpAddr>,
 }
 
-/// Which NICs the `nth` lane uses: each in turn, at both ends.
+/// The NICs of the `nth` lane, which take turns at both ends.
 pub(crate) fn lane_endpoint(local: &Local, peer: &Peer, nth: usize) -> Endpoint {
     let around = |nics: &[IpAddr]| nics.get(nth.checked_rem(nics.len())?).copied();
     let remote =
@@ -157,7 +154,7 @@ pub struct SourceVm {
     pub name: String,
     /// Its QEMU.
     pub machine: Arc<Machine>,
-    /// The directory that relative paths on its command line are meant from.
+    /// The directory that relative paths on its command line refer to.
     pub cwd: String,
     /// Its sharing domain.
     pub share_domain: Domain,
@@ -168,25 +165,24 @@ pub struct SourceVm {
 #[error("{0}")]
 pub struct Refusal(pub String);
 
-/// What the destination side of a migration asks of its host.
+/// What the destination's side of a migration needs from its host.
 pub trait Host: Send + Sync + 'static {
-    /// Checks that the VM can come and makes a QEMU that waits for it, or says
-    /// why not.
+    /// Checks that the VM can arrive and starts a QEMU that waits for it, or returns why it can't.
     ///
     /// # Errors
     /// With the reason; nothing is left behind.
     fn receive(&self, order: &wire::Prepare) -> Result<Box<dyn Arriving>, Refusal>;
 
-    /// A switchover that is not over, and whose control connection is.
+    /// Takes over a switchover that is not over, but whose control connection is.
     fn settle(&self, left: Unsettled);
 
-    /// A fault of ours has ended the thread of a VM that came: whose it is says
-    /// only its journal now. Goes on from there as after a restart of the agent,
-    /// unless there is none: then it was decided, and false is the answer.
+    /// Continues from the journal of a VM whose thread has panicked, as after a restart of the
+    /// agent: only the journal tells whose VM it is. False if there is no journal, which means that
+    /// the switchover was decided.
     fn take_up(&self, vm: &str, migration: &MigrationId) -> bool;
 
-    /// Somebody says or asks something about a switchover on a connection of
-    /// its own; none if there is nothing to answer, now.
+    /// Answers a message about a switchover that arrived on a connection of its own; none if there
+    /// is nothing to answer now.
     fn answer(&self, inquiry: Inquiry) -> Option<Word>;
 
     /// Answers another agent that examines this host (see
@@ -196,57 +192,55 @@ pub trait Host: Send + Sync + 'static {
         examine::Answer::Unknown
     }
 
-    /// Does what the agent of the host `from` orders (see
-    /// [`Orders`](crate::Orders)), and answers. May take some seconds.
+    /// Follows an order of the agent of the host `from` (see [`Orders`](crate::Orders)), and
+    /// answers. May take some seconds.
     ///
     /// # Errors
-    /// If that agent may order nothing here.
+    /// If that agent may give no orders here.
     fn obey(&self, from: &str, order: &Part<gang::Order>) -> Result<gang::Answer, Refusal> {
         let _ = (from, order);
         Ok(gang::Answer::Unknown)
     }
 }
 
-/// The destination's side of a switchover that is not over: the VM is in doubt,
-/// or the source has not heard all yet.
+/// The destination's side of a switchover that is not over: the VM is in doubt, or the source has
+/// not been told everything yet.
 pub struct Unsettled {
-    /// What decides.
+    /// The state machine that decides.
     pub driver: Driver,
     /// The VM's QEMU.
     pub machine: Arc<Machine>,
-    /// Its end of QEMU's migration.
+    /// The incoming side of QEMU's migration.
     pub incoming: Option<Arc<Incoming>>,
-    /// The VM, unless it is decided whose it is.
+    /// The VM, unless its fate is decided.
     pub arriving: Option<Box<dyn Arriving>>,
 }
 
-/// A VM that arrives. Dropped before [`Arriving::adopt`], it is discarded.
+/// A VM that arrives. If it is dropped before [`Arriving::adopt`], it is discarded.
 pub trait Arriving: Send {
     /// Its QEMU, which waits with `-incoming defer -S`.
     fn machine(&self) -> Arc<Machine>;
 
-    /// The images of the disks that come with it, in the order of the source's
-    /// list.
+    /// The images of the disks that move with it, in the order of the source's list.
     fn images(&self) -> &[PreparedImage];
 
-    /// Where the agent of the host that it comes from is found, if this host
-    /// knows better than the connection says.
+    /// The address of the source's agent, if this host knows a better one than that of the
+    /// connection.
     fn source_address(&self) -> Option<SocketAddr>;
 
-    /// It is this host's from now on, also after a restart of the agent.
+    /// Makes it this host's VM, also after a restart of the agent.
     ///
     /// # Errors
-    /// If the host can't note that down; the VM is here all the same. Then its
-    /// journal stays, and this is asked again.
+    /// If the host can't record that; the VM is here all the same. Then its journal stays, and this
+    /// is called again.
     fn adopt(&mut self) -> Result<(), String>;
 
-    /// Its QEMU has said that it runs.
+    /// Called when its QEMU has said that it runs.
     fn runs(&self);
 
-    /// Nothing more is to be said to its source: whoever wants can have it
-    /// stopped or moved on.
+    /// Called when its source needs no more messages: it can be stopped or moved on.
     fn settled(self: Box<Self>);
 
-    /// It doesn't come: ends QEMU and removes what was made for it.
+    /// Ends its QEMU, because it doesn't arrive, and removes what was made for it.
     fn discard(self: Box<Self>);
 }

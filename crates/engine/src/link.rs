@@ -1,4 +1,4 @@
-//! A control connection: any thread writes, one reads.
+//! A control connection: any thread may write, one reads.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use wire::{Frame, WireError, read_frame, read_message};
 
 use crate::error::LinkError;
 
-/// What came over a control connection.
+/// What was received over a control connection.
 #[derive(Debug)]
 pub(crate) enum Heard<M> {
     Message(M),
@@ -21,18 +21,18 @@ pub(crate) enum Heard<M> {
     Tail(Vec<u8>),
     Whole(Vec<u8>),
     Back(Vec<u8>),
-    /// The last thing: nothing comes after it.
+    /// The connection has ended; nothing follows.
     Gone(LinkError),
 }
 
-/// Frames that may wait for a destination's engine; then the peer waits, who
-/// decides how large they are.
+/// Frames that may wait for a destination's engine. Then the peer, which decides how large they
+/// are, has to wait.
 const HEARD_MAX: usize = 2;
-/// The same for a source's, which may be waiting for QEMU: behind what is said
-/// once a second comes what must be seen at once.
+/// The same for a source's engine, which may be busy with QEMU: urgent messages follow those that
+/// are sent every second.
 const HEARD_AT_ONCE_MAX: usize = 16;
 
-/// The writing half, and the means to end it.
+/// The writing half, and the handle that ends the connection.
 #[derive(Debug)]
 pub(crate) struct Link<Said> {
     writer: Mutex<Writer>,
@@ -42,7 +42,7 @@ pub(crate) struct Link<Said> {
 }
 
 impl<Said: Serialize> Link<Said> {
-    /// Takes a connection that is past its preamble; `name` is for its thread.
+    /// Starts on a connection after its preamble; `name` is for its thread.
     pub(crate) fn start<M: DeserializeOwned + Send + 'static>(
         connection: Connection,
         name: &str,
@@ -50,9 +50,9 @@ impl<Said: Serialize> Link<Said> {
         Self::start_bounded(connection, name, HEARD_MAX, Some)
     }
 
-    /// As [`Link::start`]. `at_once` sees each message on the reading thread, and
-    /// passes on those that are not for it: for what must be done even while
-    /// whoever listens is busy with QEMU. It must not block.
+    /// As [`Link::start`]. `at_once` sees each message on the reading thread, and returns those
+    /// that it doesn't handle. It handles what can't wait while the receiver is busy with QEMU, so
+    /// it must not block.
     pub(crate) fn start_with<M: DeserializeOwned + Send + 'static>(
         connection: Connection,
         name: &str,
@@ -81,7 +81,7 @@ impl<Said: Serialize> Link<Said> {
                     other => other,
                 };
                 let over = matches!(next, Heard::Gone(_));
-                // An error means that the receiver has gone.
+                // An error means that the receiver is dropped.
                 if heard.send(next).is_err() || over {
                     return;
                 }
@@ -111,7 +111,7 @@ impl<Said: Serialize> Link<Said> {
         self.write(|out| Frame::write_back(bytes, out))
     }
 
-    /// Nothing more comes back.
+    /// Tells the source that nothing more is sent back.
     pub(crate) fn back_ends(&self) -> Result<(), LinkError> {
         self.frame(&Frame::Back(Vec::new()))
     }
@@ -129,20 +129,19 @@ impl<Said: Serialize> Link<Said> {
         self.bytes.load(Relaxed)
     }
 
-    /// Ends the connection if a thread is writing and still is at the end of `patience`:
-    /// the peer reads slowly, or not at all, and a thread that joins that one would wait
-    /// for the peer.
+    /// Ends the connection if a thread is still writing after `patience`: the peer reads slowly or
+    /// not at all, and joining that thread would mean waiting for the peer.
     pub(crate) fn cut_if_stuck(&self, patience: Duration) {
         if self.writer.try_lock_for(patience).is_none() {
             self.closer.close();
         }
     }
 
-    /// Ends both directions; the reading thread ends by it.
+    /// Ends both directions, which ends the reading thread.
     pub(crate) fn close(&self) {
         match self.writer.try_lock() {
             Some(mut writer) => writer.close(),
-            // A thread is writing to a peer that doesn't read.
+            // Another thread is writing to a peer that doesn't read.
             None => self.closer.close(),
         }
     }

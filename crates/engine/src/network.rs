@@ -1,8 +1,7 @@
-//! What this agent's migrations, and all other programs, move over its NICs.
+//! Traffic of this agent's migrations, and of all other programs, over its NICs.
 //!
-//! All migrations ask here, about once a second each; counters are read once
-//! for all of them, together with what the migrations themselves wrote and read
-//! in the same time.
+//! All migrations query it, each about once a second. The NICs' counters are read once for all of
+//! them, together with the bytes that the migrations wrote and read in the same time.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,14 +11,14 @@ use nic::{NicError, Nics, Rate, Sample};
 use parking_lot::Mutex;
 use policy::pace::NicUse;
 
-/// Counters are read again when this old: above what `nic` takes for the same
-/// moment.
+/// Counters are read again at this age, which is above the interval in which `nic` returns the same
+/// sample.
 const OLD: Duration = Duration::from_millis(600);
-/// What one connection's sockets hold: bytes that were written are on the wire
-/// up to so much later.
+/// Bytes that one connection's sockets can hold: written bytes are on the wire up to that much
+/// later.
 const HELD_BYTES: f64 = 4e6;
 
-/// Which way a migration goes.
+/// The direction of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Out,
@@ -28,7 +27,7 @@ pub(crate) enum Way {
 
 /// The NICs of an agent.
 pub(crate) struct Network {
-    /// What the operator says that a NIC can carry, by its address.
+    /// Speeds that the operator has configured, by address.
     speeds: Vec<(IpAddr, u64)>,
     state: Mutex<State>,
 }
@@ -47,21 +46,21 @@ struct Entry {
     number: u64,
     way: Way,
     place: usize,
-    /// Which migration it is of.
+    /// The number of its migration.
     migration: u64,
     counter: Counter,
     last_bytes: u64,
     bytes_per_s: f64,
     before_bytes_per_s: f64,
-    /// What its lane carried until it ended.
+    /// The bytes that its lane carried in all, once it has ended.
     ended_at: Option<u64>,
 }
 
-/// A lane's part in what crosses a NIC, until it is dropped.
+/// A lane's part of a NIC's traffic, until it is dropped.
 pub(crate) struct Flow {
     network: Arc<Network>,
     number: u64,
-    /// Of its NIC.
+    /// The index of its NIC.
     pub(crate) place: usize,
 }
 
@@ -83,15 +82,15 @@ impl Network {
         Arc::new(Self { speeds, state: Mutex::new(state) })
     }
 
-    /// A number for one more migration.
+    /// A number for a new migration.
     pub(crate) fn migration(&self) -> u64 {
         let mut state = self.state.lock();
         state.next += 1;
         state.next
     }
 
-    /// A lane of `migration` goes over the NIC that has `address`; `counter` is
-    /// how much it has carried.
+    /// Adds a lane of `migration` that uses the NIC with `address`; `counter` returns how much it
+    /// has carried.
     pub(crate) fn join(
         self: &Arc<Self>,
         way: Way,
@@ -104,9 +103,8 @@ impl Network {
         let mut state = self.state.lock();
         let before = state.samples.len();
         let place = state.nics.add(address, speed)?;
-        // With a NIC that is new, counting has begun anew for all of them. And what
-        // crossed them while nobody asked says nothing of the time that comes: it
-        // may be what the last migration carried.
+        // A new NIC restarts counting for all of them. And traffic from before the first query says
+        // nothing about the time to come: it may be that of the last migration.
         if place >= before || state.flows.iter().all(|flow| flow.ended_at.is_some()) {
             state.rebase();
         }
@@ -127,7 +125,7 @@ impl Network {
         Ok(Flow { network: Arc::clone(self), number, place })
     }
 
-    /// All NICs, each at its place, in about the last second.
+    /// The traffic of all NICs, by index, in about the last second.
     pub(crate) fn uses(&self, way: Way) -> Result<Vec<NicUse>, NicError> {
         let mut state = self.state.lock();
         state.refresh()?;
@@ -143,8 +141,8 @@ impl State {
         }
         self.at = Instant::now();
         self.samples = self.nics.sample()?;
-        // One that ended is kept until it has carried nothing for a whole sample:
-        // its last bytes are nobody else's either.
+        // An ended flow is kept until it has carried nothing for a whole sample, because its last
+        // bytes are not other traffic.
         self.flows.retain(|flow| flow.ended_at != Some(flow.last_bytes));
         for flow in &mut self.flows {
             let bytes = flow.ended_at.unwrap_or_else(&flow.counter);
@@ -158,7 +156,7 @@ impl State {
 
     fn rebase(&mut self) {
         self.at = Instant::now();
-        // They are all of this moment, and say nothing yet.
+        // All samples are of this moment, and say nothing yet.
         self.samples = self.nics.restart().unwrap_or_default();
         self.flows.retain(|flow| flow.ended_at.is_none());
         for flow in &mut self.flows {
@@ -191,8 +189,7 @@ impl State {
 }
 
 impl Entry {
-    /// One that has slowed down still has on the wire what its sockets held:
-    /// that is nobody else's.
+    /// A flow that has slowed down still sends what its sockets held, which is not other traffic.
     fn used(&self) -> f64 {
         self.bytes_per_s + (self.before_bytes_per_s - self.bytes_per_s).clamp(0.0, HELD_BYTES)
     }
@@ -212,12 +209,12 @@ impl Drop for Flow {
             std::mem::replace(&mut flow.counter, Box::new(|| 0))
         });
         drop(state);
-        // What its counter holds ends outside of the lock.
+        // The counter's captures are dropped outside of the lock.
         drop(counter);
     }
 }
 
-/// The address that a connection to `remote` leaves from.
+/// The local address of a connection to `remote`.
 pub(crate) fn leaves_from(local: Option<IpAddr>, remote: SocketAddr) -> Option<IpAddr> {
     local.or_else(|| nic::local_towards(remote).ok())
 }
@@ -234,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_migrations_move_is_summed_by_nic_and_way() {
+    fn traffic_of_migrations_is_summed_by_nic_and_direction() {
         let loopback: IpAddr = "127.0.0.1".parse().unwrap();
         let network = Network::new(vec![(loopback, 125_000_000)]);
         let carried = Arc::new(AtomicU64::new(7));
@@ -254,7 +251,7 @@ mod tests {
         let coming = network.uses(Way::In).unwrap()[place];
         assert_eq!(coming.migrations, 1);
         assert!(coming.ours_bytes_per_s <= 1_000_000, "{coming:?}");
-        // What they carried to their end is still theirs, and no one else's.
+        // What they carried until their end is still theirs, not other traffic.
         carried.fetch_add(1_000_000, Relaxed);
         drop(flows);
         for expected in [2_500_000..=3_000_000, 0..=3_000_000, 0..=0] {
@@ -266,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_crossed_a_nic_while_nobody_asked_is_forgotten() {
+    fn traffic_before_a_migration_is_not_counted() {
         use std::net::UdpSocket;
         let loopback: IpAddr = "127.0.0.1".parse().unwrap();
         let network = Network::new(Vec::new());
@@ -278,17 +275,18 @@ mod tests {
                 from.send_to(&[0; 32 << 10], to).unwrap();
             }
             let flow = network.join(Way::Out, 2, loopback, || 0).unwrap();
-            // Counters are not read again before.
+            // Counters are not read again before that.
             std::thread::sleep(OLD);
             network.uses(Way::Out).unwrap()[flow.place].all_bytes_per_s
         };
-        // Other tests use it, too, now and then. What is not forgotten is seen always.
+        // Other tests use loopback too, now and then. Traffic that is not dropped would show every
+        // time.
         let least = (0..40).map(|_| seen()).find(|bytes_per_s| *bytes_per_s < 16 << 20);
         assert!(least.is_some());
     }
 
     #[test]
-    fn what_sockets_held_is_not_somebody_elses() {
+    fn bytes_held_in_sockets_are_not_other_traffic() {
         let entry = |bytes_per_s, before_bytes_per_s| Entry {
             number: 0,
             way: Way::Out,

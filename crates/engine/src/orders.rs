@@ -1,5 +1,4 @@
-//! Having another agent move VMs of its host: order after order on a connection
-//! of its own.
+//! Orders to another agent to move VMs of its host: order after order on a connection of its own.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use wire::{Frame, Kind, Order, WireError, gang, read_frame, read_message};
 use crate::examine::ExamineError;
 use crate::host::{Local, Peer};
 
-/// A connection to another agent that takes orders.
+/// A connection for orders to another agent.
 #[derive(Debug)]
 pub struct Orders {
     connection: Connection,
@@ -21,15 +20,14 @@ impl Orders {
     /// Connects.
     ///
     /// # Errors
-    /// If the agent isn't there, or doesn't take the connection.
+    /// If the agent isn't there, or doesn't accept the connection.
     pub fn open(local: &Local, peer: &Peer) -> Result<Self, ExamineError> {
         let way = Endpoint { local: None, remote: peer.address };
         let connection = connect(way, &peer.name, &local.security, Kind::Orders)?;
         Ok(Self { connection, from: local.agent.clone() })
     }
 
-    /// Gives an order and hears its answer. After an error the connection is of
-    /// no use any more.
+    /// Sends an order and waits for its answer. After an error, the connection is unusable.
     ///
     /// # Errors
     /// If there is no answer `within` that time.

@@ -1,4 +1,4 @@
-//! What a migration would take.
+//! Predicts what a migration will take.
 
 mod changes;
 mod unused;
@@ -18,12 +18,12 @@ use crate::host::{Local, SourceVm};
 use crate::source::throttle_settings;
 use changes::{Seen, part, sent_share};
 
-/// The VM is watched for a moment, and for a longer one: what it writes to over
-/// and over shows in the difference.
+/// The VM is watched for a short time, and for a longer one: the difference shows what it writes
+/// over and over.
 const WATCHED_S: [u8; 2] = [1, 3];
 
-/// What moving `vm` would take if lanes can write so many bytes per second. Takes
-/// some seconds: QEMU samples what the VM dirties.
+/// Predicts moving `vm` if lanes can write this many bytes per second. It takes some seconds, in
+/// which QEMU samples the dirty rate.
 ///
 /// # Errors
 /// If the VM does not run, or its QEMU can't sample.
@@ -48,17 +48,17 @@ pub fn predict(
     let seconds = WATCHED_S.map(f64::from);
     let (dirty, set) = precopy::working_set(rates, seconds);
     let set = set.filter(|set| *set < used_bytes);
-    // Passes of a QEMU that can't be held can't chase the guest.
+    // A QEMU that can't be held can't chase the guest.
     let is_held = outgoing::hold(machine)? == Hold::Awaited;
     let passes = if is_held { Passes::Quick } else { Passes::Whole };
     let mut settings =
         throttle_settings(request.downtime_ms, &request.slowing, local.fixed_cost.expected());
     let first_pass = Duration::from_secs_f64(used_bytes as f64 / bytes_per_s.max(1.0));
     let free_memory = unused::of(machine, first_pass);
-    // What reading takes comes on top of what the model knows of.
+    // Reading time is not part of the model.
     let reading = Duration::from_secs_f64(free_memory.reading_s);
     settings.deadline = settings.deadline.map(|deadline| deadline.saturating_sub(reading));
-    // The model counts what is sent: of a page that is written again, what changes.
+    // The model counts bytes sent: for a page that is written again, only what changes.
     let sent = sent_share(changed_share.unwrap_or(1.0), ram_bytes, set.unwrap_or(used_bytes));
     let sending = Vm { ram_bytes: used_bytes, working_set_bytes: set.map(|set| part(set, sent)) };
     let forecast = forecast(&settings, sending, bytes_per_s, dirty * sent, passes);
@@ -83,7 +83,7 @@ pub fn predict(
     })
 }
 
-/// The prediction, in which the downtime that is not for pages is counted.
+/// The prediction; its downtime includes the part that is not spent on pages.
 fn outlook(prediction: &precopy::Prediction, goal: Duration) -> Outlook {
     Outlook {
         total_s: prediction.total.as_secs_f64(),
@@ -95,28 +95,28 @@ fn outlook(prediction: &precopy::Prediction, goal: Duration) -> Outlook {
 
 /// Huge pages of hugetlbfs don't count as resident.
 const HUGE_PAGES: &str = "HugetlbPages:";
-/// A downtime that is planned to the millisecond may be a fraction above.
+/// A downtime that is planned to the millisecond may exceed the goal by a fraction.
 const ROUNDING: f64 = 1.005;
 
-/// Memory that a process has touched; none if the kernel does not say.
+/// Memory that a process has touched; none if the kernel doesn't report it.
 #[must_use]
 pub fn used(pid: u32) -> Option<u64> {
     used_pages(pid)?.checked_add(status(pid, HUGE_PAGES).unwrap_or(0))
 }
 
-/// Ordinary memory that a process has touched; none if the kernel does not say.
+/// Ordinary memory that a process has touched; none if the kernel doesn't report it.
 #[must_use]
 pub fn used_pages(pid: u32) -> Option<u64> {
     status(pid, "VmRSS:")?.checked_add(status(pid, "VmSwap:").unwrap_or(0))
 }
 
-/// Shared memory that a process has touched; none if the kernel does not say.
+/// Shared memory that a process has touched; none if the kernel doesn't report it.
 fn used_shared(pid: u32) -> Option<u64> {
     let more = ["RssFile:", HUGE_PAGES].iter().filter_map(|name| status(pid, name)).sum();
     status(pid, "RssShmem:")?.checked_add(more)
 }
 
-/// A size that the kernel says of a process, in bytes.
+/// A size from a process's `status` file, in bytes.
 fn status(pid: u32, name: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -1,4 +1,4 @@
-//! What all migrations of an agent share.
+//! Resources that all migrations of an agent share.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use page::{Budget, BudgetFull, Pool, SLOT_BYTES};
 
 use crate::network::Network;
 
-/// What all migrations of an agent share: buffers, and its NICs.
+/// Resources that all migrations of an agent share: buffers, and its NICs.
 ///
-/// Those of migrations that leave and of those that come are apart: two
-/// migrations that cross between two hosts would else wait for each other.
+/// Outgoing and incoming migrations have separate buffers: otherwise two migrations that cross
+/// between two hosts would wait for each other.
 #[derive(Debug)]
 pub struct Resources {
     pool_bytes: usize,
@@ -22,13 +22,13 @@ pub struct Resources {
 /// How full the buffers of one direction are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// What there is.
+    /// Their size.
     pub bytes: usize,
-    /// What holds data.
+    /// Bytes in use.
     pub used_bytes: usize,
 }
 
-/// Not even the least that a migration needs is left.
+/// Not even the minimum for a migration is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no buffers are left for it: at most {most} VMs can {verb} at a time with pool-mib {mib}, and \
@@ -41,55 +41,54 @@ pub struct BuffersFull {
     mib: usize,
 }
 
-/// The pools of one migration at one of its ends. Each has a minimum that
-/// nobody else can take.
+/// The pools of one migration at one of its ends. Each has a reserved minimum.
 #[derive(Debug)]
 pub(crate) struct Pools {
     /// For pages, between QEMU and the lanes.
     pub(crate) pages: Arc<Pool>,
     /// For blocks, between the lanes and QEMU's disks.
     pub(crate) blocks: Option<Arc<Pool>>,
-    /// The most that one of them can have.
+    /// The most that one of them can use.
     pub(crate) bound_bytes: usize,
     budget: Arc<Budget>,
 }
 
 impl Resources {
-    /// At most `pool_bytes` of buffers for all that leaves, and as many for all
-    /// that comes.
+    /// At most `pool_bytes` of buffers for all outgoing migrations, and as many for all incoming
+    /// ones.
     #[must_use]
     pub fn new(pool_bytes: usize) -> Arc<Self> {
         Self::with_speeds(pool_bytes, Vec::new())
     }
 
-    /// As [`Resources::new`], where the operator says what NICs can carry: their
-    /// addresses, and bytes per second.
+    /// As [`Resources::new`], with NIC speeds that the operator has configured: addresses, and
+    /// bytes per second.
     #[must_use]
     pub fn with_speeds(pool_bytes: usize, speeds: Vec<(IpAddr, u64)>) -> Arc<Self> {
         let (outgoing, incoming) = (Budget::new(pool_bytes), Budget::new(pool_bytes));
         Arc::new(Self { pool_bytes, outgoing, incoming, network: Network::new(speeds) })
     }
 
-    /// What leaves has, and what comes.
+    /// The buffers of outgoing and of incoming migrations.
     #[must_use]
     pub fn buffers(&self) -> [Buffers; 2] {
         [&self.outgoing, &self.incoming]
             .map(|budget| Buffers { bytes: budget.bytes(), used_bytes: budget.out_bytes() })
     }
 
-    /// For one more that leaves.
+    /// The pools for a new outgoing migration.
     pub(crate) fn leaving(&self, with_disks: bool) -> Result<Pools, BuffersFull> {
         self.pools(&self.outgoing, with_disks).map_err(|full| self.full("leave", full))
     }
 
-    /// For one more that comes.
+    /// The pools for a new incoming migration.
     pub(crate) fn coming(&self, with_disks: bool) -> Result<Pools, BuffersFull> {
         self.pools(&self.incoming, with_disks).map_err(|full| self.full("come", full))
     }
 
     fn pools(&self, budget: &Arc<Budget>, with_disks: bool) -> Result<Pools, BudgetFull> {
         let pages = Pool::within(budget, self.pool_bytes)?;
-        // A disk that is slow to take its blocks leaves half of all to pages.
+        // A slow disk leaves half of all buffers to pages.
         let blocks = with_disks.then(|| Pool::within(budget, self.pool_bytes / 2)).transpose()?;
         let (bound_bytes, budget) = (budget.bytes(), Arc::clone(budget));
         Ok(Pools { pages, blocks, bound_bytes, budget })
@@ -102,15 +101,15 @@ impl Resources {
 }
 
 impl Pools {
-    /// How many batches of blocks the source may send before the first of them
-    /// is written: a quarter of all buffers. So four migrations with slow disks
-    /// have room for what they allow, and no lane waits for any of them.
+    /// How many batches of blocks the source may send before the first of them is written: a
+    /// quarter of all buffers. So four migrations with slow disks have room for what they announce,
+    /// and no lane waits for any of them.
     pub(crate) fn block_room(&self) -> u64 {
         (self.bound_bytes / SLOT_BYTES / 4).max(1) as u64
     }
 
-    /// What was in them at most: the highs of pages and of blocks, or that of
-    /// all migrations if the two were not at the same time.
+    /// The most bytes in the pools: the sum of the highs of pages and blocks, or that of all
+    /// migrations if it is smaller.
     pub(crate) fn high_water_bytes(&self) -> u64 {
         let pools = [Some(&self.pages), self.blocks.as_ref()];
         let sum: usize = pools.into_iter().flatten().map(|pool| pool.high_water_bytes()).sum();
@@ -123,12 +122,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_migrations_as_buffers_allow_and_no_more() {
+    fn buffers_limit_the_number_of_migrations() {
         let resources = Resources::new(16 << 20);
         let mut leaving: Vec<Pools> = (0..6).map(|_| resources.leaving(false).unwrap()).collect();
         let text = resources.leaving(true).unwrap_err().to_string();
         assert!(text.contains("at most 7 VMs can leave at a time with pool-mib 16"), "{text}");
-        // One without disks still fits, and what comes is not concerned.
+        // One without disks still fits, and incoming migrations are not affected.
         leaving.push(resources.leaving(false).unwrap());
         assert!(resources.leaving(false).is_err());
         assert_eq!(leaving[0].block_room(), 7);
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_uses_all_there_is_leaves_the_next_its_minimum() {
+    fn a_migration_that_uses_all_buffers_leaves_the_next_its_minimum() {
         let resources = Resources::new(16 << 20);
         let greedy = resources.coming(false).unwrap();
         let taken: Vec<_> = (0..26).map(|_| greedy.pages.take().unwrap()).collect();

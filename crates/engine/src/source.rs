@@ -1,9 +1,8 @@
 //! The source's side of one migration.
 //!
-//! [`run`] is the ordered list of phases. Whatever fails before the commit is undone:
-//! the VM goes on here, and the destination's QEMU ends. `switchover::source`
-//! alone decides who has the VM, and keeps a journal; `phases/effects.rs` does what it
-//! decides.
+//! [`run`] is the ordered list of phases. A failure before the commit is undone: the VM
+//! goes on here, and the destination's QEMU ends. `switchover::source` alone decides
+//! who owns the VM, and keeps a journal; `phases/effects.rs` carries out its decisions.
 
 mod blackout;
 mod by_name;
@@ -32,21 +31,21 @@ use context::Context;
 pub(crate) use control::throttle::settings as throttle_settings;
 use phases::{Ended, Failed};
 
-/// A migration that has ended here.
+/// A migration that has ended on this side.
 #[derive(Debug)]
 pub struct Migrated {
-    /// How it went. With [`Outcome::Done`](api::Outcome::Done) the VM runs at the
-    /// destination and its QEMU here has ended; else it goes on here, unless the reason
-    /// says otherwise.
+    /// The outcome. With [`Outcome::Done`](api::Outcome::Done) the VM runs at the
+    /// destination and its QEMU here has ended; otherwise it goes on here, unless the
+    /// reason says otherwise.
     pub report: Report,
-    /// A switchover that is not over on this side: the VM is in doubt, or the
-    /// other side has not heard all yet.
+    /// A switchover that is not over on this side: the VM is in doubt, or the other side has not
+    /// been told everything yet.
     pub unsettled: Option<Driver>,
-    /// Whether it is settled what becomes of the VM here.
+    /// Whether the VM's fate on this side is decided.
     pub decided: bool,
 }
 
-/// Moves `vm` to `peer`. Blocks until it is over; watch it meanwhile.
+/// Moves `vm` to `peer`. Blocks until the end; `watch` shows the progress.
 #[must_use]
 pub fn migrate(
     local: &Local,
@@ -71,6 +70,6 @@ fn run(context: Context<'_>) -> Result<Ended, Failed<'_>> {
     let streaming = journaled.stream(set_up)?;
     let delivered = streaming.deliver()?;
     let loaded = delivered.load()?;
-    // The point of no return: what fails from here on is not simply undone.
+    // The point of no return: failures from here on can't simply be undone.
     loaded.commit()
 }

@@ -1,22 +1,22 @@
-//! How long a migration waits, for what.
+//! Time limits of a migration.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-/// The longest that can be asked for: whatever takes a day is broken.
+/// The longest limit: anything that takes a day is broken.
 const SECONDS_MAX: u64 = 86_400;
 
-/// The longest that each thing may take. In a file: whole seconds.
+/// The time limits. In a file, they are whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Waits {
-    /// Until the destination's QEMU waits for the VM. It may have to make
-    /// gigabytes of hugetlb RAM, and images.
+    /// Until the destination's QEMU waits for the VM. It may have to allocate gigabytes of hugetlb
+    /// RAM, and to create images.
     #[serde(deserialize_with = "seconds")]
     pub prepare: Duration,
-    /// Nothing of the VM has arrived, though it was sent. Lanes give a
-    /// silent network up after 8 s and try again for 16.
+    /// While nothing of the VM arrives, though it was sent. Lanes give up a silent network after 8
+    /// s and reconnect for 16.
     #[serde(deserialize_with = "seconds")]
     pub stall: Duration,
     /// Until the stopped VM's disks are written and flushed at the destination.
@@ -26,11 +26,11 @@ pub struct Waits {
     /// the host swaps.
     #[serde(deserialize_with = "seconds")]
     pub load: Duration,
-    /// From the stream's end to QEMU's word that it is complete.
+    /// From the end of the stream until QEMU reports completion.
     #[serde(deserialize_with = "seconds")]
     pub complete: Duration,
-    /// Until the VM runs at the destination: it opens its disks then, and a slow
-    /// storage network may take seconds.
+    /// Until the VM runs at the destination: it opens its disks then, which may take seconds with
+    /// slow network storage.
     #[serde(deserialize_with = "seconds")]
     pub run: Duration,
 }
@@ -57,7 +57,7 @@ fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     }
 }
 
-/// Whether something moves.
+/// Detects whether data arrives.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     bytes: u64,
@@ -69,8 +69,7 @@ impl Pulse {
         Self { bytes: 0, silent: Duration::ZERO }
     }
 
-    /// How long nothing has come, now that `bytes` have in all and `elapsed`
-    /// has passed.
+    /// How long nothing has arrived, when `bytes` have arrived in all and `elapsed` has passed.
     pub(crate) fn beat(&mut self, bytes: u64, elapsed: Duration) -> Duration {
         self.silent = if bytes == self.bytes { self.silent + elapsed } else { Duration::ZERO };
         self.bytes = bytes;
@@ -87,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_as_by_default() {
+    fn missing_limits_have_their_defaults() {
         let waits = parse(r#"{"stall": 7}"#).unwrap();
         assert_eq!(waits, Waits { stall: Duration::from_secs(7), ..Waits::default() });
         assert!(parse(r#"{"stall": 0}"#).unwrap_err().contains("outside"));
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_what_has_passed_since_something_came() {
+    fn silence_is_the_time_since_data_arrived() {
         let mut pulse = Pulse::new();
         let second = Duration::from_secs(1);
         let table = [(5, 0), (5, 1), (5, 2), (6, 0), (6, 1)];

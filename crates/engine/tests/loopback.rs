@@ -1,6 +1,5 @@
-//! One migration over loopback, with a real QEMU at both ends and no guest but
-//! its firmware: how the two sides fit together. What guests see is tested end
-//! to end, in `tests/`.
+//! Migrations over loopback, with a real QEMU at both ends and no guest but its firmware: how the
+//! two sides fit together. What guests see is tested end to end, in `tests/`.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -46,12 +45,12 @@ fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
     Arc::new(start(&started).unwrap())
 }
 
-/// What a host does with VMs that come.
+/// How a host treats an arriving VM.
 #[derive(Clone, Copy)]
 enum Does {
     Takes,
     Refuses(&'static str),
-    /// It panics when the VM is its own.
+    /// It panics when the VM has become its own.
     Fails,
 }
 
@@ -86,7 +85,7 @@ impl Host for TestHost {
         self.taken_up.send(vm.to_owned()).is_ok()
     }
 
-    /// As one that knows no migration.
+    /// Answers as a host that has no journal.
     fn answer(&self, inquiry: wire::Inquiry) -> Option<wire::Word> {
         inquiry.word.from_a_stranger()
     }
@@ -130,11 +129,11 @@ struct Ended {
     _dir: TestDir,
 }
 
-/// Who the two hosts are, to one another.
+/// How the two hosts identify themselves.
 enum Known {
-    /// Nobody asks.
+    /// Without certificates.
     Plain,
-    /// By certificates; the source orders in this host's name.
+    /// With certificates; the source orders in this host's name.
     By(&'static str),
 }
 
@@ -223,7 +222,7 @@ fn status(machine: &Machine) -> String {
 }
 
 #[test]
-fn a_vm_moves_by_each_stream() {
+fn a_vm_moves_by_each_kind_of_stream() {
     let ways = [
         (TapChoice::Multifd, Known::Plain),
         (TapChoice::Classic, Known::Plain),
@@ -257,8 +256,8 @@ fn an_order_in_another_hosts_name_is_refused() {
     );
 }
 
-/// A fault of ours, with the VM loaded and given up: it is not ended, and whoever
-/// reads journals hears of it.
+/// The destination's thread panics when the VM is loaded and given up: the VM is not ended, and the
+/// host is asked to continue from the journal.
 #[test]
 fn a_fault_at_the_destination_leaves_the_vm_to_its_journal() {
     let ended = migrate(TapChoice::Auto, Does::Fails, &Known::Plain);
@@ -268,7 +267,7 @@ fn a_fault_at_the_destination_leaves_the_vm_to_its_journal() {
     let destination = ended.destination.unwrap();
     assert_eq!(status(&destination), "running");
     destination.quit().unwrap();
-    // It was given up, and has heard that it runs there, or not.
+    // The source gave the VM up, and may or may not have received `running`.
     let _ = ended.source.quit();
 }
 
@@ -282,9 +281,9 @@ fn stays(does: Does, known: &Known, why: &str) {
     ended.source.quit().unwrap();
 }
 
-/// What is said about a switchover counts as its host's word.
+/// A message about a switchover counts as its host's.
 #[test]
-fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
+fn a_message_about_a_switchover_in_another_hosts_name_is_refused() {
     use switchover::{Envelope, MigrationId, ToSource};
     use wire::{Frame, Inquiry, Kind, Word, read_frame};
 

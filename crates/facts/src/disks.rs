@@ -1,18 +1,17 @@
-//! What the source says of a VM's disks: those that both hosts see, and those
-//! that move.
+//! A VM's disks as the source describes them: those that both hosts see, and those that move.
 
 use serde::{Deserialize, Serialize};
 
-/// What the destination has to show for one image.
+/// What the destination must prove about one image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Challenge {
     /// The image, as an absolute path or as QEMU names it.
     pub image: String,
-    /// How it can be shown.
+    /// How it can prove it.
     pub proof: Proof,
 }
 
-/// How it can be shown that an image is the same at both hosts.
+/// How a host proves that its image is the same as the source's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "by")]
 pub enum Proof {
@@ -34,21 +33,21 @@ pub enum Proof {
         /// Its BLAKE3 hash, in hex.
         hash: String,
     },
-    /// The block device has this identity.
+    /// A block device with this identity.
     Identity {
-        /// As sysfs tells it.
+        /// The identity, from sysfs.
         identity: String,
     },
-    /// Its name is the same wherever it is opened: a network service.
+    /// A network service, whose name is the same on every host.
     Network,
-    /// It can't be shown.
+    /// There is no proof.
     Impossible {
         /// Why.
         reason: String,
     },
 }
 
-/// A disk that moves, as the source tells the destination of it.
+/// A disk that moves, as the source describes it to the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moving {
     /// Its name.
@@ -57,22 +56,22 @@ pub struct Moving {
     pub format: Format,
     /// The size that the guest sees.
     pub bytes: u64,
-    /// What it takes up at the source.
+    /// Bytes that the image occupies at the source.
     pub allocated_bytes: u64,
-    /// The image, and what shows whether another is the same.
+    /// The image, and the proof by which another host recognizes it.
     pub challenge: Challenge,
 }
 
 /// What an operator allows at the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allowed {
-    /// To make images that aren't there.
+    /// Creating images that don't exist.
     pub create: bool,
-    /// To overwrite images that hold data.
+    /// Overwriting images that hold data.
     pub overwrite: bool,
 }
 
-/// The formats of images that can be made and exported.
+/// The formats of images that can be created and exported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
@@ -93,7 +92,7 @@ impl Format {
     }
 }
 
-/// What of a qcow2 image matters for the one that takes its place.
+/// The properties of a qcow2 image that its copy must have too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Qcow2 {
     /// The size of its clusters.
@@ -104,7 +103,7 @@ pub struct Qcow2 {
     pub lazy_refcounts: bool,
     /// The width of reference counts.
     pub refcount_bits: u64,
-    /// Whether clusters have parts.
+    /// Whether clusters have subclusters.
     pub extended_l2: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What an agent sees of its host. A newer agent may tell more, and an older
-//! one less: what is missing has its default, which means that it isn't known.
+//! What an agent knows of its host. A newer agent may send more fields, an older one fewer: a
+//! missing field has its default, which means unknown.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,21 +14,21 @@ pub struct Facts {
     pub host: String,
     /// Droveway's version.
     pub droveway: String,
-    /// The version of what agents say to each other.
+    /// The version of the protocol between agents.
     pub wire: u16,
     /// Linux's version.
     pub kernel: String,
-    /// What the kernel takes the time from.
+    /// The kernel's clock source.
     pub clock_source: Option<String>,
     /// KVM.
     pub kvm: Kvm,
-    /// What KVM says of the time stamp counter; none without KVM.
+    /// The time stamp counter, according to KVM; none without KVM.
     pub tsc: Option<Tsc>,
-    /// Who QEMUs run as.
+    /// The user that QEMUs run as.
     pub qemu_user: QemuUser,
     /// Control groups.
     pub cgroups: Cgroups,
-    /// Whether QEMUs' memory can be reached.
+    /// What decides whether the agent can reach QEMUs' memory.
     pub reach: Reach,
     /// The network cards that carry data.
     pub nics: Vec<Nic>,
@@ -36,11 +36,11 @@ pub struct Facts {
     pub memory: HostMemory,
     /// The state directory.
     pub state: State,
-    /// Where it listens, and how open that is.
+    /// Where the agent listens, and who can connect there.
     pub network: Network,
-    /// What it carries for others; none if it doesn't.
+    /// Migrations that the agent carries for others; none if it carries none.
     pub carries: Option<Carries>,
-    /// QEMU's programs: that of PATH, and those of VMs.
+    /// QEMU programs: the one in PATH, and those of VMs.
     pub programs: Vec<Program>,
     /// The VMs here.
     pub vms: Vec<VmFacts>,
@@ -50,32 +50,32 @@ pub struct Facts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kvm {
-    /// Nobody looked.
+    /// The agent has not checked.
     #[default]
     Unknown,
-    /// It can.
+    /// The agent can use it.
     Usable,
-    /// There is none.
+    /// There is no KVM.
     Missing,
-    /// There is, and it can't be opened.
+    /// It exists, but can't be opened.
     Denied(String),
 }
 
-/// The time stamp counter that guests of KVM have, unless their QEMU asks for another.
+/// The time stamp counter that KVM guests get, unless their QEMU sets another frequency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tsc {
     /// How fast it counts.
     pub khz: u32,
-    /// Whether the processor can let a guest's count at another speed.
+    /// Whether the processor can scale the guest's counter to another frequency.
     pub scales: bool,
 }
 
-/// Who QEMUs run as.
+/// The user that QEMUs run as.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QemuUser {
-    /// Whether that is root.
+    /// Whether it is root.
     pub root: bool,
     /// Whether the operator chose it.
     pub chosen: bool,
@@ -87,11 +87,11 @@ pub struct QemuUser {
 pub struct Cgroups {
     /// 1 or 2; none if there are none.
     pub version: Option<u8>,
-    /// The agent's own.
+    /// The agent's own group.
     pub path: String,
-    /// Whether the agent may make groups in it.
+    /// Whether the agent may create groups in it.
     pub delegated: bool,
-    /// What they can control there.
+    /// The controllers that are available there.
     pub controllers: Vec<String>,
 }
 
@@ -113,13 +113,13 @@ pub struct Nic {
     pub address: String,
     /// Its name.
     pub name: String,
-    /// What it can carry; none if nobody knows.
+    /// Its speed; none if it is unknown.
     pub speed_bytes_per_s: Option<u64>,
-    /// Whether the operator said so.
+    /// Whether the operator set that speed.
     pub said: bool,
-    /// Its longest packet.
+    /// Its MTU.
     pub mtu: Option<u32>,
-    /// Why it can't be looked at.
+    /// Why its properties can't be read.
     pub problem: Option<String>,
 }
 
@@ -129,7 +129,7 @@ pub struct Nic {
 pub struct State {
     /// Where.
     pub path: String,
-    /// What is free there; none if it can't be seen.
+    /// Free space there; none if it is unknown.
     pub free_bytes: Option<u64>,
 }
 
@@ -143,24 +143,24 @@ pub struct Network {
     pub loopback: bool,
     /// `--insecure-plaintext`.
     pub plaintext: bool,
-    /// That its certificate ends soon, or has ended.
+    /// A warning if its certificate expires soon or has expired.
     pub certificate: Option<String>,
 }
 
-/// Migrations that others command, such as libvirt.
+/// Migrations that others command, such as libvirt, and that the agent carries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Carries {
     /// The directory of its sockets.
     pub directory: String,
-    /// The user that QEMUs run as, who may connect besides root.
+    /// The user that QEMUs run as, which may connect besides root.
     pub qemu_user: Option<String>,
-    /// Whether there is libvirt here.
+    /// Whether libvirt is installed here.
     pub libvirt: bool,
-    /// Who moves VMs here, if not libvirt.
+    /// The manager that moves VMs here, if it is not libvirt.
     pub manager: Option<String>,
-    /// What its `qemu.conf` doesn't say, so that other hosts' libvirt would not come to
-    /// their agents.
+    /// Settings that its `qemu.conf` lacks, so that other hosts' libvirt would not connect to their
+    /// agents.
     pub missing: Vec<String>,
 }
 
@@ -168,17 +168,17 @@ pub struct Carries {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Program {
-    /// As it is called.
+    /// The name by which it is started.
     pub name: String,
-    /// As `accel=` takes it.
+    /// The accelerator, as in `accel=`.
     pub accelerator: String,
     /// What it can do.
     pub known: Option<Capabilities>,
-    /// Why that isn't known.
+    /// Why its capabilities are not known.
     pub problem: Option<String>,
 }
 
-/// A VM, as far as it decides where it can run.
+/// The properties of a VM that decide where it can run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VmFacts {
@@ -188,7 +188,7 @@ pub struct VmFacts {
     pub program: String,
     /// The version of the QEMU that runs it.
     pub qemu: (u32, u32, u32),
-    /// As `accel=` takes it.
+    /// Its accelerator, as in `accel=`.
     pub accelerator: String,
     /// Its machine type; empty if its QEMU did not say.
     pub machine: String,
@@ -196,19 +196,19 @@ pub struct VmFacts {
     pub cpu: Option<String>,
     /// Its RAM.
     pub ram_bytes: u64,
-    /// What it takes of ordinary memory; none if that isn't known.
+    /// RAM that it takes in ordinary pages; none if that isn't known.
     #[serde(default)]
     pub pages_bytes: Option<u64>,
-    /// Sizes of huge pages that it takes, and the bytes of each.
+    /// Sizes of huge pages that it uses, and the bytes in each size.
     #[serde(default)]
     pub huge_bytes: Vec<(u64, u64)>,
-    /// Of its RAM, what other processes may map, such as a memfd.
+    /// RAM that other processes can map, such as a memfd.
     #[serde(default)]
     pub shared_bytes: u64,
-    /// Whether its guest says which of it is free.
+    /// Whether its guest reports its free pages.
     #[serde(default)]
     pub free_page_hint: bool,
-    /// Why pages could not be written to or read from its memory directly.
+    /// Why the agent could not access its memory directly.
     pub unreached: Option<String>,
 }
 

@@ -1,6 +1,6 @@
-//! What VMs, their disks and their hosts are, as one agent tells another: types,
-//! and what follows from them alone. The code that reads them from QEMU or the kernel
-//! and the code that sends them both depend on this crate.
+//! Facts about VMs, their disks and their hosts, as one agent tells another: types, and what
+//! follows from them alone. The code that reads them from QEMU or the kernel and the code that
+//! sends them both depend on this crate.
 
 #![forbid(unsafe_code)]
 

@@ -9,20 +9,20 @@ pub struct HugePages {
     pub page_bytes: u64,
     /// How many there are.
     pub total: u64,
-    /// How many nobody has or was promised.
+    /// How many are neither used nor reserved.
     pub free: u64,
 }
 
-/// A host's memory as it is now.
+/// The current state of a host's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
-    /// All of it.
+    /// Its total size.
     pub total_bytes: u64,
-    /// What can be had without swapping; none if the kernel does not say.
+    /// Memory available without swapping; none if the kernel doesn't report it.
     pub available_bytes: Option<u64>,
-    /// Swap that is free.
+    /// Free swap.
     pub swap_free_bytes: u64,
-    /// How large a huge page is where nobody says.
+    /// The default size of huge pages.
     pub huge_default_bytes: u64,
     /// Huge pages, by size; sizes without any are left out.
     pub huge: Vec<HugePages>,

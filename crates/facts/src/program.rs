@@ -34,14 +34,13 @@ pub struct MachineType {
 pub struct CpuModel {
     /// Its name, such as `Haswell-v4`.
     pub name: String,
-    /// Features that it has and that this host can't give with this
-    /// accelerator.
+    /// Features that it has and that this host can't provide with this accelerator.
     #[serde(default, rename = "unavailable-features")]
     pub unavailable: Vec<String>,
 }
 
 impl Capabilities {
-    /// The version as people write it.
+    /// The version in dotted form.
     #[must_use]
     pub fn version_text(&self) -> String {
         let (major, minor, micro) = self.version;

@@ -1,36 +1,36 @@
-//! What a live VM is made of, as far as a migration cares.
+//! The configuration of a live VM, as far as a migration depends on it.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a VM is made of.
+/// The configuration of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// The machine type with its version, such as `pc-q35-7.2`.
     pub machine: String,
     /// The model of the vCPUs, such as `qemu64-x86_64-cpu`.
     pub cpu: String,
-    /// What the vCPUs offer the guest; empty if QEMU doesn't say.
+    /// The CPU features that the guest sees; empty if QEMU doesn't report them.
     #[serde(default)]
     pub cpu_features: Vec<FeatureWord>,
-    /// How many vCPUs are plugged in.
+    /// The number of plugged vCPUs.
     pub vcpus: u32,
-    /// RAM without plugged memory devices.
+    /// RAM without memory devices.
     pub ram_bytes: u64,
     /// RAM blocks that are backend objects, sorted by id.
     pub memory: Vec<Memory>,
     /// Memory devices (DIMMs).
     pub memory_devices: Vec<Device>,
-    /// Devices that the command line or a hotplug made.
+    /// Devices from the command line or from hotplug.
     pub devices: Vec<Device>,
     /// Drives, with the medium in each.
     pub drives: Vec<Drive>,
-    /// Block nodes that have names of the user's.
+    /// Block nodes that the user named.
     pub nodes: Vec<Node>,
     /// Files and host devices that hold the VM's disks, each once.
     pub images: Vec<Image>,
-    /// The process, if it is one of this host that we can see.
+    /// QEMU's process, if it runs on this host and is visible.
     #[serde(skip)]
     pub pid: Option<u32>,
 }
@@ -69,11 +69,11 @@ pub struct Drive {
     pub name: String,
     /// Whether its medium can be changed.
     pub removable: bool,
-    /// What is in it.
+    /// Its medium.
     pub medium: Option<Medium>,
 }
 
-/// What is in a drive.
+/// The medium in a drive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Medium {
     /// Its format, such as `raw`.
@@ -112,13 +112,13 @@ pub struct Image {
     pub bytes: u64,
 }
 
-/// One register of one CPUID leaf: the features that it stands for.
+/// The feature bits of one register of a CPUID leaf.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeatureWord {
     /// The leaf.
     #[serde(rename = "cpuid-input-eax")]
     pub leaf: u32,
-    /// The part of the leaf, where it has several.
+    /// The subleaf, if the leaf has several.
     #[serde(rename = "cpuid-input-ecx", default, skip_serializing_if = "Option::is_none")]
     pub part: Option<u32>,
     /// The register.

@@ -1,7 +1,6 @@
-//! A pace that uses all of a CPU, whatever the rate: between pages the writer
-//! computes, in proportion. So it slows down as its CPU does, and half a CPU
-//! halves its rate, which a writer that sleeps between pages would hardly
-//! notice. It looks at no clock while it works, and makes up for nothing.
+//! A pace that uses a whole CPU at any rate: between pages the writer computes, in proportion. So
+//! it slows down as its CPU does: half a CPU halves its rate, which a writer that sleeps between
+//! pages would hardly notice. It reads no clock while it works, and never catches up.
 
 use core::hint::black_box;
 use core::time::Duration;
@@ -9,15 +8,14 @@ use core::time::Duration;
 use crate::PAGE_BYTES;
 use crate::random::Random;
 
-/// Work between two looks at what is wanted.
+/// Work between two checks of the wanted rate.
 const CHUNK: Duration = Duration::from_millis(1);
-/// One measurement, and how many there are of each kind. One of the fast ones
-/// counts: most of the others are of moments when the machine did something
-/// else.
+/// One measurement, and the number of each kind. One of the fast ones counts, since most others are
+/// taken while the machine does something else.
 const SLICE: Duration = Duration::from_millis(1);
 const SLICES: usize = 200;
 const FAST: usize = SLICES * 19 / 20;
-/// Pages and rounds between two looks at the clock while measuring.
+/// Pages and rounds between two reads of the clock while measuring.
 const PAGES_AT_ONCE: u32 = 16;
 const ROUNDS_AT_ONCE: u32 = 10_000;
 
@@ -26,12 +24,12 @@ const ROUNDS_AT_ONCE: u32 = 10_000;
 pub struct Burner {
     pages_per_s: f64,
     rounds_per_s: f64,
-    /// What was not a whole page or round, for the next time.
+    /// Fractions of a page and of a round, carried to the next chunk.
     due_pages: f64,
     due_rounds: f64,
 }
 
-/// What to do before looking again at what is wanted.
+/// Work before the next check of the wanted rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Pages to write.
@@ -41,8 +39,8 @@ pub struct Chunk {
 }
 
 impl Burner {
-    /// Measures how fast `write` writes the pages that it is told, and how
-    /// fast rounds are, by a clock.
+    /// Measures, by the clock `now`, how fast `write` writes a number of pages, and how fast the
+    /// CPU computes rounds.
     pub fn calibrate(mut write: impl FnMut(u32), now: impl Fn() -> Duration) -> Self {
         let mut random = Random::new(1, 1);
         let pages_per_s = undisturbed(PAGES_AT_ONCE, &now, || write(PAGES_AT_ONCE));
@@ -63,8 +61,8 @@ impl Burner {
         bytes
     }
 
-    /// What to do next at `rate` bytes per second, which must not be zero: a
-    /// page or more, and the rest of their time in rounds.
+    /// What to do next at `rate` bytes per second, which must not be zero: at least one page, and
+    /// rounds for the rest of the time.
     pub fn chunk(&mut self, rate: u64) -> Chunk {
         let per_s = (rate as f64 / PAGE_BYTES as f64).min(self.pages_per_s);
         let due = (self.due_pages + per_s * CHUNK.as_secs_f64()).max(1.0);
@@ -78,8 +76,7 @@ impl Burner {
     }
 }
 
-/// How often per second `act` can be done, times `count`, while nothing else
-/// runs.
+/// Units per second, with `count` units per `act`, while nothing else runs.
 fn undisturbed(count: u32, now: impl Fn() -> Duration, mut act: impl FnMut()) -> f64 {
     let mut per_s = [0.0; SLICES];
     for per_s in &mut per_s {
@@ -102,8 +99,8 @@ fn whole(number: f64) -> u32 {
     number
 }
 
-/// Keeps the CPU busy. There is only one copy of it: TCG takes many times as long for a loop
-/// that crosses a page of the program, so that what was measured with one copy would not hold
+/// Keeps the CPU busy. It is never inlined, so that there is one copy: TCG takes many times as long
+/// for a loop that crosses a page of the program, so what was measured with one copy would not hold
 /// for another.
 #[inline(never)]
 pub fn compute(random: &mut Random, rounds: u32) {
@@ -118,8 +115,8 @@ mod tests {
 
     use super::*;
 
-    /// What a rate comes to, on a CPU that writes 100,000 pages or computes
-    /// 50 million rounds a second: pages, and seconds of CPU.
+    /// Pages, and seconds of CPU, of so many chunks at `rate`, on a CPU that writes 100,000 pages
+    /// or computes 50 million rounds a second.
     fn second_of(rate: u64, chunks: u32) -> (f64, f64) {
         let mut burner = Burner::new(1e5, 5e7);
         let (mut pages, mut cpu_s) = (0.0, 0.0);
@@ -142,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_cpu_can_is_what_it_can() {
+    fn the_cpu_caps_the_rate() {
         let (pages, cpu_s) = second_of(u64::MAX, 100);
         assert!((pages / cpu_s / 1e5 - 1.0).abs() < 0.01);
     }

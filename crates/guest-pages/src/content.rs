@@ -1,6 +1,5 @@
-//! What a page must hold, computed from the guest's seed, the page's number
-//! and its version. So a page that was lost, mixed up, or arrived in an older
-//! version is told from the right one without a copy to compare with.
+//! What a page must hold, computed from the guest's seed, the page's number and its version. So a
+//! lost, misplaced or outdated page is detected without a copy to compare with.
 
 use core::fmt;
 
@@ -16,10 +15,9 @@ pub enum Kind {
     Text,
     /// Zeros, in pages that the guest did write.
     Zero,
-    /// Doesn't shrink, and a rewrite changes one part of the page, each in its turn.
+    /// Doesn't shrink; each rewrite changes one part of the page, in turn.
     Parts,
-    /// One random word in all places: cheap to write and to check where each
-    /// instruction is emulated.
+    /// One random word repeated: cheap to write and to check where each instruction is emulated.
     Repeated,
 }
 
@@ -42,7 +40,7 @@ pub struct Identity {
     pub version: u32,
 }
 
-/// Cut into words of eight letters and shuffled, it shrinks as prose does: a word
+/// Text that shrinks as prose does when it is cut into words of eight letters and shuffled: a word
 /// carries six random bits.
 const TEXT: &[u8; 8 * TEXT_WORDS] =
     b"the herd moved along a road between two old stone walls, slowly, and the drover counted \
@@ -75,19 +73,19 @@ fn only_word(kind: Kind, identity: Identity) -> Option<u64> {
     }
 }
 
-/// The version that has changed a part last, of a page in some version; 0 if none has.
+/// The version that last changed a part of a page in version `version`; 0 if none has.
 fn version_of_part(version: u32, part: u32) -> u32 {
     version.saturating_sub(version.wrapping_sub(part) % PARTS)
 }
 
-/// The part that a version changes, as its words' places.
+/// Word indices of the part that a version changes.
 fn part_of(version: u32) -> core::ops::Range<usize> {
     let first = (version % PARTS) as usize * PART_WORDS;
     first..first + PART_WORDS
 }
 
-/// Makes of a page of [`Kind::Parts`], in the version before, the one of this version.
-/// The first word of what it changes that was not what it had to be.
+/// Rewrites a page of [`Kind::Parts`] from the version before to this one. Returns the first word
+/// of the changed part that was wrong before.
 pub fn rewrite_part(identity: Identity, page: &mut PageWords) -> Option<usize> {
     let part = part_of(identity.version);
     let before = identity.version.saturating_sub(PARTS);
@@ -186,7 +184,7 @@ pub enum Found {
     Right,
     /// Zeros.
     Zeros,
-    /// What it held before, or will hold next.
+    /// An older version, or the next.
     Version(u32),
     /// Something else from this byte on.
     OtherFrom(usize),
@@ -203,7 +201,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// What a page holds, as far as that can be told.
+/// Finds out what a page holds instead of its content.
 #[must_use]
 pub fn explain(kind: Kind, identity: Identity, page: &PageWords) -> Found {
     let Some(index) = first_wrong(kind, identity, page) else { return Found::Right };
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn explains_what_is_there() {
+    fn explains_a_wrong_page() {
         let mut words = [0; PAGE_WORDS];
         let explain = |words: &PageWords| explain(Kind::Random, AT, words).to_string();
         assert_eq!(explain(&words), "zeros");

@@ -1,7 +1,7 @@
-//! What the lab's guests do with their memory: their orders, the content of their
-//! pages, and the writer that changes them, at leisure or with all of a CPU. Linux
-//! guests (`lab-guest`) and those without an operating system (`bare-guest`) share
-//! it, so it allocates nothing, asks no clock, and has no `std` but in its tests.
+//! What the lab's guests do with their memory: their orders, the content of their pages, and the
+//! writer that changes them, at a set pace or with a whole CPU. Linux guests (`lab-guest`) and
+//! guests without an operating system (`bare-guest`) share it, so it allocates nothing, reads no
+//! clock, and uses `std` only in its tests.
 #![cfg_attr(not(test), no_std)]
 
 pub mod burn;

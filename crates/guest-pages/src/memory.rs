@@ -1,4 +1,4 @@
-//! Areas of pages whose content is known, and the check of them.
+//! Areas of pages whose content is known, and their check.
 
 use core::fmt;
 use core::hint::black_box;
@@ -7,14 +7,13 @@ use crate::PAGE_WORDS;
 use crate::content::{self, Found, Identity, Kind, PageWords};
 use crate::plan::Plan;
 
-/// A page that is one page of the guest's RAM, not parts of two: rewriting it
-/// makes one page dirty.
+/// A page aligned to a page of the guest's RAM, so that rewriting it makes one page dirty.
 #[derive(Clone)]
 #[repr(align(4096))]
 pub struct Page(PageWords);
 
 impl Page {
-    /// One of zeros.
+    /// A page of zeros.
     pub const ZERO: Self = Self([0; PAGE_WORDS]);
 }
 
@@ -22,7 +21,7 @@ impl Page {
 pub struct Area<'m> {
     plan: Plan,
     pages: &'m mut [Page],
-    /// Empty where nothing is rewritten: every version is 0.
+    /// Empty if the area is never rewritten: every version is 0.
     versions: &'m mut [u32],
 }
 
@@ -55,7 +54,7 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Takes in what another check found.
+    /// Adds the result of another check.
     pub fn add(&mut self, other: Self) {
         self.pages += other.pages;
         self.wrong += other.wrong;
@@ -63,7 +62,7 @@ impl Checked {
     }
 }
 
-/// What a check found, as a guest answers it.
+/// The form of a guest's answer.
 impl fmt::Display for Checked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pages={} wrong={} first=", self.pages, self.wrong)?;
@@ -75,8 +74,8 @@ impl fmt::Display for Checked {
 }
 
 impl<'m> Area<'m> {
-    /// An area of these pages, filled. `versions` has a number for each page if they
-    /// are to be rewritten, and is empty if not.
+    /// Fills these pages as an area. `versions` has a number for each page if they are to be
+    /// rewritten, and is empty otherwise.
     #[must_use]
     pub fn fill(plan: Plan, pages: &'m mut [Page], versions: &'m mut [u32]) -> Self {
         versions.fill(0);
@@ -84,8 +83,8 @@ impl<'m> Area<'m> {
         for index in 0..area.count() {
             let identity = area.identity(index);
             let Page(page) = &mut area.pages[index];
-            // The kernel gives zero pages only when they are written to, and
-            // the compiler would leave out zeros written over zeros.
+            // The kernel allocates a zero page only when it is written to, and the compiler would
+            // drop zeros written over zeros.
             page[0] = 1;
             black_box(&mut *page);
             content::write(plan.kind, identity, page);
@@ -104,7 +103,7 @@ impl<'m> Area<'m> {
         Identity { seed: self.plan.seed, page: self.plan.first_page + index as u64, version }
     }
 
-    /// What a page holds, if that is wrong.
+    /// Describes a page if its content is wrong.
     fn wrong(&self, index: usize) -> Option<Wrong> {
         let (identity, Page(page)) = (self.identity(index), &self.pages[index]);
         content::first_wrong(self.plan.kind, identity, page)?;
@@ -113,11 +112,11 @@ impl<'m> Area<'m> {
         Some(Wrong { area: self.plan.name, index, address, version: identity.version, found })
     }
 
-    /// Checks one page and gives it its next content. A wrong page is told of
-    /// once and then made right, so that one fault is not counted again.
+    /// Checks one page and gives it its next content. A wrong page is reported once and then
+    /// corrected, so that one fault is not counted twice.
     ///
-    /// Of a page that is rewritten in parts only the part is looked at, since the rest
-    /// stays to be checked.
+    /// Of a page that is rewritten in parts, only the part is checked; the rest is left to later
+    /// checks.
     pub fn rewrite(&mut self, index: usize) -> Option<Wrong> {
         if self.plan.kind == Kind::Parts {
             return self.rewrite_part(index);
@@ -142,7 +141,7 @@ impl<'m> Area<'m> {
         Some(Wrong { area: self.plan.name, index, address, version: identity.version, found })
     }
 
-    /// Changes a page as a fault would: the next check finds it.
+    /// Corrupts a page, for the next check to find.
     pub fn spoil(&mut self, index: usize) {
         let Page(page) = &mut self.pages[index];
         page[PAGE_WORDS / 2] ^= 1;

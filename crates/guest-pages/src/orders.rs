@@ -1,10 +1,10 @@
-//! What a guest is to do, as it stands on its kernel's command line. The lab
-//! writes it, the guest reads it; both use this file.
+//! A guest's orders on its kernel's command line. The lab writes them, the guest reads them; both
+//! use this file.
 
 use core::fmt;
 use core::time::Duration;
 
-/// How often guests beat that are not told.
+/// Default time between two heartbeats.
 pub const TICK_MS: u64 = 5;
 
 /// In which order the writer visits its working set.
@@ -17,7 +17,7 @@ pub enum Order {
     Sequential,
 }
 
-/// What the files are for.
+/// How a guest uses the files in its page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Use {
     /// There are none.
@@ -31,24 +31,24 @@ pub enum Use {
     Database,
     /// One file, read from its beginning to its end, and again.
     Reading,
-    /// One file that nobody reads.
+    /// One file that is never read.
     Big,
-    /// Files of a page that nobody reads.
+    /// Files of one page that are never read.
     Small,
 }
 
-/// In the order of their numbers.
+/// Indexed by their numbers.
 const USES: [Use; 7] =
     [Use::None, Use::Web, Use::Mail, Use::Database, Use::Reading, Use::Big, Use::Small];
 
 impl Use {
-    /// As it stands in orders.
+    /// Its number in orders.
     #[must_use]
     pub fn number(self) -> u64 {
         self as u64
     }
 
-    /// The other way round.
+    /// The use with this number.
     #[must_use]
     pub fn of(number: u64) -> Option<Self> {
         USES.get(usize::try_from(number).ok()?).copied()
@@ -60,13 +60,12 @@ impl Use {
 pub struct Orders {
     /// Makes this guest's content different from that of others.
     pub seed: u64,
-    /// Bytes filled once with content that doesn't shrink, the same in every guest
-    /// that is given the same `common_seed`.
+    /// Bytes filled once with content that doesn't shrink, the same in every guest with the same
+    /// `common_seed`.
     pub common_bytes: u64,
-    /// Bytes filled once with content that shrinks as text does, the same in the same
-    /// guests.
+    /// Bytes filled once with content that shrinks as text does, shared in the same way.
     pub common_text_bytes: u64,
-    /// Says which content both are.
+    /// Selects the content of both.
     pub common_seed: u64,
     /// Bytes filled once with content that doesn't shrink.
     pub random_bytes: u64,
@@ -74,34 +73,32 @@ pub struct Orders {
     pub text_bytes: u64,
     /// Bytes that hold zeros, in pages that were written.
     pub zero_bytes: u64,
-    /// Bytes that are written once, and given back to the guest's kernel.
+    /// Bytes that are written once, then freed to the guest's kernel.
     pub freed_bytes: u64,
     /// Bytes of content that doesn't shrink and is rewritten.
     pub working_set_bytes: u64,
     /// Bytes rewritten per second.
     pub rate: u64,
-    /// Milliseconds that the writer sleeps at least between pages, so that it writes
-    /// several at once; 0 for a single one, to be as even as it can.
+    /// Minimum milliseconds that the writer sleeps between pages, so that it writes several at
+    /// once; 0 for single pages, as evenly as it can.
     pub write_step_ms: u64,
-    /// Bytes that the writer rewrites in all, and then rests; 0 for no end.
+    /// Bytes that the writer rewrites in all before it rests; 0 for no end.
     pub write_max_bytes: u64,
-    /// In which order.
+    /// The order in which the writer visits pages.
     pub order: Order,
-    /// Whether the writer uses a whole CPU for that, so that half a CPU halves
-    /// its rate. Else it writes what is due and sleeps.
+    /// Whether the writer uses a whole CPU, so that half a CPU halves its rate. Otherwise it writes
+    /// what is due and sleeps.
     pub burn: bool,
-    /// It writes for so many milliseconds, rests for as many, and again; 0 for
-    /// never resting.
+    /// Milliseconds for which the writer alternately writes and rests; 0 to never rest.
     pub swing_ms: u64,
-    /// The CPU that the writer keeps to, counted from 1; 0 for any.
+    /// The CPU to which the writer is pinned, counted from 1; 0 for any.
     pub writer_cpu: u64,
-    /// The CPU, counted from 1, that a thread keeps busy which writes nothing;
-    /// 0 for no such thread.
+    /// The CPU, counted from 1, that a thread keeps busy without writing; 0 for no such thread.
     pub compute_cpu: u64,
-    /// Whether pages that don't shrink hold one random word in all places instead,
-    /// which is cheap where each instruction is emulated.
+    /// Whether pages that don't shrink hold one repeated random word instead, which is cheap where
+    /// each instruction is emulated.
     pub repeated: bool,
-    /// Whether a rewrite of a page changes 64 bytes of it, and not all.
+    /// Whether a rewrite changes 64 bytes of a page instead of all.
     pub parts: bool,
     /// Milliseconds between two heartbeats; 0 for [`TICK_MS`].
     pub tick_ms: u64,
@@ -109,40 +106,39 @@ pub struct Orders {
     pub address: u8,
     /// Whether it answers other guests' requests.
     pub answers: bool,
-    /// The last part of the address of the guest that it asks, one request after
-    /// the other; 0 for none.
+    /// The last part of the address of the guest to which it sends requests, one after the other; 0
+    /// for none.
     pub asks: u8,
     /// Bytes that a server in the guest keeps for its clients; 0 for no server.
     pub serve_bytes: u64,
-    /// Bytes of a file in memory that is filled, and rewritten in any order.
+    /// Bytes of a file in memory that is filled, and rewritten in random order.
     pub file_bytes: u64,
-    /// Bytes rewritten there per second.
+    /// Bytes of that file rewritten per second.
     pub file_rate: u64,
-    /// Bytes of files that are made on the file system of each disk; 0 if none has
-    /// one. With it the helper is started, which tells where they are.
+    /// Bytes of files made on the file system of each disk; 0 if no disk has one. If set, the
+    /// helper is started, which reports where they are.
     pub files_bytes: u64,
-    /// Bytes of files beside those that change in every way when they are told to.
+    /// Bytes of further files, which change in every way on request.
     pub churn_bytes: u64,
-    /// What files are for that the lab has made on the first disk's file system, and
-    /// that the guest has in its page cache. With them the helper is started, too.
+    /// Use of the files that the lab has made on the first disk's file system and that the guest
+    /// has in its page cache. If set, the helper is started, too.
     pub cache: Use,
-    /// Bytes of them there.
+    /// Bytes of these files.
     pub cache_bytes: u64,
-    /// Bytes of them that are read and written per second.
+    /// Bytes of these files that are read and written per second.
     pub cache_rate: u64,
-    /// Bytes of the first disk that are filled, and rewritten in any order.
+    /// Bytes of the first disk that are filled, and rewritten in random order.
     pub disk_bytes: u64,
-    /// Bytes rewritten there per second.
+    /// Bytes of the disk rewritten per second.
     pub disk_rate: u64,
-    /// Most pages of one write there, whose sizes are mixed; 0 or 1 for single
-    /// pages.
+    /// Maximum pages of one disk write, whose sizes are mixed; 0 or 1 for single pages.
     pub disk_run: u64,
-    /// Bytes written there between two flushes; 0 for never.
+    /// Bytes written to the disk between two flushes; 0 for never.
     pub disk_flush: u64,
 }
 
 impl Orders {
-    /// How often the guest beats.
+    /// Time between two heartbeats.
     #[must_use]
     pub fn tick(&self) -> Duration {
         Duration::from_millis(if self.tick_ms == 0 { TICK_MS } else { self.tick_ms })
@@ -209,11 +205,10 @@ impl fmt::Display for Orders {
 }
 
 impl Orders {
-    /// Reads a whole kernel command line; words that are not ours are left
-    /// alone.
+    /// Reads a whole kernel command line; words without the prefix are ignored.
     ///
     /// # Errors
-    /// With the first of ours that is no order.
+    /// With the first word that has the prefix and is no order.
     pub fn read(line: &str) -> Result<Self, BadOrder<'_>> {
         let mut orders = Self::default();
         for word in line.split_whitespace() {

@@ -4,15 +4,15 @@ use core::time::Duration;
 
 use crate::PAGE_BYTES;
 
-/// Work that a stalled writer makes up for; what is older is lost. So the
-/// rate that it achieved tells what share of its time the guest really had.
+/// Time that a stalled writer catches up on; older work is dropped. So the achieved rate shows what
+/// share of its time the guest really had.
 const DEBT_MAX: Duration = Duration::from_millis(20);
 
-/// A writer sleeps no shorter, so that it is evenly at work, and no longer.
+/// Shortest and longest sleep of a writer, which keep its work even.
 const STEP_MIN: Duration = Duration::from_millis(1);
 const STEP_MAX: Duration = Duration::from_millis(10);
 
-/// What a page is in what a rate amounts to: bytes, times a second in nanoseconds.
+/// One page in the unit of a rate times a time: bytes per second times nanoseconds.
 const PAGE: u128 = PAGE_BYTES as u128 * 1_000_000_000;
 
 /// Turns passing time into pages to write.
@@ -20,12 +20,12 @@ const PAGE: u128 = PAGE_BYTES as u128 * 1_000_000_000;
 pub struct Pacer {
     rate: u64,
     step_min: Duration,
-    /// What is due and less than a page.
+    /// Due work of less than a page.
     due: u128,
 }
 
 impl Pacer {
-    /// One that has its writer sleep no shorter than this.
+    /// A pacer whose writer sleeps at least this long.
     #[must_use]
     pub fn with_step(step_min: Duration) -> Self {
         Self { step_min, ..Self::default() }
@@ -43,8 +43,8 @@ impl Pacer {
         self.rate
     }
 
-    /// How long to sleep until a page may be due. A guest under TCG takes a tenth of
-    /// a core to wake up a thousand times a second for nothing.
+    /// How long to sleep until a page may be due. A guest under TCG would use a tenth of a core to
+    /// wake up a thousand times a second for nothing.
     #[must_use]
     pub fn step(&self) -> Duration {
         let page = Duration::from_secs(PAGE_BYTES as u64)

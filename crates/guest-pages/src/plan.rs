@@ -4,13 +4,13 @@ use crate::PAGE_BYTES;
 use crate::content::Kind;
 use crate::orders::Orders;
 
-/// Content that guests have in common is numbered apart from what else each has.
+/// Common content is numbered apart from each guest's own.
 const COMMON_FIRST_PAGE: u64 = 1 << 31;
 
 /// An area to be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What it is called where a page of it is wrong.
+    /// Its name in reports of wrong pages.
     pub name: &'static str,
     /// What it is filled with.
     pub kind: Kind,
@@ -22,17 +22,17 @@ pub struct Plan {
     pub pages: usize,
 }
 
-/// All of them.
+/// All areas of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plans {
-    /// Those that are filled once.
+    /// The areas that are filled once.
     pub fixed: [Plan; 5],
-    /// The one that is rewritten.
+    /// The area that is rewritten.
     pub working_set: Plan,
 }
 
 impl Plans {
-    /// What these orders say.
+    /// The areas that these orders ask for.
     #[must_use]
     pub fn of(orders: &Orders) -> Self {
         let noise = if orders.repeated { Kind::Repeated } else { Kind::Random };

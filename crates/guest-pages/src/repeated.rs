@@ -1,5 +1,5 @@
-//! Pages of one word, by string instructions: one instruction for a page, where
-//! each of them may be emulated. (Not for KVM's dirty ring: see `tests/tests/kvm.rs`.)
+//! Pages of one repeated word, by string instructions: one instruction per page, since each may be
+//! emulated. (Not for KVM's dirty ring: see `tests/tests/kvm.rs`.)
 #![expect(unsafe_code, reason = "string instructions")]
 
 use core::arch::asm;
@@ -22,7 +22,7 @@ pub fn fill(page: &mut PageWords, word: u64) {
     }
 }
 
-/// The first word of a page that is another one.
+/// Index of the first word of a page that differs from `word`.
 #[must_use]
 pub fn first_other(page: &PageWords, word: u64) -> Option<usize> {
     let (left, is_other): (usize, u8);
@@ -39,7 +39,7 @@ pub fn first_other(page: &PageWords, word: u64) -> Option<usize> {
             options(nostack, readonly)
         );
     }
-    // It has counted the word that it stopped at.
+    // `rcx` has counted the word where the scan stopped, too.
     (is_other == 1).then_some(PAGE_WORDS - 1 - left)
 }
 

@@ -1,4 +1,4 @@
-//! When a writer that swings writes, and when it rests.
+//! When a writer with bursts writes, and when it rests.
 
 use core::time::Duration;
 
@@ -10,13 +10,13 @@ pub struct Swing {
 }
 
 impl Swing {
-    /// Begins with a burst. Bursts of no length are one without an end.
+    /// Begins with a burst. A zero length means one burst without an end.
     #[must_use]
     pub fn new(half: Duration, since: Duration) -> Self {
         Self { half, since }
     }
 
-    /// Whether it rests.
+    /// Whether the writer rests.
     #[must_use]
     pub fn rests(&self, now: Duration) -> bool {
         let elapsed = now.saturating_sub(self.since).as_micros();

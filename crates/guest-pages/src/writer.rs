@@ -55,15 +55,15 @@ impl<'m> Writer<'m> {
         &self.area
     }
 
-    /// As [`Area::spoil`], if there is such a page.
+    /// Like [`Area::spoil`], if the page exists.
     pub fn spoil(&mut self, index: usize) {
         if index < self.area.count() {
             self.area.spoil(index);
         }
     }
 
-    /// Pages that were wrong when they were to be rewritten, and the first: pages
-    /// that a check counts beside those that it looks at.
+    /// Pages that were wrong when they were rewritten, and the first of them. It counts no pages,
+    /// so that it can be added to a check.
     #[must_use]
     pub fn wrong(&self) -> Checked {
         Checked { pages: 0, wrong: self.wrong, first_wrong: self.first_wrong }

@@ -1,8 +1,7 @@
-//! A fixed range of addresses into which files are mapped, many at a time.
+//! A fixed address range into which files are mapped, many at a time.
 //!
-//! Mapping each file wherever there is room makes `/proc/self/pagemap` slow on
-//! Linux 6.1: it takes ten times as long with a thousand mappings that are far
-//! apart.
+//! Mapping each file at an arbitrary address makes reading `/proc/self/pagemap` slow on Linux 6.1:
+//! it takes ten times as long with a thousand mappings that are far apart.
 
 #![expect(unsafe_code, reason = "files are mapped over one range of addresses")]
 
@@ -13,15 +12,14 @@ use std::ptr::with_exposed_provenance_mut;
 use cachemap::PAGE_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// The most pages that are mapped at a time: 128 MiB, which takes 256 KiB of page
-/// tables.
+/// The most pages mapped at a time: 128 MiB, which takes 256 KiB of page tables.
 pub(crate) const PAGES: usize = 32 << 10;
-/// [`PAGE_BYTES`], as an address counts.
+/// [`PAGE_BYTES`] as a `usize`, for addresses.
 pub(crate) const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_BYTES);
 
-/// Addresses, and how many of them have files behind them. Nothing is ever read
-/// or written through them here: they are for the kernel to look at.
+/// The range, and how many of its pages have files behind them. The program never reads or writes
+/// through these addresses: only the kernel looks at them.
 #[derive(Debug)]
 pub(crate) struct Arena {
     address: usize,
@@ -32,30 +30,29 @@ impl Arena {
     pub(crate) fn new() -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let bytes = PAGES * PAGE;
-        // SAFETY: no address is asked for, so nothing that is mapped already
-        // changes.
+        // SAFETY: no address is requested, so no existing mapping changes.
         let base = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags)
         }?;
         Ok(Self { address: base.expose_provenance(), used: 0 })
     }
 
-    /// Pages for which there is room.
+    /// The number of pages that can still be mapped.
     pub(crate) fn room(&self) -> usize {
         PAGES - self.used
     }
 
-    /// Where the first page is.
+    /// The address of the first page.
     pub(crate) fn address(&self) -> usize {
         self.address
     }
 
-    /// Pages that have a file behind them.
+    /// The number of mapped pages.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Maps `pages` pages of a file behind those that are there; at which page.
+    /// Maps `pages` pages of a file after those already mapped; returns the first one's index.
     pub(crate) fn map(
         &mut self,
         file: BorrowedFd<'_>,
@@ -68,31 +65,31 @@ impl Arena {
         let at = self.used;
         let to = with_exposed_provenance_mut(self.address + at * PAGE);
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the range lies within the arena, which is ours and to which no
-        // reference exists, so it may be replaced.
+        // SAFETY: the range lies within the arena, which is ours and to which no reference exists,
+        // so it may be replaced.
         unsafe { rustix::mm::mmap(to, pages * PAGE, ProtFlags::READ, flags, file, offset) }?;
         self.used += pages;
         Ok(at)
     }
 
-    /// Says how the mapped pages are going to be used.
+    /// Advises the kernel how the mapped pages are going to be used.
     fn advise(&self, advice: Advice) -> io::Result<()> {
         if self.used == 0 {
             return Ok(());
         }
         let base = with_exposed_provenance_mut(self.address);
-        // SAFETY: the range is within the arena, and neither kind of advice that
-        // this is called with changes what is there.
+        // SAFETY: the range is within the arena, and neither advice that this is called with
+        // changes its content.
         unsafe { rustix::mm::madvise(base, self.used * PAGE, advice) }?;
         Ok(())
     }
 
-    /// A page that is touched brings no others in.
+    /// Turns readahead off, so that touching a page reads no other.
     pub(crate) fn expect_random(&self) -> io::Result<()> {
         self.advise(Advice::Random)
     }
 
-    /// Which of the mapped pages are in the kernel's cache, one for each.
+    /// Whether each mapped page is in the page cache.
     pub(crate) fn cached(&self, cached: &mut Vec<u8>) -> io::Result<()> {
         cached.clear();
         cached.resize(self.used, 0);
@@ -113,8 +110,7 @@ impl Arena {
         }
     }
 
-    /// Takes all files out again. Advised so, the kernel doesn't note that their
-    /// pages were used.
+    /// Unmaps all files. With this advice, the kernel doesn't mark their pages as accessed.
     pub(crate) fn clear(&mut self) -> io::Result<()> {
         if self.used == 0 {
             return Ok(());
@@ -147,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_mapped_side_by_side_and_taken_out() {
+    fn files_are_mapped_side_by_side_and_unmapped() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[1; 3 * PAGE]).unwrap();
         let mut arena = Arena::new().unwrap();

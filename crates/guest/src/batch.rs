@@ -1,7 +1,7 @@
-//! Files, or parts of them, that are looked at together.
+//! A batch of files, or parts of them, that are examined together.
 //!
-//! The order matters. A page is looked up, its flags are read, and it is looked up
-//! again: if it is still at the same place of the same file, the flags were its own.
+//! The order matters: a page is looked up, its flags are read, and it is looked up again. If it
+//! still belongs to the same place of the same file, the flags were its own.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,45 +15,45 @@ use crate::flags::PageFlags;
 use crate::pagemap::Pagemap;
 use crate::touch::Toucher;
 
-/// The most pieces of files. Each has a file open.
+/// The most pieces of files. Each holds a file open.
 pub(crate) const PIECES_MAX: usize = 1000;
 /// The most of one file that is mapped at a time: 64 MiB.
 const WINDOW_PAGES: usize = 16 << 10;
-/// The first batch has so many pages, and each one after it twice as many, as long as
-/// the arena has them: whoever asked begins with what the first ones tell.
+/// Pages of the first batch. Each later batch has twice as many, up to the arena's size: the agent
+/// can start with the first batches' results.
 const FIRST_PAGES: usize = 2 << 10;
 
-/// Part of a file.
+/// A part of a file.
 #[derive(Debug)]
 struct Piece {
     file: Rc<OwnedFd>,
-    /// Which file it is of, counted over all batches.
+    /// The number of its file, counted over all batches.
     nth: u64,
     offset: u64,
     at: usize,
     pages: usize,
 }
 
-/// What was seen of the pages of a batch.
+/// Statistics of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// Files that have pages in the cache, each counted once.
     pub(crate) files: u64,
     /// Pages in the cache.
     pub(crate) cached: u64,
-    /// Pieces that could not be looked at.
+    /// Pieces that could not be examined.
     pub(crate) unreadable: u64,
 }
 
-/// A page that may be told.
+/// A page that may be reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Candidate {
-    /// In the arena.
+    /// Its index in the arena.
     at: usize,
     page: u64,
 }
 
-/// Looks at files of one file system. Made once: it holds all the room it needs.
+/// Examines files of one file system. It is created once and keeps its buffers.
 pub(crate) struct Batch {
     arena: Arena,
     pieces: Vec<Piece>,
@@ -68,7 +68,7 @@ pub(crate) struct Batch {
     pagemap: Pagemap,
     flags: PageFlags,
     last_counted: Option<u64>,
-    /// Pages that this batch should have.
+    /// The target number of pages for this batch.
     aim: usize,
 }
 
@@ -92,14 +92,14 @@ impl Batch {
         })
     }
 
-    /// Whether there is room for so many pages more: as many as a
-    /// [`Batch::window`] has are always taken by an empty one.
+    /// Whether there is room for this many more pages. An empty batch always has room for a
+    /// [`Batch::window`].
     pub(crate) fn has_room(&self, pages: u64) -> bool {
         let aim = self.aim.saturating_sub(self.arena.used()).min(self.arena.room());
         self.pieces.len() < PIECES_MAX && pages <= aim as u64
     }
 
-    /// The most pages of one file that it takes at a time.
+    /// The most pages of one file that it accepts at a time.
     pub(crate) fn window(&self) -> u64 {
         self.aim.min(WINDOW_PAGES) as u64
     }
@@ -122,9 +122,9 @@ impl Batch {
         Ok(())
     }
 
-    /// Looks at all of it, and lets go of it. `tell` gets the pages that can be
-    /// vouched for, each with its first sector on the file system's device, in the
-    /// order of the files; `leave` each other one that is in the cache, and why.
+    /// Examines the whole batch, and empties it. `tell` gets the pages that can be vouched for,
+    /// each with its first sector on the file system's device, in the order of the files. `leave`
+    /// gets the reason for each other page in the cache.
     pub(crate) fn look(
         &mut self,
         tell: impl FnMut(u64, u64),
@@ -173,7 +173,7 @@ impl Batch {
         Ok(seen)
     }
 
-    /// Where the cached pages are on disk.
+    /// Finds the disk locations of the cached pages.
     fn place(&mut self, seen: &mut Seen) -> io::Result<()> {
         self.sectors.clear();
         self.sectors.resize(self.arena.used(), Err(Reason::NoBlock));
@@ -195,7 +195,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Those that are behind their addresses, and on disk.
+    /// Collects the pages that are mapped and have a disk location.
     fn collect(&mut self, leave: &mut impl FnMut(Reason)) {
         self.candidates.clear();
         let each = self.cached.iter().zip(&self.pages).zip(&self.sectors).enumerate();
@@ -209,7 +209,7 @@ impl Batch {
         }
     }
 
-    /// Keeps those that the kernel thinks well of.
+    /// Keeps the pages whose flags allow it.
     fn judge(&mut self, leave: &mut impl FnMut(Reason)) -> io::Result<()> {
         self.candidates.sort_unstable_by_key(|candidate| candidate.page);
         self.numbers.clear();
@@ -227,10 +227,9 @@ impl Batch {
     }
 }
 
-/// Whether we are told which pages are where: without the right to it, all of them
-/// have the number 0.
+/// Whether the kernel reveals page numbers: without the privilege, all of them are 0.
 pub(crate) fn may_know_pages() -> io::Result<bool> {
-    // Of a file that is in the cache for sure: the program itself.
+    // The program's own file is in the cache for sure.
     let program = std::fs::File::open("/proc/self/exe")?;
     let mut arena = Arena::new()?;
     arena.map(program.as_fd(), 0, 1)?;

@@ -1,14 +1,14 @@
-//! What an answer may cost, and what it has cost so far.
+//! The budget of an answer, and what has been used of it.
 
 use std::time::{Duration, Instant};
 
 use cachemap::Budget;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Shorter rests are saved up.
+/// Shorter rests are accumulated.
 const REST_MIN: Duration = Duration::from_millis(2);
 
-/// The share of a CPU that may be used, and until when.
+/// Tracks the share of a CPU and the time that may be used.
 #[derive(Debug)]
 pub(crate) struct Meter {
     budget: Budget,
@@ -17,7 +17,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// From now on.
+    /// Starts now.
     pub(crate) fn start(budget: Budget) -> Self {
         Self { budget, began: Instant::now(), cpu_before: cpu() }
     }
@@ -26,12 +26,12 @@ impl Meter {
         self.began.elapsed()
     }
 
-    /// What the calling thread has used of CPUs.
+    /// CPU time that the calling thread has used.
     pub(crate) fn used(&self) -> Duration {
         cpu().saturating_sub(self.cpu_before)
     }
 
-    /// What is left of the time.
+    /// The remaining time.
     pub(crate) fn left(&self) -> Duration {
         Duration::from_millis(self.budget.time_ms.into()).saturating_sub(self.elapsed())
     }
@@ -40,7 +40,7 @@ impl Meter {
         self.budget.memory_bytes
     }
 
-    /// How long nothing is to be done, so that the share is kept.
+    /// How long to rest to stay within the share.
     pub(crate) fn rest(&self) -> Option<Duration> {
         let rest = rest(self.used(), self.elapsed(), self.budget.cpu_percent);
         (rest >= REST_MIN).then_some(rest)

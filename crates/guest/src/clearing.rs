@@ -1,5 +1,5 @@
-//! Whether this kernel clears each page that it allocates. One that does also clears
-//! those that it lends to a balloon, to say that they are free.
+//! Detects whether this kernel clears each page that it allocates. Such a kernel also clears the
+//! pages that it lends to the balloon to report them as free.
 
 use std::fs;
 use std::path::Path;
@@ -8,24 +8,24 @@ use cachemap::Clears;
 
 use crate::mounts::is_local;
 
-/// What turns it on or off for one boot.
+/// The boot parameter that turns it on or off.
 const WORD: &str = "init_on_alloc=";
-/// What kernels are built with.
+/// The build option.
 const DEFAULT_ON: &str = "CONFIG_INIT_ON_ALLOC_DEFAULT_ON=y";
 
-/// As far as it can be seen.
+/// Whether it clears pages, as far as can be seen.
 pub(crate) fn clears() -> Clears {
     let read = |path: &str| fs::read_to_string(path).ok();
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
     let config = format!("/boot/config-{}", release.trim());
     let mountinfo = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    // Whoever asks waits for no server.
+    // An answer must not wait for a file server.
     let config = if is_local(Path::new(&config), &mountinfo) { read(&config) } else { None };
     judge(&read("/proc/cmdline").unwrap_or_default(), config.as_deref())
 }
 
 fn judge(line: &str, config: Option<&str>) -> Clears {
-    // The last one counts.
+    // The last occurrence counts.
     let said = line.split_whitespace().filter_map(|word| word.strip_prefix(WORD)).next_back();
     match (said, config) {
         (Some("1" | "on" | "y"), _) => Clears::Yes,

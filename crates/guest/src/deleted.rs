@@ -1,9 +1,9 @@
-//! Files that have no name any more and are still open somewhere: logs, temporary
-//! files of databases, programs that were replaced.
+//! Files that have no name any more but are still open: logs, temporary files of databases,
+//! programs that were replaced.
 //!
-//! Any process may have any file open, one of a server that doesn't answer, too. So the
-//! kernel is asked by which mount a file was opened, before the file itself is touched:
-//! even to refer to one by its path can ask its server.
+//! A process may have a file of an unresponsive server open. So the kernel is asked for the mount
+//! through which a file was opened, before the file itself is touched: even referring to one by its
+//! path can query its server.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -18,10 +18,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use crate::file;
 use crate::mounts::{MountId, Number, devices};
 
-/// On which device each mount is.
+/// The device of each mount.
 type Devices = HashMap<MountId, Number>;
 
-/// Where some process has such a file open that is on one of these devices.
+/// Paths below `/proc` of such open files on one of these devices.
 pub(crate) fn open_somewhere(wanted: HashSet<Number>) -> impl Iterator<Item = PathBuf> {
     let ours = Rc::new(mounted(Path::new("/proc/self")));
     let wanted = Rc::new(wanted);
@@ -32,14 +32,14 @@ pub(crate) fn open_somewhere(wanted: HashSet<Number>) -> impl Iterator<Item = Pa
         .flat_map(move |entry| open_in(entry.path(), Rc::clone(&ours), Rc::clone(&wanted)))
 }
 
-/// The same of one process.
+/// The same for one process.
 fn open_in(
     process: PathBuf,
     ours: Rc<Devices>,
     wanted: Rc<HashSet<Number>>,
 ) -> impl Iterator<Item = PathBuf> {
     let opened = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-    // A container has mounts of its own. They are read if a file is not of ours.
+    // A container has its own mounts. They are read if a file's mount is not one of ours.
     let mut theirs: Option<Devices> = None;
     opened
         .map(|entry| entry.path())
@@ -54,19 +54,19 @@ fn open_in(
         })
 }
 
-/// What is mounted where a process is.
+/// The mounts that a process sees.
 fn mounted(process: &Path) -> Devices {
     devices(&fs::read(process.join("mountinfo")).unwrap_or_default())
 }
 
-/// By which mount a process has opened the file at this path below its `fd`.
+/// The mount through which a process has opened the file at this path below its `fd`.
 fn mount_of(process: &Path, opened: &Path) -> Option<MountId> {
     let about = fs::read_to_string(process.join("fdinfo").join(opened.file_name()?)).ok()?;
     let id = about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
     id.trim().parse().ok()
 }
 
-/// Memory that looks like a file has no directory in front.
+/// Whether the link is of a deleted file on disk, and not of a memory-backed one.
 fn is_deleted(link: &Path) -> bool {
     let link = link.as_os_str().as_bytes();
     let of_memory = [&b"/memfd:"[..], b"/dev/shm/", b"/SYSV"];
@@ -75,16 +75,16 @@ fn is_deleted(link: &Path) -> bool {
         && !of_memory.iter().any(|start| link.starts_with(start))
 }
 
-/// Opens it, if it is a regular file without a name; with its device and inode. The process
-/// may have opened another one in its place by now, which can't be ruled out.
+/// Opens it if it is a regular file without a name; returns its device and inode too. The process
+/// may have opened another file under this number by now, which can't be ruled out.
 pub(crate) fn open(path: &Path) -> io::Result<Option<(OwnedFd, u64, u64)>> {
-    // Whatever else it may be by now, this doesn't wake it.
+    // `O_PATH` has no side effects, whatever the path refers to by now.
     let glimpse = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let Some(stat) = file::regular(&glimpse)?.filter(|stat| stat.st_nlink == 0) else {
         return Ok(None);
     };
     let own = format!("/proc/self/fd/{}", glimpse.as_raw_fd());
-    // Nor does this wait for whoever has a lease of it.
+    // `O_NONBLOCK` avoids waiting for the holder of a lease.
     let quiet = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOATIME | OFlags::CLOEXEC;
     let opened = openat(CWD, own, OFlags::RDONLY | quiet, Mode::empty())?;
     Ok(Some((opened, stat.st_dev, stat.st_ino)))
@@ -113,13 +113,13 @@ mod tests {
         let other = Number { minor: device.minor + 1, ..device };
         assert!(!is_listed(other), "what is elsewhere is not touched");
         assert!(open(&mine).unwrap().is_some());
-        // In a container all mounts are others.
+        // In a container, all mounts have other IDs.
         let there = |ours| open_in(process.clone(), Rc::new(ours), Rc::new([device].into()));
         assert!(there(Devices::default()).any(|path| path == mine));
     }
 
     #[test]
-    fn memory_is_no_file() {
+    fn memory_backed_files_are_not_listed() {
         let cases = [
             ("/var/log/a (deleted)", true),
             ("/var/log/a", false),

@@ -1,4 +1,4 @@
-//! What sysfs knows of a device: whether it is a virtio disk or a part of one.
+//! Finds out from sysfs whether a device is a virtio disk or a partition of one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use cachemap::Device;
 
 use crate::mounts::Number;
 
-/// The disk below a file system, and where on it the file system begins.
+/// The disk below a file system, and the file system's first sector on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) disk: Device,
@@ -15,9 +15,8 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// What is below the device with this number, if a virtio disk is, directly.
-    /// With anything in between (LVM, RAID, encryption) a file's blocks are not
-    /// where the file system says.
+    /// The virtio disk directly below the device with this number, if there is one. With anything
+    /// in between (LVM, RAID, encryption), a file's blocks are not where the file system says.
     pub(crate) fn below(sysfs: &Path, number: Number) -> Option<Self> {
         let link = sysfs.join(format!("dev/block/{}:{}", number.major, number.minor));
         let path = fs::canonicalize(link).ok()?;
@@ -61,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// A sysfs with one disk that has a partition; `driver` drives it.
+    /// A sysfs with one disk, driven by `driver`, that has a partition.
     fn sysfs(driver: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let virtio = dir.path().join("devices/pci0000:00/0000:00:03.0/virtio1");

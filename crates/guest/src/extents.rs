@@ -1,4 +1,4 @@
-//! Where a file has its blocks: the kernel's `FIEMAP`.
+//! Finds a file's blocks on disk with the kernel's `FIEMAP`.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,12 +7,12 @@ use cachemap::{PAGE_BYTES, Reason, SECTOR_BYTES};
 
 /// `_IOWR('f', 11, struct fiemap)`.
 const FIEMAP: libc::Ioctl = 0xc020_660b;
-/// Extents that are asked for at once.
+/// Extents that are requested at once.
 const AT_ONCE: usize = 128;
 
 const LAST: u32 = 1;
-/// UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL
-/// and UNWRITTEN: what is on the device there is not what a reader of the file gets.
+/// UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL and UNWRITTEN:
+/// the device doesn't hold there what a reader of the file gets.
 const REFUSED: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800;
 
 #[repr(C)]
@@ -38,7 +38,7 @@ struct Question {
     entries: [Entry; AT_ONCE],
 }
 
-/// A piece of a file that is in a row on its device, all in bytes.
+/// A part of a file that is contiguous on its device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     logical: u64,
@@ -56,11 +56,10 @@ impl Piece {
     }
 }
 
-/// Where a page of a file is, if it is anywhere: the first sector, counted on the
-/// device that the file system is on.
+/// The first sector of a file's page, counted on the file system's device, or why it has none.
 pub(crate) type Sector = Result<u64, Reason>;
 
-/// Asks for extents; holds the room for the answer.
+/// Requests extents; owns the buffer for the answer.
 pub(crate) struct Extents(Box<Question>);
 
 impl Extents {
@@ -71,8 +70,8 @@ impl Extents {
         Self(Box::new(question))
     }
 
-    /// Where the pages of a file from `offset` on are, one for each of `sectors`.
-    /// Nothing is written to disk for it: a place that is not there yet is none.
+    /// Fills `sectors` with the places of a file's pages from `offset` on. It writes nothing to
+    /// disk: a page that is not allocated yet has no place.
     pub(crate) fn place(
         &mut self,
         file: BorrowedFd<'_>,
@@ -117,8 +116,8 @@ impl Extents {
         (question.start, question.length) = (start, length);
         (question.flags, question.mapped, question.reserved) = (0, 0, 0);
         question.count = u32::try_from(AT_ONCE).unwrap_or(0);
-        // SAFETY: the structure is laid out as the kernel's, and has as many entries
-        // behind it as it says; the kernel writes nothing else.
+        // SAFETY: the structure is laid out like the kernel's, and has as many entries as it says;
+        // the kernel writes nothing else.
         if unsafe { libc::ioctl(file.as_raw_fd(), FIEMAP, &raw mut *question) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -127,8 +126,8 @@ impl Extents {
     }
 }
 
-/// Notes the pages that are in a piece. Those that are there in part are in several
-/// places, whatever the others are.
+/// Notes the pages in a piece. A page that is only partly in it is scattered, wherever its other
+/// parts are.
 fn put(piece: &Piece, offset: u64, sectors: &mut [Sector]) {
     let range_end = offset + sectors.len() as u64 * PAGE_BYTES;
     let (start, end) = (piece.logical.max(offset), piece.end().min(range_end));
@@ -166,10 +165,10 @@ mod tests {
             (vec![], 0, [NO, NO, NO, NO]),
             (vec![(0, 1 << 20, 16384)], 0, [Ok(2048), Ok(2056), Ok(2064), Ok(2072)]),
             (vec![(4096, 512, 8192)], 0, [NO, Ok(1), Ok(9), NO]),
-            // Seen from the middle of a file.
+            // From the middle of a file.
             (vec![(0, 0, 1 << 20)], 8192, [Ok(16), Ok(24), Ok(32), Ok(40)]),
             (vec![(1 << 30, 0, 4096)], 8192, [NO, NO, NO, NO]),
-            // Blocks of 1 KiB: a page in two pieces, and one that ends early.
+            // Blocks of 1 KiB: a page in two pieces, and a page that ends early.
             (vec![(0, 4096, 5120), (5120, 65536, 3072)], 0, [Ok(8), SPLIT, NO, NO]),
             (vec![(0, 4096, 4096 + 1024)], 0, [Ok(8), SPLIT, NO, NO]),
             (vec![(0, 100, 4096)], 0, [SPLIT, NO, NO, NO]),

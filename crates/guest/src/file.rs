@@ -1,4 +1,4 @@
-//! Opening files without anybody noticing, and what kind they are.
+//! Opens files without side effects, and determines their kind.
 
 #![expect(unsafe_code, reason = "rustix has no GETFLAGS and no cachestat")]
 
@@ -10,26 +10,26 @@ use rustix::io::Errno;
 
 /// `FS_IOC_GETFLAGS`, `_IOR('f', 1, long)`.
 const GET_FLAGS: libc::Ioctl = 0x8008_6601;
-/// `FS_COMPR_FL`, `FS_ENCRYPT_FL`, `FS_JOURNAL_DATA_FL`, `FS_DAX_FL`,
-/// `FS_INLINE_DATA_FL`: what such a file has on disk, if anything, is not what is
-/// in memory. ext4's FIEMAP alone does not show all of them.
+/// `FS_COMPR_FL`, `FS_ENCRYPT_FL`, `FS_JOURNAL_DATA_FL`, `FS_DAX_FL`, `FS_INLINE_DATA_FL`: such a
+/// file's content on disk, if any, differs from its content in memory. ext4's FIEMAP alone does not
+/// show all of them.
 const REFUSED: libc::c_int = 0x4 | 0x800 | 0x4000 | 0x0200_0000 | 0x1000_0000;
 
 /// `cachestat`, Linux 6.5 and newer.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// How a walk looks for files.
+/// How thoroughly a walk searches for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Only what the kernel has in mind already: nothing is read from disk, and
-    /// nothing remembered for us.
+    /// Only files in the kernel's dentry cache: nothing is read from disk, and the kernel caches
+    /// nothing for us.
     Remembered,
-    /// Everything.
+    /// All files.
     Full,
 }
 
 impl Effort {
-    /// Never across mounts, and never through a link.
+    /// Paths never cross mounts, and never follow links.
     fn resolve(self) -> ResolveFlags {
         let usual = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
         match self {
@@ -53,21 +53,21 @@ pub(crate) fn glimpse(at: BorrowedFd<'_>, name: &[u8], effort: Effort) -> io::Re
     Ok(openat2(at, name, flags, Mode::empty(), effort.resolve())?)
 }
 
-/// Opens a regular file for a look at its pages.
+/// Opens a regular file to look at its pages.
 pub(crate) fn file(root: BorrowedFd<'_>, path: &[u8], effort: Effort) -> io::Result<OwnedFd> {
-    // It was a regular file, and may be a pipe by now: opening one would wait.
+    // It was a regular file, but may be a pipe by now, whose opening would block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | QUIET;
     Ok(openat2(root, path, flags, Mode::empty(), effort.resolve())?)
 }
 
-/// What is known of it, if it is a regular file with content.
+/// Its status, if it is a regular file with content.
 pub(crate) fn regular(file: &OwnedFd) -> io::Result<Option<Stat>> {
     let stat = fstat(file)?;
     let is_regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
     Ok(Some(stat).filter(|stat| is_regular && stat.st_size > 0))
 }
 
-/// Whether what it has on disk is what is in memory.
+/// Whether its content on disk is the same as in memory.
 pub(crate) fn is_plain(file: &OwnedFd) -> io::Result<bool> {
     let mut flags: libc::c_long = 0;
     // SAFETY: the kernel writes an int, for which there is room.
@@ -77,25 +77,25 @@ pub(crate) fn is_plain(file: &OwnedFd) -> io::Result<bool> {
     Ok(flags & libc::c_long::from(REFUSED) == 0)
 }
 
-/// How many pages of it are in the kernel's cache, where the kernel says so.
+/// How many of its pages are in the page cache, if the kernel says so.
 pub(crate) fn cached_pages(file: &OwnedFd) -> Option<u64> {
-    // All of it: a length of 0.
+    // A length of 0 means the whole file.
     let range = [0_u64; 2];
     let mut stat = [0_u64; 5];
     let file = libc::c_long::from(file.as_fd().as_raw_fd());
     let none: libc::c_long = 0;
-    // SAFETY: the kernel reads two numbers and writes five, which live until then.
+    // SAFETY: the kernel reads two numbers and writes five, which outlive the call.
     let done =
         unsafe { libc::syscall(SYS_CACHESTAT, file, range.as_ptr(), stat.as_mut_ptr(), none) };
     (done == 0).then_some(stat[0])
 }
 
-/// Where a file has the next data from there on. None if only a hole is left.
+/// The offset of a file's next data from `from` on. None if only a hole is left.
 pub(crate) fn next_data(file: &OwnedFd, from: u64) -> Option<u64> {
     match seek(file, SeekFrom::Data(from)) {
         Ok(at) => Some(at),
         Err(Errno::NXIO) => None,
-        // A file system that doesn't know.
+        // The file system doesn't support this.
         Err(_) => Some(from),
     }
 }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_are_passed_over() {
+    fn holes_are_skipped() {
         let sparse = tempfile::tempfile().unwrap();
         let at = 1 << 40;
         std::os::unix::fs::FileExt::write_all_at(&sparse, &[1; 4096], at).unwrap();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_opened_only_below_and_as_they_are() {
+    fn files_are_opened_only_below_the_root_and_never_through_links() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("a")).unwrap();
         fs::write(dir.path().join("a/file"), [1; 9000]).unwrap();

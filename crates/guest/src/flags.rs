@@ -1,4 +1,4 @@
-//! `/proc/kpageflags`: what the kernel thinks of a page.
+//! `/proc/kpageflags`: the kernel's flags of a page.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use cachemap::Reason;
 
-// Bits of the file, as the kernel's `admin-guide/mm/pagemap` document has them.
+// Bits as in the kernel's `admin-guide/mm/pagemap` document.
 const LOCKED: u64 = 1;
 const ERROR: u64 = 1 << 1;
 const UPTODATE: u64 = 1 << 3;
@@ -49,15 +49,15 @@ const REFUSED: u64 = LOCKED
     | RESERVED
     | PRIVATE_2;
 
-/// Pages whose flags lie within one large page, at most.
+/// The most pages of one large page.
 const BLOCK_PAGES: u64 = 512;
-/// Gaps up to this are read over: that is cheaper than another call.
+/// Gaps up to this are read too, which is cheaper than another call.
 const GAP_PAGES: u64 = 16;
-/// The most that is read at once.
+/// The most pages read at once.
 const READ_PAGES: u64 = 4096;
 
-/// Why a page with these flags, of its large page's head if it has one, can't be
-/// vouched for.
+/// Why a page with these flags can't be vouched for. For a page of a large page, the flags are
+/// those of its head.
 fn refusal(flags: u64) -> Option<Reason> {
     if flags & NEWER != 0 {
         Some(Reason::Dirty)
@@ -84,7 +84,7 @@ impl PageFlags {
         Ok(Self { file, read: Vec::new(), first: 0, block: Vec::new(), block_first: 0 })
     }
 
-    /// Says of each page, in rising order, whether it can be vouched for.
+    /// Passes for each page, in ascending order, whether it can be vouched for.
     pub(crate) fn judge(
         &mut self,
         pages: &[u64],
@@ -117,7 +117,7 @@ impl PageFlags {
         if own & TAIL == 0 {
             return Ok(refusal(own));
         }
-        // A large page's flags are its head's; before Linux 6.2 its tails have none.
+        // A large page's flags are those of its head; before Linux 6.2 its tails have none.
         let block_first = page - page % BLOCK_PAGES;
         if self.block.is_empty() || self.block_first != block_first {
             read(&self.file, block_first, BLOCK_PAGES, &mut self.block)?;
@@ -133,7 +133,7 @@ impl PageFlags {
     }
 }
 
-/// A page that isn't there has no flags, and so not those that it needs.
+/// A missing page has no flags, so it lacks the required ones.
 fn nth(flags: &[u64], at: u64) -> u64 {
     usize::try_from(at).ok().and_then(|at| flags.get(at)).copied().unwrap_or(0)
 }
@@ -192,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn a_large_page_is_as_its_head() {
+    fn a_large_page_has_the_flags_of_its_head() {
         let mut flags = vec![0; 600];
         flags[..4].copy_from_slice(&[CLEAN | HEAD, TAIL, TAIL | HWPOISON, TAIL]);
         flags[4..7].copy_from_slice(&[CLEAN | HEAD | DIRTY, TAIL | CLEAN, 0]);
         flags[7] = TAIL;
-        // Its head would be in another block, where none can be.
+        // Its head would have to be in another block, which is impossible.
         flags[512] = TAIL;
         let pages = [0, 1, 2, 3, 4, 5, 7, 512, 700];
         let (dirty, other) = (Some(Reason::Dirty), Some(Reason::Unsettled));

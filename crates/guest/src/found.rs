@@ -1,7 +1,7 @@
-//! The files that a walk found, in little memory: a hundred thousand of them must
-//! fit into a few MiB.
+//! The files that a walk found, stored compactly: a hundred thousand of them must fit into a few
+//! MiB.
 
-/// A directory, by its place in the list.
+/// A directory, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirId(u32);
 
@@ -39,17 +39,17 @@ impl Found {
     /// The tree's root, which has no name.
     pub(crate) const ROOT: DirId = DirId(u32::MAX);
 
-    /// What the directories take up, which are never forgotten.
+    /// Memory of the directories, which are never dropped.
     pub(crate) fn dirs_bytes(&self) -> u64 {
         (self.dirs.capacity() * size_of::<Dir>() + self.dir_names.capacity()) as u64
     }
 
-    /// What the files take up.
+    /// Memory of the files.
     pub(crate) fn files_bytes(&self) -> u64 {
         (self.files.len() * size_of::<Entry>() + self.file_names.len()) as u64
     }
 
-    /// Adds a directory, if numbers last.
+    /// Adds a directory; none if indexes are exhausted.
     pub(crate) fn add_dir(&mut self, parent: DirId, name: &[u8]) -> Option<DirId> {
         let name = add_name(&mut self.dir_names, name)?;
         let id = DirId(u32::try_from(self.dirs.len()).ok()?);
@@ -57,7 +57,7 @@ impl Found {
         (id != Self::ROOT).then_some(id)
     }
 
-    /// Adds a file; whether that could be done.
+    /// Adds a file; returns whether there was room.
     pub(crate) fn add_file(&mut self, dir: DirId, name: &[u8], pages: u64) -> bool {
         let Some(name) = add_name(&mut self.file_names, name) else { return false };
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
@@ -65,14 +65,14 @@ impl Found {
         true
     }
 
-    /// The files, the biggest first. Their names are kept until they are given back.
+    /// Takes the files, the biggest first. Their names are kept until they are given back.
     pub(crate) fn take_files(&mut self) -> Vec<Entry> {
         let mut files = std::mem::take(&mut self.files);
         files.sort_unstable_by_key(|file| std::cmp::Reverse(file.pages));
         files
     }
 
-    /// Forgets files that were taken.
+    /// Drops files that were taken.
     pub(crate) fn give_back(&mut self, mut files: Vec<Entry>) {
         files.clear();
         self.files = files;
@@ -88,14 +88,15 @@ impl Found {
         }
     }
 
-    /// A file's.
+    /// A file's path from the tree's root.
     pub(crate) fn file_path(&self, file: &Entry, path: &mut Vec<u8>) {
         path.clear();
         self.put_dir(file.dir, path);
         put_name(&self.file_names, file.name, path);
     }
 
-    /// From the innermost to the outermost, then turned round: a path can be deep.
+    /// Collects names from the innermost outwards, then reverses them: a path can be too deep for
+    /// recursion.
     fn put_dir(&self, dir: DirId, path: &mut Vec<u8>) {
         let mut names = Vec::new();
         let mut next = dir;
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_put_together_and_the_biggest_come_first() {
+    fn paths_are_assembled_and_the_biggest_files_come_first() {
         let mut found = Found::default();
         let usr = found.add_dir(Found::ROOT, b"usr").unwrap();
         let bin = found.add_dir(usr, b"bin").unwrap();

@@ -1,4 +1,4 @@
-//! A thread that works only when nobody else would.
+//! Makes a thread run only when the system is otherwise idle.
 
 #![expect(unsafe_code, reason = "rustix has no call for scheduling policies and classes")]
 
@@ -13,11 +13,11 @@ const WHO_PROCESS: libc::c_long = 1;
 const CLASS_IDLE: libc::c_long = 3;
 const CLASS_SHIFT: u32 = 13;
 
-/// From now on the calling thread runs, and reads from disks, when nobody else
-/// wants to. The nice value is for a system that refuses that.
+/// Makes the calling thread use the CPU and the disks only when nothing else wants them. The nice
+/// value is for systems that refuse the idle policy.
 ///
 /// # Errors
-/// What the system refuses; the rest is done.
+/// The error of what the system refuses; the rest is done.
 pub fn only_when_idle() -> io::Result<()> {
     let nice = setpriority_process(None, NICE_MAX);
     let policy = set_policy();
@@ -28,8 +28,8 @@ pub fn only_when_idle() -> io::Result<()> {
 
 fn set_policy() -> io::Result<()> {
     let none = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 is the calling thread, and the kernel copies the parameter, which
-    // lives until then.
+    // SAFETY: 0 is the calling thread, and the kernel copies the parameter, which outlives the
+    // call.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -39,7 +39,7 @@ fn set_policy() -> io::Result<()> {
 fn set_disk_class() -> io::Result<()> {
     let class = CLASS_IDLE << CLASS_SHIFT;
     let this: libc::c_long = 0;
-    // SAFETY: three numbers, and no memory.
+    // SAFETY: the arguments are three numbers; no memory is involved.
     match unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, this, class) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -54,7 +54,7 @@ mod tests {
     fn a_thread_is_made_idle() {
         let made = std::thread::spawn(|| {
             only_when_idle().unwrap();
-            // SAFETY: 0 is the calling thread, and there is no memory.
+            // SAFETY: 0 is the calling thread; no memory is involved.
             unsafe { libc::sched_getscheduler(0) }
         });
         assert_eq!(made.join().unwrap(), libc::SCHED_IDLE);

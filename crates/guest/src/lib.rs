@@ -1,15 +1,15 @@
-//! The helper in a guest. Asked over a virtio-serial port, it tells which pages of
-//! the guest's memory are clean page cache, and where on a virtio disk each has its
-//! content, so that they need not be moved over the network.
+//! The helper in a guest. On request over a virtio-serial port, it reports which pages of the
+//! guest's memory are clean page cache, and where on a virtio disk each has its content, so that
+//! they need not be sent over the network.
 //!
-//! It needs no kernel module: `/proc/self/pagemap` and `/proc/kpageflags` know
-//! what a page is, `FIEMAP` where a file has its blocks. What it tells is a hint.
-//! A page may change as soon as it was looked at, so what it can't vouch for it
-//! leaves out, and whoever uses a page compares it first.
+//! It needs no kernel module: `/proc/self/pagemap` and `/proc/kpageflags` tell what a page is, and
+//! `FIEMAP` where a file has its blocks. A report is a hint. A page may change as soon as it was
+//! examined, so the helper omits what it can't vouch for, and the agent compares a page before it
+//! uses it.
 //!
-//! It is a guest in its guest: it runs when nobody else wants the CPU or the disk,
-//! it maps files and never reads them, it opens only what the kernel has in mind
-//! already, and marks nothing as used.
+//! It disturbs the guest as little as possible: it runs only when nothing else wants the CPU or the
+//! disk, it maps files and never reads them, it opens only what the kernel has cached already, and
+//! marks nothing as accessed.
 
 mod arena;
 mod batch;

@@ -1,4 +1,4 @@
-//! `droveway-guest`: waits at the port and answers, or says once what it would.
+//! `droveway-guest`: waits at the port and answers, or prints once what it would answer.
 
 use std::env;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ usage: droveway-guest [--port PATH]   wait at the port, and answer
 
   --port PATH   /dev/virtio-ports/org.droveway.guest.0 unless told otherwise";
 
-/// What is to be done.
+/// The command on the command line.
 enum Order {
     Serve(Option<PathBuf>),
     Once,
@@ -73,7 +73,7 @@ fn order() -> Result<Order, String> {
     }
 }
 
-/// More files than usual may be open at a time.
+/// Raises the limit of open files, and asks for idle priority.
 fn prepare() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let more = rustix::process::Rlimit { current: limit.maximum, ..limit };

@@ -1,7 +1,7 @@
-//! Which file systems are mounted, from `/proc/self/mountinfo`.
+//! The mounted file systems, from `/proc/self/mountinfo`.
 //!
-//! Nothing is looked up where that could ask a server, or a program that serves FUSE: one
-//! that doesn't answer would be waited for without end.
+//! Nothing is looked up where that could query a server, or a program that serves FUSE: an
+//! unresponsive one would block the helper forever.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -15,25 +15,25 @@ pub(crate) struct Number {
     pub(crate) minor: u32,
 }
 
-/// Kinds of file systems that ask nobody when a path leads through them.
+/// File systems that query no server and no program when a path leads through them.
 const LOCAL: [&str; 17] = [
     AUTOFS, "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay",
     "ramfs", "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
 ];
-/// Asks nobody once something is mounted on it.
+/// Queries no program once something is mounted on it.
 const AUTOFS: &str = "autofs";
 
-/// Mounts are known by a number, in `mountinfo` and in `/proc/PID/fdinfo`.
+/// A mount's ID, in `mountinfo` and in `/proc/PID/fdinfo`.
 pub(crate) type MountId = u64;
 
 /// A place where a file system is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
     id: MountId,
-    /// The one that it is mounted on.
+    /// The mount that it is mounted on.
     parent: MountId,
     pub(crate) number: Number,
-    /// Which directory of the file system is there.
+    /// The directory of the file system that is mounted.
     root: Vec<u8>,
     pub(crate) at: PathBuf,
     kind: String,
@@ -50,18 +50,18 @@ impl Mount {
             })
         };
         match self.kind.as_str() {
-            // Data in the journal is not where the file's blocks are.
+            // Data in the journal is not in the file's blocks.
             "ext4" => !has("dax") && !self.options.split(',').any(|word| word == "data=journal"),
-            // Some files are on a device of their own, and look like the others.
+            // Some files are on a separate device, and look like the others.
             "xfs" => !has("dax") && !has("rtdev"),
             _ => false,
         }
     }
 
-    /// Whether its path leads to it, and nobody is asked on the way.
+    /// Whether its path leads to it without querying a server or a program on the way.
     fn is_in_reach(&self, all: &[Self]) -> bool {
         let mut way = vec![self];
-        // The root is mounted on itself, or on what is not seen.
+        // The root is mounted on itself, or on a mount that is not visible.
         while let Some(on) = way.last().and_then(|last| all.iter().find(|on| on.id == last.parent))
             && way.iter().all(|known| known.id != on.id)
         {
@@ -79,18 +79,18 @@ impl Mount {
     }
 }
 
-/// The mounts to look at.
+/// The mounts to examine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mounts {
-    /// Those of ext4 and xfs; of a file system that is mounted several times only
-    /// the one that shows all of it, if there is one.
+    /// Mounts of ext4 and xfs. Of a file system that is mounted several times, only the mount that
+    /// shows all of it, if there is one.
     pub(crate) suitable: Vec<Mount>,
-    /// Devices with other file systems, unsuitable ones, or such as can't be reached.
+    /// Devices with other file systems, with unsuitable ones, or with unreachable ones.
     pub(crate) unsuitable: BTreeSet<Number>,
 }
 
 impl Mounts {
-    /// From the texts of `mountinfo` and of `/proc/filesystems`.
+    /// Parses the texts of `mountinfo` and `/proc/filesystems`.
     pub(crate) fn parse(mountinfo: &[u8], filesystems: &str) -> Self {
         let on_disk =
             |kind: &str| filesystems.lines().any(|line| line.strip_prefix('\t') == Some(kind));
@@ -130,16 +130,16 @@ impl Mounts {
     }
 }
 
-/// On which device each mount is, from the text of `mountinfo`.
+/// The device of each mount, from the text of `mountinfo`.
 pub(crate) fn devices(mountinfo: &[u8]) -> HashMap<MountId, Number> {
     each(mountinfo).map(|mount| (mount.id, mount.number)).collect()
 }
 
-/// Whether nobody is asked where this path leads, by the text of `mountinfo`: no server, and
-/// nobody who would have to mount something first.
+/// Whether looking up this path queries no server and triggers no automount, according to the text
+/// of `mountinfo`.
 pub(crate) fn is_local(path: &Path, mountinfo: &[u8]) -> bool {
     let way: Vec<Mount> = each(mountinfo).filter(|mount| path.starts_with(&mount.at)).collect();
-    // Of several at one place the last is on top.
+    // Of several mounts at one place, the last is on top.
     let end = way.iter().max_by_key(|mount| mount.at.as_os_str().len());
     way.iter().all(Mount::is_local) && end.is_none_or(|mount| mount.kind != AUTOFS)
 }
@@ -166,7 +166,7 @@ fn line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Spaces and the like are written as `\040`.
+/// Undoes escapes: spaces and the like are written as `\040`.
 fn unescaped(word: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -220,7 +220,7 @@ nonsense
     }
 
     #[test]
-    fn what_lies_behind_others_or_below_them_is_not_looked_up() {
+    fn mounts_below_or_behind_servers_are_not_looked_up() {
         let text = r"21 21 0:2 / / rw - rootfs rootfs rw
 30 21 254:1 / / rw - ext4 /dev/vda1 rw
 31 30 0:40 / /net rw - nfs4 server:/ rw
@@ -247,7 +247,7 @@ nonsense
     }
 
     #[test]
-    fn the_whole_of_a_file_system_takes_the_place_of_its_parts() {
+    fn a_mount_of_the_whole_replaces_mounts_of_parts() {
         let text = "1 1 8:1 /a /a rw - ext4 d rw\n2 1 8:1 / /all rw - ext4 d rw\n";
         assert_eq!(parsed(text).0, [(1, "/all".to_owned())]);
     }

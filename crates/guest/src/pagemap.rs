@@ -19,8 +19,8 @@ impl Pagemap {
         File::open("/proc/self/pagemap").map(Self)
     }
 
-    /// The pages at `address` and behind it: a number for each that is there and
-    /// belongs to a file, which is 0 for one who may not know.
+    /// The pages from `address` on: a number for each that is present and belongs to a file.
+    /// Without privilege, the number is 0.
     pub(crate) fn read(&self, address: usize, pages: &mut [Option<u64>]) -> io::Result<()> {
         let mut bytes = [0; 8192];
         let mut offset = address as u64 / PAGE_BYTES * 8;

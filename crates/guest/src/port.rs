@@ -1,9 +1,8 @@
 //! The virtio-serial port.
 //!
-//! While nobody has the host's end open, a read gives an end of file at once and a
-//! poll says that the other end has hung up, again and again. Told of changes only
-//! (edge-triggered), a thread sleeps until something happens: the driver wakes its
-//! pollers when the host connects, and when it sends something.
+//! While the host's end is closed, each read returns an end of file at once, and each poll reports
+//! a hangup. With edge-triggered notification, a thread sleeps until something happens: the driver
+//! wakes its pollers when the host connects and when it sends something.
 
 use std::fs;
 use std::io;
@@ -16,12 +15,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-/// Where udev names ports.
+/// Where udev lists ports by name.
 const NAMED: &str = "/dev/virtio-ports";
-/// Where the kernel does.
+/// Where the kernel lists them.
 const LISTED: &str = "/sys/class/virtio-ports";
 
-/// The usual port, also in a system without udev.
+/// The default port, also on a system without udev.
 #[must_use]
 pub fn usual() -> PathBuf {
     let named = Path::new(NAMED).join(PORT_NAME);
@@ -35,17 +34,17 @@ pub fn usual() -> PathBuf {
     ours.next().map_or(named, |entry| Path::new("/dev").join(entry.file_name()))
 }
 
-/// What somebody says can come out of the port before the kernel has heard that he
-/// is there. That comes within this.
+/// A request can arrive through the port before the kernel learns that the host has connected. It
+/// learns that within this time.
 const THERE_MAX: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Why an answer is not sent on.
+/// Why sending an answer ended early.
 #[derive(Debug)]
 pub enum Broken {
-    /// Whoever asked has gone.
+    /// The agent has disconnected.
     Gone,
-    /// Somebody asked anew.
+    /// The agent has sent a new request.
     Asked(Ask),
     /// It took too long.
     Late,
@@ -68,7 +67,7 @@ pub struct Port {
     room: Vec<u8>,
 }
 
-/// What a read gave.
+/// The result of a read.
 enum Heard {
     Ask(Ask),
     Nothing,
@@ -79,16 +78,16 @@ impl Port {
     /// Opens it.
     ///
     /// # Errors
-    /// If it isn't there, or somebody else has it open.
+    /// If it doesn't exist, or another process has it open.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         Self::of(openat(CWD, path, flags, Mode::empty())?)
     }
 
-    /// One that is open already, and doesn't block.
+    /// Uses a port that is open already, in non-blocking mode.
     ///
     /// # Errors
-    /// If it can't be waited for.
+    /// If it can't be polled.
     pub fn of(port: OwnedFd) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -96,17 +95,17 @@ impl Port {
         Ok(Self { port, epoll, finder: AskFinder::default(), room: vec![0; 4096] })
     }
 
-    /// Waits for somebody to ask, for as long as that takes. None if the other end
-    /// will never come back, which only happens where this is no virtio port.
+    /// Waits for a request, for as long as that takes. None if the other end will never come back,
+    /// which only happens if this is not a virtio port.
     ///
     /// # Errors
     /// If the port can't be used any more.
     pub fn wait(&mut self) -> io::Result<Option<Ask>> {
         loop {
-            // First: what came before this began to wait wakes nobody.
+            // Read first: data that arrived before the wait triggers no event.
             match self.hear()? {
                 Heard::Ask(ask) => return Ok(Some(ask)),
-                // Half an ask was of somebody who has gone.
+                // Part of a request was from an agent that has disconnected.
                 Heard::End => self.finder = AskFinder::default(),
                 Heard::Nothing => {}
             }
@@ -130,11 +129,11 @@ impl Port {
         }
     }
 
-    /// Waits until the kernel has heard that somebody is at the other end. One who
-    /// has gone is not waited for longer than a moment.
+    /// Waits until the kernel has learned that the host has connected. An agent that has
+    /// disconnected is waited for only a moment.
     ///
     /// # Errors
-    /// If somebody asks anew, or the port can't be used any more.
+    /// If a new request arrives, or the port can't be used any more.
     pub fn meet(&mut self) -> Result<(), Broken> {
         let until = Instant::now() + THERE_MAX;
         loop {
@@ -148,7 +147,7 @@ impl Port {
             if left.is_zero() {
                 return Err(Broken::Gone);
             }
-            // That somebody is there wakes nobody: it is looked again.
+            // A connection triggers no event here, so the port is polled again.
             let timeout = Timespec::try_from(left.min(LOOK)).ok();
             let mut event = [epoll::Event {
                 flags: epoll::EventFlags::empty(),
@@ -164,7 +163,7 @@ impl Port {
         }
     }
 
-    /// Sends all of it, until `deadline`.
+    /// Sends all bytes before `deadline`.
     ///
     /// # Errors
     /// As [`Broken`] says.
@@ -188,10 +187,10 @@ impl Port {
         Ok(())
     }
 
-    /// Does nothing for that long.
+    /// Does nothing for this time.
     ///
     /// # Errors
-    /// If whoever asked has gone, or somebody asks anew.
+    /// If the agent disconnects, or a new request arrives.
     pub fn rest(&mut self, time: Duration) -> Result<(), Broken> {
         let until = Instant::now() + time;
         loop {
@@ -203,7 +202,7 @@ impl Port {
         }
     }
 
-    /// Waits for `flags` or for somebody to speak, but no longer than `time`.
+    /// Waits for `flags` or for a request, but no longer than `time`.
     fn listen(&mut self, flags: PollFlags, time: Duration) -> Result<(), Broken> {
         let timeout = Timespec::try_from(time).ok();
         let mut polled = [PollFd::new(&self.port, flags | PollFlags::IN)];
@@ -221,13 +220,13 @@ impl Port {
             };
         }
         if told.intersects(PollFlags::HUP | PollFlags::ERR) {
-            // Perhaps only the one before has, of whom the kernel hears late.
+            // Perhaps only the previous connection has ended, which the kernel learns late.
             return self.meet();
         }
         Ok(())
     }
 
-    /// Reads all that is there. The last ask counts.
+    /// Reads everything available. The last request counts.
     fn hear(&mut self) -> io::Result<Heard> {
         let mut heard = Heard::Nothing;
         loop {

@@ -1,4 +1,4 @@
-//! Answers whoever asks, one at a time, for ever.
+//! Answers requests, one at a time, forever.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,15 +11,15 @@ use crate::survey::{Sink, Stop, SurveyError, survey};
 /// This program's version.
 pub const PROGRAM: &str = env!("CARGO_PKG_VERSION");
 
-/// What is gathered before it is sent.
+/// Bytes that are collected before they are sent.
 const SEND_BYTES: usize = 64 << 10;
-/// Whoever asks can begin with what there is after this.
+/// The agent gets what is known so far after this time, to start with it.
 const SEND_EVERY: Duration = Duration::from_millis(50);
-/// What sending the last of an answer may take beyond the budget's time.
+/// Time for sending the rest of an answer beyond the budget's time.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Answers asks until the port can't be used any more, which is an error, or its
-/// other end will never come back.
+/// Answers requests until the port fails, which is an error, or until its other end will never come
+/// back.
 ///
 /// # Errors
 /// The port's.
@@ -52,7 +52,7 @@ fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
         return port.send(&greeting.to_bytes(), until);
     }
     let mut answer = Answer::new(port, ask, until);
-    // Before the work: who asked knows at once that there is somebody.
+    // Sent before the work, so that the agent knows at once that the helper is there.
     answer.send()?;
     match (survey(budget, &mut answer), answer.broken.take()) {
         (_, Some(broken)) => Err(broken),
@@ -70,14 +70,14 @@ fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
     }
 }
 
-/// One answer, on its way.
+/// An answer that is being sent.
 struct Answer<'a> {
     port: &'a mut Port,
     reply: Reply,
     bytes: Vec<u8>,
     runs_max: u64,
     until: Instant,
-    /// When the last was sent.
+    /// When bytes were last sent.
     sent: Instant,
     broken: Option<Broken>,
 }
@@ -97,7 +97,7 @@ impl<'a> Answer<'a> {
         sent
     }
 
-    /// What is known goes, if nothing went for a while.
+    /// Sends what is known, if nothing was sent for a while.
     fn send_soon(&mut self) -> Result<(), Broken> {
         if self.sent.elapsed() < SEND_EVERY {
             return Ok(());
@@ -119,8 +119,8 @@ impl Sink for Answer<'_> {
     }
 
     fn run(&mut self, run: Run) -> Result<(), Stop> {
-        // What follows the last run would be a part of it, but it may not be known
-        // any more whether it does.
+        // A page that follows the last run would extend it, but whether it does may not be known
+        // any more.
         if self.reply.runs() >= self.runs_max {
             return Err(Stop::Enough(End::Runs));
         }
@@ -130,20 +130,20 @@ impl Sink for Answer<'_> {
     }
 
     fn rest(&mut self, time: Duration) -> Result<(), Stop> {
-        // What is ready may go while there is nothing to do.
+        // What is ready can be sent while there is nothing to do.
         let sent = self.send_soon().and_then(|()| self.port.rest(time));
         sent.map_err(|broken| self.stop(broken))
     }
 }
 
-/// Counts what would be answered, for people.
+/// Counts what would be answered, for `--once`.
 #[derive(Debug)]
 pub struct Counted {
     reply: Reply,
     packed: Vec<u8>,
     /// The disks.
     pub devices: Vec<Device>,
-    /// Bytes that an answer would have.
+    /// The size of the answer.
     pub bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The whole look at a guest's page cache: every file system, every file.
+//! Surveys a guest's page cache: every file system, every file.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -20,50 +20,50 @@ use crate::mounts::{Mount, Mounts, Number};
 use crate::told::Told;
 use crate::walk::{KERNEL_BYTES, Tree, Walk, efforts};
 
-/// Directories that are listed before it is asked whether to rest.
+/// Directories that are listed between checks of the budget.
 const STEPS_AT_ONCE: usize = 64;
-/// Files above this are asked how much of them is in the cache before they are
-/// mapped, where the kernel can say so.
+/// For larger files, the kernel is asked how much of them is cached before they are mapped, if it
+/// can tell.
 const ASKED_PAGES: u64 = 256;
 
-/// Why a look ends early.
+/// Why a survey ends early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// What was told until then is good: the budget is used up, or there are as many
-    /// runs as are wanted.
+    /// What was reported so far is valid: the budget is used up, or there are as many runs as
+    /// requested.
     Enough(End),
-    /// Nobody listens any more.
+    /// The agent doesn't listen any more.
     Abandoned,
 }
 
-/// Who is told.
+/// Receives the results.
 pub trait Sink {
-    /// A disk; the first one has the number 0.
+    /// Takes a disk; the first one has the number 0.
     ///
     /// # Errors
-    /// If there is no use in going on.
+    /// If the survey is to end.
     fn device(&mut self, device: &Device) -> Result<(), Stop>;
 
-    /// Pages on a disk that was told.
+    /// Takes pages on a disk that was passed before.
     ///
     /// # Errors
-    /// If there is no use in going on.
+    /// If the survey is to end.
     fn run(&mut self, run: Run) -> Result<(), Stop>;
 
-    /// Time to do nothing.
+    /// Rests for this time.
     ///
     /// # Errors
-    /// If there is no use in going on.
+    /// If the survey is to end.
     fn rest(&mut self, time: Duration) -> Result<(), Stop>;
 }
 
-/// This guest can't be looked at.
+/// This guest can't be surveyed.
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
-    /// Page numbers are a secret.
+    /// The kernel hides page numbers.
     #[error("the kernel doesn't say which pages are where: this needs root (CAP_SYS_ADMIN)")]
     Rights,
-    /// Something is missing that every suitable kernel has.
+    /// A feature is missing that every suitable kernel has.
     #[error("this kernel doesn't let its page cache be looked at: {action}: {source}")]
     Kernel {
         /// What was tried.
@@ -71,7 +71,7 @@ pub enum SurveyError {
         /// The system's error.
         source: io::Error,
     },
-    /// Nobody listens any more.
+    /// The agent doesn't listen any more.
     #[error("nobody listens any more")]
     Abandoned,
 }
@@ -80,10 +80,10 @@ fn kernel(action: &'static str) -> impl FnOnce(io::Error) -> SurveyError {
     move |source| SurveyError::Kernel { action, source }
 }
 
-/// Looks at everything within `budget`, and tells `sink` what is on disk too.
+/// Surveys the page cache within `budget`, and tells `sink` which pages are on disk too.
 ///
 /// # Errors
-/// If nothing can be said of this guest at all.
+/// If this guest can't be surveyed at all.
 pub fn survey(budget: Budget, sink: &mut dyn Sink) -> Result<Summary, SurveyError> {
     let meter = Meter::start(budget);
     if !may_know_pages().map_err(kernel("look at pages of our own"))? {
@@ -122,7 +122,7 @@ struct Survey<'a> {
     batch: Batch,
     devices: Vec<Device>,
     told: Told,
-    /// Files that were looked at, to tell them apart.
+    /// Number of files examined, to tell them apart.
     files: u64,
     summary: Summary,
     left_out: BTreeMap<Reason, u64>,
@@ -139,7 +139,7 @@ impl Survey<'_> {
                 self.walk(storage, *effort)?;
             }
             self.look_at_deleted(&storages)?;
-            // A kernel that has forgotten files' names still has their pages.
+            // A kernel that has dropped files' names may still have their pages.
             if cached_in_files().is_none_or(|pages| self.summary.cached_pages >= pages / 2) {
                 break;
             }
@@ -147,7 +147,7 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// The file systems to look at, each on a disk that was told.
+    /// The file systems to survey, each on a disk that was passed to the sink.
     fn storages(&mut self) -> Result<Vec<Storage>, Stop> {
         let mountinfo = fs::read("/proc/self/mountinfo").unwrap_or_default();
         let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -186,19 +186,19 @@ impl Survey<'_> {
         Ok(number(self.devices.len() - 1))
     }
 
-    /// Goes through a file system. Where there are more files than may be kept in
-    /// mind, those that were found so far are looked at first.
+    /// Surveys a file system. If there are more files than memory permits, those found so far are
+    /// examined first.
     fn walk(&mut self, storage: &Storage, effort: Effort) -> Result<(), Stop> {
         let number = storage.mount.number;
         let device = rustix::fs::makedev(number.major, number.minor);
         let tree = match Tree::open(&storage.mount.at) {
             Ok(tree) if tree.device() == device => tree,
-            // Something else is mounted over it.
+            // Another file system is mounted over it.
             Ok(_) => {
                 self.leave(Reason::FileSystem, 1);
                 return Ok(());
             }
-            // As one that the kernel has given up after an error of its disk.
+            // For example, the kernel has shut it down after an error of its disk.
             Err(_) => {
                 self.leave(Reason::Unreadable, 1);
                 return Ok(());
@@ -264,7 +264,7 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Adds a file to the batch, and looks at that whenever it is full.
+    /// Adds a file to the batch, which is examined whenever it is full.
     fn add(&mut self, storage: &Storage, file: OwnedFd) -> Result<(), Stop> {
         let size = match (file::regular(&file), file::is_plain(&file)) {
             (Ok(Some(stat)), Ok(true)) => u64::try_from(stat.st_size).unwrap_or(0),
@@ -286,7 +286,7 @@ impl Survey<'_> {
         self.files += 1;
         let mut first = 0;
         while first < pages {
-            // Holes have no place on a disk, and a file may be nothing else.
+            // Holes have no place on a disk, and a file may consist of nothing else.
             match file::next_data(&file, first * PAGE_BYTES) {
                 Some(at) => first = first.max(at / PAGE_BYTES),
                 None => break,
@@ -307,7 +307,7 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Looks at the batch.
+    /// Examines the batch.
     fn look(&mut self, storage: &Storage) -> Result<(), Stop> {
         if self.batch.is_empty() {
             return self.breathe();
@@ -333,7 +333,7 @@ impl Survey<'_> {
         self.breathe()
     }
 
-    /// Keeps to the share of the CPU, and ends when the time is up.
+    /// Rests to stay within the share of the CPU, and ends the survey when the time is up.
     fn breathe(&mut self) -> Result<(), Stop> {
         if let Some(rest) = self.meter.rest() {
             self.sink.rest(rest.min(self.meter.left()))?;
@@ -359,7 +359,7 @@ impl Survey<'_> {
     }
 }
 
-/// Pages of files that the kernel says it has in its cache.
+/// Pages of files that the kernel reports as cached.
 fn cached_in_files() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| {

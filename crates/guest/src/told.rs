@@ -1,6 +1,6 @@
-//! Which pages were told already, a bit for each.
+//! The pages that were reported already, as a bitmap.
 
-/// Pages that were told.
+/// Pages that were reported.
 #[derive(Debug)]
 pub(crate) struct Told {
     words: Vec<u64>,
@@ -8,13 +8,13 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// With at most so much memory; pages beyond that are always new.
+    /// With at most this much memory; pages beyond it always count as new.
     pub(crate) fn new(bytes_max: u64) -> Self {
         let words_max = usize::try_from(bytes_max / 8).unwrap_or(usize::MAX);
         Self { words: Vec::new(), words_max }
     }
 
-    /// Notes a page; whether it is new.
+    /// Notes a page; returns whether it is new.
     pub(crate) fn insert(&mut self, page: u64) -> bool {
         let Ok(place) = usize::try_from(page / 64) else { return true };
         if place >= self.words_max {

@@ -1,9 +1,9 @@
-//! Has the kernel put pages that it has in its cache behind our addresses.
+//! Makes the kernel map cached pages at our addresses.
 //!
-//! Reading them would do, but a file may be cut short meanwhile, and reading
-//! behind its end is a signal that kills. So the kernel is made to read a byte of
-//! each, into a pipe: what isn't there is an error code to it. (`MADV_POPULATE_READ`
-//! would say so too, but it marks the pages as used.)
+//! Reading them would do that, but a file may be truncated meanwhile, and reading beyond its end
+//! raises a fatal signal. So the kernel copies a byte of each into a pipe, which returns an error
+//! code for a missing page. (`MADV_POPULATE_READ` would return one too, but it marks the pages as
+//! accessed.)
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,10 +12,10 @@ use std::ptr::with_exposed_provenance_mut;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// Bytes that go through the pipe at once; the kernel takes no more pieces.
+/// Bytes written to the pipe at once, which is the kernel's limit of pieces.
 const AT_ONCE: usize = 1024;
 
-/// A pipe.
+/// Touches pages through a pipe.
 #[derive(Debug)]
 pub(crate) struct Toucher {
     from: OwnedFd,
@@ -31,8 +31,8 @@ impl Toucher {
         Ok(Self { from, to, pieces: Vec::with_capacity(AT_ONCE), drained })
     }
 
-    /// Touches what is at these addresses, which are of pages that are mapped, or
-    /// were. What can't be touched stays as it is.
+    /// Touches these addresses, at which pages are or were mapped. Pages that can't be touched are
+    /// skipped.
     pub(crate) fn touch(&mut self, addresses: impl Iterator<Item = usize>) -> io::Result<()> {
         for address in addresses {
             let iov_base = with_exposed_provenance_mut(address);
@@ -52,16 +52,15 @@ impl Toucher {
         Ok(())
     }
 
-    /// In halves where one of them can't be read: the kernel doesn't say which.
+    /// Splits the pieces in halves if one can't be read: the kernel doesn't say which.
     #[expect(unsafe_code, reason = "the kernel reads at addresses that may be gone")]
     fn write(&mut self, pieces: &[libc::iovec]) -> io::Result<()> {
         if pieces.is_empty() {
             return Ok(());
         }
         let count = libc::c_int::try_from(pieces.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: the kernel reads a byte at each address, and says so if it can't.
-        // The addresses are of the arena's mappings of files, to which no reference
-        // exists.
+        // SAFETY: the kernel reads a byte at each address, and returns an error if it can't. The
+        // addresses belong to the arena's mappings of files, to which no reference exists.
         let written = unsafe { libc::writev(self.to.as_raw_fd(), pieces.as_ptr(), count) };
         let error = io::Error::last_os_error();
         self.drain()?;
@@ -99,13 +98,13 @@ mod tests {
     use crate::pagemap::Pagemap;
 
     #[test]
-    fn pages_are_put_behind_their_addresses_unless_they_are_gone() {
+    fn touched_pages_are_mapped_unless_the_file_was_truncated() {
         const PAGES: usize = 3000;
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![1; PAGES * 4096]).unwrap();
         let mut arena = Arena::new().unwrap();
         arena.map(file.as_fd(), 0, PAGES).unwrap();
-        // Cut short while it is mapped.
+        // The file is truncated while it is mapped.
         file.set_len(2000 * 4096).unwrap();
         let base = arena.address();
         Toucher::new().unwrap().touch((0..PAGES).map(|page| base + page * 4096)).unwrap();

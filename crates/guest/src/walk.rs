@@ -1,4 +1,4 @@
-//! Goes through the directories of a file system.
+//! Walks the directories of a file system.
 
 use std::collections::HashSet;
 use std::io;
@@ -15,14 +15,14 @@ use crate::found::{DirId, Entry, Found};
 
 /// Room for one directory's entries.
 const ENTRIES_BYTES: usize = 32 << 10;
-/// What the kernel keeps of a file that it didn't know: an inode and a name.
+/// What the kernel caches for a file that it did not know: an inode and a name.
 pub(crate) const KERNEL_BYTES: u64 = 1536;
-/// Inodes with several names take that much in the set of those that were seen.
+/// Memory for each inode in the set of those with several names.
 const SEEN_BYTES: u64 = 16;
-/// What `st_blocks` counts.
+/// The unit of `st_blocks`.
 const BLOCK_BYTES: i64 = 512;
 
-/// A file system, from the directory that is mounted.
+/// A file system, from its mounted directory on.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: OwnedFd,
@@ -30,12 +30,12 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Without what is mounted below it, so that what is hidden there is seen: a
-    /// mount of its own, which nobody else sees and which ends with this.
+    /// Opens it without the mounts below it, so that the files hidden by them are visible. This is
+    /// a private mount, which ends with this value.
     pub(crate) fn open(at: &Path) -> io::Result<Self> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let root = open_tree(CWD, at, flags).or_else(|_| {
-            // Some mounts may not be cloned. What is hidden below others stays so.
+            // Some mounts can't be cloned. Files hidden by other mounts stay hidden.
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             openat(CWD, at, flags, Mode::empty())
         })?;
@@ -53,19 +53,19 @@ impl Tree {
     }
 }
 
-/// How far a walk has come.
+/// The state of a walk.
 #[derive(Debug)]
 pub(crate) struct Walk {
     effort: Effort,
     todo: Vec<DirId>,
-    /// A directory with more entries than were read at once.
+    /// A directory with more entries than fit into one read.
     listing: Option<(DirId, OwnedFd)>,
     found: Found,
     /// Inodes with more than one name.
     seen: HashSet<u64>,
-    /// What could not be looked at.
+    /// Entries that could not be examined.
     pub(crate) unreadable: u64,
-    /// Names that were looked up.
+    /// Names looked up.
     pub(crate) looked_up: u64,
     entries: Box<[MaybeUninit<u8>]>,
     path: Vec<u8>,
@@ -91,12 +91,12 @@ impl Walk {
         self.todo.is_empty() && self.listing.is_none()
     }
 
-    /// What the files take up that were found since they were last taken.
+    /// Memory of the files found since files were last taken.
     pub(crate) fn files_bytes(&self) -> u64 {
         self.found.files_bytes()
     }
 
-    /// What else it takes up, which only gets more.
+    /// Memory of everything else, which only grows.
     pub(crate) fn other_bytes(&self) -> u64 {
         let todo = self.todo.capacity() * size_of::<DirId>();
         self.found.dirs_bytes() + todo as u64 + self.seen.capacity() as u64 * SEEN_BYTES
@@ -115,18 +115,17 @@ impl Walk {
         }
     }
 
-    /// Files that were found since this was last asked, the biggest first; to be
-    /// given back.
+    /// Takes the files found since the last call, the biggest first. They have to be given back.
     pub(crate) fn take_files(&mut self) -> Vec<Entry> {
         self.found.take_files()
     }
 
-    /// Forgets files that were taken.
+    /// Drops files that were taken.
     pub(crate) fn give_back(&mut self, files: Vec<Entry>) {
         self.found.give_back(files);
     }
 
-    /// Opens a file that was found, unless it has gone or was forgotten meanwhile.
+    /// Opens a file that was found, unless it has been deleted or dropped from the cache meanwhile.
     pub(crate) fn open(&mut self, tree: &Tree, entry: &Entry) -> Option<OwnedFd> {
         self.found.file_path(entry, &mut self.path);
         file::file(tree.root(), &self.path, self.effort).map_err(|error| self.miss(&error)).ok()
@@ -154,11 +153,11 @@ impl Walk {
                     }
                 }
                 FileType::RegularFile => self.add(dir, &opened, name),
-                // A file system that doesn't say, as some very old XFS.
+                // The file system doesn't say, like some very old XFS.
                 FileType::Unknown => self.unreadable += 1,
                 _ => {}
             }
-            // Only here nothing is lost that was read.
+            // Only at this point no entry that was read is lost.
             if entries.is_buffer_empty() {
                 goes_on = true;
                 break;
@@ -186,11 +185,12 @@ impl Walk {
         }
     }
 
-    /// What isn't remembered has no pages in the cache, and what is gone neither.
+    /// Counts a failed lookup, unless the file is not cached by name or has been deleted: then it
+    /// has no pages in the cache.
     fn miss(&mut self, error: &io::Error) {
         let is_fine = match error.raw_os_error() {
             Some(libc::EAGAIN) => self.effort == Effort::Remembered,
-            // Another mount is on top, and looked at by itself.
+            // Another mount is on top, which is walked separately.
             Some(libc::ENOENT | libc::EXDEV) => true,
             _ => false,
         };
@@ -200,8 +200,7 @@ impl Walk {
     }
 }
 
-/// Whether the kernel knows `RESOLVE_CACHED`, Linux 5.12 and newer, or `openat2`
-/// at all, 5.6 and newer.
+/// The efforts that the kernel supports: `RESOLVE_CACHED` needs Linux 5.12, `openat2` needs 5.6.
 pub(crate) fn efforts() -> io::Result<&'static [Effort]> {
     let try_it = |effort| {
         let root = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -246,8 +245,8 @@ mod tests {
         };
         for effort in efforts().unwrap() {
             let (mut files, mut walk) = walked(*effort);
-            // The kernel finds a file only by taking locks while somebody renames
-            // another one, and it may not then; nobody does all the time.
+            // While another file is being renamed, the kernel needs locks to look a file up, which
+            // it may not take here. So the lookup is tried again: renames don't last.
             for _ in 0..TRIES {
                 if *effort == Effort::Full || files.len() >= 2002 {
                     break;

@@ -1,5 +1,5 @@
-//! The helper behind a socket instead of a port: whoever asks is answered, whatever
-//! was said before, and for as long as there is somebody.
+//! The helper with a socket in place of its port: each request is answered, whatever was sent
+//! before, and as long as the peer is there.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -23,7 +23,7 @@ fn helper() -> (UnixStream, JoinHandle<()>) {
     (ours, serving)
 }
 
-/// More would be against the rules, which the listener sees to.
+/// More runs would violate the protocol, which the listener checks.
 const RUNS_MAX: u32 = 1000;
 
 fn ask(nonce: u64, wanted: Wanted) -> Ask {
@@ -49,7 +49,7 @@ fn map(stream: &mut UnixStream, nonce: u64) -> Option<CacheMap> {
     stream.write_all(&ask.to_bytes()).unwrap();
     match hear(stream, &ask) {
         Ok((listener, _)) => listener.into_map(),
-        // Whoever is not root may not know where pages are.
+        // Only root may learn where pages are.
         Err(Fault::Refused { text }) if text.contains("root") => None,
         Err(fault) => panic!("{fault}"),
     }
@@ -61,7 +61,7 @@ fn ends(stream: UnixStream, serving: JoinHandle<()>) {
 }
 
 #[test]
-fn one_who_only_wants_to_know_whether_it_is_there_gets_a_greeting() {
+fn a_request_for_a_greeting_gets_one() {
     let (mut stream, serving) = helper();
     for nonce in 0..3 {
         let ask = ask(nonce, Wanted::Greeting);
@@ -73,7 +73,7 @@ fn one_who_only_wants_to_know_whether_it_is_there_gets_a_greeting() {
 }
 
 #[test]
-fn one_who_speaks_another_version_gets_a_greeting() {
+fn a_request_of_another_version_gets_a_greeting() {
     let (mut stream, serving) = helper();
     let other = Ask { version: VERSION + 1, ..ask(5, Wanted::Map) };
     stream.write_all(&other.to_bytes()).unwrap();
@@ -83,13 +83,13 @@ fn one_who_speaks_another_version_gets_a_greeting() {
 }
 
 #[test]
-fn maps_are_told_again_and_again_within_the_budget() {
+fn repeated_requests_get_maps_within_the_budget() {
     let (mut stream, serving) = helper();
     for nonce in 10..13 {
         let Some(map) = map(&mut stream, nonce) else { continue };
         let summary = map.summary();
         assert!(summary.runs <= u64::from(RUNS_MAX));
-        // Which pages they are is for a guest's own test. They are told once each.
+        // A test in a guest checks which pages these are. Here each is reported once.
         assert_eq!((map.overlapping(), map.pages()), (0, summary.pages));
         assert!(summary.pages <= summary.cached_pages);
     }
@@ -97,7 +97,7 @@ fn maps_are_told_again_and_again_within_the_budget() {
 }
 
 #[test]
-fn garbage_and_half_an_ask_before_an_ask_do_no_harm() {
+fn garbage_and_half_a_request_before_a_request_do_no_harm() {
     let (mut stream, serving) = helper();
     let half = ask(1, Wanted::Map).to_bytes();
     stream.write_all(&half[..30]).unwrap();
@@ -107,9 +107,9 @@ fn garbage_and_half_an_ask_before_an_ask_do_no_harm() {
 }
 
 #[test]
-fn who_asks_anew_gets_the_newer_answer() {
+fn a_new_request_gets_the_newer_answer() {
     let (mut stream, serving) = helper();
-    // Nothing is read in between: what was said to the first stays in the way.
+    // Nothing is read in between, so the first answer fills the socket.
     stream.write_all(&ask(1, Wanted::Map).to_bytes()).unwrap();
     thread::yield_now();
     drop(map(&mut stream, 2));
@@ -117,7 +117,7 @@ fn who_asks_anew_gets_the_newer_answer() {
 }
 
 #[test]
-fn who_goes_away_in_the_middle_ends_the_answer() {
+fn a_disconnect_ends_the_answer() {
     let (mut stream, serving) = helper();
     stream.write_all(&ask(1, Wanted::Map).to_bytes()).unwrap();
     stream.read_exact(&mut [0; 8]).unwrap();

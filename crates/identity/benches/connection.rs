@@ -1,9 +1,9 @@
-//! What TLS costs: CPU seconds for each GB, both ends together, over loopback,
-//! beside the same bytes in plaintext.
+//! The cost of TLS: CPU seconds per GB of both ends together, over loopback,
+//! compared with the same bytes in plaintext.
 //!
-//! A lane's way of using a connection: batches of 512 KiB, each a small head
-//! and a body, are written by one thread and read by another into a buffer that
-//! it has; an acknowledgement comes back for every fourth.
+//! The connection is used as by a lane: one thread writes batches of 512 KiB, each a
+//! small head and a body, and another reads them into a buffer that it keeps; every
+//! fourth is acknowledged.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,13 +17,13 @@ use rustix::time::{ClockId, clock_gettime};
 
 const HEAD_BYTES: usize = 16 + 4 * 128;
 const BODY_BYTES: usize = 512 << 10;
-/// As much as a pool has, and more than any cache.
+/// The size of a pool, and more than any cache.
 const POOL_BYTES: usize = 128 << 20;
 const BATCHES: usize = 4096;
 const ROUNDS: usize = 5;
 
 fn main() {
-    // `cargo test --benches` asks for none of this.
+    // `cargo test --benches` only checks that this compiles.
     if !std::env::args().any(|arg| arg == "--bench") {
         return;
     }
@@ -138,7 +138,7 @@ fn receive(mut connection: Connection) -> Duration {
     cpu() - began
 }
 
-/// What it costs to begin: the first time, and again.
+/// Measures handshakes, full and resumed.
 fn handshakes(dir: &Path, b: &Security) {
     const COUNT: u32 = 200;
     let files = Files::within(&dir.join("a"));

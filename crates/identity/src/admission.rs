@@ -1,7 +1,7 @@
-//! Connections whose peers have not said who they are yet, bounded by where they
-//! come from. Addresses that are known have places of their own, so strangers can't
-//! keep them out; and among strangers one that holds much makes room for the next,
-//! rather than that the next is turned away.
+//! Bounds connections whose peers are not identified yet, by their source address.
+//! Known addresses have places of their own, so strangers can't keep them out. When
+//! all places are taken, the source with most connections loses one, and the newcomer
+//! is admitted.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Connections that gave way and have not ended yet, of known addresses and of
-/// strangers each: they hold descriptors a moment longer. With more of them
-/// newcomers are turned away.
+/// Most connections that gave way and have not ended yet, of known addresses and of
+/// strangers each. They still hold descriptors: at this limit no more give way, and
+/// newcomers that need a place are refused.
 pub const LEAVING_MAX: usize = 16;
-/// Addresses that are remembered, beside those that are always known.
+/// Addresses that are remembered, besides those that are always known.
 const REMEMBERED_MAX: usize = 256;
 
 /// How many connections may be unidentified at a time.
@@ -22,11 +22,11 @@ const REMEMBERED_MAX: usize = 256;
 pub struct AdmissionBounds {
     /// Of all addresses together.
     pub all: usize,
-    /// Of one source: an address, or what a stranger has of IPv6, a /64.
+    /// Of one source: an address, or the /64 of an IPv6 stranger.
     pub per_source: usize,
 }
 
-/// The unidentified connections of a port, each with a handle by which it is ended.
+/// The unidentified connections of a port, each with a handle that ends it.
 #[derive(Debug)]
 pub struct Admissions<H> {
     known_max: AdmissionBounds,
@@ -37,7 +37,7 @@ pub struct Admissions<H> {
 #[derive(Debug)]
 struct State<H> {
     always_known: HashSet<IpAddr>,
-    /// The one that was identified last is the last.
+    /// In the order of their last identification.
     remembered: VecDeque<IpAddr>,
     known: Class<H>,
     strangers: Class<H>,
@@ -47,20 +47,20 @@ struct State<H> {
 /// Known addresses, or strangers.
 #[derive(Debug)]
 struct Class<H> {
-    /// By source, the oldest first; no source has none.
+    /// By source, the oldest first; sources without connections are removed.
     waiting: HashMap<IpAddr, VecDeque<(u64, H)>>,
     count: usize,
     leaving: usize,
 }
 
-/// Where a connection comes from, as it is counted.
+/// The source that a connection counts for.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Known(IpAddr),
     Stranger(IpAddr),
 }
 
-/// One unidentified connection among the others, until this is dropped.
+/// The place of one unidentified connection, given back when dropped.
 #[derive(Debug)]
 pub struct Admission<H> {
     admissions: Arc<Admissions<H>>,
@@ -69,7 +69,7 @@ pub struct Admission<H> {
 }
 
 impl<H> Admissions<H> {
-    /// None yet. Connections from `always_known` count as from known addresses.
+    /// No connections yet. Those from `always_known` count as from known addresses.
     pub fn new(
         always_known: impl IntoIterator<Item = IpAddr>,
         known_max: AdmissionBounds,
@@ -88,13 +88,13 @@ impl<H> Admissions<H> {
         })
     }
 
-    /// From now on these are always known, and no others.
+    /// Replaces the addresses that are always known.
     pub fn know(&self, always_known: impl IntoIterator<Item = IpAddr>) {
         self.state.lock().always_known = always_known.into_iter().map(plain).collect();
     }
 
-    /// One more connection, unless too many are just ending. If another has to make
-    /// room for it, its handle comes along: the caller ends it.
+    /// Admits a connection, unless too many are just ending. If another has to give way,
+    /// its handle is returned, and the caller must end it.
     pub fn admit(self: &Arc<Self>, from: IpAddr, handle: H) -> Option<(Admission<H>, Option<H>)> {
         let mut state = self.state.lock();
         let address = plain(from);
@@ -114,8 +114,8 @@ impl<H> Admissions<H> {
         Some((Admission { admissions: Arc::clone(self), source, number }, gives_way))
     }
 
-    /// A peer at this address was identified: connections that come from there count
-    /// as from a known one.
+    /// Remembers an address at which a peer was identified: from now on it counts as
+    /// known.
     pub fn remember(&self, address: IpAddr) {
         let address = plain(address);
         let State { always_known, remembered, .. } = &mut *self.state.lock();
@@ -149,8 +149,8 @@ impl<H> State<H> {
 struct Full;
 
 impl<H> Class<H> {
-    /// Makes room for one more of this source: where it has its share, its own oldest
-    /// gives way, and where all have theirs, the oldest of the source with most.
+    /// Makes room for one more connection of `source`. If it has its share, its own oldest
+    /// gives way; if all places are taken, the oldest of the source with most.
     fn make_room(&mut self, source: IpAddr, max: AdmissionBounds) -> Result<Option<H>, Full> {
         let has = self.waiting.get(&source).map_or(0, VecDeque::len);
         let from = if has >= max.per_source {
@@ -170,7 +170,7 @@ impl<H> Class<H> {
         Ok(handle)
     }
 
-    /// The source with most connections; of several the one that has waited longest.
+    /// The source with most connections; of several, the one with the oldest connection.
     fn largest(&self) -> Option<IpAddr> {
         let first = |waiting: &VecDeque<(u64, H)>| waiting.front().map(|(number, _)| *number);
         let sources = self.waiting.iter();
@@ -178,7 +178,7 @@ impl<H> Class<H> {
         largest.map(|(source, _)| *source)
     }
 
-    /// None if it has given way.
+    /// Removes a connection; `None` if it has given way.
     fn take_out(&mut self, source: IpAddr, number: u64) -> Option<H> {
         let waiting = self.waiting.get_mut(&source)?;
         let nth = waiting.iter().position(|(other, _)| *other == number)?;
@@ -200,7 +200,7 @@ impl Source {
 }
 
 impl<H> Admission<H> {
-    /// Whether it was to make room for another.
+    /// Whether it had to give way to another.
     #[must_use]
     pub fn gave_way(&self) -> bool {
         let mut state = self.admissions.state.lock();
@@ -218,13 +218,13 @@ impl<H> Drop for Admission<H> {
             class.leaving -= 1;
         }
         drop(state);
-        // What it does at its end is not known here: outside of the lock.
+        // Outside of the lock: what dropping a handle does is not known here.
         drop(handle);
     }
 }
 
-/// An address as it is compared: the same by IPv4 and through a socket for IPv6,
-/// and loopback, of which every local process has millions, is one.
+/// Normalizes an address for comparison: an IPv4-mapped IPv6 address becomes IPv4,
+/// and all loopback addresses, of which a local process has millions, become one.
 fn plain(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
@@ -232,7 +232,7 @@ fn plain(address: IpAddr) -> IpAddr {
     }
 }
 
-/// All that one stranger easily has: with IPv6, a /64.
+/// The addresses that one stranger easily has: with IPv6, a /64.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,

@@ -1,4 +1,4 @@
-//! The operator's CA: makes itself, and certificates for hosts and people.
+//! The operator's CA, which issues certificates for hosts and people.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -14,39 +14,39 @@ use crate::certificate::{self, Validity};
 use crate::files::{self, FileError, Files, Readers, Writing};
 use crate::subject::{NameError, Subject};
 
-/// Clocks of hosts may differ by that, and a certificate works at once.
+/// How far certificates are backdated: they work at once, though hosts' clocks differ.
 const BACKDATED: Duration = Duration::hours(1);
-/// Letters that tell one CA from another.
+/// Bytes of its public key that tell one CA's name from another's.
 const MARK_BYTES: usize = 4;
 
-/// What a certificate shall be like.
+/// A request for a certificate.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Whose it is.
+    /// Its holder.
     pub subject: Subject,
-    /// How long it holds.
+    /// How long it is valid.
     pub days: u32,
-    /// Where its files go.
+    /// The directory for its files.
     pub out: PathBuf,
     /// Whether files there are replaced.
     pub replace: bool,
 }
 
-/// What was issued.
+/// An issued certificate.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// Where it is.
+    /// Its files.
     pub files: Files,
-    /// How long it holds.
+    /// When it is valid.
     pub validity: Validity,
-    /// Whether its CA ends before it should.
+    /// Whether it ends earlier than requested, with its CA.
     pub is_shortened: bool,
 }
 
-/// Why a CA does not do what it was asked for.
+/// Why a CA can't be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// One of its files.
+    /// One of the files can't be used.
     #[error(transparent)]
     File(#[from] FileError),
     /// There is no CA.
@@ -79,10 +79,10 @@ pub enum AuthorityError {
         /// When.
         day: String,
     },
-    /// Nobody can be called that.
+    /// The name is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The system gave no key or no signature.
+    /// A key or a signature could not be made.
     #[error("making a certificate: {0}")]
     Making(#[from] rcgen::Error),
 }
@@ -103,8 +103,8 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Makes a CA that holds for `days`, in a directory without one. Returns
-    /// when it holds.
+    /// Makes a CA that is valid for `days`, in a directory without one. Returns
+    /// when it is valid.
     ///
     /// # Errors
     /// If there is one already, or it can't be written.
@@ -115,8 +115,8 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // The end of a public key is as good as random: two CAs are never taken
-        // for one another.
+        // The end of a public key is as good as random, so no two CAs have the
+        // same name.
         let public = key.public_key_raw();
         let mark = &public[public.len().saturating_sub(MARK_BYTES)..];
         let mark: String = mark.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -137,7 +137,7 @@ impl Authority {
         })
     }
 
-    /// Takes the CA in a directory.
+    /// Opens the CA in a directory.
     ///
     /// # Errors
     /// If there is none, or it can't be used.
@@ -170,14 +170,13 @@ impl Authority {
         Ok(Self { dir: dir.to_owned(), certificate_pem, issuer, validity, content_key })
     }
 
-    /// When it holds.
+    /// When it is valid.
     #[must_use]
     pub fn validity(&self) -> Validity {
         self.validity
     }
 
-    /// Where the files of a certificate go if nothing else is said: one
-    /// directory for each.
+    /// The default directory for a certificate's files: one for each holder.
     #[must_use]
     pub fn place_for(&self, subject: &Subject) -> PathBuf {
         let kind = match subject {
@@ -191,7 +190,7 @@ impl Authority {
     /// certificate beside them.
     ///
     /// # Errors
-    /// If files are there already and shall not be replaced, or can't be written.
+    /// If files exist and must not be replaced, or can't be written.
     pub fn issue(&self, wanted: &Wanted) -> Result<Issued, AuthorityError> {
         let key = KeyPair::generate()?;
         let now = OffsetDateTime::now_utc();
@@ -200,7 +199,7 @@ impl Authority {
         params.subject_alt_names = vec![SanType::URI(wanted.subject.to_uri().try_into()?)];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match wanted.subject {
-            // An agent is called, and calls.
+            // An agent is both server and client.
             Subject::Host(_) => {
                 vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
             }
@@ -233,16 +232,16 @@ impl Authority {
         Ok(Issued { files, validity, is_shortened: params.not_after < not_after })
     }
 
-    /// Those who verify a certificate don't look at the CA's own end, so nothing
-    /// that it issues goes beyond it.
+    /// When the CA expires. Verifiers of a certificate don't check that, so no
+    /// certificate that it issues may outlast it.
     fn end(&self) -> OffsetDateTime {
         OffsetDateTime::from_unix_timestamp(self.validity.not_after_s)
             .unwrap_or_else(|_| OffsetDateTime::now_utc())
     }
 }
 
-/// What a CA's hosts have in common and nobody else knows: the same for all of
-/// them, and of no use to find the CA's key.
+/// A secret that all hosts of a CA share, and no one else knows. The CA's key can't be
+/// derived from it.
 fn content_key(key: &KeyPair) -> String {
     let secret = blake3::derive_key("droveway 2026-11 content.key", &key.serialize_der());
     format!("{}\n", blake3::Hash::from_bytes(secret).to_hex())

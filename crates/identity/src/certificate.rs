@@ -1,4 +1,4 @@
-//! What a certificate says: whom it names, and how long it holds.
+//! What a certificate says: its holder, and when it is valid.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,23 +8,23 @@ use time::OffsetDateTime;
 
 use crate::subject::Subject;
 
-/// When a certificate holds.
+/// When a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// From when, in seconds since 1970.
+    /// Its start, in seconds since 1970.
     pub not_before_s: i64,
-    /// Until when.
+    /// Its end, likewise.
     pub not_after_s: i64,
 }
 
 impl Validity {
-    /// Whether it is over.
+    /// Whether it has expired.
     #[must_use]
     pub fn is_over(&self, now: SystemTime) -> bool {
         seconds(now) > self.not_after_s
     }
 
-    /// How long it still holds.
+    /// How long it is still valid.
     #[must_use]
     pub fn left(&self, now: SystemTime) -> Duration {
         let left_s = self.not_after_s.saturating_sub(seconds(now));
@@ -37,7 +37,7 @@ impl Validity {
         day(self.not_after_s)
     }
 
-    /// What to tell an operator, if it ends within `notice` or has ended.
+    /// A warning for the operator, if it expires within `notice` or has expired.
     /// `what` is the certificate's holder.
     #[must_use]
     pub fn warning(&self, what: &str, notice: Duration, now: SystemTime) -> Option<String> {
@@ -60,7 +60,7 @@ impl fmt::Display for Validity {
     }
 }
 
-/// As people write it; UTC.
+/// The date, in UTC.
 pub(crate) fn day(unix_s: i64) -> String {
     match OffsetDateTime::from_unix_timestamp(unix_s) {
         Ok(at) => at.date().to_string(),
@@ -73,7 +73,7 @@ pub(crate) fn seconds(at: SystemTime) -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// When a certificate holds; none if it can't be read.
+/// When a certificate is valid; `None` if it can't be parsed.
 pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
     let validity = certificate.validity();
@@ -83,7 +83,7 @@ pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     })
 }
 
-/// Whom a certificate names; none if it isn't one of ours, or names several.
+/// The holder of a certificate; `None` if it isn't one of Droveway's, or names several.
 pub(crate) fn subject(certificate: &CertificateDer<'_>) -> Option<Subject> {
     let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
     let mut named = certificate.valid_uri_names().map(Subject::from_uri);
@@ -98,7 +98,7 @@ mod tests {
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
     #[test]
-    fn an_end_that_is_near_is_told() {
+    fn a_near_expiry_is_reported() {
         let validity = Validity { not_before_s: 0, not_after_s: 100 * 24 * 3600 };
         let at = |days: u32| UNIX_EPOCH + DAY * days;
         let warning = |days| validity.warning("host a", DAY * 30, at(days));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_names_nobody() {
+    fn garbage_has_no_holder_and_no_validity() {
         let garbage = CertificateDer::from(vec![0x30; 100]);
         assert_eq!(subject(&garbage), None);
         assert_eq!(validity(&garbage), None);

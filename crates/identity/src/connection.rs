@@ -16,8 +16,8 @@ use crate::record::TrafficKey;
 use crate::socket::{Closer, Socket};
 use crate::writer::Writer;
 
-/// A connection, whole. [`Connection::halves`] or [`Connection::into_halves`]
-/// let two threads use it at a time.
+/// A whole connection. [`Connection::halves`] and [`Connection::into_halves`]
+/// let two threads use it at the same time.
 #[derive(Debug)]
 pub struct Connection {
     reader: Reader,
@@ -27,7 +27,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection without protection, from somebody who may be anybody.
+    /// A connection without protection, whose peer is not authenticated.
     #[must_use]
     pub fn plain(stream: TcpStream) -> Self {
         let socket = Socket::shared(stream);
@@ -40,8 +40,8 @@ impl Connection {
     }
 
     /// A connection after its handshake: from here on records are sealed and
-    /// opened by us. (Were they to be so by the kernel, the two keys would go to
-    /// it here, and `came`, opened, to the reader.)
+    /// opened by this crate. (For kTLS, the kernel would be given the two keys here,
+    /// and the reader `came`, opened.)
     pub(crate) fn secured(
         stream: TcpStream,
         [to_open, to_seal]: [TrafficKey; 2],
@@ -61,14 +61,14 @@ impl Connection {
         }
     }
 
-    /// The host at the other end, as its certificate names it; none if it is
-    /// plain and could be anybody.
+    /// The host at the other end, as its certificate names it; `None` for a plain
+    /// connection.
     #[must_use]
     pub fn peer(&self) -> Option<&str> {
         self.peer.as_deref()
     }
 
-    /// Whether it was secured with what an earlier connection left.
+    /// Whether it was resumed with a ticket of an earlier connection.
     #[must_use]
     pub fn is_resumed(&self) -> bool {
         self.is_resumed
@@ -79,30 +79,30 @@ impl Connection {
         (&mut self.reader, &mut self.writer)
     }
 
-    /// Both halves, for two threads. The connection ends with the second.
+    /// Both halves, for two threads. The connection ends when both are dropped.
     #[must_use]
     pub fn into_halves(self) -> (Reader, Writer) {
         (self.reader, self.writer)
     }
 
-    /// What ends it from anywhere.
+    /// A handle that ends the connection from any thread.
     #[must_use]
     pub fn closer(&self) -> Closer {
         self.reader.closer()
     }
 
-    /// Ends it in order: the peer learns that nothing was cut off.
+    /// Ends the connection in order: the peer learns that nothing was cut off.
     pub fn close(&mut self) {
         self.writer.close();
     }
 
-    /// Ends it because the peer isn't wanted.
+    /// Ends the connection with an alert that says why the peer is refused.
     pub(crate) fn refuse(&mut self, why: AlertDescription) -> &TcpStream {
         self.writer.end(why);
         &self.reader.socket().stream
     }
 
-    /// How long a read waits for bytes; none: for ever.
+    /// Sets how long a read waits for bytes; `None` is for ever.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -118,8 +118,8 @@ impl Connection {
         self.reader.set_deadline(deadline)
     }
 
-    /// How long a write waits for room; none: for ever. A secured connection is
-    /// of no use after a write that took too long.
+    /// Sets how long a write waits for room; `None` is for ever. A secured connection
+    /// can't be used after a write that timed out.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -127,18 +127,18 @@ impl Connection {
         self.reader.socket().stream.set_write_timeout(limit)
     }
 
-    /// Where the other end is.
+    /// The address of the other end.
     ///
     /// # Errors
-    /// If there is none any more.
+    /// If the socket is no longer connected.
     pub fn peer_address(&self) -> io::Result<SocketAddr> {
         self.reader.socket().stream.peer_addr()
     }
 
-    /// Where this end is.
+    /// The address of this end.
     ///
     /// # Errors
-    /// If there is none any more.
+    /// If the kernel refuses.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.reader.socket().stream.local_addr()
     }

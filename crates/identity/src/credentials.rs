@@ -1,4 +1,4 @@
-//! A certificate, its key, and the CA that their holder trusts: from the files.
+//! Reads a certificate, its key, and the CA that their holder trusts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::verify::Trust;
 
 pub(crate) const VERSIONS: &[&SupportedProtocolVersion] = &[&TLS13];
 
-/// Why a host has no identity.
+/// Why a host's or a person's files can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// One of the files.
+    /// One of the files can't be read.
     #[error(transparent)]
     File(#[from] FileError),
     /// The certificate doesn't belong to the key.
@@ -39,10 +39,10 @@ pub enum IdentityError {
         certificate: PathBuf,
         /// This host.
         expected: String,
-        /// Whom it names.
+        /// The holder that it names.
         found: String,
     },
-    /// The certificate is not of this CA.
+    /// The certificate was not issued by this CA.
     #[error(
         "{} was not issued by the CA whose certificate is {}: copy both from where they were issued",
         certificate.display(), authority.display()
@@ -50,7 +50,7 @@ pub enum IdentityError {
     OtherAuthority {
         /// The certificate.
         certificate: PathBuf,
-        /// The CA's.
+        /// The CA's certificate.
         authority: PathBuf,
     },
     /// The certificate is a host's.
@@ -76,7 +76,7 @@ pub(crate) fn unusable(file: &Path, why: &dyn std::fmt::Display) -> IdentityErro
     IdentityError::Unusable { file: file.to_owned(), why: why.to_string() }
 }
 
-/// The CA that is trusted, and the holder's certificate and key.
+/// Reads the trusted CA, and the holder's certificate and key.
 pub(crate) fn read(files: &Files) -> Result<(Arc<Trust>, CertifiedKey), IdentityError> {
     let provider = Arc::new(provider());
     let mut roots = RootCertStore::empty();
@@ -92,7 +92,7 @@ pub(crate) fn read(files: &Files) -> Result<(Arc<Trust>, CertifiedKey), Identity
     Ok((trust, CertifiedKey::new(chain, key)))
 }
 
-/// That the key is the certificate's. Returns whose it is.
+/// Checks that the key is the certificate's, and returns its holder.
 pub(crate) fn check_key(files: &Files, certified: &CertifiedKey) -> Result<Subject, IdentityError> {
     let certificate = files.certificate.clone();
     match certified.keys_match() {
@@ -110,8 +110,8 @@ pub(crate) fn not_ours(files: &Files) -> IdentityError {
     unusable(&files.certificate, &"`droveway ca issue` did not make it")
 }
 
-/// One cipher, which both ends' CPUs do in hardware, and a key exchange that
-/// what is recorded today stays secret by, whatever can be computed later.
+/// One cipher, for which both ends' CPUs have instructions. The post-quantum key
+/// exchange is preferred, so that traffic recorded today stays secret later.
 fn provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],

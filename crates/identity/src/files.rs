@@ -1,5 +1,5 @@
-//! The files of a certificate, and how they are written: a key for its owner
-//! alone, and nothing over what is there.
+//! The files of a certificate, and how they are written: keys readable by their
+//! owner alone, and existing files replaced only on request.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Write};
@@ -10,11 +10,10 @@ use std::time::SystemTime;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// What no file of ours comes near: a CA bundle of hundreds is smaller.
+/// Far more than any valid file has: a bundle of hundreds of CAs is smaller.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Where an agent, or somebody who uses the API, has what `droveway ca issue`
-/// made.
+/// The files that `droveway ca issue` made for an agent or a user of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
     /// The CA's certificate, or those of several CAs while one replaces another.
@@ -23,8 +22,8 @@ pub struct Files {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// What the contents of pages are named with, by all hosts of a cluster; people
-    /// have none.
+    /// The secret with which all hosts of a cluster compute the names of page contents;
+    /// people have none.
     pub content_key: PathBuf,
 }
 
@@ -40,19 +39,19 @@ impl Files {
         }
     }
 
-    /// When those were written last that [`Identity::reload`](crate::Identity::reload)
-    /// reads; none that are not there.
+    /// When the files that [`Identity::reload`](crate::Identity::reload) reads were last
+    /// written; `None` for those that don't exist.
     #[must_use]
     pub fn changed(&self) -> [Option<SystemTime>; 3] {
         [&self.authority, &self.certificate, &self.key]
             .map(|file| std::fs::metadata(file).and_then(|there| there.modified()).ok())
     }
 
-    /// The secret to name contents with; none: the certificate is older than that,
-    /// and has to be issued again.
+    /// The secret for names of contents. `None` if the certificate was issued by a
+    /// version without it, and has to be issued again.
     ///
     /// # Errors
-    /// If the file can't be read, or others can read it.
+    /// If the file can't be read, or everybody can read it.
     pub fn content_secret(&self) -> Result<Option<Vec<u8>>, FileError> {
         if !self.content_key.exists() {
             return Ok(None);
@@ -64,7 +63,7 @@ impl Files {
     }
 }
 
-/// What is wrong with a file, for whoever put it there.
+/// What is wrong with a file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It can't be read.
@@ -83,7 +82,7 @@ pub enum FileError {
         /// Why.
         source: io::Error,
     },
-    /// Nothing is written over it.
+    /// It exists, and is not replaced.
     #[error("{} is there already: {}", file.display(), advice)]
     Exists {
         /// Which.
@@ -99,7 +98,7 @@ pub enum FileError {
         /// What was looked for.
         what: &'static str,
     },
-    /// A key that others can read.
+    /// A key that everybody can read.
     #[error(
         "{} can be read by everybody on this host: a key is for its owner alone; chmod 600 it, \
          and issue a new one if somebody may have read it",
@@ -116,7 +115,7 @@ pub(crate) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, 
     certificates.ok().filter(|found| !found.is_empty()).ok_or_else(missing)
 }
 
-/// The key in a file that its owner alone can read.
+/// The key in a file, which not everybody may be able to read.
 pub(crate) fn key(file: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
     check_closed(file)?;
     let text = read(file)?;
@@ -124,7 +123,7 @@ pub(crate) fn key(file: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
         .map_err(|_| FileError::Content { file: file.to_owned(), what: "private key" })
 }
 
-/// A key that everybody can read is refused: who it speaks for is not sure.
+/// Refuses a key that everybody can read: any local user could impersonate its holder.
 fn check_closed(file: &Path) -> Result<(), FileError> {
     let unreadable = |source| FileError::Unreadable { file: file.to_owned(), source };
     let mode = std::fs::metadata(file).map_err(unreadable)?.permissions().mode();
@@ -147,7 +146,7 @@ fn read(file: &Path) -> Result<Vec<u8>, FileError> {
     std::fs::read(file).map_err(unreadable)
 }
 
-/// Makes a directory for keys: for its owner alone, if it isn't there yet.
+/// Makes a directory for keys, with access for its owner alone, unless it exists.
 ///
 /// # Errors
 /// If it can't be made.
@@ -168,8 +167,8 @@ pub enum Readers {
     Everybody,
 }
 
-/// Files that appear together: all are written beside where they go, and put
-/// there only when every one of them is on disk.
+/// Files that appear together: each is written next to its place, and all are moved
+/// into place only when every one is on disk.
 #[derive(Debug)]
 pub struct Writing {
     replace: Option<&'static str>,
@@ -177,22 +176,22 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// Files that were not there before; `advice` is what to do if they were.
+    /// New files; `advice` says what to do if one exists.
     #[must_use]
     pub fn new(advice: &'static str) -> Self {
         Self { replace: Some(advice), written: Vec::new() }
     }
 
-    /// Files that take the place of others.
+    /// Files that may replace others.
     #[must_use]
     pub fn over() -> Self {
         Self { replace: None, written: Vec::new() }
     }
 
-    /// Writes one, with a mode that never lets others in. Its directory is there.
+    /// Writes one, whose mode is never too permissive. Its directory must exist.
     ///
     /// # Errors
-    /// If it is there already and shall not be replaced, or can't be written.
+    /// If it exists and must not be replaced, or can't be written.
     pub fn add(
         &mut self,
         file: &Path,
@@ -221,10 +220,10 @@ impl Writing {
         Ok(())
     }
 
-    /// Puts all of them in place.
+    /// Moves all of them into place.
     ///
     /// # Errors
-    /// If one can't be; those before it are there.
+    /// If one can't be moved; those before it are in place.
     pub fn finish(self) -> Result<(), FileError> {
         for (beside, file) in self.written {
             let outcome = match self.replace {

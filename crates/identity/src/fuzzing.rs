@@ -1,6 +1,6 @@
 //! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this
-//! crate's tests: whatever is on the network, or a peer that we know sends, is
-//! read or refused.
+//! crate's tests: any bytes from the network, and anything that an authenticated
+//! peer sends, are read or refused.
 
 use rustls::ConnectionTrafficSecrets;
 use rustls::crypto::cipher::{AeadKey, Iv};
@@ -9,7 +9,7 @@ use crate::inbox::{Inbox, Taken};
 use crate::keys::{Keys, Schedule};
 use crate::record::{CONTENT_BYTES_MAX, Gather, Kind, OVERHEAD_BYTES, RecordError, TrafficKey};
 
-/// The same key each time; a fuzzer can't find one.
+/// A schedule with one fixed key, since a fuzzer can't guess keys.
 struct Same;
 
 fn key() -> Result<TrafficKey, RecordError> {
@@ -31,16 +31,15 @@ impl Schedule for Same {
     }
 }
 
-/// What anybody can write into a connection: sealed by no key of ours.
+/// Reads what anybody can write into a connection: bytes not sealed with its key.
 pub fn stranger(bytes: &[u8]) {
     let Ok(key) = key() else { return };
     let mut inbox = Inbox::new(key, &[]);
     read_all(&mut inbox, bytes);
 }
 
-/// What only the peer can send: properly sealed records of any content. The
-/// first byte of each is its kind, the next two its length; the rest of the
-/// bytes is its content.
+/// Reads what only the peer can send: properly sealed records of any content. For
+/// each, `bytes` has a byte for its kind, two for its length, and its content.
 pub fn peer(mut bytes: &[u8]) {
     let (Ok(mut ours), Ok(theirs)) = (key(), key()) else { return };
     let mut inbox = Inbox::new(theirs, &[]);
@@ -60,7 +59,7 @@ pub fn peer(mut bytes: &[u8]) {
     }
 }
 
-/// Feeds bytes in pieces of many lengths, and takes what comes out likewise.
+/// Feeds bytes in pieces of many lengths, and takes the output likewise.
 fn read_all(inbox: &mut Inbox, mut bytes: &[u8]) {
     let keys = Keys::new(Box::new(Same));
     let mut into = [0; 4096];

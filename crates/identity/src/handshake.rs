@@ -1,5 +1,5 @@
-//! Making a connection secure: rustls says what to send and what came, this
-//! file carries it to and fro, within a limit of time and of bytes.
+//! The TLS handshake: rustls makes and reads the messages, and this module sends and
+//! receives them, within limits of time and of bytes.
 
 mod error;
 mod talk;
@@ -25,21 +25,21 @@ use crate::verify::{Again, Called};
 use talk::Talk;
 pub(crate) use talk::turn_away;
 
-/// The longest that a peer may take. Across the world it is half a second,
-/// thrice with lost packets; a peer that is slower than this is none.
+/// The longest that a handshake may take. Across the world it takes half a second,
+/// and three times that with lost packets; a slower peer counts as dead.
 pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
 impl Identity {
-    /// Makes a connection to the host `peer` secure. The socket has no timeouts
+    /// Secures a connection to the host `peer`. The socket has no timeouts
     /// afterwards.
     ///
-    /// If the peer doesn't want us, the first read says so: in TLS 1.3 whoever
-    /// calls is ready before he is heard. That read also takes in the tickets
-    /// that make the next connection cheaper. Let the socket have no delay
-    /// (`TCP_NODELAY`), or the handshake waits for acknowledgements.
+    /// If the peer refuses this host, the first read returns that: in TLS 1.3 the client
+    /// finishes before the server has verified it. That read also processes the tickets
+    /// that make the next connection cheaper. The socket needs `TCP_NODELAY`, or the
+    /// handshake waits for acknowledgements.
     ///
     /// # Errors
-    /// If the other end is not that host, or isn't heard of in time.
+    /// If the other end is not that host, or doesn't answer in time.
     pub fn connect(&self, stream: TcpStream, peer: &str) -> Result<Connection, HandshakeError> {
         let shown = self.shown();
         let config = shown.client(peer).map_err(HandshakeError::of)?;
@@ -49,24 +49,24 @@ impl Identity {
         secure(end, stream, &called)
     }
 
-    /// Makes a connection that came secure. Who called is
+    /// Secures an accepted connection. The caller's name is
     /// [`Connection::peer`]. The socket has no timeouts afterwards.
     ///
     /// # Errors
-    /// If the other end is not a host with a certificate of our CA, or isn't
-    /// heard of in time. It has been told so.
+    /// If the other end is not a host with a certificate of a trusted CA, which an alert
+    /// has told it, or doesn't answer in time.
     pub fn accept(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
         let shown = self.shown();
         let end = UnbufferedServerConnection::new(shown.server()).map_err(HandshakeError::of)?;
         secure(end, stream, &*shown.calling).map_err(|error| match error {
-            // We had not said anything yet that it could dislike.
+            // Nothing had been sent yet that the peer could refuse.
             HandshakeError::Unheard => HandshakeError::Silent,
             error => error,
         })
     }
 }
 
-/// rustls's two kinds of connection, seen as one.
+/// What rustls's client and server connections have in common.
 trait End: std::ops::Deref<Target: std::ops::Deref<Target = CommonState>> + Sized {
     type Data;
     fn process<'c, 'i>(&'c mut self, came: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
@@ -146,7 +146,7 @@ enum Next {
     Done,
 }
 
-/// Until both ends have the same keys.
+/// Runs the handshake until both ends have the same keys.
 fn shake<E: End>(end: &mut E, talk: &mut Talk<'_>) -> Result<(), HandshakeError> {
     loop {
         let (came, outgoing) = talk.parts();
@@ -163,7 +163,7 @@ fn shake<E: End>(end: &mut E, talk: &mut Talk<'_>) -> Result<(), HandshakeError>
             }
             ConnectionState::BlockedHandshake => Next::Read,
             ConnectionState::WriteTraffic(_) => Next::Done,
-            // Nothing else can be: no more is offered than the handshake.
+            // Only an end: rustls is offered no records beyond the handshake.
             _ => return Err(HandshakeError::Protocol("the peer ended it".to_owned())),
         };
         talk.discard(discard);
@@ -176,7 +176,7 @@ fn shake<E: End>(end: &mut E, talk: &mut Talk<'_>) -> Result<(), HandshakeError>
 }
 
 /// Sends the alert that rustls has ready after an error, if it has one. As long
-/// as it has, it doesn't look at what came.
+/// as it has, it doesn't process input.
 fn say_why<E: End>(end: &mut E, talk: &mut Talk<'_>) {
     let (_, outgoing) = talk.parts();
     while end.wants_write() {
@@ -187,6 +187,6 @@ fn say_why<E: End>(end: &mut E, talk: &mut Talk<'_>) {
             return;
         }
     }
-    // The peer may be gone; the error is told anyway.
+    // The peer may be gone; the caller returns the error anyway.
     let _ = outgoing.send();
 }

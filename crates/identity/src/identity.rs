@@ -1,4 +1,4 @@
-//! Who this host is, and how it speaks to others.
+//! This host's identity, and the TLS configurations for its connections.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,26 +23,26 @@ use crate::subject::Subject;
 use crate::tickets::Tickets;
 use crate::verify::{Called, Calling, Trust, Who};
 
-/// What is spoken inside: a host's certificate for agents is no use at another
-/// port of his.
+/// The ALPN protocol: a connection between agents can't be passed off as one to another
+/// port of the host.
 pub(crate) const PROTOCOL: &[u8] = b"droveway-agent";
-/// Tickets for a peer that calls for the first time: the lanes of a migration,
-/// up to 8 without being asked, and again after all have died once.
+/// Tickets for a peer that connects for the first time: enough for the lanes of a
+/// migration, by default up to 8, and again after all have failed once.
 const TICKETS_FIRST: u8 = 16;
-/// For one that used a ticket: another in its place.
+/// Tickets for a peer that used one: its replacement.
 const TICKETS_AGAIN: u8 = 1;
-/// A new certificate is due that long before the end.
+/// How long before its end a certificate should be replaced.
 const NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// A host's certificate and key, the CA that it trusts, and what it knows of
-/// connections that were. One for each agent, shared by all its connections.
+/// A host's certificate and key, the CA that it trusts, and the tickets of earlier
+/// connections. One for each agent, shared by all its connections.
 pub struct Identity {
     name: String,
     /// Replaced whole by [`Identity::reload`]; connections keep what they began with.
     shown: RwLock<Arc<Shown>>,
 }
 
-/// What is shown to others, and asked of them.
+/// What is shown to peers, and how they are verified.
 pub(crate) struct Shown {
     validity: Validity,
     pub(crate) trust: Arc<Trust>,
@@ -50,7 +50,7 @@ pub(crate) struct Shown {
     server: Arc<ServerConfig>,
     people: Arc<ServerConfig>,
     certified: Arc<CertifiedKey>,
-    /// By peer. Whom an agent calls stands in its peers file.
+    /// By peer. An agent connects only to hosts in its peers file, so they are few.
     clients: Mutex<HashMap<String, Arc<ClientConfig>>>,
 }
 
@@ -61,11 +61,11 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Reads what `droveway ca issue` made for the host of that name. A
-    /// certificate that has expired is taken; see [`Identity::warning`].
+    /// Reads what `droveway ca issue` made for the host of that name. An expired
+    /// certificate is accepted; see [`Identity::warning`].
     ///
     /// # Errors
-    /// If the files are not there, or not this host's.
+    /// If the files don't exist, or are not this host's.
     pub fn load(name: &str, files: &Files) -> Result<Self, IdentityError> {
         let shown = RwLock::new(Arc::new(Shown::read(name, files)?));
         Ok(Self { name: name.to_owned(), shown })
@@ -74,7 +74,7 @@ impl Identity {
     /// Reads the files again, for all connections that begin from now on.
     ///
     /// # Errors
-    /// As [`Identity::load`]: then it stays as it was.
+    /// As [`Identity::load`]: then the identity stays as it was.
     pub fn reload(&self, files: &Files) -> Result<(), IdentityError> {
         let read = Arc::new(Shown::read(&self.name, files)?);
         *self.shown.write() = read;
@@ -91,20 +91,20 @@ impl Identity {
         &self.name
     }
 
-    /// When its certificate holds.
+    /// When its certificate is valid.
     #[must_use]
     pub fn validity(&self) -> Validity {
         self.shown().validity
     }
 
-    /// What to tell the operator, if the certificate ends soon or has ended.
+    /// A warning for the operator, if the certificate expires soon or has expired.
     #[must_use]
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         self.validity().warning(&format!("host {}", self.name), NOTICE, now)
     }
 
-    /// For connections that come to the API's port: shows this host's certificate,
-    /// and takes people's.
+    /// The configuration of the API's port, which shows this host's certificate and
+    /// accepts people's.
     #[must_use]
     pub fn for_people(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.shown().people)
@@ -140,12 +140,13 @@ impl Shown {
         })
     }
 
-    /// For connections that come.
+    /// The configuration for accepted connections.
     pub(crate) fn server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server)
     }
 
-    /// For connections to a peer; the same each time, so that they can resume.
+    /// The configuration for connections to a peer; the same each time, so that they can
+    /// resume.
     pub(crate) fn client(&self, peer: &str) -> Result<Arc<ClientConfig>, Error> {
         let mut clients = self.clients.lock();
         if let Some(client) = clients.get(peer) {
@@ -157,7 +158,7 @@ impl Shown {
     }
 }
 
-/// What the certificate must be to be of use.
+/// Checks that the certificate can be used by this host.
 fn check(
     name: &str,
     files: &Files,
@@ -174,7 +175,7 @@ fn check(
     match trust.check_chain(certificate, others, UnixTime::now()) {
         Ok(()) => {}
         Err(Error::InvalidCertificate(error)) => match CertificateProblem::of(&error) {
-            // The peers will say so; until then VMs can be seen to.
+            // Peers will refuse it; until it is replaced, the host's VMs can be looked after.
             CertificateProblem::Expired(_) | CertificateProblem::Early(_) => {}
             CertificateProblem::Stranger => {
                 let authority = files.authority.clone();
@@ -197,8 +198,8 @@ fn server(
         .with_client_cert_verifier(Arc::clone(calling) as Arc<dyn ClientCertVerifier>)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(certified))));
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
-    // Sealed for ourselves with a key that this process makes, and changes every
-    // six hours: nothing is kept for a peer.
+    // Tickets are sealed with a key of this process, which it changes every six
+    // hours: no state is kept per peer.
     config.ticketer = aws_lc_rs::Ticketer::new()?;
     config.send_tls13_tickets = TICKETS_AGAIN.into();
     config.max_tls13_tickets = TICKETS_FIRST.into();
@@ -221,7 +222,7 @@ fn client(
     config.resumption = Resumption::store(Arc::new(Tickets::default()));
     config.send_ticket_request =
         Some(TicketRequest { new_session_count: TICKETS_FIRST, resumption_count: TICKETS_AGAIN });
-    // Our names are none of the DNS.
+    // Names of hosts are not DNS names here.
     config.enable_sni = false;
     config.enable_secret_extraction = true;
     Ok(config)

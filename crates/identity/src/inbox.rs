@@ -1,4 +1,4 @@
-//! What came from the peer: sealed bytes in, the peer's bytes out. No I/O.
+//! Records from the peer: sealed bytes in, opened bytes out. No I/O.
 
 use crate::keys::Keys;
 use crate::messages::Messages;
@@ -8,20 +8,20 @@ use crate::record::{
 };
 use crate::refusal::Refusal;
 
-/// To begin with: a control connection or a lane's acknowledgements need no
+/// Size at first: a control connection or a lane's acknowledgements need no
 /// more.
 const BUFFER_BYTES_MIN: usize = 2 * RECORD_BYTES_MAX;
-/// As much as is worth one call to the kernel, and still in a core's own cache
+/// As much as is worth one system call, and still in a core's own cache
 /// when it is opened: about a lane's batch.
 const BUFFER_BYTES_MAX: usize = 512 << 10;
-/// Room that is worth a call to the kernel.
+/// Least room that is worth a system call.
 const ROOM_BYTES_MIN: usize = 4 * CONTENT_BYTES_MAX;
-/// Records in a row that bring no bytes: tickets after a handshake are 16.
+/// Most records in a row without data: tickets after a handshake are 16.
 const IDLE_MAX: u32 = 64;
-/// An alert's two bytes: its level and what it says.
+/// The description in an alert, its second byte after the level, of an orderly end.
 const CLOSE_NOTIFY: u8 = 0;
 
-/// Bytes that are sealed, or opened and not yet taken.
+/// Received bytes that are sealed, or opened and not yet taken.
 pub(crate) struct Inbox {
     key: TrafficKey,
     buffer: Vec<u8>,
@@ -31,23 +31,23 @@ pub(crate) struct Inbox {
     sealed: (usize, usize),
     messages: Messages,
     idle: u32,
-    /// Why nothing comes any more.
+    /// Why there is nothing more to take.
     end: Option<Result<(), RecordError>>,
 }
 
-/// What there is to be taken.
+/// What [`Inbox::take`] has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// So many bytes; at least one.
+    /// That many bytes, at least one.
     Bytes(usize),
-    /// Nothing until more comes.
+    /// Nothing until more is received.
     Nothing,
-    /// Nothing ever: the peer has ended, and said so.
+    /// Nothing any more: the peer has ended the connection in order.
     Ended,
 }
 
 impl Inbox {
-    /// `came` is what was read behind the handshake.
+    /// `came` is what was received after the handshake.
     pub(crate) fn new(key: TrafficKey, came: &[u8]) -> Self {
         let mut buffer = vec![0; BUFFER_BYTES_MIN + came.len()];
         buffer[..came.len()].copy_from_slice(came);
@@ -55,8 +55,8 @@ impl Inbox {
         Self { key, buffer, opened: (0, 0), sealed: (0, came.len()), messages, idle: 0, end: None }
     }
 
-    /// Opens what is there into `into`, as much as fits; straight to where it is
-    /// wanted when a whole record fits.
+    /// Opens received records into `into`, as much as fits; without a copy when a
+    /// whole record fits.
     pub(crate) fn take(&mut self, into: &mut [u8], keys: &Keys) -> Result<Taken, RecordError> {
         let mut taken = self.take_opened(into);
         while taken < into.len() && self.end.is_none() {
@@ -83,8 +83,8 @@ impl Inbox {
         count
     }
 
-    /// Opens the next record, if a whole one is there. Returns how many bytes it
-    /// put into `into`; it may have opened others in place instead.
+    /// Opens the next record, if it is complete. Returns how many bytes it put into
+    /// `into`: none if it opened the record in place, or the record has no data.
     fn open_next(&mut self, into: &mut [u8], keys: &Keys) -> Result<Option<usize>, RecordError> {
         let (start, end) = self.sealed;
         let came = &mut self.buffer[start..end];
@@ -129,14 +129,14 @@ impl Inbox {
         Ok(Some(0))
     }
 
-    /// A peer can't keep us busy for nothing.
+    /// Limits records without data, with which a peer could keep this end busy.
     fn count_idle(&mut self, brings_bytes: bool) -> Result<(), RecordError> {
         self.idle = if brings_bytes { 0 } else { self.idle + 1 };
         if self.idle > IDLE_MAX { Err(RecordError::Idle) } else { Ok(()) }
     }
 
-    /// Where bytes from the peer go next: never empty. Only to be asked for when
-    /// there is nothing to be taken.
+    /// Room for the next bytes from the peer: never empty. To be called only when
+    /// there is nothing to take.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         let (start, end) = self.sealed;
         if start == end {
@@ -149,10 +149,10 @@ impl Inbox {
         &mut self.buffer[self.sealed.1..]
     }
 
-    /// `bytes` of the room were filled.
+    /// Adds `bytes` that were received into the room.
     pub(crate) fn came(&mut self, bytes: usize) {
         self.sealed.1 = (self.sealed.1 + bytes).min(self.buffer.len());
-        // Whoever fills it at once has more to say.
+        // A peer that fills the buffer at once has more to send.
         if self.sealed.1 == self.buffer.len() && self.buffer.len() < BUFFER_BYTES_MAX {
             self.buffer.resize((self.buffer.len() * 2).min(BUFFER_BYTES_MAX), 0);
         }

@@ -1,4 +1,4 @@
-//! Our records against rustls's own, in both roles: tickets, new keys, ends.
+//! This crate's records against rustls's own, in both roles: tickets, new keys, ends.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -34,7 +34,7 @@ fn content(seed: u8) -> Vec<u8> {
     (0..BYTES).map(|at| (at / 7).to_le_bytes()[0] ^ seed).collect()
 }
 
-/// Speaks to rustls: content both ways, in turns, with new keys in between.
+/// Exchanges content with rustls in turns, with new keys in between.
 fn converse(
     mut ours: Connection,
     mut theirs: impl Read + Write + Send,
@@ -100,7 +100,7 @@ fn rustls_calls() {
     }
 }
 
-/// rustls's connection, where a test can get at it.
+/// A connection of rustls that several threads of a test use.
 struct Mirror<C>(Arc<parking_lot::Mutex<rustls::StreamOwned<C, TcpStream>>>);
 
 impl<C> Clone for Mirror<C> {

@@ -1,4 +1,4 @@
-//! New keys, and tickets, for a connection that is up: what rustls still does.
+//! New keys and tickets of an established connection, which rustls still makes.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -44,14 +44,14 @@ impl Schedule for KernelConnection<ServerConnectionData> {
         TrafficKey::new(self.update_rx_secret().map_err(|_| NO_NEXT)?)
     }
 
-    /// Only the end that was called gives tickets.
+    /// Only a server gives tickets.
     fn ticket(&mut self, _: &[u8]) -> Result<(), RecordError> {
         Err(RecordError::Message)
     }
 }
 
-/// What reader and writer of one connection share. They meet here once in some
-/// hundred GiB; all else each of them does alone.
+/// The state that reader and writer of one connection share. They need it once in some
+/// hundred GiB, and otherwise work independently.
 pub(crate) struct Keys {
     schedule: Mutex<Box<dyn Schedule>>,
     /// The peer has asked for a new key for what we write.
@@ -71,7 +71,7 @@ impl Keys {
         self.is_update_asked.store(true, Relaxed);
     }
 
-    /// Whether the peer has asked since the last time.
+    /// Whether the peer has asked for a new key since the last call.
     pub(crate) fn is_update_asked(&self) -> bool {
         self.is_update_asked.load(Relaxed) && self.is_update_asked.swap(false, Relaxed)
     }

@@ -1,18 +1,17 @@
-//! Who speaks: certificates of hosts and people, and connections between agents
-//! that only they can read.
+//! Certificates of hosts and people, and authenticated, encrypted connections
+//! between agents.
 //!
 //! [`Authority`] is the operator's CA, made and used by `droveway ca`. What it
 //! issues for a host is that host's [`Identity`]. With it an agent turns a TCP
 //! connection into a [`Connection`] whose other end is known by name.
 //!
-//! rustls does the handshake: who the peer is, which keys. From then on the
+//! rustls does the handshake: it verifies the peer and agrees on keys. From then on
 //! records are sealed and opened here (`record`), because a lane needs what a
 //! rustls connection can't give: one thread that writes while another reads,
-//! without a lock between them; bytes decrypted straight to where they are
-//! wanted; and no allocation for each 16 KiB. rustls hands over its keys for
-//! just this (`rustls::kernel`), and goes on to make new ones. If the kernel
-//! shall do it one day (kTLS), it gets the same keys in the same place:
-//! `Connection::secured`.
+//! without a lock between them; bytes decrypted straight into the caller's buffer;
+//! and no allocation for each 16 KiB. rustls hands over its keys for this purpose
+//! (`rustls::kernel`), and still makes new ones. For kTLS, the kernel would be given
+//! the same keys in the same place: `Connection::secured`.
 
 #![forbid(unsafe_code)]
 

@@ -1,38 +1,38 @@
-//! Handshake messages that come after the handshake: tickets and new keys.
+//! Handshake messages after the handshake: tickets and new keys.
 
 use crate::keys::Keys;
 use crate::record::{RecordError, TrafficKey};
 
-/// A ticket carries the certificates of the end that gets it: some KiB.
+/// A ticket carries the certificates of the end that receives it: some KiB.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// Kind and length before each.
 const HEADER_BYTES: usize = 4;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// The message that a new key begins after it.
+/// The message after which the sender uses a new key.
 pub(crate) const KEY_UPDATE_MESSAGE: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
 
-/// What has come of messages and is not a whole one yet.
+/// The received part of a message that is not complete yet.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     begun: Vec<u8>,
 }
 
 impl Messages {
-    /// Whether a message has begun and not ended: nothing else may come then.
+    /// Whether a message has begun and not ended: no other kind of record may interrupt it.
     pub(crate) fn is_within(&self) -> bool {
         !self.begun.is_empty()
     }
 
-    /// Takes a record's content. A new key comes into `key`.
+    /// Processes a record's content. A new key is stored in `key`.
     pub(crate) fn take(
         &mut self,
         content: &[u8],
         keys: &Keys,
         key: &mut TrafficKey,
     ) -> Result<(), RecordError> {
-        // A record's content bounds what is added, this what was there.
+        // The size of a record bounds what is added; this bounds what was there before.
         if self.begun.len() > HEADER_BYTES + MESSAGE_BYTES_MAX {
             return Err(RecordError::Message);
         }
@@ -48,7 +48,7 @@ impl Messages {
             match (*kind, body) {
                 (NEW_SESSION_TICKET, ticket) => keys.schedule().ticket(ticket)?,
                 (KEY_UPDATE, [asked @ (0 | 1)]) => {
-                    // What follows in this record was sealed with the old key.
+                    // Nothing may follow in this record, which has the old key.
                     if !after.is_empty() {
                         return Err(RecordError::Message);
                     }

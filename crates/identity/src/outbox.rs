@@ -1,4 +1,4 @@
-//! What goes to the peer: bytes in, sealed records out. No I/O.
+//! Records to the peer: bytes in, sealed records out. No I/O.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use crate::keys::Keys;
 use crate::messages::KEY_UPDATE_MESSAGE;
 use crate::record::{CONTENT_BYTES_MAX, Gather, Kind, OVERHEAD_BYTES, RecordError, TrafficKey};
 
-/// Records sealed before they go to the kernel in one call: a lane's batch with
-/// its head is 33, and should wake whoever reads it once.
+/// Most records per system call: a lane's batch with its head has 33, and should
+/// wake its reader once.
 const RECORDS: usize = 40;
-/// As much as is sealed at once.
+/// Most bytes sealed at once.
 pub(crate) const BATCH_BYTES_MAX: usize = RECORDS * CONTENT_BYTES_MAX;
-/// After so many records, 128 GiB, there is a new key: half of what AES-GCM
-/// allows to one (RFC 8446, section 5.5).
+/// Most records with one key, 128 GiB: half of what AES-GCM allows (RFC 8446,
+/// section 5.5).
 const KEY_RECORDS_MAX: u64 = 1 << 23;
 
 /// The sealing half of a connection.
@@ -49,9 +49,9 @@ impl Outbox {
         Ok((taken, &self.buffer[..filled]))
     }
 
-    /// The last record: why nothing comes after it.
+    /// Seals the last record, which says why the connection ends.
     pub(crate) fn seal_end(&mut self, why: AlertDescription) -> Result<&[u8], RecordError> {
-        // The first byte is a level, which nothing depends on any more.
+        // The first byte is a level, which TLS 1.3 ignores.
         let alert = [2, u8::from(why)];
         self.grow(alert.len() + OVERHEAD_BYTES);
         let content = &mut Gather::one(&alert);
@@ -59,15 +59,15 @@ impl Outbox {
         Ok(&self.buffer[..bytes])
     }
 
-    /// Grows once to what the connection needs.
+    /// Grows the buffer to the largest size that was needed so far.
     fn grow(&mut self, bytes: usize) {
         if self.buffer.len() < bytes {
             self.buffer.resize(bytes, 0);
         }
     }
 
-    /// Puts a new key to use if it is time, or if the peer wants it. Returns the
-    /// length of the message that says so.
+    /// Changes to a new key if it is due, or if the peer has asked for it. Returns the
+    /// length of the record that says so.
     fn change_key(&mut self) -> Result<usize, RecordError> {
         if self.key.used() < self.key_records_max && !self.keys.is_update_asked() {
             return Ok(0);
@@ -82,12 +82,12 @@ impl Outbox {
 
 #[cfg(test)]
 impl Outbox {
-    /// A new key after so many records.
+    /// Changes the key after that many records.
     pub(crate) fn change_key_after(&mut self, records: u64) {
         self.key_records_max = records;
     }
 
-    /// The record that changes our key and asks for a new one of the peer's.
+    /// The record that changes this end's key and asks the peer to change its own.
     pub(crate) fn seal_key_update_asking(&mut self) -> Vec<u8> {
         let mut message = KEY_UPDATE_MESSAGE;
         message[4] = 1;

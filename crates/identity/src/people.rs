@@ -1,6 +1,6 @@
-//! People, and programs of theirs, who use an agent's API over TCP: each has a
-//! certificate with a role. What they say is HTTP and little, so that rustls's
-//! own connections carry it, as any HTTP library uses them.
+//! Users of an agent's API over TCP, people and programs: each has a certificate with a
+//! role. Their HTTP traffic is little, so it goes through rustls's own connections, as
+//! with any HTTP library.
 
 use std::error::Error as StdError;
 use std::io;
@@ -20,11 +20,11 @@ use crate::handshake::HandshakeError;
 use crate::subject::Subject;
 use crate::verify::{Called, Calling, Trust};
 
-/// What is spoken inside: a person's certificate is no use at the agent's port
-/// for others, nor a host's at this one.
+/// The ALPN protocol: a connection of a person is no use at the agent's port for other
+/// agents, nor an agent's at this one.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// A person's certificate and key, and the CA that he trusts.
+/// A person's certificate and key, and the trusted CA.
 pub struct Person {
     subject: Subject,
     trust: Arc<Trust>,
@@ -41,7 +41,7 @@ impl Person {
     /// Reads what `droveway ca issue NAME --role ROLE` made.
     ///
     /// # Errors
-    /// If the files are not there, or a host's.
+    /// If the files don't exist, or are a host's.
     pub fn load(files: &Files) -> Result<Self, IdentityError> {
         let (trust, certified) = credentials::read(files)?;
         let subject = credentials::check_key(files, &certified)?;
@@ -51,13 +51,14 @@ impl Person {
         Ok(Self { subject, trust, certified: Arc::new(certified) })
     }
 
-    /// Who it is, and what he may do.
+    /// The person's name and role.
     #[must_use]
     pub fn subject(&self) -> &Subject {
         &self.subject
     }
 
-    /// For connections to the API of the host of that name, and of no other.
+    /// The configuration for connections to the API of the host of that name, and of no
+    /// other.
     ///
     /// # Errors
     /// If the certificate can't be used.
@@ -79,7 +80,7 @@ impl Person {
     }
 }
 
-/// For the API's port: shows the host's certificate, and takes people's.
+/// The configuration of the API's port, which shows the host's certificate and accepts people's.
 pub(crate) fn server(
     calling: Calling,
     certified: &Arc<CertifiedKey>,
@@ -89,19 +90,18 @@ pub(crate) fn server(
         .with_client_cert_verifier(Arc::new(calling) as Arc<dyn ClientCertVerifier>)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(certified))));
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
-    // Each connection is verified anew: there are few.
+    // Connections are few, so each is verified anew.
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// Whom the certificates name that were shown in a handshake.
+/// The holder of the certificates that a peer has shown in a handshake.
 #[must_use]
 pub fn shown(certificates: Option<&[CertificateDer<'_>]>) -> Option<Subject> {
     certificate::subject(certificates?.first()?)
 }
 
-/// What TLS has to say of an error, in words for whoever operates the hosts;
-/// none if it is not about TLS.
+/// Explains a TLS error in words for the operator; `None` if the error is not about TLS.
 #[must_use]
 pub fn explain(error: &(dyn StdError + 'static)) -> Option<String> {
     let mut next = Some(error);
@@ -109,7 +109,7 @@ pub fn explain(error: &(dyn StdError + 'static)) -> Option<String> {
         if let Some(found) = error.downcast_ref::<Error>() {
             return Some(HandshakeError::of(found.clone()).to_string());
         }
-        // An I/O error shows what it holds by itself, and not as its source.
+        // An I/O error displays the error that it wraps, and doesn't return it as its source.
         let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = match held {
             Some(held) => Some(held),

@@ -12,11 +12,11 @@ use crate::inbox::{Inbox, Taken};
 use crate::keys::Keys;
 use crate::socket::{Closer, Socket, as_io};
 
-/// What one thread reads with.
+/// The half that one thread reads from.
 pub struct Reader {
     socket: Arc<Socket>,
     tls: Option<Box<Tls>>,
-    /// When the peer must have said what is being read.
+    /// When all that is being read must have arrived.
     deadline: Option<Instant>,
 }
 
@@ -47,7 +47,7 @@ impl Reader {
         &self.socket
     }
 
-    /// Reads what is there now, without waiting: none if there is nothing, 0 at
+    /// Reads what has arrived, without waiting: `None` if there is nothing, 0 at
     /// the end.
     ///
     /// # Errors
@@ -60,8 +60,8 @@ impl Reader {
         }
     }
 
-    /// How long a read waits for bytes; none: for ever. A read that took too
-    /// long has lost nothing, and can be tried again.
+    /// Sets how long a read waits for bytes; `None` is for ever. A read that timed out
+    /// has lost nothing, and can be repeated.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -69,8 +69,8 @@ impl Reader {
         self.socket.stream.set_read_timeout(limit)
     }
 
-    /// When all that is read from now on must have come; none: whenever it
-    /// does. A peer that says a byte now and then is as slow as a silent one.
+    /// Sets when all that is read from now on must have arrived; `None` is no deadline.
+    /// Unlike a timeout it also stops a peer that sends a byte now and then.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -79,7 +79,7 @@ impl Reader {
         if deadline.is_none() { self.set_timeout(None) } else { Ok(()) }
     }
 
-    /// What ends the connection from anywhere.
+    /// A handle that ends the connection from any thread.
     #[must_use]
     pub fn closer(&self) -> Closer {
         Closer { socket: Arc::clone(&self.socket) }
@@ -96,7 +96,7 @@ impl Read for Reader {
             }
             Some(tls) => match tls.read(socket, into, RecvFlags::empty(), *deadline)? {
                 Some(bytes) => Ok(bytes),
-                // Only after the socket's own limit.
+                // Only after the socket's own timeout.
                 None => Err(io::ErrorKind::WouldBlock.into()),
             },
         }
@@ -124,7 +124,7 @@ impl Tls {
             match receive(socket, self.inbox.room(), flags)? {
                 None => return Ok(None),
                 Some(0) if socket.is_closed() => return Ok(Some(0)),
-                // The peer says when it ends. Somebody on the way can only cut.
+                // A peer announces its end; without that, the connection was cut.
                 Some(0) => {
                     let cut = "the connection was cut: its peer did not end it";
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, cut));
@@ -135,7 +135,7 @@ impl Tls {
     }
 }
 
-/// The next read waits no longer than there is time.
+/// Limits the next read to the time that is left.
 fn hurry(socket: &Socket, deadline: Option<Instant>) -> io::Result<()> {
     let Some(deadline) = deadline else { return Ok(()) };
     let left = deadline.saturating_duration_since(Instant::now());

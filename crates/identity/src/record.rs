@@ -4,25 +4,25 @@
 //! 0  23   1  3 3   3 length u16   5 sealed: content, its kind, zeros   then tag [16]
 //! ```
 //!
-//! The header is what the tag also covers, and the nonce is the number of the
-//! record in its direction, so a record that is changed, left out, repeated or
-//! moved does not open.
+//! The tag also covers the header, and the nonce is made from the record's number in
+//! its direction, so a record that is changed, left out, repeated or moved does not
+//! open.
 
 use std::io::IoSlice;
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use rustls::ConnectionTrafficSecrets;
 
-/// Before what is sealed.
+/// The header, before the sealed bytes.
 pub(crate) const HEADER_BYTES: usize = 5;
 /// The most content in a record.
 pub(crate) const CONTENT_BYTES_MAX: usize = 1 << 14;
-/// After what is sealed.
+/// The tag, at the end of the sealed bytes.
 const TAG_BYTES: usize = 16;
-/// What a record is longer than its content.
+/// How much longer a record is than its content.
 pub(crate) const OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
-/// The most that may be sealed: content, its kind and padding, tag. The
-/// standard leaves 256 bytes for what is not content.
+/// Most sealed bytes: content, its kind and padding, tag. The standard allows
+/// 256 bytes besides the content.
 const SEALED_BYTES_MAX: usize = CONTENT_BYTES_MAX + 256;
 /// The longest record.
 pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + SEALED_BYTES_MAX;
@@ -54,10 +54,10 @@ impl Kind {
     }
 }
 
-/// What is wrong with what came. The connection is of no use after it.
+/// Why a record can't be opened or sealed. The connection can't be used afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The header is none.
+    /// The header is not a record's.
     #[error("what came is not a TLS record: the connection is damaged, or somebody writes into it")]
     Header,
     /// Longer than a record may be.
@@ -69,19 +69,19 @@ pub enum RecordError {
     /// Nothing but padding.
     #[error("the peer sent a TLS record without content")]
     Empty,
-    /// A content that may not come now.
+    /// Content of a kind that is not allowed now.
     #[error("the peer sent a TLS record of kind {0}, which has no place here")]
     Kind(u8),
-    /// A handshake message that may not come now, or is not one.
+    /// A handshake message that is not allowed now, or not valid.
     #[error("the peer sent a TLS message that has no place here")]
     Message,
-    /// Records that bring nothing, one after the other.
+    /// Too many records without data in a row.
     #[error("the peer keeps sending TLS records that carry nothing")]
     Idle,
-    /// As many records as a key may ever seal.
+    /// The record numbers of a key are used up.
     #[error("the TLS key is used up")]
     UsedUp,
-    /// Another cipher than we allow, or no new key.
+    /// A cipher that is not allowed, or no new key.
     #[error("no TLS key: {0}")]
     Key(&'static str),
     /// The peer ended with an error.
@@ -103,7 +103,7 @@ impl std::fmt::Debug for TrafficKey {
 }
 
 impl TrafficKey {
-    /// Takes what rustls agreed on with the peer; `number` is the next record's.
+    /// Takes the secrets that rustls agreed on with the peer; `number` is the next record's.
     pub(crate) fn new(
         (number, secrets): (u64, ConnectionTrafficSecrets),
     ) -> Result<Self, RecordError> {
@@ -118,12 +118,12 @@ impl TrafficKey {
         Ok(Self { key: LessSafeKey::new(key), iv, number })
     }
 
-    /// Records that it has sealed or opened.
+    /// How many records it has sealed or opened.
     pub(crate) fn used(&self) -> u64 {
         self.number
     }
 
-    /// Each is used once: the number goes up, and never around.
+    /// The next nonce. Each is used once: the number only rises, and never wraps.
     fn nonce(&mut self) -> Result<Nonce, RecordError> {
         let mut nonce = self.iv;
         for (byte, number) in nonce[4..].iter_mut().zip(self.number.to_be_bytes()) {
@@ -134,8 +134,8 @@ impl TrafficKey {
     }
 
     /// Seals the next `bytes` of `content` as a record at the beginning of
-    /// `into`, and returns its length. Both must be long enough, and `bytes` no
-    /// more than a record has.
+    /// `into`, and returns its length. Both must be long enough, and `bytes` at most
+    /// what a record holds.
     pub(crate) fn seal(
         &mut self,
         kind: Kind,
@@ -159,9 +159,9 @@ impl TrafficKey {
         Ok(bytes + OVERHEAD_BYTES)
     }
 
-    /// Opens a record, of which `header` is the header, into `into`, which is as
-    /// long as [`inner_bytes`] of it. Returns how much of `into` is content, and
-    /// of which kind. After an error, nothing in `into` means anything.
+    /// Opens a record into `into`, whose length must be [`inner_bytes`] of the record.
+    /// Returns how much of `into` is content, and of which kind. After an error, `into`
+    /// holds nothing meaningful.
     pub(crate) fn open(
         &mut self,
         header: [u8; HEADER_BYTES],
@@ -176,7 +176,7 @@ impl TrafficKey {
         content_of(into)
     }
 
-    /// Opens a record where it is.
+    /// Opens a record in place.
     pub(crate) fn open_in_place(
         &mut self,
         header: [u8; HEADER_BYTES],
@@ -201,13 +201,13 @@ fn content_of(inner: &[u8]) -> Result<(Kind, usize), RecordError> {
     Ok((Kind::from_code(inner[at])?, at))
 }
 
-/// What every record between us begins with.
+/// The header of every record between agents.
 fn header(sealed_bytes: usize) -> [u8; HEADER_BYTES] {
     let [.., high, low] = sealed_bytes.to_be_bytes();
     [Kind::Data.code(), 3, 3, high, low]
 }
 
-/// How many bytes are sealed, by a record's header.
+/// The number of sealed bytes that a record's header gives.
 pub(crate) fn sealed_bytes(header: [u8; HEADER_BYTES]) -> Result<usize, RecordError> {
     let [kind, major, minor, high, low] = header;
     if (kind, major, minor) != (Kind::Data.code(), 3, 3) {
@@ -220,12 +220,12 @@ pub(crate) fn sealed_bytes(header: [u8; HEADER_BYTES]) -> Result<usize, RecordEr
     }
 }
 
-/// Content, kind and padding of a record with `sealed_bytes`.
+/// The length of content, kind and padding of a record with `sealed_bytes`.
 pub(crate) fn inner_bytes(sealed_bytes: usize) -> usize {
     sealed_bytes.saturating_sub(TAG_BYTES)
 }
 
-/// Bytes that lie in several places, taken one after the other.
+/// Bytes of several slices, taken one after the other.
 pub(crate) struct Gather<'s> {
     slices: std::slice::Iter<'s, IoSlice<'s>>,
     front: &'s [u8],
@@ -240,7 +240,7 @@ impl<'s> Gather<'s> {
         Self { slices: [].iter(), front: bytes }
     }
 
-    /// The next `bytes`, if they lie together.
+    /// The next `bytes`, if one slice holds them all.
     fn contiguous(&mut self, bytes: usize) -> Option<&'s [u8]> {
         self.advance();
         let (taken, rest) = self.front.split_at_checked(bytes)?;
@@ -248,7 +248,7 @@ impl<'s> Gather<'s> {
         Some(taken)
     }
 
-    /// The next bytes, as many as fit.
+    /// Copies the next bytes, as many as fit.
     fn copy_to(&mut self, mut into: &mut [u8]) {
         while !into.is_empty() {
             self.advance();
@@ -263,7 +263,7 @@ impl<'s> Gather<'s> {
         }
     }
 
-    /// To where there are bytes, if there are any.
+    /// Moves on to a slice with bytes, if there is one.
     fn advance(&mut self) {
         while self.front.is_empty()
             && let Some(slice) = self.slices.next()
@@ -306,7 +306,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_opens_however_it_lay(
+        fn sealed_content_opens_however_it_was_sliced(
             content in proptest::collection::vec(any::<u8>(), 0..5000),
             cuts in proptest::collection::vec(0..5000_usize, 0..6),
             in_place: bool,
@@ -334,7 +334,7 @@ pub(crate) mod tests {
         fn one_changed_bit_does_not_open(at in 0..50_usize, bit in 0..8_u32) {
             let mut record = sealed(&mut key(), Kind::Data, &[5; 28]);
             record[at] ^= 1 << bit;
-            // A length that is another is found out before it is opened.
+            // A changed length is noticed before the record is opened.
             let length_is_kept = sealed_bytes(*record.first_chunk().unwrap()) == Ok(28 + 17);
             if length_is_kept {
                 prop_assert_eq!(opened(&mut key(), &record), Err(RecordError::Forged));
@@ -354,7 +354,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn padding_is_taken_off_and_nothing_else_is_no_record() {
+    fn padding_is_removed_and_padding_alone_is_refused() {
         let inner = [b"abc".as_slice(), &[23], &[0; 200]].concat();
         assert_eq!(content_of(&inner), Ok((Kind::Data, 3)));
         assert_eq!(content_of(&[0; 9]), Err(RecordError::Empty));
@@ -365,7 +365,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn headers_that_are_none_are_refused() {
+    fn invalid_headers_are_refused() {
         for (header, error) in [
             (*b"DROVE", RecordError::Header),
             ([22, 3, 3, 0, 100], RecordError::Header),

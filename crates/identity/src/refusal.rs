@@ -1,29 +1,28 @@
-//! Certificates that are not taken, at either end, in words for whoever
-//! operates the hosts.
+//! Why certificates are refused, at either end, in words for the operator.
 
 use rustls::{AlertDescription, CertificateError};
 
 use crate::certificate::day;
 use crate::subject::Subject;
 
-/// Why the peer's certificate is not taken here.
+/// Why the peer's certificate is refused here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateProblem {
-    /// It shows none.
+    /// The peer shows none.
     #[error("the peer shows no certificate: only agents with one of the same CA may speak here")]
     None,
-    /// Another CA's, or nobody's.
+    /// From an unknown CA, or with a bad signature.
     #[error(
         "the peer's certificate is not from a CA that this host knows (its ca.crt): issue one \
          with `droveway ca issue` and the same CA"
     )]
     Stranger,
-    /// It holds no longer.
+    /// It has expired.
     #[error(
         "the peer's certificate has expired on {0}: issue a new one (or correct this host's clock)"
     )]
     Expired(String),
-    /// It doesn't hold yet.
+    /// It is not valid yet.
     #[error("the peer's certificate holds only from {0} on: one of the two hosts' clocks is wrong")]
     Early(String),
     /// Another host's.
@@ -32,9 +31,9 @@ pub enum CertificateProblem {
          than that host's, or the host has another's certificate"
     )]
     OtherName {
-        /// Who was called.
+        /// The host that was called.
         expected: String,
-        /// Who answered.
+        /// The host that answered.
         found: Subject,
     },
     /// Not an agent's, or not a person's.
@@ -49,7 +48,7 @@ pub enum CertificateProblem {
 }
 
 impl CertificateProblem {
-    /// What the peer hears, if we are the first to find out.
+    /// The alert for the peer, unless rustls has sent one.
     pub(crate) fn alert(&self) -> AlertDescription {
         match self {
             Self::None => AlertDescription::CertificateRequired,
@@ -61,7 +60,7 @@ impl CertificateProblem {
         }
     }
 
-    /// What rustls found, or we told it.
+    /// Converts an error of rustls, or the problem that this crate's verifier gave it.
     pub(crate) fn of(error: &CertificateError) -> Self {
         match error {
             CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::Stranger,
@@ -83,12 +82,12 @@ impl CertificateProblem {
     }
 }
 
-/// What the peer said before it ended the connection: a TLS alert.
+/// The TLS alert with which the peer ended the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal(pub(crate) u8);
 
-/// A plaintext agent's answer to TLS. Ours never says it for anything else:
-/// there is only one version.
+/// A plaintext agent's answer to TLS. An agent with TLS never sends it as a version
+/// error: agents speak only one version of TLS.
 pub(crate) const PLAINTEXT_ONLY: AlertDescription = AlertDescription::ProtocolVersion;
 
 impl std::error::Error for Refusal {}

@@ -1,5 +1,5 @@
-//! How agents speak to one another: with certificates, or in plaintext because
-//! somebody said so.
+//! How agents communicate: with certificates, or in plaintext if the operator has
+//! configured that.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use crate::connection::Connection;
 use crate::handshake::{HANDSHAKE_MAX, HandshakeError, turn_away};
 use crate::identity::Identity;
 
-/// One for an agent, and for every connection between it and others.
+/// The security of all connections between an agent and others.
 #[derive(Clone, Debug)]
 pub enum Security {
-    /// Nothing is encrypted, and anybody may speak.
+    /// Nothing is encrypted, and anybody may connect.
     Plaintext,
     /// Mutual TLS.
     Tls(Arc<Identity>),
 }
 
 impl Security {
-    /// Makes of a connection to the host `peer` one that can be used.
+    /// Secures a new connection to the host `peer`, if TLS is used.
     ///
     /// # Errors
     /// As [`Identity::connect`]; plaintext always works.
@@ -31,11 +31,11 @@ impl Security {
         }
     }
 
-    /// Makes of a connection that came one that can be used. The socket has no
+    /// Secures an accepted connection, if TLS is used. The socket has no
     /// timeouts afterwards.
     ///
     /// # Errors
-    /// As [`Identity::accept`]; in plaintext if the peer speaks TLS or says
+    /// As [`Identity::accept`]; in plaintext if the peer speaks TLS or sends
     /// nothing.
     pub fn accept(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
         match self {
@@ -47,14 +47,14 @@ impl Security {
         }
     }
 
-    /// Whether peers are known by name, and nobody reads along.
+    /// Whether peers are authenticated and connections encrypted.
     #[must_use]
     pub fn is_secure(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
 }
 
-/// Tells a peer that speaks TLS that it is alone in that.
+/// Refuses a peer that speaks TLS, with an alert that says so.
 fn refuse_tls(stream: &TcpStream) -> Result<(), HandshakeError> {
     stream.set_read_timeout(Some(HANDSHAKE_MAX))?;
     let mut first = [0];

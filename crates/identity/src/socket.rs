@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::record::RecordError;
 
-/// What both halves and every closer have in common.
+/// The state that both halves and all closers share.
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) stream: TcpStream,
@@ -22,11 +22,11 @@ impl Socket {
     /// Ends both directions; a blocked read or write returns.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Relaxed);
-        // An error means that it is gone already.
+        // An error means that the connection is gone already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Whether this end has ended it.
+    /// Whether this end has closed it.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Relaxed)
     }
@@ -39,13 +39,13 @@ pub struct Closer {
 }
 
 impl Closer {
-    /// Ends both directions at once: a read finds the end, a write an error.
+    /// Ends both directions at once: reads see the end, writes fail.
     pub fn close(&self) {
         self.socket.close();
     }
 }
 
-/// As an I/O error, whose text says it all.
+/// An I/O error with the same text.
 pub(crate) fn as_io(error: RecordError) -> io::Error {
     let kind = match error {
         RecordError::Refused(_) => io::ErrorKind::ConnectionAborted,

@@ -1,19 +1,18 @@
-//! Whom a certificate names.
+//! The holder of a certificate.
 //!
-//! The name stands in the certificate as a URI of our own, so that it is kept
-//! to the letter: a DNS name would lose upper and lower case, and not every
-//! host's name is one. What else a certificate says of its holder is for people.
+//! The certificate has the name as a URI with a scheme of Droveway's, which keeps it
+//! exactly: a DNS name would lose upper and lower case, and not every host's name is
+//! one. Anything else a certificate says of its holder is for people only.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Letters in a name.
+/// Most characters in a name.
 const LETTERS_MAX: usize = 64;
-/// The scheme of our URIs.
+/// The scheme of Droveway's URIs.
 const SCHEME: &str = "droveway:";
 
-/// What a person's certificate lets him do. Each role may do what those before
-/// it may.
+/// What a person's certificate permits. Each role includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// See VMs and migrations.
@@ -28,7 +27,7 @@ impl Role {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Observe, Self::Migrate, Self::Admin];
 
-    /// As it stands in certificates and is typed.
+    /// Its name in certificates and on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -56,7 +55,7 @@ impl FromStr for Role {
     }
 }
 
-/// Whose certificate it is.
+/// The holder of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// An agent's.
@@ -65,12 +64,12 @@ pub enum Subject {
     Client {
         /// What they may do.
         role: Role,
-        /// Who they are.
+        /// Their name.
         name: String,
     },
 }
 
-/// A text that is no name.
+/// A text that is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a name: use 1 to {LETTERS_MAX} of A-Z a-z 0-9 . _ - and begin with a letter or \
@@ -82,16 +81,16 @@ impl Subject {
     /// A host.
     ///
     /// # Errors
-    /// If that is no name.
+    /// If the name is not valid.
     pub fn host(name: &str) -> Result<Self, NameError> {
         check(name)?;
         Ok(Self::Host(name.to_owned()))
     }
 
-    /// Somebody with a role.
+    /// A user with a role.
     ///
     /// # Errors
-    /// If that is no name.
+    /// If the name is not valid.
     pub fn client(role: Role, name: &str) -> Result<Self, NameError> {
         check(name)?;
         Ok(Self::Client { role, name: name.to_owned() })
@@ -105,7 +104,7 @@ impl Subject {
         }
     }
 
-    /// As it stands in a certificate.
+    /// Its URI in a certificate.
     #[must_use]
     pub fn to_uri(&self) -> String {
         match self {
@@ -114,7 +113,7 @@ impl Subject {
         }
     }
 
-    /// Whom a URI names; none if it is not one of ours.
+    /// The holder that a URI names; `None` if it is not one of Droveway's.
     #[must_use]
     pub fn from_uri(uri: &str) -> Option<Self> {
         let (kind, name) = uri.strip_prefix(SCHEME)?.split_once('/')?;
@@ -154,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_comes_back_to_the_letter(name in "[A-Za-z0-9][A-Za-z0-9._-]{0,63}", kind in 0..4_usize) {
+        fn names_round_trip_exactly(name in "[A-Za-z0-9][A-Za-z0-9._-]{0,63}", kind in 0..4_usize) {
             let subject = match Role::ALL.get(kind) {
                 Some(role) => Subject::client(*role, &name).unwrap(),
                 None => Subject::host(&name).unwrap(),
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_names_nobody() {
+    fn other_uris_name_no_holder() {
         for uri in [
             "",
             "droveway:",

@@ -1,4 +1,4 @@
-//! Tickets of one peer: what makes the next connection to it cheaper.
+//! Tickets of one peer, which make the next connection to it cheaper.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,11 @@ use rustls::NamedGroup;
 use rustls::client::{ClientSessionStore, Tls12ClientSessionValue, Tls13ClientSessionValue};
 use rustls::pki_types::ServerName;
 
-/// As many as a migration has lanes at most. The oldest go first.
+/// As many as a migration has lanes at most. The oldest are dropped first.
 const TICKETS_MAX: usize = 64;
 
-/// Each ticket is used once. The configuration that this store belongs to speaks
-/// to one peer only, so that no ticket can get to another.
+/// A store of tickets, each used once. The configuration with this store is for one peer
+/// only, so no ticket can get to another.
 #[derive(Default)]
 pub(crate) struct Tickets(Mutex<Kept>);
 

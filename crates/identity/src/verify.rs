@@ -1,6 +1,6 @@
-//! Whose certificates are taken: of hosts (or of people), from our CA, within their time, and
-//! at the end that calls, of the host that was called. Chains and signatures are
-//! rustls's to verify, with its own code.
+//! Which certificates are accepted: those of hosts (or of people), from a trusted CA, within
+//! their validity, and at the calling end only the called host's. rustls's own code verifies
+//! chains and signatures.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::certificate;
 use crate::refusal::CertificateProblem;
 use crate::subject::Subject;
 
-/// What both ends need to verify.
+/// What both ends verify certificates with.
 #[derive(Debug)]
 pub(crate) struct Trust {
     pub(crate) roots: Arc<RootCertStore>,
@@ -27,8 +27,8 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// That a certificate is from one of our CAs, holds now, and may be shown by
-    /// an end that is called.
+    /// Checks that a certificate is from a trusted CA, is valid now, and may be used by a
+    /// server.
     pub(crate) fn check_chain(
         &self,
         certificate: &CertificateDer<'_>,
@@ -59,10 +59,10 @@ impl Trust {
     }
 }
 
-/// An end that was shown certificates, and can look at them again: a connection
-/// that resumes was verified when the first one was, and time has passed since.
+/// Verifies shown certificates again. A connection that resumes was verified when the first
+/// one was made, and time has passed since.
 pub(crate) trait Again {
-    /// The name of the host, if its certificates still hold.
+    /// The name of the host, if its certificates are still valid.
     fn verify_again(&self, shown: &[CertificateDer<'_>]) -> Result<String, Error>;
 }
 
@@ -84,7 +84,7 @@ impl Again for Calling {
 fn host(certificate: &CertificateDer<'_>) -> Result<String, Error> {
     match certificate::subject(certificate) {
         Some(Subject::Host(name)) => Ok(name),
-        // Answered with "access denied".
+        // The peer gets the alert "access denied".
         _ => Err(CertificateError::ApplicationVerificationFailure.into()),
     }
 }
@@ -119,7 +119,7 @@ impl ServerCertVerifier for Called {
         &self,
         certificate: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
-        // DNS has none of our names: it is in `Called`.
+        // Hosts' names are not DNS names: the expected one is in `Called`.
         _: &ServerName<'_>,
         _: &[u8],
         now: UnixTime,
@@ -151,7 +151,7 @@ impl ServerCertVerifier for Called {
     }
 }
 
-/// Who may call at a port.
+/// Who may connect to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// Agents of other hosts.
@@ -160,13 +160,13 @@ pub(crate) enum Who {
     People,
 }
 
-/// Verifies whoever calls. Whether it is the one that it says it is, its
-/// name tells whoever took the connection.
+/// Verifies the end that calls. It may have any name, which the code that accepted the
+/// connection gets.
 #[derive(Debug)]
 pub(crate) struct Calling {
     pub(crate) who: Who,
     pub(crate) trust: Arc<Trust>,
-    /// rustls's own: who may call, by any certificate of our CA.
+    /// rustls's own verifier, which accepts any client certificate of a trusted CA.
     pub(crate) chain: Arc<dyn ClientCertVerifier>,
 }
 
@@ -181,7 +181,7 @@ impl Calling {
         match (self.who, certificate::subject(certificate)) {
             (Who::Hosts, Some(Subject::Host(name)))
             | (Who::People, Some(Subject::Client { name, .. })) => Ok(name),
-            // Answered with "access denied".
+            // The peer gets the alert "access denied".
             _ => Err(CertificateError::ApplicationVerificationFailure.into()),
         }
     }

@@ -10,7 +10,7 @@ use rustls::AlertDescription;
 use crate::outbox::Outbox;
 use crate::socket::{Closer, Socket, as_io};
 
-/// What one thread writes with.
+/// The half that one thread writes to.
 pub struct Writer {
     socket: Arc<Socket>,
     tls: Option<Box<Tls>>,
@@ -18,7 +18,8 @@ pub struct Writer {
 
 struct Tls {
     outbox: Outbox,
-    /// A write failed: what the peer got ends within a record, perhaps.
+    /// No more can be written: the last record was sent, or a write failed, perhaps
+    /// within a record.
     is_broken: bool,
 }
 
@@ -41,13 +42,13 @@ impl Writer {
     }
 
     /// Ends the connection in order, both ways: the peer learns that nothing was
-    /// cut off. It doesn't wait; a peer that reads nothing learns nothing.
+    /// cut off. It doesn't wait, so a peer that has stopped reading may not learn it.
     pub fn close(&mut self) {
         self.end(AlertDescription::CloseNotify);
         self.socket.close();
     }
 
-    /// Says why nothing more comes.
+    /// Tells the peer why the connection ends.
     pub(crate) fn end(&mut self, why: AlertDescription) {
         if let Some(tls) = &mut self.tls
             && !tls.is_broken
@@ -55,19 +56,19 @@ impl Writer {
             && let Ok(end) = tls.outbox.seal_end(why)
         {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            // Whatever comes of it, this was the last.
+            // Whether it is sent or not, this was the last record.
             let _ = send(&self.socket.stream, end, flags);
             tls.is_broken = true;
         }
     }
 
-    /// Its socket, to be asked about and set, not to be written to.
+    /// Its socket, for queries and options; not to be written to.
     #[must_use]
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.stream.as_fd()
     }
 
-    /// What ends the connection from anywhere.
+    /// A handle that ends the connection from any thread.
     #[must_use]
     pub fn closer(&self) -> Closer {
         Closer { socket: Arc::clone(&self.socket) }
@@ -94,7 +95,7 @@ impl Write for Writer {
         }
     }
 
-    /// Returns when the kernel has what is said to be written.
+    /// Returns when the kernel has all bytes that count as written.
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket.stream).write_vectored(slices),

@@ -33,7 +33,7 @@ fn keys_are_for_their_owner_alone() {
 }
 
 #[test]
-fn nothing_is_written_over_unless_it_is_asked_for() {
+fn files_are_replaced_only_on_request() {
     let cluster = Cluster::new();
     let before = fs::read(cluster.path().join("ca.key")).unwrap();
     let said = Authority::create(&cluster.path(), 10).unwrap_err().to_string();
@@ -46,7 +46,7 @@ fn nothing_is_written_over_unless_it_is_asked_for() {
     let said = authority.issue(&wanted(&cluster, false)).unwrap_err().to_string();
     assert!(said.contains("--replace"), "{said}");
     assert_eq!(fs::read(&files.key).unwrap(), before);
-    // One of them is enough, and nothing else appears beside it.
+    // One existing file is enough to refuse, and no others appear beside it.
     fs::remove_file(&files.key).unwrap();
     fs::remove_file(&files.authority).unwrap();
     assert_eq!(mode(&files.content_key), 0o600);
@@ -62,7 +62,7 @@ fn nothing_is_written_over_unless_it_is_asked_for() {
 }
 
 #[test]
-fn a_missing_or_broken_ca_is_told() {
+fn a_missing_or_broken_ca_is_reported() {
     let cluster = Cluster::new();
     let other = Cluster::new();
     let none = cluster.path().join("none");
@@ -158,7 +158,7 @@ fn keys_are_never_shown() {
 }
 
 #[test]
-fn errors_are_of_the_kind_that_they_are() {
+fn file_errors_have_the_right_kind() {
     let cluster = Cluster::new();
     let outcome = Authority::create(&cluster.path(), 1);
     assert!(matches!(outcome, Err(AuthorityError::File(FileError::Exists { .. }))));

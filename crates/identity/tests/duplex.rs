@@ -17,7 +17,7 @@ fn content(seed: u64) -> Vec<u8> {
     (0..BYTES / 8).flat_map(|_| numbers.next().to_le_bytes()).collect()
 }
 
-/// A length: mostly small, sometimes a batch, often next to a record's.
+/// A length: mostly small, sometimes a batch's, often close to a record's.
 fn length(numbers: &mut Numbers) -> usize {
     match numbers.below(8) {
         0 => 1,
@@ -81,7 +81,7 @@ fn both_ways((mut ours, mut theirs): (Connection, Connection), seed: u64) {
         (came_there.join().unwrap(), came_back)
     });
     assert!(came_there == there && came_back == back);
-    // In order: the other end finds the end and no error.
+    // Closed in order: the other end sees the end and no error.
     ours.close();
     assert_eq!(theirs.read(&mut [0; 9]).unwrap(), 0);
     assert_eq!(theirs.read_ready(&mut [0; 9]).unwrap(), Some(0));
@@ -101,13 +101,13 @@ fn plain_connections_too() {
 }
 
 #[test]
-fn a_look_without_waiting_tells_nothing_from_something() {
+fn a_read_without_waiting_tells_whether_there_are_bytes() {
     let cluster = Cluster::new();
     for (mut ours, mut theirs) in [secured(&cluster), plain()] {
         let mut into = [0; 100];
         assert_eq!(theirs.read_ready(&mut into).unwrap(), None);
         ours.write_all(b"abc").unwrap();
-        // On loopback it is there when it is written.
+        // On loopback the bytes have arrived when the write returns.
         assert_eq!(theirs.read_ready(&mut into[..2]).unwrap(), Some(2));
         assert_eq!(theirs.read_ready(&mut into[2..]).unwrap(), Some(1));
         assert_eq!(&into[..3], b"abc");
@@ -116,7 +116,7 @@ fn a_look_without_waiting_tells_nothing_from_something() {
 }
 
 #[test]
-fn a_read_that_took_too_long_lost_nothing() {
+fn a_read_that_timed_out_has_lost_nothing() {
     let cluster = Cluster::new();
     for (mut ours, mut theirs) in [secured(&cluster), plain()] {
         theirs.set_read_timeout(Some(std::time::Duration::from_millis(5))).unwrap();

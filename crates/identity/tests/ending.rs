@@ -1,5 +1,5 @@
-//! How connections end: by whoever wants it, in whatever state, and never by
-//! somebody on the way without being noticed.
+//! How connections end: any thread can end one in any state, and a cut on the path
+//! never goes unnoticed.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn a_third_thread_wakes_a_writer_that_nobody_reads() {
             let writing = scope.spawn(move || {
                 let piece = vec![7; 1 << 20];
                 for written in 0.. {
-                    // Sockets take some MiB.
+                    // Sockets buffer some MiB.
                     if written == 1 {
                         full.send(()).unwrap();
                     }
@@ -82,7 +82,7 @@ fn a_third_thread_wakes_both_halves_and_the_peer() {
 }
 
 #[test]
-fn an_end_in_order_is_told_from_one_that_is_cut() {
+fn an_orderly_end_is_distinguished_from_a_cut() {
     let cluster = Cluster::new();
     let (mut ours, mut theirs) = secured(&cluster);
     ours.write_all(b"all of it").unwrap();
@@ -91,7 +91,7 @@ fn an_end_in_order_is_told_from_one_that_is_cut() {
     theirs.read_to_end(&mut came).unwrap();
     assert_eq!(came, b"all of it");
 
-    // Dropped without a word: as if somebody on the way had cut it.
+    // Dropped without closing, as if it had been cut on the path.
     let (mut ours, mut theirs) = secured(&cluster);
     ours.write_all(b"not all").unwrap();
     drop(ours);
@@ -127,7 +127,7 @@ fn through(cluster: &Cluster, middle: impl FnOnce(TcpStream, TcpStream) + Send) 
         let accepted = scope.spawn(|| b.accept(called).unwrap());
         let mut ours = a.connect(calling, "b").unwrap();
         let mut theirs = accepted.join().unwrap();
-        // Then nothing is on its way any more.
+        // Afterwards nothing is in flight.
         common::welcome(&mut ours, &mut theirs);
         is_over.store(true, SeqCst);
         (ours, theirs)
@@ -145,7 +145,7 @@ fn through(cluster: &Cluster, middle: impl FnOnce(TcpStream, TcpStream) + Send) 
     theirs
 }
 
-/// Reads to the end, or to what ends it.
+/// Reads to the end or to an error.
 fn read_all(mut connection: Connection) -> (usize, Option<io::Error>) {
     let mut came = vec![0; 10_000];
     let mut total = 0;
@@ -166,7 +166,7 @@ fn read_all(mut connection: Connection) -> (usize, Option<io::Error>) {
 }
 
 #[test]
-fn what_is_cut_or_changed_on_the_way_is_noticed() {
+fn cuts_and_changes_on_the_path_are_noticed() {
     let cluster = Cluster::new();
     let mut numbers = Numbers::new(7);
     for round in 0..12 {
@@ -178,11 +178,11 @@ fn what_is_cut_or_changed_on_the_way_is_noticed() {
             match kind {
                 0 => sealed[at] ^= 1,
                 1 => sealed.truncate(at),
-                // A record of 16384 is left out, or comes twice.
+                // A record of 16384 bytes is left out, or repeated.
                 2 => drop(sealed.drain(16_406..2 * 16_406)),
                 _ => sealed.splice(16_406..16_406, sealed[..16_406].to_vec()).for_each(drop),
             }
-            // It may be gone.
+            // The peer may be gone.
             let _ = to.write_all(&sealed);
             let _ = to.shutdown(Shutdown::Write);
         });
@@ -196,11 +196,11 @@ fn what_is_cut_or_changed_on_the_way_is_noticed() {
 }
 
 #[test]
-fn what_is_written_into_a_connection_by_somebody_else_is_noticed() {
+fn bytes_from_a_third_party_are_noticed() {
     let cluster = Cluster::new();
     for garbage in [b"DROVEWAY".to_vec(), vec![0; 50], vec![0xff; 70_000], vec![23, 3, 3, 0, 30]] {
         let theirs = through(&cluster, |mut from, mut to| {
-            // It may be gone.
+            // The peer may be gone.
             let _ = to.write_all(&garbage);
             let _ = io::copy(&mut from, &mut to);
             let _ = to.shutdown(Shutdown::Write);
@@ -210,9 +210,9 @@ fn what_is_written_into_a_connection_by_somebody_else_is_noticed() {
     }
 }
 
-/// A byte now and then is no reason to wait on.
+/// A byte now and then doesn't extend the deadline.
 #[test]
-fn who_says_it_byte_by_byte_is_late_all_the_same() {
+fn a_deadline_also_stops_a_peer_that_sends_byte_by_byte() {
     let cluster = Cluster::new();
     for (mut ours, mut theirs) in both(&cluster) {
         let over = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! Who may speak to whom, and what those hear who may not.
+//! Which peers may connect to each other, and what refused ones are told.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn tls(identity: &Arc<Identity>) -> Security {
     Security::Tls(Arc::clone(identity))
 }
 
-/// What the end that called finds when it first reads.
+/// The error of the calling end's first read.
 fn first_read(connection: &mut Connection) -> String {
     connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     connection.read(&mut [0; 16]).unwrap_err().to_string()
@@ -34,7 +34,7 @@ fn two_hosts_of_one_ca_know_each_other_by_name() {
     hears(&mut theirs, &mut ours);
 }
 
-/// What is said at one end arrives at the other.
+/// Checks that what `other` writes arrives at `one`.
 fn hears(one: &mut Connection, other: &mut Connection) {
     other.write_all(b"ping").unwrap();
     let mut heard = [0; 4];
@@ -42,9 +42,9 @@ fn hears(one: &mut Connection, other: &mut Connection) {
     assert_eq!(&heard, b"ping");
 }
 
-/// What is there goes on with the certificate that it began with.
+/// Existing connections go on with the certificate that they began with.
 #[test]
-fn a_certificate_is_renewed_without_a_connection_that_notices() {
+fn renewing_a_certificate_disturbs_no_connection() {
     let cluster = Cluster::new();
     let (a, b) = (cluster.host("a"), cluster.host("b"));
     let (ours, theirs) = call(&tls(&a), &tls(&b), "b");
@@ -54,14 +54,14 @@ fn a_certificate_is_renewed_without_a_connection_that_notices() {
     b.reload(&longer).unwrap();
     assert!(b.validity().not_after_s > before.not_after_s);
     hears(&mut ours, &mut theirs);
-    // A caller's tickets are of no use any more, and it needs none.
+    // The caller's tickets no longer work, and it needs none.
     for _ in 0..2 {
         let (ours, theirs) = call(&tls(&a), &tls(&b), "b");
         let (mut ours, mut theirs) = (ours.unwrap(), theirs.unwrap());
         hears(&mut ours, &mut theirs);
         assert_eq!((ours.peer(), theirs.peer()), (Some("b"), Some("a")));
     }
-    // One that can't be used changes nothing.
+    // A certificate that can't be used changes nothing.
     let used = b.validity();
     b.reload(&cluster.files("c")).unwrap_err();
     assert_eq!(b.validity(), used);
@@ -96,10 +96,10 @@ fn lanes_resume_and_still_know_their_peer() {
         }
     }
     assert_eq!(resumed, 24);
-    // What b gave is no use at c.
+    // Tickets from b are no use at c.
     let (ours, theirs) = call(&tls(&a), &tls(&c), "c");
     assert!(!ours.unwrap().is_resumed() && !theirs.unwrap().is_resumed());
-    // Nor at a new b, after a restart: it takes it for a stranger's.
+    // Nor at b after a restart, which can't open them.
     let (ours, theirs) = call(&tls(&a), &tls(&cluster.host("b")), "b");
     let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
     assert!(!ours.is_resumed() && !theirs.is_resumed());
@@ -115,8 +115,8 @@ fn another_cas_hosts_are_strangers_on_both_sides() {
     let heard = called.unwrap_err().to_string();
     assert!(heard.contains("doesn't know the CA of this host's certificate"), "{heard}");
 
-    // The one that calls has the right CA's word for the other, but not for
-    // itself: so it looks to it, until it is heard.
+    // A host that trusts the other CA, with a certificate of its own, has no usable
+    // identity.
     let trusting = mixed(&theirs.files("b"), &ours.files("a"));
     assert!(Identity::load("a", &trusting).unwrap_err().to_string().contains("not issued by"));
 }
@@ -141,7 +141,7 @@ fn a_connection_without_a_certificate_or_with_a_persons_is_refused() {
     let said = Identity::load("a", &files).unwrap_err().to_string();
     assert!(said.contains("a certificate of a (admin), and this host is a"), "{said}");
 
-    // So it takes another TLS than ours to try it.
+    // `Identity` refuses such files, so another TLS client tries them.
     for certificate in [Some(&files), None] {
         let (mut calling, called) = sockets();
         let (heard, refused) = thread::scope(|scope| {
@@ -160,7 +160,7 @@ fn a_connection_without_a_certificate_or_with_a_persons_is_refused() {
 }
 
 #[test]
-fn the_end_that_called_hears_why_it_is_refused_when_it_reads() {
+fn a_refused_caller_learns_why_at_its_first_read() {
     let (ours, theirs) = (Cluster::new(), Cluster::new());
     // a knows both CAs; b knows its own.
     let (a, b) = (ours.files("a"), theirs.files("b"));
@@ -175,7 +175,7 @@ fn the_end_that_called_hears_why_it_is_refused_when_it_reads() {
 }
 
 #[test]
-fn an_expired_certificate_is_told_to_both() {
+fn both_ends_learn_of_an_expired_certificate() {
     let cluster = Cluster::new();
     let a = Arc::new(Identity::load("a", &cluster.expired("a")).unwrap());
     let now = std::time::SystemTime::now();
@@ -200,7 +200,7 @@ fn an_expired_certificate_is_told_to_both() {
 }
 
 #[test]
-fn plaintext_and_tls_tell_each_other() {
+fn plaintext_and_tls_agents_recognize_each_other() {
     let cluster = Cluster::new();
     let a = cluster.host("a");
     let (calls, called) = call(&Security::Tls(a), &Security::Plaintext, "b");
@@ -224,7 +224,7 @@ fn plaintext_and_tls_tell_each_other() {
 }
 
 #[test]
-fn a_peer_that_ends_at_the_first_word_is_told_from_one_that_breaks() {
+fn a_peer_that_closes_at_the_first_message_is_recognized() {
     let cluster = Cluster::new();
     let a = cluster.host("a");
     let (calling, called) = sockets();
@@ -247,7 +247,7 @@ fn slow_peers_are_given_up_and_delay_nobody() {
                 scope.spawn(move || b.accept(stream))
             })
             .collect();
-        // Half a record, byte by byte: each byte is no reprieve.
+        // Half a record, byte by byte: no byte extends the limit.
         scope.spawn(move || {
             for byte in [22, 3, 1, 2, 0].into_iter().chain([1; 400]) {
                 if trickling.write_all(&[byte]).is_err() {
@@ -269,7 +269,7 @@ fn slow_peers_are_given_up_and_delay_nobody() {
 }
 
 #[test]
-fn what_comes_first_is_bounded() {
+fn the_first_message_is_bounded() {
     let cluster = Cluster::new();
     let b = cluster.host("b");
     // Records of a handshake message that never ends, and one too long record.

@@ -1,8 +1,8 @@
-//! What goes wrong.
+//! Errors of this crate.
 
 use takeover::TakeoverError;
 
-/// Something of KubeVirt's on this node is not as it should be.
+/// A problem with KubeVirt on this node.
 #[derive(Debug, thiserror::Error)]
 pub enum KubevirtError {
     /// The VM is not on this node.
@@ -11,10 +11,10 @@ pub enum KubevirtError {
     /// Not the UID of a VM.
     #[error("`{0}` is no UID of a VM")]
     NoUid(String),
-    /// A note of virt-handler's makes no sense.
+    /// A ghost record of virt-handler is invalid.
     #[error("virt-handler's note {file}: {why}")]
     Record {
-        /// Which.
+        /// The file of the record.
         file: String,
         /// What is wrong with it.
         why: String,

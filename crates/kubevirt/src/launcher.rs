@@ -13,22 +13,22 @@ use takeover::{Directory, Trying, Watch};
 use crate::record::{self, Record};
 use crate::{KubevirtError, SocketName, Vmi};
 
-/// Where virt-handler notes them.
+/// virt-handler's ghost records, which list this node's VMs.
 const RECORDS: &str = "/var/run/kubevirt-private/ghost-records";
-/// Where a pod has its sockets, and what that is made in.
+/// A pod's directory of migration sockets, and its parent.
 const SOCKETS: &str = "var/run/kubevirt/migrationproxy";
 const OWN: &str = "var/run/kubevirt";
 
-/// virt-launcher has room for thousands of connections that it has not accepted: what has
-/// none is not virt-launcher, and others wait meanwhile.
+/// virt-launcher's backlog has room for thousands of connections. If a connection has to wait, the
+/// listener is not virt-launcher, and it must not hold up other VMs.
 const ACCEPTS_MAX: Duration = Duration::from_millis(20);
 
-/// Who has made a socket, and so what it is for.
+/// Who made a socket, which tells what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
-    /// By QEMU, in the pod: a VM is to come.
+    /// Made by QEMU, inside the pod: a VM is about to arrive.
     Inside,
-    /// By virt-handler: one is to leave.
+    /// Made by virt-handler, from outside: the VM is about to leave.
     Outside,
 }
 
@@ -45,25 +45,26 @@ impl Default for Node {
 }
 
 impl Node {
-    /// Where virt-handler notes its VMs there.
+    /// A node whose ghost records are in this directory.
     #[must_use]
     pub fn with_records(records: impl Into<PathBuf>) -> Self {
         Self { records: records.into() }
     }
 
-    /// Watches for VMs that come and leave. Once more does no harm.
+    /// Watches for VMs that arrive and leave. Calling it again is harmless.
     ///
     /// # Errors
-    /// If the system refuses. virt-handler may not have begun yet: that is none.
+    /// If the system refuses. A missing directory is no error: virt-handler may not have started
+    /// yet.
     pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
         let records = Directory::open(&self.records)?;
         Ok(records.map_or(Ok(()), |records| watch.directory(records))?)
     }
 
-    /// All pods that run VMs. One that is about to end, or to begin, may be missing.
+    /// All pods that run VMs. A pod that is starting or ending may be missing.
     ///
     /// # Errors
-    /// If virt-handler's notes can't be read.
+    /// If virt-handler's ghost records can't be read.
     pub fn launchers(&self) -> Result<Vec<Launcher>, KubevirtError> {
         let records = record::all(&self.records)?.into_iter();
         let launcher = |record: Record| match Launcher::of(&record) {
@@ -92,13 +93,12 @@ impl Node {
 pub struct Launcher {
     /// The VM.
     pub vmi: Vmi,
-    /// A process in the pod, as this node numbers it.
+    /// The PID of a process in the pod, in this node's PID namespace.
     pid: u32,
 }
 
 impl Launcher {
-    /// Whoever listens at the socket that virt-handler noted: virt-handler finds the pod
-    /// so, too.
+    /// Finds the pod by the process that listens at the recorded socket, as virt-handler does.
     fn of(record: &Record) -> Result<Self, KubevirtError> {
         let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
         let connected = takeover::connect_opened(socket, ACCEPTS_MAX);
@@ -110,14 +110,14 @@ impl Launcher {
         Ok(Self { vmi: record.vmi.clone(), pid })
     }
 
-    /// What lies below the pod's root.
+    /// The pod's root directory.
     fn root(&self) -> Result<OwnedFd, KubevirtError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty());
         Ok(opened.trying("looking into a pod")?)
     }
 
-    /// A directory in the pod: links lead nowhere outside. None if it isn't there.
+    /// A directory in the pod; no link leads out of the pod. None if it doesn't exist.
     fn open(&self, path: &str) -> Result<Option<Directory>, KubevirtError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -127,18 +127,18 @@ impl Launcher {
         }
     }
 
-    /// Where the VM's sockets are. None if no migration has begun yet.
+    /// The directory of the VM's sockets; none if no migration has begun yet.
     ///
     /// # Errors
-    /// If the pod can't be looked into, or has ended.
+    /// If the pod's files can't be accessed, or the pod has ended.
     pub fn directory(&self) -> Result<Option<Directory>, KubevirtError> {
         self.open(SOCKETS)
     }
 
-    /// Watches for sockets in the pod. Once more does no harm.
+    /// Watches for sockets in the pod. Calling it again is harmless.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the pod has ended.
     pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
         for path in [OWN, SOCKETS] {
             if let Some(directory) = self.open(path)? {
@@ -148,7 +148,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// Whether a process runs in the pod, by its network.
+    /// Whether a process is in the pod, judged by its network namespace.
     #[must_use]
     pub fn runs(&self, pid: u32) -> bool {
         let network = |pid| {
@@ -158,7 +158,7 @@ impl Launcher {
         network(self.pid).is_some_and(|own| network(pid) == Some(own))
     }
 
-    /// Who has made a socket that is there: the pod lists those that were made in it.
+    /// Who made a socket. The pod's network namespace lists only sockets made inside the pod.
     ///
     /// # Errors
     /// If the pod has ended.
@@ -169,13 +169,14 @@ impl Launcher {
     }
 }
 
-/// Whether the kernel's list has a socket whose file has that name.
+/// Whether the kernel's list has a socket at a file of this name.
 fn lists(listed: &str, name: &str) -> bool {
     let paths = listed.lines().filter_map(|line| line.split_whitespace().nth(7));
     paths.filter_map(|path| path.rsplit('/').next()).any(|last| last == name)
 }
 
-/// The pod may put something else there, but no link that leads out of it.
+/// Opens a socket at a path that the pod controls: no symbolic link can lead out of it, and other
+/// kinds of files are refused.
 fn open_socket(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

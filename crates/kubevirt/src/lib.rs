@@ -1,5 +1,5 @@
-//! KubeVirt's migrations on one node: which VMs it runs, and the sockets by which they
-//! leave and come.
+//! KubeVirt's migrations on one node: the VMs that it runs, and the sockets through which they
+//! leave and arrive.
 //!
 //! ```text
 //! source's pod                                         destination's pod
@@ -10,13 +10,12 @@
 //! virt-handler listens there <------- TLS -------> virt-handler connects there
 //! ```
 //!
-//! Both have the same path, each in its pod. What is made at the source is virt-handler's,
-//! from outside the pod; what is made at the destination is QEMU's, from inside. So which
-//! of them a socket is, its pod's network namespace says: the kernel lists there what was
-//! made inside.
+//! Both sockets have the same path, each in its own pod. At the source, virt-handler makes the
+//! socket from outside the pod; at the destination, QEMU makes it inside. The pod's network
+//! namespace tells which of the two a socket is: the kernel lists there only sockets made inside.
 //!
-//! virt-handler notes each VM that it has a pod for, with the socket at which the pod's
-//! virt-launcher listens; who listens there is in the pod.
+//! virt-handler keeps a ghost record for each VM that has a pod, with the path of the socket of the
+//! pod's virt-launcher. The process that listens there is in the pod.
 
 mod error;
 mod launcher;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::KubevirtError;
 
-/// A UUID has 36 letters; KubeVirt takes what Kubernetes gives.
+/// Usually a UUID of 36 characters, but KubeVirt accepts any UID that Kubernetes assigns.
 const UID_BYTES_MAX: usize = 63;
 
 /// The UID of a VM (of a `VirtualMachineInstance`): its file names are made of it.
@@ -38,7 +38,7 @@ impl FromStr for Vmi {
     }
 }
 
-/// What goes by a socket. KubeVirt calls them by ports that libvirt would use.
+/// What a socket carries. KubeVirt names it by the port that libvirt would use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Port {
     /// The VM's RAM and devices.
@@ -60,19 +60,19 @@ impl Port {
         }
     }
 
-    /// The one that has that number.
+    /// The port with this number.
     #[must_use]
     pub fn of(number: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|port| port.number() == number)
     }
 }
 
-/// A socket by which a VM leaves or comes.
+/// A socket through which a VM leaves or arrives.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SocketName {
     /// The VM.
     pub vmi: Vmi,
-    /// What goes by it.
+    /// What it carries.
     pub port: Port,
 }
 

@@ -1,4 +1,4 @@
-//! What virt-handler notes of the VMs that it has a pod for: a file for each, in JSON.
+//! virt-handler's ghost records: a JSON file for each VM that has a pod.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,14 +9,14 @@ use takeover::Trying;
 
 use crate::{KubevirtError, Vmi};
 
-/// A note has some hundred bytes.
+/// A record has a few hundred bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-/// One note.
+/// One ghost record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) vmi: Vmi,
-    /// Where the pod's virt-launcher listens, as this node sees it.
+    /// The socket of the pod's virt-launcher, as this node sees it.
     pub(crate) socket: PathBuf,
 }
 
@@ -40,8 +40,8 @@ impl Record {
     }
 }
 
-/// All notes in a directory; those that make no sense are left out, and named in the log.
-/// Without the directory there is no VM yet.
+/// All records in a directory. Invalid ones are left out and logged. A missing directory means that
+/// there is no VM yet.
 pub(crate) fn all(directory: &Path) -> Result<Vec<Record>, KubevirtError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -52,14 +52,14 @@ pub(crate) fn all(directory: &Path) -> Result<Vec<Record>, KubevirtError> {
         let path = entry.trying("looking at virt-handler's notes")?.path();
         let text = match read(&path) {
             Ok(text) => text,
-            // It was taken back meanwhile.
+            // The record was removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
                 tracing::warn!(note = %path.display(), %error, "a note of virt-handler's");
                 continue;
             }
         };
-        // Written in place: half a note is whole the next time.
+        // virt-handler writes records in place: a half-written one is complete next time.
         match Record::parse(&path.display().to_string(), &text) {
             Ok(record) => records.push(record),
             Err(error) => tracing::debug!("{error}"),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_note_is_said() {
+    fn invalid_records_are_refused_with_a_reason() {
         let relative = NOTE.replace("/pods", "pods");
         let escaping = NOTE.replace("8a9c-1", "../../etc");
         for (text, part) in

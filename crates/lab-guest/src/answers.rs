@@ -1,4 +1,4 @@
-//! What the guest does and answers when it is asked.
+//! The guest's answers to commands.
 
 use std::sync::atomic::Ordering;
 
@@ -107,7 +107,7 @@ impl Guest {
         work(files).map(|pages| format!("pages={pages}")).map_err(|error| error.to_string())
     }
 
-    /// `PAGES`, or `FIRST PAGES`.
+    /// Arguments: `PAGES`, or `FIRST PAGES`.
     fn change_files(&self, rest: &str, way: Way) -> Result<String, String> {
         let (first, pages) = rest.split_once(' ').unwrap_or(("0", rest));
         let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
@@ -115,7 +115,7 @@ impl Guest {
         self.on_files(|files| files.change(first, pages, way))
     }
 
-    /// Of all files on disks, those that change too, as they are read.
+    /// Reads and checks all files on disks, those that change included.
     fn check_files(&self) -> Result<String, String> {
         let files = lock(&self.files);
         let files = files.as_ref().ok_or("there are no files")?;

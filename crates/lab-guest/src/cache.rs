@@ -1,7 +1,6 @@
-//! Files on a disk that a guest has in its page cache: which there are, and what is
-//! in them. The lab makes them before the guest boots, the guest reads, writes and
-//! checks them; both compute each page from its file's number, its place in it and
-//! its version.
+//! Files on a disk that a guest has in its page cache: their names, sizes and content. The lab
+//! makes them before the guest boots; the guest reads, writes and checks them. Both compute each
+//! page from its file's number, its place in it and its version.
 
 mod load;
 
@@ -17,28 +16,28 @@ use crate::random::Random;
 use crate::{PAGE_BYTES, PAGE_WORDS};
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// A page of the web: 300 KB, as in the paper, which end within a page.
+/// Bytes of a web server's file: 300 KB, as in the paper, so that it ends within a page.
 const WEB_BYTES: u64 = 300_000;
-/// The sizes of new files of a mail server, each as often: half a megabyte is what the
-/// paper found in a row with Postmark.
+/// Sizes of new files of a mail server, all equally frequent: the paper found half a megabyte
+/// contiguous with Postmark.
 const MAIL_PAGES_MADE: std::ops::Range<u64> = 16..240;
 const MAIL_PAGES_MEAN: u64 = (MAIL_PAGES_MADE.start + MAIL_PAGES_MADE.end) / 2;
-/// Without a common divisor with the number of sizes: the next file's is far from it.
+/// Has no common divisor with the number of sizes, so the next file's size is far from this one's.
 const MAIL_PAGES_STEP: u64 = 87;
-/// They grow up to this.
+/// Size up to which they grow.
 const MAIL_PAGES_MAX: u64 = 256;
 /// Tables of the database.
 const TABLES: u64 = 4;
-/// What a database reads at once. Of these pieces some are in use, at random: so what
-/// is cached is in runs of 18 pages, which the paper found for TPC-C.
+/// Pages of a piece, which a database reads at once. Pieces in use are chosen at random, so cached
+/// pages come in runs of 18, which the paper found for TPC-C.
 const PIECE_PAGES: u64 = 8;
 const IN_USE_PERCENT: u64 = 55;
-/// Directories, so that none is large.
+/// Directories over which files are spread, so that none is large.
 const DIRECTORIES: u64 = 256;
-/// Written at once.
+/// Pages written at once.
 const CHUNK_PAGES: u64 = 64;
 
-/// The most pages that a file may have: pages are numbered by it.
+/// Most pages that a file may have; page numbers depend on it.
 fn file_pages_max(kind: Use) -> u64 {
     match kind {
         Use::None | Use::Small => 1,
@@ -49,7 +48,7 @@ fn file_pages_max(kind: Use) -> u64 {
     }
 }
 
-/// Files whose use has so many bytes in the page cache.
+/// Files of which so many bytes are in use, and so in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// What they are for.
@@ -61,8 +60,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// How many there are at first. Of a mail server's they have about the bytes that
-    /// they should.
+    /// How many there are at first. Those of a mail server have about the bytes that they should.
     #[must_use]
     pub fn files(&self) -> u64 {
         match self.kind {
@@ -100,13 +98,13 @@ impl Layout {
         (0..self.files()).map(|file| self.bytes_of(file).next_multiple_of(PAGE)).sum()
     }
 
-    /// Where a file is.
+    /// Path of a file below `at`.
     #[must_use]
     pub fn path(&self, at: &Path, file: u64) -> PathBuf {
         at.join(directory(file)).join(file.to_string())
     }
 
-    /// Whether a page of a file is in use; only a database has others.
+    /// Whether a page of a file is in use; only a database has pages that are not.
     #[must_use]
     pub fn in_use(&self, file: u64, page: u64) -> bool {
         let piece = file * file_pages_max(self.kind) + page / PIECE_PAGES;
@@ -142,7 +140,7 @@ impl Layout {
     }
 
     fn identity(&self, file: u64, page: u64, version: u32) -> Identity {
-        // A word has room for 32 bits of it.
+        // An identity has room for 32 bits of it.
         let page = (file * file_pages_max(self.kind) + page) & u64::from(u32::MAX);
         Identity { seed: self.seed, page, version }
     }
@@ -161,7 +159,7 @@ impl Layout {
         words
     }
 
-    /// Whether a page, or as much of it as there is, holds what it must.
+    /// Whether a page, or its part before the end of the file, holds what it must.
     #[must_use]
     pub fn is_right(&self, file: u64, page: u64, version: u32, bytes: &[u8]) -> bool {
         let words = self.words(file, page, version);
@@ -172,7 +170,7 @@ impl Layout {
             .all(|(one, other)| one == *other)
     }
 
-    /// The same by its beginning only, which costs a reader next to nothing.
+    /// Checks only the first word, which costs a reader next to nothing.
     fn begins_right(&self, file: u64, page: u64, version: u32, bytes: &[u8]) -> bool {
         let Identity { seed, page, version } = self.identity(file, page, version);
         let first = Random::new(seed, page << 32 | u64::from(version)).draw();
@@ -184,7 +182,7 @@ fn directory(file: u64) -> String {
     format!("d{}", file % DIRECTORIES)
 }
 
-/// Of what is far below its limits.
+/// For numbers far below the limits of `usize`.
 fn as_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -1,6 +1,6 @@
-//! Files whose content and places change all the time, in every way that files do:
-//! written through the cache and past it, cut, lengthened, punched, cloned, evicted
-//! and read again. What each must have is recorded beside it.
+//! Files whose content and places change all the time, in every way that files do: written through
+//! the cache and past it, truncated, extended, punched, cloned, evicted and read again. A record of
+//! each file says what it must hold.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -17,13 +17,13 @@ use crate::memory::Checked;
 use crate::random::Random;
 use crate::record::{self, Record};
 
-/// The most that a file has.
+/// Most pages of a file.
 const FILE_PAGES: usize = 64;
 const FILE_BYTES: usize = FILE_PAGES * PAGE_BYTES;
-/// The most that is written, and that is punched, at once.
+/// Most pages written, and punched, at once.
 const WRITE_PAGES: usize = 8;
 const PUNCH_PAGES: usize = 16;
-/// Between two deeds, so that a network keeps up.
+/// Pause between two operations, so that a network keeps up.
 const STEP: Duration = Duration::from_millis(4);
 
 /// What is done to a file.
@@ -40,7 +40,7 @@ enum Deed {
     Forget,
 }
 
-/// How often each is done, of 256 times, and what it is called.
+/// How often each is chosen, of 256 times, and its name in answers.
 const DEEDS: [(Deed, usize, &str); 9] = [
     (Deed::Write, 64, "written"),
     (Deed::Direct, 40, "direct"),
@@ -53,26 +53,26 @@ const DEEDS: [(Deed, usize, &str); 9] = [
     (Deed::Forget, 2, "forgotten"),
 ];
 
-/// Where direct access can reach it.
+/// A buffer aligned for direct access.
 #[repr(align(4096))]
 struct Aligned([u8; WRITE_PAGES * PAGE_BYTES]);
 
 /// The files.
 pub struct Churn {
-    /// Those on one file system follow each other.
+    /// Those on one file system are consecutive.
     files: Vec<Record>,
     together: usize,
     seed: u64,
     next: u64,
     random: Random,
     done: [u64; DEEDS.len()],
-    /// Of the copies those that share their blocks.
+    /// Copies that share their blocks with the original.
     cloned: u64,
     room: Box<Aligned>,
 }
 
 impl Churn {
-    /// Makes files of `bytes` together in each of these directories.
+    /// Makes files of `bytes` in total in each of these directories.
     ///
     /// # Errors
     /// If there is no room for them.
@@ -104,10 +104,10 @@ impl Churn {
         Ok(churn)
     }
 
-    /// Does one thing to one file.
+    /// Performs one operation on one file.
     ///
     /// # Errors
-    /// If that can't be done: it should be.
+    /// If the operation fails, which it should not.
     pub fn step(&mut self) -> io::Result<()> {
         if self.files.is_empty() {
             return Ok(());
@@ -159,7 +159,7 @@ impl Churn {
             }
             Deed::Clone => self.copy(file),
             Deed::Evict => {
-                // What is newer in memory stays there.
+                // Dirty pages would stay in memory.
                 let file = self.open(file)?;
                 file.sync_data()?;
                 rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -193,7 +193,7 @@ impl Churn {
         Ok(())
     }
 
-    /// Makes it a copy of another one, with the same blocks where that is possible.
+    /// Makes the file a copy of another one, with the same blocks where that is possible.
     fn copy(&mut self, file: usize) -> io::Result<()> {
         let other = file - file % self.together + self.random.below(self.together);
         if other == file {
@@ -204,7 +204,7 @@ impl Churn {
         copy.set_len(0)?;
         match rustix::fs::ioctl_ficlone(&copy, &source) {
             Ok(()) => self.cloned += 1,
-            // ext4.
+            // ext4 has no clones.
             Err(rustix::io::Errno::OPNOTSUPP) => drop(io::copy(&mut source, &mut copy)?),
             Err(errno) => return Err(errno.into()),
         }
@@ -212,7 +212,7 @@ impl Churn {
         Ok(())
     }
 
-    /// How often each thing was done: `written=N direct=N ...`.
+    /// How often each operation was performed: `written=N direct=N ...`.
     #[must_use]
     pub fn done(&self) -> String {
         let done =
@@ -220,7 +220,7 @@ impl Churn {
         done.collect::<String>() + &format!("cloned={}", self.cloned)
     }
 
-    /// Reads all of them, and compares.
+    /// Reads all files, and compares them with their records.
     ///
     /// # Errors
     /// If one can't be read.
@@ -229,7 +229,7 @@ impl Churn {
     }
 }
 
-/// Files that a thread changes when it is told to.
+/// Files that a thread changes on request.
 #[derive(Default)]
 pub struct Churning {
     state: Mutex<State>,
@@ -244,7 +244,7 @@ struct State {
 }
 
 impl Churning {
-    /// Of these files, if there are any.
+    /// For these files, if there are any.
     #[must_use]
     pub fn new(churn: Option<Churn>) -> Self {
         let state = State { churn, ..State::default() };
@@ -255,7 +255,7 @@ impl Churning {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes them whenever it is to go on. Returns at once if there are none.
+    /// Changes the files while that is switched on. Returns at once if there are none.
     pub fn run(&self) {
         loop {
             let state = self.lock();
@@ -264,7 +264,7 @@ impl Churning {
             let mut state = waited.unwrap_or_else(PoisonError::into_inner);
             let Some(churn) = state.churn.as_mut() else { return };
             if let Err(error) = churn.step() {
-                // Whoever checks hears it.
+                // `done` and `check` report it.
                 state.failed = Some(error.to_string());
                 state.goes_on = false;
             }
@@ -273,24 +273,24 @@ impl Churning {
         }
     }
 
-    /// Has it go on, or rest.
+    /// Switches the changes on or off.
     pub fn set(&self, goes_on: bool) {
         self.lock().goes_on = goes_on;
         self.told.notify_one();
     }
 
-    /// How often each thing was done.
+    /// How often each operation was performed.
     ///
     /// # Errors
-    /// If one could not be done, or there are no files.
+    /// If an operation failed, or there are no files.
     pub fn done(&self) -> Result<String, String> {
         self.of(|churn| Ok(churn.done()))
     }
 
-    /// Reads all of them, and compares, while nothing is done to them.
+    /// Reads all files, and compares them with their records, while none is changed.
     ///
     /// # Errors
-    /// If one can't be read, or something could not be done, or there are no files.
+    /// If one can't be read, an operation failed, or there are no files.
     pub fn check(&self) -> Result<Checked, String> {
         self.of(|churn| churn.check().map_err(|error| error.to_string()))
     }
@@ -308,10 +308,10 @@ impl Churning {
 mod tests {
     use super::*;
 
-    /// Where the tests run there may be no direct access, no holes and no clones: what
-    /// can't be done is passed over.
+    /// The file system that the tests run on may lack direct access, holes and clones, so
+    /// operations that fail are ignored.
     #[test]
-    fn what_was_done_is_what_is_there() {
+    fn files_match_their_records_after_all_operations() {
         let at = std::env::temp_dir().join(format!("lab-guest-churn-{}", std::process::id()));
         fs::create_dir(&at).unwrap();
         let mut churn = Churn::make(std::slice::from_ref(&at), 8 << 18, 7).unwrap();

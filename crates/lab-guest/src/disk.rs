@@ -1,9 +1,8 @@
-//! A disk whose content is known: filled, rewritten in place, and checked. It
-//! is read and written past the guest's own cache, so that a check sees what is
-//! on the disk. Or a file that is in memory only, and so a part of what moves.
+//! A disk with known content: filled, rewritten in place, and checked. Access bypasses the guest's
+//! own cache, so a check sees what is on the disk. Or a file that is in memory only, and so
+//! migrates with it.
 //!
-//! Programs that work on files write little and much, and flush now and then:
-//! so can this.
+//! Like programs that work on files, it can mix small and large writes, and flush now and then.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,22 +19,22 @@ use crate::{PAGE_BYTES, PAGE_WORDS};
 /// Most pages that are read or written at once.
 const RUN_PAGES_MAX: usize = 64;
 
-/// Pages of the disk in memory, where direct access can reach them.
+/// Pages of the disk in memory, aligned for direct access.
 #[repr(align(4096))]
 struct Aligned([u8; RUN_PAGES_MAX * PAGE_BYTES]);
 
 /// How a disk is rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Habits {
-    /// Most pages of one write. Writes have one page, or two, or four, and so
-    /// on up to this, each as often as the others.
+    /// Most pages of one write. Writes have one page, two, four, and so on up to this, equally
+    /// often.
     pub run_pages_max: usize,
-    /// Pages after which they are flushed; 0 for never.
+    /// Pages after which the disk is flushed; 0 for never.
     pub flush_pages: u64,
 }
 
 impl Habits {
-    /// From orders that may leave both open.
+    /// From orders, which may leave both at 0.
     #[must_use]
     pub fn new(run_pages_max: u64, flush_bytes: u64) -> Self {
         let run = usize::try_from(run_pages_max).unwrap_or(RUN_PAGES_MAX);
@@ -62,14 +61,14 @@ impl Disk {
     /// Fills the first `bytes` of the disk at `path`.
     ///
     /// # Errors
-    /// If it isn't there, or is too small.
+    /// If the disk doesn't exist, or is too small.
     pub fn fill(path: &Path, seed: u64, bytes: u64, habits: Habits) -> io::Result<Self> {
         let direct = OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(path)?;
         Self::of(file, seed, bytes, habits)
     }
 
-    /// Makes a file of `bytes` at `path`, where files are in memory.
+    /// Makes a file of `bytes` at `path`, on a file system in memory.
     ///
     /// # Errors
     /// If there is no room.
@@ -99,7 +98,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Rewrites `count` pages, or more at once and then fewer at the next call.
+    /// Rewrites `count` pages; if more, then fewer at the next call.
     ///
     /// # Errors
     /// If the disk can't be written to.
@@ -126,7 +125,7 @@ impl Disk {
         Ok(())
     }
 
-    /// How many pages the next write has.
+    /// Pages of the next write.
     fn run(&mut self) -> usize {
         let sizes = self.habits.run_pages_max.ilog2() as usize + 1;
         1 << self.random.below(sizes)
@@ -157,7 +156,7 @@ impl Disk {
         Ok(checked)
     }
 
-    /// Checks a page that is in the buffer's place `at`.
+    /// Checks a page that is in the buffer at index `at`.
     fn check_page(&self, page: usize, at: usize, checked: &mut Checked) {
         let bytes = &self.buffer.0[at * PAGE_BYTES..(at + 1) * PAGE_BYTES];
         let mut words: PageWords = [0; PAGE_WORDS];

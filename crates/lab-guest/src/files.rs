@@ -13,29 +13,29 @@ use crate::PAGE_BYTES;
 use crate::memory::Checked;
 use crate::record::{self, Record};
 
-/// Half of the bytes are in one file.
+/// Size of middle-sized files, which have a quarter of all bytes. One big file has half of them.
 const MIDDLE_BYTES: u64 = 300_000;
-/// Small ones differ in size, so that most end in the middle of a page.
+/// Small files differ in size, so that most end in the middle of a page.
 const SMALL_BYTES_MIN: u64 = 500;
 const SMALL_BYTES_STEP: u64 = 777;
 const SMALL_BYTES_MAX: u64 = 12_000;
-/// In one directory.
+/// Small files in one directory.
 const SMALL_TOGETHER: u64 = 100;
-/// Written at once.
+/// Pages written at once.
 const CHUNK_PAGES: usize = 64;
-/// The largest of each place.
+/// The largest file of each place.
 const BIG: &str = "big";
 
-/// A page where direct access can reach it.
+/// A page aligned for direct access.
 #[repr(align(4096))]
 struct Aligned([u8; PAGE_BYTES]);
 
 /// How a file is written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Into the cache, where it is left.
+    /// Into the page cache, unflushed.
     Cache,
-    /// Past it, to the disk.
+    /// Past the cache, to the disk.
     Direct,
 }
 
@@ -49,7 +49,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Makes files of `bytes` together in each of these directories.
+    /// Makes files of `bytes` in total in each of these directories.
     ///
     /// # Errors
     /// If there is no room for them.
@@ -101,7 +101,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads all of them; the pages that they have.
+    /// Reads all files, and returns their number of pages.
     ///
     /// # Errors
     /// If one can't be read.
@@ -110,7 +110,7 @@ impl Files {
         self.places.iter().try_fold(0, |pages, place| Ok(pages + read_below(place, &mut room)?))
     }
 
-    /// Writes to pages of each big file from `first` on; how many pages those are.
+    /// Rewrites `pages` pages of each big file from `first` on, and returns their number in total.
     ///
     /// # Errors
     /// If that fails.
@@ -132,11 +132,11 @@ impl Files {
         Ok(pages * self.places.len() as u64)
     }
 
-    /// From here on the kernel writes nothing to their file systems, of its own
-    /// accord neither; how many pages they have.
+    /// Remounts the file systems read-only, so that the kernel writes nothing to them, not even on
+    /// its own. Then reads all files, and returns their number of pages.
     ///
     /// # Errors
-    /// If one can't be had so.
+    /// If one can't be remounted or read.
     pub fn make_read_only(&mut self) -> io::Result<u64> {
         for place in &self.places {
             rustix::mount::mount_remount(place, MountFlags::RDONLY, c"")?;
@@ -144,7 +144,7 @@ impl Files {
         self.read()
     }
 
-    /// Reads all of them, and compares.
+    /// Reads all files, and compares them with their records.
     ///
     /// # Errors
     /// If one can't be read.

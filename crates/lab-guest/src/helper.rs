@@ -1,4 +1,4 @@
-//! The helper, or somebody in its place who lies.
+//! The helper, or a liar in its place.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Error, Write};
@@ -8,13 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const HELPER: &str = "/droveway-guest";
 const SELF: &str = "/proc/self/exe";
 
-/// Who is at the port.
+/// The process at the helper's port.
 #[derive(Default)]
 pub(crate) struct Helper(Mutex<Option<Running>>);
 
 struct Running {
     process: Child,
-    /// Of one who lies, and waits for a word.
+    /// Pipes of a liar, which waits for a word.
     talk: Option<(ChildStdin, BufReader<ChildStdout>)>,
 }
 
@@ -23,7 +23,7 @@ impl Helper {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the helper, in whosever place.
+    /// Starts the helper, after it has ended any process in its place.
     pub(crate) fn start(&self) -> io::Result<()> {
         self.end()?;
         // It ends with the guest.
@@ -32,7 +32,7 @@ impl Helper {
         Ok(())
     }
 
-    /// Has somebody at the port in its place who tells that lie.
+    /// Starts a liar in the helper's place, which tells that lie.
     pub(crate) fn lie(&self, lie: &str) -> io::Result<()> {
         self.end()?;
         let mut liar = Command::new(SELF);
@@ -46,7 +46,7 @@ impl Helper {
         self.hear("ready")
     }
 
-    /// Waits until the liar says that.
+    /// Waits until the liar says that word.
     pub(crate) fn hear(&self, word: &str) -> io::Result<()> {
         let mut running = self.lock();
         let talk = running.as_mut().and_then(|running| running.talk.as_mut());
@@ -61,7 +61,7 @@ impl Helper {
         }
     }
 
-    /// The liar may go on.
+    /// Lets the liar go on.
     pub(crate) fn go(&self) -> io::Result<()> {
         let mut running = self.lock();
         let talk = running.as_mut().and_then(|running| running.talk.as_mut());
@@ -69,8 +69,8 @@ impl Helper {
         to.write_all(b"go\n")
     }
 
-    /// Ends it, whoever it is: the helper as the kernel does when memory is short,
-    /// and a liar after it has put back what it changed.
+    /// Ends the process: the helper by a kill, as the kernel does when memory is short; a liar
+    /// after it has restored what it changed.
     pub(crate) fn end(&self) -> io::Result<()> {
         let Some(mut running) = self.lock().take() else { return Ok(()) };
         match running.talk.take() {
@@ -80,7 +80,7 @@ impl Helper {
         running.process.wait().map(drop)
     }
 
-    /// Whether it looks at pages just now: it has what it needs for that open.
+    /// Whether the helper surveys pages now: only then it has `kpageflags` open.
     pub(crate) fn works(&self) -> io::Result<bool> {
         let id = self.lock().as_ref().ok_or(io::ErrorKind::NotFound)?.process.id();
         let open = fs::read_dir(format!("/proc/{id}/fd"))?.map_while(Result::ok);
@@ -88,7 +88,7 @@ impl Helper {
         Ok(leads_to.any(|path| path.ends_with("kpageflags")))
     }
 
-    /// How often it was woken, in the system's own words.
+    /// How often it was woken, as a line of its `/proc/PID/status`.
     pub(crate) fn woken(&self) -> io::Result<String> {
         let id = self.lock().as_ref().ok_or(io::ErrorKind::NotFound)?.process.id();
         let status = fs::read_to_string(format!("/proc/{id}/status"))?;

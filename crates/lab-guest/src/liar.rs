@@ -1,5 +1,4 @@
-//! Somebody in a guest who sits at the port in the helper's place, speaks as it
-//! does, and lies.
+//! A process in a guest that takes the helper's port, speaks its protocol, and lies.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -17,13 +16,13 @@ use guest::survey::{Sink, Stop, survey};
 use lab_guest::PAGE_BYTES;
 use rustix::fs::OFlags;
 
-/// More time than any who listens takes.
+/// Longer than any listener takes.
 const SEND_MAX: Duration = Duration::from_secs(60);
-/// How many pages on disk are changed, at most.
+/// About how many pages on disk are changed.
 const SPOILED_MAX: usize = 500;
 const GARBAGE_BYTES: usize = 5 << 20;
 
-/// What is wrong with what it says.
+/// What is wrong with its answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
     /// Places belong to other pages.
@@ -32,25 +31,25 @@ enum Lie {
     Sectors,
     /// All of memory is on the first disk.
     Everything,
-    /// Nothing, but it says so when it is told to: what was true then.
+    /// What was true when it was asked, but sent only when the liar is let go on.
     Late,
-    /// Nothing but that disks have something else by then.
+    /// The truth, but the disks have other content by then.
     Spoiled,
-    /// Places behind the disk's end.
+    /// Places beyond the disk's end.
     Beyond,
-    /// Disks are larger than they are, and have pages there.
+    /// Disks that claim to be larger than they are, with pages there.
     Larger,
-    /// Disks that nobody knows.
+    /// Disks with unknown serial numbers.
     Unknown,
     /// The same disk twice.
     Twice,
-    /// It never comes to an end.
+    /// An answer without an end.
     Endless,
-    /// No words.
+    /// Garbage instead of the protocol.
     Garbage,
-    /// It stops in the middle.
+    /// An answer that stops in the middle.
     Cut,
-    /// It says nothing.
+    /// No answer.
     Silent,
 }
 
@@ -70,10 +69,10 @@ const LIES: [(&str, Lie); 13] = [
     ("silent", Lie::Silent),
 ];
 
-/// Tells that lie to whoever asks, until its standard input is closed.
+/// Answers every request with that lie, until its standard input is closed.
 ///
 /// # Errors
-/// If it can't.
+/// If the lie is unknown, or the port or standard output fails.
 pub(crate) fn run(name: &str) -> io::Result<()> {
     let known = LIES.iter().find(|(known, _)| *known == name);
     let (_, lie) = known.ok_or_else(|| io::Error::other(format!("no lie is called {name}")))?;
@@ -108,7 +107,7 @@ fn say(word: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Each line gives a word to go on; the end of all is the end.
+/// Sends a word for each line of standard input. At its end, restores the disks and exits.
 fn hear(spoiled: &Arc<Mutex<Spoiled>>) -> Receiver<()> {
     let (tell, words) = channel();
     let spoiled = Arc::clone(spoiled);
@@ -183,7 +182,7 @@ fn answer(
     port.send(&bytes, until)
 }
 
-/// An answer: single pages.
+/// An answer, as single pages.
 #[derive(Default)]
 struct Said {
     devices: Vec<Device>,
@@ -212,7 +211,7 @@ impl Sink for Said {
 }
 
 impl Said {
-    /// What the helper would say.
+    /// What the helper would answer.
     fn truth() -> Result<Self, Broken> {
         let mut said = Self::default();
         let budget = Budget { cpu_percent: 100, ..Budget::default() };
@@ -254,7 +253,7 @@ impl Said {
     }
 }
 
-/// Where memory ends; machines as small as these have it in one piece.
+/// The end of memory, which machines as small as these have in one piece.
 fn memory_pages() -> u64 {
     let text = fs::read_to_string("/proc/iomem").unwrap_or_default();
     let ends = text.lines().filter(|line| line.ends_with("System RAM")).filter_map(|line| {
@@ -264,18 +263,18 @@ fn memory_pages() -> u64 {
     ends.max().map_or(0, |end| (end + 1) / PAGE_BYTES as u64)
 }
 
-/// A page where direct access can reach it.
+/// A page aligned for direct access.
 #[repr(align(4096))]
 #[derive(Clone)]
 struct Aligned([u8; PAGE_BYTES]);
 
-/// Pages of disks that have something else, below the file system: what is in
-/// memory stays as it was.
+/// Pages that were overwritten on disk, below the file system, with their former content. Copies in
+/// memory stay as they were.
 #[derive(Default)]
 struct Spoiled(Vec<(File, u64, Box<Aligned>)>);
 
 impl Spoiled {
-    /// Changes places that were told.
+    /// Overwrites some of the reported places.
     fn spoil(&mut self, said: &Said) -> io::Result<()> {
         if !self.0.is_empty() {
             return Ok(());

@@ -1,6 +1,5 @@
-//! What a Linux guest of the lab does besides what all of the lab's guests do with
-//! their memory: disks, files, the page cache, the network. `main.rs` is the `/init`
-//! that puts them together inside the guest.
+//! What a Linux guest of the lab does besides the memory work that all guests share: disks, files,
+//! the page cache, the network. `main.rs` is the `/init` that puts them together inside the guest.
 
 pub mod cache;
 pub mod churn;

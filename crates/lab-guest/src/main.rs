@@ -1,13 +1,12 @@
 //! `/init` of a lab guest: fills memory as ordered, rewrites the working set,
 //! and answers questions on the second serial port.
 //!
-//! Lines from the guest: `.HEX` every 5 ms or as ordered, a heartbeat with its number;
-//! `=HEX WRITTEN DISK ANSWERS TOUCHED` every tenth time, with the pages written so far in
-//! memory, and on the disk or in the file, the answers that it got, and the pages of
-//! cached files that were read and written; `boot ID ORDERS` at the start and when asked;
-//! `ID ok ...` or `ID error ...` for each line `ID COMMAND` that it was sent.
-//! Heartbeats are judged by when they arrive: the guest's own clocks stand still
-//! while QEMU has stopped it, so no clock in here sees a blackout.
+//! Lines from the guest: `.HEX` every 5 ms or as ordered, a heartbeat with its number; `=HEX
+//! WRITTEN DISK ANSWERS TOUCHED` every tenth time, with the pages written so far in memory, the
+//! pages written to the disk or the file, the answers received, and the pages of cached files read
+//! and written; `boot ID ORDERS` at the start and on request; `ID ok ...` or `ID error ...` for
+//! each line `ID COMMAND` that it receives. Heartbeats are judged by their arrival: the guest's own
+//! clocks stand still while QEMU has stopped it, so no clock in the guest sees a downtime.
 
 mod answers;
 mod helper;
@@ -49,7 +48,7 @@ const FILE: &str = "/file";
 const SERVER: &str = "/server/memcached";
 const LIBRARIES: &str = "/server";
 
-/// All that the threads share.
+/// State that the threads share.
 struct Guest {
     boot_id: String,
     orders: Orders,
@@ -58,19 +57,19 @@ struct Guest {
     fixed: [Area<'static>; 5],
     writer: Mutex<Writer<'static>>,
     pacer: Mutex<Pacer>,
-    /// How a writer keeps pace that uses all of a CPU.
+    /// Pace of a writer that uses a whole CPU.
     burner: Option<Burner>,
-    /// Whether somebody waits for the writer's memory: one that uses all of a
-    /// CPU would take it again before anybody else can.
+    /// Whether another thread waits for the writer's memory: a writer that uses a whole CPU would
+    /// lock it again before any other thread can.
     wanted: AtomicBool,
     swing: Mutex<Swing>,
     computed: AtomicU64,
     disk: Storing,
     file: Storing,
-    /// On file systems, and so in the page cache.
+    /// Files on file systems, and so in the page cache.
     files: Mutex<Option<Files>>,
     churning: Churning,
-    /// The same for files that the lab has made.
+    /// Load on cached files that the lab has made.
     load: Option<Load>,
     helper: Helper,
     written: AtomicU64,
@@ -95,10 +94,10 @@ fn main() {
         return;
     }
     if let Err(error) = run() {
-        // On the console: the lab shows its end when a guest stays silent.
+        // On the console, whose end the lab shows when a guest stays silent.
         eprintln!("guest: {error}");
     }
-    // An init that returns makes the kernel panic, which tells as little.
+    // An init that returns makes the kernel panic, which explains nothing.
     loop {
         thread::park();
     }
@@ -143,8 +142,8 @@ fn run() -> std::io::Result<()> {
         talk(&guest)?;
     }
     guest.say(&guest.greeting());
-    // After it: beats are numbered from 1 again, and who hears one before the
-    // greeting takes it for a beat of a guest that has run twice.
+    // After the greeting: beats are numbered from 1 again, and the lab takes a beat before the
+    // greeting for one of a guest that has run twice.
     let ticking = Arc::clone(&guest);
     thread::Builder::new().name("tick".to_owned()).spawn(move || threads::tick(&ticking))?;
     for line in questions.lines() {
@@ -162,7 +161,7 @@ fn run() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Starts the server that the lab has put here.
+/// Starts the server that the lab has put into the initramfs.
 fn serve(bytes: u64) -> std::io::Result<()> {
     net::up(net::ADDRESS)?;
     let mib = (bytes >> 20).to_string();
@@ -174,7 +173,7 @@ fn serve(bytes: u64) -> std::io::Result<()> {
     server.spawn().map(drop)
 }
 
-/// Answers and asks other guests, as ordered.
+/// Answers and sends requests of guests, as ordered.
 fn talk(guest: &Arc<Guest>) -> std::io::Result<()> {
     net::up(net::address(guest.orders.address))?;
     if guest.orders.answers {
@@ -199,7 +198,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     let Plans { fixed, working_set } = Plans::of(&orders);
     let fixed = fixed.map(|plan| memory::fill(plan, false));
     let mut writer = Writer::new(memory::fill(working_set, true), orders.order, orders.seed);
-    // While nothing else runs.
+    // Calibrated while nothing else runs.
     let began = Instant::now();
     let write = |pages| writer.write(pages as usize);
     let burner = orders.burn.then(|| Burner::calibrate(write, || began.elapsed()));
@@ -248,19 +247,19 @@ fn stores(orders: &Orders) -> std::io::Result<(Storing, Storing)> {
     });
     let file = (orders.file_bytes > 0).then(|| {
         let habits = Habits::new(orders.disk_run, 0);
-        // Of the same seed, a disk's content would be the same.
+        // With the same seed, the disk's content would be the same.
         Disk::file(Path::new(FILE), !orders.seed, orders.file_bytes, habits)
     });
     let disk = Storing::new(disk.transpose()?, orders.disk_rate);
     Ok((disk, Storing::new(file.transpose()?, orders.file_rate)))
 }
 
-/// Mounts the disks, fills them, and reads what is there, so that all of it is in
-/// the page cache and nothing of it newer there.
+/// Mounts the disks, fills them, and reads all files, so that all are in the page cache and none is
+/// dirty.
 fn make_files(orders: &Orders) -> std::io::Result<(Files, Churn)> {
     system::mount("sysfs", "/sys")?;
     let places = system::mount_disks()?;
-    // Of the same seed, the content of both would be the same.
+    // With the same seed, both would have the same content.
     let churn = Churn::make(&places, orders.churn_bytes, !orders.seed)?;
     let files = Files::make(places, orders.files_bytes, orders.seed)?;
     rustix::fs::sync();
@@ -270,7 +269,7 @@ fn make_files(orders: &Orders) -> std::io::Result<(Files, Churn)> {
     Ok((files, churn))
 }
 
-/// Mounts the disk that the lab has made files on, and reads what is in use of them.
+/// Mounts the disk on which the lab has made files, and reads those in use.
 fn fill_cache(orders: &Orders) -> std::io::Result<Load> {
     system::mount("sysfs", "/sys")?;
     let missing = || std::io::Error::other("there is no disk with files");
@@ -308,7 +307,7 @@ impl Guest {
     }
 
     fn say(&self, line: &str) {
-        // One write for a line: lines of different threads never mix.
+        // One write per line, so that lines of different threads never mix.
         if let Err(error) = lock(&self.port).write_all(format!("{line}\n").as_bytes()) {
             eprintln!("guest: {}: {error}", system::PORT);
         }

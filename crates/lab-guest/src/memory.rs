@@ -1,4 +1,4 @@
-//! The guest's memory, and what checks of anything find.
+//! The guest's memory, and the results of checks.
 
 use guest_pages::memory::{Area, Page};
 use guest_pages::plan::Plan;
@@ -10,12 +10,12 @@ pub struct Checked {
     pub pages: u64,
     /// Pages that did not hold what they must.
     pub wrong: u64,
-    /// Which one was the first, and what it held.
+    /// The first of them, and what it held.
     pub first_wrong: Option<String>,
 }
 
 impl Checked {
-    /// Takes in what another check found.
+    /// Adds the result of another check.
     pub fn add(&mut self, other: Self) {
         self.pages += other.pages;
         self.wrong += other.wrong;
@@ -32,19 +32,19 @@ impl From<guest_pages::memory::Checked> for Checked {
     }
 }
 
-/// Writes so much memory, with content that doesn't shrink, and gives it back.
+/// Writes so much memory with content that doesn't shrink, then frees it.
 pub fn use_and_free(bytes: u64) {
     let mut memory = vec![0u64; usize::try_from(bytes / 8).unwrap_or_default()];
     let mut word = 1u64;
     for place in &mut memory {
-        // Knuth's: its upper bits are as good as random, and it is one multiplication.
+        // Knuth's generator: its upper bits are as good as random, for one multiplication.
         word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         *place = word ^ word >> 33;
     }
     std::hint::black_box(&memory);
 }
 
-/// Memory for the area, filled: the guest keeps it until its end.
+/// Fills memory for the area, which the guest keeps until its end.
 #[must_use]
 pub fn fill(plan: Plan, rewritten: bool) -> Area<'static> {
     let pages = vec![Page::ZERO; plan.pages].leak();

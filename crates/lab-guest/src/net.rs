@@ -1,5 +1,4 @@
-//! The guest's NIC: its address, set by netlink, since there is no other
-//! program here that could.
+//! The guest's NIC: sets its address by netlink, since there is no other program here that could.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -26,12 +25,12 @@ pub const fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 78, 0, last)
 }
 
-/// Gives the NIC its address, and takes it up.
+/// Gives the NIC its address, and brings it up.
 ///
 /// # Errors
 /// If there is none, or the kernel refuses.
 pub fn up(own: Ipv4Addr) -> io::Result<()> {
-    // The protocol that is for NICs has the number 0.
+    // The default protocol, 0, is `NETLINK_ROUTE`.
     let socket = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
     let nic = name_to_index(&socket, NIC)?;
     for request in [link_up(nic), give(nic, own)] {
@@ -67,13 +66,13 @@ fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     let mut message = Vec::from(length.to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend(flags.to_ne_bytes());
-    // A sequence number and a port, which nobody looks at.
+    // Sequence number and port ID, both unused.
     message.extend([0; 8]);
     message.extend(body);
     message
 }
 
-/// An answer is an error number, which is 0 for none.
+/// An answer holds an error number, which is 0 for success.
 fn refusal(answer: &[u8]) -> io::Result<()> {
     let kind = answer.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
     let number = answer.get(HEADER_BYTES..).and_then(|body| body.first_chunk::<4>());
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_from_consent() {
+    fn refusals_are_recognized() {
         let answer = |number: i32| message(ANSWER, 0, &number.to_ne_bytes());
         assert!(refusal(&answer(0)).is_ok());
         let refused = refusal(&answer(-17)).expect_err("an error");

@@ -1,6 +1,6 @@
-//! A request-response pair: one guest asks, and waits for the answer, and asks
-//! again; another one answers with what it was asked. Over one TCP connection,
-//! which lasts for as long as both run, wherever they do.
+//! A request-response pair: one guest sends a request, waits for the answer, and sends the next;
+//! another one echoes each request. Both use one TCP connection, which lasts for as long as both
+//! run, on whatever hosts.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,13 +11,13 @@ use std::time::Duration;
 use crate::random::Random;
 
 const PORT: u16 = 7000;
-/// A request, and its answer.
+/// Bytes of a request, and of its answer.
 const MESSAGE_BYTES: usize = 128;
-/// How long one who finds nobody to ask waits before it tries again.
+/// Pause after a failed or lost connection.
 const AGAIN: Duration = Duration::from_millis(100);
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
-/// Answers all who ask.
+/// Answers all requests.
 ///
 /// # Errors
 /// If it can't listen.
@@ -26,7 +26,7 @@ pub fn answer() -> io::Result<()> {
     for stream in listener.incoming() {
         let stream = stream?;
         let answer = move || {
-            // Who asked is gone: others may come.
+            // This client is gone; others may connect.
             let _ = answer_one(stream);
         };
         thread::Builder::new().name("answer".to_owned()).spawn(answer)?;
@@ -43,14 +43,14 @@ fn answer_one(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Asks the guest at an address for ever, and counts right answers, and wrong
-/// ones, for which a connection that ends counts as well.
+/// Sends requests to the guest at `address` for ever. Counts right answers, and wrong ones; a
+/// connection that ends counts as a wrong one.
 pub fn ask(address: Ipv4Addr, answers: &AtomicU64, wrong: &AtomicU64) {
     let address = SocketAddr::from((address, PORT));
     let mut random = Random::new(address.port().into(), 3);
     loop {
         if let Ok(stream) = TcpStream::connect_timeout(&address, CONNECT_MAX) {
-            // It ends with an error only.
+            // It returns only with an error.
             let _ = ask_on(stream, &mut random, answers);
             wrong.fetch_add(1, Ordering::Relaxed);
         }
@@ -99,7 +99,7 @@ mod tests {
                 message[5] ^= u8::from(turn == 2);
                 stream.write_all(&message)?;
             }
-            // Until the other end is gone.
+            // Until the client closes.
             stream.read_exact(&mut message)
         };
         assert_eq!(asked(turns), 2);

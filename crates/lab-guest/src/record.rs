@@ -1,6 +1,5 @@
-//! What a file must contain, by the guest's own account: for each page the number
-//! of its content, and how much of that is there. No copy of it is kept, so that
-//! what is lost in a file isn't lost in two places.
+//! What a file must contain, as the guest recorded it: for each page the number of its content, and
+//! how many bytes of it are there. No copy is kept, since the same fault could hit both.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,15 +9,15 @@ use crate::content::{self, Identity, Kind, PageWords};
 use crate::memory::Checked;
 use crate::{PAGE_BYTES, PAGE_WORDS};
 
-/// Read at once.
+/// Pages read at once.
 const CHUNK_PAGES: usize = 64;
 
 /// A page of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Page {
-    /// Which content; without one it has zeros.
+    /// Number of its content; without one it holds zeros.
     content: Option<u64>,
-    /// So much of that; zeros follow.
+    /// Bytes that are there of that content; zeros follow.
     bytes: usize,
 }
 
@@ -41,13 +40,13 @@ pub fn put(seed: u64, number: u64, page: &mut [u8]) {
 }
 
 impl Record {
-    /// An empty file whose contents are of that seed.
+    /// An empty file, whose contents depend on the seed.
     #[must_use]
     pub fn new(path: PathBuf, seed: u64) -> Self {
         Self { path, seed, bytes: 0, pages: Vec::new() }
     }
 
-    /// Where it is.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -59,7 +58,7 @@ impl Record {
         self.bytes
     }
 
-    /// A whole page was written with the content of that number.
+    /// Records that a whole page was written with the content of that number.
     pub fn write(&mut self, page: usize, content: u64) {
         let end = (page + 1) * PAGE_BYTES;
         if end > self.bytes {
@@ -68,12 +67,12 @@ impl Record {
         self.pages[page] = Page { content: Some(content), bytes: PAGE_BYTES };
     }
 
-    /// These pages became a hole. What is behind the end stays so.
+    /// Records that these pages became a hole. The length of the file stays.
     pub fn punch(&mut self, first: usize, count: usize) {
         self.pages.iter_mut().skip(first).take(count).for_each(|page| *page = Page::default());
     }
 
-    /// It was made that long, or that short.
+    /// Records a new length.
     pub fn truncate(&mut self, bytes: usize) {
         self.bytes = bytes;
         self.pages.resize(bytes.div_ceil(PAGE_BYTES), Page::default());
@@ -82,13 +81,13 @@ impl Record {
         }
     }
 
-    /// It has what the other one has.
+    /// Records that the file is now a copy of the other one.
     pub fn copy(&mut self, other: &Self) {
         self.bytes = other.bytes;
         self.pages.clone_from(&other.pages);
     }
 
-    /// Reads the file, and compares it.
+    /// Reads the file, and compares it with the record.
     ///
     /// # Errors
     /// If it can't be read.
@@ -106,7 +105,7 @@ impl Record {
             let bytes = &mut room[..left.min(pages.len() * PAGE_BYTES)];
             match file.read_exact(bytes) {
                 Ok(()) => {}
-                // That it is too short was said.
+                // Its wrong length has been noted above.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                 Err(error) => return Err(error),
             }
@@ -135,7 +134,7 @@ impl Record {
     }
 }
 
-/// Checks all of these.
+/// Checks all these files.
 ///
 /// # Errors
 /// If one can't be read.
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_right() {
+    fn recorded_changes_are_right() {
         with_file("done", |file, mut record| {
             let right = |record: &Record, pages| {
                 let expected = Checked { pages, wrong: 0, first_wrong: None };

@@ -1,4 +1,4 @@
-//! A thread's work on a disk or a file: so much of it rewritten per second.
+//! A thread's work on a disk or a file: it rewrites so many bytes per second.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::disk::Disk;
 use crate::memory::Checked;
 use crate::pace::Pacer;
 
-/// A disk or a file, if there is one, and who rewrites it.
+/// A disk or a file, if there is one, and the pace of its writer.
 pub struct Storing {
     disk: Mutex<Option<Disk>>,
     pacer: Mutex<Pacer>,
@@ -22,7 +22,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Storing {
-    /// So many bytes per second.
+    /// Rewrites `rate` bytes per second.
     #[must_use]
     pub fn new(disk: Option<Disk>, rate: u64) -> Self {
         let mut pacer = Pacer::default();
@@ -30,11 +30,10 @@ impl Storing {
         Self { disk: Mutex::new(disk), pacer: Mutex::new(pacer), written: AtomicU64::new(0) }
     }
 
-    /// Writes what is due, and sleeps; returns at once if there is nothing to
-    /// write to.
+    /// Writes what is due, and sleeps; returns at once if there is no disk or file.
     ///
     /// # Errors
-    /// If it can't be written to: it holds what a check will find wrong.
+    /// If a write fails: a check will then find wrong pages.
     pub fn run(&self) -> io::Result<()> {
         let mut last = Instant::now();
         loop {
@@ -56,7 +55,7 @@ impl Storing {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Reads and checks every page; none if there is nothing to check.
+    /// Reads and checks every page; none if there is no disk or file.
     ///
     /// # Errors
     /// If it can't be read.

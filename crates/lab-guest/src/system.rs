@@ -1,14 +1,14 @@
-//! What an init asks of its kernel.
+//! Requests of the init to its kernel.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Where the lab listens.
+/// The serial port where the lab listens.
 pub(crate) const PORT: &str = "/dev/ttyS1";
 const MODULES: &str = "/modules";
-/// How long memory takes to be plugged on a busy machine.
+/// Longest time until memory is plugged on a busy machine.
 const PLUGGED_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) fn mount(kind: &str, at: &str) -> std::io::Result<()> {
@@ -17,8 +17,8 @@ pub(crate) fn mount(kind: &str, at: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Drivers. Those that need others, in whatever order this kernel has it, are
-/// tried again after them.
+/// Loads the drivers. Their order depends on the kernel, so those that fail are tried again after
+/// the others.
 pub(crate) fn load_modules() -> std::io::Result<()> {
     let mut left: Vec<_> = fs::read_dir(MODULES)?.filter_map(|e| Some(e.ok()?.path())).collect();
     let mut before = usize::MAX;
@@ -35,8 +35,7 @@ pub(crate) fn load_modules() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Waits until the kernel has so much memory: what is plugged comes a while after its
-/// driver.
+/// Waits until the kernel has so much memory: memory is plugged a while after its driver is loaded.
 pub(crate) fn wait_memory(bytes: u64) -> std::io::Result<()> {
     let end = Instant::now() + PLUGGED_MAX;
     while memory_bytes()? < bytes && Instant::now() < end {
@@ -45,7 +44,7 @@ pub(crate) fn wait_memory(bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// All that it has.
+/// The kernel's total memory.
 fn memory_bytes() -> std::io::Result<u64> {
     let info = fs::read_to_string("/proc/meminfo")?;
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
@@ -74,14 +73,14 @@ pub(crate) fn mount_disks() -> std::io::Result<Vec<PathBuf>> {
     Ok(places)
 }
 
-/// What the kernel is to forget.
+/// Caches for the kernel to drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caches {
-    /// Which files there are, but not what is in them.
+    /// Names and attributes of files, but not their content.
     Names,
-    /// What is in files, but not which there are.
+    /// Content of files, but not their names.
     Contents,
-    /// All that it can have again from disks.
+    /// All that it can read again from disks.
     All,
 }
 
@@ -94,7 +93,7 @@ pub(crate) fn drop_caches(caches: Caches) -> std::io::Result<()> {
     fs::write("/proc/sys/vm/drop_caches", number)
 }
 
-/// What the kernel keeps in memory, in KiB: `cached=N active=N inactive=N dirty=N slab=N`.
+/// Sizes of the kernel's caches, in KiB: `cached=N active=N inactive=N dirty=N slab=N`.
 pub(crate) fn memory() -> std::io::Result<String> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let number = |name: &str| {
@@ -115,7 +114,7 @@ pub(crate) fn open_port() -> std::io::Result<File> {
     Ok(port)
 }
 
-/// Keeps the calling thread to a CPU, counted from 1; 0 for any.
+/// Pins the calling thread to a CPU, counted from 1; 0 for any.
 pub(crate) fn keep_to(cpu: u64) {
     let Some(cpu) = usize::try_from(cpu).ok().and_then(|cpu| cpu.checked_sub(1)) else { return };
     let mut cpus = rustix::thread::CpuSet::new();

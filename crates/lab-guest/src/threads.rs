@@ -1,4 +1,4 @@
-//! What threads of the guest do until it ends.
+//! What the guest's threads do until it ends.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -11,7 +11,7 @@ use lab_guest::random::Random;
 use crate::{Guest, lock, system};
 
 const COUNT_EVERY_TICKS: u64 = 10;
-/// How long a writer that is not to write waits before it looks again.
+/// How long a writer that rests waits before it looks again.
 const REST: Duration = Duration::from_millis(1);
 /// Rounds that count as one piece of work.
 const COMPUTE_AT_ONCE: u32 = 10_000;
@@ -24,7 +24,7 @@ pub(crate) fn use_cache(guest: &Guest) {
     }
 }
 
-/// Beats, before anything else that wants the CPU.
+/// Sends heartbeats, with priority over all other threads.
 pub(crate) fn tick(guest: &Guest) {
     if let Err(error) = rustix::process::setpriority_process(None, -20) {
         eprintln!("guest: no priority for heartbeats: {error}");
@@ -59,7 +59,7 @@ pub(crate) fn write(guest: &Guest) {
     }
 }
 
-/// Writes and computes, and never sleeps unless it rests.
+/// Writes and computes, and sleeps only while it rests.
 fn write_burning(guest: &Guest, mut burner: Burner) {
     let mut random = Random::new(guest.orders.seed, 1);
     loop {

@@ -12,12 +12,12 @@ use crate::hosts::{Host, Hosts, RUN_DIR, RackHost, Racks};
 use crate::{program, setup};
 
 const PORT: u16 = 7800;
-/// What says which programs other hosts can have started.
+/// The option that names programs which other hosts can have started.
 const PROGRAMS: &str = "--qemu-programs";
-/// An agent listens within a tenth of a second.
+/// An agent usually listens within a tenth of a second.
 const UP_MAX: Duration = Duration::from_secs(60);
 
-/// The `droveway` that stands beside the running program, or `DROVEWAY`.
+/// `DROVEWAY`, or the `droveway` beside the running program.
 #[must_use]
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("DROVEWAY") {
@@ -48,22 +48,22 @@ pub fn peer_name(hosts: &Hosts, host: &Host) -> &'static str {
     if host.name == hosts.a.name { "host-a" } else { "host-b" }
 }
 
-/// What the peers file says of both hosts.
+/// The entries of both hosts in the peers file.
 #[must_use]
 pub fn peers(hosts: &Hosts) -> String {
     let entry = |host: &Host| peer_entry(peer_name(hosts, host), host);
     entry(&hosts.a) + &entry(&hosts.b)
 }
 
-/// What the peers file says of a host.
+/// The entry of a host in the peers file.
 fn peer_entry(name: &str, host: &Host) -> String {
     let nics: Vec<_> = host.addresses.iter().map(|nic| format!("\"{nic}\"")).collect();
     let (address, nics) = (host.addresses[0], nics.join(", "));
     format!("[[host]]\nname = \"{name}\"\naddress = \"{address}:{PORT}\"\nnics = [{nics}]\n")
 }
 
-/// The usual ones, and the lab's own; nothing for an older agent, which starts what it
-/// is told to start.
+/// Options for the usual programs and the lab's own; none for an older agent, which starts whatever
+/// program it is told to.
 fn programs(binary: &Path) -> Result<Vec<String>> {
     let own = setup::own_qemus().into_iter().map(|path| path.display().to_string());
     let listed = USUAL.map(str::to_owned).into_iter().chain(own);
@@ -81,8 +81,8 @@ impl Agent {
         Self::start_by(hosts, host, &[])
     }
 
-    /// Starts an agent by a program that becomes it, such as `setpriv` with
-    /// its options, and waits until it answers.
+    /// Starts an agent by a program that executes it, such as `setpriv` with its options, and waits
+    /// until it answers.
     ///
     /// # Errors
     /// As [`Agent::start`].
@@ -90,8 +90,8 @@ impl Agent {
         Self::start_with(hosts, host, by, &[])
     }
 
-    /// The same, with more arguments of its own: they stand in for what it would
-    /// be told. With `--tls` it speaks TLS (see [`Certificates`]), else plaintext.
+    /// The same, with more arguments, which replace the default ones. With `--tls` it speaks TLS
+    /// (see [`Certificates`]), else plaintext.
     ///
     /// # Errors
     /// As [`Agent::start`].
@@ -99,7 +99,7 @@ impl Agent {
         Self::start_as(peer_name(hosts, host), host, &peers(hosts), by, more)
     }
 
-    /// The same among other hosts, as the peers file has them.
+    /// The same among other hosts, which the peers file lists.
     ///
     /// # Errors
     /// As [`Agent::start`].
@@ -113,7 +113,7 @@ impl Agent {
         Self::start_program(binary(), (name, host, peers), by, more)
     }
 
-    /// The same by a `droveway` that isn't the usual one.
+    /// The same with another `droveway`.
     ///
     /// # Errors
     /// As [`Agent::start`].
@@ -182,7 +182,7 @@ impl Agent {
         }
     }
 
-    /// `droveway` on its host, talking to it.
+    /// A `droveway` command on its host that talks to it.
     #[must_use]
     pub fn command(&self, host: &Host, args: &[&str]) -> Command {
         let mut command = host.command(&self.binary);
@@ -196,7 +196,7 @@ impl Agent {
         &self.host_name
     }
 
-    /// Its process.
+    /// Its process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -213,7 +213,7 @@ impl Agent {
         let _ = self.child.wait();
     }
 
-    /// The end of what it logged.
+    /// The end of its log.
     #[must_use]
     pub fn log_text(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
@@ -227,7 +227,7 @@ impl Drop for Agent {
     }
 }
 
-/// An agent on each host of all racks.
+/// Starts an agent on each host of all racks.
 ///
 /// # Errors
 /// If one doesn't come up.
@@ -235,8 +235,7 @@ pub fn agents(racks: &Racks) -> Result<Vec<Agent>> {
     agents_with(racks, "", &[])
 }
 
-/// The same with more entries in the peers file; those in the target rack are told
-/// more.
+/// The same with more entries in the peers file, and more arguments for agents in the target rack.
 ///
 /// # Errors
 /// As [`agents`].

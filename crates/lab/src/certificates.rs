@@ -1,4 +1,4 @@
-//! Certificates for the lab's hosts, of a CA that goes with this value.
+//! Certificates for the lab's hosts, of a CA that is removed with this value.
 
 use std::path::PathBuf;
 
@@ -7,17 +7,17 @@ use identity::{Authority, AuthorityError, Identity, Role, Subject, Validity, Wan
 use crate::error::{LabError, Result, SystemContext};
 use crate::hosts::{Host, RUN_DIR};
 
-/// Longer than any lab lives, and than agents warn of an end.
+/// Longer than any lab lives, and than agents warn before the expiry.
 const DAYS: u32 = 100;
 
-/// A CA.
+/// A CA in a temporary directory.
 #[derive(Debug)]
 pub struct Certificates {
     dir: tempfile::TempDir,
 }
 
 impl Certificates {
-    /// Makes one.
+    /// Makes a CA.
     ///
     /// # Errors
     /// If it can't be written.
@@ -33,8 +33,7 @@ impl Certificates {
         format!("{RUN_DIR}/tls")
     }
 
-    /// Gives a host what its agent needs to speak as the host `name`, in place of
-    /// what it had.
+    /// Gives a host what its agent needs to speak as the host `name`, and replaces what it had.
     ///
     /// # Errors
     /// If it can't be written.
@@ -42,7 +41,7 @@ impl Certificates {
         self.issue(host, Subject::host(name), DAYS).map(drop)
     }
 
-    /// Makes whoever has it speak as the host `name`.
+    /// An identity whose holder speaks as the host `name`.
     ///
     /// # Errors
     /// If it can't be written.
@@ -55,8 +54,8 @@ impl Certificates {
         Identity::load(name, &files).map_err(|error| LabError::Unsupported(error.to_string()))
     }
 
-    /// Makes what a person with this role shows to the API over TCP, and says where it
-    /// is, on every host.
+    /// Makes a certificate for the API over TCP, for a person with this role. Returns its
+    /// directory, which is the same on every host.
     ///
     /// # Errors
     /// If it can't be written.
@@ -69,8 +68,8 @@ impl Certificates {
         Ok(out)
     }
 
-    /// As [`Certificates::give`], with a certificate that holds until the end of this second.
-    /// Returns when that is.
+    /// Like [`Certificates::give`], with a certificate that is valid until the end of this second.
+    /// Returns its validity.
     ///
     /// # Errors
     /// As [`Certificates::give`].

@@ -1,8 +1,7 @@
-//! Writes an initramfs: the `newc` form of cpio, as the kernel's
-//! `buffer-format` document has it. Files, directories and character devices
-//! are all that a lab guest needs.
+//! Writes an initramfs in cpio's `newc` format, which the kernel's `buffer-format` document
+//! describes. A lab guest needs only files, directories and character devices.
 
-/// An archive that grows.
+/// An archive in progress.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What can go wrong in the lab. All of it is for the person who runs it.
+//! Errors of the lab, for the person who runs it.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,22 +10,22 @@ pub enum LabError {
     /// A program could not be started.
     #[error("can't run {program}: {error}")]
     Run {
-        /// Which.
+        /// The program.
         program: String,
         /// Why not.
         error: io::Error,
     },
-    /// A program said that it failed.
+    /// A program reported failure.
     #[error("`{command}` failed ({status}): {stderr}")]
     Failed {
-        /// As one would type it.
+        /// The command as one would type it.
         command: String,
         /// Its exit status.
         status: String,
-        /// What it said.
+        /// Its standard error, or its output if that is empty.
         stderr: String,
     },
-    /// Something with a file or socket.
+    /// An operation on a file or socket failed.
     #[error("can't {action} {path}: {error}")]
     File {
         /// What was tried.
@@ -35,7 +35,7 @@ pub enum LabError {
         /// Why it didn't work.
         error: io::Error,
     },
-    /// A system call without a path.
+    /// A system call without a path failed.
     #[error("can't {action}: {error}")]
     System {
         /// What was tried.
@@ -43,45 +43,45 @@ pub enum LabError {
         /// Why it didn't work.
         error: io::Error,
     },
-    /// Something that setup would have made is not there.
+    /// Something that `make setup` makes is missing.
     #[error("{what} is missing: run `make setup`")]
     Missing {
-        /// What.
+        /// What is missing.
         what: String,
     },
     /// This system lacks something that setup can't install by itself.
     #[error("{0}")]
     Unsupported(String),
-    /// Nothing came in time.
+    /// Nothing arrived in time.
     #[error("{what}: nothing for {waited:?}{detail}")]
     Silent {
-        /// Who is silent.
+        /// What is silent.
         what: String,
         /// For how long.
         waited: Duration,
-        /// What it said last, if that can be known.
+        /// Its last output, if known.
         detail: String,
     },
     /// QEMU answered with an error.
     #[error("QEMU refuses {command}: {answer}")]
     Qmp {
-        /// What it was told.
+        /// The command.
         command: String,
-        /// What it said.
+        /// QEMU's answer.
         answer: String,
     },
-    /// The guest answered with an error, or something that makes no sense.
+    /// The guest answered with an error, or with nonsense.
     #[error("the guest answers {answer:?} to {command:?}")]
     Guest {
-        /// What it was told.
+        /// The command.
         command: String,
-        /// What it said.
+        /// The guest's answer.
         answer: String,
     },
     /// A migration did not work.
     #[error("{contender}: {reason}")]
     Migration {
-        /// Which contender's.
+        /// Whose migration.
         contender: String,
         /// Why.
         reason: String,
@@ -89,15 +89,15 @@ pub enum LabError {
     /// A migration was given up because it took too long.
     #[error("{contender}: not finished after {waited:?}")]
     Late {
-        /// Which contender's.
+        /// Whose migration.
         contender: String,
-        /// What it was given.
+        /// The time that it was given.
         waited: Duration,
     },
     /// Text from a tool that isn't what the lab expects.
     #[error("can't understand {what}: {text}")]
     Text {
-        /// Whose text.
+        /// Where the text is from.
         what: &'static str,
         /// The text, or the part that is wrong.
         text: String,
@@ -107,9 +107,9 @@ pub enum LabError {
 /// The lab's results.
 pub type Result<T> = std::result::Result<T, LabError>;
 
-/// Says what was tried on which path.
+/// Adds the action and the path to an error.
 pub trait FileContext<T> {
-    /// With the path.
+    /// Takes the action in a few words, after "can't", and the path.
     ///
     /// # Errors
     /// The system's, as a [`LabError::File`].
@@ -122,9 +122,9 @@ impl<T> FileContext<T> for io::Result<T> {
     }
 }
 
-/// Says what was tried of the system.
+/// Adds the action to an error.
 pub trait SystemContext<T> {
-    /// In a few words, after "can't".
+    /// Takes the action in a few words, after "can't".
     ///
     /// # Errors
     /// The system's, as a [`LabError::System`].

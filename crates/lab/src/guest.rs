@@ -1,9 +1,9 @@
-//! A guest that checks its own memory, and the lab's talk with it.
+//! A guest that checks its own memory, and the lab's connection to it.
 //!
-//! The guest speaks on its second serial port, a socket in its host's
-//! [`crate::hosts::RUN_DIR`]; after a move the same path on the other host. Heartbeats are
-//! judged by when they arrive here: the guest's own clocks stand still while
-//! QEMU has stopped it, so nothing inside could see a blackout.
+//! The guest speaks on its second serial port, a socket in its host's [`crate::hosts::RUN_DIR`];
+//! after a move, on the same path on the other host. Heartbeats are judged by their arrival here:
+//! the guest's own clocks stand still while QEMU has stopped it, so nothing inside can see a
+//! downtime.
 
 mod felt;
 mod heard;
@@ -23,12 +23,12 @@ pub use spec::{GuestSpec, System};
 use crate::error::{LabError, Result};
 use crate::hosts::Host;
 
-/// A tiny guest boots in 2 s with KVM, in 10 under TCG on a busy machine; and
-/// fills its memory.
+/// A tiny guest boots in 2 s with KVM, in 10 s under TCG on a busy machine, and then fills its
+/// memory.
 const BOOT_MAX: Duration = Duration::from_secs(120);
 /// Checking a GiB takes a second, under TCG several.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
-/// A guest that moved has a socket at the other host before that.
+/// A guest that moves has a socket on the other host before that.
 const ARRIVE_MAX: Duration = Duration::from_secs(600);
 
 /// What a check found.
@@ -45,7 +45,7 @@ pub struct Checked {
 /// A running guest.
 #[derive(Debug)]
 pub struct Guest {
-    /// What it is.
+    /// Its description.
     pub spec: GuestSpec,
     heard: Arc<Heard>,
 }
@@ -54,7 +54,7 @@ impl Guest {
     /// Listens to a guest that was started on `host`, until it has booted.
     ///
     /// # Errors
-    /// If it stays silent; with its console's end.
+    /// If it stays silent; with the end of its console.
     pub fn meet(spec: GuestSpec, host: &Host) -> Result<Self> {
         let guest = Self::listen(spec, host)?;
         guest.wait_boot(host)?;
@@ -64,7 +64,7 @@ impl Guest {
     /// Listens to a guest that is about to be started on `host`.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If no thread can be started.
     pub fn listen(spec: GuestSpec, host: &Host) -> Result<Self> {
         let guest = Self { spec, heard: Arc::default() };
         guest.heard.listen(guest.spec.socket(host), Instant::now() + ARRIVE_MAX)?;
@@ -74,7 +74,7 @@ impl Guest {
     /// Waits until it has booted on `host`.
     ///
     /// # Errors
-    /// If it stays silent; with its console's end.
+    /// If it stays silent; with the end of its console.
     pub fn wait_boot(&self, host: &Host) -> Result<()> {
         if self.heard.wait_boot(Instant::now() + BOOT_MAX) {
             return Ok(());
@@ -84,11 +84,11 @@ impl Guest {
         Err(LabError::Silent { what, waited: BOOT_MAX, detail })
     }
 
-    /// Listens on `host` too, as soon as the guest's QEMU is there: to be
-    /// called before it moves to it.
+    /// Also listens on `host`, as soon as the guest's QEMU has its socket there. To be called
+    /// before the guest moves there.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If no thread can be started.
     pub fn expect_on(&self, host: &Host) -> Result<()> {
         self.heard.listen(self.spec.socket(host), Instant::now() + ARRIVE_MAX)
     }
@@ -117,7 +117,7 @@ impl Guest {
         self.checked("files-check")
     }
 
-    /// Has it read and check one of `one_of` files that it has in its page cache.
+    /// Has it read and check one of `one_of` files in its page cache.
     ///
     /// # Errors
     /// If it doesn't answer, or has none.
@@ -135,7 +135,7 @@ impl Guest {
             (Some(pages), Some(wrong)) => {
                 let first_wrong = answer.split_once("first=").map_or("", |(_, first)| first);
                 if wrong > 0 {
-                    // Whoever asked may only count them, and the guest is gone soon.
+                    // The caller may only count them, and the guest is gone soon.
                     let name = &self.spec.name;
                     eprintln!("lab: {name}: {wrong} of {pages} pages are wrong: {first_wrong}");
                 }
@@ -145,10 +145,10 @@ impl Guest {
         }
     }
 
-    /// Tells it something; its answer.
+    /// Sends it a command, and returns its answer.
     ///
     /// # Errors
-    /// If it doesn't answer, or says no.
+    /// If it doesn't answer, or answers with an error.
     pub fn ask(&self, command: &str) -> Result<String> {
         let answer = self.heard.ask(command, Instant::now() + ANSWER_MAX);
         let answer = answer.ok_or_else(|| LabError::Silent {
@@ -170,46 +170,45 @@ impl Guest {
         self.heard.tell(command)
     }
 
-    /// Forgets the longest gap so far.
+    /// Forgets the longest gap and all beats so far.
     pub fn forget_gap(&self) {
         self.heard.forget_gap();
     }
 
-    /// What it felt between two instants, since [`Guest::forget_gap`]. Waits a
-    /// little for the beats that belong to it.
+    /// What it felt between two instants, since [`Guest::forget_gap`]. Waits a little for the beats
+    /// of that time.
     #[must_use]
     pub fn felt(&self, from: Instant, to: Instant) -> Felt {
         self.heard.felt(from, to, self.spec.orders.tick())
     }
 
-    /// The silence of its switchover, and the longest between `from` and that;
-    /// since [`Guest::forget_gap`].
+    /// The silence of its switchover, and the longest one between `from` and that; since
+    /// [`Guest::forget_gap`].
     #[must_use]
     pub fn silences(&self, from: Instant) -> Silences {
         self.heard.silences(from, self.spec.orders.tick())
     }
 
-    /// How many pages of memory it had written, at instants between two; since
-    /// [`Guest::forget_gap`].
+    /// Pages of memory that it had written, at instants between two; since [`Guest::forget_gap`].
     #[must_use]
     pub fn pages(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
         self.heard.pages(from, to)
     }
 
-    /// How many pages of files in its page cache it had read and written, at instants
-    /// between two; since [`Guest::forget_gap`].
+    /// Pages of files in its page cache that it had read and written, at instants between two;
+    /// since [`Guest::forget_gap`].
     #[must_use]
     pub fn touched(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
         self.heard.touched(from, to)
     }
 
-    /// How it fares.
+    /// Its current state.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
         self.heard.pulse()
     }
 
-    /// Waits until it was heard after now.
+    /// Waits for its next beat.
     ///
     /// # Errors
     /// If it stays silent.
@@ -234,13 +233,13 @@ impl Guest {
     }
 }
 
-/// Connects as soon as the socket is there.
+/// Connects as soon as the socket accepts connections.
 fn connect(path: &Path, until: Instant, over: impl Fn() -> bool) -> Option<UnixStream> {
     while Instant::now() < until && !over() {
         if let Ok(stream) = UnixStream::connect(path) {
             return Some(stream);
         }
-        // Nothing tells when another program makes a socket.
+        // No event tells when another program listens on a socket.
         std::thread::sleep(Duration::from_millis(5));
     }
     None

@@ -1,9 +1,8 @@
 //! Hosts as network namespaces, joined by shaped links.
 //!
-//! A host has a network of its own and a private `/run/droveway-lab`, so that
-//! two hosts can use the same paths for sockets; all other files are shared,
-//! as on shared storage. Everything is named after the process that made it:
-//! [`clean`] removes what a process left that is no more.
+//! A host has a network of its own and a private `/run/droveway-lab`, so that two hosts can use the
+//! same socket paths; all other files are shared, as on shared storage. Each name contains the ID
+//! of the process that made it: [`clean`] removes what ended processes have left.
 
 mod counters;
 mod host;
@@ -30,7 +29,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::program;
 
-/// Every namespace of the lab begins with this and the maker's process id.
+/// Names of the lab's namespaces begin with this and the maker's process ID.
 const PREFIX: &str = "dw-";
 
 /// Two hosts and the links between them. Dropping it removes both, and ends
@@ -41,7 +40,7 @@ pub struct Hosts {
     pub a: Host,
     /// Where they go.
     pub b: Host,
-    /// How they are joined.
+    /// The links between them.
     pub link: Link,
 }
 
@@ -59,7 +58,7 @@ impl Hosts {
         Ok(Self { a, b, link })
     }
 
-    /// What has crossed the links since they were made, both ways.
+    /// Traffic over the links since they were made, both ways.
     ///
     /// # Errors
     /// If the counters can't be read.
@@ -68,8 +67,7 @@ impl Hosts {
     }
 }
 
-/// What comes before hosts are made: our turn, and how the names of those begin
-/// that are made now.
+/// Prepares to make hosts: returns the lock that [`turn`] takes, and the prefix of their names.
 fn begin() -> Result<(File, String)> {
     if !program::root() {
         return Err(LabError::Unsupported(
@@ -84,7 +82,7 @@ fn begin() -> Result<(File, String)> {
     Ok((turn, format!("{PREFIX}{}-{nth}", std::process::id())))
 }
 
-/// A directory that is removed with this, or by the next lab if this one is killed.
+/// A directory that is removed on drop, or by the next lab if this one is killed.
 ///
 /// # Errors
 /// If there is no room for it.
@@ -93,9 +91,8 @@ pub fn scratch(name: &str) -> Result<tempfile::TempDir> {
     tempfile::Builder::new().prefix(&prefix).tempdir().doing("make a directory")
 }
 
-/// Waits until no other lab on this machine makes hosts, or removes what others
-/// left: several do at the same time, and `ip netns` makes its own directory
-/// when it is first used.
+/// Waits until no other lab on this machine makes hosts or removes stale ones: several run at the
+/// same time, and `ip netns` makes its own directory at its first use.
 fn turn() -> Result<File> {
     std::fs::create_dir_all(RUN_DIR).at("make", RUN_DIR)?;
     let dir = File::open(RUN_DIR).at("open", RUN_DIR)?;
@@ -103,7 +100,7 @@ fn turn() -> Result<File> {
     Ok(dir)
 }
 
-/// A host's address on each of its NICs, each in a network of its own.
+/// A host's addresses, one for each NIC, each in a network of its own.
 fn addresses(link: Link, number: u8) -> Vec<IpAddr> {
     (0..link.nics).map(|nic| Ipv4Addr::new(10, 77, nic, number).into()).collect()
 }

@@ -1,5 +1,4 @@
-//! Hosts as network namespaces, tiny Linux guests, agents on them, and what all of
-//! that needs.
+//! Hosts as network namespaces, tiny guests, agents on hosts, and all that these need.
 
 pub mod agent;
 pub mod certificates;

@@ -1,9 +1,8 @@
-//! Real libvirt on the lab's hosts: a libvirtd each, guests as its domains, and
-//! `virsh`.
+//! Real libvirt on the lab's hosts: a libvirtd on each, guests as its domains, and `virsh`.
 //!
-//! A host with libvirt has its own `/run`, `/etc`, and libvirt's directories in `/var`,
-//! as two machines have: both use the same paths, and the machine's own are left alone.
-//! Agents on the host see what its libvirtd sees. It has no network of libvirt's.
+//! A host with libvirt has its own `/run`, `/etc`, and libvirt's directories in `/var`, as a
+//! separate machine has: hosts use the same paths, and the machine's own files are left alone.
+//! Agents on the host see what its libvirtd sees. There are no libvirt networks.
 
 mod carrying;
 mod daemon;

@@ -1,4 +1,4 @@
-//! Other programs: found, run, their output taken.
+//! Finds and runs other programs.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::process::{Command, Output};
 
 use crate::error::{LabError, Result};
 
-/// Places where Debian puts programs that a user's PATH may not have.
+/// Where Debian puts programs that a user's PATH may lack.
 const SYSTEM_PATHS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
-/// Where a program is, if it is installed.
+/// Path of a program, if it is installed.
 #[must_use]
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -23,7 +23,7 @@ pub fn command(name: &str) -> Command {
     Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
-/// How one would type it.
+/// The command as one would type it.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy();
@@ -31,7 +31,7 @@ pub(crate) fn shown(command: &Command) -> String {
     std::iter::once(name).chain(args).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs it to its end, whatever it says.
+/// Runs it to its end, whatever its exit status.
 ///
 /// # Errors
 /// If it can't be started.
@@ -39,7 +39,7 @@ pub fn run(command: &mut Command) -> Result<Output> {
     command.output().map_err(|error| LabError::Run { program: shown(command), error })
 }
 
-/// Runs it to its end, and gives its output if it succeeds.
+/// Runs it to its end, and returns its output if it succeeds.
 ///
 /// # Errors
 /// If it can't be started, or fails.
@@ -61,7 +61,7 @@ pub(crate) fn bytes(command: &mut Command) -> Result<Vec<u8>> {
     })
 }
 
-/// Whether we are root.
+/// Whether this process runs as root.
 #[must_use]
 pub fn root() -> bool {
     rustix::process::geteuid().is_root()

@@ -1,6 +1,5 @@
-//! Finds or makes all that the lab needs: programs, a QEMU that is correct
-//! with the accelerator at hand, a kernel, an initramfs. Says what it does;
-//! does nothing where nothing is missing.
+//! Finds or makes all that the lab needs: programs, a QEMU that is correct with the accelerator at
+//! hand, a kernel, an initramfs. Reports what it does, and does nothing if nothing is missing.
 
 mod accelerator;
 mod apt;
@@ -33,22 +32,22 @@ use crate::program;
 /// The first QEMU whose own migration is correct under TCG.
 const QEMU_CORRECT_UNDER_TCG: Version = Version { major: 9, minor: 0, patch: 0 };
 
-/// The current Debian, and where it has what came later.
+/// The current Debian, and its suite with later versions.
 const CURRENT_SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 
-/// Where programs that run one after the other find the kit that was made for all.
+/// Environment variable with the kit, for programs that run one after the other.
 const KIT_VARIABLE: &str = "LAB_KIT";
-/// Which libvirt is wanted.
+/// Environment variable with the wanted libvirt release.
 const LIBVIRT_VARIABLE: &str = "LAB_LIBVIRT";
 
-/// All that guests are made of.
+/// All that guests need.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kit {
     /// A QEMU that migrates correctly with `accelerator`.
     pub qemu: PathBuf,
     /// Its version.
     pub qemu_version: Version,
-    /// The QEMU that the distribution brings; often the same.
+    /// The distribution's QEMU; often the same.
     pub qemu_system: PathBuf,
     /// Its version.
     pub qemu_system_version: Version,
@@ -85,7 +84,7 @@ pub fn repository() -> PathBuf {
     crates.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// For the environment of programs that are not to look for the kit again.
+/// An environment variable that spares other programs the search for the kit.
 ///
 /// # Errors
 /// Like [`ensure`].
@@ -95,10 +94,10 @@ pub(crate) fn for_others() -> Result<(&'static str, String)> {
     Ok((KIT_VARIABLE, kit))
 }
 
-/// Finds what is there, installs and makes what isn't.
+/// Finds what exists, and installs or makes what doesn't.
 ///
 /// # Errors
-/// With what is missing and can't be had.
+/// Names what is missing and not available.
 pub fn ensure() -> Result<Kit> {
     if let Ok(text) = env::var(KIT_VARIABLE) {
         return serde_json::from_str(&text)
@@ -109,7 +108,7 @@ pub fn ensure() -> Result<Kit> {
         return Err(LabError::Unsupported(text));
     }
     let store = store::create()?;
-    // What is compiled, and what is fetched.
+    // Compiles and fetches in parallel.
     let (guest, bare_kernel, fetched) = thread::scope(|scope| {
         let building = scope.spawn(|| (initramfs::guest(&store), bare::build(&store)));
         let fetched = install::programs().and_then(|()| download::kernel(&store));
@@ -142,8 +141,8 @@ pub fn ensure() -> Result<Kit> {
     })
 }
 
-/// Whether KVM runs guests without an operating system here, which it may where it
-/// can't boot Linux.
+/// Whether KVM runs guests without an operating system here, which it may even where it can't boot
+/// Linux.
 ///
 /// # Errors
 /// If it can't be tried.
@@ -154,7 +153,7 @@ pub fn kvm_runs_bare(kit: &Kit) -> Result<bool> {
 /// The initramfs of guests with a server and a NIC.
 ///
 /// # Errors
-/// With what is missing and can't be had.
+/// Names what is missing and not available.
 pub fn server_initrd(kit: &Kit) -> Result<PathBuf> {
     let store = store();
     let server = download::server(&store)?;
@@ -162,49 +161,48 @@ pub fn server_initrd(kit: &Kit) -> Result<PathBuf> {
     initramfs::with_server(&store, &kit.initrd, &server, &modules)
 }
 
-/// The initramfs of guests that can use memory which is plugged while they run.
+/// The initramfs of guests that can use memory plugged while they run.
 ///
 /// # Errors
-/// With what is missing and can't be had.
+/// Names what is missing and not available.
 pub fn plugged_memory_initrd(kit: &Kit) -> Result<PathBuf> {
     let store = store();
     let modules = download::plugged_memory_modules(&store)?;
     initramfs::with_modules(&store, &kit.initrd, "initrd-plugged-memory", &modules)
 }
 
-/// The initramfs of guests with a helper, and what it needs to be reached.
+/// The initramfs of guests with a helper, and the drivers that it needs.
 ///
 /// # Errors
-/// With what is missing and can't be had.
+/// Names what is missing and not available.
 pub fn helper_initrd(kit: &Kit) -> Result<PathBuf> {
     let store = store();
     let modules = download::helper_modules(&store)?;
     initramfs::with_helper(&store, &kit.initrd, &modules)
 }
 
-/// A QEMU, and which one it is.
+/// A QEMU, and its version.
 #[derive(Clone, Debug)]
 pub struct Qemu {
-    /// What starts it.
+    /// The program that starts it.
     pub program: PathBuf,
     /// Its version.
     pub version: Version,
 }
 
 impl Qemu {
-    /// The newest machine type of its own that `q35` means.
+    /// Its own newest machine type, which `q35` stands for.
     #[must_use]
     pub fn machine(&self) -> String {
         format!("pc-q35-{}.{}", self.version.major, self.version.minor)
     }
 }
 
-/// All QEMUs that can be had here, from the oldest to the newest, one of each release:
-/// the distribution's, the one of `kit`, and the current one where Debian's packages
-/// can be had.
+/// All QEMUs available here, from the oldest to the newest, one of each release: the
+/// distribution's, the one of `kit`, and the current one where Debian's packages are available.
 ///
 /// # Errors
-/// If the current one can't be had although it should.
+/// If the current one should be available and isn't.
 pub fn qemus(kit: &Kit) -> Result<Vec<Qemu>> {
     let mut all = vec![
         Qemu { program: kit.qemu_system.clone(), version: kit.qemu_system_version },
@@ -223,7 +221,7 @@ pub fn qemus(kit: &Kit) -> Result<Vec<Qemu>> {
 /// The same kit with the QEMU of another release, such as `11.1`.
 ///
 /// # Errors
-/// If there is none; with those that there are.
+/// If it isn't available; names those that are.
 pub fn with_release(kit: Kit, release: &str) -> Result<Kit> {
     let all = qemus(&kit)?;
     let name = |qemu: &Qemu| format!("{}.{}", qemu.version.major, qemu.version.minor);
@@ -236,11 +234,11 @@ pub fn with_release(kit: Kit, release: &str) -> Result<Kit> {
     Err(LabError::Unsupported(text))
 }
 
-/// libvirt, for hosts that run a libvirtd each: the distribution's, or with `LAB_LIBVIRT` the
-/// one of that release, such as `11.3`, or the `newest`.
+/// libvirt, for hosts that run a libvirtd each: the distribution's, or with `LAB_LIBVIRT` that
+/// release, such as `11.3`, or the `newest`.
 ///
 /// # Errors
-/// If it can't be had.
+/// If it isn't available.
 pub fn libvirt(kit: &Kit) -> Result<Libvirt> {
     match env::var(LIBVIRT_VARIABLE) {
         Ok(release) if !release.is_empty() => libvirt::of_release(&libvirts(kit)?, &release),
@@ -248,40 +246,40 @@ pub fn libvirt(kit: &Kit) -> Result<Libvirt> {
     }
 }
 
-/// All libvirts that can be had here, from the oldest to the newest: the distribution's,
-/// and the current one where Debian's packages can be had.
+/// All libvirts available here, from the oldest to the newest: the distribution's, and the current
+/// one where Debian's packages are available.
 ///
 /// # Errors
-/// If one can't be had although it should.
+/// If one should be available and isn't.
 pub fn libvirts(kit: &Kit) -> Result<Vec<Libvirt>> {
     libvirt::all(&store(), kit)
 }
 
-/// A root with AppArmor's parser, and how libvirt confines VMs by it.
+/// A root with AppArmor's parser, and libvirt's AppArmor rules for VMs.
 ///
 /// # Errors
-/// If it can't be had.
+/// If it isn't available.
 pub fn apparmor() -> Result<PathBuf> {
     libvirt::apparmor(&store())
 }
 
-/// Where libvirt's module for Python is, unpacked and not installed.
+/// Directory of libvirt's Python module, unpacked and not installed.
 ///
 /// # Errors
-/// If it can't be had.
+/// If it isn't available.
 pub fn python_libvirt() -> Result<PathBuf> {
     libvirt::python(&store())
 }
 
-/// Where the distribution's `sshd` is, unpacked and not installed.
+/// Directory of the distribution's `sshd`, unpacked and not installed.
 ///
 /// # Errors
-/// If it can't be had.
+/// If it isn't available.
 pub fn sshd() -> Result<PathBuf> {
     ssh::server(&store())
 }
 
-/// A Chromium, and what drives it.
+/// A Chromium and its driver.
 #[derive(Clone, Debug)]
 pub struct Chromium {
     /// The browser.
@@ -290,10 +288,10 @@ pub struct Chromium {
     pub driver: PathBuf,
 }
 
-/// The distribution's Chromium, which is installed where it is missing.
+/// The distribution's Chromium, which is installed if it is missing.
 ///
 /// # Errors
-/// If it can't be had.
+/// If it isn't available.
 pub fn chromium() -> Result<Chromium> {
     install::browser()?;
     let find =
@@ -301,7 +299,7 @@ pub fn chromium() -> Result<Chromium> {
     Ok(Chromium { browser: find("chromium")?, driver: find("chromedriver")? })
 }
 
-/// Where QEMUs besides the distribution's are, where they are wanted.
+/// Where QEMUs besides the distribution's are, if the lab needs them.
 #[must_use]
 pub fn own_qemus() -> Vec<PathBuf> {
     qemus::places(&store()).to_vec()

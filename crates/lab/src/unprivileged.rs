@@ -1,5 +1,5 @@
-//! The lab without root: in a user namespace of its own, where it is root over
-//! networks and mounts that it made itself, and over nothing else.
+//! The lab without root: in a user namespace of its own, where it is root over networks and mounts
+//! that it made itself, and over nothing else.
 
 use std::ffi::OsString;
 use std::process::{Command, ExitCode};
@@ -8,14 +8,14 @@ use crate::error::{LabError, Result};
 use crate::program;
 use crate::setup::{self, STORE_VARIABLE};
 
-/// `ip netns` wants `/run/netns`, and the lab `/run/droveway-lab`.
+/// `ip netns` needs `/run/netns`, and the lab `/run/droveway-lab`.
 const PREPARE: &str = "mount -t tmpfs tmpfs /run && exec \"$@\"";
 
-/// Runs a program as root, or as near to it as this user can get, to its end. With
-/// `kit`, neither it nor what it starts looks again for what the lab needs.
+/// Runs a program to its end, as root or as near to it as this user can get. With `kit`, neither
+/// the program nor its children search again for what the lab needs.
 ///
 /// # Errors
-/// If this user may not make namespaces, or the kit can't be had.
+/// If this user may not make namespaces, or the kit isn't available.
 pub fn run(argv: &[OsString], kit: bool) -> Result<ExitCode> {
     let Some((name, arguments)) = argv.split_first() else { return Ok(ExitCode::SUCCESS) };
     let mut command = if program::root() {
@@ -29,7 +29,7 @@ pub fn run(argv: &[OsString], kit: bool) -> Result<ExitCode> {
         })?;
         let mut command = inside();
         command.arg(name);
-        // Inside, files look as if others owned them, and it would be looked for elsewhere.
+        // Inside, files appear to have other owners, so the store would be looked for elsewhere.
         command.env(STORE_VARIABLE, setup::store());
         command
     };
@@ -40,7 +40,7 @@ pub fn run(argv: &[OsString], kit: bool) -> Result<ExitCode> {
     let status = command.args(arguments).status();
     let failed = |error| LabError::Run { program: program::shown(&command), error };
     let code = status.map_err(failed)?.code().and_then(|code| u8::try_from(code).ok());
-    // Ended by a signal: whoever sent it knows.
+    // Ended by a signal, whose sender knows the reason.
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
 }
 

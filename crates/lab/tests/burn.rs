@@ -21,7 +21,7 @@ impl Quarter {
             (v1, vec![("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "2500")])
         } else {
             let root = Path::new("/sys/fs/cgroup");
-            // It may be on already.
+            // It may be enabled already.
             let _ = fs::write(root.join("cgroup.subtree_control"), "+cpu");
             (root, vec![("cpu.max", "2500 10000")])
         };
@@ -54,7 +54,7 @@ fn boot(hosts: &Hosts, vcpus: u32, orders: Orders) -> (Guest, Child) {
     (Guest::meet(spec, &hosts.a).unwrap(), qemu)
 }
 
-/// Seconds of CPU that the guest's CPUs have had.
+/// Seconds of CPU that the guest's vCPUs have used.
 fn cpu_s(pid: u32) -> f64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let spent = threads.filter_map(|thread| {
@@ -67,8 +67,7 @@ fn cpu_s(pid: u32) -> f64 {
     spent.sum()
 }
 
-/// What the guest does for a while: seconds of CPU, and bytes that it writes in
-/// each.
+/// The guest's work during two seconds: seconds of CPU, and bytes written per second of CPU.
 fn work(guest: &Guest, pid: u32) -> (f64, f64) {
     std::thread::sleep(Duration::from_millis(300));
     guest.forget_gap();
@@ -85,7 +84,7 @@ fn field(answer: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn what_it_writes_is_what_it_has_of_a_cpu_whatever_the_rate() {
+fn a_writer_slows_down_with_its_cpu_at_any_rate() {
     let hosts = Hosts::new(Link::unshaped()).unwrap();
     let orders = Orders { working_set_bytes: 32 << 20, burn: true, ..Orders::default() };
     let (guest, mut qemu) = boot(&hosts, 1, orders);
@@ -98,9 +97,8 @@ fn what_it_writes_is_what_it_has_of_a_cpu_whatever_the_rate() {
         let (quarter_s, slowed) = work(&guest, qemu.id());
         quarter.lift(qemu.id());
         println!("told {rate}: {all:.0} in each of {all_s:.2} s, {slowed:.0} of {quarter_s:.2} s");
-        // One that keeps to a rate by the clock would do several times as much with
-        // what is left to it. Less is right: what the guest's kernel needs for itself
-        // is then more of it.
+        // A writer that keeps its rate by the clock would write several times as much per second of
+        // CPU. Less is right: the guest's kernel then needs a larger share of the CPU.
         assert!(quarter_s < all_s, "{quarter_s} s of {all_s} s");
         assert!(0.0 < slowed && slowed < 2.0 * all, "{slowed} and {all} for {rate}");
     }

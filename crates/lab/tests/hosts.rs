@@ -1,4 +1,4 @@
-//! Hosts: joined, apart, and gone afterwards. Needs root.
+//! Hosts: connected, isolated, and removed afterwards. Needs root.
 
 use std::process::Stdio;
 

@@ -1,5 +1,4 @@
-//! Racks: what crosses the core is counted there, and nothing is left. Needs
-//! root.
+//! Racks: traffic across the core is counted there, and nothing is left behind. Needs root.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -9,7 +8,7 @@ use lab::hosts::{Layout, RackHost, Racks};
 
 static CONTENT: [u8; 1 << 20] = [7; 1 << 20];
 const BYTES: u64 = CONTENT.len() as u64;
-/// Headers and acknowledgements, and the odd packet that asks for an address.
+/// Headers and acknowledgements, and an occasional ARP packet.
 const AROUND: u64 = BYTES / 8;
 const PORT: u16 = 9000;
 
@@ -79,7 +78,7 @@ fn the_core_counts_what_crosses_racks_and_nothing_is_left() {
 }
 
 #[test]
-fn bystanders_stand_at_both_ends_and_are_no_part_of_it() {
+fn bystanders_are_at_both_ends_and_not_among_the_hosts() {
     let layout = Layout { source_racks: 1, source_hosts: 1, target_hosts: 1, ..Layout::default() };
     assert!(Racks::new(layout).unwrap().bystanders().is_none());
     let racks = Racks::new(Layout { bystanders: true, ..layout }).unwrap();
@@ -91,7 +90,7 @@ fn bystanders_stand_at_both_ends_and_are_no_part_of_it() {
     there.within(|| {
         let socket = std::net::UdpSocket::bind((there.addresses[0], PORT)).unwrap();
         socket.connect((from, PORT)).unwrap();
-        // Nobody listens there; that is answered across the core, too.
+        // The port is closed; the ICMP error crosses the core, too.
         socket.send(&[1; 1000]).unwrap();
         assert!(socket.recv(&mut [0; 1]).is_err());
     });

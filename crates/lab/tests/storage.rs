@@ -1,5 +1,5 @@
-//! A storage host: both hosts write to its disk by links of their own, and nothing of
-//! it is left. Needs root.
+//! A storage host: both hosts write to its disk over links of their own, and nothing is left
+//! behind. Needs root.
 
 use std::io::Write;
 
@@ -32,10 +32,10 @@ fn both_hosts_use_one_disk_and_each_link_is_counted() {
     let network = (hosts.traffic().unwrap() - network).bytes;
     assert!(network < 10_000, "{network} bytes of it crossed the network");
 
-    // Faster or slower, the count goes on.
+    // A change of the rate keeps the count.
     storage.shape(40).unwrap();
     assert!(storage.crossed_at_b().unwrap() >= before + crossed);
-    // The copy was written to.
+    // Only the copy was written to.
     assert!(std::fs::read(image.path()).unwrap().iter().all(|byte| *byte == 7));
     let name = format!("{}s", hosts.a.name.trim_end_matches('a'));
     drop(storage);

@@ -1,5 +1,5 @@
-//! Writes what the fuzzers start from: `cargo run -p nbd --example nbd_seeds`
-//! fills `fuzz/corpus/TARGET/` below the current directory.
+//! Writes the seeds of the fuzzers: `cargo run -p nbd --example nbd_seeds` fills
+//! `fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;
 use std::path::Path;

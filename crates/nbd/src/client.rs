@@ -1,25 +1,24 @@
 //! The client that writes into the export of the destination's QEMU.
 //!
-//! Any thread submits; `write` returns as soon as the data is in the socket,
-//! so the buffer is the caller's again. One thread reads the answers and hands
-//! each request's tag back with its outcome. At most
-//! [`Settings::in_flight_max`] requests are unanswered; who wants one more
-//! waits. A request above the server's size goes out in parts, and its tag
-//! comes back after the last of them.
+//! Any thread may submit; `write` returns as soon as the data is in the socket,
+//! and the caller may reuse its buffer. One thread reads the replies and returns
+//! each request's tag with its outcome. At most [`Settings::in_flight_max`]
+//! requests are unanswered; the next one waits. A request above the server's
+//! maximum size is sent in parts, and its tag is returned after the last reply.
 //!
-//! **Nobody keeps an order here.** The server may do what is in flight in any
-//! order, so a write that overlaps another waits for that one's outcome first;
-//! and a FLUSH covers only what was answered before it was sent.
+//! **The client keeps no order.** The server may complete requests in any order,
+//! so the caller waits for a write's outcome before it submits one that overlaps;
+//! and a FLUSH covers only requests that were answered before it was sent.
 //!
-//! **We don't ask for block sizes**, but keep to what the server tells. Asked,
-//! QEMU tells the image's alignment and insists on it (4,096 with O_DIRECT on
-//! such a disk); not asked, it takes any offset and aligns by itself. The
-//! other end's guest writes as its own disk wants it.
+//! **The client doesn't request block sizes**, but keeps to those that the server
+//! sends. On request QEMU sends the image's alignment and insists on it (4,096 with
+//! O_DIRECT on such a disk); otherwise it accepts any offset and aligns by itself.
+//! The source's guest writes with the alignment of its own disk.
 //!
 //! Zeroes are written without `NO_HOLE`, so that they may become holes. Whether
-//! they do is up to the exported node: it must have `discard=unmap`, in the
-//! format's layer and the file's. QEMU 10 otherwise makes zeroes that take
-//! space, as `-drive` without more does.
+//! they do depends on the exported node: it must have `discard=unmap`, in the format
+//! layer and in the file layer. QEMU 10 otherwise allocates space for zeroes, as with
+//! a plain `-drive`.
 
 mod flight;
 mod negotiate;
@@ -46,7 +45,7 @@ use crate::{Errno, ExportFlags, ProtocolError};
 pub(crate) use flight::{Flight, Part};
 pub(crate) use negotiate::{choose, negotiate};
 
-/// How long the server may take for each word of the negotiation.
+/// How long the server may take for each message of the negotiation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a client behaves.
@@ -54,9 +53,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Settings {
     /// How many requests may be unanswered, 1 to 1,024.
     pub in_flight_max: usize,
-    /// The name of the thread that reads answers.
+    /// The name of the thread that reads replies.
     pub thread: String,
-    /// What that thread joins.
+    /// The group of threads that it joins.
     pub threads: Option<Arc<DataThreads>>,
 }
 
@@ -66,21 +65,21 @@ impl Default for Settings {
     }
 }
 
-/// What the server says of its export.
+/// What the server reports about its export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Its size.
     pub bytes: u64,
     /// Its abilities.
     pub flags: ExportFlags,
-    /// The sizes that it wants to be kept to.
+    /// The sizes that requests must keep to.
     pub sizes: BlockSizes,
 }
 
-/// There is no such client, or it can't take this request: nothing was sent.
+/// The client can't be made, or refuses this request: nothing was sent.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens there.
+    /// The server can't be reached.
     #[error("cannot connect to the NBD server at {}: {source}", path.display())]
     Connect {
         /// Where.
@@ -91,21 +90,21 @@ pub enum ClientError {
     /// The socket failed before an export was chosen.
     #[error("the NBD server left, or was silent, before it gave an export: {0}")]
     Handshake(io::Error),
-    /// No thread can be had.
+    /// A thread can't be started.
     #[error("cannot start a thread for an NBD client: {0}")]
     Local(io::Error),
-    /// It breaks the rules.
+    /// The server violates the protocol.
     #[error("the NBD server breaks the protocol: {0}")]
     Server(#[from] ProtocolError),
-    /// It does not give us the export.
+    /// The server refuses the export.
     #[error("the NBD server refuses the export '{name}': {reason}")]
     Refused {
         /// Which.
         name: String,
-        /// Its words.
+        /// The server's message.
         reason: String,
     },
-    /// The export is no good for us.
+    /// The export can't be written or flushed.
     #[error("the NBD export '{name}' {lack}")]
     Unfit {
         /// Which.
@@ -113,7 +112,7 @@ pub enum ClientError {
         /// What it lacks.
         lack: &'static str,
     },
-    /// Nothing, or not in the export.
+    /// The range is empty, or not in the export.
     #[error("{bytes} bytes at {offset} do not lie in the NBD export of {export_bytes} bytes")]
     Outside {
         /// Where.
@@ -123,7 +122,7 @@ pub enum ClientError {
         /// The export's size.
         export_bytes: u64,
     },
-    /// The server told a minimum that this doesn't keep to.
+    /// The range is not aligned to the server's minimum.
     #[error("{bytes} bytes at {offset} are not aligned to the NBD export's {minimum} bytes")]
     Unaligned {
         /// Where.
@@ -133,24 +132,24 @@ pub enum ClientError {
         /// The server's minimum.
         minimum: u32,
     },
-    /// It broke before.
+    /// The connection ended before.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
 
-/// Why a request did not do what it should, or may not have.
+/// Why a request failed, or may have failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The server answered so.
+    /// The server replied with an error.
     #[error("the destination's disk did not {} {bytes} bytes at {offset}: {errno}", verb(*command))]
     Disk {
-        /// What it should do.
+        /// The command.
         command: Command,
         /// Where.
         offset: u64,
         /// How much.
         bytes: u32,
-        /// What it said.
+        /// The error.
         errno: Errno,
     },
     /// The connection ended; whether the request was done is unknown.
@@ -172,40 +171,40 @@ fn verb(command: Command) -> &'static str {
 /// How a request ended.
 pub type Outcome = Result<(), Failure>;
 
-/// A connection to one export. Dropping it stops it: what is unanswered fails.
+/// A connection to one export. Dropping it stops it: unanswered requests fail.
 #[derive(Debug)]
 pub struct Client<T: Send + 'static> {
     shared: Arc<Shared<T>>,
-    /// Held while one submission goes out, so that its parts and their
+    /// Held while one request is sent, so that its parts and their
     /// payloads stay together.
     turn: Mutex<()>,
     info: ExportInfo,
     replies: Option<JoinHandle<()>>,
 }
 
-/// What the submitting threads and the one that reads answers share.
+/// The state that submitting threads share with the one that reads replies.
 #[derive(Debug)]
 struct Shared<T> {
     socket: UnixStream,
     state: Mutex<State<T>>,
-    /// A place in flight is free, or nothing is under way, or it broke.
+    /// Notified when a place is free, all requests are finished, or the connection ended.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State<T> {
     flight: Flight<Done<T>>,
-    /// Submitted, and its outcome not reported yet.
+    /// Requests that were submitted and whose outcome is not reported yet.
     unfinished: usize,
-    /// The first thing that went wrong; what it was meant for can't be trusted.
+    /// The first failure, after which the disk's content can't be trusted.
     first_failure: Option<Failure>,
-    /// Why the connection is about to end; the reader of answers sees it end.
+    /// Why the connection is about to end; the thread that reads replies sees it end.
     ending: Option<Failure>,
-    /// It ended, and nobody reads answers any more.
+    /// Why it ended; replies are no longer read.
     ended: Option<Failure>,
 }
 
-/// Who wants to know of an outcome.
+/// What receives an outcome.
 #[derive(Debug)]
 enum Done<T> {
     Owner(T),
@@ -213,12 +212,12 @@ enum Done<T> {
 }
 
 impl<T: Send + 'static> Client<T> {
-    /// Connects to a server's unix socket and chooses an export. `on_done`
-    /// gets each tag with the outcome of its request, just once, on the thread
-    /// that reads answers; it must not submit.
+    /// Connects to a server's unix socket and chooses an export. `on_done` is called
+    /// with each tag and the outcome of its request, exactly once, on the thread that
+    /// reads replies; it must not submit.
     ///
     /// # Errors
-    /// If nobody listens, or the export isn't there, can't be written or can't
+    /// If no server listens, or the export doesn't exist, is read-only or can't
     /// be flushed.
     pub fn connect(
         path: &Path,
@@ -232,7 +231,7 @@ impl<T: Send + 'static> Client<T> {
         Self::over(socket, export, settings, on_done)
     }
 
-    /// As [`Client::connect`], over a socket that is connected.
+    /// As [`Client::connect`], over a connected socket.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -266,24 +265,24 @@ impl<T: Send + 'static> Client<T> {
         Ok(Self { shared, turn: Mutex::new(()), info, replies: Some(replies) })
     }
 
-    /// What the server says of the export.
+    /// What the server reports about the export.
     #[must_use]
     pub fn info(&self) -> &ExportInfo {
         &self.info
     }
 
-    /// The first thing that went wrong, if anything did.
+    /// The first failure, if there was one.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         self.shared.state.lock().first_failure.clone()
     }
 
-    /// Waits until all that was submitted is done, and then until the server
-    /// has made it durable. Others who submit wait meanwhile.
+    /// Waits until all submitted requests are done, and then until the server
+    /// has made them durable. Other submitting threads wait meanwhile.
     ///
     /// # Errors
-    /// With the first thing that went wrong since the client connected: then
-    /// the disk is not what it should be.
+    /// With the first failure since the client connected: the disk does not have the
+    /// content that it should have.
     pub fn sync(&self) -> Outcome {
         let flushed = {
             let turn = self.turn.lock();
@@ -301,11 +300,11 @@ impl<T: Send + 'static> Client<T> {
         outcome.and_then(|()| self.failure().map_or(Ok(()), Err))
     }
 
-    /// Waits until all that was submitted is done, says goodbye and ends.
-    /// What is done is durable only after [`Client::sync`].
+    /// Waits until all submitted requests are done, disconnects and ends.
+    /// They are durable only after [`Client::sync`].
     ///
     /// # Errors
-    /// With the first thing that went wrong since the client connected.
+    /// With the first failure since the client connected.
     pub fn finish(mut self) -> Outcome {
         {
             let turn = self.turn.lock();
@@ -320,7 +319,7 @@ impl<T: Send + 'static> Client<T> {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// Ends the connection now. What is unanswered fails, who waits wakes.
+    /// Ends the connection now: unanswered requests fail, and waiting calls wake.
     pub fn stop(&self) {
         self.shared.end(Failure::Stopped);
     }
@@ -342,11 +341,11 @@ impl<T: Send + 'static> Drop for Client<T> {
 }
 
 impl<T> Shared<T> {
-    /// The connection is over. The thread that reads answers reports what was
-    /// under way.
+    /// Ends the connection. The thread that reads replies reports the unanswered
+    /// requests.
     fn end(&self, why: Failure) {
         self.state.lock().ending.get_or_insert(why);
-        // If it fails the connection is gone already, which is what we want.
+        // A failure means that the connection is gone already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 

@@ -13,13 +13,13 @@ impl Errno {
     pub const IO: Self = Self(5);
     /// Out of memory.
     pub const NO_MEMORY: Self = Self(12);
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const INVALID: Self = Self(22);
     /// Outside of the disk, or the storage is full.
     pub const NO_SPACE: Self = Self(28);
     /// The value is too large.
     pub const OVERFLOW: Self = Self(75);
-    /// Not something this server can do.
+    /// The server doesn't support the request.
     pub const NOT_SUPPORTED: Self = Self(95);
     /// The server is about to end.
     pub const SHUTDOWN: Self = Self(108);

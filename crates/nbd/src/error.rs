@@ -1,17 +1,17 @@
-//! What the other end can do wrong. It is always the peer that is to blame.
+//! Protocol errors, for which the peer is always to blame.
 
-/// The other end does not speak NBD as we agreed with it.
+/// The peer violates the NBD protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// Other bytes than those that begin such a thing.
+    /// It doesn't begin with its magic number.
     #[error("{what} begins with {found:#x}: this is no NBD peer, or it lost its place")]
     Magic {
         /// What was expected.
         what: &'static str,
-        /// What came.
+        /// What was received.
         found: u64,
     },
-    /// It ends too early, or goes on for too long.
+    /// It is too short or too long.
     #[error("{what} has a wrong length: {bytes} bytes")]
     Length {
         /// What.
@@ -25,7 +25,7 @@ pub enum ProtocolError {
         /// What.
         what: &'static str,
     },
-    /// Right in form, wrong in what it says or when.
+    /// It is well-formed, but its content is invalid, or not allowed now.
     #[error("{0}")]
     Unexpected(String),
 }

@@ -7,7 +7,7 @@ use std::ops::BitOr;
 pub struct ExportFlags(pub u16);
 
 impl ExportFlags {
-    /// Always set: the others mean something.
+    /// Always set: the other flags are valid.
     pub const HAS_FLAGS: Self = Self(1);
     /// Nothing can be written.
     pub const READ_ONLY: Self = Self(1 << 1);

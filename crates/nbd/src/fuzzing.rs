@@ -19,7 +19,7 @@ const EXPORT_BYTES: u64 = 1 << 20;
 const PLACES: usize = 3;
 const READ_BYTES: usize = 64;
 
-/// Any bytes as a client: its negotiation, then its requests. Returns how many
+/// Reads any bytes as a client's negotiation and requests. Returns how many
 /// requests were served.
 pub fn server(bytes: &[u8]) -> usize {
     let export = |name: &str| Export { name: name.to_owned(), bytes: EXPORT_BYTES };
@@ -50,8 +50,8 @@ pub fn server(bytes: &[u8]) -> usize {
     }
 }
 
-/// Any bytes as a server: its negotiation, then its answers to a client that
-/// has more to ask than places in flight. Returns how many operations ended.
+/// Reads any bytes as a server's negotiation, then as its replies to a client with
+/// more requests than places. Returns how many operations ended.
 pub fn client(bytes: &[u8]) -> usize {
     let mut from = bytes;
     let Ok(info) = negotiate(&mut from, io::sink(), "vda") else { return 0 };
@@ -77,8 +77,8 @@ pub fn client(bytes: &[u8]) -> usize {
     ended.len()
 }
 
-/// Any bytes as a server that is read from: its negotiation, then its answers
-/// and what follows them. Returns how many reads ended.
+/// Reads any bytes as a server's negotiation, then as its replies to reads, with their
+/// payloads. Returns how many reads ended.
 pub fn reader(bytes: &[u8]) -> usize {
     let mut from = bytes;
     let Ok(info) = choose_export(&mut from, io::sink(), "vda") else { return 0 };
@@ -107,7 +107,7 @@ pub fn reader(bytes: &[u8]) -> usize {
     ended.len()
 }
 
-/// A sound client in small, to mutate.
+/// The bytes of a small valid client, to mutate.
 #[must_use]
 pub fn seed_server() -> Vec<u8> {
     let mut out = 3_u32.to_be_bytes().to_vec();
@@ -137,18 +137,18 @@ pub fn seed_server() -> Vec<u8> {
     out
 }
 
-/// A sound server in small, to mutate.
+/// The bytes of a small valid server, to mutate.
 #[must_use]
 pub fn seed_client() -> Vec<u8> {
     let mut out = seed_negotiation();
-    // As the client numbers them: 1 x 3 + 0, 2 x 3 + 1, 3 x 3 + 2; then again.
+    // The client's cookies: 1 x 3 + 0, 2 x 3 + 1, 3 x 3 + 2; then again.
     for (cookie, outcome) in [(3, Ok(())), (7, Err(Errno::NO_SPACE)), (12, Ok(())), (11, Ok(()))] {
         out.extend_from_slice(&SimpleReply { cookie, outcome }.to_bytes());
     }
     out
 }
 
-/// One that is read from.
+/// The bytes of a small valid server that is read from, to mutate.
 #[must_use]
 pub fn seed_reader() -> Vec<u8> {
     let mut out = seed_negotiation();

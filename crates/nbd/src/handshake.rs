@@ -1,4 +1,4 @@
-//! What is said until an export is chosen: the greeting, options, and replies
+//! The messages until an export is chosen: the greeting, options, and replies
 //! to options.
 
 use crate::read::Content;
@@ -11,8 +11,8 @@ const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// The protocol's limit on any text, such as an export's name.
 pub const TEXT_BYTES_MAX: usize = 4096;
 
-/// The most that an option or a reply to one may bring: a name, and as many
-/// kinds of information as anybody could think of.
+/// The most content of an option or of a reply to one: a name, and far more
+/// kinds of information than there are.
 pub const OPTION_BYTES_MAX: usize = 4 * TEXT_BYTES_MAX;
 
 /// The largest payload that is safe with any server or client.
@@ -21,12 +21,12 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// The protocol's limit on an export's minimum block size.
 const MINIMUM_MAX: u32 = 64 << 10;
 
-/// Both ends answer options that they don't know, and go on.
+/// The server replies to options that it doesn't know, and goes on.
 pub const FIXED_NEWSTYLE: u16 = 1;
 /// The 124 zero bytes after EXPORT_NAME's answer are left out.
 pub const NO_ZEROES: u16 = 1 << 1;
 
-/// The server's first words.
+/// The server's first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// What the server offers: [`FIXED_NEWSTYLE`], [`NO_ZEROES`].
@@ -37,10 +37,10 @@ impl Greeting {
     /// Its size.
     pub const BYTES: usize = 18;
 
-    /// Reads one.
+    /// Parses one.
     ///
     /// # Errors
-    /// If it isn't one.
+    /// If it is not valid.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ProtocolError> {
         let mut content = Content::of("the greeting", bytes);
         expect("the greeting", content.u64()?, NBD_MAGIC)?;
@@ -59,27 +59,27 @@ impl Greeting {
     }
 }
 
-/// What a client asks for.
+/// The code of an option, a client's request in the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionCode(pub u32);
 
 impl OptionCode {
-    /// An export, in the oldest way: with no room for an error.
+    /// Chooses an export, the oldest way, without error replies.
     pub const EXPORT_NAME: Self = Self(1);
-    /// Goodbye.
+    /// Ends the negotiation.
     pub const ABORT: Self = Self(2);
-    /// The names of all exports.
+    /// Requests the names of all exports.
     pub const LIST: Self = Self(3);
-    /// What an export is like.
+    /// Requests information about an export.
     pub const INFO: Self = Self(6);
-    /// An export.
+    /// Chooses an export.
     pub const GO: Self = Self(7);
 }
 
 /// An option without its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// What is asked for.
+    /// Its code.
     pub option: OptionCode,
     /// How much content follows.
     pub bytes: u32,
@@ -89,10 +89,10 @@ impl OptionHeader {
     /// Its size.
     pub const BYTES: usize = 16;
 
-    /// Reads one.
+    /// Parses one.
     ///
     /// # Errors
-    /// If it isn't one, or brings more than [`OPTION_BYTES_MAX`].
+    /// If it is not valid, or announces more than [`OPTION_BYTES_MAX`].
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ProtocolError> {
         let mut content = Content::of("an option", bytes);
         expect("an option", content.u64()?, OPTION_MAGIC)?;
@@ -112,7 +112,7 @@ impl OptionHeader {
     }
 }
 
-/// How an option is answered.
+/// The type of a reply to an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer(pub u32);
 
@@ -125,7 +125,7 @@ impl Answer {
     pub const INFO: Self = Self(3);
     /// The server does not know this option.
     pub const UNSUPPORTED: Self = Self(1 << 31 | 1);
-    /// The option makes no sense.
+    /// The option is invalid.
     pub const INVALID: Self = Self(1 << 31 | 3);
     /// There is no such export.
     pub const UNKNOWN: Self = Self(1 << 31 | 6);
@@ -140,9 +140,9 @@ impl Answer {
 /// A reply to an option without its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// What was asked for.
+    /// The option that it answers.
     pub option: OptionCode,
-    /// The answer.
+    /// Its type.
     pub answer: Answer,
     /// How much content follows.
     pub bytes: u32,
@@ -152,10 +152,10 @@ impl OptionReplyHeader {
     /// Its size.
     pub const BYTES: usize = 20;
 
-    /// Reads one.
+    /// Parses one.
     ///
     /// # Errors
-    /// If it isn't one, or brings more than [`OPTION_BYTES_MAX`].
+    /// If it is not valid, or announces more than [`OPTION_BYTES_MAX`].
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ProtocolError> {
         let mut content = Content::of("a reply to an option", bytes);
         expect("a reply to an option", content.u64()?, OPTION_REPLY_MAGIC)?;
@@ -177,8 +177,8 @@ impl OptionReplyHeader {
     }
 }
 
-/// The content of GO and INFO. It also lists what the client wants to know;
-/// the server tells all it has anyway.
+/// The content of GO and INFO. It also lists the information that the client
+/// requests; a server may send all it has anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Go<'a> {
     /// The export.
@@ -186,10 +186,10 @@ pub struct Go<'a> {
 }
 
 impl<'a> Go<'a> {
-    /// Reads it.
+    /// Parses it.
     ///
     /// # Errors
-    /// If it isn't such a content.
+    /// If it is not valid.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ProtocolError> {
         let mut content = Content::of("the choice of an export", bytes);
         let name_bytes = content.u32()?;
@@ -201,7 +201,7 @@ impl<'a> Go<'a> {
         Ok(Self { name })
     }
 
-    /// As it is sent, with nothing on the list.
+    /// Writes it as it is sent, with an empty list.
     ///
     /// # Errors
     /// If the name is too long for the protocol.
@@ -232,7 +232,7 @@ pub struct BlockSizes {
 }
 
 impl Default for BlockSizes {
-    /// What goes where nothing is said.
+    /// The sizes if the server sends none.
     fn default() -> Self {
         Self { minimum: 1, preferred: 4096, maximum: PAYLOAD_BYTES_MAX }
     }
@@ -241,7 +241,7 @@ impl Default for BlockSizes {
 /// A piece of information about an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Info {
-    /// Its size and abilities; the only one that must be told.
+    /// Its size and abilities; the only piece that must be sent.
     Export {
         /// Its size.
         bytes: u64,
@@ -260,10 +260,10 @@ impl Info {
     /// The longest that [`Info::write`] writes.
     pub const BYTES_MAX: usize = 14;
 
-    /// Reads one.
+    /// Parses one.
     ///
     /// # Errors
-    /// If it isn't one, or if the sizes can't be kept to.
+    /// If it is not valid, or if the sizes can't be kept to.
     pub fn parse(bytes: &[u8]) -> Result<Self, ProtocolError> {
         let mut content = Content::of("information about an export", bytes);
         let info = match content.u16()? {
@@ -286,7 +286,7 @@ impl Info {
         Ok(info)
     }
 
-    /// As it is sent. What is [`Info::Other`] has no content here.
+    /// Writes it as it is sent, [`Info::Other`] without content.
     pub fn write(self, out: &mut Vec<u8>) {
         match self {
             Self::Export { bytes, flags } => {

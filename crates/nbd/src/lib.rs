@@ -10,13 +10,13 @@
 //!
 //! The [`server`] is what the source's QEMU mirrors a disk to. The [`client`]
 //! writes into the export of the destination's QEMU. The [`reader`] reads an
-//! export of shared storage, with many requests in flight. All agree on fixed
-//! newstyle negotiation and simple replies, and on nothing newer: structured
-//! replies tell of holes and of errors in the middle of a read, and who reads
-//! here has no use for either.
+//! export of shared storage, with many requests in flight. All use fixed
+//! newstyle negotiation and simple replies, and nothing newer: structured
+//! replies report holes and errors in the middle of a read, and the reader needs
+//! neither.
 //!
-//! [`handshake`] and [`transmission`] are the bytes, without I/O. What comes
-//! from the other end is checked before anyone allocates or loops by it.
+//! [`handshake`] and [`transmission`] are the bytes, without I/O. Lengths from
+//! the peer are checked before anything is allocated or repeated by them.
 
 #![forbid(unsafe_code)]
 

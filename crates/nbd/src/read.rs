@@ -43,7 +43,7 @@ impl<'a> Content<'a> {
         self.rest
     }
 
-    /// That nothing is left.
+    /// Checks that nothing is left.
     pub(crate) fn end(&self) -> Result<(), ProtocolError> {
         if self.rest.is_empty() { Ok(()) } else { Err(self.wrong_length()) }
     }

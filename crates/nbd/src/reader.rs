@@ -1,10 +1,10 @@
 //! A client that reads, for any number of threads at once.
 //!
-//! Each thread sends its request, and waits with its buffer. One of those that
-//! wait reads the socket for all: each answer goes from the socket into the
-//! buffer of whoever asked. When its own has come, another one goes on. So
-//! there is no thread between the socket and those who use what they read, and
-//! no copy.
+//! Each thread sends its request, lends its buffer and waits. One of the waiting
+//! threads reads the socket for all: each reply goes from the socket into the
+//! buffer of the thread that requested it. When its own reply has arrived,
+//! another thread takes over. So there is no extra thread and no copy between the
+//! socket and the threads that use the data.
 
 mod places;
 mod socket;
@@ -26,18 +26,18 @@ pub use socket::{Endpoint, Socket};
 /// Why nothing was read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The server said so; others may be read.
+    /// The server replied with an error; other ranges may be readable.
     #[error("the NBD server did not read {bytes} bytes at {offset}: {errno}")]
     Refused {
         /// Where.
         offset: u64,
         /// How much.
         bytes: usize,
-        /// What it said.
+        /// The error.
         errno: Errno,
     },
-    /// Nothing was asked: it is not in the export, not aligned as the server
-    /// wants it, more than it gives at once, or more than the buffer takes.
+    /// No request was sent: the range is not in the export, not aligned as the server
+    /// requires, longer than it returns at once, or not in the buffer.
     #[error("the NBD export can't be asked for {bytes} bytes at {offset}")]
     Unfit {
         /// Where.
@@ -50,34 +50,35 @@ pub enum ReadError {
     Broken(String),
 }
 
-/// A connection to one export, to read from. Buffers are lent to it while
-/// their readers wait.
+/// A connection to one export, to read from. Threads lend it their buffers
+/// while they wait.
 #[derive(Debug)]
 pub struct Reader<B> {
     socket: Socket,
     info: ExportInfo,
     sending: Mutex<()>,
     state: Mutex<State<B>>,
-    /// One for each place: its answer is there, or its thread is to lead.
+    /// For each place, notified when its reply has arrived, or its thread has to read
+    /// the socket.
     answered: Vec<Condvar>,
-    /// A place is free.
+    /// Notified when a place is free.
     room: Condvar,
 }
 
 #[derive(Debug)]
 struct State<B> {
     places: Places<B>,
-    /// Some thread reads the socket.
+    /// Whether a thread reads the socket.
     led: bool,
     broken: Option<String>,
 }
 
 impl<B: AsMut<[u8]> + Default> Reader<B> {
     /// Connects to a server and chooses an export. At most `in_flight_max`
-    /// requests are unanswered; who wants one more waits.
+    /// requests are unanswered; the next one waits.
     ///
     /// # Errors
-    /// If nobody listens, or the export isn't there.
+    /// If no server listens, or the export doesn't exist.
     pub fn connect(
         endpoint: &Endpoint,
         export: &str,
@@ -89,8 +90,8 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
         Self::over(socket, export, in_flight_max, PATIENCE)
     }
 
-    /// As [`Reader::connect`], over a socket that is connected. The server may
-    /// take `patience` for each word until it has given the export.
+    /// As [`Reader::connect`], over a connected socket. The server may take
+    /// `patience` for each message of the negotiation.
     ///
     /// # Errors
     /// As [`Reader::connect`].
@@ -114,7 +115,7 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
         })
     }
 
-    /// What the server says of the export.
+    /// What the server reports about the export.
     #[must_use]
     pub fn info(&self) -> &ExportInfo {
         &self.info
@@ -131,7 +132,7 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
     /// Reads as many bytes as `into` has, into that range of the buffer.
     ///
     /// # Errors
-    /// If the server fails, or can't be asked for that.
+    /// If the server fails, or the range can't be requested.
     pub fn read(&self, offset: u64, into: Range<usize>, buffer: &mut B) -> Result<(), ReadError> {
         let bytes = self.check(offset, &into, buffer)?;
         let (place, cookie) = self.enter(into, std::mem::take(buffer));
@@ -152,7 +153,7 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
         }
     }
 
-    /// Ends the connection. Who waits hears of it.
+    /// Ends the connection. Waiting reads fail.
     pub fn stop(&self) {
         self.break_off("it was stopped".to_owned());
     }
@@ -175,11 +176,11 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
         while !state.places.has_room() {
             self.room.wait(&mut state);
         }
-        // Also when it broke: the buffer comes back from its place.
+        // Also when the connection broke: the place gives the buffer back.
         state.places.enter(into, buffer)
     }
 
-    /// Waits for the answer, and reads the socket if nobody else does.
+    /// Waits for the reply, and reads the socket if no other thread does.
     fn wait(&self, place: usize) -> (B, Result<Result<(), Errno>, String>) {
         let mut state = self.state.lock();
         loop {
@@ -208,7 +209,7 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
                 }
                 continue;
             };
-            // Before anybody else could go on in the middle of an answer.
+            // Before another thread could go on reading in the middle of a reply.
             state.broken.get_or_insert(why.clone());
             drop(state);
             self.break_off(why);
@@ -216,7 +217,7 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
         }
     }
 
-    /// Reads answers until this place's is there.
+    /// Reads replies until this place's has arrived.
     fn lead(&self, place: usize) -> Result<(), String> {
         let mut header = [0; SimpleReply::BYTES];
         loop {
@@ -258,7 +259,7 @@ impl<B> Drop for Reader<B> {
             offset: 0,
             bytes: 0,
         };
-        // A server that is gone, or doesn't listen, needs no goodbye.
+        // A server that is gone, or doesn't read, needs no DISCONNECT.
         if self.socket.set_patience(Some(Duration::from_millis(10))).is_ok() {
             let _ = (&self.socket).write_all(&header.to_bytes());
         }

@@ -1,18 +1,17 @@
 //! The server to which the source's QEMU mirrors a disk.
 //!
 //! The caller accepts connections and [`negotiate`]s each; then one thread
-//! takes [`Requests`] and any thread answers through the [`Replier`].
+//! reads [`Requests`] and any thread answers them through the [`Replier`].
 //!
-//! **Nothing is read.** The tap passes on what comes; it has no disk. So a
-//! READ gets "not permitted". And the minimum block size is one byte: whoever
-//! writes less than a minimum block reads what surrounds it first, and with a
-//! minimum of one byte nothing is ever less.
+//! **Reads are refused.** The source agent forwards writes and has no disk, so a
+//! READ gets "not permitted". The minimum block size is therefore one byte: a
+//! client that writes less than a minimum block first reads the rest of the block.
 //!
-//! **What is offered.** WRITE_ZEROES, so that holes don't come as bytes; TRIM,
+//! **Offered.** WRITE_ZEROES, so that holes aren't sent as bytes; TRIM,
 //! since a guest that discards while QEMU mirrors synchronously would
 //! otherwise leave its old data at the destination; FLUSH. Not FUA: without
-//! it QEMU sends a FLUSH after such a write, so that durability has one way
-//! instead of two. Not FAST_ZERO: only the far end knows what is fast there.
+//! it QEMU sends a FLUSH after such a write, so that there is one path to durability
+//! instead of two. Not FAST_ZERO: only the destination knows what is fast there.
 //! Not MULTI_CONN: requests keep their order.
 
 mod negotiate;
@@ -31,7 +30,7 @@ pub use replier::Replier;
 pub use requests::{Request, RequestKind, Requests};
 pub(crate) use requests::{RequestReader, Step};
 
-/// How long a client may keep us waiting before it has chosen.
+/// How long a client may take for each message before it has chosen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const FLAGS: ExportFlags = ExportFlags(
@@ -49,25 +48,25 @@ const BLOCK_SIZES: BlockSizes =
 pub struct Export {
     /// What clients call it; at most 4,096 bytes.
     pub name: String,
-    /// Its size. QEMU mirrors only to a disk of just the size of its own.
+    /// Its size. QEMU mirrors only to a disk of exactly the size of its own.
     pub bytes: u64,
 }
 
-/// A client that has chosen.
+/// A client that has chosen an export.
 #[derive(Debug)]
 pub struct Connection {
-    /// Which export, counted in the list that was offered.
+    /// The export's index in the list that was offered.
     pub export: usize,
-    /// What it asks for.
+    /// Its requests.
     pub requests: Requests,
-    /// Where its answers go.
+    /// Sends the replies.
     pub replier: Replier,
 }
 
-/// A connection failed. The client is to blame, unless it says otherwise.
+/// A connection failed. The client is to blame, unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The socket failed, or nothing came for too long.
+    /// The socket failed, or the client did not read for too long.
     #[error("{action} the NBD client: {source}")]
     Socket {
         /// What was tried.
@@ -75,16 +74,16 @@ pub enum ServerError {
         /// Why it failed.
         source: io::Error,
     },
-    /// It did nothing when it was its turn.
+    /// The client sent nothing when it was its turn.
     #[error("the NBD client said nothing for {} s", PATIENCE.as_secs())]
     Silent,
-    /// It left without saying so. QEMU does this when it ends or is killed.
+    /// The client left without a DISCONNECT, as QEMU does when it ends or is killed.
     #[error("the NBD client hung up")]
     HungUp,
-    /// It breaks the rules.
+    /// The client violates the protocol.
     #[error("the NBD client breaks the protocol: {0}")]
     Client(#[from] ProtocolError),
-    /// An answer could not be sent before; nothing follows it.
+    /// An earlier reply could not be sent; no others follow it.
     #[error("the connection to the NBD client is broken")]
     Broken,
 }
@@ -93,7 +92,7 @@ impl ServerError {
     fn reading(source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::UnexpectedEof => Self::HungUp,
-            // Only while it has not chosen.
+            // Only before it has chosen: afterwards there is no timeout.
             io::ErrorKind::WouldBlock => Self::Silent,
             _ => Self::Socket { action: "reading from", source },
         }
@@ -104,10 +103,10 @@ impl ServerError {
     }
 }
 
-/// Lets the client choose one of the exports. `None` if it only looked.
+/// Lets the client choose one of the exports. `None` if it ends the negotiation instead.
 ///
 /// # Errors
-/// If it breaks the rules, leaves, or does nothing for ten seconds.
+/// If it violates the protocol, hangs up, or is silent for ten seconds.
 pub fn negotiate(
     socket: UnixStream,
     exports: &[Export],

@@ -1,4 +1,4 @@
-//! What is said once an export is chosen: requests and simple replies.
+//! The messages once an export is chosen: requests and simple replies.
 
 use crate::{Errno, ProtocolError};
 
@@ -8,22 +8,22 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 /// WRITE_ZEROES: the zeroes must take space.
 pub const NO_HOLE: u16 = 1 << 1;
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command(pub u16);
 
 impl Command {
-    /// Bytes of the disk.
+    /// Reads from the disk.
     pub const READ: Self = Self(0);
-    /// A payload to write follows.
+    /// Writes the payload that follows.
     pub const WRITE: Self = Self(1);
-    /// Goodbye; there is no reply.
+    /// Ends the connection; there is no reply.
     pub const DISCONNECT: Self = Self(2);
-    /// What was answered before gets durable.
+    /// Makes requests durable that were answered before.
     pub const FLUSH: Self = Self(3);
-    /// The content is not needed any more.
+    /// Discards content that is not needed any more.
     pub const TRIM: Self = Self(4);
-    /// Zeroes to write, as a length.
+    /// Writes zeroes, without a payload.
     pub const WRITE_ZEROES: Self = Self(6);
 }
 
@@ -34,7 +34,7 @@ pub struct RequestHeader {
     pub flags: u16,
     /// What to do.
     pub command: Command,
-    /// Comes back with the reply.
+    /// Returned in the reply.
     pub cookie: u64,
     /// Where on the disk.
     pub offset: u64,
@@ -46,10 +46,10 @@ impl RequestHeader {
     /// Its size.
     pub const BYTES: usize = 28;
 
-    /// Reads one.
+    /// Parses one.
     ///
     /// # Errors
-    /// If it isn't one. Any command and flag is one.
+    /// If its magic number is wrong. Any command and flags are accepted.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ProtocolError> {
         let [m0, m1, m2, m3, f0, f1, t0, t1, rest @ ..] = *bytes;
         let magic = u32::from_be_bytes([m0, m1, m2, m3]);
@@ -81,10 +81,10 @@ impl RequestHeader {
     }
 }
 
-/// The answer to a request. (To a READ a payload would follow.)
+/// The reply to a request. The payload of a READ follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimpleReply {
-    /// The request's.
+    /// The request's cookie.
     pub cookie: u64,
     /// How it ended.
     pub outcome: Result<(), Errno>,
@@ -94,10 +94,10 @@ impl SimpleReply {
     /// Its size.
     pub const BYTES: usize = 16;
 
-    /// Reads one.
+    /// Parses one.
     ///
     /// # Errors
-    /// If it isn't one.
+    /// If its magic number is wrong.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ProtocolError> {
         let [m0, m1, m2, m3, e0, e1, e2, e3, cookie @ ..] = *bytes;
         let magic = u32::from_be_bytes([m0, m1, m2, m3]);

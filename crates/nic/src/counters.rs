@@ -1,12 +1,12 @@
-//! The kernel's table of interfaces: what each received and sent since it is up.
+//! The kernel's table of interfaces: what each has received and sent since it came up.
 
 use std::fs;
 use std::time::Duration;
 
 use crate::{NicError, Rate};
 
-/// Ethernet, IPv4 and TCP with time stamps: what of a packet is not content.
-/// Packets are counted as bytes are: merged ones as one, with one header.
+/// Bytes of a packet that are not content: headers of Ethernet, IPv4, and TCP with timestamps. The
+/// kernel counts merged packets as one, with one header, both in packets and in bytes.
 const HEADER_BYTES: u64 = 14 + 20 + 32;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// The rate over the time since `before`. A counter that went back belongs to
-    /// another interface of that name: nothing is known of its rate.
+    /// The rate since `before`. A counter that went back belongs to another interface of the same
+    /// name, whose rate is not known.
     pub(crate) fn since(self, before: Self, passed: Duration) -> Rate {
         let (Some(bytes), Some(packets)) =
             (self.bytes.checked_sub(before.bytes), self.packets.checked_sub(before.packets))
@@ -61,15 +61,15 @@ impl Table {
     pub(crate) fn of(&self, name: &str) -> Option<Counters> {
         let (_, row) = self.rows().find(|(one, _)| *one == name)?;
         let numbers: Vec<u64> = row.split_whitespace().map_while(|n| n.parse().ok()).collect();
-        // Eight columns for what was received, then as many for what was sent.
+        // Eight columns for received data, then eight for sent data.
         let count = |at| Some(Count { bytes: *numbers.get(at)?, packets: *numbers.get(at + 1)? });
         Some(Counters { received: count(0)?, sent: count(8)? })
     }
 
-    /// Names with what stands behind them; the two lines of headings have `|`.
+    /// Names, each with the rest of its line; the two header lines contain `|`.
     fn rows(&self) -> impl Iterator<Item = (&str, &str)> {
         let rows = self.0.lines().filter(|line| !line.contains('|'));
-        // A name may have a colon itself.
+        // A name may contain a colon.
         rows.filter_map(|line| line.trim_start().rsplit_once(':'))
     }
 }

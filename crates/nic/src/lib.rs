@@ -1,12 +1,11 @@
-//! What crosses this host's NICs, what they can carry, what TCP counts of one
-//! connection, and whose it is.
+//! Traffic and speeds of this host's NICs, TCP counters of a connection, and the owners of TCP
+//! sockets.
 //!
-//! Everything is as the calling thread's network namespace has it: counters from
-//! its `/proc/thread-self/net/dev`, speeds from the ethtool ioctl on a socket of
-//! its own. `/sys` shows the namespace it was mounted in, which may be another,
-//! and is only asked where it shows the same interfaces.
+//! All of it is for the calling thread's network namespace: counters are from its
+//! `/proc/thread-self/net/dev`, speeds from the ethtool ioctl on a socket in it. `/sys` shows the
+//! namespace in which it was mounted, so it is used only if it shows the same interfaces.
 //!
-//! There is no thread here: whoever wants to know asks, once a second.
+//! This crate has no thread: callers take a sample once a second.
 
 mod counters;
 mod lower;
@@ -23,22 +22,22 @@ use crate::counters::{Counters, Table};
 pub use crate::owner::{listener_at, processes_of, user_of};
 pub use crate::tcp::TcpCounts;
 
-/// Samples closer together than this are the same one: several migrations look
-/// at the same NICs, and rates over moments say little.
+/// Closer samples are not taken: several migrations look at the same NICs, and rates over shorter
+/// times mean little.
 const BETWEEN_LEAST: Duration = Duration::from_millis(500);
 
-/// What went wrong on this host.
+/// Errors of this host.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
     /// No interface has the address.
     #[error("no network interface here has the address {0}; `ip address` lists what there is")]
     NoSuchAddress(IpAddr),
-    /// The system does not say.
+    /// The system refuses.
     #[error("{action}: {source}")]
     System {
         /// What was tried.
         action: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -46,22 +45,22 @@ pub enum NicError {
 /// Bytes per second in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rate {
-    /// As the NIC counts: with headers.
+    /// As the NIC counts them, with headers.
     pub all_bytes_per_s: u64,
-    /// Without headers, as far as packets tell.
+    /// Without headers, estimated from the number of packets.
     pub content_bytes_per_s: u64,
 }
 
-/// A NIC since the sample before.
+/// A NIC's traffic since the previous sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Its name.
     pub name: String,
-    /// What it can carry in each direction; none if nobody knows.
+    /// Its speed in each direction; none if it is unknown.
     pub speed_bytes_per_s: Option<u64>,
-    /// What it sent.
+    /// The traffic that it sent.
     pub sent: Rate,
-    /// What it received.
+    /// The traffic that it received.
     pub received: Rate,
 }
 
@@ -72,7 +71,7 @@ struct Nic {
     sample: Sample,
 }
 
-/// The NICs that somebody is interested in, each at a place that stays.
+/// The NICs that are of interest, each at a fixed index.
 #[derive(Debug)]
 pub struct Nics {
     nics: Vec<Nic>,
@@ -86,19 +85,19 @@ impl Default for Nics {
 }
 
 impl Nics {
-    /// None yet.
+    /// Without NICs yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The place of the NIC that carries what is sent from and to `address`, one
-    /// of this host's: the one that has it, or what that stands on, if it is a
-    /// VLAN or a bridge, since others use that too. `configured_bytes_per_s` is
-    /// what the operator says that it can carry.
+    /// Adds the NIC that carries traffic of `address`, one of this host's addresses, and returns
+    /// its index. That is the interface with the address, or the one below it if it is a VLAN or a
+    /// bridge, because others use that one too. `configured_bytes_per_s` is the speed that the
+    /// operator has configured.
     ///
     /// # Errors
-    /// If no interface has the address, or the system does not say.
+    /// If no interface has the address, or the system refuses.
     pub fn add(
         &mut self,
         address: IpAddr,
@@ -118,7 +117,7 @@ impl Nics {
     }
 
     fn join(&mut self, name: String) -> Result<usize, NicError> {
-        // All begin with the same moment.
+        // All NICs have their samples taken at the same moment.
         self.sample_at(Instant::now())?;
         let last = Table::read()?.of(&name).unwrap_or_default();
         let (sent, received) = Default::default();
@@ -128,11 +127,11 @@ impl Nics {
         Ok(self.nics.len() - 1)
     }
 
-    /// What crossed them since the sample before, or since they were added. Half
-    /// a second apart at least, or it is the one before.
+    /// The traffic since the previous sample, or since the NICs were added. Within half a second of
+    /// the previous sample, returns that one.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system refuses.
     pub fn sample(&mut self) -> Result<Vec<Sample>, NicError> {
         let now = Instant::now();
         if now.duration_since(self.at) >= BETWEEN_LEAST {
@@ -141,10 +140,10 @@ impl Nics {
         Ok(self.nics.iter().map(|nic| nic.sample.clone()).collect())
     }
 
-    /// Begins anew for all of them: what crossed them before is forgotten.
+    /// Starts anew for all NICs: traffic before this call is not counted.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system refuses.
     pub fn restart(&mut self) -> Result<Vec<Sample>, NicError> {
         self.sample_at(Instant::now())?;
         let nothing = Rate::default();
@@ -162,12 +161,12 @@ impl Nics {
         }
         let table = Table::read()?;
         for nic in &mut self.nics {
-            // One that is gone carries nothing.
+            // A NIC that no longer exists carries nothing.
             let counters = table.of(&nic.sample.name).unwrap_or(nic.last);
             nic.sample.sent = counters.sent.since(nic.last.sent, passed);
             nic.sample.received = counters.received.since(nic.last.received, passed);
             nic.last = counters;
-            // Links come up at another speed than they went down with.
+            // A link may come up at another speed than before.
             nic.sample.speed_bytes_per_s =
                 nic.configured_bytes_per_s.or_else(|| speed::bytes_per_s(&nic.sample.name));
         }
@@ -175,21 +174,21 @@ impl Nics {
     }
 }
 
-/// What a NIC is, for a person.
+/// A NIC's properties, for an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
     /// The name of the interface that has the address.
     pub name: String,
-    /// What the NIC behind it can carry in each direction; none if nobody knows.
+    /// The speed, in each direction, of the NIC below it; none if it is unknown.
     pub speed_bytes_per_s: Option<u64>,
-    /// Its longest packet.
+    /// Its MTU.
     pub mtu: Option<u32>,
 }
 
 /// The NIC that has `address`.
 ///
 /// # Errors
-/// If no interface has the address, or the system does not say.
+/// If no interface has the address, or the system refuses.
 pub fn describe(address: IpAddr) -> Result<Described, NicError> {
     let name = holding(address)?;
     let speed_bytes_per_s = speed::bytes_per_s(&lower::carrier(&name));
@@ -205,7 +204,7 @@ fn holding(address: IpAddr) -> Result<String, NicError> {
     holding.map(|interface| interface.name).ok_or(NicError::NoSuchAddress(address))
 }
 
-/// The address from which this host reaches `remote`, where routing decides.
+/// The local address from which routing reaches `remote`.
 ///
 /// # Errors
 /// If there is no route.
@@ -242,7 +241,7 @@ mod tests {
             scope.spawn(move || sender.write_all(&vec![1; BYTES]).unwrap());
             receiver.read_exact(&mut vec![0; BYTES]).unwrap();
         });
-        // As if just this second had passed.
+        // As if exactly one second had passed.
         nics.sample_at(began + Duration::from_secs(1)).unwrap();
         let Sample { name, speed_bytes_per_s, sent, received } = &nics.nics[place].sample;
         assert_eq!((name.as_str(), *speed_bytes_per_s), ("lo", None));
@@ -256,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_somebody_else_is_no_nic_of_ours() {
+    fn an_address_of_another_host_is_refused() {
         let stranger: IpAddr = "192.0.2.77".parse().unwrap();
         let refused = Nics::new().add(stranger, None).unwrap_err();
         assert!(matches!(refused, NicError::NoSuchAddress(address) if address == stranger));
     }
 
     #[test]
-    fn routing_says_where_we_leave_from() {
+    fn routing_gives_the_local_address() {
         let local = local_towards("127.0.0.1:9".parse().unwrap()).unwrap();
         assert!(local.is_loopback());
     }

@@ -1,8 +1,8 @@
-//! What a VLAN or a bridge stands on.
+//! The interface below a VLAN or a bridge.
 //!
-//! On a host of VMs the address is often on a bridge. Its counters show what
-//! this host itself sends; what its VMs send passes only the port below, and
-//! that is whom a migration must spare.
+//! On a host of VMs the address is often on a bridge. The bridge's counters show only what the host
+//! itself sends. The VMs' traffic passes only through the port below, and a migration must leave
+//! room for it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,15 +10,15 @@ use std::path::Path;
 
 use crate::counters::Table;
 
-/// A VLAN on a bridge on a VLAN on a bond, and still one more.
+/// Enough for a VLAN on a bridge on a VLAN on a bond, and one more.
 const LAYERS_MAX: usize = 5;
 
-/// The interface whose counters show everybody that `name` shares its wire
-/// with; `name` itself where there is nothing below or nothing is known.
+/// The interface whose counters include all traffic that shares a wire with `name`. That is `name`
+/// itself if there is no interface below it, or if it is unknown.
 pub(crate) fn carrier(name: &str) -> String {
     let sys = Path::new("/sys/class/net");
     let Ok(table) = Table::read() else { return name.to_owned() };
-    // Another namespace's interfaces are none of ours.
+    // `/sys` may show another namespace's interfaces.
     let ours: BTreeSet<&str> = table.names().collect();
     let shown = names_in(sys, "");
     let is_same = shown.iter().map(String::as_str).filter(|one| !is_bonding_switch(one));
@@ -34,13 +34,13 @@ fn below(sys: &Path, name: &str) -> String {
     let mut name = name.to_owned();
     for _ in 0..LAYERS_MAX {
         let interface = sys.join(&name);
-        // It counts what all its links carry, and knows their speed.
+        // A bond counts the traffic of all its links, and knows their speed.
         if interface.join("bonding").exists() {
             break;
         }
         let mut lower = names_in(&interface, "lower_");
         if lower.len() > 1 {
-            // The ports of VMs have no hardware and nothing below.
+            // VMs' ports have no hardware and no interface below.
             lower.retain(|port| {
                 let port = sys.join(port);
                 port.join("device").exists() || !names_in(&port, "lower_").is_empty()
@@ -55,7 +55,7 @@ fn below(sys: &Path, name: &str) -> String {
     name
 }
 
-/// What in `dir` begins with `prefix`, without it.
+/// The names in `dir` that begin with `prefix`, without the prefix.
 fn names_in(dir: &Path, prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_down_ends_at_a_wire_or_a_bond() {
+    fn descending_ends_at_a_physical_nic_or_a_bond() {
         let sys = tempfile::tempdir().unwrap();
         for dir in [
             "eth0/device",
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_stands_on_nothing() {
+    fn loopback_has_no_interface_below() {
         assert_eq!(carrier("lo"), "lo");
     }
 }

@@ -1,17 +1,17 @@
-//! The longest packet of an interface.
+//! The MTU of an interface.
 
 use std::os::fd::AsRawFd;
 
 use rustix::net::{AddressFamily, SocketType, socket};
 
-/// In bytes, without what the wire adds; none if there is no such interface.
+/// The MTU in bytes, without the link layer's header; none if there is no such interface.
 #[expect(unsafe_code, reason = "a C structure with a union, for an ioctl")]
 pub(crate) fn bytes(name: &str) -> Option<u32> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
     // SAFETY: all zeros are a valid `ifreq`: arrays of numbers, and a union of
     // numbers, addresses and pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last byte stays zero: the name ends.
+    // The last byte stays zero, which terminates the name.
     if name.len() >= request.ifr_name.len() {
         return None;
     }
@@ -24,7 +24,7 @@ pub(crate) fn bytes(name: &str) -> Option<u32> {
     if done != 0 {
         return None;
     }
-    // SAFETY: this command fills in this member, and every value of it is one.
+    // SAFETY: this command fills in this member, and any value of it is valid.
     u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
 }
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_one_and_what_is_not_there_has_none() {
+    fn loopback_has_an_mtu_and_a_missing_interface_has_none() {
         assert!(bytes("lo").is_some_and(|mtu| mtu >= 1500), "{:?}", bytes("lo"));
         for name in ["no such one", "a name that is far too long for one"] {
             assert_eq!(bytes(name), None);

@@ -1,10 +1,10 @@
-//! What a NIC's driver says that it can carry.
+//! The speed that a NIC's driver reports.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketType, socket};
 
-/// Drivers of interfaces without a wire, which make a speed up.
+/// Drivers of interfaces without a wire, which report an arbitrary speed.
 const MADE_UP: [&str; 4] = ["veth", "tun", "bridge", "dummy"];
 
 const GET_DRIVER: u32 = 0x03;
@@ -12,16 +12,16 @@ const GET_LINK_SETTINGS: u32 = 0x4c;
 /// `struct ethtool_drvinfo` in words: the command, then the driver's name.
 const DRIVER_WORDS: usize = 49;
 const DRIVER_NAME_WORDS: std::ops::Range<usize> = 1..9;
-/// `struct ethtool_link_settings` in words, up to its masks, and three masks of
-/// the greatest length that its signed byte can say.
+/// `struct ethtool_link_settings` in words, up to its masks, plus three masks of the greatest
+/// length that fits into its signed byte.
 const LINK_HEAD_WORDS: usize = 12;
 const LINK_WORDS: usize = LINK_HEAD_WORDS + 3 * i8::MAX as usize;
 const SPEED_WORD: usize = 1;
-/// The word, and the byte in it, of the masks' length.
+/// The word with the masks' length, and the byte in that word.
 const MASK_WORD: usize = 3;
 const MASK_BYTE: usize = 3;
 
-/// Bytes per second; none if it has no wire, no link, or does not say.
+/// Bytes per second; none if the interface has no wire or no link, or reports no speed.
 pub(crate) fn bytes_per_s(name: &str) -> Option<u64> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
     if MADE_UP.contains(&&*driver(&socket, name)?) {
@@ -30,7 +30,7 @@ pub(crate) fn bytes_per_s(name: &str) -> Option<u64> {
     let mut settings = [0; LINK_WORDS];
     settings[0] = GET_LINK_SETTINGS;
     ask(&socket, name, &mut settings)?;
-    // The first answer is how long its masks are, negative; the second is all.
+    // The first answer has only the masks' length, negated; the second has everything.
     let mut word = settings[MASK_WORD].to_ne_bytes();
     let words = i8::from_ne_bytes([word[MASK_BYTE]]).checked_neg().filter(|words| *words > 0)?;
     settings = [0; LINK_WORDS];
@@ -42,7 +42,7 @@ pub(crate) fn bytes_per_s(name: &str) -> Option<u64> {
     in_bytes(settings[SPEED_WORD])
 }
 
-/// Megabits as the kernel says them; without a link it is 0 or all ones.
+/// Converts the kernel's megabits, which are 0 or all ones without a link.
 fn in_bytes(mbit_per_s: u32) -> Option<u64> {
     let known = mbit_per_s > 0 && i32::try_from(mbit_per_s).is_ok();
     known.then(|| u64::from(mbit_per_s) * 125_000)
@@ -57,13 +57,13 @@ fn driver(socket: &OwnedFd, name: &str) -> Option<String> {
     String::from_utf8(name).ok()
 }
 
-/// Asks the driver of `name`: a command in the first word, the answer in all.
+/// Queries the driver of `name`: the first word is the command, and the answer fills all words.
 #[expect(unsafe_code, reason = "a C structure with a pointer, for an ioctl")]
 fn ask<const WORDS: usize>(socket: &OwnedFd, name: &str, words: &mut [u32; WORDS]) -> Option<()> {
     // SAFETY: all zeros are a valid `ifreq`: arrays of numbers, and a union of
     // numbers, addresses and pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last byte stays zero: the name ends.
+    // The last byte stays zero, which terminates the name.
     let room = request.ifr_name.len() - 1;
     if name.len() > room {
         return None;

@@ -1,25 +1,24 @@
-//! What the kernel's TCP counts of one connection.
+//! TCP counters of one connection.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Counters of a connection since it was made, and what it carries now.
+/// Counters of a connection since it was opened, and its current state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpCounts {
-    /// Bytes that were sent, each time counted.
+    /// Bytes sent, including retransmissions.
     pub sent_bytes: u64,
-    /// Of these, what had been sent before and was lost.
+    /// Retransmitted bytes.
     pub again_bytes: u64,
-    /// Bytes that are sent, and not acknowledged yet.
+    /// Bytes sent and not acknowledged yet.
     pub flying_bytes: u64,
-    /// What the way holds without a queue: what is delivered of late in the shortest
-    /// round trip that was ever seen.
+    /// The bandwidth-delay product: the recent delivery rate times the shortest round trip so far.
     pub way_bytes: u64,
 }
 
 impl TcpCounts {
-    /// Of a connection's socket.
+    /// Reads the counters of a connection's socket.
     ///
     /// # Errors
     /// If it is no TCP socket.
@@ -27,8 +26,8 @@ impl TcpCounts {
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
         let mut length = u32::try_from(size_of::<libc::tcp_info>()).expect("it is small");
-        // SAFETY: the kernel writes at most `length` bytes there, which is what there
-        // is room for.
+        // SAFETY: the kernel writes at most `length` bytes there, which is the size of the
+        // structure.
         let done = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -41,8 +40,8 @@ impl TcpCounts {
         if done != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it is made of numbers, all zero where the kernel wrote nothing: an
-        // older one knows fewer.
+        // SAFETY: the structure consists of numbers, which are zero where the kernel wrote nothing:
+        // an older kernel knows fewer fields.
         let info = unsafe { info.assume_init() };
         let round_trip_us = if info.tcpi_min_rtt == u32::MAX { 0 } else { info.tcpi_min_rtt };
         let way_bytes = u128::from(info.tcpi_delivery_rate) * u128::from(round_trip_us) / 1_000_000;
@@ -72,7 +71,7 @@ mod tests {
         near.write_all(&[7; 300_000]).unwrap();
         far.read_exact(&mut [0; 300_000]).unwrap();
         far.write_all(b"all").unwrap();
-        // What acknowledges all that was read.
+        // The answer acknowledges all bytes that were read.
         near.read_exact(&mut [0; 3]).unwrap();
         let counts = TcpCounts::of(near.as_fd()).unwrap();
         assert_eq!(counts.sent_bytes - counts.again_bytes, 300_000);

@@ -1,5 +1,5 @@
-//! What encoding a batch costs and what looking for fills costs, in bytes of
-//! guest RAM a second.
+//! Benchmarks of encoding a batch and of the fill test, in bytes of guest RAM
+//! per second.
 
 #![allow(missing_docs, reason = "criterion's macros make a public function")]
 
@@ -29,7 +29,7 @@ fn random() -> Vec<u8> {
     (0..BYTES / 8).flat_map(|_| noise.next().to_le_bytes()).collect()
 }
 
-/// Heap-like: three words of four are zero.
+/// Heap-like: three out of four words are zero.
 fn zero_heavy() -> Vec<u8> {
     let mut noise = Noise(2);
     (0..BYTES / 8)

@@ -1,8 +1,8 @@
-//! Where a page is and which of its versions it is.
+//! The address of a page, and which of its versions a batch carries.
 
 use std::fmt;
 
-/// Bytes of a guest page. x86's target page; QEMU's stream counts in it.
+/// Bytes of a guest page: x86's target page, the unit of QEMU's stream.
 pub const PAGE_BYTES: usize = 4096;
 
 /// The number of a page within its RAM block (offset / [`PAGE_BYTES`]).
@@ -12,8 +12,8 @@ pub const PAGE_BYTES: usize = 4096;
 pub struct PageIndex(pub u32);
 
 impl PageIndex {
-    /// The page that holds byte `offset` of its block, if the offset is the
-    /// start of a page and within reach.
+    /// The page that starts at byte `offset` of its block; none if the offset is
+    /// not page-aligned or is out of reach.
     #[must_use]
     pub fn from_offset(offset: u64) -> Option<Self> {
         let page_bytes = PAGE_BYTES as u64;
@@ -34,12 +34,13 @@ impl PageIndex {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u16);
 
-/// The count of rounds that QEMU finished before it sent a page.
+/// The number of QEMU's passes (or RAM sections) that ended before it sent a
+/// page.
 ///
-/// Of two versions of a page the one with the higher epoch is the newer,
-/// whatever order lanes deliver in. Two of the same epoch (a batch that was sent
-/// again; or QEMU 7.2, whose multifd can send a page twice) are as good as each
-/// other: if they differ, a later epoch brings the page again.
+/// Of two versions of a page the one with the higher epoch is newer, whatever
+/// order lanes deliver in. Two versions of the same epoch (from a batch that was
+/// sent twice, or from QEMU 7.2, whose multifd can send a page twice) are
+/// interchangeable: if they differ, a later epoch carries the page again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u32);
 

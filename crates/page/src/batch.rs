@@ -1,18 +1,18 @@
-//! Pages handled together: the unit of work, of hand-over and of locking.
+//! A batch of pages: the unit of work, of hand-over and of locking.
 
 use std::sync::Arc;
 
 use crate::pool::{Pool, Slot};
 use crate::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 
-/// Most page bodies in one batch: what one multifd packet of QEMU carries.
+/// Most page bodies in one batch: as many as one multifd packet of QEMU carries.
 pub const BATCH_PAGES: usize = 128;
 
 /// Bytes of a batch's buffer.
 ///
-/// 128 bodies as classic records take 128 x (8 + 4,096) bytes and once a block
-/// name (1 + 255); the rest is room for the records between them, so that a
-/// classic tap can parse in place in the buffer it read into.
+/// 128 bodies as classic records take 128 x (8 + 4,096) bytes, and one block name takes
+/// 1 + 255. The rest is room for the records between them, so that the tap can parse a
+/// classic stream in the buffer that it read into.
 pub const SLOT_BYTES: usize = 544 * 1024;
 const _: () = assert!(SLOT_BYTES > BATCH_PAGES * (8 + PAGE_BYTES) + 256);
 
@@ -25,14 +25,14 @@ pub struct Body {
     pub at: u32,
 }
 
-/// A run of pages that are one byte repeated, nearly always zero.
+/// A run of pages that each repeat one byte, nearly always zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
     /// The first page of the run.
     pub first: PageIndex,
     /// How many pages.
     pub count: u32,
-    /// The byte they are full of.
+    /// The byte that is repeated.
     pub byte: u8,
 }
 
@@ -52,7 +52,7 @@ impl Batch {
         Self { block: BlockId::default(), epoch: Epoch::default(), slot, pool }
     }
 
-    /// The pages with bytes, in the order they were added.
+    /// The pages with bodies, in the order they were added.
     #[must_use]
     pub fn bodies(&self) -> &[Body] {
         &self.slot.bodies
@@ -64,19 +64,19 @@ impl Batch {
         &self.slot.fills
     }
 
-    /// Whether it carries nothing.
+    /// Whether the batch has no pages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slot.bodies.is_empty() && self.slot.fills.is_empty()
     }
 
-    /// How many more bodies it can take.
+    /// How many more bodies fit.
     #[must_use]
     pub fn room(&self) -> usize {
         BATCH_PAGES - self.slot.bodies.len()
     }
 
-    /// Guest bytes that it stands for.
+    /// Bytes of guest memory that the batch covers.
     #[must_use]
     pub fn guest_bytes(&self) -> u64 {
         let fills: u64 = self.slot.fills.iter().map(|fill| u64::from(fill.count)).sum();
@@ -86,19 +86,19 @@ impl Batch {
     /// Adds a page whose bytes start at `at` in the buffer.
     ///
     /// # Panics
-    /// If the batch is full or the bytes are not inside the buffer: both are
-    /// the tap's own arithmetic, never a value from the stream.
+    /// If the batch is full or the bytes are not inside the buffer. Both come from the
+    /// tap's own arithmetic, never from the stream.
     pub fn push_body(&mut self, page: PageIndex, at: usize) {
         self.parse_in_place().1.push_body(page, at);
     }
 
-    /// Adds one page of `byte`, to the last run where it continues it.
+    /// Adds one page of `byte`, extending the last run if the page continues it.
     pub fn push_fill(&mut self, page: PageIndex, byte: u8) {
         self.parse_in_place().1.push_fill(page, byte);
     }
 
-    /// Takes out the bodies that `keep` does not want, asked by number and
-    /// bytes, and returns how many those are.
+    /// Removes the bodies that `keep` rejects, given their number and bytes, and
+    /// returns how many were removed.
     pub fn retain_bodies(&mut self, mut keep: impl FnMut(usize, &[u8]) -> bool) -> usize {
         let Slot { bytes, bodies, .. } = &mut self.slot;
         let (before, mut nth) = (bodies.len(), 0);
@@ -110,8 +110,8 @@ impl Batch {
         before - bodies.len()
     }
 
-    /// Takes out the pages of fill runs that `keep` does not want, and returns how many
-    /// those are. Runs from whose middle some are taken become several.
+    /// Removes the pages of fill runs that `keep` rejects, and returns how many were
+    /// removed. A run with pages removed from its middle is split.
     pub fn retain_fills(&mut self, keep: impl Fn(PageIndex) -> bool) -> usize {
         let runs = std::mem::take(&mut self.slot.fills);
         let mut dropped = 0;
@@ -127,7 +127,7 @@ impl Batch {
         dropped
     }
 
-    /// Takes out all fill runs.
+    /// Removes all fill runs.
     pub fn clear_fills(&mut self) {
         self.slot.fills.clear();
     }
@@ -139,8 +139,8 @@ impl Batch {
         &self.slot.bytes[at..at + PAGE_BYTES]
     }
 
-    /// All bodies' bytes as one slice, if they lie one after the other (as a
-    /// multifd packet's do). A classic stream's don't.
+    /// All bodies' bytes as one slice if they are contiguous, as in a multifd packet.
+    /// In a classic stream they aren't.
     #[must_use]
     pub fn contiguous(&self) -> Option<&[u8]> {
         let first = self.slot.bodies.first()?.at as usize;
@@ -153,15 +153,15 @@ impl Batch {
         in_order.then(|| &self.slot.bytes[first..first + self.slot.bodies.len() * PAGE_BYTES])
     }
 
-    /// The buffer to read and the tables to write, at the same time: for a tap
-    /// that parses in place.
+    /// The buffer to read from and the tables to fill, borrowed together for a tap that
+    /// parses in place.
     pub fn parse_in_place(&mut self) -> (&[u8], PagesMut<'_>) {
         let Slot { bytes, bodies, fills, .. } = &mut self.slot;
         let pages = PagesMut { block: &mut self.block, epoch: &mut self.epoch, bodies, fills };
         (bytes, pages)
     }
 
-    /// The whole buffer, to be read into.
+    /// The whole buffer, for reading into.
     pub fn buffer_mut(&mut self) -> &mut [u8] {
         &mut self.slot.bytes
     }
@@ -173,7 +173,7 @@ impl Batch {
     }
 }
 
-/// A batch's tables, while its buffer is read.
+/// A batch's tables, borrowed while its buffer is read.
 #[derive(Debug)]
 pub struct PagesMut<'b> {
     /// The block all pages of the batch belong to.
@@ -191,7 +191,7 @@ impl PagesMut<'_> {
         self.bodies.is_empty() && self.fills.is_empty()
     }
 
-    /// How many more bodies it can take.
+    /// How many more bodies fit.
     #[must_use]
     pub fn room(&self) -> usize {
         BATCH_PAGES - self.bodies.len()

@@ -1,5 +1,4 @@
-//! Blocks of a virtual disk handled together: what one write of QEMU's mirror,
-//! or a part of it, becomes.
+//! A batch of disk blocks: one write of QEMU's mirror, or a part of it.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -8,28 +7,28 @@ use std::sync::Arc;
 use crate::pool::{Pool, Slot};
 use crate::{BATCH_PAGES, PAGE_BYTES, SLOT_BYTES};
 
-/// Most bytes of data in one block batch: as many as a batch of pages has. What
-/// QEMU's mirror writes at once, 1 MiB, becomes two.
+/// Most bytes of data in one block batch, the same as in a batch of pages.
+/// QEMU's mirror writes 1 MiB at once, which becomes two batches.
 pub const BLOCK_BYTES_MAX: usize = BATCH_PAGES * PAGE_BYTES;
 const _: () = assert!(BLOCK_BYTES_MAX <= SLOT_BYTES);
 
 /// Most extents in one block batch.
 pub const EXTENTS_MAX: usize = 256;
 
-/// Longest extent. It leaves a bit for the wire to say whether it is zero.
+/// Longest extent. The wire format uses the remaining bit for "zero".
 pub const EXTENT_BYTES_MAX: u32 = (1 << 31) - 1;
 
-/// The position of a disk in the list of those that move.
+/// The position of a disk in the list of disks that move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskId(pub u16);
 
-/// A piece of a disk that is all data or all zero. It begins where the one
+/// A piece of a disk that is all data or all zero, starting where the extent
 /// before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u32,
-    /// Whether it is zero, and has no bytes in the buffer.
+    /// Whether it is all zero, with no bytes in the buffer.
     pub zero: bool,
 }
 
@@ -38,21 +37,21 @@ pub struct Extent {
 pub struct Piece<'b> {
     /// Where it starts on the disk.
     pub offset: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Its bytes, if they are not all zero.
+    /// The data; none if it is all zero.
     pub data: Option<&'b [u8]>,
 }
 
-/// Who sent a block batch, and wants to know what became of it.
+/// The sender of a block batch, notified of the batch's fate.
 ///
-/// Called by the lanes' threads, which must not be held up: neither method may
-/// block for long, or submit.
+/// The lanes' threads call it and must not be delayed: neither method may block
+/// for long or submit a batch.
 pub trait BlockIssuer: Debug + Send + Sync {
-    /// The destination has taken the batch over.
+    /// The destination has accepted the batch.
     fn acknowledged(&self, sequence: u64);
 
-    /// The batch was dropped on the way: the lanes have failed.
+    /// The batch was dropped because the lanes failed.
     fn lost(&self, sequence: u64);
 }
 
@@ -62,7 +61,8 @@ pub struct BlockBatch {
     /// The disk it belongs to.
     pub disk: DiskId,
     /// Its number among the batches of its disk, in the order they were
-    /// written: where two overlap, the higher one is what the disk holds.
+    /// written: where two overlap, the higher number holds the disk's current
+    /// content.
     pub sequence: u64,
     /// Where it starts on the disk.
     pub offset: u64,
@@ -87,19 +87,19 @@ impl BlockBatch {
         }
     }
 
-    /// What it consists of, from its offset on.
+    /// The extents, starting at the batch's offset.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.slot.extents
     }
 
-    /// Bytes of the disk that it covers.
+    /// Bytes of the disk that the batch covers.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What it covers of the disk.
+    /// The range of the disk that the batch covers.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset.saturating_add(self.bytes)
@@ -117,22 +117,22 @@ impl BlockBatch {
         &self.slot.bytes[..self.data_bytes]
     }
 
-    /// As [`BlockBatch::data`], to be read into once the extents are known.
+    /// As [`BlockBatch::data`], for reading into once the extents are known.
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut self.slot.bytes[..self.data_bytes]
     }
 
-    /// The buffer behind the data, to be read into before
+    /// The free buffer after the data, for reading into before
     /// [`BlockBatch::push_data`].
     pub fn room_mut(&mut self) -> &mut [u8] {
         &mut self.slot.bytes[self.data_bytes..BLOCK_BYTES_MAX]
     }
 
-    /// Adds an extent of which the data are the next `bytes` of the buffer.
+    /// Adds a data extent that consists of the next `bytes` of the buffer.
     ///
     /// # Panics
-    /// If they are more than there is room for, or the extents too many: the
-    /// arithmetic of whoever fills it, never a value from a peer.
+    /// If the data don't fit or the extents are too many. Both come from the
+    /// caller's own arithmetic, never from a peer.
     pub fn push_data(&mut self, bytes: usize) {
         assert!(bytes <= BLOCK_BYTES_MAX - self.data_bytes, "data lies inside its buffer");
         self.data_bytes += bytes;
@@ -142,8 +142,8 @@ impl BlockBatch {
     /// Adds an extent of zeros.
     ///
     /// # Panics
-    /// If it is longer than [`EXTENT_BYTES_MAX`], or the extents too many: as
-    /// with [`BlockBatch::push_data`].
+    /// If the extent is longer than [`EXTENT_BYTES_MAX`], or as for
+    /// [`BlockBatch::push_data`].
     pub fn push_zero(&mut self, bytes: u32) {
         self.push(bytes, true);
     }
@@ -162,7 +162,7 @@ impl BlockBatch {
         self.slot.extents.push(Extent { bytes, zero });
     }
 
-    /// Its extents with their places and data.
+    /// The extents with their offsets and data.
     pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
         let (mut offset, mut data) = (self.offset, self.data());
         self.slot.extents.iter().map(move |extent| {
@@ -177,13 +177,15 @@ impl BlockBatch {
         })
     }
 
-    /// Has `issuer` told what becomes of the batch.
+    /// Sets the issuer to notify of the batch's fate.
     pub fn tell(&mut self, issuer: Arc<dyn BlockIssuer>) {
         self.issuer = Some(issuer);
     }
 
-    /// The destination has taken it over: gives the buffer back, then tells
-    /// its issuer. A batch that is only dropped was lost.
+    /// The destination has accepted the batch: returns the buffer, then
+    /// notifies the issuer.
+    ///
+    /// A batch that is dropped without this counts as lost.
     pub fn acknowledged(mut self) {
         let (issuer, sequence) = (self.issuer.take(), self.sequence);
         drop(self);
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_issuer_hears_what_became_of_each_batch() {
+    fn an_issuer_is_notified_of_the_fate_of_each_batch() {
         let heard = Arc::new(Heard::default());
         let pool = Pool::new(4 * SLOT_BYTES);
         let issue = |sequence| {

@@ -1,14 +1,14 @@
-//! What all pools of one direction may use together.
+//! The memory that all pools of one direction share.
 //!
-//! Many migrations, one bound. Each pool has a minimum that is set aside when it
-//! is made, enough to move on with, so none ever depends on another's batches
-//! coming back. What is left is common: a pool that uses up its minimum borrows
-//! from it while there is some, and blocks while there is none.
+//! The budget is one bound for many migrations. Each pool reserves a minimum
+//! when it is created, enough to make progress, so no pool depends on another
+//! returning its batches. The rest is common: a pool that has used up its
+//! minimum borrows from it, and blocks while it is empty.
 //!
-//! A pool that comes while everything is lent out is owed its minimum. Whatever
-//! comes back then goes to those who are owed before anybody borrows again, and
-//! never is another pool's minimum touched. Only when the minimums themselves
-//! don't fit is a newcomer refused: what was promised can always be kept.
+//! A pool that joins while everything is lent out is owed its minimum. Returned
+//! slots go to owed pools before any pool borrows again; another pool's minimum
+//! is never touched. A new pool is refused only if the minimums themselves don't
+//! fit, so a promised minimum can always be kept.
 
 use std::sync::Arc;
 
@@ -17,30 +17,30 @@ use parking_lot::{Condvar, Mutex};
 use crate::batch::SLOT_BYTES;
 use crate::pool::{PoolClosed, Slot};
 
-/// Slots that a pool gets whatever others do: one that QEMU's side fills, one
-/// that is encoded, one on the wire, one that is being placed.
+/// Slots that a pool always gets: one that QEMU's side fills, one being encoded,
+/// one on the wire, one being placed.
 const MINIMUM_SLOTS: usize = 4;
 
-/// Not even the minimum is left for another migration.
+/// The budget can't promise the minimum of another migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no buffers for another migration: it needs {needed_bytes} bytes, and of {total_bytes} \
      only {left_bytes} are not promised to those that run; let one end, or give the agent more"
 )]
 pub struct BudgetFull {
-    /// What it needs.
+    /// Bytes that the migration needs.
     pub needed_bytes: usize,
-    /// What is not promised yet.
+    /// Bytes not yet promised.
     pub left_bytes: usize,
-    /// What there is.
+    /// Bytes of the whole budget.
     pub total_bytes: usize,
 }
 
-/// What one pool has and may have, in slots.
+/// A pool's slots, held and allowed.
 #[derive(Debug)]
 struct Member {
     minimum: usize,
-    /// What of the minimum is set aside; the rest is owed.
+    /// Slots of the minimum that are reserved; the rest is owed.
     backed: usize,
     out: usize,
     high_water: usize,
@@ -61,11 +61,11 @@ struct State {
     total: usize,
     /// The sum of all minimums; never more than the total.
     promised: usize,
-    /// What is neither set aside nor lent. None while anybody is owed.
+    /// Slots neither reserved nor lent. Zero while any pool is owed.
     common: usize,
     out: usize,
     high_water: usize,
-    /// Buffers that no batch has, for the next one.
+    /// Buffers that no batch uses, kept for the next one.
     free: Vec<Slot>,
     members: Vec<Option<Member>>,
 }
@@ -118,7 +118,7 @@ impl State {
         true
     }
 
-    /// A slot comes back; returns whether others can have it.
+    /// Takes a slot back; returns whether other pools can have it.
     fn give_back(&mut self, place: usize) -> bool {
         let member = self.member(place);
         let was_borrowed = member.out > member.backed;
@@ -137,7 +137,7 @@ impl State {
         self.share_out(member.backed);
     }
 
-    /// To those who are owed, then to all.
+    /// Gives slots to pools that are owed, and the rest to the common reserve.
     fn share_out(&mut self, mut slots: usize) {
         for member in self.members.iter_mut().flatten() {
             let now = member.owed().min(slots);
@@ -147,15 +147,15 @@ impl State {
         self.common += slots;
     }
 
-    /// As many buffers are kept as the pools can use at once, no more.
+    /// Keeps as many buffers as the pools can use at once, no more.
     fn trim(&mut self) {
         let limits = self.members().map(|one| one.limit).fold(0, usize::saturating_add);
         let keep = limits.min(self.total).saturating_sub(self.out);
         self.free.truncate(keep);
     }
 
-    /// Wakes one waiting thread of each pool that can go on, or all of them:
-    /// as many as there are slots, at least.
+    /// Wakes one waiting thread of each pool that can take a slot (at least as
+    /// many as there are free slots), or all of them.
     fn wake(&self, all: bool) {
         for member in self.members().filter(|one| one.waiting > 0 && self.may_take(one)) {
             if all {
@@ -167,14 +167,14 @@ impl State {
     }
 }
 
-/// The bytes that many pools share: see the module's documentation.
+/// Bytes shared by many pools; see the module documentation.
 #[derive(Debug)]
 pub struct Budget {
     state: Mutex<State>,
 }
 
 impl Budget {
-    /// A budget of `bytes`, whole slots of [`SLOT_BYTES`] at a time.
+    /// A budget of `bytes`, rounded down to whole slots of [`SLOT_BYTES`].
     #[must_use]
     pub fn new(bytes: usize) -> Arc<Self> {
         let total = bytes / SLOT_BYTES;
@@ -190,25 +190,25 @@ impl Budget {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// What there is.
+    /// Bytes of the whole budget.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.state.lock().total * SLOT_BYTES
     }
 
-    /// What is promised to pools.
+    /// Bytes promised to pools.
     #[must_use]
     pub fn promised_bytes(&self) -> usize {
         self.state.lock().promised * SLOT_BYTES
     }
 
-    /// Bytes of all batches that are out.
+    /// Bytes of all batches in use.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
         self.state.lock().out * SLOT_BYTES
     }
 
-    /// The most bytes of batches that were ever out at once.
+    /// The most bytes that were ever in use at once.
     #[must_use]
     pub fn high_water_bytes(&self) -> usize {
         self.state.lock().high_water * SLOT_BYTES
@@ -223,7 +223,8 @@ impl Budget {
         Ok(Seat { place, freed })
     }
 
-    /// A slot for the pool at `seat`, with a buffer if one is at hand. Blocks.
+    /// Takes a slot for the pool at `seat`, with a buffer if a free one exists.
+    /// Blocks while there is no slot.
     pub(crate) fn take(&self, seat: &Seat) -> Result<Option<Slot>, PoolClosed> {
         let mut state = self.state.lock();
         loop {
@@ -239,7 +240,7 @@ impl Budget {
         }
     }
 
-    /// With the slot's buffer, if it had one.
+    /// Takes back a slot, with its buffer if it had one.
     pub(crate) fn give_back(&self, seat: &Seat, slot: Option<Slot>) {
         let mut state = self.state.lock();
         let for_others = state.give_back(seat.place);
@@ -278,12 +279,12 @@ impl Budget {
         state.wake(true);
     }
 
-    /// Whether somebody waits for a slot of the pool at `seat`.
+    /// Whether a thread waits for a slot of the pool at `seat`.
     pub(crate) fn is_used_up(&self, seat: &Seat) -> bool {
         self.state.lock().member(seat.place).waiting > 0
     }
 
-    /// Bytes of a pool's batches that are out, now and at most.
+    /// Bytes of a pool's batches in use, and the most that ever were.
     pub(crate) fn used_bytes(&self, seat: &Seat) -> (usize, usize) {
         let mut state = self.state.lock();
         let member = state.member(seat.place);
@@ -306,7 +307,7 @@ impl Member {
     }
 }
 
-/// A pool's part in a budget.
+/// A pool's place in a budget.
 #[derive(Debug)]
 pub(crate) struct Seat {
     place: usize,
@@ -348,7 +349,7 @@ mod tests {
         ]
     }
 
-    /// What must hold between any two steps.
+    /// The invariants between any two steps.
     fn check(state: &State) -> Result<(), TestCaseError> {
         let sum = |of: fn(&Member) -> usize| state.members().map(of).sum::<usize>();
         let lent = sum(|one| one.out.saturating_sub(one.backed));
@@ -414,8 +415,8 @@ mod tests {
         }
     }
 
-    /// Batches of one migration: each needs a slot at the source until there is
-    /// one for it at the destination, too.
+    /// Batches of one migration: each keeps its slot at the source until it has
+    /// one at the destination.
     fn migrate(source: &Arc<Pool>, destination: &Arc<Pool>, batches: usize, fillers: usize) {
         let (lane, arrived) = mpsc::channel();
         thread::scope(|scope| {
@@ -444,7 +445,8 @@ mod tests {
     fn migrations_that_cross_end_and_never_use_more_than_there_is() {
         const MIGRATIONS: usize = 3;
         for slots in [2 * MINIMUM_SLOTS * MIGRATIONS, 2 * MINIMUM_SLOTS * MIGRATIONS + 5] {
-            // One budget per host for both directions: harder than it will be.
+            // One budget per host for both directions, which is harder than in
+            // production.
             let hosts = [(); 2].map(|()| Budget::new(slots * SLOT_BYTES));
             thread::scope(|scope| {
                 for nth in 0..2 * MIGRATIONS {
@@ -463,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hoards_does_not_stop_the_others() {
+    fn a_pool_that_hoards_slots_does_not_stop_the_others() {
         let budget = Budget::new(20 * SLOT_BYTES);
         let hoarder = Pool::within(&budget, usize::MAX).unwrap();
         let mut kept: Vec<_> = (0..20).map(|_| hoarder.take().unwrap()).collect();
@@ -473,14 +475,15 @@ mod tests {
             for pool in &others {
                 scope.spawn(|| (0..500).for_each(|_| drop(pool.take().unwrap())));
             }
-            // They are owed their minimums, and get them as slots come back.
+            // The pools are owed their minimums, and get them as slots come
+            // back.
             drop(lent);
         });
         let refused = Pool::within(&budget, SLOT_BYTES).unwrap_err();
         assert_eq!(refused.left_bytes, 0);
         assert!(refused.to_string().starts_with("no buffers for another migration"));
         for pool in &others {
-            // All at once: each has its own.
+            // All at once: each pool has its own minimum.
             kept.extend((0..4).map(|_| pool.take().unwrap()));
         }
         assert_eq!(budget.out_bytes(), budget.bytes());

@@ -1,11 +1,12 @@
-//! Pages that go as deltas: of each, the parts that have changed since a version that
-//! the destination has.
+//! Deltas of pages: for each page, the parts that have changed since a version that the
+//! destination has.
 //!
 //! ```text
 //! table   pages x { changed u32, base u32 }
 //! parts   of each page those whose bit is set in `changed`, in order, 128 bytes each
 //! ```
-//! All little-endian. With all bits set it is the whole page, and `base` means nothing.
+//! All little-endian. With all bits set it is the whole page, and `base` is
+//! meaningless.
 
 use crate::{BATCH_PAGES, DecodeError, Epoch, PAGE_BYTES};
 
@@ -16,7 +17,7 @@ pub const PART_BYTES: usize = PAGE_BYTES / PARTS;
 const ENTRY_BYTES: usize = 8;
 const WHOLE: u32 = u32::MAX;
 
-/// What has changed of a page.
+/// The changed parts of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delta<'b> {
     changed: u32,
@@ -25,17 +26,17 @@ pub struct Delta<'b> {
 }
 
 impl Delta<'_> {
-    /// The version that it is a change of; none if it is the whole page.
+    /// The version that the delta applies to; none if it is the whole page.
     #[must_use]
     pub fn base(&self) -> Option<Epoch> {
         (self.changed != WHOLE).then_some(self.base)
     }
 
-    /// Makes of the base's bytes, or of any if it is the whole page, those of the new
-    /// version.
+    /// Turns the base's bytes into those of the new version. A whole page needs no
+    /// base.
     ///
     /// # Panics
-    /// If that is no page.
+    /// If `page` is not one page long.
     pub fn apply(&self, page: &mut [u8]) {
         assert_eq!(page.len(), PAGE_BYTES, "a page");
         let places = page.chunks_exact_mut(PART_BYTES).enumerate();
@@ -46,7 +47,7 @@ impl Delta<'_> {
     }
 }
 
-/// The deltas of a batch, as they came.
+/// The deltas of a batch, as received.
 #[derive(Clone, Copy, Debug)]
 pub struct Deltas<'b> {
     table: &'b [u8],
@@ -54,10 +55,10 @@ pub struct Deltas<'b> {
 }
 
 impl<'b> Deltas<'b> {
-    /// Those of so many pages.
+    /// Parses the deltas of `pages` pages.
     ///
     /// # Errors
-    /// If the bytes are anything else.
+    /// If the bytes are not exactly those deltas.
     pub fn parse(pages: usize, bytes: &'b [u8]) -> Result<Self, DecodeError> {
         let wrong = DecodeError::Deltas { bytes: bytes.len(), pages };
         if pages > BATCH_PAGES {
@@ -70,7 +71,7 @@ impl<'b> Deltas<'b> {
         if parts_bytes == parts.len() { Ok(deltas) } else { Err(wrong) }
     }
 
-    /// Each page's.
+    /// The deltas, one per page.
     pub fn iter(self) -> impl ExactSizeIterator<Item = Delta<'b>> {
         let mut rest = self.parts;
         self.entries().map(move |(changed, base)| {
@@ -100,15 +101,15 @@ pub struct DeltaWriter {
 }
 
 impl DeltaWriter {
-    /// Of so many pages; what was written before is forgotten.
+    /// Starts a batch of `pages` pages and discards the previous one.
     pub fn begin(&mut self, pages: usize) {
         self.bytes.clear();
         self.bytes.resize(pages * ENTRY_BYTES, 0);
         self.pages = 0;
     }
 
-    /// The next page, of which these parts are not those of the base; with no base all
-    /// of them.
+    /// Adds the next page: the parts set in the bit mask, which differ from the base;
+    /// with no base, all parts.
     pub fn push(&mut self, page: &[u8], base: Option<(Epoch, u32)>) {
         let (base, changed) = base.unwrap_or((Epoch(0), WHOLE));
         let entry = &mut self.bytes[self.pages * ENTRY_BYTES..][..ENTRY_BYTES];
@@ -122,7 +123,7 @@ impl DeltaWriter {
         }
     }
 
-    /// All of it.
+    /// The encoded deltas.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -137,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_makes_the_new_of_the_old(
+        fn written_deltas_turn_the_base_into_the_new_version(
             pages in prop::collection::vec((any::<u32>(), prop::option::of(any::<u32>())), 0..9),
         ) {
             let mut writer = DeltaWriter::default();

@@ -1,34 +1,36 @@
-//! Whether content is worth packing, where what came before it did not shrink.
+//! Decides whether to compress a batch in full when the batches before it did not
+//! shrink.
 
-/// Pages of a batch that are tried before all of it: to pack those takes a fortieth of
-/// what a link of 10 Gbit/s takes for the batch.
+/// Pages of a batch that are compressed as a probe. Compressing them takes a fortieth
+/// of the time that a 10 Gbit/s link takes for the batch.
 pub(crate) const PROBES: usize = 4;
-/// After so many batches that did not shrink the next ones are doubted: before, what
-/// shrinks may lie between what doesn't, page by page, where four probes miss it. And
-/// of so many that are doubted one is packed all the same: its pages may be like one
-/// another.
+/// Batches are probed after more than this many in a row did not shrink. Earlier it
+/// would be premature: compressible pages may alternate with incompressible ones,
+/// where four probes miss them. One in this many doubted batches is compressed without
+/// a probe, because its pages may resemble one another.
 const PATIENCE: u32 = 16;
 
-/// What is known of the content of late.
+/// How recent batches compressed.
 #[derive(Debug, Default)]
 pub(crate) struct Doubt {
-    /// Batches since one shrank.
+    /// Batches since the last one that shrank.
     in_vain: u32,
 }
 
 impl Doubt {
-    /// Whether a batch of so many pages is to be probed first.
+    /// Whether to probe a batch of `pages` pages first.
     pub(crate) fn probes(&self, pages: usize) -> bool {
         pages > PROBES && self.in_vain > PATIENCE && !self.in_vain.is_multiple_of(PATIENCE)
     }
 
-    /// How a batch came out.
+    /// Records whether a batch shrank.
     pub(crate) fn learn(&mut self, shrank: bool) {
         self.in_vain = if shrank { 0 } else { self.in_vain.wrapping_add(1) };
     }
 }
 
-/// Which pages are probed of so many: strewn evenly, as content changes along a batch.
+/// The pages to probe out of `pages`, spread evenly because content changes along a
+/// batch.
 pub(crate) fn probed(pages: usize) -> impl Iterator<Item = usize> {
     let probes = PROBES.min(pages);
     (0..probes).map(move |nth| (2 * nth + 1) * pages / (2 * probes))
@@ -39,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_are_strewn_over_a_batch() {
+    fn probes_are_spread_over_a_batch() {
         for (pages, expected) in [
             (0, vec![]),
             (1, vec![0]),
@@ -52,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_follows_many_failures_is_probed_and_not_always() {
+    fn only_batches_after_many_failures_are_probed_and_not_all_of_them() {
         let mut doubt = Doubt::default();
         let mut packed = Vec::new();
         for nth in 0..50 {

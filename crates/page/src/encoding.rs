@@ -1,10 +1,10 @@
-//! How the bodies of a batch look on a lane: as they are, or compressed.
+//! How the bodies of a batch are encoded on a lane: raw or compressed.
 //!
-//! A batch is compressed as a whole, all its bodies as one piece: neighbours in
-//! guest RAM resemble each other, and one call for 128 pages costs less than
-//! 128 calls. What does not shrink by [`SHRINK_WORTH`] goes raw, because only
-//! raw bodies can be read from the socket straight into guest RAM. After much
-//! content that did not shrink a few pages of each batch are tried first.
+//! A batch is compressed as one piece: neighbours in guest RAM resemble each other,
+//! and one call for 128 pages costs less than 128 calls. A batch that does not shrink
+//! by [`SHRINK_WORTH`] is sent raw, because only raw bodies can be read from the
+//! socket straight into guest RAM. After many batches that did not shrink, a few
+//! pages of each batch are tried first.
 
 use zstd::bulk::{Compressor, Decompressor};
 
@@ -14,19 +14,19 @@ use crate::{BATCH_PAGES, BLOCK_BYTES_MAX, Batch, BlockBatch, Deltas, PAGE_BYTES}
 #[cfg(test)]
 mod tests;
 
-/// Most bytes the bodies of one batch have.
+/// Most bytes that the bodies of one batch have.
 const BODIES_BYTES_MAX: usize = BATCH_PAGES * PAGE_BYTES;
 const _: () = assert!(BLOCK_BYTES_MAX <= BODIES_BYTES_MAX);
 
-/// Compressed bodies are sent only if this part of them (1/32) is saved: less
-/// doesn't pay for the copy that the destination has to make.
+/// Compressed bodies are sent only if they save this fraction (1/32): a smaller
+/// saving doesn't pay for the extra copy at the destination.
 pub const SHRINK_WORTH: usize = 32;
 
-/// zstd's fastest regular level: what it saves over lz4 at a price that a lane
-/// of 1 Gbit/s still doesn't notice.
+/// zstd's fastest regular level: it saves more than lz4, at a cost that a lane of 1
+/// Gbit/s still hides.
 const ZSTD_LEVEL: i32 = 1;
 
-/// The form of a batch's bodies on a lane. The numbers are the protocol's.
+/// The encoding of a batch's bodies on a lane. The numbers are the protocol's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Encoding {
@@ -58,69 +58,69 @@ impl TryFrom<u8> for Encoding {
     }
 }
 
-/// What the peer sent is not what its frame said. The peer is to blame, and its
-/// lane can't be trusted any more.
+/// The peer's data don't match its frame. The peer is to blame, and its lane can't be
+/// trusted any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// A code that stands for no encoding.
+    /// An unknown encoding.
     #[error("the peer sent encoding {code}, which this version does not know")]
     UnknownEncoding {
-        /// The code as it came.
+        /// The code as received.
         code: u8,
     },
     /// More bodies than a batch holds.
     #[error("the peer announced {bodies} page bodies in one batch; {BATCH_PAGES} are the most")]
     TooManyBodies {
-        /// The count as it came.
+        /// The count as received.
         bodies: usize,
     },
     /// Encoded bodies that are longer than raw ones.
     #[error("the peer sent {bytes} bytes for {bodies} page bodies, more than they have raw")]
     TooLong {
-        /// Bytes that came.
+        /// Bytes received.
         bytes: usize,
-        /// Bodies they stand for.
+        /// Bodies that were announced.
         bodies: usize,
     },
-    /// The bytes are not of that encoding.
+    /// The bytes are not valid in that encoding.
     #[error("the peer sent {bodies} page bodies as {encoding:?} that can't be decoded")]
     Corrupt {
         /// The encoding as the peer named it.
         encoding: Encoding,
-        /// Bodies they stand for.
+        /// Bodies that were announced.
         bodies: usize,
     },
     /// The bytes decode to fewer bodies than announced.
     #[error("the peer announced {bodies} page bodies but sent {bytes} bytes of them")]
     WrongLength {
-        /// Bytes they turned out to be.
+        /// Bytes after decoding.
         bytes: usize,
-        /// Bodies they should have been.
+        /// Bodies that were announced.
         bodies: usize,
     },
     /// Bytes that are not the deltas of the announced pages.
     #[error("the peer sent {bytes} bytes as deltas of {pages} pages, which they are not")]
     Deltas {
-        /// Bytes they turned out to be.
+        /// Bytes after decoding.
         bytes: usize,
-        /// Pages they should have been of.
+        /// Pages that were announced.
         pages: usize,
     },
-    /// Disk blocks that are not what their frame said.
+    /// Disk blocks that don't match their frame.
     #[error("the peer sent disk blocks as {encoding:?} that can't be decoded to {bytes} bytes")]
     Blocks {
         /// The encoding as the peer named it.
         encoding: Encoding,
-        /// Bytes they stand for.
+        /// Bytes that were announced.
         bytes: usize,
     },
 }
 
-/// The most bytes that `bodies` page bodies have in any encoding.
+/// The most bytes that `bodies` page bodies take in any encoding.
 ///
 /// # Errors
-/// [`DecodeError::TooManyBodies`] if no batch holds as many.
+/// [`DecodeError::TooManyBodies`] if a batch can't hold that many.
 pub fn encoded_bytes_max(bodies: usize) -> Result<usize, DecodeError> {
     if bodies > BATCH_PAGES {
         return Err(DecodeError::TooManyBodies { bodies });
@@ -131,7 +131,7 @@ pub fn encoded_bytes_max(bodies: usize) -> Result<usize, DecodeError> {
 /// The bodies of a batch, ready to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded<'a> {
-    /// The encoding really used.
+    /// The encoding that was used.
     pub encoding: Encoding,
     /// The bytes to send. Empty for [`Encoding::Raw`], whose bytes are sent
     /// from the batch itself.
@@ -142,9 +142,10 @@ impl Encoded<'_> {
     const RAW: Self = Encoded { encoding: Encoding::Raw, bytes: &[] };
 }
 
-/// Encodes batches; owns what that needs, so that nothing is allocated for a
-/// batch. One for each lane's sender. RAM and disk differ in how they shrink, so it
-/// doubts each by itself.
+/// Encodes batches, one per lane's sender; owns its buffers, so that no batch
+/// allocates.
+///
+/// RAM and disk blocks compress differently, so it judges each by its own history.
 #[derive(Default)]
 pub struct Encoder {
     gathered: Vec<u8>,
@@ -154,7 +155,7 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder. What an encoding needs is allocated when it is first used.
+    /// Creates an encoder. An encoding's buffers are allocated at its first use.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -172,8 +173,7 @@ impl Encoder {
         })
     }
 
-    /// Page bodies that lie one after the other, as [`Encoder::encode`]; at most a
-    /// batch's.
+    /// Encodes contiguous page bodies, at most a batch's, as [`Encoder::encode`].
     pub fn encode_bodies(&mut self, wanted: Encoding, bodies: &[u8]) -> Encoded<'_> {
         if bodies.len() > BODIES_BYTES_MAX {
             return Encoded::RAW;
@@ -188,7 +188,7 @@ impl Encoder {
     }
 }
 
-/// Packs bytes into a buffer of its own.
+/// Compresses bytes into its own buffer.
 #[derive(Default)]
 struct Packer {
     zstd: Option<Compressor<'static>>,
@@ -197,15 +197,15 @@ struct Packer {
 }
 
 impl Packer {
-    /// Packs what lies in one piece.
+    /// Compresses contiguous data.
     fn pack_data(&mut self, wanted: Encoding, doubt: &mut Doubt, data: &[u8]) -> Encoded<'_> {
         let pages = data.len() / PAGE_BYTES;
         let parts = probed(pages).map(|nth| &data[nth * PAGE_BYTES..][..PAGE_BYTES]);
         self.pack_if_worth(wanted, doubt, pages, parts, || data)
     }
 
-    /// Packs `whole` unless there is doubt, and the `parts` of its pages don't shrink
-    /// either.
+    /// Compresses `whole`, unless a probe of the `parts` of its pages is due and does
+    /// not shrink.
     fn pack_if_worth<'p, 'b>(
         &'p mut self,
         wanted: Encoding,
@@ -247,7 +247,7 @@ impl Packer {
             Encoding::Raw => None,
             Encoding::Lz4 => lz4_flex::block::compress_into(bytes, &mut self.packed).ok(),
             Encoding::Zstd => {
-                // With no more room than is worth using, zstd gives up early.
+                // With only the room that is worth using, zstd gives up early.
                 let packed = &mut self.packed[..worth];
                 self.zstd
                     .get_or_insert_with(|| {
@@ -266,8 +266,8 @@ impl Packer {
     }
 }
 
-/// Copies bodies that lie apart (a classic stream has records between them)
-/// one after the other.
+/// Copies non-contiguous bodies (a classic stream has records between them) one after
+/// the other.
 fn gather<'a>(batch: &Batch, gathered: &'a mut Vec<u8>) -> &'a [u8] {
     gathered.clear();
     gathered.reserve_exact(BODIES_BYTES_MAX);
@@ -277,7 +277,7 @@ fn gather<'a>(batch: &Batch, gathered: &'a mut Vec<u8>) -> &'a [u8] {
     gathered
 }
 
-/// Decodes what a peer sent. One for each lane's receiver.
+/// Decodes a peer's data; one per lane's receiver.
 #[derive(Default)]
 pub struct Decoder {
     zstd: Option<Decompressor<'static>>,
@@ -285,18 +285,17 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder. What an encoding needs is allocated when it is first used.
+    /// Creates a decoder. An encoding's buffers are allocated at its first use.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The `bodies` page bodies that `input` stands for, one after the other:
-    /// exactly `bodies` times [`PAGE_BYTES`] bytes.
+    /// Decodes `input` to exactly `bodies` page bodies, one after the other.
     ///
     /// # Errors
-    /// If the input is anything else. Nothing that the input says makes this
-    /// allocate more than one batch has.
+    /// If the input decodes to anything else. Whatever the input says, this allocates
+    /// no more than one batch has.
     pub fn decode<'a>(
         &'a mut self,
         encoding: Encoding,
@@ -311,7 +310,7 @@ impl Decoder {
         Ok(bytes)
     }
 
-    /// The deltas of `pages` pages that `input` stands for.
+    /// Decodes the deltas of `pages` pages.
     ///
     /// # Errors
     /// As [`Decoder::decode`].
@@ -324,7 +323,7 @@ impl Decoder {
         Deltas::parse(pages, self.decode_up_to(encoding, input, pages)?)
     }
 
-    /// At most as many bytes as `bodies` page bodies have.
+    /// Decodes to at most as many bytes as `bodies` page bodies have.
     fn decode_up_to<'a>(
         &'a mut self,
         encoding: Encoding,
@@ -351,7 +350,7 @@ impl Decoder {
     /// Decodes the data of a block batch into all of `data`.
     ///
     /// # Errors
-    /// If the input is anything else than that.
+    /// If the input decodes to any other length.
     pub fn decode_blocks(
         &mut self,
         encoding: Encoding,
@@ -374,7 +373,7 @@ impl Decoder {
     }
 }
 
-/// Unpacks `input` into `room`; returns how many bytes it turned out to be.
+/// Decompresses `input` into `room`; returns the number of bytes.
 fn unpack(
     zstd: &mut Option<Decompressor<'static>>,
     encoding: Encoding,

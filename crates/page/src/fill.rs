@@ -1,9 +1,11 @@
-//! Whether a page is one byte repeated. Asked of every page of a classic
-//! stream, so it has to run as fast as memory: the loops below are written so
-//! that the compiler turns them into vector instructions.
+//! Tests whether a page is one byte repeated.
+//!
+//! The test runs on every page of a classic stream, so it has to be as fast as
+//! memory: the loops below are written so that the compiler vectorizes them.
 
-/// Bytes compared before the next early exit: long enough for a few vector
-/// registers at once, short enough that a page which differs is left soon.
+/// Bytes compared before the next early exit: enough for a few vector registers
+/// at once, and few enough that the loop leaves a page soon after the first
+/// difference.
 const STRIDE_BYTES: usize = 256;
 
 /// Whether all of `bytes` are zero.
@@ -12,8 +14,7 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     is_filled(bytes, 0)
 }
 
-/// The byte that all of `bytes` are, if they are all the same. Of no bytes at
-/// all it is `None`.
+/// The byte that all of `bytes` equal; none if they differ or there are none.
 #[must_use]
 pub fn filled_with(bytes: &[u8]) -> Option<u8> {
     let (&first, &last) = (bytes.first()?, bytes.last()?);

@@ -1,13 +1,13 @@
-//! Pages of guest RAM, and blocks of its disks, on their way: addresses and
-//! counts as types, the batches they travel in, the bounded pool those batches
-//! come from, and the encodings they have on a lane.
+//! Types for guest RAM pages and disk blocks in flight: addresses and counts,
+//! the batches that carry them, the bounded pool that provides the batches, and
+//! the encodings they have on a lane.
 //!
 //! Everything between the tap and the placer moves as a [`Batch`]: at most
 //! [`BATCH_PAGES`] page bodies and any number of fill runs, of one RAM block
 //! and one epoch. A batch owns one buffer of the [`Pool`]; dropping the batch
-//! gives the buffer back, and that is the backpressure of the whole system.
+//! returns the buffer, which is the backpressure of the whole system.
 //!
-//! Disks move the same way: a [`BlockBatch`] is one stretch of one disk in a
+//! Disks use the same pool: a [`BlockBatch`] is one stretch of one disk in a
 //! buffer of the same kind.
 
 mod address;

@@ -1,9 +1,9 @@
 //! The bounded pool that batches come from.
 //!
-//! A pool that is empty blocks whoever asks: the tap stops reading, QEMU stops
-//! writing, and nothing grows. The limit can be moved while batches are out:
-//! lowering it is how QEMU is held near the end of a pass. Many pools can share
-//! one [`Budget`], which bounds them all.
+//! An empty pool blocks its caller: the tap stops reading, QEMU stops writing,
+//! and memory doesn't grow. The limit can change while batches are in use;
+//! lowering it holds QEMU near the end of a pass. Many pools can share one
+//! [`Budget`], which bounds them all.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
 use crate::block_batch::{BlockBatch, Extent};
 use crate::budget::{Budget, BudgetFull, Seat};
 
-/// What a batch owns and the pool keeps for the next one.
+/// The buffers of a batch, which the pool keeps for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
     pub(crate) bytes: Box<[u8]>,
@@ -20,12 +20,12 @@ pub(crate) struct Slot {
     pub(crate) extents: Vec<Extent>,
 }
 
-/// The pool was closed while somebody waited: the migration is over.
+/// The pool was closed, because the migration is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the buffer pool was closed")]
 pub struct PoolClosed;
 
-/// A bounded pool of batches. Counted in bytes, whole slots at a time.
+/// A bounded pool of batches, counted in bytes, in whole slots.
 #[derive(Debug)]
 pub struct Pool {
     budget: Arc<Budget>,
@@ -33,20 +33,23 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of at most `limit_bytes`, and at least one slot, that depends on
-    /// no other.
+    /// A pool of at most `limit_bytes`, and at least one slot, with a budget of
+    /// its own.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Arc<Self> {
         let alone = Budget::new(usize::MAX);
         Self::within(&alone, limit_bytes).expect("there is room for one")
     }
 
-    /// A pool of at most `limit_bytes`, and at least one slot, of a budget that
-    /// many pools share: it can always have a minimum of four slots (or its
-    /// limit, if that is less), and more while the budget has some left.
+    /// A pool of at most `limit_bytes`, and at least one slot, within a shared
+    /// budget.
+    ///
+    /// It always has a minimum of four slots (or its limit, if that is less),
+    /// and more while the budget has some left.
     ///
     /// # Errors
-    /// If not even the minimum can be had beside what is promised to others.
+    /// If the budget can't promise the minimum beside the minimums of the other
+    /// pools.
     pub fn within(budget: &Arc<Budget>, limit_bytes: usize) -> Result<Arc<Self>, BudgetFull> {
         let seat = budget.join(limit_bytes)?;
         Ok(Arc::new(Self { budget: Arc::clone(budget), seat }))
@@ -69,13 +72,13 @@ impl Pool {
         Ok(BlockBatch::new(self.take_slot()?, Arc::clone(self)))
     }
 
-    /// Room for as many bytes as a batch has, kept in a buffer of the caller's
-    /// own. Blocks while the pool, or the budget, is used up.
+    /// Reserves the bytes of one batch for a buffer of the caller's own. Blocks
+    /// while the pool, or the budget, is used up.
     ///
     /// # Errors
     /// As [`Pool::take`].
     pub fn take_room(self: &Arc<Self>) -> Result<Room, PoolClosed> {
-        // A buffer that was at hand goes: the caller has one.
+        // A free buffer is dropped: the caller has one.
         drop(self.budget.take(&self.seat)?);
         Ok(Room { pool: Arc::clone(self) })
     }
@@ -90,31 +93,31 @@ impl Pool {
         }))
     }
 
-    /// Moves the limit. Batches that are out stay out; a lower limit is
-    /// reached as they come back.
+    /// Changes the limit. Batches in use stay in use; a lower limit is reached
+    /// as they come back.
     pub fn set_limit_bytes(&self, limit_bytes: usize) {
         self.budget.set_limit_bytes(&self.seat, limit_bytes);
     }
 
-    /// Bytes of the batches that are out.
+    /// Bytes of the batches in use.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
         self.budget.used_bytes(&self.seat).0
     }
 
-    /// Whether somebody waits for a batch just now.
+    /// Whether a thread is waiting for a batch.
     #[must_use]
     pub fn is_used_up(&self) -> bool {
         self.budget.is_used_up(&self.seat)
     }
 
-    /// The most bytes that were ever out.
+    /// The most bytes that were ever in use.
     #[must_use]
     pub fn high_water_bytes(&self) -> usize {
         self.budget.used_bytes(&self.seat).1
     }
 
-    /// Wakes everybody who waits and refuses from now on.
+    /// Wakes all waiting threads and fails every later call.
     pub fn close(&self) {
         self.budget.close(&self.seat);
     }
@@ -127,7 +130,7 @@ impl Pool {
     }
 }
 
-/// A batch's worth of a pool, until it is dropped.
+/// The bytes of one batch, reserved in a pool until dropped.
 #[derive(Debug)]
 pub struct Room {
     pool: Arc<Pool>,
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_wakes_whoever_waits() {
+    fn closing_wakes_waiting_threads() {
         let pool = Pool::new(1);
         let _held = pool.take().unwrap();
         let waiter = thread::spawn({

@@ -1,8 +1,7 @@
 //! How fast pages are placed, in bytes of guest RAM a second.
 //!
-//! `decoded` and `fills` are the placer alone. `raw` receives over TCP on
-//! loopback, with `read` beside it: the same bytes read into one buffer, which
-//! is as fast as anybody can take them.
+//! `decoded` and `fills` are the placer alone. `raw` receives over TCP on loopback. `read` beside
+//! it reads the same bytes into one buffer, which is the fastest possible.
 
 #![allow(missing_docs, reason = "criterion's macros make a public function")]
 
@@ -26,7 +25,7 @@ const RAM_PAGES: u32 = BATCHES * 128;
 const RAM_BYTES: u64 = RAM_PAGES as u64 * PAGE_BYTES as u64;
 const BLOCK: BlockId = BlockId(0);
 
-/// A placer, the feeder it writes to, and a QEMU that reads and forgets.
+/// A placer, its feeder, and a QEMU that reads and discards.
 fn placer(is_mapped: bool) -> (Placer, Feeder) {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     thread::spawn(move || io::copy(&mut theirs, &mut io::sink()));

@@ -1,4 +1,4 @@
-//! The RAM blocks of the VM that arrives.
+//! The RAM blocks of the arriving VM.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::versions::Versions;
 pub enum Placement {
     /// Straight into its RAM.
     Mapped(Arc<Mapping>),
-    /// As records in the stream that its QEMU loads.
+    /// As records in the stream that QEMU loads.
     Inline,
 }
 
-/// One block of the source's block list, and what this side does with it.
+/// One block of the source's block list, and how it is placed here.
 #[derive(Clone, Debug)]
 pub struct BlockPlan {
     /// The block's name in QEMU's stream.
@@ -50,8 +50,8 @@ impl Block {
         });
         let Some(table) = table else { return Err(PlaceError::BadBlock { name, bytes }) };
         let versions = match &placement {
-            // What QEMU has put there by itself (firmware, option ROMs) is not
-            // known, so the first fill with zeros is fed whatever it replaces.
+            // What QEMU itself has put there (firmware, option ROMs) is unknown, so the first
+            // fill with zeros is fed, whatever it replaces.
             Placement::Inline => Versions::new(table, false),
             Placement::Mapped(mapping) if mapping.bytes() != bytes => {
                 let here_bytes = mapping.bytes();
@@ -65,8 +65,8 @@ impl Block {
         Ok(Self { name, pages, placement, versions, lock: RangeLock::new() })
     }
 
-    /// The range from the first to the last of `pages`, after checking that
-    /// they are inside, no page twice, and no more than a batch has.
+    /// The range from the first to the last of `pages`, after checking that they are inside, that
+    /// none is there twice, and that they fit a batch.
     pub(crate) fn span_of_pages(&self, pages: &[PageIndex]) -> Result<Range<u64>, PlaceError> {
         if pages.len() > BATCH_PAGES {
             return Err(PlaceError::TooManyPages { pages: pages.len() });
@@ -104,7 +104,7 @@ impl Block {
     }
 }
 
-/// What RAM holds already, without reading it.
+/// What RAM holds already, as far as is known without reading it.
 fn versions_of(mapping: &Mapping, pages: usize) -> Result<Versions, ram::RamError> {
     let ranges = match mapping.data_ranges()? {
         DataRanges::Unknown => return Ok(Versions::new(pages, false)),
@@ -132,7 +132,7 @@ fn span(ranges: impl Iterator<Item = Range<u64>>) -> Range<u64> {
         .unwrap_or_default()
 }
 
-/// For at most [`BATCH_PAGES`] pages, without allocating.
+/// For at most [`BATCH_PAGES`] pages. Does not allocate.
 fn has_duplicates(pages: &[PageIndex]) -> bool {
     let mut sorted = [PageIndex::default(); BATCH_PAGES];
     let sorted = &mut sorted[..pages.len()];

@@ -13,7 +13,7 @@ pub enum PlaceError {
     /// The source named a block that is not in its list.
     #[error("the source sent pages of RAM block {}, but announced {blocks} blocks", block.0)]
     UnknownBlock {
-        /// The block as it came.
+        /// The block's number.
         block: BlockId,
         /// How many there are.
         blocks: usize,
@@ -32,7 +32,7 @@ pub enum PlaceError {
         /// How many the block has.
         pages: u64,
     },
-    /// The source sent a page twice in one batch: which would win?
+    /// The source sent a page twice in one batch, so it is undefined which version wins.
     #[error("the source sent a page of RAM block {name} twice in one batch")]
     Twice {
         /// The block's name.
@@ -44,12 +44,12 @@ pub enum PlaceError {
         /// How many came.
         pages: usize,
     },
-    /// The bytes are not those of the announced pages.
+    /// The number of bytes does not match the announced pages.
     #[error("the source sent {bytes} bytes for {pages} pages")]
     WrongLength {
         /// How many bytes came.
         bytes: usize,
-        /// How many pages they were to be.
+        /// How many pages were announced.
         pages: usize,
     },
     /// The source sent a page as a delta to a version that is not the one here.
@@ -62,18 +62,18 @@ pub enum PlaceError {
         name: String,
         /// Which page.
         page: PageIndex,
-        /// The version that it is a change of.
+        /// The version that the delta is based on.
         base: Epoch,
         /// The version that is here.
         here: Epoch,
     },
-    /// The source sent a delta to what can't be read here.
+    /// The source sent a delta to a block that can't be read here.
     #[error("the source sent deltas to RAM block {name}, which goes by QEMU's own stream")]
     NoBase {
         /// The block's name.
         name: String,
     },
-    /// The source announced a block that can't exist.
+    /// The source announced an impossible block.
     #[error(
         "the source announced RAM block {name:?} with {bytes} bytes: a name has 1 to 255 bytes, \
          a block whole pages, below 16 TiB"
@@ -98,7 +98,7 @@ pub enum PlaceError {
         /// The block's name.
         name: String,
     },
-    /// The RAM made here is not as large as the source's.
+    /// A block's size here differs from the source's.
     #[error("RAM block {name} has {bytes} bytes at the source and {here_bytes} here")]
     OtherSize {
         /// The block's name.
@@ -108,10 +108,10 @@ pub enum PlaceError {
         /// The size of the RAM here.
         here_bytes: u64,
     },
-    /// The source announced more RAM than this host could ever hold.
+    /// The source announced more inline RAM than this host could ever hold.
     #[error("the source announced RAM of {bytes} bytes; this host takes at most {max_bytes}")]
     TooMuchRam {
-        /// The sum of all blocks.
+        /// The sum of all blocks that are placed inline.
         bytes: u64,
         /// Four times the host's memory.
         max_bytes: u64,
@@ -133,17 +133,17 @@ pub enum PlaceError {
     /// The destination's QEMU takes no more of its stream.
     #[error(transparent)]
     Feeder(FeederError),
-    /// RAM is complete: nothing is placed any more.
+    /// RAM is complete: nothing more is placed.
     #[error("a batch came after the RAM was complete")]
     Closed,
 }
 
 impl PlaceError {
-    /// Whether only the lane that delivered the pages is lost, and not the
-    /// migration: the source sends them again over another one.
+    /// Whether only the lane that delivered the pages is lost, and not the migration: the source
+    /// sends them again over another lane.
     #[must_use]
     pub fn only_this_lane(&self) -> bool {
-        // Where a base is not the one here, that page comes whole.
+        // After a wrong base, the source sends the whole page.
         matches!(self, Self::Closed | Self::OtherBase { .. })
     }
 }
@@ -151,15 +151,15 @@ impl PlaceError {
 impl From<FeederError> for PlaceError {
     fn from(error: FeederError) -> Self {
         match error {
-            // A repetition of something that was placed long ago.
+            // A repetition of pages that were placed long ago.
             FeederError::Ended => Self::Closed,
             error => Self::Feeder(error),
         }
     }
 }
 
-/// Why nothing more can be fed to the destination's QEMU. The first reason
-/// stays and is what every later call returns.
+/// Why nothing more can be fed to the destination's QEMU. The first reason is kept, and every
+/// later call returns it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FeederError {
@@ -169,16 +169,16 @@ pub enum FeederError {
     /// The thread that feeds it panicked.
     #[error("a fault in the agent: its thread feeder panicked; the agent's log says where")]
     Fault,
-    /// We were told to stop.
+    /// The feeder was stopped.
     #[error("feeding the destination's QEMU was stopped")]
     Stopped,
     /// The tail was fed already; nothing may follow it.
     #[error("the destination's QEMU has its whole stream already")]
     Ended,
-    /// Pages before the head: QEMU would not know what they belong to.
+    /// Pages before the head: QEMU could not tell what they belong to.
     #[error("pages came before the head of the stream")]
     NoHead,
-    /// A stream begins once.
+    /// A second head: a stream begins once.
     #[error("the head of the stream came twice")]
     SecondHead,
 }

@@ -1,10 +1,9 @@
-//! What writes the stream that the destination's QEMU loads.
+//! Writes the stream that the destination's QEMU loads.
 //!
-//! One thread owns the writing end of the socket. Data for QEMU is put into a
-//! chunk, and the chunk is queued; the order of the queue is the order of the
-//! stream. Chunks are counted, so a QEMU that reads slowly makes lanes wait
-//! instead of filling memory. A chunk is obtained *before* any range is locked,
-//! and queueing one never waits.
+//! One thread owns the writing end of the socket. Data for QEMU is put into a chunk, and the
+//! chunk is queued; the order of the queue is the order of the stream. Chunks are counted, so
+//! when QEMU reads slowly, lanes wait instead of filling memory. A chunk is obtained *before* any
+//! range is locked, and queueing one never waits.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -18,23 +17,23 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::FeederError;
 
-/// A section with a whole batch fits.
+/// Large enough for a section with a whole batch.
 const CHUNK_BYTES: usize = 520 * 1024;
-/// What a section of one block takes besides its records: 5 bytes before them,
-/// the block's name once, and 8 + 5 bytes after them.
+/// The bytes of a section of one block besides its records: 5 before them, the block's name once,
+/// and 8 + 5 after them.
 const SECTION_BYTES_MAX: usize = 5 + 256 + 8 + 5;
-/// The pool counts each as one of its own.
+/// The pool counts each chunk as one of its own slots.
 const _: () = assert!(CHUNK_BYTES <= SLOT_BYTES);
 const _: () = assert!(CHUNK_BYTES >= SECTION_BYTES_MAX + BATCH_PAGES * (8 + PAGE_BYTES));
 
-/// As many fill records as fit a chunk.
+/// The most fill records in a chunk.
 pub(crate) const FILLS_MAX: usize = (CHUNK_BYTES - SECTION_BYTES_MAX) / (8 + 1);
 
-/// A chunk that is queued behind one with room is copied into that if it is no
-/// larger than this: a few fills must not take up a whole chunk.
+/// A chunk of at most this size is copied into the last queued chunk if that has room: a few
+/// fills must not take up a whole chunk.
 const JOIN_BYTES_MAX: usize = 64 * 1024;
 
-/// How the stream's RAM sections look.
+/// The format of the stream's RAM sections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RamSection {
     pub(crate) id: u32,
@@ -56,38 +55,38 @@ struct State {
     failed: Option<FeederError>,
 }
 
-/// Told of sections of pages.
+/// Called for sections of pages.
 type TellSections = Box<dyn Fn() + Send + Sync>;
 
 struct Shared {
-    /// Whoever wants to know of each section of pages.
+    /// Called for each section of pages.
     sections: OnceLock<TellSections>,
     state: Mutex<State>,
     queued: Condvar,
     /// Accounts for each chunk that is being filled, queued or written.
     pool: Arc<Pool>,
-    /// For [`FeederHandle::stop`]: shutting it down ends a write that is
-    /// blocked because QEMU doesn't read.
+    /// For [`FeederHandle::stop`]: a shutdown ends a write that is blocked because QEMU doesn't
+    /// read.
     socket: UnixStream,
 }
 
-/// Feeds the destination's QEMU with its stream: the head, pages, the tail.
-/// Dropped before [`Feeder::finish`], it stops where it is.
+/// Feeds the destination's QEMU with its stream: the head, pages, the tail. If it is dropped
+/// before [`Feeder::finish`], it stops at once.
 #[derive(Debug)]
 pub struct Feeder {
     handle: FeederHandle,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The feeder for users that don't end it.
+/// A handle for users that don't end the feeder.
 #[derive(Clone, Debug)]
 pub struct FeederHandle {
     shared: Arc<Shared>,
 }
 
 impl Feeder {
-    /// Starts feeding `socket`, which a QEMU reads that was told to load a
-    /// stream. At most `limit_bytes` are kept waiting (but at least a chunk).
+    /// Starts feeding `socket`, which a QEMU reads that was told to load a stream. At most
+    /// `limit_bytes` wait for it (but at least a chunk).
     ///
     /// # Errors
     /// If there are too many open files or threads.
@@ -95,11 +94,11 @@ impl Feeder {
         Self::start_within(socket, Pool::new(limit_bytes))
     }
 
-    /// As [`Feeder::start`]; what waits is kept within `pool`, which is the
-    /// feeder's own and is closed with it.
+    /// As [`Feeder::start`], but what waits is kept within `pool`, which is the feeder's own and
+    /// is closed with it.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Feeder::start`].
     pub fn start_within(socket: UnixStream, pool: Arc<Pool>) -> io::Result<Self> {
         let state = State {
             queue: VecDeque::new(),
@@ -127,21 +126,20 @@ impl Feeder {
         Ok(Self { handle: FeederHandle { shared }, thread: Mutex::new(Some(thread)) })
     }
 
-    /// For the placer, and for stopping the feeder from another thread.
+    /// A handle for the placer, and for stopping the feeder from another thread.
     #[must_use]
     pub fn handle(&self) -> FeederHandle {
         self.handle.clone()
     }
 
-    /// Calls `tell` for each section of pages that takes its place in the stream. It
-    /// must not wait. To be said once, before the head.
+    /// Calls `tell` for each section of pages that is queued. It must not wait. To be set once,
+    /// before the head.
     pub fn tell_sections(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.handle.shared.sections.set(Box::new(tell));
     }
 
-    /// Feeds what comes before the pages: everything up to the block list.
-    /// Pages then come in sections called `ram_section`, with `footers` if the
-    /// machine type writes them.
+    /// Feeds the head: everything before the pages, up to the block list. Pages then come in
+    /// sections with the id `ram_section`, with `footers` if the machine type writes them.
     ///
     /// # Errors
     /// If QEMU stopped reading, or this was called before.
@@ -155,12 +153,12 @@ impl Feeder {
             state.begun = true;
         }
         self.handle.feed(bytes)?;
-        // From here pages are taken: they queue behind the head.
+        // From here on, pages are accepted: they queue behind the head.
         shared.state.lock().ram = Some(RamSection { id: ram_section, footers });
         Ok(())
     }
 
-    /// Feeds what comes after the pages. No page can follow.
+    /// Feeds the tail: everything after the pages. No page can follow.
     ///
     /// # Errors
     /// If QEMU stopped reading.
@@ -169,7 +167,7 @@ impl Feeder {
         self.handle.feed(bytes)
     }
 
-    /// Feeds a piece of a stream that is passed through as it is.
+    /// Feeds a piece of a stream that is passed through unchanged.
     ///
     /// # Errors
     /// If QEMU stopped reading.
@@ -188,15 +186,15 @@ impl Feeder {
         self.handle.shared.pool.high_water_bytes() as u64
     }
 
-    /// Waits until QEMU has read everything, and ends the stream.
+    /// Waits until everything is written, and ends the stream.
     ///
     /// # Errors
-    /// If anything of the stream was not written; the first reason.
+    /// If any part of the stream was not written; the first reason.
     pub fn finish(&self) -> Result<(), FeederError> {
         let shared = &self.handle.shared;
         shared.state.lock().finishing = true;
         shared.queued.notify_one();
-        // Those that still wait for room are too late.
+        // Callers that still wait for room are too late.
         shared.pool.close();
         self.join();
         shared.state.lock().failed.clone().map_or(Ok(()), Err)
@@ -204,7 +202,7 @@ impl Feeder {
 
     fn join(&self) {
         if let Some(thread) = self.thread.lock().take() {
-            // One that panicked has said so.
+            // A panic is already in the log.
             let _ = thread.join();
         }
     }
@@ -227,8 +225,8 @@ impl FeederHandle {
         self.shared.fail(FeederError::Stopped);
     }
 
-    /// An empty chunk for pages, and the format of their section. Waits for
-    /// QEMU to read if too much is waiting for it.
+    /// An empty chunk for pages, and the format of their section. Waits for QEMU to read if too
+    /// much is queued.
     pub(crate) fn chunk_for_pages(&self) -> Result<(Chunk<'_>, RamSection), FeederError> {
         let chunk = self.shared.chunk()?;
         let state = self.shared.state.lock();
@@ -250,8 +248,8 @@ impl FeederHandle {
     }
 }
 
-/// A buffer that is being filled for QEMU. Dropped without being queued, it is
-/// given back.
+/// A buffer that is being filled for QEMU. If it is dropped without being queued, it is given
+/// back.
 pub(crate) struct Chunk<'f> {
     pub(crate) bytes: Vec<u8>,
     /// None once it is queued.
@@ -260,7 +258,7 @@ pub(crate) struct Chunk<'f> {
 }
 
 impl Chunk<'_> {
-    /// A section of pages takes its place in the stream. Never waits.
+    /// Queues a section of pages. Never waits.
     pub(crate) fn queue_section(self) -> Result<(), FeederError> {
         let shared = self.shared;
         self.queue()?;
@@ -270,7 +268,7 @@ impl Chunk<'_> {
         Ok(())
     }
 
-    /// Takes its place in the stream. Never waits.
+    /// Queues the chunk. Never waits.
     fn queue(mut self) -> Result<(), FeederError> {
         if self.bytes.is_empty() {
             return Ok(());
@@ -287,8 +285,8 @@ impl Chunk<'_> {
                 if self.bytes.len() <= JOIN_BYTES_MAX
                     && last.len() + self.bytes.len() <= CHUNK_BYTES =>
             {
-                // Our own buffer goes back when `self` is dropped, after the
-                // state is unlocked.
+                // Our own buffer is given back when `self` is dropped, after the state is
+                // unlocked.
                 last.extend_from_slice(&self.bytes);
                 drop(state);
             }
@@ -305,8 +303,7 @@ impl Chunk<'_> {
 
 impl Drop for Chunk<'_> {
     fn drop(&mut self) {
-        // A chunk that was queued has left nothing here, and is still accounted
-        // for.
+        // A queued chunk has left nothing here, and is still accounted for.
         if let Some(room) = self.room.take() {
             self.shared.give_back(std::mem::take(&mut self.bytes), room);
         }
@@ -341,20 +338,19 @@ impl Shared {
 
     fn give_back(&self, mut bytes: Vec<u8>, room: Room) {
         bytes.clear();
-        // Before the room is released: a thread that gets the room finds a
-        // buffer.
+        // Before the room is released, so that a thread that gets the room finds a buffer.
         self.state.lock().free.push(bytes);
         drop(room);
     }
 
-    /// Keeps the first reason, and ends all waiting.
+    /// Records the first reason, and ends all waiting.
     fn fail(&self, error: FeederError) {
         let mut state = self.state.lock();
         if state.failed.is_none() {
             state.failed = Some(error);
         }
         drop(state);
-        // It fails only if the other end is gone already.
+        // This fails only if the other end is gone already.
         let _ = self.socket.shutdown(Shutdown::Both);
         self.queued.notify_all();
         self.pool.close();
@@ -378,7 +374,7 @@ impl Shared {
         }
     }
 
-    /// The next chunk to write, or none when it is over.
+    /// The next chunk to write. None at the end.
     fn next(&self) -> Option<(Vec<u8>, Room)> {
         let mut state = self.state.lock();
         loop {
@@ -396,7 +392,7 @@ impl Shared {
     }
 }
 
-/// Without the thread that writes, all callers would wait for ever.
+/// Reports a panic of the writing thread: without it, all callers would wait for ever.
 struct EndsOnFault<'s>(&'s Shared);
 
 impl Drop for EndsOnFault<'_> {

@@ -1,9 +1,8 @@
 //! Pages as records of the stream that QEMU loads.
 //!
-//! A chunk is obtained before the range is locked, and queued before it is
-//! unlocked. So no thread waits for QEMU while holding a lock, and of two
-//! versions of a page the newer one by epoch is also the later one in the
-//! stream.
+//! A chunk is obtained before the range is locked, and queued before it is unlocked. So no thread
+//! waits for QEMU while it holds a lock, and of two versions of a page, the newer one by epoch is
+//! also the later one in the stream.
 
 use page::{Fill, PAGE_BYTES, PageIndex};
 use stream::PartSection;
@@ -13,7 +12,7 @@ use crate::feeder::{FILLS_MAX, FeederHandle};
 use crate::place::Place;
 use crate::placer::Counts;
 
-/// Names were measured when the placer was made.
+/// Names were checked when the placer was made.
 const NAME_FITS: &str = "a block's name has at most 255 bytes";
 
 /// Pages of one epoch for a block that is not mapped.
@@ -51,7 +50,7 @@ impl Inline<'_> {
         Ok(counts)
     }
 
-    /// Runs of one byte. As many chunks as it takes, one after the other.
+    /// Runs of one byte, in as many chunks as they need, one after the other.
     pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
         let Place { block, gate, .. } = self.place;
         let span = block.span_of_fills(fills)?;

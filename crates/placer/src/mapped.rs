@@ -1,4 +1,4 @@
-//! Pages into QEMU's RAM.
+//! Writes pages into QEMU's RAM.
 
 use std::ops::Range;
 
@@ -34,8 +34,8 @@ impl Mapped<'_> {
         Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
     }
 
-    /// Bodies of which only what has changed since their bases came. Bases are looked up
-    /// and read with their range locked: nobody else changes them meanwhile.
+    /// Places pages that arrived as deltas. Bases are checked and read while their range is
+    /// locked, so no other thread changes them meanwhile.
     pub(crate) fn place_deltas(
         &self,
         pages: &[PageIndex],
@@ -65,8 +65,8 @@ impl Mapped<'_> {
         Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
     }
 
-    /// As [`Mapped::plan`]. A delta that came already, by another lane, has no base any
-    /// more, and need not.
+    /// As [`Mapped::plan`]. A delta that has already arrived by another lane has lost its base,
+    /// and needs none.
     fn plan_deltas(
         &self,
         pages: &[PageIndex],
@@ -102,7 +102,7 @@ impl Mapped<'_> {
         Ok(stale)
     }
 
-    /// What of a batch was written, with its range still locked.
+    /// Notes which pages of a batch were written, while their range is locked.
     fn note_bodies(&self, pages: &[PageIndex], pieces: &[Piece], fingerprints: &Fingerprints) {
         let written = pages.iter().zip(pieces).zip(fingerprints);
         self.place.note(written.filter_map(|((page, piece), fingerprint)| {
@@ -110,7 +110,7 @@ impl Mapped<'_> {
         }));
     }
 
-    /// Where the bytes of `pages` go. Returns how many of the pages are out of date.
+    /// Decides where the bytes of `pages` go. Returns how many pages are out of date.
     fn plan(&self, pages: &[PageIndex], pieces: &mut [Piece]) -> u64 {
         let versions = &self.place.block.versions;
         let mut stale = 0;

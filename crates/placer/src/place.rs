@@ -1,4 +1,4 @@
-//! What placing pages of one epoch needs, whichever way they are placed.
+//! What is needed to place pages of one epoch, mapped or inline.
 
 use audit::{BlockLedger, Delivery, Fingerprint};
 use page::{BATCH_PAGES, Epoch, PAGE_BYTES, PageIndex};
@@ -16,13 +16,13 @@ pub(crate) struct Place<'p> {
     pub(crate) ledger: Option<&'p BlockLedger>,
 }
 
-/// Of each body of a batch.
+/// The fingerprints of a batch's bodies.
 pub(crate) type Fingerprints = [Fingerprint; BATCH_PAGES];
 
 impl Place<'_> {
-    /// To be found out before anything is locked. From the last page to the first:
-    /// what was received last is still in the processor's cache, and the copy into
-    /// RAM, which begins with the first, finds that there.
+    /// The bodies' fingerprints, to be computed before anything is locked. They are computed from
+    /// the last page to the first: the bytes received last are still in the processor's cache,
+    /// and the copy into RAM, which begins with the first, finds that page there.
     pub(crate) fn fingerprints(&self, bytes: &[u8]) -> Fingerprints {
         let mut fingerprints = [Fingerprint::default(); BATCH_PAGES];
         if let Some(hash) = self.ledger.map(BlockLedger::hash) {
@@ -34,12 +34,12 @@ impl Place<'_> {
         fingerprints
     }
 
-    /// Of a page that is one byte repeated.
+    /// The fingerprint of a page of one byte.
     pub(crate) fn fill_fingerprint(&self, byte: u8) -> Fingerprint {
         self.ledger.map_or_else(Fingerprint::default, |ledger| ledger.hash().of_fill(byte))
     }
 
-    /// Pages that were written, with their range still locked.
+    /// Notes pages that were written, while their range is locked.
     pub(crate) fn note(&self, written: impl Iterator<Item = (PageIndex, Fingerprint)>) {
         let Some(ledger) = self.ledger else { return };
         let mut writing = ledger.write();

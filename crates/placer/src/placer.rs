@@ -1,4 +1,4 @@
-//! The placer: checks what arrived, and hands it to the block's placement.
+//! The placer: checks arriving pages, and passes them to their block's placement.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,13 +13,12 @@ use crate::mapped::Mapped;
 use crate::place::Place;
 use crate::{FeederHandle, PlaceError};
 
-/// RAM may be overcommitted several times over, but not without a limit: the
-/// placer's own tables take a thousandth of what is announced.
+/// Inline RAM may be overcommitted several times over, but not without a limit: the placer's own
+/// tables take a thousandth of the announced size.
 const OVERCOMMIT_MAX: u64 = 4;
 
-/// A VM with hundreds of devices and DIMMs has some hundreds of blocks. Each
-/// name may be announced once: a mapped block's tables would cost as much again
-/// each time.
+/// A VM with hundreds of devices and DIMMs has some hundreds of blocks. Each name may be
+/// announced only once: otherwise a mapped block's tables would be made each time.
 const BLOCKS_MAX: usize = 4096;
 
 /// What was done with pages.
@@ -27,7 +26,7 @@ const BLOCKS_MAX: usize = 4096;
 pub struct Counts {
     /// Bodies that were written.
     pub placed: u64,
-    /// Pages, bodies or fills, that were older than what is there.
+    /// Pages, bodies or fills, that were older than those here.
     pub stale: u64,
     /// Zero pages whose memory was zero already, and was left alone.
     pub fills_skipped: u64,
@@ -43,8 +42,8 @@ struct Counters {
     fills_written: AtomicU64,
 }
 
-/// Closed when RAM is complete. Read under a range's lock, so that the thread
-/// that closes it can wait for those that have passed it.
+/// Closed when RAM is complete. It is checked under a range's lock, so the closing thread can
+/// wait for those that have passed it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     shut: AtomicBool,
@@ -70,8 +69,8 @@ pub struct Placer {
 impl Placer {
     /// A placer for `blocks`, in the order of the source's block list.
     ///
-    /// Finds out what mapped RAM already holds: QEMU must have built its
-    /// machine before, and must not write RAM by itself afterwards.
+    /// Finds out what mapped RAM already holds: QEMU must have built its machine before, and must
+    /// not write RAM itself afterwards.
     ///
     /// # Errors
     /// If a block differs from the one here, or can't exist.
@@ -97,18 +96,18 @@ impl Placer {
         Ok(Self { blocks, feeder, gate, counters, ledger: None })
     }
 
-    /// The same, and notes what is placed by this hash, to be compared with what was
-    /// handed over.
+    /// The same placer, which also notes what is placed by this hash, for the audit to compare
+    /// with what QEMU handed over.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is no memory for the notes.
     pub fn audited(self, hash: Hash) -> Result<Self, PlaceError> {
         let ledger = Ledger::new(hash, self.blocks.iter().map(|block| block.pages));
         let ledger = ledger.ok_or(PlaceError::NoMemory)?;
         Ok(Self { ledger: Some(Arc::new(ledger)), ..self })
     }
 
-    /// What was placed, if that is noted.
+    /// What was placed, if it is audited.
     #[must_use]
     pub fn ledger(&self) -> Option<&Arc<Ledger>> {
         self.ledger.as_ref()
@@ -117,8 +116,8 @@ impl Placer {
     /// Places runs of one byte.
     ///
     /// # Errors
-    /// If what the source sent is not valid, and then nothing is placed; or if
-    /// RAM can't be written or QEMU stopped reading.
+    /// If the source's data is invalid, and then nothing is placed; or if RAM can't be written,
+    /// or QEMU stopped reading.
     pub fn place_fills(
         &self,
         block: BlockId,
@@ -134,16 +133,15 @@ impl Placer {
         Ok(())
     }
 
-    /// Whether these pages could be placed.
+    /// Checks whether these pages could be placed.
     ///
     /// # Errors
-    /// If the block is unknown, or they are outside of it, too many, or one is there
-    /// twice.
+    /// If the block is unknown, or pages are outside of it, too many, or there twice.
     pub fn check(&self, block: BlockId, pages: &[PageIndex]) -> Result<(), PlaceError> {
         self.block(block)?.span_of_pages(pages).map(drop)
     }
 
-    /// Places bodies, one after the other in `bytes`, that came by `delivery`.
+    /// Places bodies, one after the other in `bytes`, that arrived by `delivery`.
     ///
     /// # Errors
     /// As [`Placer::place_fills`].
@@ -167,10 +165,10 @@ impl Placer {
         Ok(())
     }
 
-    /// Places pages that came as deltas. `bodies` is room that is used again.
+    /// Places pages that arrived as deltas. `bodies` is a buffer that is reused.
     ///
     /// # Errors
-    /// As [`Placer::place_fills`]; and if the pages' bases are not what is here.
+    /// As [`Placer::place_fills`]; and if a page's base is not the version here.
     pub fn place_deltas(
         &self,
         block: BlockId,
@@ -187,21 +185,19 @@ impl Placer {
         Ok(())
     }
 
-    /// Places nothing any more. When this returns, no thread writes RAM. To be
-    /// called when RAM is complete and before the VM runs, because a lane that
-    /// was given up long ago may still deliver a batch that has arrived over
-    /// another one.
+    /// Places nothing more. When this returns, no thread writes RAM. To be called when RAM is
+    /// complete and before the VM runs, because a lane that was given up long ago may still
+    /// deliver a batch that has arrived over another one.
     pub fn close(&self) {
         self.gate.shut.store(true, Relaxed);
-        // A thread that passed the gate before holds a range; one that locks a
-        // range after this sees the gate closed, because the lock orders the
-        // two.
+        // A thread that passed the gate before holds a range. One that locks a range after this
+        // sees the gate closed, because the lock orders the two.
         for block in &self.blocks {
             drop(block.lock.lock(0..block.pages));
         }
     }
 
-    /// What was done until now.
+    /// What was done so far.
     #[must_use]
     pub fn counters(&self) -> Counts {
         Counts {

@@ -1,9 +1,9 @@
-//! What is known about each page of a block: which version was written last,
-//! and whether it may hold anything but zeros.
+//! What is known about each page of a block: which version was written last, and whether it may
+//! hold anything but zeros.
 //!
-//! Both are read and written only for pages whose range the caller has locked;
-//! the atomics are there because neighbours in a word, or in the table, may be
-//! locked by others. The range lock orders what they hold.
+//! Both are accessed only for pages whose range the caller has locked. They are atomics because
+//! other threads may have locked neighbours in a word, or in the table. The range lock orders the
+//! values.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -11,7 +11,7 @@ use page::{Epoch, PageIndex};
 
 #[derive(Debug)]
 pub(crate) struct Versions {
-    /// Epoch of the write that began last; 0 also for pages that were never
+    /// The epoch of the latest write, from when it began. 0 also for pages that were never
     /// written, since 0 is not newer than anything.
     epochs: Box<[AtomicU32]>,
     /// A bit for each page that may hold anything but zeros.
@@ -28,8 +28,8 @@ impl Versions {
         }
     }
 
-    /// Whether content of `epoch` is not older than what `page` has; if so, it
-    /// counts as its newest from now on.
+    /// Whether content of `epoch` is not older than that of `page`. If so, it counts as the
+    /// page's newest from now on.
     pub(crate) fn claim(&self, page: PageIndex, epoch: Epoch) -> bool {
         let last = &self.epochs[page.0 as usize];
         if last.load(Relaxed) > epoch.0 {
@@ -39,7 +39,7 @@ impl Versions {
         true
     }
 
-    /// The epoch of what `page` has.
+    /// The epoch of the content of `page`.
     pub(crate) fn of(&self, page: PageIndex) -> Epoch {
         Epoch(self.epochs[page.0 as usize].load(Relaxed))
     }
@@ -51,8 +51,8 @@ impl Versions {
 
     pub(crate) fn set_nonzero(&self, page: PageIndex) {
         let (word, bit) = self.place(page);
-        // Read first, because most pages have the bit after the first pass, and
-        // a write would take the cache line from the other lanes.
+        // Read first: most pages have the bit after the first pass, and a write would take the
+        // cache line from the other lanes.
         if word.load(Relaxed) & bit == 0 {
             word.fetch_or(bit, Relaxed);
         }

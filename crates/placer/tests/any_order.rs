@@ -1,4 +1,5 @@
-//! Whatever order lanes deliver in, and however often: the RAM at the end is what the source had at its end.
+//! In whatever order, and however often, lanes deliver pages: in the end, the RAM is what the
+//! source had.
 
 mod common;
 
@@ -15,7 +16,7 @@ const PAGES: u32 = 96;
 const MAPPED: BlockId = BlockId(0);
 const INLINE: BlockId = BlockId(1);
 
-/// What the source sent of a page in one epoch.
+/// A page's content in one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
     Body(u8),
@@ -54,7 +55,7 @@ impl Sent {
     }
 }
 
-/// For each epoch and block what pages were sent; some pages in each.
+/// For each epoch, the pages that were sent, with some pages in each.
 type Epochs = Vec<Vec<Option<Content>>>;
 
 fn epochs() -> impl Strategy<Value = Epochs> {
@@ -67,7 +68,7 @@ fn epochs() -> impl Strategy<Value = Epochs> {
     prop::collection::vec(prop::collection::vec(page, PAGES as usize), 1..6)
 }
 
-/// Batches of the epochs, each at least once as a whole.
+/// The batches of all epochs, each at least once as a whole.
 fn deliveries(block: BlockId, epochs: &Epochs, dice: &mut impl FnMut(usize) -> usize) -> Vec<Sent> {
     let mut deliveries = Vec::new();
     for (epoch, sent) in (0..).map(Epoch).zip(epochs) {
@@ -95,7 +96,7 @@ fn shuffle<T>(items: &mut [T], dice: &mut impl FnMut(usize) -> usize) {
     }
 }
 
-/// What each page is at the end, given what it was.
+/// Each page at the end, given what it was before.
 fn last_of(epochs: &Epochs, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut pages = before.to_vec();
     for sent in epochs {
@@ -175,7 +176,7 @@ proptest! {
 }
 
 #[test]
-fn of_epochs_that_come_at_the_same_time_the_last_is_the_last_in_the_stream() {
+fn of_concurrent_epochs_the_newest_is_last_in_the_stream() {
     const LANES: u32 = 4;
     const BATCHES: u32 = 100;
     const BATCH_PAGES: u32 = 32;

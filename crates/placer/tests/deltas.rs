@@ -1,4 +1,4 @@
-//! Pages that come as what has changed of them.
+//! Pages that arrive as deltas.
 
 mod common;
 
@@ -46,7 +46,7 @@ impl Arrival {
         self.placer.place_bodies(BLOCK, Epoch(epoch), &pages, &body(byte), Delivery::Body).unwrap();
     }
 
-    /// What comes changes one part of the page, if it has a base.
+    /// The delta changes one part of the page, if it has a base.
     fn delta(
         &self,
         epoch: u32,
@@ -69,7 +69,7 @@ impl Arrival {
         bytes.chunks_exact(PART_BYTES).map(|part| part[0]).collect()
     }
 
-    /// What is noted of a page is what is there.
+    /// The audit's note of a page is what RAM has.
     fn assert_noted(&self, page: u32) {
         let mut bytes = vec![0; PAGE_BYTES];
         self.mapping.read(PageIndex(page).offset(), &mut bytes).unwrap();
@@ -103,7 +103,7 @@ fn a_delta_that_came_already_or_is_older_changes_nothing() {
     arrival.delta(2, 3, (Some(1), 4), 9).unwrap();
     arrival.delta(2, 3, (Some(1), 4), 9).unwrap();
     arrival.whole(6, 3, 5);
-    // By another lane, which was slow.
+    // By another lane that was slow.
     arrival.delta(4, 3, (Some(2), 7), 1).unwrap();
     arrival.delta(4, 3, (None, 0), 1).unwrap();
     assert_eq!(arrival.parts(3), [5; 32]);
@@ -124,7 +124,7 @@ fn a_delta_to_what_is_not_here_is_refused_and_changes_nothing() {
     assert_eq!(arrival.parts(3), [7; 32]);
     let outside = arrival.delta(4, 8, (Some(0), 1), 9);
     assert!(matches!(outside, Err(PlaceError::Outside { .. })));
-    // Of a page that was never sent zeros are the base: version 0.
+    // The base of a page that was never sent is zeros: version 0.
     arrival.delta(4, 5, (Some(0), 1), 9).unwrap();
     assert_eq!(arrival.parts(5)[..3], [0, 9, 0]);
 }

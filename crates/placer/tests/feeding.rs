@@ -32,7 +32,7 @@ fn place_one(placer: &Placer, epoch: u32) -> Result<(), PlaceError> {
 fn everything_comes_in_the_order_it_was_fed() {
     let qemu = QemuEnd::start();
     let feeder = Feeder::start(qemu.socket(), 0).unwrap();
-    // Longer than a chunk, of which there is only one.
+    // Longer than a chunk; there is only one chunk.
     let (head, tail) = (vec![b'h'; 3_000_000], vec![b't'; 2_000_000]);
     feeder.head(&head, 5, true).unwrap();
     let placer = placer(feeder.handle());
@@ -74,7 +74,7 @@ fn a_stream_has_one_head_and_pages_come_after_it() {
 }
 
 #[test]
-fn a_qemu_that_goes_away_is_told_to_everybody_from_then_on() {
+fn every_call_fails_once_qemu_is_gone() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let feeder = Feeder::start(ours, 1 << 20).unwrap();
     feeder.head(b"head", 1, true).unwrap();

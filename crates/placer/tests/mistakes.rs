@@ -1,10 +1,9 @@
-//! Mistakes made on purpose between the tap and the RAM: the audit finds the pages
-//! that they make wrong, all of them, and no others.
+//! Deliberate mistakes between the tap and the RAM: the audit finds the pages that they make
+//! wrong, all of them, and no others.
 //!
-//! What the source hands over goes into batches and its ledger, as from a tap. What
-//! the placer gets is a list of deliveries made from the same batches, in any order,
-//! that each mistake changes in its own way. Which pages are wrong in the end is
-//! looked up in the RAM itself, and not only by the audit.
+//! The source's pages go into batches and its ledger, as from a tap. The placer gets a list of
+//! deliveries made from the same batches, in any order, which each mistake changes in its own
+//! way. Which pages are wrong in the end is checked in the RAM itself, and not only by the audit.
 
 mod common;
 
@@ -24,7 +23,7 @@ const EPOCHS: u32 = 4;
 /// Pages that change in each epoch after the first.
 const WORKING_SET: std::ops::Range<u32> = 4000..4200;
 
-/// Numbers that one seed makes.
+/// Pseudorandom numbers from one seed.
 struct Dice(u64);
 
 impl Dice {
@@ -58,7 +57,7 @@ impl Content {
     }
 }
 
-/// One page that the placer is to get.
+/// One page for the placer.
 #[derive(Clone, Debug)]
 struct Delivered {
     block: BlockId,
@@ -99,7 +98,7 @@ fn hand_over(ledger: &Ledger, dice: &mut Dice) -> (Vec<Delivered>, Last) {
                 let mut batch = pool.take().unwrap();
                 (batch.block, batch.epoch) = (BlockId(block), Epoch(epoch));
                 for &page in some {
-                    // Each epoch has content of its own for each page.
+                    // Each page has different content in each epoch.
                     let kind = u8::try_from(dice.below(60)).unwrap() * 4;
                     let content = match dice.below(3) {
                         0 => Content::Fill(if epoch == 1 { 0 } else { kind }),
@@ -136,7 +135,7 @@ fn put(batch: &mut Batch, page: u32, content: Content) {
     }
 }
 
-/// What a destination has in the end.
+/// A destination, and what it has in the end.
 struct Destination {
     placer: Placer,
     mappings: Vec<Arc<Mapping>>,
@@ -167,7 +166,7 @@ impl Destination {
         bytes
     }
 
-    /// The pages whose RAM is not what the source has.
+    /// The pages whose RAM differs from the source's.
     fn wrong(&self, last: &Last) -> BTreeSet<(u16, u32)> {
         let wrong = last
             .iter()
@@ -206,13 +205,13 @@ impl Destination {
     }
 }
 
-/// Which delivery of a page to break: its last one, of any page of the working set.
+/// The page of the working set whose last delivery is to be broken.
 struct Target {
     block: u16,
     page: u32,
 }
 
-/// What goes wrong with the deliveries before they are placed.
+/// A change to the deliveries before they are placed.
 type Mistake = fn(&mut Vec<Delivered>, &Target, &mut Dice);
 
 fn at(deliveries: &mut [Delivered], block: u16, epoch: u32, page: u32) -> &mut Delivered {
@@ -246,7 +245,7 @@ const MISTAKES: [(&str, Mistake); 14] = [
         at(all, to.block, 99, to.page).epoch = EPOCHS - 1;
     }),
     ("what was handed back is dropped", |all, to, _| {
-        // The destination had asked for it by bytes, and all of its batch was lost.
+        // The destination had requested it as bytes, and its whole batch was lost.
         let first = to.page / 4 * 4;
         all.retain(|one| !(first..first + 4).any(|page| one.is(to.block, EPOCHS, page)));
     }),
@@ -291,7 +290,7 @@ const MISTAKES: [(&str, Mistake); 14] = [
     }),
 ];
 
-/// Places everything, in any order but for what a mistake has moved to the end.
+/// Places everything, in any order except for what a mistake has moved to the end.
 fn place(destination: &Destination, deliveries: &[Delivered]) {
     deliveries.iter().for_each(|one| one.give(&destination.placer));
 }
@@ -337,7 +336,7 @@ fn each_mistake_is_found_by_the_pages_that_it_makes_wrong() {
     }
 }
 
-/// What happens to RAM after it was written shows only when it is read back.
+/// A change of RAM after it was written shows only when it is read back.
 #[test]
 fn ram_that_is_not_as_it_was_placed_is_found_by_reading_it_back() {
     let (mut dice, source, deliveries, last) = prepared(5);

@@ -63,7 +63,7 @@ fn zeros_over_zeros_leave_a_hole() {
     placer.place_fills(BLOCK, Epoch(2), &[fill(100, 1, 0), fill(200, 824, 0)]).unwrap();
     assert_eq!(page_of(&mapping, 100), vec![0; PAGE_BYTES]);
     assert_eq!(page_of(&mapping, 101), vec![9; PAGE_BYTES]);
-    // What was overwritten with zeros is known to be zero, though it's no hole.
+    // A page that was overwritten with zeros is known to be zero, though it's no hole.
     placer.place_fills(BLOCK, Epoch(3), &[fill(100, 1, 0)]).unwrap();
     let expected =
         Counts { placed: 0, stale: 0, fills_skipped: 1_024 + 724 + 1, fills_written: 301 };
@@ -81,7 +81,7 @@ fn what_was_in_mapped_ram_before_is_zeroed() {
 }
 
 #[test]
-fn inline_zeros_are_told_once_until_something_else_was() {
+fn inline_zeros_are_fed_once_until_other_content_was() {
     let Arrival { qemu, feeder, placer } = arrival(64 * PAGE, Placement::Inline);
     placer.place_fills(BLOCK, Epoch(0), &[fill(0, 64, 0)]).unwrap();
     placer.place_fills(BLOCK, Epoch(1), &[fill(0, 64, 0)]).unwrap();
@@ -104,7 +104,7 @@ fn more_fills_than_a_chunk_holds_arrive_all_the_same() {
     placer.place_fills(BLOCK, Epoch(0), &[fill(0, pages, 0)]).unwrap();
     feeder.tail(b"tail").unwrap();
     feeder.finish().unwrap();
-    // Not taken apart: each page's 4,096 bytes would be 800 MB.
+    // Not parsed: each page's 4,096 bytes would be 800 MB.
     let bytes = qemu.end();
     let sections = (pages as usize).div_ceil(59_000);
     assert!(bytes.len() >= 9 * pages as usize);
@@ -140,7 +140,7 @@ fn an_inline_page_after_the_tail_is_a_late_copy() {
 }
 
 #[test]
-fn what_can_not_be_is_refused_with_nothing_placed() {
+fn invalid_pages_are_refused_with_nothing_placed() {
     for inline in [false, true] {
         let mapping = ram(8 * PAGE);
         let placement =
@@ -179,7 +179,7 @@ fn what_can_not_be_is_refused_with_nothing_placed() {
 }
 
 #[test]
-fn block_lists_that_can_not_be_are_refused() {
+fn invalid_block_lists_are_refused() {
     let qemu = QemuEnd::start();
     let feeder = Feeder::start(qemu.socket(), 0).unwrap();
     let new = |name: &str, bytes, placement| {

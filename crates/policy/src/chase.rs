@@ -1,57 +1,53 @@
-//! Whether to chase a guest that writes, or to have QEMU finish.
+//! Decides whether to chase a guest that writes, or to let QEMU finish.
 //!
-//! QEMU copies a page when the pass reaches it, and collects dirty marks only
-//! at the pass's end. So a page that is written before its turn is sent, and
-//! sent again in the next pass although it has not changed since: the longer a
-//! pass takes, the more is sent for nothing. While QEMU is held and can't
-//! finish, a large pool lets it run through its passes in no time. Dirty pages
-//! then wait in the pool and not in QEMU, a page that is written while it waits
-//! is dropped before it is sent, and hardly any page is sent twice.
+//! QEMU copies a page when the pass reaches it, and reads dirty bits only at the pass's end. So a
+//! page that is written before its turn is sent, and is sent again in the next pass although it has
+//! not changed since. The longer a pass takes, the more is sent in vain. While QEMU is held and
+//! can't finish, a large pool lets it run through its passes at once. Dirty pages then wait in the
+//! pool and not in QEMU, a page that is written while it waits is dropped before it is sent, and
+//! hardly any page is sent twice.
 //!
-//! But everything in the pool would have to be delivered in the blackout. So
-//! before QEMU may finish, the pool is drained to its small bound, which costs
-//! a little of the gain.
+//! But everything in the pool would have to be delivered during the downtime. So before QEMU may
+//! finish, the pool is drained to its small bound, which costs a little of the gain.
 
 use std::time::Duration;
 
-/// A chase without progress for this long is over. A pass takes 0.1 s or more,
-/// and the remainder goes up and down with the passes.
+/// A chase ends after this long without progress. A pass takes 0.1 s or more, and the remainder
+/// fluctuates with the passes.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// What counts as progress: a remainder smaller than ever before, by this
-/// share.
+/// Progress is a remainder that is smaller than ever before, by this share.
 const GAIN: f64 = 0.05;
-/// How long the pool's content may take to be delivered. A larger pool would
-/// only keep pages until the guest has changed them.
+/// The longest time for delivering the pool's content. A larger pool would only keep pages until
+/// the guest has changed them.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// What may be done now.
+/// The stage of a chase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// QEMU is held, the pool may be large.
     Chasing,
-    /// QEMU is held, the pool is small, and what was in it is in flight.
+    /// QEMU is held, the pool is small, and its former content is in flight.
     Draining,
     /// QEMU may finish, and the pool stays small.
     Over,
 }
 
-/// What the next stage depends on. All in bytes.
+/// The input of a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// Dirty as far as QEMU knows, or in flight.
+    /// Bytes that are dirty as far as QEMU knows, or in flight.
     pub left: u64,
-    /// What can be delivered within the downtime goal; none while no rate is
-    /// known.
+    /// Bytes that can be delivered within the downtime goal; none while no rate is known.
     pub budget: Option<u64>,
-    /// Out of the pool.
+    /// Bytes in buffers that were taken from the pool.
     pub pool: u64,
     /// The small bound that the pool has to be drained to.
     pub bound: u64,
-    /// The guest is being throttled, or about to be: there will be progress.
+    /// The guest is being throttled, or about to be, so there will be progress.
     pub helped: bool,
 }
 
-/// Where a chase stands. It begins when the first pass is over.
+/// The state of a chase, which starts after the first pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chase {
     stage: Stage,
@@ -66,7 +62,7 @@ impl Default for Chase {
 }
 
 impl Chase {
-    /// What may be done now.
+    /// The current stage.
     #[must_use]
     pub fn stage(self) -> Stage {
         self.stage
@@ -83,8 +79,7 @@ impl Chase {
     }
 
     fn chase(self, look: Look, elapsed: Duration) -> Self {
-        // Without a rate next to nothing was delivered: there is nothing to
-        // chase.
+        // Without a rate, next to nothing was delivered, so there is nothing to chase.
         if look.budget.is_none_or(|budget| look.left <= budget) {
             return self.drain(look);
         }
@@ -129,7 +124,7 @@ mod tests {
         helped: false,
     };
 
-    /// Ticks until a chase over these looks is no longer at `stage`.
+    /// Ticks until a chase with these looks leaves its current stage.
     fn lasts(mut chase: Chase, looks: impl Fn(u64) -> Look) -> u64 {
         let stage = chase.stage();
         (1..=1000)
@@ -151,20 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn it_lasts_as_long_as_ground_is_gained() {
+    fn a_chase_lasts_as_long_as_it_makes_progress() {
         // 2 % less each tick: 5 % every third.
         let gaining =
             |tick: u64| Look { left: (0..tick).fold(LOOK.left, |left, _| left * 98 / 100), ..LOOK };
         let ticks = lasts(Chase::default(), gaining);
         assert!(gaining(ticks).left <= 15 * MIB && gaining(ticks - 1).left > 15 * MIB, "{ticks}");
-        // As much as before, and up and down around it.
+        // A remainder that stays the same, or fluctuates, is no progress.
         assert_eq!(lasts(Chase::default(), |_| LOOK), 31);
         let swinging = |tick| Look { left: LOOK.left + tick % 7 * MIB, ..LOOK };
         assert!(lasts(Chase::default(), swinging) < 40);
-        // Nothing counts that is worse than what was reached once.
+        // Nor is one above the smallest so far.
         let worse = |tick| Look { left: LOOK.left + tick * MIB, ..LOOK };
         assert_eq!(lasts(Chase::default(), worse), 31);
-        // Nor does it end while the guest is being throttled.
+        // A chase doesn't end while the guest is being throttled.
         let slowed = |tick| Look { helped: tick < 500, ..LOOK };
         assert_eq!(lasts(Chase::default(), slowed), 529);
     }
@@ -175,7 +170,7 @@ mod tests {
         while chase.stage() == Stage::Chasing {
             chase = chase.next(LOOK, TICK);
         }
-        // Whatever is left: the pool never becomes large again.
+        // However much is left, the pool never becomes large again.
         for pool in [60 * MIB, 30 * MIB, 4 * MIB + 1] {
             for left in [0, 1 << 40] {
                 chase = chase.next(Look { left, pool, ..LOOK }, TICK);

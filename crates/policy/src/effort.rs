@@ -1,30 +1,27 @@
-//! How hard to compress, decided by what the lanes wait for.
+//! Chooses the compression level by what the lanes wait for.
 //!
-//! Lanes that wait in their sockets have CPU time to spare, so a harder
-//! encoding may deliver more. But a full socket can also mean a receiver
-//! without CPU time, and content may not compress. So a change is an
-//! experiment. If lanes now spend much of their time encoding, it stays only if
-//! it delivers clearly more guest bytes per second than the level before, and
-//! each failed experiment is repeated half as often. If they don't, it does no
-//! harm whatever the content is: what doesn't compress is skipped at little
-//! cost, and later content may be better.
+//! Lanes that wait in their sockets have CPU time to spare, so a stronger encoding may deliver
+//! more. But a full socket can also mean a receiver without CPU time, and content may not compress.
+//! So a change is an experiment. If lanes now spend much of their time encoding, it stays only if
+//! it delivers clearly more guest bytes per second than the level before, and each failed
+//! experiment is repeated half as often. If they don't, it does no harm whatever the content is:
+//! content that doesn't compress is skipped at little cost, and later content may be better.
 //!
-//! Where lanes are ready to run and get no CPU, any encoding does harm, to them and to all
-//! others that want that CPU. If that goes on, sending without compression is tried, and stays
-//! unless it delivers clearly less; but not if more is delivered than the link has carried
-//! when it was full.
+//! If lanes are ready to run and get no CPU, any encoding harms them and everything else that needs
+//! that CPU. If this lasts, sending without compression is tried. It stays unless it delivers
+//! clearly less. It is not tried if more is delivered than the link carried when it was full.
 
 use std::time::Duration;
 
 use page::Encoding;
 
-/// Levels are compared by the time that this much takes: by less, what differs is
-/// the content.
+/// Levels are compared over the time that this many bytes take; with fewer, differences in content
+/// hide the effect.
 pub const ENOUGH_BYTES: u64 = 8 << 20;
-/// Where so much takes longer, this time is enough.
+/// If they take longer, this time is enough.
 pub const ENOUGH: Duration = Duration::from_secs(1);
 
-/// Whether a window says something.
+/// Whether a window is long enough to be judged.
 #[must_use]
 pub fn is_enough(bytes: u64, elapsed: Duration) -> bool {
     bytes >= ENOUGH_BYTES || elapsed >= ENOUGH
@@ -51,7 +48,7 @@ impl From<Level> for Encoding {
     }
 }
 
-/// What lanes did in one window.
+/// The lanes' work in one window.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Share of the lanes' time in writes to their sockets.
@@ -60,38 +57,38 @@ pub struct Sample {
     pub encoding: f64,
     /// Share without a batch to send.
     pub waiting: f64,
-    /// Of all that, the share for which they were ready to go on and had no CPU.
+    /// Share of all that time in which they were ready to run and had no CPU.
     pub for_cpu: f64,
     /// Page bodies delivered per second, in guest bytes.
     pub delivered_bytes_per_s: f64,
-    /// What went over the wire per second.
+    /// Bytes per second on the wire.
     pub wire_bytes_per_s: f64,
 }
 
-/// Lanes that wait this much of their time in the socket, and next to never for a CPU, have
-/// filled their link. Others may wait for a receiver that has no CPU either.
+/// Lanes with this share of their time in the socket, and next to none waiting for a CPU, have
+/// filled their link. Otherwise the receiver may lack CPU time as well.
 const WRITING_ONLY: f64 = 0.9;
 const FOR_CPU_LITTLE: f64 = 0.1;
-/// Lanes that wait this much of their time in the socket could do more.
+/// Lanes with this share of their time in the socket could do more.
 const WRITING_MUCH: f64 = 0.5;
-/// Lanes that encode this much are what limits.
+/// Lanes that encode this much are the bottleneck.
 const ENCODING_MUCH: f64 = 0.85;
 /// Lanes that encode for less than this lose nothing by it.
 const ENCODING_LITTLE: f64 = 0.5;
 /// Lanes that are idle for this share of the time say nothing about the link.
 const WAITING_MUCH: f64 = 0.6;
-/// Lanes that wait this much for a CPU are slowed by that.
+/// Lanes that wait this much for a CPU are slowed down by it.
 const FOR_CPU_MUCH: f64 = 1.0 / 3.0;
-/// What an experiment must gain to stay.
+/// The gain in throughput for which an experiment stays.
 const GAIN_MIN: f64 = 1.05;
-/// What one must leave that spares CPU time where that is short.
+/// The throughput that must remain for an experiment that saves scarce CPU time to stay.
 const SPARING_MIN: f64 = 0.95;
 /// Windows between two experiments, at first and at most.
 const REST_FIRST: u32 = 4;
 const REST_MAX: u32 = 128;
 
 impl Sample {
-    /// Whether it is CPU time that lanes wait for, whatever they do.
+    /// Whether lanes wait for CPU time, whatever they do.
     #[must_use]
     pub fn lacks_cpu(&self) -> bool {
         self.for_cpu > FOR_CPU_MUCH
@@ -102,26 +99,26 @@ impl Sample {
 struct Experiment {
     from: Level,
     from_bytes_per_s: f64,
-    /// The window in which the change was made still carries old batches.
+    /// Whether the window of the change is over, which still carries old batches.
     settled: bool,
 }
 
-/// The state between two decisions.
+/// The state between decisions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
     level: Level,
     experiment: Option<Experiment>,
     rest: u32,
     rest_next: u32,
-    /// In the last window lanes lacked a CPU. One such window is a moment in which QEMU finds
-    /// nothing to send, and looks for it on all CPUs.
+    /// Whether lanes lacked a CPU in the last window. One such window alone can be a moment in
+    /// which QEMU finds nothing to send and searches for dirty pages on all CPUs.
     lacked_cpu: bool,
-    /// What the link carried when it was full, last.
+    /// What the link carried when it was last full.
     full_bytes_per_s: Option<f64>,
 }
 
 impl Effort {
-    /// Begins at a level.
+    /// Starts at a level.
     #[must_use]
     pub fn new(level: Level) -> Self {
         Self {
@@ -183,7 +180,7 @@ impl Effort {
         }
     }
 
-    /// Whether so much can't be had without compression.
+    /// Whether the link couldn't deliver this much without compression.
     fn is_beyond_link(self, sample: Sample) -> bool {
         self.full_bytes_per_s.is_some_and(|full| sample.delivered_bytes_per_s > full * GAIN_MIN)
     }
@@ -215,7 +212,7 @@ impl Effort {
 mod tests {
     use super::*;
 
-    /// A host and a link: what each level delivers, and what it is bound by.
+    /// A host and a link: the throughput of each level, and what limits it.
     struct World {
         link_bytes_per_s: f64,
         /// Guest bytes per second that the encoder manages, by level.
@@ -266,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_link_is_left_alone_but_for_ever_rarer_tries() {
+    fn a_fast_link_stays_uncompressed_but_for_ever_rarer_tries() {
         let world = World {
             link_bytes_per_s: 2e9,
             encoder_bytes_per_s: [20e9, 1.2e9, 300e6],
@@ -277,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_is_passed_by_costs_nothing_so_better_content_is_found() {
+    fn skipping_incompressible_content_costs_nothing_so_the_level_stays() {
         // zstd gives up on random content at 7 GB/s.
         let mut world = World {
             link_bytes_per_s: 119e6,
@@ -311,12 +308,12 @@ mod tests {
         assert_eq!(effort.level(), Level::Light);
     }
 
-    /// Levels that lanes without CPU time come to, which deliver so much by each.
+    /// The levels chosen by lanes that lack CPU time, with these throughputs by level.
     fn levels_without_cpu(bytes_per_s: [f64; 3], from: Level) -> Vec<Level> {
         let mut effort = Effort::new(from);
         let next = || {
             let delivered_bytes_per_s = bytes_per_s[effort.level() as usize];
-            // They seem to wait for the network: the receiver lacks CPU time as well.
+            // They seem to wait for the network, because the receiver lacks CPU time as well.
             let (writing, encoding) = (0.6, 0.3);
             effort = effort.next(Sample {
                 writing,
@@ -343,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_is_compressed_also_where_cpu_time_is_short() {
+    fn compressible_content_is_compressed_even_if_cpu_time_is_short() {
         let levels = levels_without_cpu([60e6, 90e6, 150e6], Level::Hard);
         let hard = levels.iter().filter(|level| **level == Level::Hard).count();
         assert!(hard > 480, "{hard}");
@@ -360,7 +357,7 @@ mod tests {
     };
 
     #[test]
-    fn a_moment_without_cpu_is_no_reason() {
+    fn one_window_without_cpu_changes_nothing() {
         let mut effort = Effort::new(Level::Hard);
         for window in 0..100 {
             let for_cpu = if window % 2 == 0 { 0.6 } else { 0.1 };
@@ -370,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_link_can_carry_only_by_compression_goes_by_it() {
+    fn throughput_beyond_the_link_keeps_compression() {
         let full = Sample {
             writing: 0.98,
             encoding: 0.02,
@@ -384,7 +381,7 @@ mod tests {
             effort = effort.next(WITHOUT_CPU);
             assert_eq!(effort.level(), Level::Hard);
         }
-        // Less than that may gain by going as it is.
+        // With a lower throughput, sending uncompressed may gain.
         let little = Sample { delivered_bytes_per_s: 1e8, ..WITHOUT_CPU };
         assert_eq!(effort.next(little).level(), Level::Raw);
     }

@@ -1,4 +1,4 @@
-//! Many VMs as one operation: which goes where, and which may go now.
+//! Many VMs as one operation: which VM goes to which host, and which may start now.
 
 mod admission;
 mod placement;

@@ -1,19 +1,19 @@
-//! Whether QEMU's next pass waits while another host, VM or disk still provides
-//! content to the destination.
+//! Decides whether QEMU's next pass waits while another host, VM or disk still provides content to
+//! the destination.
 //!
-//! Until all of that has arrived QEMU can't stop the VM, and the guest rewrites
-//! what a pass sends meanwhile, so it is sent again. So the next pass begins when
-//! its pages will take as long to send as the rest takes to arrive.
+//! QEMU can't stop the VM until all of that has arrived. Meanwhile the guest rewrites what a pass
+//! sends, so it would be sent again. So the next pass begins when sending its pages takes as long
+//! as the rest takes to arrive.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The rate of arrival is the mean over so many samples.
+/// The rate of arrival is the mean over this many samples.
 const LOOKS: usize = 10;
-/// The last pass begins this much earlier than it has to.
+/// The last pass begins this much earlier than necessary.
 const MARGIN_S: f64 = 0.3;
-/// A pass waits no longer than this, whatever is still to arrive: how much of its
-/// memory a guest writes is not known.
+/// A pass waits no longer than this, whatever is still to arrive, because it is not known how much
+/// of its memory a guest writes.
 const HELD_MAX: Duration = Duration::from_secs(2);
 
 /// One sample, taken at about equal intervals.
@@ -21,17 +21,17 @@ const HELD_MAX: Duration = Duration::from_secs(2);
 pub struct Look {
     /// Bytes that another host, VM or disk is to provide.
     pub pending_bytes: u64,
-    /// Since the sample before.
+    /// Time since the previous sample.
     pub elapsed: Duration,
-    /// Since the last pass began.
+    /// Time since the last pass began.
     pub age: Duration,
-    /// What the guest writes per second; none if it is not known.
+    /// The guest's dirty rate; none if it is not known.
     pub dirty_bytes_per_s: Option<f64>,
-    /// What the network delivers per second.
+    /// Bytes per second that the network delivers.
     pub delivered_bytes_per_s: Option<f64>,
 }
 
-/// Decides.
+/// Decides from one sample after another.
 #[derive(Debug, Default)]
 pub struct Hold {
     seen: VecDeque<(u64, Duration)>,
@@ -47,14 +47,14 @@ impl Hold {
         if look.pending_bytes == 0 || look.age >= HELD_MAX {
             return false;
         }
-        // How long it takes is not known.
+        // The remaining time is not known.
         let Some(rest_s) = self.rest_s(look.pending_bytes) else { return true };
         let dirty_bytes = look.dirty_bytes_per_s.unwrap_or(0.0) * look.age.as_secs_f64();
         let sends_s = dirty_bytes / look.delivered_bytes_per_s.unwrap_or(0.0).max(1.0);
         rest_s > sends_s + MARGIN_S
     }
 
-    /// How long the rest takes at the recent rate of arrival.
+    /// The time that the rest takes at the recent rate of arrival.
     fn rest_s(&self, pending_bytes: u64) -> Option<f64> {
         let (first, _) = self.seen.front()?;
         let elapsed: Duration = self.seen.iter().skip(1).map(|(_, elapsed)| *elapsed).sum();
@@ -69,8 +69,8 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(50);
 
-    /// When passes begin while `pending` bytes arrive at a rate, for a guest that
-    /// writes `dirty` a second, over a network of 50 MB/s.
+    /// The times at which passes begin while `pending` bytes arrive at a rate. The guest writes
+    /// `dirty` bytes per second, and the network delivers 50 MB/s.
     fn passes(pending: u64, rate: u64, dirty: f64) -> Vec<u64> {
         let mut hold = Hold::default();
         let (mut age, mut began) = (Duration::ZERO, Vec::new());
@@ -96,16 +96,16 @@ mod tests {
 
     #[test]
     fn passes_begin_when_they_take_as_long_as_the_rest() {
-        // A second's worth: the last 0.3 s.
+        // The rest takes a second: the pass begins 0.3 s before its end.
         assert_eq!(passes(100_000_000, 100_000_000, 0.0)[0], 700);
-        // What 0.6 s dirty takes 0.1 s.
+        // Sending what is dirtied in 0.6 s takes 0.1 s.
         assert_eq!(passes(100_000_000, 100_000_000, 10e6)[0], 600);
-        // It writes faster than the network: half of the time.
+        // The guest writes as fast as the network delivers: half of the time.
         assert!((300..=400).contains(&passes(100_000_000, 100_000_000, 50e6)[0]));
     }
 
     #[test]
-    fn what_takes_long_or_does_not_come_holds_no_pass_for_ever() {
+    fn slow_or_missing_content_holds_no_pass_for_ever() {
         let began = passes(1 << 40, 0, 1e6);
         assert!(began.windows(2).all(|two| two[1] - two[0] <= 2_050), "{began:?}");
         assert!(began.len() >= 9, "{began:?}");

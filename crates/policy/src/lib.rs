@@ -1,6 +1,5 @@
-//! Decisions as pure functions: a sample of the current state goes in, what to
-//! do comes out. No sockets, no clocks, no threads: tested with tables and
-//! simulated time.
+//! Decisions as pure functions from a sample of the current state to an action. Without sockets,
+//! clocks and threads, they are tested with tables and in simulated time.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,9 @@
-//! When a disk's mirror needs help to keep up with its guest.
+//! Decides when a disk's mirror needs help to keep up with its guest.
 //!
-//! A mirror copies in the background and doesn't delay the guest's writes. If
-//! the guest writes as fast as the mirror copies, it never converges. Making
-//! writes wait for their copy always helps, but while much is left to copy each
-//! write then takes hundreds of milliseconds. So this is done late: when little
-//! is left, or after long enough without progress.
+//! A mirror copies in the background and doesn't delay the guest's writes. If the guest writes as
+//! fast as the mirror copies, it never converges. Making writes wait for their copy always helps,
+//! but while much is left to copy, each write then takes hundreds of milliseconds. So this is done
+//! late: when little is left, or after long enough without progress.
 
 use std::time::Duration;
 
@@ -13,28 +12,27 @@ const WINDOW: Duration = Duration::from_secs(4);
 /// A mirror that gains less than this share of what it copies makes no
 /// progress.
 const GAIN_MIN: f64 = 0.1;
-/// So little left that writes wait only briefly.
+/// With this little left, writes wait only briefly.
 const LITTLE_BYTES: u64 = 64 << 20;
-/// How far a mirror that has copied everything once may be behind, as time to
-/// copy it.
+/// How far a mirror that has copied everything once may lag behind, as time to copy the rest.
 const BEHIND_S: f64 = 0.1;
-/// And in any case.
+/// How far it may lag behind in any case.
 const BEHIND_BYTES: u64 = 1 << 20;
-/// Windows without progress after which it is done even with much left.
+/// Windows without progress after which the guest's writes are limited even with much left.
 const WINDOWS_MAX: u32 = 3;
 
-/// One look at a mirror.
+/// A mirror's progress at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// What it has to copy in all; grows while the guest writes.
+    /// Bytes that it has to copy in all; grows while the guest writes.
     pub total_bytes: u64,
-    /// What it has copied.
+    /// Bytes that it has copied.
     pub done_bytes: u64,
     /// Whether it has caught up once.
     pub ready: bool,
 }
 
-/// What is known of one mirror.
+/// The state of one mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Catching {
     begin: Option<(u64, u64)>,
@@ -44,8 +42,8 @@ pub struct Catching {
 }
 
 impl Catching {
-    /// The state after `elapsed` more, and how fast the guest may write to the
-    /// disk at most, if its mirror needs help now.
+    /// The state after `elapsed` more, and the limit for the guest's writes to the disk if its
+    /// mirror needs help now.
     #[must_use]
     pub fn next(self, sample: Sample, elapsed: Duration) -> (Self, Option<u64>) {
         let left = sample.total_bytes.saturating_sub(sample.done_bytes);
@@ -74,8 +72,7 @@ impl Catching {
 }
 
 impl Catching {
-    /// Whether the mirror has caught up far enough for the VM to stop: the
-    /// remainder takes a moment.
+    /// Whether the mirror is close enough for the VM to stop: the remainder takes a moment.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn is_close(self, sample: Sample) -> bool {
@@ -84,17 +81,16 @@ impl Catching {
     }
 }
 
-/// A flush that takes no longer fits a blackout.
+/// A flush that takes no longer fits the downtime.
 const FLUSH_MAX: Duration = Duration::from_millis(100);
-/// What counts as a flush faster than the best one: faster by this share.
+/// A flush is faster than the best one so far if it is faster by this share.
 const FLUSH_GAIN: f64 = 0.2;
-/// Flushes in a row that were not faster: the storage takes that long.
+/// After this many flushes in a row that were not faster, the storage can't do better.
 const FLUSHES_MAX: u32 = 3;
 
-/// How far the destination's storage is behind its mirrors, measured by how
-/// long a flush takes. A blackout would include that flush, and a mirror that
-/// has caught up says nothing about it: what it has written may still be in
-/// flight.
+/// How far the destination's storage lags behind its mirrors, measured by how long a flush takes.
+/// The downtime includes such a flush, and a mirror that has caught up says nothing about it: what
+/// it has written may still be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Behind {
     best: Option<Duration>,
@@ -102,8 +98,8 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// The state after a flush that took so long, and whether the VM may stop:
-    /// the next flush will be short, or won't be any shorter.
+    /// The state after a flush that took this long, and whether the VM may stop: the next flush
+    /// will be short, or can't become shorter.
     #[must_use]
     pub fn next(self, took: Duration) -> (Self, bool) {
         if took <= FLUSH_MAX {
@@ -123,8 +119,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const STEP: Duration = Duration::from_millis(250);
 
-    /// A disk of `disk` MiB copied at `copy` MiB/s while `write` MiB/s are
-    /// written: how many seconds until help is called, and what was left.
+    /// Copies a disk of `disk` MiB at `copy` MiB/s while the guest writes `write` MiB/s. Returns
+    /// the seconds until help is needed, and the MiB left then.
     fn helped(disk: u64, copy: u64, write: u64) -> Option<(f64, u64)> {
         let mut catching = Catching::default();
         let (mut total, mut done) = (disk * MIB, 0);
@@ -183,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_stops_once_the_storage_is_not_behind_or_always_is() {
+    fn a_vm_stops_once_flushes_are_short_or_get_no_shorter() {
         let flushes = |took: &[u64]| {
             let mut behind = Behind::default();
             let mut may_stop = Vec::new();
@@ -197,7 +193,7 @@ mod tests {
         assert_eq!(flushes(&[5]), [true]);
         assert_eq!(flushes(&[4000, 1500, 300, 90]), [false, false, false, true]);
         assert_eq!(flushes(&[300, 290, 310, 280]), [false, false, false, true]);
-        // It was fast, and is behind again.
+        // It was fast, and lags behind again.
         assert_eq!(flushes(&[50, 2000, 50]), [true, false, true]);
     }
 }

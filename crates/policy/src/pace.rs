@@ -1,12 +1,10 @@
-//! How fast each lane may send: what other traffic leaves of the NICs at both
-//! of its ends.
+//! Decides how fast each lane may send, by what other traffic leaves of the NICs at both ends.
 //!
-//! Once a second both ends report what crossed their NICs. A NIC's spare
-//! bandwidth is its speed less what others use (`nic`). The lanes on a NIC
-//! share it, and a lane sends as fast as the tighter of its two ends allows.
-//! Lanes on a NIC that only migrations use are not paced at all. The operator's
-//! two bounds apply to all lanes together: a reserve that the migration gets
-//! even if others want everything, and a cap, which wins over the reserve.
+//! Once a second both ends report the traffic of their NICs. A NIC's spare bandwidth is its speed
+//! less what others use (`nic`). The lanes on a NIC share it, and a lane sends as fast as the
+//! tighter of its two ends allows. Lanes on a NIC that only migrations use are not paced at all.
+//! The operator's two bounds apply to all lanes together: a reserve that the migration gets even if
+//! others want everything, and a cap, which wins over the reserve.
 
 mod nic;
 mod share;
@@ -18,60 +16,60 @@ use serde::{Deserialize, Serialize};
 use nic::Nic;
 use share::{Part, share};
 
-/// Headers per byte of content, where packets are full: Ethernet, IPv4 and TCP
-/// with time stamps around 1,448 bytes. The cap is for what is on the wire.
+/// Wire bytes per byte of content in full packets: headers of Ethernet, IPv4 and TCP with
+/// timestamps around 1,448 bytes. The cap applies to wire bytes.
 const WIRE_PER_CONTENT: f64 = 1514.0 / 1448.0;
-/// What a migration gets even without a reserve, or it would never end.
+/// What a migration gets even without a reserve, because it would never end otherwise.
 const RESERVE_LEAST: u64 = 1 << 20;
-/// A lane that uses less than this share of its pace needs no more...
+/// A lane that uses less than this share of its pace gets no more...
 const USES_LITTLE: f64 = 0.8;
-/// ...than this much above what it uses, as long as others have.
+/// ...than this much above what it uses, as long as other lanes can use the rest.
 const ROOM_TO_GROW: f64 = 1.25;
 const ROOM_LEAST: f64 = 1e6;
-/// More NICs than a host has: a bound on what a peer can make us keep.
+/// More NICs than a host has: limits what a peer can make us store.
 const NICS_MAX: usize = 64;
 
-/// What crossed one NIC in about the last second, in the direction in which the
-/// migration goes: out at the source, in at the destination.
+/// Traffic of one NIC in about the last second, in the migration's direction: out at the source, in
+/// at the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicUse {
-    /// Its speed, as configured or as the hardware says; none if it is not
-    /// known (virtual NICs): then it is learned.
+    /// Its speed, as configured or reported by the hardware. None if it is not known (virtual
+    /// NICs): then it is learned.
     pub speed_bytes_per_s: Option<u64>,
-    /// Everything, as the NIC counts it: with headers.
+    /// All traffic, as the NIC counts it, with headers.
     pub all_bytes_per_s: u64,
-    /// The same without headers.
+    /// All traffic without headers.
     pub content_bytes_per_s: u64,
-    /// The part of it that all of this agent's migrations wrote or read.
+    /// What all migrations of this agent wrote or read of it.
     pub ours_bytes_per_s: u64,
     /// How many migrations of this agent use the NIC in this direction.
     pub migrations: u32,
 }
 
-/// What the destination tells the source once a second.
+/// The destination's report to the source, once a second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DestinationUse {
-    /// Its NICs, each at the same place every time.
+    /// Its NICs, each always at the same index.
     pub nics: Vec<NicUse>,
-    /// At each lane's number, the place of the NIC that it arrives at, if known.
+    /// For each lane, the index of the NIC at which it arrives, if known.
     pub lanes: Vec<Option<u16>>,
 }
 
-/// One lane in the last second.
+/// A lane's traffic in the last second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LaneUse {
-    /// The place of its NIC among the source's, if known.
+    /// The index of its NIC among the source's, if known.
     pub nic: Option<usize>,
-    /// Bytes that it wrote.
+    /// Bytes that it wrote per second.
     pub bytes_per_s: u64,
     /// Share of its time in writes to its socket.
     pub writing: f64,
 }
 
-/// Both ends of a migration in the last second.
+/// The traffic at both ends of a migration in the last second.
 #[derive(Clone, Copy, Debug)]
 pub struct PaceSample<'s> {
-    /// The source's NICs, each at the same place every time.
+    /// The source's NICs, each always at the same index.
     pub nics: &'s [NicUse],
     /// The lanes by number.
     pub lanes: &'s [LaneUse],
@@ -79,7 +77,7 @@ pub struct PaceSample<'s> {
     pub destination: Option<&'s DestinationUse>,
 }
 
-/// What the operator set.
+/// The operator's bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaceBounds {
     /// What all lanes together get, whatever others want.
@@ -89,20 +87,20 @@ pub struct PaceBounds {
 }
 
 impl PaceBounds {
-    /// The cap without headers: what lanes may write.
+    /// The cap without headers, for what lanes write.
     #[must_use]
     pub fn cap_content_bytes_per_s(&self) -> Option<f64> {
         self.cap_bytes_per_s.map(|cap| cap as f64 / WIRE_PER_CONTENT)
     }
 }
 
-/// What is content of so many bytes on the wire.
+/// Content bytes per second that fit into these wire bytes per second.
 #[must_use]
 pub fn content_bytes_per_s(wire_bytes_per_s: u64) -> f64 {
     wire_bytes_per_s as f64 / WIRE_PER_CONTENT
 }
 
-/// The state between two decisions.
+/// The state between decisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pace {
     here: Vec<Nic>,
@@ -113,14 +111,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Nothing is known yet.
+    /// Without lanes, and without knowledge of NICs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Nothing is known yet about so many lanes; the operator's bounds apply at
-    /// once.
+    /// With this many lanes, of which nothing is known yet; the operator's bounds apply at once.
     #[must_use]
     pub fn start(lanes: usize, bounds: PaceBounds) -> Self {
         let any = vec![f64::INFINITY; lanes];
@@ -129,19 +126,19 @@ impl Pace {
         pace
     }
 
-    /// The operator has changed the bounds: decides again from the last second.
+    /// Decides again from the last second, with new bounds of the operator.
     pub fn rebound(&mut self, bounds: PaceBounds) -> &[Option<u64>] {
         self.lanes = bounded(&self.spare, &self.wants, bounds);
         &self.lanes
     }
 
-    /// Each lane's pace, as decided last; none: as fast as it can.
+    /// Each lane's pace, as last decided; none means unlimited.
     #[must_use]
     pub fn lanes(&self) -> &[Option<u64>] {
         &self.lanes
     }
 
-    /// Decides anew, from one more second.
+    /// Decides from one more second.
     pub fn next(&mut self, sample: &PaceSample<'_>, bounds: PaceBounds) -> &[Option<u64>] {
         let wants: Vec<f64> =
             sample.lanes.iter().enumerate().map(|(lane, used)| self.want(lane, *used)).collect();
@@ -156,7 +153,7 @@ impl Pace {
         let there = End { nics: bounded_list(far_nics), of: &there_of };
 
         let may_there = Self::end(&mut self.there, there, here, sample.lanes, &wants, &self.lanes);
-        // What the far end does not take, other lanes may use here.
+        // What the far end can't receive, other lanes may use here.
         let wants: Vec<f64> =
             wants.iter().zip(&may_there).map(|(want, far)| want.min(*far)).collect();
         let may_here = Self::end(&mut self.here, here, there, sample.lanes, &wants, &self.lanes);
@@ -165,9 +162,8 @@ impl Pace {
         self.rebound(bounds)
     }
 
-    /// How much a lane can use. One that stays far below its pace is dead, or
-    /// its path is narrow: the other lanes on its NIC, or under the cap, get
-    /// its part.
+    /// How much a lane can use. A lane that stays far below its pace is dead, or its path is
+    /// narrow, so its part goes to the other lanes on its NIC or under the cap.
     fn want(&self, lane: usize, used: LaneUse) -> f64 {
         match self.lanes.get(lane).copied().flatten() {
             Some(pace) if (used.bytes_per_s as f64) < pace as f64 * USES_LITTLE => {
@@ -177,7 +173,7 @@ impl Pace {
         }
     }
 
-    /// What each lane may write for one of its ends.
+    /// What each lane may write according to one end.
     fn end(
         nics: &mut Vec<Nic>,
         end: End<'_>,
@@ -214,7 +210,7 @@ impl Pace {
 #[derive(Clone, Copy)]
 struct End<'s> {
     nics: &'s [NicUse],
-    /// The place of each lane's NIC.
+    /// The index of each lane's NIC.
     of: &'s [Option<usize>],
 }
 
@@ -223,9 +219,8 @@ impl End<'_> {
         (0..self.of.len()).filter(|lane| self.of[*lane] == Some(place)).collect()
     }
 
-    /// Whether this end may be the bottleneck of lanes that fill their path:
-    /// one of its NICs carries more than the one at the far end, and most of
-    /// that is not this migration's.
+    /// Whether this end may be the bottleneck of lanes that fill their path: one of its NICs
+    /// carries more than the NIC at the far end, and most of that is not this migration's.
     fn may_be_full(self, lanes: &[usize], far: &NicUse, used: &[LaneUse]) -> bool {
         lanes.iter().filter_map(|lane| self.of[*lane]).any(|place| {
             let Some(here) = self.nics.get(place) else { return false };
@@ -244,7 +239,7 @@ fn bounded_list(nics: &[NicUse]) -> &[NicUse] {
     &nics[..nics.len().min(NICS_MAX)]
 }
 
-/// The spare within the operator's bounds.
+/// The lanes' spare bandwidth within the operator's bounds.
 fn bounded(spare: &[f64], wants: &[f64], bounds: PaceBounds) -> Vec<Option<u64>> {
     let cap = bounds.cap_content_bytes_per_s();
     let reserve = bounds.reserve_bytes_per_s.max(RESERVE_LEAST) as f64;

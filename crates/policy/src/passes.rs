@@ -1,60 +1,59 @@
-//! What a guest dirties and has left, counted from QEMU's stream alone: of a QEMU that
-//! somebody else commands nothing else is known.
+//! The guest's dirty rate and remainder, derived from QEMU's stream alone: if another manager
+//! commands a QEMU, nothing else is known of it.
 //!
-//! In each pass QEMU sends what got dirty since the pass before, so the bytes of a pass
-//! divided by the time that the pass *before* it took are the guest's dirty rate. It is
-//! known when the pass is over: one pass later than from a QEMU that is asked.
+//! In each pass QEMU sends the pages that got dirty during the pass before. So the bytes of a pass
+//! divided by the duration of the pass *before* it are the guest's dirty rate. The rate is known
+//! when the pass ends, one pass later than from a QEMU that can be queried.
 //!
-//! What the next pass has to bring is not known at all before it is over. It is taken to
-//! be what the guest dirtied while the last one ran, by the rate known so far and the
-//! share of its CPU time that the guest had then.
+//! The size of a pass is not known before it ends. It is estimated as what the guest dirtied during
+//! the pass before, from the rate known so far and the share of CPU time that the guest had then.
 
 use std::time::Duration;
 
-/// Passes are counted together until they have taken this long: a sample may see
-/// several of them end.
+/// Passes are counted together until they have taken this long, because several of them may end
+/// between two samples.
 const PASS_LEAST_S: f64 = 0.1;
-/// A share that is smaller says nothing of what a full one would be.
+/// A rate at a smaller share says nothing about the rate at a full one.
 const SHARE_LEAST: f64 = 1e-3;
 
-/// What has come, now.
+/// The state of the stream at one time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Look {
-    /// Since the migration's beginning.
+    /// Time since the migration's beginning.
     pub at: Duration,
-    /// Passes that have begun; the first is 1.
+    /// Number of the current pass; the first is 1.
     pub pass: u32,
-    /// When the last of them began.
+    /// When the current pass began.
     pub began: Duration,
-    /// Bytes of pages that had come by then.
+    /// Bytes of pages received by then.
     pub bytes_then: u64,
-    /// Bytes of pages that have come.
+    /// Bytes of pages received so far.
     pub bytes: u64,
-    /// The share of its CPU time that the guest has had since the look before.
+    /// The share of CPU time that the guest has had since the previous look.
     pub share: f64,
     /// The VM's RAM.
     pub ram_bytes: u64,
 }
 
-/// What follows from it.
+/// What the passes tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counted {
-    /// What the guest dirties; none before the second pass is over.
+    /// The dirty rate; none before the second pass is over.
     pub dirty: Option<Dirty>,
-    /// What the pass that runs has still to bring, as far as can be told.
+    /// Bytes that the current pass has yet to send, by estimate.
     pub left_bytes: Option<u64>,
-    /// What the last pass brought a second. QEMU may be slower than the lanes.
+    /// Bytes per second of the last pass. QEMU may be slower than the lanes.
     pub brought_bytes_per_s: Option<f64>,
-    /// How long it took.
+    /// The duration of the last pass.
     pub took: Option<Duration>,
 }
 
 /// A dirty rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dirty {
-    /// Clean pages that got dirty.
+    /// Rate at which clean pages got dirty.
     pub bytes_per_s: f64,
-    /// The share of its CPU time that the guest had meanwhile.
+    /// The share of CPU time that the guest had meanwhile.
     pub share: f64,
 }
 
@@ -62,14 +61,14 @@ pub struct Dirty {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Passes {
     at_s: f64,
-    /// Seconds times share, since the beginning.
+    /// Seconds times share, summed since the beginning.
     shared_s: f64,
     pass: u32,
-    /// When the pass that runs began.
+    /// Sums when the current pass began.
     begun: Sums,
-    /// What the pass before it took.
+    /// The duration of the pass before it.
     before: Option<Took>,
-    /// What the pass that runs is taken to bring.
+    /// The estimated size of the current pass.
     expected: Option<f64>,
     counted: Counted,
 }
@@ -102,7 +101,7 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// What follows after one more look.
+    /// The result after one more look.
     pub fn next(&mut self, look: &Look) -> Counted {
         let share = if look.share.is_finite() { look.share.clamp(0.0, 1.0) } else { 1.0 };
         let at_s = look.at.as_secs_f64().max(self.at_s);
@@ -125,7 +124,7 @@ impl Passes {
             shared_s: (now.shared_s - self.begun.shared_s).max(0.0),
         };
         let bytes = now.bytes.saturating_sub(self.begun.bytes) as f64;
-        // What comes in the first pass was not dirtied.
+        // The content of the first pass was not dirtied.
         if let Some(before) = self.before {
             let dirty = Dirty {
                 bytes_per_s: bytes / before.seconds,
@@ -158,19 +157,18 @@ mod tests {
     const MB: u64 = 1_000_000;
     const RAM: u64 = 500 * MB;
 
-    /// How many seconds it took and megabytes it brought, and which share of its CPU time
-    /// the guest had.
+    /// A pass: seconds, megabytes, and the guest's share of CPU time.
     type Pass = (f64, u64, f64);
-    /// Megabytes a second, at which share, and how many are left.
+    /// Megabytes per second, at which share, and megabytes left.
     type Expected = (f64, f64, f64);
 
-    /// What is known at the end of these.
+    /// The result at the end of these passes.
     fn after(passes: &[Pass]) -> Counted {
         let mut counts = Passes::default();
         let (mut at_s, mut bytes) = (0.0, 0);
         let mut counted = Counted::default();
         for ((seconds, mb, share), pass) in passes.iter().zip(2..) {
-            // In the middle of it, and at its end.
+            // One look in the middle of the pass, and one at its end.
             let half = at_s + seconds / 2.0;
             let look = Look {
                 at: Duration::from_secs_f64(half),
@@ -195,23 +193,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_brings_what_was_dirtied_while_the_one_before_it_ran() {
+    fn a_pass_sends_what_was_dirtied_during_the_pass_before() {
         let table: [(&[Pass], Option<Expected>); 7] = [
             (&[], None),
-            // What the first one brings is RAM, and was not dirtied.
+            // The first pass sends RAM, which was not dirtied.
             (&[(10.0, 500, 1.0)], None),
             (&[(10.0, 500, 1.0), (2.0, 100, 1.0)], Some((10.0, 1.0, 20.0))),
-            // It follows: passes become shorter.
+            // The dirty rate stays the same while passes get shorter.
             (&[(10.0, 500, 1.0), (2.0, 100, 1.0), (0.5, 20, 1.0)], Some((10.0, 1.0, 5.0))),
-            // Throttled in the third pass, which still brings what came before: the
-            // rate is that of the second.
+            // Throttled in the third pass, which still sends what was dirtied before: the rate is
+            // that of the second.
             (&[(10.0, 500, 1.0), (2.0, 100, 1.0), (2.0, 100, 0.25)], Some((50.0, 1.0, 25.0))),
-            // In the fourth it shows.
+            // The fourth pass shows the effect.
             (
                 &[(10.0, 500, 1.0), (2.0, 100, 1.0), (2.0, 100, 0.25), (0.5, 25, 0.25)],
                 Some((12.5, 0.25, 6.25)),
             ),
-            // It has stopped to write.
+            // The guest has stopped writing.
             (&[(10.0, 500, 1.0), (2.0, 100, 1.0), (1.0, 0, 1.0)], Some((0.0, 1.0, 0.0))),
         ];
         for (passes, expected) in table {
@@ -229,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_pass_shrinks_as_it_comes_and_is_never_more_than_ram() {
+    fn the_remainder_of_a_pass_shrinks_and_never_exceeds_ram() {
         let mut counts = Passes::default();
         let mut next = |at_s: f64, pass, began_s: f64, then_mb: u64, mb: u64| {
             let counted = counts.next(&Look {
@@ -247,13 +245,13 @@ mod tests {
         assert_eq!(next(2.0, 2, 2.0, 500, 500), None);
         assert_eq!(next(4.0, 3, 4.0, 600, 600), Some(100));
         assert_eq!(next(5.0, 3, 4.0, 600, 640), Some(60));
-        // More came than was expected.
+        // More arrived than was estimated.
         assert_eq!(next(7.0, 3, 4.0, 600, 720), Some(0));
         // 160 MB in a pass of 10 s, after one of 2 s.
         assert_eq!(next(14.0, 4, 14.0, 760, 760), Some(500));
     }
 
-    /// Samples come late: what counts is when passes ended.
+    /// Samples are late, so the ends of passes count, not the times of samples.
     #[test]
     fn passes_that_end_between_two_looks_are_counted_together() {
         let mut counts = Passes::default();
@@ -270,7 +268,7 @@ mod tests {
             counts.next(&look).dirty.map(|dirty| dirty.bytes_per_s / MB as f64)
         };
         assert_eq!(next(1050, 2, 1000, 500), None);
-        // Of 20 ms each, with 1 MB: no pass alone says anything.
+        // Passes of 20 ms with 1 MB each: no pass alone says anything.
         assert_eq!(next(1100, 6, 1080, 504), None);
         assert!(near(next(1250, 12, 1200, 510).unwrap(), 10.0));
         assert!(near(next(1450, 22, 1400, 520).unwrap(), 50.0));
@@ -278,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn strange_looks_make_no_strange_counts(
+        fn invalid_looks_give_results_within_bounds(
             looks in proptest::collection::vec(
                 (0u64..9000, 0u32..9, 0u64..9000, any::<u64>(), any::<u64>(), any::<f64>()), 1..60,
             ),

@@ -1,40 +1,38 @@
-//! What a migration will take: the model of pre-copy.
+//! Predicts a migration with a model of pre-copy.
 //!
-//! A pass sends what got dirty during the pass before; the first sends all of
-//! RAM. If less gets dirty in a pass than it sends, passes get shorter until
-//! the remainder fits into the blackout. This is section 3 of "Optimizing the
-//! live migration of virtual machine by CPU scheduling" (Jin et al.), whose
-//! equations are named below, with two corrections:
+//! A pass sends what got dirty during the pass before; the first sends all of RAM. If less gets
+//! dirty in a pass than it sends, passes get shorter until the remainder fits into the downtime.
+//! This is section 3 of "Optimizing the live migration of virtual machine by CPU scheduling" (Jin
+//! et al.), whose equations are named below, with two corrections:
 //!
-//! - A guest rewrites a bounded set of pages, so what gets dirty in a pass has a
-//!   bound. A guest that writes faster than the path is not left with all of its
-//!   RAM, but with what of its working set the path can't keep up with.
-//! - QEMU that is held (`chase`) sends a page soon after it got dirty, in quick
-//!   passes, and not once in each whole pass.
+//! - A guest rewrites a bounded set of pages, so what gets dirty in a pass is bounded. If the
+//!   guest writes faster than the path delivers, the remainder is not all of RAM, but the part of
+//!   the working set that the path can't keep up with.
+//! - A QEMU that is held (`chase`) sends a page soon after it got dirty, in quick passes, and not
+//!   once in each whole pass.
 
 use std::time::Duration;
 
 use crate::chase::pool_bytes;
 
-/// The least that a quick pass takes.
+/// The shortest time that a quick pass takes.
 const QUICK_PASS_S: f64 = 0.1;
-/// Bounds the time that a prediction takes, not what it predicts.
+/// Limits the time of a prediction, not its result.
 const QUICK_PASSES_MAX: u32 = 100_000;
 
-/// The VM, as far as pre-copy sees it.
+/// The VM, as far as it matters to pre-copy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Vm {
     /// RAM that the first pass sends.
     pub ram_bytes: u64,
-    /// Its working set, which it writes over and over; none if unknown: then
-    /// RAM is the bound.
+    /// Its working set, which it writes over and over. None if it is not known: then RAM is the
+    /// bound.
     pub working_set_bytes: Option<u64>,
 }
 
 impl Vm {
-    /// What gets dirty in a time. Pages of a working set are taken to be written
-    /// in random order: the more of it is dirty, the more writes go to pages that
-    /// are.
+    /// Bytes that get dirty in this time. Pages of a working set are assumed to be written in
+    /// random order: the more of it is dirty, the more writes hit pages that are already dirty.
     #[must_use]
     fn dirtied(self, dirty_bytes_per_s: f64, seconds: f64) -> f64 {
         let written = dirty_bytes_per_s * seconds;
@@ -46,14 +44,13 @@ impl Vm {
     }
 }
 
-/// How passes go on after the first one.
+/// The kind of passes after the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passes {
-    /// Each sends what got dirty during the whole of the one before, as in the
-    /// paper: for a QEMU that can't be held.
+    /// Each pass sends what got dirty during the whole pass before, as in the paper: for a QEMU
+    /// that can't be held.
     Whole,
-    /// After the second, what gets dirty is sent as it gets dirty: for a QEMU that
-    /// is held.
+    /// After the second pass, pages are sent as they get dirty: for a QEMU that is held.
     Quick,
 }
 
@@ -62,31 +59,30 @@ pub enum Passes {
 pub struct Path {
     /// Guest bytes delivered per second (the paper's B).
     pub bytes_per_s: f64,
-    /// Passes allowed, the one in the blackout included (N).
+    /// Passes allowed, including the one during the downtime (N).
     pub passes_max: u32,
-    /// What may be left for the blackout (h).
+    /// What may be left for the downtime (h).
     pub threshold_bytes: u64,
-    /// How passes go on.
+    /// The kind of passes.
     pub passes: Passes,
 }
 
-/// What a migration will take.
+/// The prediction for a migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Passes, the one in the blackout included (equation 2); all `Quick` ones
-    /// count as one.
+    /// Passes, including the one during the downtime (equation 2); all `Quick` ones count as one.
     pub passes: u32,
-    /// From its beginning to the end of the blackout (equations 1 and 3).
+    /// Time from its beginning to the end of the downtime (equations 1 and 3).
     pub total: Duration,
-    /// Of that, the first pass.
+    /// The duration of the first pass.
     pub first_pass: Duration,
     /// Guest bytes sent.
     pub bytes: u64,
-    /// What is left for the blackout.
+    /// Bytes left for the downtime.
     pub left_bytes: u64,
-    /// How long moving that takes. Device state and load come on top.
+    /// The time to move them. Device state and load are not included.
     pub blackout: Duration,
-    /// Whether no more is left than may be.
+    /// Whether the remainder is small enough.
     pub met: bool,
 }
 
@@ -98,8 +94,8 @@ impl Prediction {
     }
 }
 
-/// Predicts a migration of a VM whose dirty rate in each pass (from 1) is as
-/// `dirty_bytes_per_s` says; `Quick` ones are the third.
+/// Predicts a migration of a VM whose dirty rate in each pass, counted from 1, is given by
+/// `dirty_bytes_per_s`; `Quick` passes use the third.
 #[must_use]
 pub fn predict(vm: Vm, path: Path, dirty_bytes_per_s: impl Fn(u32) -> f64) -> Prediction {
     let rate = path.bytes_per_s.max(1.0);
@@ -147,13 +143,12 @@ impl Run {
     }
 }
 
-/// How long dirty pages are followed, and what is left then.
+/// How long dirty pages are chased, and what is left then.
 ///
-/// While QEMU is held a pass is over as soon as all that is dirty is in the pool.
-/// A page that gets dirty again while it waits there isn't sent twice. What is
-/// left nears what the path can't keep up with, `W (1 - B / p)` or, as far as the
-/// pool doesn't hold it, a bit more. It is given up when as many bytes were sent
-/// as in the whole passes allowed.
+/// While QEMU is held, a pass ends as soon as all dirty pages are in the pool. A page that gets
+/// dirty again while it waits there isn't sent twice. The remainder approaches what the path can't
+/// keep up with, `W (1 - B / p)`, plus a bit for what doesn't fit into the pool. The chase is given
+/// up when as many bytes were sent as in the whole passes allowed.
 fn follow(vm: Vm, path: Path, mut left: f64, dirty_bytes_per_s: f64) -> (f64, f64) {
     let rate = path.bytes_per_s.max(1.0);
     let pool = pool_bytes(Some(rate), 0, u64::MAX) as f64;
@@ -172,8 +167,8 @@ fn follow(vm: Vm, path: Path, mut left: f64, dirty_bytes_per_s: f64) -> (f64, f6
     (seconds, left)
 }
 
-/// The largest ratio of dirty rate to path's rate with which a VM of `ram_bytes`
-/// has no more than `threshold_bytes` left after so many passes (equation 5).
+/// The largest ratio of the dirty rate to the path's rate with which a VM of `ram_bytes` has at
+/// most `threshold_bytes` left after this many passes (equation 5).
 #[must_use]
 pub fn boundary(ram_bytes: u64, threshold_bytes: u64, passes_max: u32) -> f64 {
     if threshold_bytes >= ram_bytes {
@@ -183,16 +178,16 @@ pub fn boundary(ram_bytes: u64, threshold_bytes: u64, passes_max: u32) -> f64 {
     (threshold_bytes as f64 / ram_bytes as f64).powf(1.0 / passes)
 }
 
-/// What a guest writes per second, and its working set, from the rates at which
-/// pages got dirty over two intervals, each page counted once. None: as far as
-/// can be told, it writes to new pages all the time.
+/// A guest's write rate and its working set, from the rates at which pages got dirty over two
+/// intervals, with each page counted once. None: as far as the rates tell, it always writes to new
+/// pages.
 #[must_use]
 pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
     let [short, long] = rates.map(|rate| rate.max(0.0));
     if short <= 0.0 || long >= short * NO_SET {
         return (short.max(long), None);
     }
-    // How the ratio of both falls with how often the set is written in a second.
+    // The ratio of the rates, by how many times the set is written per second.
     let ratio = |times: f64| {
         let dirty = |seconds: f64| -(-times * seconds).exp_m1() / seconds;
         dirty(seconds[1]) / dirty(seconds[0])
@@ -210,13 +205,13 @@ pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
 
 /// Rates closer to each other than this say nothing about a set.
 const NO_SET: f64 = 0.95;
-/// How often a set can be written in a second, and be told from one that is
-/// written all the time.
+/// Times per second that a set can be written and still be distinguished from one that is written
+/// all the time.
 const TIMES: (f64, f64) = (1e-3, 20.0);
-/// Enough for any precision that a sample has.
+/// Enough for the precision of any sample.
 const HALVINGS: u32 = 40;
 
-/// A migration as the guest's work sees it.
+/// A migration from the point of view of the guest's work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spent {
     /// Mean CPU use of the VM (U).
@@ -233,8 +228,8 @@ impl Spent {
         self.cpus * self.time.as_secs_f64()
     }
 
-    /// Work that `self` loses less than `other`, in CPU seconds, when the VM uses
-    /// `destination_cpus` once it has moved (equation 7).
+    /// Work, in CPU seconds, by which the loss of `self` is smaller than that of `other`, when the
+    /// VM uses `destination_cpus` once it has moved (equation 7).
     #[must_use]
     pub fn work_gained_s(self, other: Self, destination_cpus: f64) -> f64 {
         let earlier_s = self.time.as_secs_f64() - other.time.as_secs_f64();
@@ -242,19 +237,19 @@ impl Spent {
     }
 }
 
-/// What is predicted when the VM may be slowed.
+/// The prediction for a VM that may be throttled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throttled {
-    /// What the migration takes.
+    /// The prediction for the migration.
     pub prediction: Prediction,
     /// Share of its CPU that the VM keeps after the second pass.
     pub share: f64,
-    /// Work lost, as time of the VM at full speed, the blackout included.
+    /// Work lost, as time of the VM at full speed, including the downtime.
     pub work_lost: Duration,
 }
 
-/// Predicts a migration in which the VM is throttled to a share of its CPU time
-/// after the second pass, when it is known how much it writes.
+/// Predicts a migration in which the VM is throttled to a share of its CPU time after the second
+/// pass, when its write rate is known.
 #[must_use]
 pub fn predict_throttled(vm: Vm, path: Path, dirty_bytes_per_s: f64, share: f64) -> Throttled {
     let slowed = |pass| dirty_bytes_per_s * if pass <= 2 { 1.0 } else { share };
@@ -267,7 +262,7 @@ pub fn predict_throttled(vm: Vm, path: Path, dirty_bytes_per_s: f64, share: f64)
     Throttled { prediction, share, work_lost }
 }
 
-/// More than any migration takes; nonsense becomes this too.
+/// Longer than any migration; invalid values become this too.
 const SECONDS_MAX: f64 = 1e9;
 
 fn duration(seconds: f64) -> Duration {
@@ -284,7 +279,7 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    /// The paper's: 800 MB, 200 Mbit/s, 256 kB, 30 passes.
+    /// The paper's example: 800 MB, 200 Mbit/s, 256 kB, 30 passes.
     const PAPER_VM: Vm = Vm { ram_bytes: 800 * MIB, working_set_bytes: None };
     const PAPER_PATH: Path = Path {
         bytes_per_s: 25e6,
@@ -318,14 +313,14 @@ mod tests {
 
     #[test]
     fn time_and_bytes_are_the_sums_over_passes() {
-        // Half the rate: 1 + 1/2 + ... + 1/2^(n-1), until 800 MB / 2^(n-1) fit.
+        // At half the rate: 1 + 1/2 + ... + 1/2^(n-1), until 800 MB / 2^(n-1) fit.
         let half = predict(PAPER_VM, PAPER_PATH, |_| 12.5e6);
         assert_eq!(half.passes, 13);
         let sum = 2.0 - 0.5f64.powi(12);
         assert!((half.redundancy(PAPER_VM) - sum).abs() < 1e-6);
         let first_s = 800.0 * MIB as f64 / 25e6;
         assert!((half.total.as_secs_f64() - sum * first_s).abs() < 1e-6);
-        // Rates of their own for passes: half, all of RAM again, next to nothing.
+        // A rate for each pass: half, all of RAM again, next to nothing.
         let rates = [12.5e6, 50e6, 5e3];
         let each = predict(PAPER_VM, PAPER_PATH, |pass| rates[pass as usize - 1]);
         assert_eq!((each.passes, each.met), (4, true));
@@ -354,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_too_fast_is_left_with_what_of_its_set_the_path_cant_keep_up_with() {
+    fn a_fast_writer_leaves_the_part_of_its_set_that_the_path_cant_keep_up_with() {
         let vm = Vm { ram_bytes: 800 * MIB, working_set_bytes: Some(128 * MIB) };
         let left = |passes, times: f64| {
             let path = Path { threshold_bytes: 6_000_000, passes, ..PAPER_PATH };
@@ -390,8 +385,8 @@ mod tests {
     }
 
     #[test]
-    fn who_is_slowed_more_loses_less_in_all_and_is_there_sooner() {
-        // Where all writes go to clean pages, above the boundary.
+    fn a_lower_share_loses_less_work_and_ends_sooner() {
+        // All writes go to clean pages, above the boundary.
         let vm = Vm { ram_bytes: 512 * MIB, working_set_bytes: None };
         for passes in [Passes::Whole, Passes::Quick] {
             let path = Path { threshold_bytes: 6_000_000, passes, ..PAPER_PATH };
@@ -403,7 +398,7 @@ mod tests {
                 assert!(low.prediction.total < middle.prediction.total);
                 assert!(middle.prediction.total < high.prediction.total);
             }
-            // Not slowed, it loses the blackout only.
+            // A VM that is not throttled loses only the downtime.
             let free = predict_throttled(vm, path, 10e6, 1.0);
             assert_eq!(free.prediction, predict(vm, path, |_| 10e6));
             assert_eq!(free.work_lost, free.prediction.blackout);
@@ -411,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn two_rates_tell_a_working_set() {
+    fn two_rates_give_the_working_set() {
         let seconds = [1.0, 3.0];
         for (rate, set) in [(50e6, 64e6), (120e6, 128e6), (10e6, 100e6)] {
             let dirty = |seconds: f64| set * (1.0 - (-rate * seconds / set).exp()) / seconds;
@@ -422,7 +417,8 @@ mod tests {
         assert_eq!(working_set([50e6, 50e6], seconds), (50e6, None));
         assert_eq!(working_set([50e6, 60e6], seconds), (60e6, None));
         assert_eq!(working_set([0.0, 0.0], seconds), (0.0, None));
-        // As fast as memory: at least not slower than it was seen to be.
+        // The set is written as fast as can be distinguished: the rate is at least the observed
+        // one.
         let (told, set) = working_set([90e6, 30e6], seconds);
         assert!(told >= 90e6 && set.unwrap() >= 89_000_000, "{told} {set:?}");
         assert_eq!(working_set([f64::NAN, f64::NAN], seconds).1, None);

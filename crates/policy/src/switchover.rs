@@ -1,50 +1,48 @@
-//! When QEMU may finish, and how much may be in flight until then.
+//! Decides when QEMU may finish, and how much may be in flight until then.
 //!
-//! QEMU decides by how fast our socket took bytes, which says nothing about how
-//! fast the destination gets them. Left alone it stops a VM with a full pool
-//! behind it. So the pool is small from before the end of the first pass on,
-//! and QEMU gets a threshold that accounts for the pool's content.
+//! QEMU decides by how fast our socket accepted bytes, which says nothing about how fast the
+//! destination receives them. Left alone, it stops a VM while the pool is full. So the pool is
+//! small from before the end of the first pass on, and QEMU gets a threshold that accounts for the
+//! pool's content.
 
 use std::time::Duration;
 
-/// Share of the downtime goal that the backlog may use. The rest is for QEMU's
-/// own remainder, the device state and the load at the destination.
+/// Share of the downtime goal that the backlog may use. The rest is for QEMU's remainder, the
+/// device state and the load at the destination.
 const BACKLOG_SHARE: f64 = 0.25;
-/// The same where QEMU leaves as much as takes all of the goal, and the backlog comes on
-/// top.
+/// The share if QEMU's remainder uses the whole goal, so that the backlog comes on top.
 const UNCOUNTED_SHARE: f64 = 0.0625;
 
-/// Least time to plan for moving pages when the fixed cost and the backlog use
-/// up the goal: QEMU has to be allowed to finish at some time.
+/// The shortest time to plan for moving pages when the fixed cost and the backlog use up the goal:
+/// QEMU must be allowed to finish at some point.
 const MOVE_MS_MIN: f64 = 1.0;
 
-/// What the backlog's bound depends on.
+/// The input for the backlog's bound.
 #[derive(Clone, Copy, Debug)]
 pub struct BacklogInput {
     /// Guest bytes that the first pass has yet to hand over, as the tap counts;
     /// none when it is over.
     pub first_pass_left_bytes: Option<u64>,
-    /// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of
-    /// records for zero pages.
+    /// Guest bytes by which QEMU can be ahead of the tap, with socket buffers full of records for
+    /// zero pages.
     pub hidden_bytes: u64,
-    /// Page bodies delivered per second; none before the first are.
+    /// Bytes of page bodies delivered per second; none before the first.
     pub bodies_per_s: Option<f64>,
     /// The downtime goal.
     pub goal: Duration,
-    /// QEMU is told to leave so much less.
+    /// Whether QEMU is told to leave that much less.
     pub counted: bool,
     /// The pool's full size.
     pub pool_bytes: u64,
-    /// What the lanes need to have something to send at all.
+    /// The least with which the lanes always have something to send.
     pub least_bytes: u64,
 }
 
 /// How many bytes may be between tap and placer now.
 ///
-/// The full pool only while QEMU can't possibly be near the end of its first
-/// pass. Twice what can be hidden: when that line is crossed QEMU has more left
-/// than fits in the sockets, so it blocks until the pool has drained to the
-/// small bound.
+/// The full pool is used only while QEMU can't be near the end of its first pass. The line is twice
+/// what can be hidden: when it is crossed, QEMU has more left than fits into the sockets, so it
+/// blocks until the pool has drained to the small bound.
 #[must_use]
 pub fn backlog_limit_bytes(input: BacklogInput) -> u64 {
     let far =
@@ -60,35 +58,35 @@ pub fn backlog_limit_bytes(input: BacklogInput) -> u64 {
     within_goal.clamp(input.least_bytes.min(input.pool_bytes), input.pool_bytes)
 }
 
-/// What QEMU is told.
+/// The threshold that QEMU gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    /// For `avail-switchover-bandwidth`, where QEMU has it.
+    /// The value of `avail-switchover-bandwidth`, if QEMU has it.
     pub bytes_per_s: u64,
-    /// For `downtime-limit`. Never 0: QEMU 7.2 then finishes after one pass
-    /// with everything dirty left for the blackout.
+    /// The value of `downtime-limit`. Never 0: with that, QEMU 7.2 finishes after one pass, with
+    /// everything dirty left for the downtime.
     pub downtime_ms: u64,
 }
 
-/// What the permission to finish depends on.
+/// The input for the permission to finish.
 #[derive(Clone, Copy, Debug)]
 pub struct FinishInput {
     /// Whether the first pass is over.
     pub first_pass_over: bool,
-    /// Page bodies delivered per second.
+    /// Bytes of page bodies delivered per second.
     pub bodies_per_s: Option<f64>,
     /// The downtime goal.
     pub goal: Duration,
-    /// What a blackout takes without any page: device state, load, `cont`.
+    /// The downtime without any pages: device state, load, `cont`.
     pub fixed: Duration,
-    /// The backlog's bound, all of which may have to be delivered in it.
+    /// The backlog's bound. All of it may have to be delivered during the downtime.
     pub backlog_bytes: u64,
-    /// Whether QEMU takes a bandwidth from us. Else it multiplies the limit by
-    /// what our socket took in its last 100 ms.
+    /// Whether QEMU takes a bandwidth from us. Otherwise it multiplies the limit by what our socket
+    /// accepted in its last 100 ms.
     pub exact: bool,
 }
 
-/// The threshold QEMU gets, or none while it must not finish.
+/// The threshold for QEMU, or none while it must not finish.
 #[must_use]
 pub fn allowance(input: FinishInput) -> Option<Allowance> {
     let bodies_per_s = input.bodies_per_s.filter(|rate| *rate >= 1.0)?;
@@ -100,28 +98,28 @@ pub fn allowance(input: FinishInput) -> Option<Allowance> {
     let fixed_ms = input.fixed.as_secs_f64() * 1e3;
     let mut move_ms = (goal_ms - fixed_ms - backlog_ms).max(MOVE_MS_MIN);
     if !input.exact {
-        // In 100 ms our socket takes at most what is delivered meanwhile and
-        // an empty pool's worth: QEMU may believe in that much more.
+        // In 100 ms our socket accepts at most what is delivered meanwhile and the content of an
+        // empty pool, by which QEMU may overestimate the bandwidth.
         let believed = 1.0 + backlog_ms / 100.0;
         move_ms = (move_ms / believed).max(MOVE_MS_MIN);
     }
     Some(Allowance { bytes_per_s: whole(bodies_per_s).max(1), downtime_ms: whole(move_ms).max(1) })
 }
 
-/// The blackout to expect if the VM stopped now.
+/// The expected downtime if the VM stopped now.
 #[must_use]
 pub fn predicted_blackout(left_bytes: u64, bodies_per_s: f64, fixed: Duration) -> Duration {
     let moving = left_bytes as f64 / bodies_per_s.max(1.0);
     fixed + Duration::from_secs_f64(moving.min(1e9))
 }
 
-/// What can be delivered in a blackout that reaches the goal.
+/// Bytes that can be delivered in a downtime that just meets the goal.
 #[must_use]
 pub fn budget_bytes(bodies_per_s: f64, goal: Duration, fixed: Duration) -> u64 {
     whole(bodies_per_s * goal.saturating_sub(fixed).as_secs_f64())
 }
 
-/// A rate or size as a whole number; nonsense becomes 0 or the largest.
+/// A rate or size as a whole number; invalid values become 0 or the largest.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn whole(value: f64) -> u64 {
     value as u64
@@ -151,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn near_the_end_a_quarter_of_the_goal_may_be_on_its_way() {
+    fn near_the_end_a_quarter_of_the_goal_may_be_in_flight() {
         let near = BacklogInput { first_pass_left_bytes: Some(800 * MIB), ..input() };
         assert_eq!(backlog_limit_bytes(near), 8_925_000);
         let later = BacklogInput { first_pass_left_bytes: None, ..input() };

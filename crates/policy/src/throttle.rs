@@ -1,20 +1,18 @@
-//! How much to throttle a VM that writes faster than its pages are delivered.
+//! Decides how much to throttle a VM that writes faster than its pages are delivered.
 //!
-//! A VM that is throttled to a share `s` of its CPU time dirties `s p` bytes
-//! per second, and `B` are delivered, so the remainder shrinks by `B - s p`.
-//! The work lost is `(1 - s) / (B - s p)` for each byte of it; where `p > B`
-//! that *falls* with `s`. So a VM that has to be throttled at all is best
-//! throttled well below what just converges: it loses less work and arrives
-//! sooner. Where `p < B` it is best left alone. Hence two bounds, both from
-//! equation 5 of the model: one with many passes, below which nothing is done,
-//! and one with few, which is the target.
+//! A VM that is throttled to a share `s` of its CPU time dirties `s p` bytes per second, and `B`
+//! are delivered, so the remainder shrinks by `B - s p`. The work lost is `(1 - s) / (B - s p)` for
+//! each byte of the remainder; if `p > B`, that *falls* with `s`. So a VM that must be throttled at
+//! all is best throttled well below what just converges: it loses less work and arrives sooner. If
+//! `p < B`, it is best left alone. Hence two bounds, both from equation 5 of the model: one with
+//! many passes, below which nothing is done, and one with few, which is the target.
 //!
-//! The share follows equation 9, `s' = C B s / p`, but `p` is taken from how
-//! the remainder changes (`trend`) as long as that is known: a CPU quota limits
-//! CPU time and not writes, so its effect is what counts.
+//! The share follows equation 9, `s' = C B s / p`, but `p` is derived from how the remainder
+//! changes (`trend`) as long as that is known: a CPU quota limits CPU time and not writes, so its
+//! effect is what counts.
 //!
-//! Nothing is throttled in the first pass: what is written during it is sent
-//! once, whenever it was written.
+//! Nothing is throttled in the first pass: a page that is written during it is sent once more,
+//! whenever it was written.
 
 mod decide;
 mod forecast;
@@ -39,15 +37,15 @@ pub use stall::{OnStall, Stall};
 /// What the operator set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// The blackout that is good enough.
+    /// The downtime goal.
     pub goal: Duration,
-    /// What of it is needed without any pages.
+    /// The part of it that is needed even without pages.
     pub fixed: Duration,
     /// The smallest share, above 0.
     pub floor: f64,
-    /// What to slow the VM to.
+    /// The target of throttling.
     pub ratio: Ratio,
-    /// When the VM should have arrived, from the migration's beginning.
+    /// When the VM should have arrived, counted from the migration's beginning.
     pub deadline: Option<Duration>,
     /// What to do when the floor isn't enough.
     pub on_stall: OnStall,
@@ -74,31 +72,31 @@ pub enum Ratio {
     Auto,
     /// Always this.
     Constant(f64),
-    /// The VM is never slowed, and never given up.
+    /// The VM is never throttled, and its migration never given up.
     Off,
 }
 
-/// What is, now.
+/// The current state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Look {
-    /// Since the migration's beginning.
+    /// Time since the migration's beginning.
     pub at: Duration,
     /// The VM's RAM.
     pub ram_bytes: u64,
-    /// Dirty, as far as QEMU knows, or on its way.
+    /// Bytes that are dirty, as far as QEMU knows, or in flight.
     pub left_bytes: u64,
     /// Guest bytes delivered per second while there is something to deliver.
     pub delivered_bytes_per_s: Option<f64>,
-    /// The guest's dirty rate by QEMU's account, over the last second or pass.
+    /// The guest's dirty rate as QEMU reports it, over the last second or pass.
     pub dirty_bytes_per_s: Option<f64>,
-    /// The share of its CPU time that the guest had while that rate was measured, if
-    /// both are counted from passes ([`crate::passes`]). Then `left_bytes` is derived
-    /// from the rate, and how it changes says nothing new.
+    /// The share of CPU time that the guest had while that rate was measured, if rate and remainder
+    /// are counted from passes ([`crate::passes`]). Then `left_bytes` is derived from the rate, and
+    /// its changes say nothing new.
     pub counted_at_share: Option<f64>,
-    /// QEMU's passes, counted.
+    /// Number of QEMU's current pass.
     pub pass: u32,
-    /// Whether only what the guest writes keeps it here: the first pass is over,
-    /// and disks are copied.
+    /// Whether only the guest's writes delay the switchover: the first pass is over, and disks are
+    /// copied.
     pub first_pass_over: bool,
     /// CPU seconds per second that the vCPUs to be throttled used since the
     /// last sample.
@@ -108,17 +106,17 @@ pub struct Look {
 /// Why the share is what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Off; or the first pass isn't over, or no rate is known.
+    /// Throttling is off, the first pass isn't over, or no rate is known.
     Nothing,
-    /// The goal is met without.
+    /// The goal is met without throttling.
     Unneeded,
-    /// It is needed, as far as is known yet.
+    /// Throttling seems to be needed; the VM is still being observed.
     Looking,
-    /// A trough is due soon that is enough.
+    /// A trough that is long enough is due soon.
     Waiting,
-    /// It is needed.
+    /// Throttling is needed.
     Needed,
-    /// It is needed, and more than the floor allows.
+    /// More throttling is needed than the floor allows.
     Floor,
 }
 
@@ -127,7 +125,7 @@ pub enum Why {
 pub enum Step {
     /// Go on.
     Go,
-    /// Have the VM stopped now: the longer blackout is accepted.
+    /// Stop the VM now: the longer downtime is accepted.
     Finish,
     /// Cancel.
     GiveUp(Stall),
@@ -136,60 +134,58 @@ pub enum Step {
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// Of the CPU time that the VM used when nothing throttled it.
+    /// The share of the CPU time that the VM used without throttling.
     pub share: f64,
-    /// The same in CPUs; none: no quota.
+    /// The same in CPUs; none means no quota.
     pub quota_cpus: Option<f64>,
     /// What to do about the migration.
     pub step: Step,
     /// Why the share is this.
     pub why: Why,
-    /// The blackout if the VM stopped now.
+    /// The downtime if the VM stopped now.
     pub predicted_blackout: Option<Duration>,
     /// The guest's dirty rate at full speed, as far as it is known.
     pub full_dirty_bytes_per_s: Option<f64>,
     /// The ratio in use (the paper's C).
     pub ratio: Option<f64>,
-    /// Time until the goal is met, if it goes on like this.
+    /// Time until the goal is met at the current rates.
     pub time_left: Option<Duration>,
-    /// When the deadline can't be met: when the VM will arrive instead, from
-    /// the migration's beginning; `Duration::MAX` where no end is in sight.
+    /// If the deadline can't be met, when the VM will arrive, counted from the migration's
+    /// beginning; `Duration::MAX` if no end is in sight.
     pub misses_deadline: Option<Duration>,
-    /// Whether there is no progress at the floor, whatever is done about that.
+    /// Set if there is no progress at the floor, whatever is done about that.
     pub stalled: Option<Stall>,
-    /// Work lost by throttling the VM so far, as time at full speed. An upper
-    /// bound: a guest that rests loses nothing.
+    /// Work lost to throttling so far, as time of the VM at full speed. An upper bound: an idle
+    /// guest loses nothing.
     pub work_lost: Duration,
 }
 
-/// The controller of one migration. Samples may come at any rate, best several
-/// in each 100 ms.
+/// The controller of one migration. Samples may be taken at any rate, ideally several in 100 ms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Throttle {
     share: f64,
     why: Why,
     at_s: f64,
-    /// Since the look before.
+    /// Time since the previous look.
     elapsed_s: f64,
-    /// When the first sample after the first pass was taken, and the last
-    /// change.
+    /// When the first sample after the first pass was taken, and when the share last changed.
     begun_s: Option<f64>,
     changed_s: f64,
-    /// Sums since the beginning: bytes delivered, seconds times share.
+    /// Sums since the beginning: bytes delivered, seconds times share, seconds of work lost.
     delivered: f64,
     shared_s: f64,
     lost_s: f64,
     trend: Trend,
     told: Told,
-    /// Whether the trend is known, and what was new in this sample.
+    /// Whether the trend has given a dirty rate, and whether a pass ended with this sample.
     read: bool,
     pass_over: bool,
-    /// Dirty rate: as it counts now, and at a share of 1.
+    /// Dirty rate: at the current share, and at a share of 1.
     dirty: Option<f64>,
     full: Option<f64>,
     believed_s: f64,
     fresh: bool,
-    /// CPU use: smoothed, and the most of it without a quota.
+    /// CPU use: smoothed, and its maximum without a quota.
     used: f64,
     used_most: f64,
     cpu_wave: Wave,
@@ -201,8 +197,7 @@ pub struct Throttle {
     late_since: Option<f64>,
     raises: u32,
     almost: u32,
-    /// Whether it was throttled because the goal would be missed, and not only
-    /// the deadline.
+    /// Whether it was throttled because the goal would be missed, and not only the deadline.
     missed_alone: bool,
     /// The rate that the share was chosen for.
     rate_then: f64,

@@ -1,4 +1,4 @@
-//! Migrations of Proxmox VE on one host: the sockets by which VMs leave and come.
+//! Migrations of Proxmox VE on one host: the sockets through which VMs leave and arrive.
 //!
 //! ```text
 //! source                                            destination
@@ -9,8 +9,8 @@
 //! ssh -L listens there <-------- ssh --------> sshd connects there
 //! ```
 //!
-//! Both ends have the same path. At the destination the QEMU of that VM listens, which a
-//! file names; at the source it is ssh.
+//! Both ends use the same path. At the destination the VM's QEMU listens, whose PID is in a file;
+//! at the source ssh listens.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use takeover::{Directory, TakeoverError, Trying};
 
-/// Where Proxmox VE has them.
+/// Proxmox VE's directory for them.
 pub const DIRECTORY: &str = "/run/qemu-server";
 
 /// This host.
@@ -28,19 +28,19 @@ pub struct Host {
 }
 
 impl Host {
-    /// With its sockets there.
+    /// A host with its sockets in this directory.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into() }
     }
 
-    /// Where they are.
+    /// The path of that directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.directory
     }
 
-    /// Their directory. None if no VM has been started yet.
+    /// The directory of the sockets; none if no VM has been started yet.
     ///
     /// # Errors
     /// If it can't be opened.
@@ -48,10 +48,10 @@ impl Host {
         Directory::open(&self.directory)
     }
 
-    /// Whether a VM waits at a socket of that name: whether its QEMU listens there.
+    /// Whether a VM waits for a migration at a socket of this name: whether its QEMU listens there.
     ///
     /// # Errors
-    /// If the system doesn't say.
+    /// If the kernel doesn't say.
     pub fn waits(&self, name: &str) -> Result<bool, TakeoverError> {
         let Some(vm) = vm_of(name) else { return Ok(false) };
         let pid = match fs::read_to_string(self.directory.join(format!("{vm}.pid"))) {
@@ -62,7 +62,7 @@ impl Host {
         let listed = fs::read_to_string("/proc/net/unix").trying("asking for sockets")?;
         let listening: Vec<_> = listening(&listed, name).collect();
         let files = match fs::read_dir(format!("/proc/{pid}/fd")) {
-            // It has ended.
+            // QEMU has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             files => files.trying("looking at a QEMU's files")?,
         };
@@ -75,7 +75,7 @@ impl Host {
     }
 }
 
-/// The VM of which a migration's socket has that name.
+/// The VM whose migration uses a socket of this name.
 #[must_use]
 pub fn vm_of(name: &str) -> Option<u32> {
     let stem = name.strip_suffix(".migrate")?;

@@ -1,4 +1,4 @@
-//! Writes what the fuzzers start from: `cargo run -p qemu --example qemu_seeds` fills
+//! Writes the seeds of the fuzzers: `cargo run -p qemu --example qemu_seeds` fills
 //! `fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;

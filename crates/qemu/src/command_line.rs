@@ -1,7 +1,7 @@
 //! QEMU's command line, as the user typed it, and as the agent needs it.
 //!
-//! Only what the agent has to know or change is understood: everything else
-//! stays where it is, letter by letter. QEMU itself judges it.
+//! Only the options that the agent has to know or change are parsed. Everything
+//! else is kept verbatim, for QEMU to judge.
 
 mod free_page_hint;
 mod guest_port;
@@ -22,19 +22,19 @@ pub use overrides::{apply_overrides, overridden, parse_override};
 /// The id of the agent's own QMP connection.
 const QMP_ID: &str = "droveway-qmp";
 
-/// A command line can't be used.
+/// Why a command line can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandLineError {
-    /// Nothing is there.
+    /// It is empty.
     #[error("the command line is empty: give QEMU's program and its arguments")]
     Empty,
-    /// An option at the end wants more.
+    /// The last option lacks its argument.
     #[error("{option} needs an argument")]
     MissingArgument {
         /// The option as typed.
         option: String,
     },
-    /// An option that keeps the agent from doing its work.
+    /// An option that the agent can't work with.
     #[error("{option} can't be used here: {reason}")]
     Unsupported {
         /// The option as typed.
@@ -42,7 +42,7 @@ pub enum CommandLineError {
         /// Why not.
         reason: &'static str,
     },
-    /// One balloon is all that QEMU makes.
+    /// The VM has a balloon already, and QEMU makes only one.
     #[error(
         "the VM has a balloon already: give that one free-page-hint=on and an iothread instead of \
          --free-page-hint"
@@ -65,7 +65,7 @@ pub enum CommandLineError {
 /// One piece of a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Item {
-    /// An option: as typed, by its name, and what follows it.
+    /// An option: as typed, its name, and its argument.
     Option { typed: String, name: String, argument: Option<String> },
     /// A word by itself: a disk image.
     Word(String),
@@ -79,10 +79,10 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Reads what the user typed.
+    /// Parses what the user typed.
     ///
     /// # Errors
-    /// If it is cut short, or holds what only the agent may say.
+    /// If an argument is missing, or an option is not allowed under the agent.
     pub fn parse<S: AsRef<str>>(argv: &[S]) -> Result<Self, CommandLineError> {
         let mut words = argv.iter().map(AsRef::as_ref);
         let program =
@@ -115,9 +115,9 @@ impl CommandLine {
         Ok(line)
     }
 
-    /// The command line of a QEMU that runs already, as its owner would have
-    /// typed it for another start: without what only said how that one began, and
-    /// without what the agent had added.
+    /// The command line of a running QEMU, as its owner would type it for another
+    /// start: without the options for this start alone, and without those that the
+    /// agent has added.
     #[must_use]
     pub fn of_running(argv: &[String]) -> Vec<String> {
         let with_port = Self::has_our_guest_port(argv);
@@ -142,7 +142,7 @@ impl CommandLine {
         kept
     }
 
-    /// As QEMU gets it.
+    /// The words that QEMU gets.
     #[must_use]
     pub fn argv(&self) -> Vec<String> {
         let mut argv = vec![self.program.clone()];
@@ -164,7 +164,7 @@ impl CommandLine {
         &self.program
     }
 
-    /// Whether an option is there, by its name without dashes.
+    /// Whether it has an option, by its name without dashes.
     #[must_use]
     pub fn has(&self, option: &str) -> bool {
         self.items.iter().any(|item| matches!(item, Item::Option { name, .. } if name == option))
@@ -186,7 +186,7 @@ impl CommandLine {
         )
     }
 
-    /// With QMP for the agent at a listening socket that QEMU inherits.
+    /// Adds QMP for the agent at a listening socket that QEMU inherits.
     #[must_use]
     pub fn with_qmp(&self, listener: RawFd) -> Self {
         let chardev = format!("socket,id={QMP_ID},fd={listener},server=on,wait=off");
@@ -194,12 +194,12 @@ impl CommandLine {
         self.clone().and("-chardev", &chardev).and("-mon", &mon)
     }
 
-    /// Waiting, stopped, for a VM to come: as exactly the machine type that
-    /// the VM has, since `q35` means another one in each version of QEMU.
+    /// Makes QEMU wait, stopped, for an incoming migration, with exactly the VM's
+    /// machine type, since `q35` means another one in each version of QEMU.
     #[must_use]
     pub fn waiting(&self, machine: Option<&str>) -> Self {
         let mut line = self.clone();
-        // A snapshot to start from has no place in a VM that comes with its state.
+        // The VM arrives with its state, and must not load a snapshot.
         line.items.retain(|item| !matches!(item, Item::Option { name, .. } if name == "loadvm"));
         if let Some(machine) = machine {
             line = line.and("-machine", &format!("type={machine}"));
@@ -216,7 +216,7 @@ impl CommandLine {
     }
 }
 
-/// Whether an option is of those that [`CommandLine::with_qmp`] adds.
+/// Whether an option is one that [`CommandLine::with_qmp`] adds.
 fn is_our_qmp(name: &str, argument: &str) -> bool {
     match name {
         "chardev" => has_part(argument, &format!("id={QMP_ID}")),

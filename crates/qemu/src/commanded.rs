@@ -1,6 +1,6 @@
-//! A QEMU that somebody else has started and commands, such as libvirt: nothing is
-//! asked of it. Its command line says whose it is, and what it has; the kernel where its
-//! RAM may be, and which files it has open.
+//! A QEMU that another program, such as libvirt, has started and commands. The agent
+//! sends it no commands: the command line shows which VM it is and what it has, and the
+//! kernel shows where its RAM may be and which files it has open.
 
 mod asked;
 mod disks;
@@ -26,30 +26,30 @@ use words::{Argument, Words};
 /// Longest name that is passed on.
 const NAME_BYTES_MAX: usize = 255;
 
-/// What a command line says, of whatever process: for the fuzzer.
+/// Reads a command line of any process, for the fuzzer.
 pub(crate) fn read(argv: &[String]) {
     let words = Words(argv);
     let _ = (disks::of(words, Path::new("/"), &OpenFiles::default()), memory::of(words));
     let _ = (words.last("name").and_then(guest_name), port::of(words, std::process::id()));
 }
 
-/// A QEMU of somebody else's.
+/// A QEMU that another program commands.
 #[derive(Debug)]
 pub struct Commanded {
     /// Its process.
     pub process: Process,
-    /// The VM's name, if it was told one.
+    /// The VM's name, if the command line has one.
     pub name: Option<String>,
-    /// The VM's UUID, if it was told one.
+    /// The VM's UUID, if the command line has one.
     pub uuid: Option<String>,
     argv: Vec<String>,
 }
 
 impl Commanded {
-    /// The QEMU that has this number now.
+    /// The QEMU that has this process id now.
     ///
     /// # Errors
-    /// If it is gone, or not ours to look at.
+    /// If it is gone, or the agent may not inspect it.
     pub fn of_process(pid: u32) -> Result<Self, ProcessError> {
         let process = Process::now(pid)?;
         let argv = command_line_of(pid)?;
@@ -59,11 +59,11 @@ impl Commanded {
         Ok(Self { process, name, uuid, argv })
     }
 
-    /// Its virtio disks, as its command line has them. One whose image is not a file
-    /// that it has open can't be read.
+    /// Its virtio disks, from its command line. A disk whose image is not a file that
+    /// QEMU has open can't be read.
     ///
     /// # Errors
-    /// If it is gone, or not ours to look at.
+    /// If it is gone, or the agent may not inspect it.
     pub fn disks(&self) -> Result<Vec<GuestDisk>, ProcessError> {
         let pid = self.process.pid();
         let cwd = directory_of(pid)?;
@@ -93,15 +93,15 @@ impl Commanded {
         &self.argv
     }
 
-    /// With whose rights it opens files.
+    /// The user with whose rights it opens files.
     ///
     /// # Errors
-    /// If it is gone, or not ours to look at.
+    /// If it is gone, or the agent may not inspect it.
     pub fn user(&self) -> Result<User, ProcessError> {
         user_of(self.process.pid())
     }
 
-    /// What its guest has for memory.
+    /// The layout of its guest's memory.
     ///
     /// # Errors
     /// Why it isn't known.
@@ -109,8 +109,8 @@ impl Commanded {
         memory::of(Words(&self.argv))
     }
 
-    /// Finds the blocks of its RAM by their sizes: of each, only if exactly one piece
-    /// of its memory has that size. Others are noted, and get their pages by QEMU's
+    /// Finds its RAM blocks by their sizes: each only if exactly one mapping of its
+    /// memory has that size. Other blocks are noted, and get their pages through QEMU's
     /// stream.
     #[must_use]
     pub fn ram<'b>(&self, blocks: impl Iterator<Item = (&'b str, u64)> + Clone) -> RamBlocks {
@@ -141,8 +141,8 @@ impl Commanded {
     }
 }
 
-/// The threads of a process that are a QEMU's vCPUs, by the names that QEMU gives them.
-/// It does so with `-name debug-threads=on`, which libvirt always has; else there are none.
+/// The threads of a QEMU that are vCPUs, by their names. QEMU names threads only with
+/// `-name debug-threads=on`, which libvirt always sets; otherwise none are found.
 #[must_use]
 pub fn vcpu_threads(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -154,7 +154,7 @@ pub fn vcpu_threads(pid: u32) -> Vec<u32> {
     tasks.filter_map(of).collect()
 }
 
-/// `CPU 3/KVM`; or one thread of TCG for all.
+/// `CPU 3/KVM`, or TCG's one thread for all vCPUs.
 fn is_vcpu(name: &str) -> bool {
     let Some((cpus, accelerator)) = name.split_once('/') else { return false };
     let number = cpus.strip_prefix("CPU ");
@@ -199,7 +199,7 @@ mod tests {
         }
         let argv = ["qemu", "-name", "a", "--uuid", "x", "-name"].map(str::to_owned);
         let last = |argv, name| Words(argv).last(name).map(|it| it.0.to_owned());
-        // A word without one that follows it is none that QEMU takes.
+        // An option without its argument doesn't count.
         assert_eq!(last(&argv, "name").as_deref(), Some("a"));
         assert_eq!(last(&argv, "uuid").as_deref(), Some("x"));
         assert!(is_uuid("4dea22b3-1d52-d8f3-2516-782e98ab3fa0") && !is_uuid("4dea22b3"));

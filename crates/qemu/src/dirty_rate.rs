@@ -1,5 +1,5 @@
-//! How much memory a running VM dirties, as QEMU finds out by samples. The VM
-//! does not notice: QEMU reads some of its pages twice.
+//! How fast a running VM dirties memory, as QEMU measures it by samples. The VM
+//! is not disturbed: QEMU reads some of its pages twice.
 
 use std::time::{Duration, Instant};
 
@@ -7,20 +7,20 @@ use serde_json::json;
 
 use crate::qmp::{Qmp, QmpError};
 
-/// Pages that are sampled in all: more would say little more and take long.
+/// Pages sampled in all: more would take long and add little.
 const PAGES: u64 = 16_384;
-/// Of each GiB, QEMU takes so many.
+/// The number of samples per GiB that QEMU accepts.
 const PAGES_PER_GIB: std::ops::RangeInclusive<u64> = 128..=16_384;
-/// QEMU doesn't tell when it is done.
+/// The interval of queries, since QEMU doesn't report when it is done.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// What it may take longer than it was told: it reads its samples.
+/// How much longer than requested it may take, to read its samples.
 const LATE_MAX: Duration = Duration::from_secs(20);
 
-/// Bytes dirtied per second, over so many seconds; what is dirtied twice in them
-/// counts once.
+/// Bytes dirtied per second, measured over `seconds`; a page dirtied twice counts
+/// once.
 ///
 /// # Errors
-/// If QEMU doesn't say, or samples for somebody else.
+/// If QEMU doesn't answer, or is sampling for another client.
 pub fn sample(qmp: &Qmp, ram_bytes: u64, seconds: u8) -> Result<f64, QmpError> {
     let gib = (ram_bytes >> 30).max(1);
     let pages = (PAGES / gib).clamp(*PAGES_PER_GIB.start(), *PAGES_PER_GIB.end());

@@ -1,12 +1,12 @@
-//! Entry points for the fuzzer (`fuzz/`): what QEMU says of itself, in words and in
-//! JSON, and what it was started with.
+//! Entry points for the fuzzer (`fuzz/`): QEMU's answers, as text and as JSON, and its
+//! command line.
 
 use crate::command_line::CommandLine;
 use crate::commanded;
 use crate::guest_disks::{self, Reading};
 use crate::guest_memory::GuestMemory;
 
-/// Any bytes as what `info mtree -f` says.
+/// Reads any bytes as the output of `info mtree -f`.
 ///
 /// # Panics
 /// If something is wrong with the crate.
@@ -22,7 +22,7 @@ pub fn memory(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as what QEMU says of its disks, and as what a guest says of its own.
+/// Reads any bytes as QEMU's answers about its disks, and matches what a guest would report.
 ///
 /// # Panics
 /// If something is wrong with the crate.
@@ -48,8 +48,8 @@ pub fn disks(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a command line, as the kernel shows it: of a QEMU that we start, and of one
-/// that somebody else has started.
+/// Reads any bytes as a command line, as the kernel shows it: of a QEMU that the agent
+/// starts, and of one that another program has started.
 ///
 /// # Panics
 /// If something is wrong with the crate.
@@ -69,7 +69,7 @@ pub fn command_line(bytes: &[u8]) {
     assert!(waiting.has("S") && waiting.arguments("incoming").last() == Some("defer"));
 }
 
-/// Memory as QEMU tells it, to mutate.
+/// QEMU's description of memory, to mutate.
 #[must_use]
 pub fn seed_memory() -> [&'static str; 1] {
     ["FlatView #0\n AS \"I/O\", root: io\n  0000000000000000-0000000000000007 (prio 0, i/o): a\n\n\
@@ -81,7 +81,7 @@ pub fn seed_memory() -> [&'static str; 1] {
       \x20 0000000200000000-000000023fffffff (prio 0, ram): pc.ram @00000000c0000000\n"]
 }
 
-/// Disks as QEMU tells them, to mutate.
+/// QEMU's answers about disks, to mutate.
 #[must_use]
 pub fn seed_disks() -> [&'static str; 2] {
     [include_str!("guest_disks/recorded/7.2.json"), include_str!("guest_disks/recorded/10.0.json")]
@@ -120,7 +120,7 @@ mod tests {
         for text in seed_command_lines() {
             command_line(text.as_bytes());
             let argv: Vec<_> = text.split('\0').collect();
-            // What only an agent may say is refused.
+            // `-incoming` is refused: only the agent may use it.
             assert_eq!(CommandLine::parse(&argv).is_err(), text.contains("-incoming"));
         }
     }

@@ -1,11 +1,11 @@
-//! Which of QEMU's disks a guest speaks of, and how their content can be read
-//! without QEMU, from wherever the storage is shared.
+//! Which of QEMU's disks a guest reports, and how their content can be read
+//! without QEMU, from any host that shares the storage.
 //!
-//! A helper in a guest knows a disk by its serial number, its place on the PCI bus
-//! and its size ([`cachemap::Device`]); QEMU knows it as a device with a tree of
-//! block nodes below. Only what surely fits is matched ([`matched`]), and only what
-//! reads the same from outside has another [`Reading`] than [`Reading::No`]: what
-//! is read is verified by its hash, but what never fits would be read in vain.
+//! A helper in a guest knows a disk by its serial number, its PCI address and its
+//! size ([`cachemap::Device`]); QEMU knows it as a device with a tree of block nodes
+//! below. Only certain matches count ([`matched`]), and only a disk that reads the
+//! same from outside has another [`Reading`] than [`Reading::No`]: pages that are read
+//! are verified by their hash, but reads that never match would be wasted.
 
 mod graph;
 mod matching;
@@ -25,7 +25,7 @@ use graph::Graph;
 
 /// Where QEMU keeps devices: those with an id and those without.
 const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
-/// What it keeps the disk's part of a device under.
+/// The child of a device that is its disk.
 pub(crate) const BACKEND: &str = "/virtio-backend";
 
 /// A virtio disk of a VM.
@@ -35,8 +35,8 @@ pub struct GuestDisk {
     pub device: String,
     /// The serial number that the guest sees; empty if it has none.
     pub serial: String,
-    /// Its PCI address as the guest calls it, such as `0000:00:03.0`; none on
-    /// another bus, and behind a bridge that the guest hasn't numbered.
+    /// Its PCI address as the guest sees it, such as `0000:00:03.0`; none on
+    /// another bus, or behind a bridge that the guest hasn't numbered.
     pub address: Option<String>,
     /// The size that the guest sees; 0 if that isn't known.
     pub bytes: u64,
@@ -48,18 +48,18 @@ pub struct GuestDisk {
     pub protocol: String,
     /// The image, as QEMU names it.
     pub file: String,
-    /// The images behind it, nearest first.
+    /// Its backing files, nearest first.
     pub backing: Vec<String>,
     /// Whether the guest can't write to it.
     pub read_only: bool,
-    /// Whether QEMU uses the image past the host's page cache. If not, what
-    /// another host reads may be older for a while.
+    /// Whether QEMU bypasses the host's page cache for the image. If not, another
+    /// host may read stale data for a while.
     pub direct: bool,
     /// How its content can be read.
     pub reading: Reading,
 }
 
-/// What QEMU said.
+/// QEMU's answers.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) drives: Value,
@@ -79,18 +79,18 @@ pub(crate) struct Plugged {
     pub(crate) bus: String,
 }
 
-/// The virtio disks of a VM that have a medium. Relative paths are meant from
+/// The virtio disks of a VM that have a medium. Relative paths start at
 /// `cwd`, QEMU's directory.
 ///
 /// # Errors
-/// If QEMU doesn't say.
+/// If QEMU doesn't answer.
 pub fn disks(qmp: &Qmp, cwd: &Path) -> Result<Vec<GuestDisk>, QmpError> {
     let said = Said {
         devices: plugged(qmp)?,
         drives: qmp.execute("query-block", json!({}))?,
         nodes: qmp.execute("query-named-block-nodes", json!({ "flat": true }))?,
         graph: qmp.execute("x-debug-query-block-graph", json!({}))?,
-        // Machines without PCI don't know it.
+        // Machines without PCI refuse it.
         pci: qmp.execute("query-pci", json!({})).or_else(refused)?,
     };
     Ok(said.disks(cwd))
@@ -137,8 +137,8 @@ impl Plugged {
         })
     }
 
-    /// Its address on the PCI bus, by what firmware or guest have made of the
-    /// bridges on the way.
+    /// Its PCI address, with the bus numbers that firmware or guest have given to
+    /// the bridges above it.
     fn address(&self, buses: &BTreeMap<String, u64>) -> Option<String> {
         let devfn = self.devfn.filter(|devfn| *devfn < 256)?;
         let (owner, name) = self.bus.rsplit_once('/')?;
@@ -183,8 +183,8 @@ impl Said {
     }
 }
 
-/// The numbers of the buses behind bridges that have an id. Before the guest or its
-/// firmware has given them, they are 0.
+/// Collects the numbers of the buses behind bridges that have an id. Before the guest or
+/// its firmware has assigned them, they are 0.
 fn note_buses(devices: &Value, buses: &mut BTreeMap<String, u64>, depth: u32) {
     /// A PCI segment has no more buses.
     const DEPTH_MAX: u32 = 256;
@@ -201,7 +201,7 @@ fn note_buses(devices: &Value, buses: &mut BTreeMap<String, u64>, depth: u32) {
     }
 }
 
-/// For the fuzzer: what becomes of any answers.
+/// The disks in any answers, for the fuzzer and the tests.
 pub(crate) fn of_answers(answers: &Value) -> Vec<GuestDisk> {
     let said = Said {
         drives: answers["query-block"].clone(),

@@ -1,26 +1,26 @@
 //! Where in QEMU's RAM blocks a page of the guest's memory is.
 //!
-//! A guest counts its memory by physical address; QEMU's stream, and whoever reaches
-//! into QEMU, by block and offset. Between the two are the gap below 4 GiB, NUMA
-//! nodes and plugged memory. QEMU says it only in words for people (`info mtree`):
-//! a line that can't be read is left out, and so are the pages in it.
+//! A guest addresses its memory physically; QEMU's stream, and code that accesses QEMU's
+//! memory, by block and offset. Between the two are the gap below 4 GiB, NUMA nodes and
+//! plugged memory. QEMU reports it only as text for people (`info mtree`): a line that
+//! can't be parsed is left out, and so are the pages in it.
 
 use serde_json::json;
 
 use crate::qmp::{Qmp, QmpError};
 
 const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
-/// VMs have some ten; one whose memory is plugged in small pieces, some hundred.
+/// VMs have about ten; with memory plugged in small pieces, some hundred.
 const PIECES_MAX: usize = 1 << 16;
 /// Where the gap of a PC's memory ends.
 const GAP_ENDS: u64 = 4 << 30;
-/// What the guest's CPUs see is below this name.
+/// The address space that the guest's CPUs see.
 const MEMORY: &str = "AS \"memory\",";
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The block, by its number among those that were given.
+    /// The block's index among those that were given.
     pub block: usize,
     /// The page's first byte in it.
     pub offset: u64,
@@ -29,12 +29,12 @@ pub struct Place {
 /// Where the pages of a guest's memory are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestMemory {
-    /// By page; none overlaps another.
+    /// Sorted by page, without overlaps.
     ranges: Vec<Range>,
 }
 
-/// The memory of a PC: its blocks in their order, up to the gap below 4 GiB and on
-/// from there.
+/// The memory of a PC: its blocks in order, up to the gap below 4 GiB and on above
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcMemory {
     /// Names and lengths.
@@ -43,7 +43,7 @@ pub struct PcMemory {
     pub below_4g: u64,
 }
 
-/// Pages that follow each other in the guest and in a block.
+/// Pages that are contiguous in the guest and in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     first_page: u64,
@@ -51,7 +51,7 @@ struct Range {
     place: Place,
 }
 
-/// A line that tells of RAM.
+/// A line about RAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
     name: String,
@@ -63,11 +63,11 @@ struct Piece {
 }
 
 impl GuestMemory {
-    /// Asks QEMU. `blocks` are the names and lengths of RAM blocks, as QEMU calls
-    /// them in its stream: memory outside of them has no place.
+    /// Queries QEMU. `blocks` are the names and lengths of RAM blocks, as in QEMU's
+    /// stream: memory outside of them has no place.
     ///
     /// # Errors
-    /// If QEMU doesn't say.
+    /// If QEMU doesn't answer.
     pub fn of<'a>(
         qmp: &Qmp,
         blocks: impl IntoIterator<Item = (&'a str, u64)>,
@@ -77,13 +77,13 @@ impl GuestMemory {
         Ok(Self::read(answer.as_str().unwrap_or_default(), blocks))
     }
 
-    /// Reads what QEMU's `info mtree -f` says.
+    /// Parses the output of QEMU's `info mtree -f`.
     #[must_use]
     pub fn read<'a>(text: &str, blocks: impl IntoIterator<Item = (&'a str, u64)>) -> Self {
         Self::in_pieces(&pieces(text), blocks)
     }
 
-    /// What it is in a PC. What firmware has below 1 MiB counts as memory.
+    /// The layout of a PC. The firmware's area below 1 MiB counts as memory.
     #[must_use]
     pub fn of_pc<'a>(pc: &PcMemory, blocks: impl IntoIterator<Item = (&'a str, u64)>) -> Self {
         let (mut pieces, mut address) = (Vec::new(), 0);
@@ -107,7 +107,7 @@ impl GuestMemory {
         let mut ranges: Vec<Range> =
             pieces.iter().filter_map(|piece| Range::of(piece, &blocks)).collect();
         ranges.sort_by_key(|range| range.first_page);
-        // A flat view has none that overlap: who says so means something else.
+        // A flat view has no overlaps: with some, the text was misunderstood.
         let mut end = 0;
         let overlaps = ranges.iter().any(|range| {
             let overlaps = range.first_page < end;
@@ -120,13 +120,13 @@ impl GuestMemory {
         Self { ranges }
     }
 
-    /// Where a page is; none if it is in no block.
+    /// Where a page is; `None` if it is in no block.
     #[must_use]
     pub fn lookup(&self, page: u64) -> Option<Place> {
         Some(self.lookup_run(page, 1)?.0)
     }
 
-    /// Where a page is, and how many of `pages` from it on follow it there.
+    /// Where a page is, and how many of `pages` from it on are contiguous there.
     #[must_use]
     pub fn lookup_run(&self, page: u64, pages: u64) -> Option<(Place, u64)> {
         let after = self.ranges.partition_point(|range| range.first_page <= page);
@@ -162,8 +162,8 @@ impl Range {
     }
 }
 
-/// The RAM that the guest's CPUs see. Views are divided by empty lines; the one
-/// that is meant says so before its ranges.
+/// The RAM that the guest's CPUs see. Each view names its address spaces before its
+/// ranges.
 fn pieces(text: &str) -> Vec<Piece> {
     let mut is_meant = false;
     let mut pieces = Vec::new();
@@ -180,8 +180,8 @@ fn pieces(text: &str) -> Vec<Piece> {
     pieces
 }
 
-/// `FIRST-LAST (prio N, KIND): NAME`, and ` @OFFSET` where that isn't 0. What is
-/// `rom` now may be RAM that the firmware has closed: not worth a page.
+/// Parses `FIRST-LAST (prio N, KIND): NAME`, and ` @OFFSET` where that isn't 0. A `rom`
+/// may be RAM that the firmware has write-protected, but it is too small to matter.
 fn piece(line: &str) -> Option<Piece> {
     let (addresses, rest) = line.split_once(" (prio ")?;
     let (kind, name) = rest.split_once("): ")?;
@@ -197,7 +197,7 @@ fn piece(line: &str) -> Option<Piece> {
     Some(Piece { name: name.to_owned(), address, bytes, offset })
 }
 
-/// As QEMU writes addresses: all 16 digits.
+/// Parses an address as QEMU writes it, with all 16 digits.
 fn hex(text: &str) -> Option<u64> {
     let is_one = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_one.then(|| u64::from_str_radix(text, 16).ok())?

@@ -1,8 +1,8 @@
-//! Asks the helper in a guest which of its memory is a copy of what is on a disk.
+//! Asks the helper in a guest which of its memory is a copy of data on a disk.
 //!
-//! The helper is in the guest: it may be missing, silent, old, broken, or somebody
-//! who lies. Each is an error here, within the time that was given, and the VM and
-//! its migration are none the worse for it.
+//! The helper runs in the guest, so it may be missing, silent, old, broken or
+//! malicious. Each is an error here, within the given time, and does no harm to the VM
+//! and its migration.
 
 mod find;
 mod open;
@@ -23,12 +23,12 @@ pub use cachemap::PORT_NAME;
 pub use find::{NoPort, Port, find};
 pub use open::{HasGuest, OpenPort};
 
-/// A port where too many wait already is not waited for.
+/// How long to wait for a connection: hardly, since too many clients wait at the port then.
 const AT_ONCE: Duration = Duration::from_millis(1);
-/// What is read at once.
+/// Most bytes per read.
 const READ_BYTES: usize = 64 << 10;
-/// A part that is handed on has so many pages at least, and that share of all before
-/// it: there are few of them, however large the map is.
+/// A part that is passed on has at least this many pages, and at least one page for this
+/// many before it: so there are few parts, however large the map is.
 const PART_PAGES_LEAST: u64 = 1024;
 const PART_SHARE: u64 = 2;
 const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
@@ -36,23 +36,23 @@ const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
 /// at 2 GiB at the lowest. Above it, the gap goes up to 4 GiB.
 const GAP_BEGINS_MIN: u64 = 2 << 30;
 const GAP_ENDS: u64 = 4 << 30;
-/// A VM with about a TiB or more may have all that is above the gap there: below a
-/// TiB some hosts have a gap of their own.
+/// A VM with about a TiB or more may have everything above the gap from 1 TiB on: some
+/// hosts have a gap of their own below 1 TiB.
 const FAR_RAM_MIN: u64 = 900 << 30;
 const FAR_GAP_ENDS: u64 = 1 << 40;
 /// More runs than that are not worth their memory: 24 bytes each.
 const RUNS_MAX: u32 = 4 << 20;
 
-/// There is no map. The VM is as it was.
+/// Why there is no map. The VM is not affected.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// The port's socket doesn't let us in.
+    /// The port's socket can't be connected to.
     #[error("the guest's port can't be reached: {source}")]
     Socket {
         /// The system's error.
         source: io::Error,
     },
-    /// QEMU closed the port, or somebody else has it.
+    /// QEMU closed the port, or another client has it.
     #[error("the guest's port was closed while its helper was asked")]
     Closed,
     /// The VM has no port, or none that can be used.
@@ -61,27 +61,27 @@ pub enum GuestError {
     /// No program in the guest has opened the port.
     #[error("no program in the guest has the port open: its helper doesn't run")]
     NobodyThere,
-    /// Somebody else speaks there: QEMU serves one client at a time.
+    /// Another client has the port: QEMU serves one at a time.
     #[error("somebody else is connected to the guest's port, and QEMU serves one at a time")]
     Taken,
-    /// Nobody greets.
+    /// The helper doesn't greet.
     #[error("nobody answered at the guest's port within {waited:?}: its helper doesn't run")]
     Absent {
         /// How long that was.
         waited: Duration,
     },
-    /// It greeted, and did not come to an end.
+    /// The helper greeted, and did not finish.
     #[error("the guest's helper did not end within {waited:?}")]
     Late {
         /// How long that was.
         waited: Duration,
     },
-    /// What it said is not as it should be.
+    /// The helper violates the protocol.
     #[error(transparent)]
     Said(#[from] Fault),
 }
 
-/// What a VM's memory is, as far as a helper can name pages of it.
+/// The bounds of the pages that a helper can name, in a VM with that much RAM.
 #[must_use]
 pub fn limits(ram_bytes: u64) -> Limits {
     let ram_pages = ram_bytes.div_ceil(PAGE_BYTES);
@@ -91,10 +91,10 @@ pub fn limits(ram_bytes: u64) -> Limits {
     Limits { ram_pages, end_page: end.div_ceil(PAGE_BYTES) }
 }
 
-/// The same of a QEMU's VM as it is now, with what was plugged in.
+/// The same for QEMU's VM as it is now, with plugged memory.
 ///
 /// # Errors
-/// If QEMU doesn't say.
+/// If QEMU doesn't answer.
 pub fn limits_of(qmp: &Qmp) -> Result<Limits, QmpError> {
     let summary = qmp.execute("query-memory-size-summary", json!({}))?;
     let bytes = |name: &str| summary[name].as_u64().unwrap_or(0);
@@ -114,18 +114,18 @@ pub fn limits_of(qmp: &Qmp) -> Result<Limits, QmpError> {
     Ok(limits)
 }
 
-/// How long is waited.
+/// How long to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// For the greeting: the helper answers at once, unless the guest has no CPU
     /// for it.
     pub greeting: Duration,
-    /// For all of it. More than the budget's time, or its end is missed.
+    /// For the whole answer: more than the budget's time, or its end is missed.
     pub all: Duration,
 }
 
 impl Patience {
-    /// What suits a budget.
+    /// The times that suit a budget.
     #[must_use]
     pub fn of(budget: Budget) -> Self {
         let time = Duration::from_millis(budget.bounded().time_ms.into());
@@ -133,11 +133,11 @@ impl Patience {
     }
 }
 
-/// Connects to the socket of a port. That QEMU lets us in doesn't mean that it
-/// serves us: it serves one client at a time, and lets some more wait.
+/// Connects to the socket of a port. A connection doesn't mean that QEMU serves it: QEMU
+/// serves one client at a time, and lets some more wait.
 ///
 /// # Errors
-/// If that can't be done now.
+/// If it can't connect now.
 pub fn connect(path: &Path) -> Result<UnixStream, GuestError> {
     takeover::connect(path, AT_ONCE).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => GuestError::Taken,
@@ -146,7 +146,7 @@ pub fn connect(path: &Path) -> Result<UnixStream, GuestError> {
 }
 
 /// Asks for the map of a VM with memory within `limits`. Another thread may shut
-/// `stream` down meanwhile, which ends this.
+/// `stream` down meanwhile, which ends the call.
 ///
 /// # Errors
 /// As [`GuestError`] says; always within `patience`.
@@ -161,8 +161,8 @@ pub fn ask(
     listener.into_map().ok_or(GuestError::Closed)
 }
 
-/// The same; what is heard is handed on in parts, while the helper still looks. A
-/// part has no page twice, but may have one that another has.
+/// As [`ask`], but passes the map on in parts, while the helper still searches. A page
+/// occurs once in a part, but may occur in several parts.
 ///
 /// # Errors
 /// As [`ask`].
@@ -234,7 +234,7 @@ fn converse(
     };
     let left = |listener: &Listener| {
         let waits = if listener.greeting().is_none() { patience.greeting } else { patience.all };
-        // No time at all would mean none but for ever.
+        // A timeout of zero would mean no timeout.
         let left = waits.min(patience.all).checked_sub(began.elapsed());
         left.filter(|left| !left.is_zero()).ok_or_else(|| too_late(listener))
     };
@@ -271,11 +271,11 @@ fn ended(error: io::Error) -> GuestError {
     }
 }
 
-/// A number that no earlier ask had: what is left of an answer to that one may
-/// still come out of the port.
+/// A number that no earlier request had: the rest of an answer to that may still arrive
+/// through the port.
 fn nonce() -> u64 {
     let mut bytes = [0; 8];
-    // Without chance there is still the time.
+    // Without random bytes, the time is unique enough.
     if rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::NONBLOCK).is_err() {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanos = now.map_or(0, |time| time.as_nanos());

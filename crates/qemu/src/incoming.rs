@@ -18,11 +18,11 @@ use crate::qmp::{Event, Qmp, QmpError, RunState};
 
 /// How long a query may take while QEMU loads device state under its big lock.
 const ASK: Duration = Duration::from_secs(1);
-/// How long QEMU may take to say why, once its stream has broken.
+/// How long QEMU may take to report why its stream has broken.
 const EXPLAIN: Duration = Duration::from_secs(2);
-/// From this version on, a QEMU that can't load stays and says why.
+/// From this version on, a QEMU that can't load the VM stays and reports why.
 const STAYS_SINCE: (u32, u32, u32) = (9, 1, 0);
-/// What QEMU calls the connection until it has taken it.
+/// QEMU's name for the connection until it uses it.
 const FD_NAME: &str = "droveway-incoming";
 
 /// QEMU's migration to this host.
@@ -36,8 +36,8 @@ pub struct Incoming {
 
 impl Incoming {
     /// Sets up a QEMU that waits with `-incoming defer -S`. Its log explains
-    /// its death: a QEMU before 9.1 that can't load a VM says why there, and
-    /// ends.
+    /// its end: a QEMU before 9.1 that can't load a VM writes the reason there, and
+    /// exits.
     ///
     /// # Errors
     /// If it doesn't wait for a migration, or refuses a setting.
@@ -57,13 +57,13 @@ impl Incoming {
             let length = std::fs::metadata(path).map_or(0, |file| file.len());
             (path.to_owned(), length)
         });
-        // On an error what was set already is put back as `incoming` goes.
+        // On an error, dropping `incoming` restores what was already changed.
         let incoming = Self { qmp, settings: Mutex::new(settings), events, log };
         outcome.map(|()| incoming)
     }
 
-    /// Effects QEMU one end of a connection: what is written to the other is what
-    /// it loads. There is no path that it would have to find.
+    /// Passes one end of a connection to QEMU, which loads what is written to the other.
+    /// So there is no path that QEMU would have to be able to open.
     ///
     /// # Errors
     /// If QEMU refuses, or the system has no sockets left.
@@ -82,7 +82,7 @@ impl Incoming {
     /// Blocks until the VM is loaded and paused.
     ///
     /// # Errors
-    /// With QEMU's own words if it can't load the VM; after `timeout`.
+    /// With QEMU's own message if it can't load the VM; after `timeout`.
     pub fn wait_loaded(&self, timeout: Duration) -> Result<(), QmpError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -99,14 +99,14 @@ impl Incoming {
             if left.is_zero() {
                 return Err(cannot_load(&format!("not loaded after {} s", timeout.as_secs())));
             }
-            // An event says that there is something to ask. The end of the
-            // connection says so too, and the next question finds it out.
+            // An event means that there is something to query. So does the end
+            // of the connection, which the next query notices.
             let _ = self.events.recv_timeout(left.min(ASK));
         }
         self.wait_paused(deadline)
     }
 
-    /// `completed` comes a moment before the VM's state is settled.
+    /// Waits for the VM's final state, which QEMU reaches a moment after `completed`.
     fn wait_paused(&self, deadline: Instant) -> Result<(), QmpError> {
         loop {
             match self.qmp.run_state()? {
@@ -124,7 +124,7 @@ impl Incoming {
         }
     }
 
-    /// QEMU's own words on a stream that broke, if it has any, else `error`.
+    /// QEMU's own message on a stream that broke, if it has one, else `error`.
     #[must_use]
     pub fn explain(&self, error: &impl Display) -> String {
         let deadline = Instant::now() + EXPLAIN;
@@ -144,7 +144,7 @@ impl Incoming {
         }
     }
 
-    /// Runs the VM. Its disks are taken here.
+    /// Runs the VM. QEMU activates and locks its disks here.
     ///
     /// # Errors
     /// If QEMU can't; then the VM never ran here.
@@ -152,8 +152,8 @@ impl Incoming {
         self.qmp.execute_within("cont", json!({}), Duration::from_secs(30)).map(drop)
     }
 
-    /// Tells switches where the VM is now, as QEMU would have done by itself,
-    /// and puts QEMU's settings back. The VM runs, whether that works or not.
+    /// Announces the VM to the network's switches, as QEMU would have done by itself,
+    /// and restores QEMU's settings. The VM runs even if that fails.
     pub fn announce(&self) {
         let arguments = self.settings.lock().announcement();
         let silent = arguments["rounds"] == 0;
@@ -163,7 +163,7 @@ impl Incoming {
         self.restore();
     }
 
-    /// Puts QEMU's settings back, for a VM that stays paused.
+    /// Restores QEMU's settings, for a VM that stays paused.
     pub fn restore(&self) {
         self.settings.lock().restore(&self.qmp);
     }
@@ -173,7 +173,7 @@ impl Incoming {
         cannot_load(&words.unwrap_or_else(|| "it ended while it loaded the VM".to_owned()))
     }
 
-    /// What QEMU answers is a summary; the details go to its log.
+    /// QEMU's answer is a summary; the details are in its log.
     fn failed(&self, error: Option<String>) -> QmpError {
         let said = [error, self.written()];
         let said: Vec<String> = said.into_iter().flatten().collect();
@@ -198,10 +198,10 @@ impl Drop for Incoming {
 }
 
 fn set_up(machine: &Machine, settings: &mut Settings) -> Result<(), QmpError> {
-    // Disks are taken, and their locks, when the VM runs, not when it is
-    // loaded: a source that has to go on must find them free.
+    // Disks are activated and locked when the VM runs, not when it is loaded: a
+    // source that has to resume must find them unlocked.
     let wanted = |name: &str| matches!(name, "events" | "late-block-activate");
-    // QEMU announces a VM that it has loaded, even one that doesn't run.
+    // QEMU would announce a VM that it has loaded, even one that doesn't run.
     let parameters = [
         ("announce-rounds", 0.into()),
         ("tls-creds", "".into()),

@@ -1,7 +1,7 @@
 //! Starting a QEMU that outlives the agent.
 //!
 //! It gets a session of its own, so that no terminal or signal meant for the
-//! agent reaches it, and inherits exactly the files it is told about.
+//! agent reaches it, and inherits exactly the files that are listed.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -20,26 +20,26 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::process::{Process, ProcessError};
 
-/// Most that is shown of what QEMU wrote.
+/// Most bytes of QEMU's output that are shown.
 const TAIL_BYTES: u64 = 4096;
 /// `O_CLOEXEC` as `/proc/PID/fdinfo` shows it.
 const CLOEXEC_SHOWN: u32 = 0o2_000_000;
 
 pub use rights::User;
 
-/// How many files this process might have open before it was allowed more.
+/// This process's limit of open files before it was raised.
 static FILES_BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Allows this process as many open files as it can have: each VM takes some. A
-/// QEMU that it starts gets the limit that there was, since programs that QEMU
-/// starts (a tap's script) close every number below the limit, one by one.
+/// Raises this process's limit of open files to the maximum: each VM takes some. A
+/// QEMU that it starts gets the earlier limit, since programs that QEMU starts
+/// (a tap's script) close every descriptor below the limit, one by one.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub fn raise_open_files() -> io::Result<()> {
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before })?;
-    // Raised twice, the first is what there was.
+    // If it is raised twice, the first value is the original one.
     let _ = FILES_BEFORE.set(before);
     Ok(())
 }
@@ -49,29 +49,29 @@ pub fn raise_open_files() -> io::Result<()> {
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub argv: &'a [String],
-    /// The file to execute, whatever the program is called; none: the program,
+    /// The file to execute, whatever the program is called; `None`: the program,
     /// looked for in PATH.
     pub program: Option<&'a Path>,
-    /// The directory that relative paths in them are meant from.
+    /// The directory at which relative paths in them start.
     pub cwd: &'a Path,
-    /// A directory that only the agent can enter, if another host chose `cwd`:
-    /// where the user can't enter that one, relative paths lead nowhere.
+    /// A directory that only the agent can enter, if another host chose `cwd`: it is
+    /// the directory if the user can't enter `cwd`, and relative paths lead nowhere.
     pub instead: Option<&'a Path>,
-    /// The file that gets what it writes to stdout and stderr.
+    /// The file for what it writes to stdout and stderr.
     pub log: &'a Path,
-    /// The files it inherits, each under the number it has here.
+    /// The files that it inherits, under the same descriptors as here.
     pub inherit: &'a [BorrowedFd<'a>],
-    /// Who it runs as; none is the agent's own user.
+    /// The user that it runs as; `None` is the agent's own.
     pub user: Option<&'a User>,
 }
 
-/// QEMU could not be started.
+/// Why QEMU could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Nothing to start.
+    /// The command line is empty.
     #[error("the command line is empty")]
     Empty,
-    /// The directory isn't there.
+    /// The directory can't be used.
     #[error("the directory {} can't be used: {source}", path.display())]
     Directory {
         /// Which.
@@ -87,7 +87,7 @@ pub enum LaunchError {
         /// Why.
         source: io::Error,
     },
-    /// The program isn't there or can't be executed.
+    /// The program doesn't exist or can't be executed.
     #[error("{program} can't be started: {source}; is QEMU installed, and is its path right?")]
     Program {
         /// Which.
@@ -100,10 +100,10 @@ pub enum LaunchError {
     Process(#[from] ProcessError),
 }
 
-/// Starts it. Whether it comes up is for QMP to tell.
+/// Starts it. Whether it comes up shows only over QMP.
 ///
 /// # Errors
-/// If it can't even be executed.
+/// If it can't be executed.
 pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
     let (program, arguments) = launch.argv.split_first().ok_or(LaunchError::Empty)?;
     let directory = |source| LaunchError::Directory { path: launch.cwd.to_owned(), source };
@@ -116,7 +116,7 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
         return Err(directory(io::ErrorKind::NotADirectory.into()));
     }
     let log = |source| LaunchError::Log { path: launch.log.to_owned(), source };
-    // With -nographic or -serial stdio the guest's console is in it.
+    // Private: with -nographic or -serial stdio it holds the guest's console.
     let mut private = OpenOptions::new();
     private.create(true).append(true).mode(0o600);
     let out = private.open(launch.log).map_err(log)?;
@@ -133,15 +133,15 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
     let mut child = command
         .spawn()
         .map_err(|source| LaunchError::Program { program: program.clone(), source })?;
-    // `Process` reaps it; dropping `child` only closes what it piped: nothing.
+    // `Process` reaps it; dropping `child` only closes its pipes, of which it has none.
     Ok(Process::now(child.id()).inspect_err(|_| {
-        // Nobody would know of it.
+        // It would go on running unnoticed.
         let _ = child.kill();
         let _ = child.wait();
     })?)
 }
 
-/// What QEMU wrote to its log after byte `from`: the end of it, if there is any.
+/// The end of what QEMU wrote to its log after byte `from`, if it wrote anything.
 #[must_use]
 pub fn log_tail(path: &Path, from: u64) -> Option<String> {
     let mut file = File::open(path).ok()?;
@@ -154,8 +154,8 @@ pub fn log_tail(path: &Path, from: u64) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// A session of its own, these files of ours and no others, that user and none
-/// of the agent's rights; then, if it may, into that directory.
+/// Gives a child a session of its own, these files and no others, that user and none
+/// of the agent's rights; then it enters that directory, if it may.
 #[expect(unsafe_code, reason = "a session and inherited files can only be arranged in the child")]
 pub(crate) fn prepare_child(
     command: &mut Command,
@@ -171,7 +171,7 @@ pub(crate) fn prepare_child(
         rustix::process::setsid()?;
         for (fds, flags) in [(&strays, FdFlags::CLOEXEC), (&inherit, FdFlags::empty())] {
             for &fd in fds {
-                // SAFETY: the number is only handed to fcntl. Those to be
+                // SAFETY: the descriptor is only passed to fcntl. Those to be
                 // inherited are borrowed by the caller until the child has
                 // executed; a stray that was closed meanwhile gives EBADF.
                 let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -184,8 +184,8 @@ pub(crate) fn prepare_child(
         if let Some(files) = &files {
             setrlimit(Resource::Nofile, *files)?;
         }
-        // Late: from here on it may do less. A directory that an operator chose
-        // was entered before, and may be closed to that user.
+        // Late, since it gives up rights. A directory that an operator chose was
+        // entered before, and may be closed to that user.
         change.as_ref().map_or(Ok(()), Change::make)?;
         if let Some(enter) = &enter {
             let _ = rustix::process::chdir(enter.as_c_str());
@@ -197,8 +197,8 @@ pub(crate) fn prepare_child(
     unsafe { command.pre_exec(in_child) };
 }
 
-/// Files that would be inherited without anybody having said so: those that
-/// the agent itself inherited, since all it opens are closed on execution.
+/// Files that would be inherited without being listed: those that the agent itself
+/// inherited, since all that it opens are close-on-exec.
 fn strays(inherit: &[RawFd]) -> Vec<RawFd> {
     let Ok(entries) = fs::read_dir("/proc/self/fdinfo") else { return Vec::new() };
     let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn it_runs_as_the_user_that_is_named() {
         if !rustix::process::geteuid().is_root() {
-            // Only root may become somebody else; one's own user needs it too.
+            // Only root may set a user, even its own.
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_directory_of_a_peers_choice_is_entered_with_the_users_rights() {
         if !rustix::process::geteuid().is_root() {
-            // Only root may become somebody else.
+            // Only root may become another user.
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_executed_may_have_another_name() {
+    fn the_executed_file_may_have_another_name() {
         let dir = tempfile::tempdir().unwrap();
         let argv = ["/nonexistent/kvm", "-c", "echo $0"].map(str::to_owned);
         let log = dir.path().join("log");
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn errors_name_the_missing_file() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let start = |program: &str, cwd: &Path, log: &Path| {

@@ -1,7 +1,7 @@
-//! QMP, launching QEMU, its command line, and what a VM is made of; and
-//! QEMU's part in a migration at both ends.
+//! QMP, launching QEMU, its command line, and what a VM consists of; and
+//! QEMU's side of a migration at both ends.
 //!
-//! Nothing here reads QEMU's migration stream: that is `tap`'s.
+//! Nothing here reads QEMU's migration stream: `tap` does.
 
 pub mod command_line;
 pub mod commanded;

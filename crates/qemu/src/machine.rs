@@ -1,4 +1,4 @@
-//! A VM's QEMU: started, found again, or met; and ended.
+//! A VM's QEMU: started, reopened or attached; and ended.
 
 mod error;
 mod found;
@@ -20,7 +20,7 @@ pub use error::StartError;
 pub use found::{attach, reopen};
 pub use started::{By, GuestPort, NO_GUEST_PORT, Start, start};
 
-/// How long QEMU may take to end by itself before it is made to.
+/// How long QEMU may take to end by itself before it is killed.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
 const QUIT_ASK: Duration = Duration::from_secs(2);
 
@@ -36,18 +36,18 @@ pub struct Machine {
     pub qmp: Arc<Qmp>,
     /// QEMU's command line, as its owner typed it.
     pub argv: Vec<String>,
-    /// The directory that relative paths in it are meant from.
+    /// The directory at which relative paths in it start.
     pub cwd: PathBuf,
     /// QEMU's version.
     pub version: String,
     /// The directory for what must survive the agent.
     pub dir: PathBuf,
-    /// What an operator should know of it when it moves.
+    /// Notes for the operator when it moves.
     pub notes: Vec<String>,
     /// Whether it was started with a port for the helper in the guest, which its
     /// command line doesn't show.
     pub guest_port: bool,
-    /// Held while somebody speaks at the guest's port.
+    /// Held while a thread uses the guest's port.
     port_turn: Mutex<()>,
     socket: PathBuf,
     log: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// QEMU's process, for what has to be said of one that is gone.
+    /// QEMU's process, for messages about one that is gone.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid
@@ -102,13 +102,13 @@ impl Machine {
         }
     }
 
-    /// Whether somebody else started it.
+    /// Whether another program started it.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.log.is_none()
     }
 
-    /// What QEMU wrote to stdout and stderr; none of an attached VM.
+    /// The file with QEMU's stdout and stderr; `None` for an attached VM.
     #[must_use]
     pub fn log(&self) -> Option<&Path> {
         self.log.as_deref()

@@ -1,8 +1,8 @@
 //! The source's side of QEMU's migration: settings, start, progress, end.
 //!
 //! QEMU keeps capabilities and parameters from one migration to the next, and
-//! people set them for reasons of their own. So all are noted before and put
-//! back after, and none is left to chance meanwhile.
+//! owners set them for reasons of their own. So all are saved before a migration,
+//! set explicitly for it, and restored after it.
 
 mod acknowledgement;
 mod before;
@@ -31,15 +31,15 @@ pub use ending::{announce, make_up, resume};
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
 
-/// A QEMU that stops a VM holds its big lock; a figure is not worth the wait.
+/// Short: a QEMU that stops a VM holds its big lock, and a figure is not worth the wait.
 const PROGRESS_WAIT: Duration = Duration::from_secs(1);
 /// How long a cancelled migration may take to end.
 const CANCEL_WAIT: Duration = Duration::from_secs(10);
 
-/// Whether the VM's vCPUs run, as its owner wants it.
+/// Whether the VM's owner has its vCPUs running.
 ///
 /// # Errors
-/// If QEMU doesn't say, or the VM is in no state to be moved.
+/// If QEMU doesn't answer, or the VM is in a state in which it can't be moved.
 pub fn runs(qmp: &Qmp) -> Result<bool, QmpError> {
     match qmp.run_state()? {
         RunState::Running | RunState::Suspended => Ok(true),
@@ -53,12 +53,12 @@ pub fn runs(qmp: &Qmp) -> Result<bool, QmpError> {
 /// Whether a migration of this VM can be held.
 ///
 /// # Errors
-/// If QEMU doesn't say.
+/// If QEMU doesn't answer.
 pub fn hold(machine: &Machine) -> Result<Hold, QmpError> {
     acknowledgement::of(machine, &Settings::of(&machine.qmp)?)
 }
 
-/// Whether with this event QEMU goes over RAM again.
+/// Whether this event begins a pass over RAM after the first.
 #[must_use]
 pub fn ends_first_pass(event: &Event) -> bool {
     event.name == "MIGRATION_PASS" && event.data["pass"].as_u64() >= Some(2)
@@ -76,19 +76,19 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Sets QEMU up to stream into the unix socket `socket`, and notes how it
-    /// was.
+    /// Sets QEMU up to stream into the unix socket `socket`, and saves its previous
+    /// settings.
     ///
     /// # Errors
-    /// If something of the VM keeps QEMU from migrating it, if a migration is
-    /// going on, or if QEMU refuses a setting. All is as before then.
+    /// If something in the VM blocks migration, if a migration is going on, or if
+    /// QEMU refuses a setting. Nothing has changed then.
     pub fn new(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
         Self::prepare(machine, kind, socket, false)
     }
 
-    /// As [`Outgoing::new`], for a VM whose disks move too: with the VM stopped
+    /// As [`Outgoing::new`], for a VM whose disks move, too: with the VM stopped,
     /// QEMU waits for [`Outgoing::continue_switchover`] before it writes the
-    /// rest, so that the disks can be drained and nothing changes them any more.
+    /// rest, so that the disks can be drained while nothing changes them any more.
     ///
     /// # Errors
     /// As [`Outgoing::new`].
@@ -120,7 +120,7 @@ impl Outgoing {
         }
         let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
         if let Some(before) = Before::read(&machine.dir)? {
-            // Of a migration whose end was not heard of.
+            // Of a migration whose end no agent has seen.
             before.put_back(&qmp, &machine.dir)?;
         }
         let mut settings = Settings::of(&qmp)?;
@@ -130,7 +130,7 @@ impl Outgoing {
         let uri = format!("unix:{}", socket.display());
         let settings = Mutex::new(settings);
         let outgoing = Self { qmp, uri, settings, events, takes_bandwidth, hold };
-        // On an error what was set already is put back as `outgoing` goes.
+        // On an error, dropping `outgoing` restores what was already changed.
         outcome.map(|()| outgoing)
     }
 
@@ -143,29 +143,29 @@ impl Outgoing {
         self.qmp.execute("migrate", json!({ "uri": self.uri })).map(drop)
     }
 
-    /// Whether QEMU (8.2 and newer) can be told what it delivers, rather than
-    /// go by how fast our socket takes bytes.
+    /// Whether QEMU (8.2 and newer) accepts a rate for its estimate of the downtime,
+    /// rather than measure how fast the agent's socket takes bytes.
     #[must_use]
     pub fn takes_bandwidth(&self) -> bool {
         self.takes_bandwidth
     }
 
-    /// Whether QEMU keeps a running VM running, whatever is left, until it hears
-    /// SWITCHOVER_ACK on its main channel; and does not end its migration before it
-    /// hears SHUT. Else it goes by [`Outgoing::allow`] alone.
+    /// Whether QEMU keeps a running VM running, however little is left, until it receives
+    /// SWITCHOVER_ACK on its main channel, and does not end its migration before it
+    /// receives SHUT. Otherwise only [`Outgoing::allow`] holds it.
     #[must_use]
     pub fn hold(&self) -> Hold {
         self.hold
     }
 
-    /// Whether it does.
+    /// Whether QEMU is held by a missing acknowledgement.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.hold == Hold::Awaited
     }
 
     /// Lets QEMU stop the VM once what is left would take `downtime_ms` at
-    /// `bytes_per_s`. A QEMU that can't be told the rate uses its own measure.
+    /// `bytes_per_s`. A QEMU that doesn't accept a rate uses its own measurement.
     ///
     /// # Errors
     /// If QEMU refuses.
@@ -178,27 +178,27 @@ impl Outgoing {
         self.qmp.execute_within("migrate-set-parameters", parameters, PROGRESS_WAIT).map(drop)
     }
 
-    /// Where QEMU is.
+    /// The progress of QEMU's migration.
     ///
     /// # Errors
-    /// If it doesn't say, such as while it stops the VM.
+    /// If QEMU doesn't answer, such as while it stops the VM.
     pub fn progress(&self) -> Result<Progress, QmpError> {
         Progress::query(&self.qmp, PROGRESS_WAIT)
     }
 
-    /// `MIGRATION`, `STOP` and `RESUME`, as they come.
+    /// The events `MIGRATION`, `STOP` and `RESUME`.
     #[must_use]
     pub fn events(&self) -> &Receiver<Event> {
         &self.events
     }
 
-    /// Its passes from now on, as they begin: see [`ends_first_pass`].
+    /// Events for the passes that begin from now on: see [`ends_first_pass`].
     #[must_use]
     pub fn passes(&self) -> Receiver<Event> {
         self.qmp.events_named(&["MIGRATION_PASS"])
     }
 
-    /// What QEMU says about a migration that failed.
+    /// QEMU's error, if the migration failed.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.progress().ok()?.error
@@ -210,7 +210,7 @@ impl Outgoing {
     /// # Errors
     /// If the migration ended instead, or neither happened within `timeout`.
     pub fn wait_pre_switchover(&self, timeout: Duration) -> Result<(), QmpError> {
-        // Events of its own: the VM stands still, and one that somebody else
+        // Its own receiver: the VM is stopped, and an event that another thread
         // took would cost a second.
         let events = self.qmp.events_named(&["MIGRATION"]);
         let deadline = Instant::now() + timeout;
@@ -234,7 +234,7 @@ impl Outgoing {
         }
     }
 
-    /// Has QEMU write what is left, once the disks are drained.
+    /// Makes QEMU write what is left, once the disks are drained.
     ///
     /// # Errors
     /// If it doesn't wait for that.
@@ -242,7 +242,7 @@ impl Outgoing {
         self.qmp.execute("migrate-continue", json!({ "state": "pre-switchover" })).map(drop)
     }
 
-    /// Blocks until QEMU has let go of the VM: `completed` and `postmigrate`.
+    /// Blocks until QEMU has given up the VM: `completed` and `postmigrate`.
     ///
     /// # Errors
     /// If it ended otherwise, or did not end within `timeout`.
@@ -259,22 +259,22 @@ impl Outgoing {
         }
     }
 
-    /// Ends it and has the VM go on here, if it ran: whatever state it is in,
-    /// as long as it never ran elsewhere. Settings are put back. One that stood still
-    /// before QEMU stopped it to finish, or whose guest powered off, is left so.
+    /// Ends the migration in any state, resumes the VM if it ran, and restores the
+    /// settings. The VM must never have run elsewhere. A VM that was stopped before QEMU
+    /// would have stopped it to finish, or whose guest powered off, is left so.
     ///
-    /// Whoever reads the stream must have closed its sockets: a QEMU that is
-    /// stopping the VM answers nothing until its writes end.
+    /// The reader of the stream must have closed its sockets: a QEMU that is
+    /// stopping the VM does not answer until its writes end.
     ///
     /// # Errors
-    /// If QEMU is gone, or does not let the VM run.
+    /// If QEMU is gone, or does not resume the VM.
     pub fn back_out(&self, was_running: bool) -> Result<(), QmpError> {
         let status = self.cancel()?;
         tracing::debug!(?status, "backed out");
         if was_running && waits_for_cont(&self.settled()?, &status) {
             self.qmp.cont()?;
             if status == Status::Completed {
-                // Switches may have learned that it left.
+                // Switches may have learned that the VM left.
                 self.announce();
             }
         }
@@ -282,7 +282,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Ends it, if it has not ended, and says how it came out: it may have
+    /// Cancels the migration, if it has not ended, and returns how it ended: it may have
     /// completed just before.
     ///
     /// # Errors
@@ -291,14 +291,14 @@ impl Outgoing {
         ending::cancel(&self.qmp, &self.events)
     }
 
-    /// Puts all settings back, as well as it can be done.
+    /// Restores all settings as far as possible.
     pub fn restore(&self) {
         self.settings.lock().restore(&self.qmp);
     }
 
-    /// The VM's state after the end. QEMU says how its migration ended first,
-    /// and sets the VM's state (`postmigrate`, or running again) a moment later
-    /// and without an event.
+    /// The VM's state after the end. QEMU first reports how the migration ended,
+    /// and sets the VM's state (`postmigrate`, or running again) a moment later,
+    /// without an event.
     fn settled(&self) -> Result<RunState, QmpError> {
         let deadline = Instant::now() + CANCEL_WAIT;
         loop {
@@ -306,7 +306,7 @@ impl Outgoing {
             if state != RunState::FinishMigrate || Instant::now() >= deadline {
                 return Ok(state);
             }
-            // The VM is stopped meanwhile: ask again soon.
+            // The VM is stopped meanwhile: query again soon.
             let _ = self.events.recv_timeout(Duration::from_millis(1));
         }
     }
@@ -324,9 +324,9 @@ impl Outgoing {
     }
 }
 
-/// Whether a VM that ran has to be told to go on, after its migration ended so. QEMU lets
-/// it run again by itself unless it had sent all of it: one that stands still without that
-/// did so before QEMU stopped it.
+/// Whether a VM that ran needs `cont` after its migration ended so. QEMU resumes it by itself
+/// unless it had sent everything: a VM that is stopped otherwise was stopped before QEMU
+/// would have stopped it.
 fn waits_for_cont(state: &RunState, ended: &Status) -> bool {
     match state {
         RunState::Running | RunState::Shutdown => false,
@@ -346,18 +346,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_is_told_to_go_on_only_where_qemu_does_not_let_it() {
+    fn a_vm_gets_cont_only_where_qemu_does_not_resume_it() {
         use RunState::{FinishMigrate, IoError, Paused, PostMigrate, Running, Shutdown};
         for (state, ended, is_told) in [
             (PostMigrate, Status::Completed, true),
             (FinishMigrate, Status::Cancelled, true),
             (Running, Status::Completed, false),
             (Running, Status::Cancelled, false),
-            // They stood still before QEMU would have stopped them; 7.2 says it like this.
+            // Stopped before QEMU would have stopped them; the second is how 7.2 reports it.
             (Paused, Status::Cancelled, false),
             (PostMigrate, Status::Cancelled, false),
             (IoError, Status::Failed, false),
-            // QEMU refuses it.
+            // QEMU refuses `cont`.
             (Shutdown, Status::Completed, false),
         ] {
             assert_eq!(waits_for_cont(&state, &ended), is_told, "{state} {ended}");

@@ -1,7 +1,7 @@
-//! What a QEMU program can do on this host, asked of the program itself.
+//! What a QEMU program can do on this host, queried from the program itself.
 //!
-//! It is started without a machine, asked over QMP, and told to quit: all in
-//! one go, so that it ends by itself whatever becomes of us.
+//! It is started without a machine, and gets all QMP queries and `quit` at once, so
+//! that it ends by itself whatever happens to the agent.
 
 pub(crate) mod answers;
 mod cache;
@@ -21,13 +21,13 @@ pub use cache::Probes;
 pub use facts::program::{Capabilities, CpuModel, MachineType};
 pub use verdict::{Unfit, Verdict};
 
-/// How long it may say nothing. A tenth of a second is usual, on a busy host
+/// How long it may be silent. A tenth of a second is usual, on a busy host
 /// with a cold cache some seconds.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// Its answers have some 100 KiB.
+/// Most bytes of its answers, which have some 100 KiB.
 const ANSWERS_MAX: u64 = 8 << 20;
 const WORDS_MAX: u64 = 64 << 10;
-/// All that QEMU knows in one text is shorter.
+/// Longest list of accelerators: all that QEMU knows make a shorter one.
 const ACCELERATOR_MAX: usize = 80;
 
 const QUESTIONS: &str = concat!(
@@ -43,13 +43,13 @@ const QUESTIONS: &str = concat!(
     "\n",
 );
 
-/// A program could not be asked.
+/// Why a program could not be queried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// It is not to be started.
+    /// It may not be started.
     #[error(transparent)]
     NotAllowed(#[from] NotAllowed),
-    /// What it was to use is nothing that QEMU could know.
+    /// The accelerator's name is not valid.
     #[error("`{accelerator}` is not an accelerator")]
     Accelerator {
         /// As it was called.
@@ -81,7 +81,7 @@ pub enum ProbeError {
     },
 }
 
-/// Asks the program what it can do with this accelerator, as that user.
+/// Queries what the program can do with this accelerator, run as that user.
 fn ask(program: &Path, accelerator: &str, user: Option<&User>) -> Result<Capabilities, ProbeError> {
     check_accelerator(accelerator)?;
     let launch = |error: std::io::Error| ProbeError::Launch {
@@ -89,7 +89,7 @@ fn ask(program: &Path, accelerator: &str, user: Option<&User>) -> Result<Capabil
         why: error.to_string(),
     };
     let silent = || ProbeError::Silent { program: program.to_owned() };
-    // Sockets, since a read from one can end after a while.
+    // Sockets and not pipes, since their reads can time out.
     let (mut out, child_out) = UnixStream::pair().map_err(launch)?;
     let (mut err, child_err) = UnixStream::pair().map_err(launch)?;
     for end in [&out, &err] {
@@ -106,12 +106,12 @@ fn ask(program: &Path, accelerator: &str, user: Option<&User>) -> Result<Capabil
         .stderr(OwnedFd::from(child_err));
     prepare_child(&mut command, &[], user, None);
     let mut child = command.spawn().map_err(launch)?;
-    // It has the other ends of the sockets as well.
+    // It still holds the child's ends of the sockets.
     drop(command);
     let asking = child.stdin.take();
     let _ending = Ending(child);
-    // One that ended already says why below. The pipe stays open until the
-    // answers are there: QEMU may take its end for its own.
+    // If the program has ended already, its output says why below. The pipe stays
+    // open until the answers have arrived: at its end QEMU may end, too.
     let _ = asking.as_ref().map(|mut pipe| pipe.write_all(QUESTIONS.as_bytes()));
     let mut said = Vec::new();
     (&mut out).take(ANSWERS_MAX).read_to_end(&mut said).map_err(|_| silent())?;
@@ -132,8 +132,8 @@ fn ask(program: &Path, accelerator: &str, user: Option<&User>) -> Result<Capabil
     })
 }
 
-/// It becomes a part of an option, and comes from other hosts: names, with
-/// colons between.
+/// Checks an accelerator, which other hosts choose and which becomes part of an option:
+/// only names, separated by colons, are allowed.
 fn check_accelerator(accelerator: &str) -> Result<(), ProbeError> {
     let is_name = |name: &str| {
         let known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
@@ -151,7 +151,7 @@ struct Ending(Child);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // Both fail if it ended, as it should have.
+        // Both fail if it has ended, as it should have.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,8 +1,8 @@
-//! A QEMU process, told apart from any later process of the same number.
+//! A QEMU process, distinguished from any later process with the same id.
 //!
 //! The agent starts QEMU and has to reap it; after a restart it finds the same
-//! QEMU again, which is nobody's child then. A pidfd serves both, and the
-//! process's start time says whether a number from a record is still the one.
+//! QEMU again, which is not its child then. A pidfd serves both, and the
+//! start time shows whether a recorded id still belongs to the same process.
 
 use std::fs;
 use std::io;
@@ -16,14 +16,14 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
-/// Which process, in a form that outlives the agent.
+/// The identity of a process, in a form that outlives the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// Its number.
+    /// Its process id.
     pub pid: u32,
     /// When it started, in ticks since the host booted.
     pub start_time: u64,
-    /// Which boot of the host that was.
+    /// The id of that boot of the host.
     pub boot: String,
 }
 
@@ -34,23 +34,23 @@ pub struct Process {
     pidfd: OwnedFd,
 }
 
-/// What an agent that may not look into a process needs.
+/// What an agent needs that may not inspect a process.
 pub(crate) const SEEING_TAKES: &str =
     "run the agent as the user of that QEMU, or as root with CAP_SYS_PTRACE";
 
-/// A process can't be watched or ended.
+/// Why a process can't be watched or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// There is no such process any more.
     #[error("process {pid} is gone")]
     Gone {
-        /// Its number.
+        /// Its process id.
         pid: u32,
     },
-    /// It is another user's, or has rights that we lack.
+    /// It is another user's, or has rights that the agent lacks.
     #[error("the agent may not look into process {pid}: {SEEING_TAKES}")]
     Denied {
-        /// Its number.
+        /// Its process id.
         pid: u32,
     },
     /// The kernel refused.
@@ -58,27 +58,27 @@ pub enum ProcessError {
     Local {
         /// What was tried.
         action: &'static str,
-        /// Its number.
+        /// Its process id.
         pid: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It is still there.
+    /// It has not ended.
     #[error("process {pid} is still there {} s after it was told to end", waited.as_secs())]
     Stays {
-        /// Its number.
+        /// Its process id.
         pid: u32,
-        /// How long we waited.
+        /// How long that was.
         waited: Duration,
     },
 }
 
 impl Process {
-    /// The process that has this number now. Its start time was read by number: it is
-    /// its own if the process lives still, or is a child of ours.
+    /// The process that has this id now. Its start time was read by id: it is
+    /// its own if the process is still alive, or is a child of the agent.
     ///
     /// # Errors
-    /// If there is none, or the kernel doesn't let us watch it.
+    /// If there is none, or the kernel doesn't permit watching it.
     pub fn now(pid: u32) -> Result<Self, ProcessError> {
         let pidfd = pidfd(pid)?;
         let start_time = start_time(pid)?;
@@ -89,8 +89,8 @@ impl Process {
     /// The process of a record.
     ///
     /// # Errors
-    /// [`ProcessError::Gone`] also if another process has its number now. Any
-    /// other error says nothing of it: it may live.
+    /// [`ProcessError::Gone`] also if another process has its id now. After any
+    /// other error it may be alive.
     pub fn find(id: &ProcessId) -> Result<Self, ProcessError> {
         let found = Self::now(id.pid)?;
         if found.id == *id && found.is_alive() {
@@ -100,19 +100,19 @@ impl Process {
         }
     }
 
-    /// Which process, for a record.
+    /// Its identity, for a record.
     #[must_use]
     pub fn id(&self) -> &ProcessId {
         &self.id
     }
 
-    /// Its number.
+    /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.id.pid
     }
 
-    /// Whether it has not ended. Reaps it if it has and is our child.
+    /// Whether it has not ended. Reaps it if it has, and is a child of the agent.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !self.ended_within(Duration::ZERO)
@@ -121,15 +121,15 @@ impl Process {
     /// Asks it to end.
     ///
     /// # Errors
-    /// If we may not.
+    /// If that is not permitted.
     pub fn terminate(&self) -> Result<(), ProcessError> {
         self.signal(Signal::TERM)
     }
 
-    /// Ends it at once, as the kernel does.
+    /// Kills it.
     ///
     /// # Errors
-    /// If we may not.
+    /// If that is not permitted.
     pub fn kill(&self) -> Result<(), ProcessError> {
         self.signal(Signal::KILL)
     }
@@ -141,7 +141,7 @@ impl Process {
         }
     }
 
-    /// Blocks until it ended.
+    /// Blocks until it has ended.
     ///
     /// # Errors
     /// [`ProcessError::Stays`] after `timeout`.
@@ -153,7 +153,8 @@ impl Process {
         }
     }
 
-    /// Becomes readable when the process ends, for who waits for several things.
+    /// A descriptor that becomes readable when the process ends, for a caller that polls
+    /// several.
     #[must_use]
     pub fn pidfd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.pidfd.as_fd()
@@ -176,8 +177,8 @@ impl Process {
                 }
                 Err(Errno::INTR) => {}
                 Err(errno) => {
-                    // Not seen in practice; a process that can't be watched is
-                    // treated as there, so that nothing is done in its place.
+                    // Not seen in practice; a process that can't be watched counts
+                    // as alive, so that nothing replaces it.
                     tracing::error!(pid = self.id.pid, %errno, "can't watch a process");
                     return false;
                 }
@@ -187,7 +188,7 @@ impl Process {
 
     fn reap(&self) {
         let which = WaitId::PidFd(self.pidfd.as_fd());
-        // It fails if it is not our child, or was reaped before: both are fine.
+        // It fails if it is not a child, or was reaped before: both are fine.
         let _ = rustix::process::waitid(which, WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 
@@ -203,10 +204,10 @@ impl Drop for Process {
     }
 }
 
-/// What a process was started with, as it says.
+/// A process's command line, which it may have changed itself.
 ///
 /// # Errors
-/// If it is gone or not ours to look at.
+/// If it is gone or the agent may not inspect it.
 pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
     let path = proc_path(pid, "cmdline");
     let text = fs::read(path).map_err(|source| not_seen(pid, source))?;
@@ -217,25 +218,25 @@ pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
     Ok(text.split(|&byte| byte == 0).map(|one| String::from_utf8_lossy(one).into_owned()).collect())
 }
 
-/// The directory that a process's relative paths are meant from.
+/// The directory at which a process's relative paths start.
 ///
 /// # Errors
-/// If it is gone or not ours to look at.
+/// If it is gone or the agent may not inspect it.
 pub fn directory_of(pid: u32) -> Result<PathBuf, ProcessError> {
     fs::read_link(proc_path(pid, "cwd")).map_err(|source| not_seen(pid, source))
 }
 
-/// With whose rights a process opens files.
+/// The user with whose rights a process opens files.
 ///
 /// # Errors
-/// If it is gone or not ours to look at.
+/// If it is gone or the agent may not inspect it.
 pub fn user_of(pid: u32) -> Result<User, ProcessError> {
     let text = fs::read_to_string(proc_path(pid, "status"));
     let text = text.map_err(|source| not_seen(pid, source))?;
     user_in(&text).ok_or_else(|| not_seen(pid, io::ErrorKind::InvalidData.into()))
 }
 
-/// Of four numbers the last is the one for files.
+/// Of four ids the last is the one for files.
 fn user_in(status: &str) -> Option<User> {
     let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     let numbers = |name| -> Option<Vec<u32>> {
@@ -280,7 +281,7 @@ fn start_time(pid: u32) -> Result<u64, ProcessError> {
     field.and_then(|field| field.parse().ok()).ok_or_else(strange)
 }
 
-/// Which boot of the host this is.
+/// The id of the host's current boot.
 pub(crate) fn boot() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

@@ -1,10 +1,10 @@
-//! Which programs this host starts because another host asked for it.
+//! Which programs this host starts at another host's request.
 //!
-//! A VM that comes names its QEMU, and so do `droveway doctor` and gangs. What
-//! is started is never what they name but what the operator listed, if the name
-//! leads there: a file that root alone can change, in directories that root
-//! alone can change. So what was checked is what is executed, without holding
-//! it open. It runs as the user that QEMUs run as.
+//! An incoming VM names its QEMU, and so do `droveway doctor` and gangs. Only
+//! programs that the operator has listed are started, if the name leads to one: a
+//! file that root alone can change, in directories that root alone can change. So
+//! the file that was checked is the one that is executed, without holding it open.
+//! It runs as QEMU's user.
 
 mod place;
 mod trust;
@@ -20,7 +20,7 @@ use trust::Trust;
 
 pub use place::PlaceError;
 
-/// Where distributions put QEMU, and where people who build it do.
+/// Where distributions install QEMU, and where builds from source do.
 pub const USUAL: [&str; 6] = [
     "/usr/bin/qemu-system-*",
     "/usr/bin/qemu-kvm",
@@ -31,19 +31,19 @@ pub const USUAL: [&str; 6] = [
 ];
 /// Where QEMU's tools are, unless they are beside it or in PATH.
 const TOOLS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
-/// Letters of a name that a peer chose, as far as they are shown.
+/// Most characters that are shown of a name that a peer chose.
 const SHOWN_MAX: usize = 200;
 
-/// A program is not started for another host.
+/// Why a program is not started for another host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAllowed {
-    /// It is not there.
+    /// It doesn't exist.
     #[error("there is no {program} on this host: install QEMU, or name the program that is there")]
     Missing {
         /// As it was called.
         program: String,
     },
-    /// Nobody said that it may be started.
+    /// The operator has not listed it.
     #[error(
         "{program} is not in qemu-programs, the programs that an agent starts for other hosts \
          ({listed}): have --set name one of those, or add it to qemu-programs of the host that the \
@@ -52,10 +52,10 @@ pub enum NotAllowed {
     Unlisted {
         /// As it was called.
         program: String,
-        /// Those that are.
+        /// The listed programs.
         listed: String,
     },
-    /// Others than root could put another program in its place.
+    /// Users other than root could replace it.
     #[error("{program} is not started for other hosts: {why}")]
     Untrusted {
         /// As it was called.
@@ -65,7 +65,7 @@ pub enum NotAllowed {
     },
 }
 
-/// The programs that other hosts can have started, and who they run as.
+/// The programs that are started for other hosts, and the user that they run as.
 #[derive(Clone, Debug)]
 pub struct Programs {
     places: Vec<Place>,
@@ -74,49 +74,49 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Those at `places`, to run as `user`; none is the agent's own.
+    /// Those at `places`, to run as `user`; `None` is the agent's own.
     ///
     /// # Errors
-    /// If one is no place.
+    /// If a place is not valid.
     pub fn new<S: AsRef<str>>(places: &[S], user: Option<User>) -> Result<Self, PlaceError> {
         let places = places.iter().map(|place| Place::parse(place.as_ref()));
         Ok(Self { places: places.collect::<Result<_, _>>()?, trust: Trust::here(), user })
     }
 
-    /// The usual ones.
+    /// Those at the usual places.
     ///
     /// # Panics
-    /// Never: they are places.
+    /// Never: the usual places are valid.
     #[must_use]
     pub fn usual(user: Option<User>) -> Self {
         Self::new(&USUAL, user).expect("a place is an absolute path")
     }
 
-    /// For tests: who can change the directories above is not looked at.
+    /// For tests: the directories above `dir` are not checked.
     #[cfg(test)]
     pub(crate) fn below(self, dir: &Path) -> Self {
         Self { trust: self.trust.below(dir), ..self }
     }
 
-    /// Who they run as; none is the agent's own user.
+    /// The user that they run as; `None` is the agent's own.
     #[must_use]
     pub fn user(&self) -> Option<&User> {
         self.user.as_ref()
     }
 
-    /// The file to execute for `program`, which a peer named: with a `/` in it a
-    /// path, meant from `cwd`; else a name that is looked for in PATH, and then
+    /// The file to execute for `program`, which a peer named. With a `/` it is a
+    /// path, relative to `cwd`; otherwise a name that is looked for in PATH, and then
     /// in the places of the list.
     ///
     /// # Errors
-    /// If it is not to be started.
+    /// If it may not be started.
     pub fn find(&self, program: &str, cwd: &Path) -> Result<PathBuf, NotAllowed> {
         if !program.contains('/') {
             return self.by_name(program);
         }
         let path = cwd.join(program);
         let Ok(real) = path.canonicalize() else {
-            // Of no other path it is told whether there is a file.
+            // A peer must not learn of any other path whether there is a file.
             let listed = self.places.iter().any(|place| place.holds(&path));
             return Err(if listed { missing(program) } else { self.unlisted(program) });
         };
@@ -134,7 +134,7 @@ impl Programs {
         })
     }
 
-    /// A tool of QEMU's: the one beside `qemu`, which was found here, or the
+    /// One of QEMU's tools: the one beside `qemu`, which was found here, or the
     /// system's.
     ///
     /// # Errors
@@ -155,8 +155,8 @@ impl Programs {
         self.first(name, in_path.chain(listed))
     }
 
-    /// The first of these that is there; else why the first that can't be used
-    /// can't be.
+    /// The first of these that can be used; otherwise why the first existing one can't
+    /// be.
     fn first(
         &self,
         name: &str,
@@ -164,7 +164,7 @@ impl Programs {
     ) -> Result<PathBuf, NotAllowed> {
         let mut why = None;
         for candidate in candidates {
-            // Missing ones are no reason.
+            // A missing candidate is no reason.
             if !candidate.is_file() {
                 continue;
             }
@@ -178,7 +178,7 @@ impl Programs {
         Err(why.unwrap_or_else(|| missing(name)))
     }
 
-    /// What the list would call a file of this name.
+    /// The paths in the list's places that a file of this name would have.
     fn listed_like(&self, path: &Path) -> impl Iterator<Item = PathBuf> {
         let name = path.file_name().unwrap_or_default().to_owned();
         self.places.iter().filter_map(move |place| place.named(&name))
@@ -190,8 +190,8 @@ impl Programs {
     }
 }
 
-/// Whether no user but root, and the agent's own, can put another file or directory in
-/// the place of this one: programs are started from no other.
+/// Whether no user but root, and the agent's own, can replace this file or directory:
+/// programs are started only from such ones.
 #[must_use]
 pub fn is_trusted(path: &Path) -> bool {
     Trust::here().resolve(path).is_ok()
@@ -233,7 +233,7 @@ mod tests {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    /// `bin/qemu-a` and `bin/qemu-b`, links to them, and what is not listed.
+    /// `bin/qemu-a` and `bin/qemu-b`, which are listed, and programs that are not.
     fn place() -> (tempfile::TempDir, PathBuf, Programs) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
@@ -284,7 +284,7 @@ mod tests {
             fs::create_dir_all(root.join(from).parent().unwrap()).unwrap();
             symlink(to, root.join(from)).unwrap();
         };
-        // As alternatives do it, and as the operator listed it.
+        // As `update-alternatives` makes them, and in a path that the operator listed.
         link("bin/qemu-link", Path::new("../etc/alternatives/qemu"));
         link("etc/alternatives/qemu", &root.join("lib/emulator-1"));
         program(&root.join("lib/emulator-1"));
@@ -297,7 +297,7 @@ mod tests {
         for named in ["bin/qemu-link", "opt/emulator", "lib/../opt/emulator"] {
             assert_eq!(told(&programs, &root.join(named)), Ok(emulator.clone()), "{named}");
         }
-        // A link of anybody's, to what is listed: that is executed, by its own path.
+        // Any user's link to a listed program: that is executed, by its own path.
         link("home/qemu-b", &root.join("bin/qemu-b"));
         assert_eq!(told(&programs, &root.join("home/qemu-b")), Ok(root.join("bin/qemu-b")));
         link("home/qemu-x", &root.join("bin/other"));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_could_change_is_not_started() {
+    fn programs_that_others_can_change_are_not_started() {
         let (_dir, root, programs) = place();
         let found = root.join("bin/qemu-a");
         for (path, bad, good) in [("bin/qemu-a", 0o757, 0o755), ("bin", 0o1777, 0o755)] {
@@ -321,14 +321,14 @@ mod tests {
         }
         assert_eq!(told(&programs, &found), Ok(found.clone()));
         assert_eq!(programs.tool("other", Some(&found)), Ok(root.join("bin/other")));
-        // The way to it: a link that is in a directory of others.
+        // The path to it: a link in a directory that others can change.
         fs::rename(root.join("bin"), root.join("home/bin")).unwrap();
         symlink("home/bin", root.join("bin")).unwrap();
         assert_eq!(told(&programs, &found), Ok(root.join("home/bin/qemu-a")));
         mode(&root.join("home"), 0o777);
         assert!(told(&programs, &found).is_err());
         mode(&root.join("home"), 0o755);
-        // Only the host's root can give a file away.
+        // Only the host's root can change a file's owner.
         if std::os::unix::fs::chown(root.join("home/bin/qemu-a"), Some(12_345), None).is_ok() {
             let error = told(&programs, &found).unwrap_err();
             assert!(error.contains("is user 12345's"), "{error}");

@@ -1,8 +1,8 @@
 //! A blocking QMP client: one connection, any number of callers.
 //!
-//! A reader thread owns the receiving half. It hands answers to whoever waits
-//! for that id and events to whoever subscribed. Callers share the sending
-//! half. When the connection ends, everybody who waits hears so at once.
+//! A reader thread owns the receiving half. It passes each answer to the caller
+//! that waits for its id, and events to subscribers. Callers share the sending
+//! half. When the connection ends, all waiting callers return at once.
 
 mod error;
 mod event;
@@ -37,7 +37,7 @@ use line::Lines;
 use reader::Shared;
 use receiving::Receiving;
 
-/// How long a command may take that does nothing long.
+/// How long a short command may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where QEMU runs a command.
@@ -45,7 +45,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 enum Band {
     /// In its main loop, after those before it.
     In,
-    /// At once, in the thread that reads.
+    /// At once, in its monitor thread.
     Out,
 }
 
@@ -79,8 +79,8 @@ impl Qmp {
     /// Connects, greets and agrees on out-of-band commands where QEMU has them.
     ///
     /// # Errors
-    /// If nobody listens, if what listens is not QEMU or serves somebody else
-    /// already (QEMU serves one client at a time), or if one of the steps takes longer
+    /// If no server listens, if it is not QEMU or serves another client already
+    /// (QEMU serves one client at a time), or if one of the steps takes longer
     /// than `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Arc<Self>, QmpError> {
         let connect = |source| QmpError::Connect { path: path.to_owned(), source };
@@ -130,7 +130,7 @@ impl Qmp {
         Ok(Arc::new(qmp))
     }
 
-    /// Runs a command that does nothing long, and waits for its answer.
+    /// Runs a short command, and waits for its answer.
     ///
     /// # Errors
     /// If QEMU refuses it, doesn't answer within 10 s, or is gone.
@@ -182,39 +182,40 @@ impl Qmp {
     }
 
     /// Every event from now on. The receiver disconnects when the connection
-    /// ends, or when it is left unread for thousands of events.
+    /// ends, or when thousands of its events are left unread.
     #[must_use]
     pub fn events(&self) -> Receiver<Event> {
         self.shared.subscribe(None)
     }
 
-    /// The events of these names from now on: what a guest can cause at will
-    /// doesn't push them out.
+    /// The events of these names from now on. Other events, which a guest can
+    /// cause at will, can't overflow this receiver.
     #[must_use]
     pub fn events_named(&self, names: &'static [&'static str]) -> Receiver<Event> {
         self.shared.subscribe(Some(names))
     }
 
-    /// Whether the connection ended: QEMU is gone, or has thrown us out.
+    /// Whether the connection ended: QEMU is gone, or has closed it.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.is_closed()
     }
 
-    /// QEMU's version, as it greeted.
+    /// QEMU's version, from its greeting.
     #[must_use]
     pub fn version(&self) -> (u32, u32, u32) {
         self.version
     }
 
-    /// QEMU's version as people write it.
+    /// QEMU's version as text.
     #[must_use]
     pub fn version_text(&self) -> String {
         let (major, minor, micro) = self.version;
         format!("{major}.{minor}.{micro}")
     }
 
-    /// The process that made the socket: QEMU, unless somebody made it for it.
+    /// The process that created the socket: QEMU, unless another program created
+    /// it for QEMU.
     #[must_use]
     pub fn peer_pid(&self) -> Option<u32> {
         self.peer_pid
@@ -246,7 +247,7 @@ impl Qmp {
         tracing::trace!(command, id, "to QEMU");
         let written = write(&mut self.writer.lock(), &text, file);
         if let Err(error) = written {
-            // Half a command may be written: nothing sensible can follow it.
+            // Part of the command may have been written: no other can follow it.
             tracing::debug!(command, %error, "QMP can't be written to");
             self.shut_down();
             return Err(QmpError::Closed);
@@ -267,7 +268,7 @@ impl Qmp {
     }
 
     fn shut_down(&self) {
-        // If it fails the connection is gone already, which is what we want.
+        // A failure means that the connection is gone already.
         let _ = self.writer.lock().shutdown(std::net::Shutdown::Both);
     }
 }
@@ -308,7 +309,7 @@ fn greeted_version(greeting: &Value) -> Result<(u32, u32, u32), QmpError> {
     }
 }
 
-/// Linux keeps 15 bytes of a thread's name; the folder tells VMs apart.
+/// Linux keeps 15 bytes of a thread's name; the directory's name distinguishes VMs.
 fn thread_name(path: &Path) -> String {
     let folder = path.parent().and_then(Path::file_name).unwrap_or_default();
     let short: String = folder.to_string_lossy().chars().take(11).collect();

@@ -1,4 +1,4 @@
-//! Where QEMU has the guest's RAM.
+//! Where the guest's RAM is in QEMU's memory.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::machine::Machine;
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
 
-/// A block of the guest's RAM, reached in QEMU's memory.
+/// A RAM block of the guest that is accessible in QEMU's memory.
 #[derive(Clone, Debug)]
 pub struct Reached {
     /// QEMU's name for it.
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// The RAM.
+    /// Its memory.
     pub mapping: Arc<Mapping>,
 }
 
@@ -34,18 +34,19 @@ pub struct RamBlocks {
 struct Listed {
     name: String,
     bytes: u64,
-    /// Before 8.0 QEMU doesn't say where it is.
+    /// Its address, which QEMU before 8.0 doesn't report.
     address: Option<u64>,
     writable: bool,
 }
 
 impl RamBlocks {
-    /// Blocks below this are firmware, tables and video memory. They travel in
-    /// QEMU's own stream: a few MiB, and QEMU is to know that they changed.
+    /// Smaller blocks are firmware, tables and video memory. They are sent in
+    /// QEMU's own stream: they have a few MiB, and QEMU has to notice that they
+    /// change.
     pub const BYTES_MIN: u64 = 24 << 20;
 
-    /// Finds the blocks of a QEMU. What can't be reached is noted, and gets its
-    /// pages by QEMU's stream.
+    /// Finds the blocks of a QEMU. Blocks that can't be reached are noted, and get
+    /// their pages through QEMU's stream.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
         let mut blocks = Self::default();
@@ -86,14 +87,14 @@ impl RamBlocks {
     }
 }
 
-/// QEMU's block list. Its commands are for people, so a text that can't be read
-/// is no error: those blocks are placed inline.
+/// QEMU's block list. The commands' output is for people, so text that can't be
+/// parsed is no error: those blocks are placed inline.
 fn list(qmp: &Qmp) -> Result<Vec<Listed>, QmpError> {
     let answer = qmp.execute("x-query-ramblock", json!({}))?;
     let text = answer["human-readable-text"].as_str().unwrap_or_default();
     let mut listed: Vec<_> = text.lines().filter_map(line).collect();
     if listed.iter().all(|block| block.address.is_none()) {
-        // The block at guest address 0 begins there, on all x86 machines.
+        // On all x86 machines, guest address 0 is the first byte of its block.
         let command = json!({ "command-line": "gpa2hva 0" });
         let answer = qmp.execute("human-monitor-command", command)?;
         if let Some((name, address)) = first(answer.as_str().unwrap_or_default()) {
@@ -105,7 +106,7 @@ fn list(qmp: &Qmp) -> Result<Vec<Listed>, QmpError> {
     Ok(listed)
 }
 
-/// `NAME  4 KiB  OFFSET  USED  TOTAL`, and since 8.0 `ADDRESS  rw`.
+/// Parses `NAME  4 KiB  OFFSET  USED  TOTAL`, and since 8.0 `ADDRESS  rw`.
 fn line(line: &str) -> Option<Listed> {
     let words: Vec<_> = line.split_whitespace().collect();
     let hex = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
@@ -120,7 +121,7 @@ fn line(line: &str) -> Option<Listed> {
     })
 }
 
-/// `Host virtual address for 0x0 (NAME) is ADDRESS`.
+/// Parses `Host virtual address for 0x0 (NAME) is ADDRESS`.
 fn first(text: &str) -> Option<(String, u64)> {
     let (_, rest) = text.split_once('(')?;
     let (name, rest) = rest.split_once(')')?;

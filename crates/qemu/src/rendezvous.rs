@@ -1,10 +1,10 @@
-//! A socket of ours where one QEMU connects, whoever it runs as.
+//! A socket of the agent to which one QEMU connects, whatever its user.
 //!
-//! A QEMU that gave up its user (`-runas`, `-run-with user=`) can't look into
-//! the agent's directories, and one under libvirt may not even see them: it has
-//! mounts of its own. So the socket's directory is handed to it as an open file,
-//! and QEMU goes on from there, by its own `/proc/self/fd`. The directory lies
-//! in one that only the agent can enter: nobody else gets there.
+//! A QEMU that changed its user (`-runas`, `-run-with user=`) can't enter the
+//! agent's directories, and one under libvirt may not even see them: it has its
+//! own mount namespace. So QEMU is passed the socket's directory as an open file,
+//! and reaches the socket through its own `/proc/self/fd`. The directory is inside
+//! one that only the agent can enter, so no other process reaches the socket.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -22,13 +22,14 @@ use crate::qmp::{Qmp, QmpError, odd};
 
 /// The socket's name in its directory.
 const NAME: &str = "socket";
-/// It only closes a file; a QEMU that is busy does so when it ends.
+/// How long QEMU may take to close the directory; if it is busy, it does so when it
+/// ends.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Why QEMU has no socket to connect to.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// This host.
+    /// The socket can't be made.
     #[error("making a socket for QEMU in {}: {source}", dir.display())]
     Local {
         /// Where.
@@ -36,16 +37,16 @@ pub enum RendezvousError {
         /// Why.
         source: io::Error,
     },
-    /// QEMU doesn't take the directory.
+    /// QEMU doesn't accept the directory.
     #[error(transparent)]
     Qmp(#[from] QmpError),
 }
 
-/// A unix socket that goes with this value.
+/// A unix socket that is removed when this is dropped.
 #[derive(Debug)]
 pub struct Rendezvous {
     qmp: Arc<Qmp>,
-    /// QEMU's number for the directory's place among what it was handed.
+    /// QEMU's fd set that holds the directory.
     fdset: u64,
     path: PathBuf,
     _dir: tempfile::TempDir,
@@ -56,7 +57,7 @@ impl Rendezvous {
     /// the agent can enter.
     ///
     /// # Errors
-    /// If it can't be made, or QEMU can't be handed its directory.
+    /// If the socket can't be made, or its directory can't be passed to QEMU.
     pub fn open(
         machine: &Machine,
         scratch: &Path,
@@ -75,7 +76,7 @@ impl Rendezvous {
         Ok((listener, Self { fdset: number("fdset-id")?, qmp, path, _dir: dir }))
     }
 
-    /// The socket as its QEMU sees it.
+    /// The socket's path, as QEMU sees it.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,8 +1,8 @@
-//! Whether a host has the memory that a VM takes.
+//! Whether a host has the memory that a VM needs.
 //!
-//! Found out before its QEMU starts, since QEMU is given almost any amount and
-//! takes it page by page: a host that runs out of it while a VM arrives ends
-//! processes to go on, and those are VMs.
+//! This is checked before its QEMU starts: the kernel grants QEMU almost any
+//! amount, which it uses page by page. A host that runs out of memory while a VM
+//! arrives kills processes, and those are VMs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,25 +13,25 @@ pub use facts::memory::{HostMemory, HugePages};
 use crate::command_line::CommandLine;
 use crate::shape::Memory;
 
-/// `statfs`'s name for the file system of huge pages.
+/// `statfs`'s type of hugetlbfs.
 const HUGETLBFS: i64 = 0x9584_58f6;
-/// And for the one whose files are memory.
+/// `statfs`'s type of tmpfs, whose files are memory.
 const TMPFS: i64 = 0x0102_1994;
 const SYS_HUGE: &str = "/sys/kernel/mm/hugepages";
 
-/// What a VM takes of it.
+/// The memory that a VM needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Ordinary memory.
     pub pages_bytes: u64,
-    /// Of huge pages, by their size.
+    /// Huge pages, in bytes by page size.
     pub huge_bytes: BTreeMap<u64, u64>,
 }
 
-/// There is too little.
+/// What the host has too little of.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
-    /// Of ordinary memory.
+    /// Ordinary memory.
     #[error(
         "no room for the VM: it has {} MiB of RAM, and this host has {} MiB to give: stop or move \
          other VMs there, or say --overcommit-memory if you know that its guests never use all",
@@ -41,10 +41,10 @@ pub enum NoRoom {
     Pages {
         /// What it needs.
         needed: u64,
-        /// What is there.
+        /// What is available.
         available: u64,
     },
-    /// Of huge pages.
+    /// Huge pages.
     #[error(
         "no room for the VM: it takes {needed} huge pages of {} KiB, and {free} are free there: \
          give the host more (vm.nr_hugepages), or have --set name memory of another kind",
@@ -105,8 +105,8 @@ fn huge_pages(sys: &Path) -> Vec<HugePages> {
 }
 
 impl Needs {
-    /// What a VM of these pieces of `memory` takes, started by this command
-    /// line in `cwd`.
+    /// What a VM with these pieces of `memory` needs if it is started with this
+    /// command line in `cwd`.
     #[must_use]
     pub fn of(line: &CommandLine, memory: &[Memory], cwd: &Path, host: &HostMemory) -> Self {
         let mut needs = Self::default();
@@ -118,7 +118,7 @@ impl Needs {
                     Kind::Huge(backend.huge_page_bytes.unwrap_or(host.huge_default_bytes))
                 }
                 Some(backend) => kind(cwd, backend.path.as_deref(), backend.share),
-                // What `-m` makes by itself.
+                // The memory that `-m` creates by itself.
                 None => kind(cwd, line.memory_path(), false),
             };
             match kind {
@@ -133,8 +133,8 @@ impl Needs {
         needs
     }
 
-    /// Whether a host has it. With `overcommit` ordinary memory is not looked
-    /// at; huge pages are, since of those there is none that nobody has.
+    /// Checks that a host has it. With `overcommit` ordinary memory is not checked;
+    /// huge pages are, since they can't be overcommitted.
     ///
     /// # Errors
     /// With what is missing.
@@ -166,7 +166,7 @@ enum Kind {
 fn kind(cwd: &Path, path: Option<&str>, share: bool) -> Kind {
     let Some(path) = path else { return Kind::Pages };
     let path = cwd.join(path);
-    // A file that QEMU is yet to make is in a directory that is there.
+    // If QEMU has yet to create the file, its directory exists.
     let parent = path.parent().unwrap_or(Path::new("/"));
     let found = rustix::fs::statfs(&path).or_else(|_| rustix::fs::statfs(parent));
     let Ok(found) = found else { return Kind::Pages };
@@ -234,7 +234,7 @@ mod tests {
         let file = dir.path().join("ram").display().to_string();
         let shared = format!("qemu -object memory-backend-file,id=a,share=on,mem-path={file}");
         let private = format!("qemu -object memory-backend-file,id=a,mem-path={file}");
-        // Where that directory is itself memory both take it.
+        // If that directory is on tmpfs, both need memory.
         let on_disk = matches!(kind(Path::new("/"), Some(&file), true), Kind::File);
         let expected = if on_disk { 0 } else { 1 << 20 };
         assert_eq!(needs(&shared, &[("a", 1 << 20)]).pages_bytes, expected);

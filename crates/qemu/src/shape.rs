@@ -1,12 +1,12 @@
-//! What a live VM is made of, as far as a migration cares.
+//! What a live VM consists of, as far as it matters for a migration.
 //!
 //! A destination QEMU is started from a command line, and the live VM may have
 //! drifted from it: devices plugged, media changed, snapshots taken. So both
-//! ends are asked over QMP and compared; a difference that QEMU would find
+//! ends are queried over QMP and compared; a difference that QEMU would find
 //! only when it loads the device state, or never, is found before the start.
 //!
-//! What QEMU makes by itself (`/machine/unattached`) follows from the machine
-//! type and differs in order between versions: it is left out.
+//! Devices that QEMU creates by itself (`/machine/unattached`) follow from the
+//! machine type and differ in order between versions: they are left out.
 
 mod differences;
 mod features;
@@ -17,10 +17,10 @@ use crate::qmp::{Qmp, QmpError};
 pub use facts::shape::{Device, Drive, FeatureWord, Image, Medium, Memory, Node, Shape};
 pub(crate) use query::drive_name;
 
-/// What the live VM is made of.
+/// What the live VM consists of.
 ///
 /// # Errors
-/// If QEMU doesn't say.
+/// If QEMU doesn't answer.
 pub fn of(qmp: &Qmp) -> Result<Shape, QmpError> {
     query::shape(qmp)
 }
@@ -28,22 +28,21 @@ pub fn of(qmp: &Qmp) -> Result<Shape, QmpError> {
 /// A live VM's machine type alone, with its version.
 ///
 /// # Errors
-/// If QEMU doesn't say.
+/// If QEMU doesn't answer.
 pub fn machine_of(qmp: &Qmp) -> Result<String, QmpError> {
     query::machine(qmp)
 }
 
 /// How the VM that waits at the destination differs from the one `here`, in
-/// sentences for the operator; none if it may be loaded. File names of the one
-/// here are compared as `overrides` make them.
+/// sentences for the operator; empty if it may be loaded. File names of the VM
+/// `here` are compared after `overrides` are applied.
 #[must_use]
 pub fn differences(here: &Shape, there: &Shape, overrides: &[(String, String)]) -> Vec<String> {
     differences::differences(here, there, overrides)
 }
 
-/// What the vCPUs of the one `here` offer the guest and those of the VM that
-/// waits at the destination don't, by name. Of another model, which is a
-/// difference by itself, nothing is said.
+/// The features that the vCPUs `here` offer the guest and those at the destination
+/// don't, by name. Empty if the models differ, which is a difference by itself.
 #[must_use]
 pub fn missing_features(here: &Shape, there: &Shape) -> Vec<String> {
     if here.cpu != there.cpu {

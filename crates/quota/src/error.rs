@@ -1,31 +1,31 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why threads can't be slowed, or let go.
+/// Why threads can't be throttled, or released.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotaError {
-    /// No hierarchy of cgroups bounds CPU time here.
+    /// No cgroup hierarchy limits CPU time here.
     #[error("this host has no cgroups that bound CPU time (the cpu controller is not mounted)")]
     NoController,
-    /// They exist, but not for the process's place.
+    /// A hierarchy exists, but the process's group can't have a group below it.
     #[error("the cgroup {} has no cpu controller for groups below it", group.display())]
     NotDelegated {
-        /// The process's.
+        /// The process's group.
         group: PathBuf,
     },
     /// The system refuses.
     #[error("{doing} {}: {source}", path.display())]
     System {
-        /// What.
+        /// The operation that failed.
         doing: &'static str,
-        /// To what.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// A note says something else than it may.
+    /// A note has invalid content.
     #[error("{} is not a note about throttled threads: {why}", path.display())]
     Note {
         /// The file.

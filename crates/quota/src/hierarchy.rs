@@ -1,17 +1,17 @@
-//! Where the cgroups are that bound CPU time or memory, and where in them a process is.
+//! Finds the cgroups that limit CPU time or memory, and a process's group among them.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Which of the kernel's two kinds of cgroups.
+/// The two versions of cgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Version {
     V1,
     V2,
 }
 
-/// A hierarchy as it is mounted here.
+/// A mounted hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
     pub(crate) version: Version,
@@ -21,7 +21,7 @@ pub(crate) struct Mount {
     pub(crate) at: PathBuf,
 }
 
-/// What the groups of a hierarchy bound.
+/// The controller of a hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
     Cpu,
@@ -37,9 +37,9 @@ impl Controller {
     }
 }
 
-/// From `/proc/self/mountinfo`, those that can be seen: one may be hidden by
-/// another. Version 1's controller first, because where that is mounted version 2
-/// doesn't have it.
+/// Finds the mount in `/proc/self/mountinfo`. A mount can be hidden by another, so it must be
+/// visible. Version 1 comes first: where its controller is mounted, version 2 doesn't have the
+/// controller.
 pub(crate) fn mount(
     mountinfo: &str,
     controller: Controller,
@@ -80,7 +80,7 @@ impl Mount {
             };
             fits.then_some(path)
         })?;
-        // What is above the mounted group can't be seen here.
+        // Groups above the mounted one can't be seen here.
         let below = Path::new(path).strip_prefix(&self.root).ok()?;
         let is_plain =
             below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
@@ -109,7 +109,7 @@ mod tests {
         let group = mount.group("4:cpuset:/\n3:cpu,cpuacct:/machine/vm1\n0::/other\n").unwrap();
         assert_eq!(group, Path::new("/sys/fs/cgroup/cpu,cpuacct/machine/vm1"));
         assert_eq!(mount.group("4:cpuset:/\n0::/other\n"), None);
-        // Which that one of the memory is not.
+        // It is not the memory controller's.
         let memory = super::mount(V1, Controller::Memory, |_| true).unwrap();
         assert_eq!(memory.version, Version::V2);
     }

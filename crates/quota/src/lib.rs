@@ -1,15 +1,14 @@
-//! Slows threads of a process down, and lets them go again whatever happens.
+//! Throttles threads of a process, and releases them whatever happens.
 //!
-//! The threads go into a cgroup below the one they are in, so that whatever holds for
-//! that one still holds for them: its own quota is not touched. libvirt gives each vCPU
-//! a cgroup, so there may be several. Ours have a quota of CPU time. When it is lifted,
-//! threads go back to where each was, and the groups go.
+//! The threads go into a cgroup below their current one, so that the current one's limits still
+//! apply to them, and its own quota stays untouched. libvirt gives each vCPU a cgroup, so there may
+//! be several. Our groups have a quota of CPU time. When it is lifted, each thread returns to the
+//! group that it came from, and our groups are removed.
 //!
-//! A program that is killed can't lift anything. So a note is on disk before a
-//! group is made, and the next start of the program lifts what it finds there:
-//! see [`Notes::left`].
+//! A program that is killed can't lift anything. So a note is written to disk before a group is
+//! made, and the program's next start lifts what the note names: see [`Notes::left`].
 //!
-//! It also knows what memory the cgroups of a process leave it: [`memory_left`].
+//! [`memory_left`] tells how much memory the cgroups of a process leave it.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +31,7 @@ use std::path::Path;
 use group::Group;
 use note::Note;
 
-/// Threads that are slowed, until this is lifted or dropped.
+/// Threads that are throttled until this is lifted or dropped.
 #[derive(Debug)]
 pub struct Slowed {
     pid: u32,
@@ -43,7 +42,7 @@ pub struct Slowed {
     note: Option<Note>,
 }
 
-/// A group, and who of the process is in it.
+/// A group, and the process's threads in it.
 #[derive(Debug)]
 struct Members {
     group: Group,
@@ -53,13 +52,13 @@ struct Members {
 }
 
 impl Slowed {
-    /// Prepares to slow these threads of the process `pid`, and perhaps more of them
-    /// later. Nothing is slowed yet.
+    /// Prepares to throttle these threads of the process `pid`; others can be added later.
+    /// Throttles none yet.
     ///
     /// # Errors
-    /// If this host has no way to, which says why; nothing is left behind.
+    /// If this host can't throttle them, with the reason; nothing is left behind.
     pub fn new(notes: &Notes, pid: u32, threads: &[u32]) -> Result<Self, QuotaError> {
-        // With none of them, whether there is a way shows by the process itself.
+        // Without threads, the process itself shows whether the host can throttle.
         let threads = if threads.is_empty() { &[pid] } else { threads };
         let mut slowed = Self { pid, notes: notes.clone(), groups: Vec::new(), note: None };
         for thread in threads {
@@ -68,14 +67,14 @@ impl Slowed {
         Ok(slowed)
     }
 
-    /// What slows them, for a report.
+    /// The mechanism that throttles them, for a report.
     #[must_use]
     pub fn by(&self) -> String {
         self.groups.first().map(|members| members.group.by()).unwrap_or_default()
     }
 
-    /// From now on this thread, too, shares what [`Slowed::set`] gives. One that is
-    /// not the process's any more, as of a vCPU that was unplugged, is left alone.
+    /// Adds a thread to those that share the quota of [`Slowed::set`]. A thread that is not the
+    /// process's any more, such as that of an unplugged vCPU, is left alone.
     ///
     /// # Errors
     /// If the system refuses.
@@ -89,7 +88,7 @@ impl Slowed {
         Ok(())
     }
 
-    /// The group for a thread, which is made if it is the first from where it is.
+    /// The group for a thread, created for the first thread of its current group.
     fn place(&mut self, thread: u32) -> Result<&mut Members, QuotaError> {
         let group = Group::place(self.pid, thread)?;
         let known = self.groups.iter().position(|members| members.group.is_at(&group));
@@ -102,15 +101,15 @@ impl Slowed {
         let at = known.unwrap_or(self.groups.len() - 1);
         let members = &mut self.groups[at];
         if !members.is_made {
-            // Half made, it goes with the others, or is made the next time.
+            // A group that is only half made is lifted with the others, or made the next time.
             members.group.make()?;
             members.is_made = true;
         }
         Ok(members)
     }
 
-    /// The threads together get `cpus` seconds of CPU a second at most, or what
-    /// they want. Those in several groups get the same each.
+    /// Limits the threads together to `cpus` seconds of CPU time a second; none means no limit.
+    /// Each group gets a share that is proportional to its number of threads.
     ///
     /// # Errors
     /// If the system refuses.
@@ -127,7 +126,7 @@ impl Slowed {
         Ok(())
     }
 
-    /// Lets all of them go. Doing it again does nothing.
+    /// Releases all threads. Calling it again does nothing.
     ///
     /// # Errors
     /// If the system refuses. The note stays, so that the next start of the
@@ -141,7 +140,7 @@ impl Slowed {
     }
 }
 
-/// Lifts each, whatever becomes of the others.
+/// Lifts each group, even if another fails.
 fn lift_all<'g>(groups: impl Iterator<Item = &'g Group>) -> Result<(), QuotaError> {
     groups.map(Group::lift).fold(Ok(()), Result::and)
 }

@@ -1,12 +1,12 @@
-//! What memory the cgroups of a process let it take.
+//! How much memory a process's cgroups leave it.
 
 use std::fs;
 use std::path::Path;
 
 use crate::hierarchy::{Controller, Version, mount};
 
-/// How much more than now, by its group and those above it. What they have for the page
-/// cache counts as taken. None if nothing bounds it, or it can't be seen.
+/// How much more memory the process may use, according to its group and those above it. Page cache
+/// counts as used. None if nothing limits it, or if the limit can't be read.
 #[must_use]
 pub fn memory_left(pid: u32) -> Option<u64> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -15,13 +15,13 @@ pub fn memory_left(pid: u32) -> Option<u64> {
     left(&group, &mount.at, mount.version)
 }
 
-/// From a group up to the one that is mounted.
+/// Checks the groups from `group` up to the mounted one.
 fn left(group: &Path, top: &Path, version: Version) -> Option<u64> {
     let [bound, used] = match version {
         Version::V1 => ["memory.limit_in_bytes", "memory.usage_in_bytes"],
         Version::V2 => ["memory.max", "memory.current"],
     };
-    // Without a bound version 2 says `max`.
+    // Without a limit, version 2 has `max` there.
     let number = |group: &Path, file| -> Option<u64> {
         fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
     };
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(of(Version::V2), Some(2000));
         say(&group, "memory.current", "3500\n");
         assert_eq!(of(Version::V2), Some(0));
-        // What is above the mounted one is not looked at.
+        // Groups above the mounted one are ignored.
         say(dir.path(), "memory.limit_in_bytes", "1\n");
         say(dir.path(), "memory.usage_in_bytes", "1\n");
         assert_eq!(of(Version::V1), None);

@@ -1,4 +1,4 @@
-//! What is slowed, on disk, for the program's next start.
+//! Notes on disk of what is throttled, for the program's next start.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Write};
@@ -12,7 +12,7 @@ use crate::error::{At, QuotaError};
 use crate::group::Group;
 use crate::lift_all;
 
-/// A note longer than this is none of ours.
+/// Our notes are never longer.
 const BYTES_MAX: u64 = 64 << 10;
 const EXTENSION: &str = "slowed";
 
@@ -31,12 +31,12 @@ pub(crate) struct Note {
 struct Written {
     pid: u32,
     group: Group,
-    /// Further ones, which an earlier version never made.
+    /// Further groups, which earlier versions never made.
     #[serde(default)]
     more: Vec<Group>,
 }
 
-/// Something that was slowed when the program ended.
+/// A process whose threads were throttled when the program ended.
 #[derive(Debug)]
 pub struct Left {
     note: Note,
@@ -44,16 +44,16 @@ pub struct Left {
 }
 
 impl Notes {
-    /// Notes in `dir`, which is made if it isn't there.
+    /// Opens the notes in `dir`, which is created if it doesn't exist.
     ///
     /// # Errors
-    /// If it can't be made.
+    /// If it can't be created.
     pub fn open(dir: &Path) -> Result<Self, QuotaError> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).at("making", dir)?;
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// What an earlier run of the program left. What is unreadable comes as an
+    /// What an earlier run of the program left behind. A note that can't be read is returned as an
     /// error.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Notes {
         Ok(left)
     }
 
-    /// On disk when this returns.
+    /// Writes a note, which is on disk when this returns.
     pub(crate) fn write(&self, pid: u32, mut groups: Vec<Group>) -> Result<Note, QuotaError> {
         let path = self.dir.join(format!("{pid}.{EXTENSION}"));
         let new = path.with_extension("new");
@@ -114,13 +114,13 @@ impl Note {
 }
 
 impl Left {
-    /// The process that was slowed.
+    /// The process whose threads were throttled.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.written.pid
     }
 
-    /// Lets its threads go, and forgets it.
+    /// Releases its threads, and removes the note.
     ///
     /// # Errors
     /// If the system refuses; the note stays.

@@ -1,17 +1,16 @@
-//! CPU time as the kernel counts it.
+//! Quotas of CPU time in the kernel's terms.
 
-/// Long enough that a small quota is worth a switch of threads, short enough
-/// that a guest hardly feels its pauses: with 10 ms its worst were 4 to 26 ms,
-/// with 100 ms up to 86.
+/// Long enough for a small quota to be worth a context switch, and short enough for a guest to
+/// hardly notice its pauses: its longest were 4 to 26 ms with 10 ms, and up to 86 with 100 ms.
 const PERIOD_US: u64 = 10_000;
-/// The kernel takes no smaller quota.
+/// The kernel accepts no smaller quota.
 const QUOTA_US_MIN: u64 = 1_000;
-/// Nor a longer period.
+/// The kernel accepts no longer period.
 const PERIOD_US_MAX: u64 = 1_000_000;
-/// The least that can be given.
+/// The smallest quota, in seconds of CPU time a second.
 pub const CPUS_MIN: f64 = QUOTA_US_MIN as f64 / PERIOD_US_MAX as f64;
 
-/// So much CPU time in each period.
+/// An amount of CPU time for each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     pub(crate) quota_us: u64,
@@ -19,7 +18,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// So many seconds of CPU a second, as near as the kernel does it.
+    /// A quota of `cpus` seconds of CPU time a second, as near as the kernel permits.
     #[must_use]
     pub fn of(cpus: f64) -> Self {
         let cpus = if cpus.is_finite() { cpus.clamp(CPUS_MIN, 1e6) } else { 1e6 };

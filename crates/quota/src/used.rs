@@ -1,18 +1,18 @@
-//! How much CPU time a thread has used.
+//! CPU time that threads have used.
 
 use std::fs;
 use std::time::Duration;
 
-/// A thread, and what it has used since it began.
+/// A thread, and the CPU time that it has used since it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The thread.
     pub thread: u32,
-    /// CPU time.
+    /// Its CPU time.
     pub time: Duration,
 }
 
-/// What the threads of `pid` have used that still live.
+/// CPU time of those threads of `pid` that still exist.
 #[must_use]
 pub fn used(pid: u32, threads: &[u32]) -> Vec<Used> {
     let of = |&thread: &u32| {
@@ -32,13 +32,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_works_is_seen_to() {
+    fn cpu_time_of_a_busy_thread_grows() {
         let pid = std::process::id();
         let before = used(pid, &[pid, u32::MAX]);
         assert_eq!(before.len(), 1, "threads that are gone are left out");
         let mut sum = 0u64;
         let mut now = before.clone();
-        // The thread that runs a test is not the main one: so any of them.
+        // A test doesn't run on the main thread, so look at all threads.
         let all = || -> Vec<u32> {
             let names = fs::read_dir("/proc/self/task").unwrap();
             names.filter_map(|e| e.unwrap().file_name().to_str()?.parse().ok()).collect()

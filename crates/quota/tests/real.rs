@@ -1,4 +1,4 @@
-//! With the kernel's own cgroups, as root.
+//! Tests with the kernel's own cgroups, as root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ impl Busy {
         fs::read_to_string(format!("/proc/{}/cgroup", self.pid())).unwrap()
     }
 
-    /// CPU time for each second, over so long.
+    /// CPU time per second, measured over this time.
     fn share(&self, over: Duration) -> f64 {
         let (from, begun) = (self.used(), Instant::now());
         std::thread::sleep(over);
@@ -60,7 +60,7 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
     for cpus in [0.2, 0.05] {
         slowed.set(Some(cpus)).unwrap();
         let share = busy.share(Duration::from_secs(1));
-        // A bound from above, however busy the machine is.
+        // An upper bound, which holds however busy the machine is.
         assert!(share < cpus + 0.1, "{share} of {cpus}");
         assert!(share > 0.0);
     }
@@ -72,7 +72,7 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
 }
 
 #[test]
-fn whoever_is_killed_leaves_a_note_by_which_the_threads_are_let_go() {
+fn a_killed_program_leaves_a_note_that_releases_the_threads() {
     let dir = tempfile::tempdir().unwrap();
     let notes = Notes::open(dir.path()).unwrap();
     let (busy, ended) = (Busy::start(), Busy::start());
@@ -94,7 +94,7 @@ fn whoever_is_killed_leaves_a_note_by_which_the_threads_are_let_go() {
 }
 
 #[test]
-fn a_process_that_has_ended_is_no_place() {
+fn threads_of_an_ended_process_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let notes = Notes::open(dir.path()).unwrap();
     let gone = Busy::start();
@@ -104,8 +104,8 @@ fn a_process_that_has_ended_is_no_place() {
     assert!(notes.left().unwrap().is_empty());
 }
 
-/// Where this process is in the cgroups that bound CPU time, the file of threads, and the
-/// file of the quota.
+/// This process's group in the cgroups that limit CPU time, the file of its threads, and the file
+/// of its quota.
 fn hierarchy() -> (PathBuf, &'static str, &'static str) {
     let first = Path::new("/sys/fs/cgroup/cpu");
     let is_first = first.join("tasks").exists();
@@ -127,7 +127,7 @@ fn hierarchy() -> (PathBuf, &'static str, &'static str) {
     }
 }
 
-/// A group whose memory is bounded, with one process, until it is dropped.
+/// A group with limited memory and one process, until it is dropped.
 struct Bounded(PathBuf);
 
 impl Bounded {
@@ -138,7 +138,7 @@ impl Bounded {
         } else {
             (Path::new("/sys/fs/cgroup"), "memory.max")
         };
-        // Only in version 2.
+        // Only version 2 has this file.
         let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
         let dir = root.join(format!("quota-test-{}", process.pid()));
         fs::create_dir(&dir).unwrap();
@@ -167,7 +167,7 @@ fn the_memory_that_a_group_leaves_is_known() {
     drop(group);
 }
 
-/// A group as libvirt makes one for each vCPU, with a quota of its own.
+/// A group like the one that libvirt makes for each vCPU, with its own quota.
 struct Own {
     dir: PathBuf,
     quota: PathBuf,
@@ -178,7 +178,8 @@ impl Own {
         let (root, threads, quota) = hierarchy();
         let dir = root.join(format!("quota-test-{thread}"));
         fs::create_dir(&dir).unwrap();
-        // Only in version 2, where threads of one process may be apart if told so.
+        // Only version 2 has this file, where a group can hold single threads only if it is
+        // threaded.
         let _ = fs::write(root.join("cgroup.subtree_control"), "+cpu");
         if threads != "tasks" {
             fs::write(dir.join("cgroup.type"), "threaded").unwrap();
@@ -204,7 +205,7 @@ impl Drop for Own {
     }
 }
 
-/// Two threads of this process, each in a group of its own, until they are dropped.
+/// Two threads of this process, which end when this is dropped.
 struct Threads {
     ids: Vec<u32>,
     _stop: Vec<Sender<()>>,
@@ -235,14 +236,14 @@ impl Threads {
 }
 
 #[test]
-fn threads_that_have_groups_of_their_own_go_back_each_to_its_own() {
+fn threads_return_to_their_own_groups() {
     let dir = tempfile::tempdir().unwrap();
     let notes = Notes::open(dir.path()).unwrap();
     let threads = Threads::start();
     let own: Vec<Own> = threads.ids.iter().map(|id| Own::of(*id)).collect();
     let (before, quotas) = (threads.groups(), own.iter().map(Own::quota).collect::<Vec<_>>());
     for is_killed in [false, true] {
-        // The second is found to be worth it later.
+        // The second thread is added later.
         let pid = std::process::id();
         let mut slowed = Slowed::new(&notes, pid, &threads.ids[..1]).unwrap();
         for id in &threads.ids {

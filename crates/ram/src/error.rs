@@ -1,12 +1,12 @@
-//! What can go wrong with guest RAM, and what to do about it.
+//! Errors of access to guest RAM, and what to do about them.
 
 use std::io;
 
-/// Why guest RAM could not be reached.
+/// Why guest RAM was not reachable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RamError {
-    /// The kernel doesn't let us at QEMU's memory.
+    /// The kernel denies access to QEMU's memory.
     #[error(
         "the agent may not reach the memory of QEMU's process {pid}: to place pages straight into \
          it, run the agent as the user of that QEMU, or as root with CAP_SYS_PTRACE"
@@ -21,40 +21,40 @@ pub enum RamError {
         /// QEMU's process.
         pid: u32,
     },
-    /// What QEMU called its RAM is not memory of its process.
+    /// The range that QEMU reported as RAM is not memory of its process.
     #[error("there is no writable memory of {bytes} bytes at {base:#x} in process {pid}")]
     NotThere {
         /// QEMU's process.
         pid: u32,
         /// The first byte's address.
         base: u64,
-        /// How many bytes should be there.
+        /// The expected length in bytes.
         bytes: u64,
     },
-    /// An access outside the RAM. Whoever gave the offset is to blame.
+    /// An access outside the RAM. The source of the offset is to blame.
     #[error("{bytes} bytes at offset {offset} are not inside RAM of {size_bytes} bytes")]
     OutOfRange {
-        /// Where the access begins.
+        /// The offset of the access.
         offset: u64,
-        /// How long it is.
+        /// Its length.
         bytes: u64,
         /// The size of the RAM.
         size_bytes: u64,
     },
-    /// The host has no memory left to put behind the RAM.
+    /// The host has no memory left for the RAM.
     #[error(
         "this host has no memory left for the VM's RAM: free some, or raise the pool of huge \
          pages or the limit of QEMU's cgroup"
     )]
     NoMemory,
-    /// Something else that the kernel refused. The local host's fault.
+    /// Another refusal by the kernel. The local host is to blame.
     #[error("{action} the RAM of process {pid}: {source}")]
     Local {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// QEMU's process.
         pid: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -1,5 +1,4 @@
-//! Memory that reading allocates: holes of a file that lies in memory, a memfd or one
-//! of tmpfs.
+//! Memory that reading allocates: holes of a file in memory, a memfd or one on tmpfs.
 
 use std::ops::Range;
 
@@ -8,8 +7,9 @@ use crate::pagemap::{self, PAGE_BYTES};
 use crate::{Mapping, RamError};
 
 impl Mapping {
-    /// Its holes, in order. None of anonymous memory, which reads as the kernel's one page
-    /// of zeros, and none where the file can't be looked at.
+    /// The holes of an in-memory file, in order. Anonymous memory has none, because it
+    /// reads as the kernel's one zero page; a file that can't be examined counts as having
+    /// none.
     ///
     /// # Errors
     /// If QEMU has ended.
@@ -29,11 +29,11 @@ impl Mapping {
         self.still_there().map(|()| holes)
     }
 
-    /// Has the kernel put memory behind all pages of `range`, as QEMU would by reading
-    /// them: nothing of what they hold changes.
+    /// Makes the kernel allocate memory for all pages of `range`, as QEMU would by reading
+    /// them; their content does not change.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`]; or the kernel's, which has no memory left.
+    /// [`RamError::OutOfRange`], or the kernel's error if memory runs out.
     pub fn prefault(&self, range: Range<u64>) -> Result<(), RamError> {
         let mut bytes = [0; PAGES_MAX];
         let mut at = range.start;
@@ -47,7 +47,7 @@ impl Mapping {
     }
 }
 
-/// Read in one call to the kernel, a byte of each.
+/// Pages read in one system call, a byte of each.
 const PAGES_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -74,12 +74,12 @@ mod tests {
         file.write_all_at(&[7; 4096], 2 * MIB).unwrap();
         let len = usize::try_from(bytes).unwrap();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: no address is asked for, and nobody has a reference into it.
+        // SAFETY: no address is requested, and no reference into it exists.
         let base = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, &file, 0) }.unwrap();
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
         let us = std::process::id();
         let mapping = Mapping::of_process(pidfd.as_fd(), us, base as u64 + MIB, 6 * MIB).unwrap();
-        // It was tried by reading its first byte.
+        // `of_process` has read its first byte.
         let holes = mapping.holes_in_memory().unwrap();
         assert_eq!(holes, [4096..MIB, MIB + 4096..6 * MIB]);
         mapping.prefault(MIB + 4096..5 * MIB).unwrap();
@@ -93,12 +93,12 @@ mod tests {
         assert!(content == expected);
         assert!(matches!(mapping.prefault(0..7 * MIB), Err(RamError::OutOfRange { .. })));
         drop(mapping);
-        // SAFETY: it is what was mapped.
+        // SAFETY: this is the range that was mapped.
         unsafe { munmap(base, len) }.unwrap();
     }
 
     #[test]
-    fn anonymous_memory_has_none() {
+    fn anonymous_memory_has_no_holes() {
         assert_eq!(Mapping::own(8 * MIB).holes_in_memory().unwrap(), []);
     }
 }

@@ -12,26 +12,26 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::RamError;
 use crate::pagemap::{self, DataRanges};
 
-/// What is written when RAM is filled, piece by piece.
+/// Bytes written at a time when RAM is filled.
 const FILL_BYTES: usize = 64 << 10;
 static ZEROS: [u8; FILL_BYTES] = [0; FILL_BYTES];
-/// The most pieces of either side in one call: the kernel's own limit.
+/// Most pieces of either side in one system call: the kernel's own limit.
 const VECTORS_MAX: usize = 1024;
 
-/// RAM of a QEMU, as a range of addresses of its process.
+/// RAM of a QEMU process, as a range of its addresses.
 #[derive(Debug)]
 pub struct Mapping {
     pid: u32,
-    /// Readable once the process has ended and its number may be another's. None for
+    /// Readable once the process has ended and its number may be reused. None for
     /// memory of this process.
     pidfd: Option<OwnedFd>,
     base: u64,
     bytes: u64,
-    /// Memory of this very process, for [`Mapping::own`].
+    /// Memory of this process, for [`Mapping::own`].
     _own: Option<Own>,
 }
 
-/// Fresh memory of this process. Only the kernel touches it, by its address.
+/// New memory of this process, touched only by the kernel, by address.
 #[derive(Debug)]
 struct Own {
     address: usize,
@@ -41,12 +41,11 @@ struct Own {
 impl Own {
     fn new(len: usize) -> io::Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: no address is asked for, so nothing that is mapped already
-        // changes.
+        // SAFETY: no address is requested, so no existing mapping changes.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
-        // As QEMU has it with its RAM.
-        // SAFETY: what a child inherits changes, and nothing in this process.
+        // As QEMU does with its RAM.
+        // SAFETY: this changes what a child inherits, and nothing in this process.
         unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontFork) }?;
         Ok(Self { address: base.expose_provenance(), len })
     }
@@ -63,15 +62,15 @@ impl Drop for Own {
 }
 
 impl Mapping {
-    /// The `bytes` bytes at `base` in the memory of the process that `pidfd` refers
-    /// to, which has the number `pid`.
+    /// The `bytes` bytes at `base` in the memory of the process that `pidfd` refers to
+    /// and whose number is `pid`.
     ///
-    /// The kernel copies by number. A copy is made only while the process lives, and
-    /// what was read counts only if it lives still: a later process of the same number
-    /// is never taken for it.
+    /// The kernel copies by process number. A write is made only while the process
+    /// lives, and a read counts only if it still lives afterwards: a later process
+    /// with the same number is never mistaken for it.
     ///
     /// # Errors
-    /// If there is no such memory, or we may not reach it.
+    /// If there is no such memory, or it can't be accessed.
     pub fn of_process(
         pidfd: BorrowedFd<'_>,
         pid: u32,
@@ -88,15 +87,17 @@ impl Mapping {
         if !pagemap::is_writable(pid, base..end)? {
             return Err(not_there);
         }
-        // Whether we may shows only when we try. Reading a hole of anonymous
-        // memory puts nothing behind it.
+        // Only an attempt shows whether access is permitted. Reading a hole of
+        // anonymous memory allocates nothing.
         mapping.read(0, &mut [0])?;
         Ok(mapping)
     }
 
-    /// The only memory of `bytes` bytes that such a process can write and not execute,
-    /// for a QEMU that nobody can ask where its RAM is. None if there is no such
-    /// memory, or more than one: then which is the RAM can't be known.
+    /// The process's only memory of `bytes` bytes that is writable and not executable,
+    /// for a QEMU that can't be queried for its RAM's address.
+    ///
+    /// None if there is no such memory, or more than one: then it is unknown which is
+    /// the RAM.
     ///
     /// # Errors
     /// As [`Mapping::of_process`].
@@ -111,8 +112,8 @@ impl Mapping {
         }
     }
 
-    /// Memory of this process, reached in the same way as a QEMU's: for tests
-    /// and benchmarks of what is built on this.
+    /// Memory of this process, accessed in the same way as a QEMU's, for tests and
+    /// benchmarks of dependent crates.
     ///
     /// # Panics
     /// If there is not enough memory.
@@ -124,13 +125,13 @@ impl Mapping {
         Self { pid: std::process::id(), pidfd: None, base, bytes, _own: Some(own) }
     }
 
-    /// Whose memory it is.
+    /// The process whose memory it is.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether its process still lives: until then the number is its own.
+    /// Checks that the process still lives, so the number is still its own.
     ///
     /// # Errors
     /// [`RamError::Gone`] if it has ended.
@@ -150,7 +151,7 @@ impl Mapping {
         }
     }
 
-    /// Where it begins in that process.
+    /// Its first address in that process.
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
@@ -164,14 +165,14 @@ impl Mapping {
     /// Writes `content` at `offset`.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], with nothing written; or the kernel's.
+    /// [`RamError::OutOfRange`], with nothing written; or the kernel's error.
     pub fn write(&self, offset: u64, content: &[u8]) -> Result<(), RamError> {
         let to = self.remote(offset, content.len())?;
         self.copy(Way::To, &mut [local(content)], &mut [to])
     }
 
-    /// Makes `bytes` bytes at `offset` all `byte`. This puts memory behind
-    /// holes, also for zeros.
+    /// Sets `bytes` bytes at `offset` to `byte`. This allocates memory for holes, even
+    /// for zeros.
     ///
     /// # Errors
     /// As [`Mapping::write`].
@@ -200,7 +201,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies what is at `offset` into `into`.
+    /// Copies the bytes at `offset` into `into`.
     ///
     /// # Errors
     /// As [`Mapping::write`].
@@ -210,9 +211,8 @@ impl Mapping {
         self.copy(Way::From, &mut [here], &mut [from])
     }
 
-    /// The parts that may hold something else than zeros, in order: what QEMU has
-    /// touched, and what a file behind its RAM holds. Nothing is read for it, so holes
-    /// stay holes.
+    /// The parts that may be non-zero, in order: those that QEMU has touched, and the
+    /// data of a file behind its RAM. Nothing is read for this, so holes stay holes.
     ///
     /// # Errors
     /// If QEMU has ended.
@@ -221,10 +221,11 @@ impl Mapping {
         self.still_there().map(|()| ranges)
     }
 
-    /// Which pages, one for each of `present`, from `offset` on are in memory now:
-    /// reading those puts nothing there that was not. Others may be holes, which
-    /// would get memory where they are a file's, or in swap. Where the kernel doesn't
-    /// say it, none is.
+    /// Which pages from `offset` on, one per entry of `present`, are in memory now.
+    ///
+    /// Reading those allocates nothing. Others may be in swap, or holes, which would
+    /// be allocated if they are a file's. If the kernel doesn't tell, no page counts
+    /// as present.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`], or if QEMU has ended.
@@ -236,7 +237,7 @@ impl Mapping {
         self.still_there()
     }
 
-    /// Where `len` bytes at `offset` are in the other process, if inside.
+    /// The address of `len` bytes at `offset` in the other process, if inside the RAM.
     pub(crate) fn remote(&self, offset: u64, len: usize) -> Result<libc::iovec, RamError> {
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.bytes);
         let address = usize::try_from(self.base.wrapping_add(offset));
@@ -247,8 +248,8 @@ impl Mapping {
         Ok(libc::iovec { iov_base, iov_len: len })
     }
 
-    /// Writes local pieces, one after the other, over remote ones, which have
-    /// as many bytes together.
+    /// Writes local pieces, one after the other, to remote ones of the same total
+    /// length.
     pub(crate) fn scatter(
         &self,
         here: &mut [libc::iovec],
@@ -297,12 +298,11 @@ impl Mapping {
         if way == Way::To {
             self.still_there()?;
         }
-        // SAFETY: `here` lists memory of our own: slices that the callers hold
-        // for the whole call, shared for `Way::To`, which only reads them, and
-        // exclusive for `Way::From`. `there` are addresses of another process,
-        // which the kernel checks; where that process is this one
-        // (`Mapping::own`), they lie inside memory that this struct owns and
-        // that nothing else refers to while it does.
+        // SAFETY: `here` lists local memory: slices that the callers hold for the
+        // whole call, shared for `Way::To`, which only reads them, and exclusive for
+        // `Way::From`. `there` are addresses of another process, which the kernel
+        // checks; where that process is this one (`Mapping::own`), they lie inside
+        // memory that this struct owns and that nothing else refers to while it does.
         let copied = unsafe {
             match way {
                 Way::To => libc::process_vm_writev(pid, ours, count(here), theirs, count(there), 0),
@@ -324,8 +324,8 @@ impl Mapping {
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => RamError::Denied { pid },
             Some(libc::ESRCH) => RamError::Gone { pid },
-            // Pages that can't be had are a signal to whoever touches them, but
-            // an error code to a system call.
+            // A page that can't be allocated raises a signal on access, but an error
+            // code in a system call.
             Some(libc::EFAULT | libc::ENOMEM) if way == Way::To => RamError::NoMemory,
             _ => RamError::Local { action: way.verb(), pid, source },
         }
@@ -351,12 +351,12 @@ impl Way {
     }
 }
 
-/// One of our own pieces, to be copied from.
+/// A local piece, to be copied from.
 pub(crate) fn local(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
-/// Takes `bytes` off the front, and whatever is empty there.
+/// Removes `bytes` from the front, and then empty pieces.
 fn advance(vectors: &mut &mut [libc::iovec], mut bytes: usize) {
     while let Some(first) = vectors.first_mut() {
         if bytes < first.iov_len {
@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_access_that_is_not_inside_changes_nothing() {
+    fn an_access_outside_the_ram_changes_nothing() {
         let mapping = Mapping::own(8192);
         let outside = [(8192, 1), (8191, 2), (u64::MAX, 1), (u64::MAX - 1, 8), (1 << 63, 4096)];
         for (offset, bytes) in outside {
@@ -398,13 +398,13 @@ mod tests {
 
     #[test]
     fn memory_of_another_process_is_reached_until_it_ends() {
-        // `cat` has writable memory; where, its maps say.
+        // `cat` has writable memory; its maps tell where.
         let mut cat = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // It has said something: it is past exec, and will stay in its read.
+        // Its output shows that it is past exec; it then stays in its read.
         let mut input = cat.stdin.take().unwrap();
         std::io::Write::write_all(&mut input, b"x").unwrap();
         std::io::Read::read_exact(cat.stdout.as_mut().unwrap(), &mut [0]).unwrap();
@@ -433,7 +433,7 @@ mod tests {
         assert!(matches!(mapping.write(0, &[1]), Err(RamError::Gone { .. })));
     }
 
-    /// Its number has come to a process that has the same memory at the same address:
+    /// Its number was reused by a process with the same memory at the same address:
     /// this one.
     #[test]
     fn a_later_process_of_the_same_number_is_not_touched() {

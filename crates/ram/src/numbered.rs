@@ -1,4 +1,4 @@
-//! RAM blocks by the numbers that QEMU's stream gives them.
+//! RAM blocks by their numbers in QEMU's stream.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,15 +6,15 @@ use page::{BlockId, PageIndex};
 
 use crate::Mapping;
 
-/// The blocks that can be read, once the block list is known.
+/// The readable blocks, once the block list is known.
 #[derive(Debug, Default)]
 pub struct Numbered {
     blocks: OnceLock<Vec<Option<Arc<Mapping>>>>,
 }
 
 impl Numbered {
-    /// The block list, in the order of the numbers; none for a block that can't be read.
-    /// Only the first one counts.
+    /// Sets the block list, in the order of the numbers; none for a block that can't be
+    /// read. Only the first call counts.
     pub fn announce(&self, blocks: impl Iterator<Item = Option<Arc<Mapping>>>) {
         let _ = self.blocks.set(blocks.collect());
     }
@@ -23,13 +23,13 @@ impl Numbered {
         self.blocks.get()?.get(usize::from(block.0))?.as_deref()
     }
 
-    /// Whether this block can be read.
+    /// Whether the block can be read.
     #[must_use]
     pub fn reaches(&self, block: BlockId) -> bool {
         self.block(block).is_some()
     }
 
-    /// Reads what pages contain now, one after the other. False if that can't be had.
+    /// Reads the current content of pages, one after the other; false if that fails.
     pub fn read(
         &self,
         block: BlockId,
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_read_of_blocks_that_are_announced_and_reached() {
+    fn pages_of_announced_and_reachable_blocks_are_read() {
         let ram = Numbered::default();
         let mut bytes = [0; 2 * PAGE_BYTES];
         let mut read = |ram: &Numbered, block, pages: [u32; 2]| {

@@ -1,4 +1,4 @@
-//! What the kernel tells of another process's memory in `/proc`.
+//! Reads the kernel's information about another process's memory in `/proc`.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,22 +8,22 @@ use std::os::unix::fs::FileExt;
 use crate::RamError;
 use crate::backing::areas;
 
-/// The kernel's page here; the pagemap counts in it.
+/// The kernel's page size, the unit of the pagemap.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Entries read at a time: 256 MiB of RAM.
 const ENTRIES: usize = 65_536;
-/// Entries read at a time where few are asked for.
+/// Entries read at a time for small requests.
 const FEW_ENTRIES: usize = 256;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 
-/// Which parts of RAM may hold something else than zeros.
+/// The parts of RAM that may be non-zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataRanges {
     /// Everything outside these byte ranges is zero: it has no memory behind it, and
-    /// no file, or a hole of one.
+    /// either no file or a hole of one.
     Known(Vec<Range<u64>>),
-    /// The kernel doesn't say: any of it may hold anything.
+    /// The kernel doesn't tell: any of it may be non-zero.
     Unknown,
 }
 
@@ -38,12 +38,12 @@ pub(crate) fn is_writable(pid: u32, range: Range<u64>) -> Result<bool, RamError>
     Ok(reached >= range.end)
 }
 
-/// Where the only area of `bytes` bytes begins that `pid` can write, not execute, and has
-/// no child inherit. None if there is none, or there are several.
+/// The start of the only area of `bytes` bytes that `pid` can write, can't execute, and
+/// excludes from children. None if there is none, or there are several.
 ///
-/// Size alone proves little: RAM that is in two areas, as when a part of it is bound to
-/// another node, would leave the place to something else that is as large. QEMU has no
-/// child inherit its RAM (`MADV_DONTFORK`), and other memory it doesn't treat so.
+/// Size alone proves little: if RAM consists of two areas, as when a part of it is bound
+/// to another node, an unrelated area of that size would be taken for it. QEMU excludes
+/// its RAM from children (`MADV_DONTFORK`), but not its other memory.
 pub(crate) fn only_area_of(pid: u32, bytes: u64) -> Result<Option<u64>, RamError> {
     let areas = areas(pid).map_err(|error| lost(pid, error))?;
     let mut fitting = areas.iter().filter(|area| area.may_be_ram_of(bytes));
@@ -54,7 +54,8 @@ pub(crate) fn only_area_of(pid: u32, bytes: u64) -> Result<Option<u64>, RamError
     Ok(is_ram.then_some(area.addresses.start))
 }
 
-/// Whether `smaps` has the flag `dc`, for don't copy, at the area that is just this range.
+/// Whether `smaps` has the flag `dc` (don't copy on fork) for the area of exactly this
+/// range.
 fn is_uninherited(smaps: &str, addresses: &Range<u64>) -> bool {
     let header = format!("{:08x}-{:08x} ", addresses.start, addresses.end);
     let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&header));
@@ -70,8 +71,8 @@ pub(crate) fn lost(pid: u32, source: io::Error) -> RamError {
     }
 }
 
-/// The parts of `bytes` at `base` that may hold anything but zeros: those that the
-/// process has touched, and those that a file behind them has data for.
+/// The parts of `bytes` at `base` that may be non-zero: those that the process has
+/// touched, and those for which a file behind them has data.
 pub(crate) fn data_ranges(pid: u32, base: u64, bytes: u64) -> Result<DataRanges, RamError> {
     let Some(mut data) = touched(pid, base, bytes)? else { return Ok(DataRanges::Unknown) };
     let of_process = base..base + bytes;
@@ -93,8 +94,8 @@ pub(crate) fn data_ranges(pid: u32, base: u64, bytes: u64) -> Result<DataRanges,
     Ok(DataRanges::Known(ranges))
 }
 
-/// The parts that have memory or swap of the process's own behind them; none where
-/// the kernel doesn't say.
+/// The parts that have private memory or swap behind them; none if the kernel doesn't
+/// tell.
 fn touched(pid: u32, base: u64, bytes: u64) -> Result<Option<Vec<Range<u64>>>, RamError> {
     let pagemap = match File::open(format!("/proc/{pid}/pagemap")) {
         Ok(file) => file,
@@ -122,10 +123,9 @@ fn touched(pid: u32, base: u64, bytes: u64) -> Result<Option<Vec<Range<u64>>>, R
     Ok(Some(ranges))
 }
 
-/// Which of the pages from `address` on are in memory now, as far as the kernel
-/// says it.
+/// Which pages from `address` on are in memory now, as far as the kernel tells.
 pub(crate) fn present(pid: u32, address: u64, present: &mut [bool]) -> Result<(), RamError> {
-    // Also where its pages are not ours.
+    // This also covers addresses that are not page-aligned.
     present.fill(false);
     let pagemap = match File::open(format!("/proc/{pid}/pagemap")) {
         Ok(file) if address.is_multiple_of(PAGE_BYTES) => file,
@@ -147,7 +147,7 @@ pub(crate) fn present(pid: u32, address: u64, present: &mut [bool]) -> Result<()
     Ok(())
 }
 
-/// The part of the RAM that lies on its page number `page`.
+/// The part of the RAM on its page number `page`.
 fn page_range(base: u64, bytes: u64, page: u64) -> Range<u64> {
     let start = (base / PAGE_BYTES + page) * PAGE_BYTES;
     start.saturating_sub(base)..(start + PAGE_BYTES - base).min(bytes)
@@ -174,18 +174,18 @@ mod tests {
 
     #[test]
     #[expect(unsafe_code, reason = "memory is mapped by hand")]
-    fn ram_is_what_no_child_inherits() {
+    fn only_memory_excluded_from_children_is_taken_for_ram() {
         let smaps = "7f00-7f10 rw-p 00000000 00:00 0\nSize: 4 kB\nVmFlags: rd wr mr mw me ac\n\
                      00010000-00020000 rw-p 00000000 00:00 0\nVmFlags: rd wr dc hg\n";
         assert!(is_uninherited(smaps, &(0x1_0000..0x2_0000)));
         assert!(!is_uninherited(smaps, &(0x7f00..0x7f10)));
         assert!(!is_uninherited(smaps, &(0x1_0000..0x1_8000)));
         let us = std::process::id();
-        // As QEMU's, between pages that nobody may touch: Linux would join it with what
-        // another test has beside it.
+        // Like QEMU's RAM, between inaccessible pages: otherwise Linux would merge it with
+        // an adjacent mapping of another test.
         let (page, ram_bytes) = (1_usize << 12, (24_usize << 20) + (12 << 12));
         let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: no address is asked for; what is inside is this test's own.
+        // SAFETY: no address is requested, and the mapping is this test's own.
         let found = unsafe {
             let around =
                 mmap_anonymous(std::ptr::null_mut(), ram_bytes + 2 * page, none, private).unwrap();
@@ -198,21 +198,21 @@ mod tests {
             (found, ram)
         };
         assert_eq!(found.0, Some(found.1 as u64));
-        // As large, and what a child would get.
+        // Equally large, but inherited by children.
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let file = tempfile::tempfile().unwrap();
         let bytes: u64 = (24 << 20) + (20 << 12);
         file.set_len(bytes).unwrap();
         let len = usize::try_from(bytes).unwrap();
-        // SAFETY: no address is asked for, and nothing is written to it.
+        // SAFETY: no address is requested, and nothing is written to it.
         let other = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, &file, 0) };
         assert_eq!(only_area_of(us, bytes).unwrap(), None);
-        // SAFETY: it is what was mapped.
+        // SAFETY: this is the range that was mapped.
         unsafe { munmap(other.unwrap(), len) }.unwrap();
     }
 
     #[test]
-    fn what_was_never_touched_is_known_and_stays_so() {
+    fn untouched_memory_is_known_and_stays_untouched() {
         const MIB: u64 = 1 << 20;
         let mapping = Mapping::own(64 * MIB);
         let known = |mapping: &Mapping| match mapping.data_ranges().unwrap() {
@@ -229,13 +229,13 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_were_never_touched_are_told_from_the_others_one_by_one() {
+    fn presence_is_known_page_by_page() {
         const PAGES: u64 = 1000;
         let mapping = Mapping::own(PAGES * PAGE_BYTES);
         let mut known = [true; 1000];
         mapping.present(0, &mut known).unwrap();
         assert_eq!(known, [false; 1000]);
-        // Without huge pages, which are larger than all of it.
+        // Without huge pages, which are larger than the whole mapping.
         mapping.write(700 * PAGE_BYTES, &[1]).unwrap();
         mapping.write(999 * PAGE_BYTES, &[0]).unwrap();
         mapping.present(0, &mut known).unwrap();
@@ -244,7 +244,7 @@ mod tests {
         let mut few = [false; 3];
         mapping.present(699 * PAGE_BYTES, &mut few).unwrap();
         assert_eq!(few, [false, true, false]);
-        // What lies across the kernel's pages is not looked at.
+        // Unaligned ranges are not examined.
         mapping.present(1, &mut few).unwrap();
         assert_eq!(few, [false; 3]);
         let outside = mapping.present(998 * PAGE_BYTES, &mut few);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_holds_counts_also_where_the_process_never_looked() {
+    fn file_data_counts_where_the_process_touched_nothing() {
         const PAGES: u64 = 64;
         let kinds = [MapFlags::SHARED, MapFlags::PRIVATE];
         for (flags, on_disk) in kinds.into_iter().flat_map(|one| [(one, false), (one, true)]) {
@@ -265,32 +265,33 @@ mod tests {
             file.write_all_at(&[0xff; 4096], 7 * PAGE_BYTES).unwrap();
             file.write_all_at(&[0xff; 2 * 4096], 40 * PAGE_BYTES).unwrap();
             if on_disk {
-                // Only then is it known which blocks it has.
+                // Only after this the file's blocks are known.
                 file.sync_all().unwrap();
             }
             let area = MappedFile::new(&file, PAGES * PAGE_BYTES, flags);
             let mapping = area.mapping();
             let DataRanges::Known(ranges) = mapping.data_ranges().unwrap() else { panic!() };
             let holds = |page: u64| ranges.iter().any(|range| range.contains(&(page * PAGE_BYTES)));
-            // More may be there: the kernel maps what is near a page that is looked at.
+            // Other pages may be mapped: the kernel maps neighbours of a page that is
+            // read.
             for (page, has_data) in [(7, true), (40, true), (41, true), (30, false), (63, false)] {
                 assert_eq!(holds(page), has_data, "{page} {flags:?}, on disk: {on_disk}");
             }
             mapping.write(20 * PAGE_BYTES, &[1]).unwrap();
             let DataRanges::Known(ranges) = mapping.data_ranges().unwrap() else { panic!() };
             assert!(ranges.iter().any(|range| range.contains(&(20 * PAGE_BYTES))), "{flags:?}");
-            // Closed, nobody can say what it holds.
+            // Once it is closed, its content is unknown.
             drop(file);
             assert_eq!(mapping.data_ranges().unwrap(), DataRanges::Unknown);
         }
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_gone() {
+    fn a_missing_process_is_gone() {
         assert!(matches!(is_writable(u32::MAX, 0..1), Err(RamError::Gone { .. })));
     }
 
-    /// A file in the memory of this process.
+    /// A file mapped into this process.
     struct MappedFile {
         address: usize,
         bytes: u64,
@@ -301,8 +302,7 @@ mod tests {
         fn new(file: &File, bytes: u64, flags: MapFlags) -> Self {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             let len = usize::try_from(bytes).unwrap();
-            // SAFETY: no address is asked for, so nothing that is mapped already
-            // changes.
+            // SAFETY: no address is requested, so no existing mapping changes.
             let base = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, file, 0) };
             Self { address: base.unwrap().expose_provenance(), bytes }
         }

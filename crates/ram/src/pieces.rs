@@ -1,15 +1,15 @@
-//! A batch's pages, to and from where they belong in RAM: one call to the kernel
-//! for all of them. Pages that are out of date are left out.
+//! Copies a batch's pages to and from their places in RAM, with one system call
+//! for all of them. Stale pages are left out.
 
 use crate::mapping::local;
 use crate::{Mapping, RamError};
 
-/// Where the next bytes of a batch go.
+/// The destination of the next bytes of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// Into the RAM.
     Ram {
-        /// The first byte's place.
+        /// The first byte's offset.
         offset: u64,
         /// How many bytes.
         bytes: usize,
@@ -30,18 +30,18 @@ impl Piece {
 }
 
 impl Mapping {
-    /// Copies `bytes`, which have as many as the pieces together, to where those
-    /// say: one call to the kernel for a whole batch.
+    /// Copies `bytes` to the places of the pieces, which have the same total
+    /// length: one system call for a whole batch.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], with nothing written; or the kernel's.
+    /// [`RamError::OutOfRange`], with nothing written; or the kernel's error.
     pub fn write_pieces(&self, bytes: &[u8], pieces: &[Piece]) -> Result<(), RamError> {
         self.check(pieces)?;
         self.place(bytes, pieces)
     }
 
-    /// Copies the bytes at `offsets`, as many of each as `into` has room for,
-    /// one after the other into `into`: one call to the kernel for a batch.
+    /// Copies the bytes at `offsets`, an equal share of `into` each, one after
+    /// the other: one system call for a batch.
     ///
     /// # Errors
     /// As [`Mapping::read`].
@@ -65,7 +65,7 @@ impl Mapping {
         self.gather_once(there.take(), &mut rest[..now])
     }
 
-    /// How many bytes the pieces have, which lie all inside.
+    /// Checks that all pieces are inside, and returns their total length.
     fn check(&self, pieces: &[Piece]) -> Result<usize, RamError> {
         let mut total = 0;
         for &piece in pieces {
@@ -98,13 +98,13 @@ impl Mapping {
     }
 }
 
-/// Pieces for one call to the kernel. Those that follow one another are one.
+/// Pieces for one system call. Adjacent ones are merged.
 struct Vectors {
     list: [libc::iovec; VECTORS_MAX],
     count: usize,
 }
 
-/// A batch has 128 pages.
+/// Enough for a batch of 128 pages.
 const VECTORS_MAX: usize = 256;
 
 impl Vectors {
@@ -158,7 +158,7 @@ mod tests {
         for page in 0..600_u64 {
             mapping.write(page * PAGE as u64, &page.to_le_bytes()).unwrap();
         }
-        // More places than one call takes, some of them neighbours.
+        // More places than one call takes, some of them adjacent.
         let asked: Vec<u64> = (0..300).map(|nth| nth * 7 % 600).chain([8, 9, 10]).collect();
         let mut bytes = vec![0; asked.len() * PAGE];
         mapping.gather(asked.iter().map(|page| page * PAGE as u64), &mut bytes).unwrap();
@@ -179,7 +179,7 @@ mod tests {
     fn pages_land_where_the_pieces_say() {
         const PAGES: usize = 700;
         let mapping = mapping(2 * PAGES);
-        // Every other page, so that none merge; every seventh goes nowhere.
+        // Every other page, so that none merge; every seventh is dropped.
         let pieces: Vec<_> = (0..PAGES)
             .map(|n| if n % 7 == 0 { Piece::Drop { bytes: PAGE } } else { ram(2 * n) })
             .collect();

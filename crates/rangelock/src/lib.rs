@@ -1,40 +1,42 @@
 //! A lock over ranges of addresses.
 //!
 //! Writers of different parts of an address space need not wait for each other,
-//! and nobody knows beforehand which parts they will be. So, after PMigrate
-//! (section 4.2): the ranges that are held now are kept in a skip list; whoever
-//! wants one looks for overlaps there, adds it if there are none, and takes it
-//! out afterwards. A short lock guards the list itself; it is held for a few
-//! dozen instructions, and never while somebody waits for a range.
+//! and the parts are not known in advance. So, after PMigrate (section 4.2), a
+//! skip list holds the ranges that are locked now. A locker looks for overlaps
+//! there, inserts its range if there are none, and removes it afterwards. A
+//! short lock guards the list itself; it is held for a few dozen instructions,
+//! and never while a thread waits for a range.
 //!
-//! # What is promised
+//! # Guarantees
 //! - No two guards whose ranges overlap exist at the same time.
-//! - Requests that overlap are granted in the order they were made. A request
-//!   for a big range is therefore not starved by small ones: those that
-//!   overlap it and come later wait behind it, even where nobody holds
-//!   anything yet. Requests that overlap nothing earlier never wait.
+//! - Requests that overlap are granted in the order they were made. So small
+//!   requests can't starve a big one: those that overlap it and come later wait
+//!   behind it, even where nothing is locked yet. Requests that overlap nothing
+//!   earlier never wait.
 //! - A request waits only for earlier ones that overlap it, directly or in a
-//!   chain. If every thread holds at most one guard and waits for nothing
-//!   else that another request must provide, none waits for ever. A thread
-//!   that holds a guard and asks for a second one can deadlock, as with any
-//!   lock; there is no re-entrance.
-//! - A range that is empty overlaps nothing.
+//!   chain. If every thread holds at most one guard and waits for nothing else
+//!   that another locker must provide, no thread waits for ever. A thread that
+//!   holds a guard and requests a second one can deadlock, as with any lock; the
+//!   lock is not reentrant.
+//! - An empty range overlaps nothing.
 //!
-//! # Why it holds
-//! Everything happens under one mutex except a waiting thread's sleep, so the
-//! order in which threads get that mutex is the order of requests, and the
-//! lock behaves as its single-threaded core ([`turns`]) does when called in
-//! that order; the core is compared with a naive model in tests. A request that
-//! can't be granted leaves the number of requests ahead of it, which only falls
-//! until it is zero: then the *releasing* thread enters the range as held, still
-//! under the mutex. So no third thread can get in between, and the waiting
-//! thread has nothing to decide or retry when it wakes. What remains is telling
-//! it: the releaser stores `true` (release) into the waiter's flag, then
-//! unparks it; the waiter stored `false` before it queued under the mutex, looks
-//! at the flag (acquire) before every sleep, and an unpark that comes before the
-//! park makes that park return at once. So no wake-up is lost; one that comes
-//! late only makes a later wait look at its flag once more. Writes made under a
-//! guard are visible to the next holder: through the mutex, or through the flag.
+//! # Why they hold
+//! Everything happens under one mutex except a waiting thread's sleep. So the
+//! order in which threads get that mutex is the order of requests, and the lock
+//! behaves as its single-threaded core ([`turns`]) does when called in that
+//! order; tests compare the core with a naive model.
+//!
+//! A request that can't be granted stores the number of requests ahead of it,
+//! which only falls until it is zero. Then the *releasing* thread enters the
+//! range as held, still under the mutex, so no third thread can intervene, and
+//! the waiting thread has nothing to decide or retry when it wakes.
+//!
+//! The rest is notification: the releaser stores `true` (release) into the
+//! waiter's flag, then unparks it. The waiter stored `false` before it queued
+//! under the mutex, and loads the flag (acquire) before every sleep; an unpark
+//! before the park makes that park return at once. So no wake-up is lost, and a
+//! late one only makes a later wait load its flag once more. Writes made under a
+//! guard are visible to the next holder through the mutex or the flag.
 
 #![forbid(unsafe_code)]
 
@@ -52,13 +54,13 @@ use parking_lot::Mutex;
 
 use crate::turns::Turns;
 
-/// Looks at the flag before going to sleep: about as long as the copy of a few
-/// pages, after which a wait is rather a matter of a whole batch.
+/// Loads of the flag before the thread sleeps: about as long as the copy of a
+/// few pages. A longer wait is more likely for a whole batch.
 const SPINS: usize = 64;
 
 thread_local! {
-    /// A thread waits for one range at a time, so one flag is enough, and
-    /// waiting allocates nothing.
+    /// A thread waits for one range at a time, so one flag is enough and waiting
+    /// allocates nothing.
     static GRANTED: Arc<AtomicBool> = Arc::new(AtomicBool::new(false));
 }
 
@@ -75,20 +77,20 @@ impl Waiter {
     }
 }
 
-/// Locks ranges of `u64`: see the crate's documentation for what it promises.
+/// Locks ranges of `u64`; see the crate documentation for its guarantees.
 pub struct RangeLock {
     turns: Mutex<Turns<Waiter>>,
 }
 
 impl RangeLock {
-    /// A lock of which nothing is held.
+    /// A lock with no range held.
     #[must_use]
     pub const fn new() -> Self {
         Self { turns: Mutex::new(Turns::new()) }
     }
 
-    /// Locks `range`. Blocks until nothing that overlaps it is held or was
-    /// asked for earlier.
+    /// Locks `range`. Blocks until no overlapping range is held or was requested
+    /// earlier.
     pub fn lock(&self, range: Range<u64>) -> Guard<'_> {
         if range.is_empty() {
             return Guard { lock: self, range };
@@ -117,7 +119,7 @@ impl RangeLock {
         turns.give_back(range);
         let mut granted = turns.granted();
         drop(turns);
-        // Waking is a system call: not while others need the list.
+        // Waking is a system call, so it happens without the mutex.
         while let Some(waiter) = granted {
             waiter.wake();
             granted = self.turns.lock().granted();
@@ -149,7 +151,7 @@ impl fmt::Debug for RangeLock {
     }
 }
 
-/// A range that is locked until this is dropped.
+/// A locked range, unlocked on drop.
 #[derive(Debug)]
 #[must_use = "the range is unlocked when the guard is dropped"]
 pub struct Guard<'l> {
@@ -158,7 +160,7 @@ pub struct Guard<'l> {
 }
 
 impl Guard<'_> {
-    /// What is locked.
+    /// The locked range.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_a_panic_drops_unlocks() {
+    fn a_guard_dropped_by_a_panic_unlocks() {
         let lock = RangeLock::new();
         thread::scope(|scope| {
             let panicking = scope.spawn(|| {
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_big_range_is_not_passed_by_later_small_ones() {
+    fn later_small_requests_do_not_overtake_a_big_one() {
         let lock = RangeLock::new();
         let held = lock.lock(0..10);
         thread::scope(|scope| {
@@ -227,7 +229,7 @@ mod tests {
                 big_said.send("big").unwrap();
                 drop(big);
             });
-            // Nobody holds 500, but once the big one waits, it is not free.
+            // 500 is not held, but not free either once the big request waits.
             while lock.try_lock(500..501).is_some() {
                 thread::yield_now();
             }

@@ -1,13 +1,13 @@
-//! A skip list of ranges that don't overlap, ordered by where they start.
+//! A skip list of non-overlapping ranges, ordered by their start.
 //!
-//! Nodes live in one vector and name each other by index; those that are given
-//! back form a free list. So nothing is allocated once the list has been as
-//! long as it gets.
+//! Nodes are in one vector and refer to each other by index; freed nodes form a
+//! free list. So nothing is allocated once the list has reached its greatest
+//! length.
 
 use std::ops::Range;
 
-/// With one node in four reaching the next level, enough for some ten thousand
-/// ranges; there are rarely more than threads.
+/// With one node in four reaching the next level, this is enough for some ten
+/// thousand ranges; there are rarely more than threads.
 const LEVELS: usize = 8;
 
 /// An index that stands for no node: the end of a level, or its head.
@@ -17,8 +17,8 @@ const NONE: usize = usize::MAX;
 struct Node {
     start: u64,
     end: u64,
-    /// The following node on each level this one reaches. While the node is
-    /// free, the first is the next free one.
+    /// The next node on each level that this one reaches. The first entry of a
+    /// free node is the next free one.
     next: [usize; LEVELS],
 }
 
@@ -43,7 +43,7 @@ impl SkipList {
         }
     }
 
-    /// How many ranges of the list overlap `range`.
+    /// The number of ranges in the list that overlap `range`.
     pub(crate) fn overlapping(&self, range: &Range<u64>) -> usize {
         let before = self.before(range.start)[0];
         let reaches_in = before != NONE && self.nodes[before].end > range.start;
@@ -56,7 +56,7 @@ impl SkipList {
         count
     }
 
-    /// Adds a range that overlaps none of the list and is not empty.
+    /// Inserts a non-empty range that overlaps none in the list.
     pub(crate) fn insert(&mut self, range: &Range<u64>) {
         debug_assert!(range.start < range.end, "an empty range is in no list");
         debug_assert!(self.overlapping(range) == 0, "{range:?} is taken");
@@ -73,7 +73,7 @@ impl SkipList {
         self.height = self.height.max(levels);
     }
 
-    /// Takes out the range that starts at `start`.
+    /// Removes the range that starts at `start`.
     pub(crate) fn remove(&mut self, start: u64) {
         let before = self.before(start);
         let at = self.next(before[0], 0);
@@ -90,7 +90,7 @@ impl SkipList {
         self.free = at;
     }
 
-    /// For each level the last node that starts before `start`.
+    /// The last node before `start` on each level.
     fn before(&self, start: u64) -> [usize; LEVELS] {
         let mut before = [NONE; LEVELS];
         let mut at = NONE;
@@ -124,8 +124,8 @@ impl SkipList {
         at
     }
 
-    /// On how many levels the next node is: one, and one more with a chance of
-    /// a quarter, again and again.
+    /// The number of levels of the next node: one, and each further level with
+    /// a probability of a quarter.
     fn roll(&mut self) -> usize {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
@@ -181,13 +181,13 @@ mod tests {
                 let expected: Vec<_> = model.iter().map(|(&start, &end)| start..end).collect();
                 prop_assert_eq!(list.ranges(), expected);
             }
-            // Nodes given back are used again.
+            // Freed nodes are reused.
             prop_assert!(list.nodes.len() == longest);
         }
     }
 
     #[test]
-    fn the_ends_of_the_number_line_are_ranges_like_others() {
+    fn ranges_at_both_ends_of_u64_work() {
         let mut list = SkipList::new();
         list.insert(&(u64::MAX - 1..u64::MAX));
         list.insert(&(0..1));

@@ -1,4 +1,5 @@
-//! Who holds what and who waits for whom: the range lock without its threads.
+//! The range lock's state without its threads: held ranges and waiting
+//! requests.
 
 use std::ops::Range;
 
@@ -7,13 +8,13 @@ use crate::list::SkipList;
 #[derive(Debug)]
 struct Waiting<W> {
     range: Range<u64>,
-    /// How many ranges that were asked for earlier, and are not given back,
-    /// overlap this one.
+    /// Ranges that overlap this one, were requested earlier, and are not yet
+    /// given back.
     ahead: usize,
     who: W,
 }
 
-/// Ranges that are held and those that are waited for, `W` telling by whom.
+/// Held and requested ranges; `W` identifies the waiter.
 #[derive(Debug)]
 pub(crate) struct Turns<W> {
     held: SkipList,
@@ -26,7 +27,7 @@ impl<W> Turns<W> {
         Self { held: SkipList::new(), waiting: Vec::new(), granted: Vec::new() }
     }
 
-    /// Takes `range` if nobody holds or waits for any of it.
+    /// Takes `range` if no part of it is held or waited for.
     pub(crate) fn take(&mut self, range: &Range<u64>) -> bool {
         let free = self.ahead_of(range) == 0;
         if free {
@@ -42,11 +43,11 @@ impl<W> Turns<W> {
         self.waiting.push(Waiting { range, ahead, who });
     }
 
-    /// Gives `range` back, and to whom it was the last thing ahead, their own.
+    /// Gives `range` back, and grants the requests that waited for it last.
     ///
-    /// Whoever waits and overlaps `range` asked later than its holder: had
-    /// they asked earlier, the holder would still be waiting behind them. So
-    /// each of them counted it once, and uncounts it here.
+    /// A waiter that overlaps `range` requested later than its holder:
+    /// otherwise the holder would still be waiting behind it. So each such
+    /// waiter counted `range` once, and uncounts it here.
     pub(crate) fn give_back(&mut self, range: &Range<u64>) {
         self.held.remove(range.start);
         let mut at = 0;
@@ -58,14 +59,14 @@ impl<W> Turns<W> {
                 at += 1;
                 continue;
             }
-            // The order of the vector means nothing, the counts do.
+            // The vector's order has no meaning; the counts have.
             let waiting = self.waiting.swap_remove(at);
             self.held.insert(&waiting.range);
             self.granted.push(waiting.who);
         }
     }
 
-    /// Somebody who got their range and doesn't know yet.
+    /// A waiter whose range was granted and that has not been notified.
     pub(crate) fn granted(&mut self) -> Option<W> {
         self.granted.pop()
     }
@@ -86,8 +87,8 @@ mod tests {
 
     use super::*;
 
-    /// What a range lock is, in the slowest way: everybody in the order they
-    /// asked, and a range is held if nothing before it in the line overlaps.
+    /// A naive model of a range lock: a queue in the order of requests, where a
+    /// range is held if nothing before it overlaps.
     #[derive(Default)]
     struct Line(Vec<(usize, Range<u64>)>);
 
@@ -123,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everybody_gets_their_turn_as_in_a_line(steps in steps()) {
+        fn requests_are_granted_as_in_the_naive_model(steps in steps()) {
             let mut turns = Turns::new();
             let mut line = Line::default();
             let mut holders: Vec<usize> = Vec::new();

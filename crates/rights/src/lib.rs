@@ -1,10 +1,10 @@
-//! With whose rights a program starts and a file is opened.
+//! Starts programs, and opens files, with another user's rights.
 //!
-//! The agent usually is root. What another host says it does with the rights of
-//! the user that QEMUs run as: a program is that user's before it executes, and
-//! a file is opened, made and removed by a thread that has that user's rights
-//! for the time. So the kernel decides what may be done, at the moment in which
-//! it is done; a path that was checked before can be another one by then.
+//! The agent usually is root. What another host tells it to do, it does with the rights of the user
+//! that QEMUs run as: a program becomes that user before it executes, and files are opened, created
+//! and removed by a thread that has that user's rights for that time. So the kernel checks
+//! permissions at the moment of the operation; a path checked beforehand could be another one by
+//! then.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -15,7 +15,7 @@ use std::thread;
 use rustix::process::{Gid, Uid, geteuid};
 use serde::{Deserialize, Serialize};
 
-/// Whose rights, where they are not the agent's own.
+/// The user whose rights to use, if not the agent's own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     /// Its number.
@@ -26,7 +26,7 @@ pub struct User {
     pub groups: Vec<u32>,
 }
 
-/// Becoming a user, made ready before a fork.
+/// A change to another user, prepared before a fork.
 #[derive(Clone, Debug)]
 pub struct Change {
     uid: Uid,
@@ -37,7 +37,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// To that user.
+    /// A change to this user.
     #[must_use]
     pub fn to(user: &User) -> Self {
         Self {
@@ -48,12 +48,12 @@ impl Change {
         }
     }
 
-    /// Makes this process that user for good: what it executes gets no right
-    /// back, by no capability and by no set-user-ID program. To be called
-    /// between fork and exec: it makes system calls only.
+    /// Makes this process run as that user for good: no capability and no set-user-ID program gives
+    /// any right back to what it executes. Made to be called between fork and exec: it makes system
+    /// calls only.
     ///
     /// # Errors
-    /// If the kernel doesn't let it.
+    /// If the kernel refuses.
     pub fn make(&self) -> io::Result<()> {
         if self.by_root {
             rustix::thread::set_thread_groups(&self.groups)?;
@@ -64,9 +64,8 @@ impl Change {
         Ok(rustix::thread::set_no_new_privs(true)?)
     }
 
-    /// Gives this thread that user's rights to files, for good. The other
-    /// identities stay root's: nobody but root can send it a signal, or look
-    /// into it.
+    /// Gives this thread that user's rights to files, for good. The real and saved IDs stay root's,
+    /// so that only root can send it a signal or inspect it.
     fn make_of_thread(&self) -> io::Result<()> {
         rustix::thread::set_thread_groups(&self.groups)?;
         rustix::thread::set_thread_res_gid(None, self.gid, None)?;
@@ -74,7 +73,7 @@ impl Change {
     }
 }
 
-/// Has a program run as that user; none is the agent's own.
+/// Makes a program run as that user; none means the agent's own.
 #[expect(unsafe_code, reason = "a child's user can only be arranged in the child")]
 pub fn start_as(command: &mut Command, user: Option<&User>) {
     let Some(change) = user.map(Change::to) else { return };
@@ -83,18 +82,17 @@ pub fn start_as(command: &mut Command, user: Option<&User>) {
     unsafe { command.pre_exec(move || change.make()) };
 }
 
-/// Does something with that user's rights to files; none are the agent's own.
+/// Runs `work` with that user's rights to files; none means the agent's own.
 ///
-/// The kernel then no longer writes core dumps of the agent: rights have
-/// changed in it.
+/// From then on the kernel writes no core dumps of the agent, because its credentials have changed.
 ///
 /// # Errors
-/// If the kernel doesn't give this thread those rights. Then nothing is done.
+/// If the kernel doesn't give this thread those rights. Then `work` has not run.
 pub fn with<T: Send>(user: Option<&User>, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-    // Another one than root has no other rights than its own.
+    // Only root can take another user's rights.
     let Some(user) = user.filter(|_| geteuid().is_root()) else { return Ok(work()) };
     let change = Change::to(user);
-    // A thread's rights end with it, whatever becomes of the work.
+    // The rights end with the thread, whatever becomes of the work.
     let worker = move || change.make_of_thread().map(|()| work());
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("as-user".to_owned());

@@ -1,10 +1,10 @@
-//! How fast wanted pages are read: 70 % of an image, added in random order, at
-//! several numbers in flight and several gaps, from a raw file and from a
-//! `qemu-nbd` with the same image.
+//! How fast wanted pages are read: 70 % of an image, added in random order, with
+//! several numbers of requests in flight and several gaps, from a raw file and from
+//! a `qemu-nbd` with the same image.
 //!
 //! `make bench-storage`. The image is made in `DROVEWAY_BENCH_DIR` (a directory
-//! on the storage that is asked about; the system's one for temporary files by
-//! default) and has `DROVEWAY_BENCH_MIB` MiB (512).
+//! on the storage to be measured; by default the system's directory for temporary
+//! files) and has `DROVEWAY_BENCH_MIB` MiB (512).
 
 use std::env;
 use std::fs::File;
@@ -55,7 +55,7 @@ fn make_image(path: &Path, mib: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// 70 % of the pages, in no order.
+/// 70 % of the pages, in random order.
 fn wanted(image_bytes: u64) -> Vec<Item> {
     let mut random = Random(42);
     let mut items: Vec<Item> = (0..image_bytes / PAGE)

@@ -1,7 +1,7 @@
-//! Memory that a device may write into by itself.
+//! Memory for direct I/O.
 
-/// What the memory is aligned to, and the most that a device may want its
-/// requests to be.
+/// The alignment of the memory, and the largest that a device may require of
+/// requests.
 pub const ALIGNMENT_MAX: usize = 64 << 10;
 
 /// Bytes that begin at an aligned address.

@@ -1,33 +1,33 @@
-//! Who gets what was read.
+//! The receiver of the pages that are read.
 
 use page::PAGE_BYTES;
 
 use crate::{Failure, Item};
 
-/// What is done with pages. Each item that was added ends once: refused by
+/// Receives pages. Each added item ends exactly once: refused by
 /// [`Consumer::wants`], in [`Consumer::read`], in [`Consumer::failed`], or
 /// taken from the end.
 ///
 /// Called on the reader's threads, on several at once, and never with one of
-/// its locks held; it may add and take. What it does in `read` holds up that
+/// its locks held; it may add and take items. Time spent in `read` delays that
 /// thread's next request.
 pub trait Consumer: Send + Sync + 'static {
     /// Whether the page is still wanted, asked right before its request
-    /// begins. "No" is the end of the item: so nobody need be told of an item
-    /// that a newer page has replaced.
+    /// begins. `false` ends the item, so an item that a newer page has replaced
+    /// need not be withdrawn.
     fn wants(&self, _item: &Item) -> bool {
         true
     }
 
-    /// Pages of one request, which can be hashed and placed together. They may
-    /// be anything: compare their names.
+    /// Receives the pages of one request, which can be hashed and placed together.
+    /// Their content may be anything: verify it by name.
     fn read(&self, pages: Pages<'_>);
 
-    /// Nothing comes for these.
+    /// These items will not be read.
     fn failed(&self, items: &[Item], why: &Failure);
 
-    /// Nothing is wanted any more and nothing is under way, until something is
-    /// added. Also called by whoever takes the last ones from the end.
+    /// Nothing is wanted or in flight, until something is added. Also called on the
+    /// thread that takes the last items from the end.
     fn idle(&self) {}
 
     /// The reader reads no more, and all of its items have ended: because of a

@@ -1,14 +1,14 @@
-//! A `qemu-nbd` that serves an image of any format to us alone.
+//! A `qemu-nbd` that serves an image of any format to this process alone.
 //!
-//! It gets a listening socket that we are connected to before it runs: so
-//! nobody waits for it to be ready, the socket's file is gone by then, and it
-//! sees our end however we end, since it ends itself when its only client has
-//! left. (A signal at its parent's death would come when the *thread* that
-//! started it ends.)
+//! It inherits a listening socket to which this process is already connected. So
+//! there is no waiting until it is ready, the socket's file is deleted before it
+//! runs, and it ends with this process, since it ends when its only client has
+//! left. (A parent-death signal would be sent when the *thread* that started it
+//! ends.)
 //!
-//! It opens the image beside the VM that has it locked, reads past the host's
-//! page cache, and never writes. What it has in memory of the format's tables
-//! may be old; see the crate's first words.
+//! It opens the image although the VM has it locked, reads past the host's
+//! page cache if it can, and never writes. The format's tables that it has in memory
+//! may be stale; see the crate's documentation.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -26,14 +26,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::reader::{abandon, came_back};
 use crate::{OpenError, Opening};
 
-/// A shell knows its own process, which is the program's then: that is where
-/// the program looks for a socket that was opened for it.
+/// A shell knows its process id, which the program then has: the program accepts an
+/// inherited socket only if `LISTEN_PID` is its own id.
 const START: &str = "exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\"";
-/// What a shell says if there is no such program.
+/// A shell's exit code if there is no such program.
 const NOT_FOUND: i32 = 127;
-/// How long it may take to end. It may hang with its storage.
+/// How long it may take to end once killed. It may hang with its storage.
 const PARTING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
-/// Most that is shown of what it wrote.
+/// Most bytes of its error output that are shown.
 const WORDS_BYTES: usize = 1000;
 
 /// A server of one image. It ends when this is dropped.
@@ -44,13 +44,13 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts `qemu-nbd` for an image of this format, with the rights that it is
-    /// to be opened with. For a moment there is a socket in `how.dir`. Returns the connection to it, with the
-    /// export's name being empty.
+    /// Starts `qemu-nbd` for an image of this format, with the rights of `how.user`.
+    /// For a moment there is a socket in `how.dir`. Returns the connection to it; the
+    /// export's name is empty.
     ///
     /// # Errors
-    /// If there is no shell, or no file to be had in `dir`. Whether the
-    /// program and the image are any good is heard over the connection.
+    /// If there is no shell, or no file can be made in `how.dir`. A missing program or
+    /// an unusable image shows only when the connection is used.
     pub fn start(
         how: &Opening,
         image: &Path,
@@ -68,7 +68,7 @@ impl Exporter {
         command.arg(if direct { "--cache=none" } else { "--cache=writeback" });
         command.args(["--image-opts", &options]);
         command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(words);
-        // Signals from a terminal are not meant for it.
+        // Signals from a terminal must not reach it.
         command.process_group(0);
         rights::start_as(command.current_dir("/"), how.user.as_ref());
         let child = command.spawn().map_err(OpenError::Program)?;
@@ -81,7 +81,7 @@ impl Exporter {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Ends it; says why it is no good, or `otherwise`.
+    /// Ends it, and returns the reason that it wrote, or `otherwise`.
     pub(crate) fn failed(mut self, image: &Path, otherwise: &str) -> OpenError {
         let status = self.end();
         if status.is_some_and(|status| status.code() == Some(NOT_FOUND)) {
@@ -103,14 +103,14 @@ impl Exporter {
         Ok(String::from_utf8_lossy(&words).into_owned())
     }
 
-    /// Ends it if it hasn't ended. There is nothing it could lose.
+    /// Ends it if it hasn't ended. It has nothing to lose.
     fn end(&mut self) -> Option<ExitStatus> {
         let mut child = self.child.take()?;
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status);
         }
-        // If it has ended meanwhile, the wait says so. One that fails by itself
-        // is let to say why: it has no client any more.
+        // The wait also notices that it has ended meanwhile. Without a client it ends by
+        // itself, and one that fails gets time to write why.
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let gone = |wait: &Timespec| {
             let Some(pidfd) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
@@ -135,7 +135,8 @@ impl Drop for Exporter {
     }
 }
 
-/// It hangs in the kernel with its storage, and ends when that answers.
+/// Leaves behind a process that hangs in the kernel with its storage, and ends when
+/// that answers.
 fn leave_behind(mut child: Child) {
     abandon();
     let reap = data_threads::spawn("storage-reap", move || {
@@ -156,7 +157,7 @@ fn connected(dir: &Path) -> io::Result<(UnixListener, UnixStream)> {
     Ok((listener, socket))
 }
 
-/// The image in QEMU's words.
+/// The image as QEMU's `--image-opts`.
 fn options(
     image: &Path,
     format: &str,
@@ -168,7 +169,7 @@ fn options(
     if format.is_empty() || !format.chars().all(known) {
         return Err(unfit(format!("'{format}' is no format")));
     }
-    // Names of files that the image is based on are relative to its own.
+    // Names of backing files are relative to the image's own.
     let path = std::path::absolute(image).map_err(|error| unfit(error.to_string()))?;
     let name = path.to_str().ok_or_else(|| unfit("its name is not UTF-8".to_owned()))?;
     let seen = rights::with(user, || fs::metadata(&path)).and_then(|seen| seen);

@@ -1,40 +1,41 @@
-//! What can go wrong with storage. It costs the saving and nothing else.
+//! Failures of storage. They cost nothing but the saving: pages are sent over the
+//! network instead.
 
 use std::time::Duration;
 
 /// Why pages were not read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The storage said so. Other requests may do better.
+    /// The storage reported an error. Other requests may succeed.
     #[error("the storage did not read {bytes} bytes at {offset}: {reason}")]
     Refused {
         /// Where in the image.
         offset: u64,
         /// How much.
         bytes: usize,
-        /// Its words.
+        /// Its message.
         reason: String,
     },
-    /// It ends before what should be there. Other requests may do better.
+    /// The image ends within the range. Other requests may succeed.
     #[error("the storage read only {read} of {bytes} bytes at {offset}")]
     Short {
         /// Where in the image.
         offset: u64,
-        /// How much was asked for.
+        /// How much was requested.
         bytes: usize,
-        /// How much came.
+        /// How much was read.
         read: usize,
     },
-    /// Whoever wants it is wrong: the guest, most likely.
+    /// The item is outside the image, most likely by the guest's fault.
     #[error("that is not in the image of {image_bytes} bytes")]
     Outside {
         /// The image's size.
         image_bytes: u64,
     },
-    /// The way to the storage is gone.
+    /// The connection to the storage is gone.
     #[error("the way to the storage broke: {0}")]
     Broken(String),
-    /// A request had no answer.
+    /// A request was not answered in time.
     #[error("the storage did not answer for {} s", .0.as_secs_f32())]
     Stalled(Duration),
     /// Too many requests failed.
@@ -54,13 +55,13 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether the reader need not ask again.
+    /// Whether one such failure ends the reader.
     pub(crate) fn is_final(&self) -> bool {
         !matches!(self, Self::Refused { .. } | Self::Short { .. } | Self::Outside { .. })
     }
 }
 
-/// A source of pages can't be had.
+/// Why an image can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The image, or the server, can't be reached or used.
@@ -79,16 +80,16 @@ pub enum OpenError {
         /// For how long.
         patience: Duration,
     },
-    /// What serves other formats than raw isn't there.
+    /// `qemu-nbd`, which serves other formats than raw, can't be started.
     #[error("qemu-nbd can't be started: {0}; is it installed (qemu-utils)?")]
     Program(std::io::Error),
-    /// Threads of before still wait for their storage.
+    /// Too many threads of earlier readers still wait for their storage.
     #[error("{threads} threads still wait for storage that does not answer")]
     Abandoned {
         /// How many.
         threads: usize,
     },
-    /// The system has no thread or no file to give.
+    /// A thread or a file can't be created.
     #[error("cannot start reading from storage: {0}")]
     Local(std::io::Error),
 }
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_helps() {
+    fn failures_are_worded_and_classified() {
         let stalled = Failure::Stalled(Duration::from_millis(2500));
         assert_eq!(stalled.to_string(), "the storage did not answer for 2.5 s");
         assert!(stalled.is_final());

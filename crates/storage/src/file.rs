@@ -1,9 +1,9 @@
 //! A raw image: a file or a block device of this host.
 //!
-//! It is read past the host's page cache (O_DIRECT), which would keep blocks
-//! of before the guest wrote them at the other host, and would be filled with
-//! what nobody reads again. A file system that knows no O_DIRECT is read with
-//! its cache: each range is dropped from it before, and after.
+//! It is read past the host's page cache (O_DIRECT), which would keep blocks from
+//! before the guest wrote them at the other host, and would fill with blocks that are
+//! not read again. On a file system without O_DIRECT the cache is used, and each range
+//! is dropped from it before and after.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -17,7 +17,7 @@ use rustix::io::{Errno, pread};
 
 use crate::{ALIGNMENT_MAX, Buffer, Failure, OpenError, Source};
 
-/// What is sure to suit a file whose system doesn't say.
+/// The alignment for files whose system doesn't report one.
 const ALIGNMENT: usize = 4096;
 
 /// A part of a file or a device, from which pages are read.
@@ -27,13 +27,13 @@ pub struct FileSource {
     /// Where the image begins.
     base: u64,
     bytes: u64,
-    /// What offsets and lengths are multiples of; none: read with the cache.
+    /// The alignment of offsets and lengths; `None`: read through the cache.
     direct: Option<usize>,
 }
 
 impl FileSource {
-    /// Opens an image that fills the file from byte `base` on, or `bytes` of
-    /// it.
+    /// Opens an image that begins at byte `base` of the file and has `bytes`, or
+    /// the rest of the file.
     ///
     /// This may hang on storage that is gone: see [`crate::open`].
     ///
@@ -47,7 +47,7 @@ impl FileSource {
     }
 
     fn opened(path: &Path, base: u64, bytes: Option<u64>, how: OFlags) -> io::Result<Self> {
-        // A FIFO would otherwise wait for a writer.
+        // Opening a FIFO would otherwise wait for a writer.
         let flags = |how: OFlags| i32::try_from((how | OFlags::NONBLOCK).bits()).unwrap_or(0);
         let open = |how| OpenOptions::new().read(true).custom_flags(flags(how)).open(path);
         let (mut file, how) = match open(how) {
@@ -65,11 +65,11 @@ impl FileSource {
         let direct = if how == OFlags::DIRECT { alignment(&file) } else { None };
         let source = Self { file, base, bytes: bytes.map_or(room, |n| n.min(room)), direct };
         if how != OFlags::DIRECT {
-            // No reading ahead: what is wanted is known.
+            // No readahead: the wanted pages are known.
             fadvise(&source.file, 0, None, Advice::Random)?;
         }
         match source.probe() {
-            // Some accept O_DIRECT and then refuse to read so.
+            // Some file systems accept O_DIRECT and then refuse such reads.
             Err(error) if how == OFlags::DIRECT && refuses_direct(&error) => {
                 Self::opened(path, base, bytes, OFlags::empty())
             }
@@ -92,7 +92,7 @@ impl FileSource {
         self.pread(0, buffer.as_mut().get_mut(..bytes).unwrap_or_default()).map(drop)
     }
 
-    /// What is read for this range: begins and ends where the device wants.
+    /// The range that is read for this one, aligned as the device requires.
     fn span(&self, offset: u64, bytes: usize) -> Range<u64> {
         let from = self.base + offset;
         let end = from + bytes as u64;
@@ -112,7 +112,7 @@ impl FileSource {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            // What follows the end can't be asked for.
+            // After the end, the next offset would not be aligned.
             if self.direct.is_some_and(|alignment| read % alignment != 0) {
                 break;
             }
@@ -122,7 +122,7 @@ impl FileSource {
 
     fn drop_cache(&self, span: &Range<u64>) {
         if self.direct.is_none() {
-            // An old block is found by its hash anyway.
+            // If this fails, an old block is still noticed by its hash.
             let bytes = NonZeroU64::new(span.end - span.start);
             let _ = fadvise(&self.file, span.start, bytes, Advice::DontNeed);
         }
@@ -167,8 +167,8 @@ fn refuses_direct(error: &io::Error) -> bool {
     errno == Some(Errno::INVAL) || errno == Some(Errno::OPNOTSUPP)
 }
 
-/// What direct reads of this file must be multiples of; none: there are none,
-/// or they would have to be too large.
+/// The alignment of direct reads of this file; `None` if there are none, or the
+/// alignment is too large.
 fn alignment(file: &File) -> Option<usize> {
     let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     let told = stat.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);

@@ -1,4 +1,4 @@
-//! Which image, and how it is reached.
+//! Images, and how they are opened.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ pub enum Image {
         path: PathBuf,
         /// Where in it the disk begins.
         base: u64,
-        /// The disk's size; none: up to its end.
+        /// The disk's size; `None`: up to the file's end.
         bytes: Option<u64>,
     },
-    /// Another format, which `qemu-nbd` reads for us.
+    /// Another format, which `qemu-nbd` reads.
     Format {
         /// Where.
         path: PathBuf,
@@ -31,7 +31,7 @@ pub enum Image {
         /// it likes into a raw image.
         format: String,
     },
-    /// What a server of the storage exports.
+    /// An export of a server of the storage.
     Nbd {
         /// Where it listens.
         endpoint: Endpoint,
@@ -53,8 +53,8 @@ impl Image {
 pub struct Opened {
     /// For a [`crate::Reader`].
     pub source: Box<dyn Source>,
-    /// It is read through this host's page cache, since its file system
-    /// doesn't do otherwise.
+    /// Whether it is read through this host's page cache, since its file system has no
+    /// direct reads.
     pub cached: bool,
 }
 
@@ -69,19 +69,19 @@ impl std::fmt::Debug for Opened {
 pub struct Opening {
     /// The program that reads formats.
     pub qemu_nbd: PathBuf,
-    /// With whose rights images are opened, by that program and by us; none are
-    /// our own. What they are called may be another host's word.
+    /// With whose rights images are opened, by that program and by this process;
+    /// `None`: its own. Their names may be chosen by another host.
     pub user: Option<User>,
-    /// A directory for short-lived files, which only we can enter.
+    /// A directory for short-lived files, which only this user can enter.
     pub dir: PathBuf,
-    /// The reader's.
+    /// Requests at a time, as in the reader's settings.
     pub in_flight: usize,
-    /// How long it may take.
+    /// How long opening may take.
     pub patience: Duration,
 }
 
 impl Opening {
-    /// As usual, with short-lived files in `dir`.
+    /// The defaults, with short-lived files in `dir`.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Opening {
 /// answer.
 ///
 /// # Errors
-/// If it isn't there, can't be read, or does not answer.
+/// If it doesn't exist, can't be read, or its storage doesn't answer.
 pub fn open(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
     check_abandoned()?;
     let stalled = || OpenError::Stalled { what: image.name(), patience: how.patience };
@@ -144,7 +144,7 @@ fn open_file(
     opened.map_err(OpenError::Local)?
 }
 
-/// Where the result goes, if anybody still waits for it.
+/// Receives the result, if the caller still waits for it.
 #[derive(Default)]
 struct Slot {
     state: Mutex<Waiting>,

@@ -8,30 +8,28 @@
 //!      take_from_the_end: over the network        Consumer::read(pages of a request)
 //! ```
 //!
-//! A [`Reader`] reads what is wanted in the image's order, many requests at a
-//! time, while another end takes what has the highest offsets; both stop where
-//! they meet. [`FileSource`] reads a raw image, [`NbdSource`] an NBD export, and
-//! [`Exporter`] makes one of an image in any format that QEMU knows. [`open`]
-//! chooses.
+//! A [`Reader`] reads wanted pages in the image's order, many requests at a
+//! time, while the caller takes those with the highest offsets, to request them over
+//! the network; both stop where they meet. [`FileSource`] reads a raw image,
+//! [`NbdSource`] an NBD export, and [`Exporter`] makes one of an image in any format
+//! that QEMU knows. [`open`] chooses.
 //!
-//! **What is read may be anything.** The guest may have written the block since
-//! somebody said what is in it, or writes it while it is read; the storage may
-//! be another one than meant; a format's tables may have changed since they
-//! were read. So whoever consumes pages names them by hash and compares; what
-//! is not what it should be comes over the network. For the same reason nothing
-//! here is durable, locked or retried.
+//! **What is read may be anything.** The guest may have written the block since its
+//! content was announced, or write it during the read; the storage may be the wrong
+//! one; a format's tables may have changed since they were read. So the consumer
+//! hashes pages and compares the names; a page that differs is requested over the
+//! network. For the same reason nothing here is durable, locked or retried.
 //!
-//! **Storage costs nothing but the saving.** Requests are as large as the
+//! **Bad storage costs nothing but the saving.** Requests are as large as the
 //! storage answers in a tenth of a second. A failed request fails its own
-//! items; many failures, or one request without an answer, end the reader and
-//! give back everything that is not read. A thread that hangs in the kernel is
-//! left behind and counted; too many of them, and no new reader is started.
+//! items; many failures, or one request without an answer, end the reader, which
+//! gives back everything that is not read. A thread that hangs in the kernel is
+//! left behind and counted; with too many of them, no new reader is started.
 //!
-//! **Threads, not io_uring.** A request takes them 11 µs of CPU, as much as it
-//! takes a ring, and both read as fast as the storage does
-//! (docs/benchmarks/parts.md).
-//! Pages are named by the thread that read them, so on several CPUs. A ring
-//! whose storage has died can't be closed, and needs `unsafe` for each request.
+//! **Threads, not io_uring.** A request costs 11 µs of CPU with either, and both
+//! read as fast as the storage does (docs/benchmarks/parts.md). With threads, the
+//! one that reads pages also hashes them, so hashing uses several CPUs. A ring whose
+//! storage has died can't be closed, and needs `unsafe` for each request.
 
 #![forbid(unsafe_code)]
 

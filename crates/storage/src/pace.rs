@@ -1,17 +1,17 @@
-//! What may be asked of the storage in a second.
+//! Bounds what is requested from the storage in a second.
 //!
-//! Whoever wants to begin a request waits until those before have had their
-//! time. No time that was not used is saved up, a request is never larger than
-//! a 64th of a second's worth, and time runs by a 64th slower than it may: so
-//! in no second, wherever it begins, more is asked for than the operator
-//! allows. What the storage then answers late may come in one go.
+//! A request begins only when the time for those before has passed. Unused time is
+//! not saved up, a request is never larger than a 64th of a second's worth, and the
+//! pace is a 64th below the bound: so in no second, wherever it begins, is more
+//! requested than the operator allows. Late answers of the storage may still arrive
+//! all at once.
 
 use std::time::{Duration, Instant};
 
 use page::PAGE_BYTES;
 use parking_lot::{Condvar, Mutex};
 
-/// The part of a second that one request may have, and that is left over.
+/// The part of a second that one request may have, and that stays unused.
 const PART: u64 = 64;
 
 /// The least bound: below it a page takes too long.
@@ -22,12 +22,12 @@ const BYTES_PER_S_MIN: u64 = 64 << 10;
 struct Schedule {
     /// None: no bound.
     bytes_per_s: Option<u64>,
-    /// When the next request may begin, since some beginning.
+    /// When the next request may begin, since the start of the clock.
     free_at: Duration,
 }
 
 impl Schedule {
-    /// How large a request may begin now; none: ask again then.
+    /// How large a request may begin now, or when to ask again.
     fn begin(&mut self, now: Duration, wanted_bytes: u64) -> Result<u64, Duration> {
         let Some(bytes_per_s) = self.bytes_per_s else { return Ok(wanted_bytes) };
         if self.free_at > now {
@@ -38,7 +38,7 @@ impl Schedule {
         Ok(bytes)
     }
 
-    /// It was another number of bytes than what was begun.
+    /// Corrects the schedule for a request that had another size than begun.
     fn settle(&mut self, begun: u64, read: u64) {
         if read > begun {
             self.free_at += self.time(read - begun);
@@ -50,7 +50,7 @@ impl Schedule {
     fn set(&mut self, now: Duration, bytes_per_s: Option<u64>) {
         let bound = bytes_per_s.filter(|rate| *rate > 0);
         self.bytes_per_s = bound.map(|rate| rate.max(BYTES_PER_S_MIN));
-        // What was begun under another bound doesn't keep anyone for long.
+        // Requests begun under another bound delay the next one by a page's time at most.
         self.free_at = self.free_at.min(now + self.time(PAGE_BYTES as u64));
     }
 
@@ -61,7 +61,7 @@ impl Schedule {
     }
 }
 
-/// The bound on what is read from a storage, shared by all that read from it.
+/// The bound on what is read from a storage, shared by all its readers.
 #[derive(Debug)]
 pub struct Pace {
     schedule: Mutex<Schedule>,
@@ -86,21 +86,21 @@ impl Pace {
         Self::default()
     }
 
-    /// The bound from now on, also for who waits; none or 0: no bound. Less
-    /// than 64 KiB a second counts as that.
+    /// Sets the bound from now on, also for requests that wait; `None` or 0: no bound.
+    /// Less than 64 KiB a second counts as 64 KiB.
     pub fn set(&self, bytes_per_s: Option<u64>) {
         self.schedule.lock().set(self.began.elapsed(), bytes_per_s);
         self.changed.notify_all();
     }
 
-    /// The bound that holds.
+    /// The current bound.
     #[must_use]
     pub fn bytes_per_s(&self) -> Option<u64> {
         self.schedule.lock().bytes_per_s
     }
 
-    /// Waits until a request may begin; returns how large it may be. What it
-    /// turns out to be is settled afterwards.
+    /// Waits until a request may begin; returns how large it may be. Its actual size
+    /// is settled afterwards.
     pub(crate) fn begin(&self, wanted_bytes: u64) -> u64 {
         let mut schedule = self.schedule.lock();
         loop {
@@ -182,7 +182,7 @@ mod tests {
         }
 
         #[test]
-        fn who_is_never_late_gets_what_is_allowed(bytes_per_s in 100_000..2_000_000_000_u64) {
+        fn requests_that_are_never_late_use_the_bound(bytes_per_s in 100_000..2_000_000_000_u64) {
             let mut schedule = Schedule::default();
             schedule.set(Duration::ZERO, Some(bytes_per_s));
             let (mut now, mut sum) = (Duration::ZERO, 0);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_bound_nobody_waits() {
+    fn without_a_bound_no_request_waits() {
         let pace = Pace::new();
         for bound in [None, Some(0)] {
             pace.set(bound);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lifted_bound_is_heard_by_who_waits() {
+    fn lifting_the_bound_wakes_waiting_requests() {
         let pace = Pace::new();
         pace.set(Some(BYTES_PER_S_MIN));
         // A page more than was begun, a million times: hours.

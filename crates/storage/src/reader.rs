@@ -1,11 +1,11 @@
-//! The reader: threads that read what is wanted and hand it on.
+//! The reader: threads that read wanted pages and pass them to the consumer.
 //!
-//! One thread at a time has the *turn*: it waits for something to be wanted and
-//! for the pace, takes the next request's items, and only then lets the next
-//! one. So requests begin in order, and what is not begun can be taken from the
-//! end until the last moment. A watching thread notices requests without an
-//! answer, and clears up at the end: it takes the items from threads that hang
-//! and leaves those behind.
+//! One thread at a time has the *turn*: it waits for wanted items and for the
+//! pace, takes the next request's items, and only then passes the turn on. So
+//! requests begin in order, and items that are not begun can be taken from the
+//! end until the last moment. A watch thread notices requests without an
+//! answer, and cleans up at the end: it takes the items from threads that hang
+//! and leaves the threads behind.
 
 mod watch;
 mod worker;
@@ -25,7 +25,7 @@ use crate::{Consumer, Failure, Item, OpenError, Pace, Source};
 /// Failed requests in a row that end the reader, and failed ones altogether.
 const FAILURES_IN_A_ROW_MAX: u32 = 8;
 const FAILURES_MAX: u32 = 64;
-/// Threads left behind, of all readers, with which none is started any more.
+/// With this many threads left behind, by all readers, no reader is started any more.
 const ABANDONED_MAX: usize = 64;
 
 static ABANDONED: AtomicUsize = AtomicUsize::new(0);
@@ -37,7 +37,7 @@ pub fn abandoned_threads() -> usize {
     ABANDONED.load(Relaxed)
 }
 
-/// Whether another thread may be risked.
+/// Checks that few enough threads are left behind to start another.
 pub(crate) fn check_abandoned() -> Result<(), OpenError> {
     match abandoned_threads() {
         threads if threads < ABANDONED_MAX => Ok(()),
@@ -45,12 +45,12 @@ pub(crate) fn check_abandoned() -> Result<(), OpenError> {
     }
 }
 
-/// A thread is left behind.
+/// Counts a thread that is left behind.
 pub(crate) fn abandon() {
     ABANDONED.fetch_add(1, Relaxed);
 }
 
-/// One that was left behind has come back.
+/// Counts a thread that was left behind and has come back.
 pub(crate) fn came_back() {
     ABANDONED.fetch_sub(1, Relaxed);
 }
@@ -61,14 +61,14 @@ pub struct Settings {
     /// Requests at a time, each with a thread and a buffer of about 1 MiB,
     /// 1 to 64.
     pub in_flight: usize,
-    /// What lies between two wanted pages and is read rather than left out;
-    /// none: as the storage's speed suggests.
+    /// The largest gap between two wanted pages that is read with them rather than
+    /// skipped; `None`: chosen by the storage's speed.
     pub gap_bytes_max: Option<u64>,
     /// How long a request may be without an answer.
     pub patience: Duration,
     /// The bound on what is read, shared by all readers of one storage.
     pub pace: Arc<Pace>,
-    /// What the threads join that read.
+    /// The group that the reading threads join.
     pub threads: Option<Arc<DataThreads>>,
 }
 
@@ -91,11 +91,11 @@ pub struct Progress {
     pub wanted_pages: usize,
     /// Requests that are begun and not answered.
     pub in_flight: usize,
-    /// Requests that were answered well.
+    /// Requests that succeeded.
     pub requests: u64,
-    /// What they read, with gaps.
+    /// Bytes that they read, with gaps.
     pub read_bytes: u64,
-    /// Pages that were handed on.
+    /// Pages that were passed to the consumer.
     pub read_pages: u64,
     /// Pages that failed, or were given back at the end.
     pub failed_pages: u64,
@@ -124,11 +124,11 @@ struct Shared {
     /// Held by the thread that is about to take the next request's items.
     turn: Mutex<()>,
     state: Mutex<State>,
-    /// For who has the turn: something is wanted, or it is over.
+    /// For the thread with the turn: something is wanted, or the reader is over.
     wanted: Condvar,
-    /// For the watch: it is over, there is something to watch, a thread ended.
+    /// For the watch: the reader is over, a request has begun, or a thread has ended.
     watched: Condvar,
-    /// For the owner: nothing is wanted, or all has ended.
+    /// For the owner: the reader is idle, or has ended.
     quiet: Condvar,
 }
 
@@ -142,25 +142,25 @@ struct State {
     busy: usize,
     /// Threads that have not ended and are not left behind.
     live: usize,
-    /// Nothing was wanted or under way since something was added.
+    /// Nothing is wanted or in flight.
     idle: bool,
-    /// The watch waits for a request to watch.
+    /// The watch waits for a request to begin.
     watch_rests: bool,
     failures_in_a_row: u32,
     failures: u32,
-    /// Why nothing more is begun.
+    /// Why no more requests are begun.
     over: Option<Failure>,
-    /// And all has ended.
+    /// All items and threads have ended, too, or are left behind.
     ended: bool,
     progress: Progress,
 }
 
-/// What a thread is waiting for.
+/// The request of one thread.
 #[derive(Debug, Default)]
 struct Desk {
     /// None also if the watch has given its items back.
     request: Option<Request>,
-    /// It is asking the storage.
+    /// The thread waits for the storage.
     asks: bool,
     abandoned: bool,
 }
@@ -177,7 +177,7 @@ impl Reader {
     /// Starts the threads; nothing is wanted yet.
     ///
     /// # Errors
-    /// If the system has no threads, or many of earlier readers still hang.
+    /// If a thread can't be started, or too many of earlier readers still hang.
     pub fn start(
         source: impl Source,
         consumer: Arc<dyn Consumer>,
@@ -197,7 +197,7 @@ impl Reader {
     ) -> Result<Self, OpenError> {
         check_abandoned()?;
         let in_flight = settings.in_flight.clamp(1, 64);
-        // A server may say anything; sums of offsets and pages must not wrap.
+        // A server may report any size; sums of offsets and pages must not wrap.
         let image_bytes = source.bytes().min(i64::MAX.unsigned_abs());
         let state = State {
             wanted: Wanted::new(image_bytes),
@@ -232,7 +232,7 @@ impl Reader {
         let watch = Box::new(move || watch::watch(&watching));
         reader.watch = Some(spawn("storage-watch".to_owned(), watch)?);
         for number in 0..in_flight {
-            // Counted before it could end.
+            // Counted before the thread could end.
             shared.state.lock().live += 1;
             let working = Arc::clone(&shared);
             let work = Box::new(move || worker::work(&working, number));
@@ -247,8 +247,8 @@ impl Reader {
         Ok(reader)
     }
 
-    /// These are wanted too. They take 16 bytes each until they are begun;
-    /// offsets may be any.
+    /// Adds wanted items. They take 16 bytes each until they are begun; any
+    /// offset is allowed.
     ///
     /// # Errors
     /// If the reader has failed or was stopped: then none was added.
@@ -282,13 +282,13 @@ impl Reader {
         self.shared.state.lock().progress()
     }
 
-    /// Why it reads no more, if so.
+    /// Why it begins no more requests, if so.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         self.shared.state.lock().over.clone()
     }
 
-    /// Waits until nothing is wanted and nothing is under way.
+    /// Waits until nothing is wanted and nothing is in flight.
     ///
     /// # Errors
     /// If it has failed or was stopped; all items have ended then.
@@ -303,14 +303,14 @@ impl Reader {
         }
     }
 
-    /// Nothing more is begun. What is not read is given back as failed, from
+    /// Stops beginning requests. Items that are not read are given back as failed, on
     /// another thread.
     pub fn stop(&self) {
         self.shared.end(&mut self.shared.state.lock(), Failure::Stopped);
     }
 
-    /// Stops, and waits until all items have ended: a second at most for the
-    /// storage. Threads that still wait for it are left behind.
+    /// Stops, and waits until all items have ended, at most a second for the
+    /// storage. Threads that still wait for it are then left behind.
     #[must_use = "it says what was read"]
     pub fn finish(mut self) -> Progress {
         self.join();
@@ -345,7 +345,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// The first reason counts.
+    /// Ends the reader. The first reason counts.
     fn end(&self, state: &mut State, why: Failure) {
         state.over.get_or_insert(why);
         self.wanted.notify_all();
@@ -365,7 +365,7 @@ impl Shared {
         }
     }
 
-    /// These items end so. Not to be called with the state locked.
+    /// Reports these items as failed. Must not be called with the state locked.
     fn give_back(&self, items: &[Item], why: &Failure) {
         if !items.is_empty() {
             self.state.lock().progress.failed_pages += items.len() as u64;

@@ -1,5 +1,5 @@
-//! An NBD export: of the storage's own server, or of a `qemu-nbd` that we
-//! started for a format that is not ours to read.
+//! An NBD export: of the storage's own server, or of a `qemu-nbd` that was
+//! started for a format other than raw.
 
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ pub struct NbdSource {
 }
 
 impl NbdSource {
-    /// Connects to a server, to ask at most `in_flight` things at a time.
+    /// Connects to a server, for at most `in_flight` requests at a time.
     ///
     /// # Errors
     /// If there is no such server or export.
@@ -32,8 +32,7 @@ impl NbdSource {
         Ok(Self { reader, _exporter: None })
     }
 
-    /// Reads from the exporter at the other end of this socket, for as long as
-    /// both live.
+    /// Reads from the exporter at the other end of `socket`, and keeps it running.
     pub(crate) fn of(
         exporter: Exporter,
         socket: UnixStream,
@@ -46,7 +45,7 @@ impl NbdSource {
         }
     }
 
-    /// What is asked for this range: as the server wants it.
+    /// The range that is requested for this one, aligned as the server requires.
     fn span(&self, offset: u64, bytes: usize) -> Range<u64> {
         let minimum = u64::from(self.reader.info().sizes.minimum);
         let end = offset.saturating_add(bytes as u64).checked_next_multiple_of(minimum);

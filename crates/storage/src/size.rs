@@ -1,27 +1,27 @@
-//! How large requests are: so large that the storage answers in a tenth of a
-//! second, with all that is in flight.
+//! The size of requests: such that the storage answers each in a tenth of a second,
+//! with all that are in flight.
 //!
-//! Large requests are cheap. But on slow storage those in flight are what one
-//! waits for at the end, when the other end has taken the rest: sixteen of a
-//! MiB take 3 s at 50 Mbit/s. And a request must be answered long before it
-//! counts as stalled, however slow the storage has become.
+//! Large requests are cheap. But on slow storage the reader has to wait for those in
+//! flight at the end, when all other items have been taken: sixteen of 1 MiB take 3 s
+//! at 50 Mbit/s. And a request must be answered long before it counts as stalled,
+//! however slow the storage has become.
 //!
-//! And how much that nobody wants is read with them. A request costs CPU time
-//! at both ends; a gap costs the storage's time, or its network's. On storage
-//! of a gigabit a second no gap is worth a request that it saves; at ten times
-//! that, requests for a page or three keep all CPUs busy.
+//! Also the size of the gaps between wanted pages that are read with them. A request
+//! costs CPU time at both ends; a gap costs time of the storage or its network. On
+//! storage with 1 Gbit/s no gap is worth the request that it saves; at ten times that,
+//! requests for one to three pages keep all CPUs busy.
 
 use std::time::{Duration, Instant};
 
-/// What a request should take.
+/// How long a request should take.
 const TARGET: Duration = Duration::from_millis(100);
-/// With what it begins.
+/// The size to begin with.
 const FIRST: u64 = 256 << 10;
-/// Below it, requests themselves are what takes time.
+/// The smallest size: below it, the requests themselves take most of the time.
 const MIN: u64 = 64 << 10;
 
-/// A gap is read if that takes less: somewhat more than a request costs, so
-/// that storage which requests slow down is found to be faster than it seems.
+/// A gap is read if that takes less. This is somewhat more than a request costs: many
+/// requests slow storage down, and larger ones then show how fast it really is.
 const REQUEST_COST: Duration = Duration::from_micros(30);
 /// Over how long the storage's rate is measured.
 const WINDOW: Duration = Duration::from_millis(50);
@@ -30,17 +30,17 @@ const WINDOW: Duration = Duration::from_millis(50);
 pub(crate) struct Size {
     bytes: u64,
     max: u64,
-    /// What began before says nothing of the last change.
+    /// Requests that began earlier say nothing about the last change.
     changed: Instant,
     rate: Rate,
 }
 
-/// How fast the storage answers while it is asked.
+/// How fast the storage answers while requests are in flight.
 #[derive(Debug)]
 struct Rate {
     bytes_per_s: f64,
     bytes: u64,
-    /// Since when those bytes came; later if nothing was asked for a while.
+    /// Since when those bytes were read, without the time in which nothing was requested.
     since: Instant,
     heard: Instant,
 }
@@ -69,13 +69,13 @@ impl Size {
         self.bytes
     }
 
-    /// The largest gap that is worth being read.
+    /// The largest gap that is worth reading.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(crate) fn gap_bytes_max(&self) -> u64 {
         (self.rate.bytes_per_s * REQUEST_COST.as_secs_f64()) as u64
     }
 
-    /// A request was answered.
+    /// Records that a request was answered.
     pub(crate) fn heard(&mut self, bytes: u64, began: Instant, now: Instant) {
         self.rate.heard(bytes, began, now);
         if began < self.changed {
@@ -83,7 +83,7 @@ impl Size {
         }
         let took = now.saturating_duration_since(began);
         let (size, from) = if took > TARGET * 2 {
-            // Those in front of the next ones still have the old size.
+            // Requests ahead of the next ones still have the old size.
             ((self.bytes / 2).max(MIN.min(self.max)), now + took)
         } else if took < TARGET / 2 && bytes > self.bytes / 2 {
             ((self.bytes * 2).min(self.max), now)
@@ -101,8 +101,8 @@ impl Size {
 mod tests {
     use super::*;
 
-    /// Storage that answers in order, `bytes_per_s` of it; `in_flight` are
-    /// asked at once. Returns the size at the end.
+    /// Simulates storage that answers in order, with `bytes_per_s`, and `in_flight`
+    /// requests at a time. Returns the final size.
     fn simulate(bytes_per_s: u64, in_flight: u64, size: &mut Size, now: &mut Instant) -> u64 {
         let mut flying = std::collections::VecDeque::new();
         let mut free_at = *now;
@@ -141,7 +141,7 @@ mod tests {
                 simulate(bytes_per_s, 16, &mut size, &mut now);
                 let off = size.gap_bytes_max().abs_diff(gap_bytes);
                 assert!(off < gap_bytes / 10, "{}", size.gap_bytes_max());
-                // While nothing is wanted the storage isn't slow.
+                // Time in which nothing is wanted doesn't make the storage slow.
                 now += Duration::from_secs(3600);
             }
         }

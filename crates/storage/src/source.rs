@@ -1,4 +1,4 @@
-//! Where pages are read from.
+//! The source that pages are read from.
 
 use std::ops::Range;
 
@@ -18,16 +18,16 @@ pub trait Source: Send + Sync + 'static {
     /// if the image ends.
     ///
     /// # Errors
-    /// If the storage fails. After [`Failure::Broken`] it isn't asked again.
+    /// If the storage fails. After [`Failure::Broken`] nothing more is read.
     fn read(&self, offset: u64, bytes: usize, buffer: &mut Buffer)
     -> Result<Range<usize>, Failure>;
 
-    /// What the storage has to give for such a read.
+    /// How many bytes the storage has to read for such a read.
     fn span_bytes(&self, _offset: u64, bytes: usize) -> usize {
         bytes
     }
 
-    /// Reads that are under way end with an error if they can, and later ones
-    /// too. Does not wait for anything.
+    /// Makes reads in flight end with an error if they can, and later ones, too.
+    /// Doesn't wait.
     fn interrupt(&self);
 }

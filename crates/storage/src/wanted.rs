@@ -1,10 +1,10 @@
-//! What is wanted and not begun, in the image's order.
+//! Items that are wanted and not begun, in the image's order.
 //!
 //! The image is divided into stretches of [`STRETCH_BYTES`], as large as the
-//! largest request. A stretch collects its items as they come and is sorted
-//! when it is looked at, so that adding a page costs one push. The reader
-//! sweeps upwards and starts again at the bottom (what is added below it gets
-//! neighbours meanwhile); whoever takes from the end pops from the last one.
+//! largest request. A stretch collects its items as they are added and is sorted
+//! when it is used, so that adding a page costs one push. The reader sweeps upwards
+//! and starts again at the bottom (items added below it gain neighbours meanwhile);
+//! items are taken from the end by popping from the last stretch.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ pub(crate) const STRETCH_BYTES: u64 = 1 << 20;
 const SPARE_MAX: usize = 64;
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A page of the image that somebody wants.
+/// A wanted page of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Item {
-    /// Where its 4,096 bytes begin in the image; any byte, as the guest's
-    /// partitions are.
+    /// Where its 4,096 bytes begin in the image: at any byte, since a guest's partition
+    /// may begin anywhere.
     pub offset: u64,
-    /// Whose it is: whatever the owner makes of it.
+    /// Identifies the item to its owner.
     pub token: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct Item {
 pub(crate) struct Limits {
     /// From its first to its last byte; a page at least.
     pub(crate) bytes_max: u64,
-    /// What nobody wants between two pages, and is read with them.
+    /// Unwanted bytes between two pages that are read with them.
     pub(crate) gap_bytes_max: u64,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Wanted {
 #[derive(Debug, Default)]
 struct Stretch {
     items: Vec<Item>,
-    /// Those before are begun.
+    /// Items before this index are begun.
     from: usize,
     sorted: bool,
 }
@@ -81,8 +81,8 @@ impl Wanted {
         self.items == 0
     }
 
-    /// Offsets come from a guest. What is not in the image is kept with its
-    /// end, so that there are never more stretches than the image has.
+    /// Adds items. Their offsets come from a guest: items outside the image are kept
+    /// with its end, so that there are never more stretches than the image has.
     pub(crate) fn add(&mut self, items: &[Item]) {
         for item in items {
             let number = item.offset.min(self.image_bytes) / STRETCH_BYTES;
@@ -98,8 +98,8 @@ impl Wanted {
         self.items += items.len();
     }
 
-    /// The next request's items, appended in order. Those beyond the image
-    /// come together, and with no others.
+    /// Appends the next request's items in order. Items beyond the image are taken
+    /// together, and with no others.
     pub(crate) fn take_next(&mut self, limits: Limits, into: &mut Vec<Item>) {
         let ahead = self.stretches.range(self.at..).next().or_else(|| self.stretches.iter().next());
         let Some(number) = ahead.map(|(number, _)| *number) else { return };
@@ -137,7 +137,7 @@ impl Wanted {
         taken
     }
 
-    /// Takes some items, as many as lie together; none: nothing is left.
+    /// Takes the items of one stretch; `None` if nothing is left.
     pub(crate) fn take_any(&mut self) -> Option<Vec<Item>> {
         let (_, mut stretch) = self.stretches.pop_first()?;
         stretch.items.drain(..stretch.from);
@@ -167,7 +167,7 @@ fn request_items(items: &[Item], image_bytes: u64, limits: Limits) -> usize {
         before = item.offset;
         item.offset < image_bytes && gap <= limits.gap_bytes_max && bytes <= limits.bytes_max
     });
-    // The first one goes whatever the limits are.
+    // The first item is taken whatever the limits are.
     fits.count().max(1)
 }
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_image_comes_together() {
+    fn items_outside_the_image_are_taken_together() {
         let mut wanted = Wanted::new(IMAGE + 100);
         let limits = Limits { bytes_max: STRETCH_BYTES, gap_bytes_max: u64::MAX };
         wanted.add(&items(&[u64::MAX, IMAGE + 99, IMAGE + 100, 1 << 60]));
@@ -262,7 +262,7 @@ mod tests {
     proptest! {
         /// The model is a sorted list.
         #[test]
-        fn every_item_is_taken_once_and_where_it_should_be(steps in steps()) {
+        fn every_item_is_taken_once_and_in_its_place(steps in steps()) {
             let mut wanted = Wanted::new(IMAGE);
             let (mut model, mut tokens) = (Vec::<Item>::new(), 0..);
             for step in steps {

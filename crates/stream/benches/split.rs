@@ -1,4 +1,4 @@
-//! How fast streams are taken apart, from memory. `cargo bench -p stream`.
+//! How fast streams in memory are split. `cargo bench -p stream`.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -11,7 +11,7 @@ use stream::{Block, Blocks, PartSection, Sink, Splitter, Step, StreamKind, write
 const PAGES: u32 = 16 * 1024;
 const PER_PACKET: u32 = 128;
 
-/// Notes where the bodies are, as the tap does.
+/// Notes the offsets of the bodies, as the tap does.
 #[derive(Default)]
 struct Count {
     places: Vec<(PageIndex, usize)>,

@@ -1,5 +1,5 @@
-//! Writes what the fuzzers start from: `cargo run -p stream --example stream_seeds`
-//! fills `fuzz/corpus/TARGET/` below the current directory.
+//! Writes the fuzzers' seeds: `cargo run -p stream --example stream_seeds` fills
+//! `fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn main() -> std::io::Result<()> {
     write(&corpus.join("stream_multifd"), channels)
 }
 
-/// What QEMUs have written, each to be read as a stream of either kind, whole.
+/// Recorded streams of QEMU, each as a seed for both stream kinds, in one piece.
 fn recorded() -> std::io::Result<Vec<(String, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recorded"))? {

@@ -1,4 +1,4 @@
-//! The RAM blocks that QEMU announced, and the look-up by name.
+//! The RAM blocks that QEMU announced, with lookup by name.
 
 use std::collections::HashMap;
 
@@ -6,23 +6,23 @@ use page::{BlockId, PAGE_BYTES, PageIndex};
 
 use crate::StreamError;
 
-/// Most blocks of one VM: what a [`BlockId`] can number. Real VMs have some
-/// dozens.
+/// Most blocks of one VM: as many as a [`BlockId`] can number. Real VMs have
+/// some dozens.
 pub const BLOCKS_MAX: usize = 65_535;
 
-/// Most bytes of one block: what a [`PageIndex`] can number.
+/// Most bytes of one block: as many pages as a [`PageIndex`] can number.
 pub const BLOCK_BYTES_MAX: u64 = (PAGE_BYTES as u64) << 32;
 
-/// A RAM block as QEMU's block list names it.
+/// A RAM block from QEMU's block list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// QEMU's name of the block, such as `pc.ram`.
     pub name: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// The checked block list. A [`BlockId`] is a block's place in it.
+/// The checked block list. A [`BlockId`] is an index into it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocks {
     list: Vec<Block>,
@@ -33,7 +33,7 @@ impl Blocks {
     /// Checks a whole list.
     ///
     /// # Errors
-    /// What [`StreamError`] says of block lists.
+    /// The [`StreamError`]s of block lists.
     pub fn new(list: impl IntoIterator<Item = Block>) -> Result<Self, StreamError> {
         let mut blocks = Self::default();
         for block in list {
@@ -96,7 +96,7 @@ impl Blocks {
     }
 }
 
-/// What a name may be: it goes into messages and back into a stream.
+/// Whether a name is acceptable: it goes into messages and back into a stream.
 fn sound(name: &str) -> bool {
     !name.is_empty() && name.len() <= 255 && !name.chars().any(char::is_control)
 }

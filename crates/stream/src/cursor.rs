@@ -1,8 +1,8 @@
-//! Reads numbers and names off the front of a slice, and says how much is
-//! missing when a record is not there yet.
+//! Reads numbers and names from the front of a slice, and reports how many
+//! bytes of an incomplete record are missing.
 
-/// The record needs this many bytes in all, counted from its start. There may
-/// turn out to be more once those can be read.
+/// The record needs at least this many bytes, counted from its start; once
+/// those are available it may turn out to need more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Short(pub(crate) usize);
 
@@ -53,7 +53,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A name with its length in front of it in one byte.
+    /// A name, preceded by its length in one byte.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], Short> {
         let length = self.u8()?;
         self.take(usize::from(length))

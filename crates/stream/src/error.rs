@@ -1,30 +1,32 @@
-//! Why a stream can't be split, and what is wrong with it.
+//! Reasons why a stream can't be split, and errors in a stream.
 
-/// A sound stream that the splitter does not know how to take apart. QEMU at
-/// the destination may well know: it can be passed on whole, as long as no page
-/// was taken out.
+/// Why the splitter can't split a valid stream.
+///
+/// The destination's QEMU may well understand it: it can be passed on whole, as
+/// long as no page was taken out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsplittable {
-    /// A device other than RAM writes in setup or while RAM is sent. Sections
-    /// have no length, so only that device's code knows where its data ends.
+    /// A device other than RAM writes during setup or while RAM is sent.
+    /// Sections have no length, so only that device's code knows where its data
+    /// ends.
     #[error("the device {name:?} writes into the stream before RAM has ended")]
     Section {
         /// The section's name.
         name: String,
     },
-    /// A section of which no START was seen.
+    /// A section whose START was not seen.
     #[error("section {section} continues before RAM has ended")]
     SectionId {
         /// The section's number.
         section: u32,
     },
-    /// The migration has turned to postcopy.
+    /// The migration has switched to postcopy.
     #[error("the migration turns to postcopy (command {command})")]
     Postcopy {
-        /// The command that shows it.
+        /// The command that switches.
         command: u16,
     },
-    /// Bits of dirty bitmaps before the VM has stopped.
+    /// Content of dirty bitmaps before the VM has stopped.
     #[error("dirty bitmaps have records with the flags {flags:#x} before RAM has ended")]
     Bitmaps {
         /// All flags of the record.
@@ -36,7 +38,7 @@ pub enum Unsplittable {
         /// QEMU's name of the capability.
         name: String,
     },
-    /// A part of the configuration record that came after QEMU 10.
+    /// A part of the configuration record that is newer than QEMU 10.
     #[error("the stream's configuration has a part {name:?}, which is not known")]
     Configuration {
         /// The subsection's name.
@@ -48,22 +50,22 @@ pub enum Unsplittable {
         /// The page size as a power of two.
         bits: u32,
     },
-    /// A command whose consequences for the stream are not known.
+    /// A command whose effect on the stream is not known.
     #[error("the stream has the command {command}, which is not known")]
     Command {
         /// The command's number.
         command: u16,
     },
-    /// XBZRLE records are differences to the version that was sent before.
+    /// XBZRLE records, which are differences to the version sent before.
     #[error("pages are sent as differences (capability xbzrle)")]
     Xbzrle,
     /// Pages compressed by QEMU itself.
     #[error("pages are compressed by QEMU (capability compress)")]
     Compressed,
-    /// RDMA's records.
+    /// RDMA records.
     #[error("the stream carries RDMA hooks")]
     Hook,
-    /// A RAM record with flags that came after QEMU 10.
+    /// A RAM record with flags that are newer than QEMU 10.
     #[error("a RAM record has the flags {flags:#x}, which are not known")]
     Flags {
         /// All flags of the record.
@@ -74,8 +76,8 @@ pub enum Unsplittable {
     NoRam,
 }
 
-/// What is wrong with a main stream. QEMU at the source, or whoever wrote to
-/// its socket, is to blame; the source VM can go on.
+/// An error in a main stream. QEMU at the source, or another process that wrote
+/// to its socket, is to blame; the source VM can go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The first bytes are not QEMU's.
@@ -86,10 +88,10 @@ pub enum StreamError {
         /// The four after them.
         version: u32,
     },
-    /// The stream stopped where more had to come: QEMU died or cancelled.
+    /// The stream ended where more was required: QEMU died or cancelled.
     #[error("QEMU's stream ended early, {place}")]
     EndedEarly {
-        /// Between or within what.
+        /// The place where it ended.
         place: &'static str,
     },
     /// A byte that begins no record.
@@ -110,14 +112,14 @@ pub enum StreamError {
         /// RAM's section.
         section: u32,
     },
-    /// Footers came, or did not come, against what the configuration record
-    /// made the splitter tell the destination.
+    /// Footers are present or absent contrary to the machine type, after the
+    /// splitter has already predicted them for the destination.
     #[error("QEMU's section footers are switched {}, against its machine type; migrate with the classic stream", if *.sent { "on" } else { "off" })]
     Footers {
         /// Whether QEMU sends footers.
         sent: bool,
     },
-    /// More before RAM's pages than any VM has.
+    /// More bytes before RAM's pages than any VM has.
     #[error("the stream's head exceeds {} bytes", crate::HEAD_BYTES_MAX)]
     HeadTooLong,
     /// A length in the configuration record that no QEMU writes.
@@ -138,10 +140,10 @@ pub enum StreamError {
     /// A block name that is empty, too long or not text.
     #[error("QEMU announced a RAM block with the unusable name {name:?}")]
     BlockName {
-        /// The name, as text as far as it is.
+        /// The name, lossily decoded.
         name: String,
     },
-    /// A block length that is no number of pages, or beyond 16 TiB.
+    /// A block length that is not a whole number of pages, or is beyond 16 TiB.
     #[error("RAM block {name:?} can't have {bytes} bytes")]
     BlockLength {
         /// The block.
@@ -158,22 +160,22 @@ pub enum StreamError {
     /// The blocks' lengths do not add up to the announced total.
     #[error("RAM blocks exceed the announced total by {excess_bytes} bytes")]
     Total {
-        /// How far beyond.
+        /// Bytes beyond the total.
         excess_bytes: u64,
     },
-    /// RAM setup without a block list, or with two.
+    /// RAM setup without a block list, or with several.
     #[error("RAM setup has {count} block lists instead of one")]
     BlockLists {
-        /// How many there are.
+        /// The number of block lists.
         count: u32,
     },
     /// A page of a block that was not announced.
     #[error("a page belongs to the RAM block {name:?}, which was not announced")]
     UnknownBlock {
-        /// The name, as text as far as it is.
+        /// The name, lossily decoded.
         name: String,
     },
-    /// A record that means "the block before" when there was none.
+    /// A record with CONTINUE, but no block before it.
     #[error("a page belongs to the block of the page before it, and there is none")]
     ContinueWithoutBlock,
     /// A page beyond its block's end.
@@ -181,20 +183,20 @@ pub enum StreamError {
     OutsideBlock {
         /// The block.
         name: String,
-        /// Where the page would be.
+        /// The page's offset.
         offset: u64,
         /// The block's length.
         block_bytes: u64,
     },
-    /// A MULTIFD_FLUSH mark in a multifd stream whose setup had none: what
-    /// counts as an epoch changed underway.
+    /// A MULTIFD_FLUSH mark in a multifd stream whose setup had none: the
+    /// meaning of an epoch would change midway.
     #[error("a MULTIFD_FLUSH mark in a stream that counts by sections")]
     StrayFlush,
     /// More epochs than can be counted.
     #[error("the stream has more rounds than can be counted")]
     TooManyRounds,
-    /// Found when it was too late to pass the stream on whole: pages were
-    /// taken out, or travel on multifd channels.
+    /// An unsplittable stream, detected when it was too late to pass it on
+    /// whole: pages were taken out, or are on multifd channels.
     #[error(
         "the stream can't be split, and it is too late to pass it on whole: {0}; migrate without \
          that, or with the classic stream from the start"

@@ -1,6 +1,6 @@
-//! Entry points for the fuzzers, and the same for the seeded runs in this
-//! crate's tests. Everything asserted here is a promise of the splitter that
-//! its callers index by.
+//! Entry points for the fuzzers and for the seeded runs in this crate's tests.
+//! Everything asserted here is a guarantee of the splitter that its callers
+//! rely on for indexing.
 
 use std::ops::ControlFlow;
 
@@ -12,31 +12,31 @@ use crate::{
     StreamKind, write,
 };
 
-/// A page that came out of a stream.
+/// A page that was taken out of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenPage {
     /// Its block.
     pub block: BlockId,
     /// Its number.
     pub page: PageIndex,
-    /// The epoch it came in.
+    /// Its epoch.
     pub epoch: Epoch,
     /// Its first byte.
     pub first: u8,
-    /// Whether it came as a body.
+    /// Whether it had a body.
     pub body: bool,
 }
 
-/// All that came out of a stream.
+/// The result of splitting a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// The head, if it was complete.
     pub head: Option<Head>,
-    /// The pages in their order.
+    /// The pages in order.
     pub pages: Vec<TakenPage>,
     /// The tail, if RAM ended.
     pub tail: Option<Vec<u8>>,
-    /// What is passed on as it is from the middle of a relayed stream.
+    /// The rest of an answered stream that can't be split any more.
     pub rest: Option<Vec<u8>>,
     /// The whole stream, if it can't be split.
     pub whole: Option<Vec<u8>>,
@@ -46,7 +46,7 @@ struct Collect<'a> {
     input: &'a [u8],
     taken: &'a mut Vec<TakenPage>,
     epoch: &'a mut Epoch,
-    /// Refuse a page each time this many were taken, as a full batch does.
+    /// Refuse a page after this many were taken, as a full batch does.
     pause_after: usize,
     room: usize,
     head_seen: bool,
@@ -82,10 +82,10 @@ impl Sink for Collect<'_> {
 }
 
 /// Splits a stream that arrives in pieces of `piece_bytes`, with a sink that
-/// refuses a page after each `pause_after`.
+/// refuses a page after every `pause_after` pages.
 ///
 /// # Errors
-/// What the splitter says, also at the stream's end.
+/// The splitter's error, also for the stream's end.
 pub fn split(
     stream: StreamKind,
     data: &[u8],
@@ -95,7 +95,7 @@ pub fn split(
     split_by(Splitter::new(stream), data, piece_bytes, pause_after)
 }
 
-/// The same with a splitter that is at its beginning.
+/// The same with the given splitter, which must be new.
 ///
 /// # Errors
 /// As [`split`].
@@ -163,7 +163,7 @@ pub fn split_by(
     }
 }
 
-/// Any bytes as a main stream. The first byte chooses how they arrive.
+/// Splits any bytes as a main stream. The first byte selects how they arrive.
 pub fn main_stream(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else { return };
     let stream = if how & 1 == 0 { StreamKind::Classic } else { StreamKind::Multifd };
@@ -175,7 +175,7 @@ pub fn main_stream(data: &[u8]) {
     assert_eq!(whole, pieces, "how a stream arrives makes no difference");
 }
 
-/// Any bytes as a multifd channel.
+/// Parses any bytes as a multifd channel.
 pub fn multifd_channel(data: &[u8]) {
     let Some((init, mut rest)) = data.split_first_chunk::<INIT_BYTES>() else { return };
     if Init::parse(init).is_err() {
@@ -194,14 +194,14 @@ pub fn multifd_channel(data: &[u8]) {
     }
 }
 
-/// The blocks of the seeds.
+/// The RAM blocks of the seeds.
 #[must_use]
 pub fn seed_blocks() -> Vec<Block> {
     let block = |name: &str, bytes| Block { name: name.to_owned(), bytes };
     vec![block("pc.ram", 1 << 20), block("vga.vram", 1 << 16), block("/rom@etc/acpi/tables", 4096)]
 }
 
-/// A sound main stream in small, to mutate. What comes before it chooses how
+/// A small valid main stream, for mutation. The byte before it selects how
 /// [`main_stream`] feeds it.
 #[must_use]
 pub fn seed_main(how: u8) -> Vec<u8> {
@@ -254,7 +254,7 @@ pub fn seed_main(how: u8) -> Vec<u8> {
     out
 }
 
-/// A sound multifd channel in small, to mutate.
+/// A small valid multifd channel, for mutation.
 #[must_use]
 pub fn seed_multifd() -> Vec<u8> {
     let mut out = Vec::new();

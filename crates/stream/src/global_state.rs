@@ -1,32 +1,32 @@
-//! The section `globalstate`, near the tail's end: in which state the VM was when QEMU
-//! stopped it to finish.
+//! Finds the section `globalstate` near the tail's end: the VM's state when QEMU stopped
+//! it to finish.
 //!
-//! QEMU tells that nowhere else. A VM that was paused just before is in `finish-migrate`
-//! like any other by the time that somebody asks. Sections before it have no length, so
-//! it is looked for by its own bytes, from its header to its footer.
+//! QEMU reports that state nowhere else. A VM that was paused just before is in
+//! `finish-migrate`, like any other, by the time of a query. The sections before it have
+//! no length, so it is found by its own bytes, from header to footer.
 
 use crate::record::{SECTION_BYTES, kind};
 
-/// Behind the section's kind and number: its name, QEMU's number for what it is of, and
-/// its version.
+/// After the section's kind and number: its name, instance id and version.
 const HEADER: [u8; 20] = *b"\x0bglobalstate\0\0\0\0\0\0\0\x01";
-/// The state's name, with a zero behind it.
+/// The state's name, zero-terminated.
 const STATE_BYTES: usize = 100;
-/// The whole section. In between is the name's length, with its zero, in four bytes.
+/// The whole section. Between header and name are four bytes: the name's length,
+/// including its zero.
 const BYTES: usize = SECTION_BYTES + HEADER.len() + 4 + STATE_BYTES + SECTION_BYTES;
 
-/// Reads a tail along, however it is cut, to find it.
+/// Scans a tail, in pieces of any size, for the section.
 #[derive(Debug, Default)]
 pub struct GlobalState {
-    /// The end of what was read, where a section may have begun.
+    /// The last bytes read, where a section may have begun.
     rest: Vec<u8>,
     state: Option<String>,
-    /// One was found that says something else: a guest may have made it up.
+    /// Two sections with different states were found: a guest may have forged one.
     is_unclear: bool,
 }
 
 impl GlobalState {
-    /// These bytes came next.
+    /// Scans the next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.rest.extend_from_slice(bytes);
         let begins = |section: &&[u8]| section.first() == Some(&kind::FULL);
@@ -38,15 +38,15 @@ impl GlobalState {
         self.rest.drain(..done);
     }
 
-    /// QEMU's name for the state, such as `running` or `paused`; none if that was not
-    /// found, or not for certain.
+    /// QEMU's name for the state, such as `running` or `paused`; none if it was not
+    /// found, or is ambiguous.
     #[must_use]
     pub fn state(&self) -> Option<&str> {
         self.state.as_deref().filter(|_| !self.is_unclear)
     }
 }
 
-/// The state that these bytes say, if they are such a section.
+/// The state in these bytes, if they are such a section.
 fn state_of(section: &[u8]) -> Option<&str> {
     let (begin, rest) = section.split_at_checked(SECTION_BYTES)?;
     let (length, rest) = rest.strip_prefix(&HEADER)?.split_first_chunk::<4>()?;
@@ -72,7 +72,7 @@ mod tests {
         out.extend_from_slice(&u32::try_from(state.len() + 1).unwrap().to_be_bytes());
         let mut content = [0; STATE_BYTES];
         content[..state.len()].copy_from_slice(state.as_bytes());
-        // What is left of a longer name.
+        // The remains of a longer name.
         content[state.len() + 1..][..4].copy_from_slice(b"rate");
         out.extend_from_slice(&content);
         out.push(kind::FOOTER);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_found_however_the_tail_is_cut() {
+    fn the_section_is_found_however_the_tail_is_cut() {
         let devices = [kind::FULL; 300];
         let tail = [&devices[..], &section(41, "paused")[..], &devices[..]].concat();
         for cut in 1..=tail.len() {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_it_or_one_that_is_not_whole_is_none() {
+    fn a_partial_or_damaged_section_is_not_found() {
         let whole = section(41, "running");
         assert_eq!(found(&whole, 64).as_deref(), Some("running"));
         assert_eq!(found(&whole[..BYTES - 1], 64), None);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_twice_has_to_be_the_same() {
+    fn sections_that_disagree_yield_no_state() {
         let both = |first, second| [section(40, first), section(41, second)].concat();
         assert_eq!(found(&both("paused", "paused"), 50).as_deref(), Some("paused"));
         assert_eq!(found(&both("paused", "running"), 50), None);

@@ -13,14 +13,14 @@ use page::{BlockId, PAGE_BYTES, PageIndex};
 
 use crate::{Blocks, StreamError};
 
-/// What an init and every packet begin with.
+/// The magic number of an init and of every packet.
 pub const MAGIC: u32 = 0x1122_3344;
 /// Bytes of a channel's first message.
 pub const INIT_BYTES: usize = 64;
 /// Most pages of a packet.
 pub const PACKET_PAGES: usize = 128;
-/// Bytes of a packet's head. The same for all packets: a packet that only
-/// carries SYNC may claim room for 0 pages and still have them all.
+/// Bytes of a packet's head, the same for all packets: a packet that carries only SYNC may
+/// claim room for 0 pages and still has the whole table.
 pub const HEAD_BYTES: usize = OFFSETS_AT + 8 * PACKET_PAGES;
 
 const VERSION: u32 = 1;
@@ -33,11 +33,11 @@ const FLAG_SYNC: u32 = 1;
 const FLAGS_COMPRESSION: u32 = 0b11_1110;
 const FLAG_DEVICE_STATE: u32 = 1 << 6;
 
-/// What is wrong with a multifd channel. QEMU at the source, or whoever wrote
-/// to its socket, is to blame; the source VM can go on.
+/// An error on a multifd channel. QEMU at the source, or another process that wrote to its
+/// socket, is to blame; the source VM can go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MultifdError {
-    /// Not a channel, or one that lost its place.
+    /// Not a multifd channel, or one that is out of sync.
     #[error("a multifd packet begins with {magic:#010x}, version {version}")]
     NotAPacket {
         /// The first four bytes.
@@ -54,10 +54,10 @@ pub enum MultifdError {
         /// The packet's flags.
         flags: u32,
     },
-    /// A device's state comes on multifd channels.
+    /// A device's state is sent on multifd channels.
     #[error("a device sends its state over multifd (VFIO); migrate with the classic stream")]
     DeviceState,
-    /// Flags that came after QEMU 10.
+    /// Flags that are newer than QEMU 10.
     #[error(
         "a multifd packet has the flags {flags:#x}, which are not known; migrate with the classic stream"
     )]
@@ -71,15 +71,15 @@ pub enum MultifdError {
         PACKET_PAGES
     )]
     TooManyPages {
-        /// Pages with bytes.
+        /// Pages with bodies.
         normal: u32,
-        /// Pages without.
+        /// Zero pages.
         zero: u32,
     },
-    /// Bodies of another size than pages have.
+    /// Bodies that are not one page each.
     #[error("a multifd packet carries {bytes} bytes for {normal} pages of {} bytes", PAGE_BYTES)]
     PageSize {
-        /// Pages with bytes.
+        /// Pages with bodies.
         normal: u32,
         /// Bytes that follow the head.
         bytes: u32,
@@ -99,7 +99,7 @@ pub struct Init {
 }
 
 impl Init {
-    /// Reads it.
+    /// Parses it.
     ///
     /// # Errors
     /// [`MultifdError::NotAPacket`].
@@ -121,7 +121,7 @@ impl Init {
     }
 }
 
-/// A packet's head, checked as far as that goes without the block list.
+/// A packet's head, checked as far as possible without the block list.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     bytes: &'a [u8; HEAD_BYTES],
@@ -131,7 +131,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a packet's head.
+    /// Parses a packet's head.
     ///
     /// # Errors
     /// All of [`MultifdError`] but [`MultifdError::Page`].
@@ -151,7 +151,7 @@ impl<'a> Packet<'a> {
         if u64::from(normal) + u64::from(zero) > PACKET_PAGES as u64 {
             return Err(MultifdError::TooManyPages { normal, zero });
         }
-        // Without normal pages the field holds what an earlier packet left.
+        // Without normal pages the field holds a previous packet's value.
         if normal != 0 && u64::from(body_bytes) != u64::from(normal) * PAGE_BYTES as u64 {
             return Err(MultifdError::PageSize { normal, bytes: body_bytes });
         }
@@ -169,20 +169,19 @@ impl<'a> Packet<'a> {
         self.sync
     }
 
-    /// How many pages' bytes follow the head.
+    /// The number of page bodies that follow the head.
     #[must_use]
     pub fn normal(&self) -> usize {
         self.normal
     }
 
-    /// Whether it carries no pages.
+    /// Whether the packet has no pages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.normal + self.zero == 0
     }
 
-    /// Its pages, all of them checked against the block list. `None` if there
-    /// are none.
+    /// The packet's pages, all checked against the block list; none if there are none.
     ///
     /// # Errors
     /// [`MultifdError::Page`].
@@ -207,14 +206,14 @@ impl<'a> Packet<'a> {
 /// The checked pages of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'a> {
-    /// The block of all of them.
+    /// The block that all pages belong to.
     pub block: BlockId,
     normal: &'a [u8],
     zero: &'a [u8],
 }
 
 impl<'a> Pages<'a> {
-    /// The pages whose bytes follow the head, in their order.
+    /// The pages whose bodies follow the head, in order.
     pub fn normal(&self) -> impl ExactSizeIterator<Item = PageIndex> + use<'a> {
         offsets(self.normal).map(index)
     }
@@ -238,9 +237,10 @@ fn offsets(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> + use<'_> {
     })
 }
 
-/// Appends a packet's head as QEMU writes it; the bodies of the `normal` pages
-/// are to follow. At most [`PACKET_PAGES`] pages and 255 bytes of name fit;
-/// what is beyond is left out, and the counts tell so.
+/// Appends a packet's head as QEMU writes it; the bodies of the `normal` pages must follow.
+///
+/// At most [`PACKET_PAGES`] pages and 255 bytes of name fit. The rest is left out, but the
+/// counts include it.
 pub fn write_head(
     out: &mut Vec<u8>,
     block: &str,
@@ -282,7 +282,7 @@ fn check_start<const N: usize>(bytes: &[u8; N]) -> Result<(), MultifdError> {
     Ok(())
 }
 
-/// The big-endian number at a fixed place of a fixed head.
+/// The big-endian number at a fixed offset of a fixed-size head.
 fn word<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_sound() {
+    fn refuses_malformed_packets() {
         type Change = fn(&mut [u8; HEAD_BYTES]);
         let changes: [(Change, MultifdError); 6] = [
             (|head| head[0] = 0, MultifdError::NotAPacket { magic: 0x0022_3344, version: 1 }),

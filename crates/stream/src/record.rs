@@ -20,7 +20,7 @@ pub(crate) mod kind {
     pub(crate) const FOOTER: u8 = 0x7e;
 }
 
-/// Commands of the stream, as far as the splitter must tell them apart.
+/// Commands that the splitter distinguishes.
 pub(crate) mod command {
     pub(crate) const OPEN_RETURN_PATH: u16 = 1;
     pub(crate) const PING: u16 = 2;
@@ -46,8 +46,8 @@ pub(crate) mod flag {
     pub(crate) const MULTIFD_FLUSH: u64 = 0x200;
 }
 
-/// The bits of a `ram` record's first word that are flags; the others are the
-/// page's offset.
+/// The flag bits of a `ram` record's first word; the other bits are the page's
+/// offset.
 pub(crate) const FLAGS_MASK: u64 = PAGE_BYTES as u64 - 1;
 
 /// Bytes of the first word of a `ram` record.
@@ -56,15 +56,15 @@ pub(crate) const WORD_BYTES: usize = 8;
 /// Bytes of a PART's or END's header, and of a footer: kind and section id.
 pub(crate) const SECTION_BYTES: usize = 5;
 
-/// The name of the RAM's section.
+/// The name of RAM's section.
 pub(crate) const RAM: &[u8] = b"ram";
 
-/// Most bytes of what a virtio-mem device says before RAM has ended: 4 TiB in blocks
-/// of 2 MiB.
+/// Most bytes of a virtio-mem device's data before RAM has ended: 4 TiB in blocks of
+/// 2 MiB.
 pub(crate) const VIRTIO_MEM_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of the longest record: a virtio-mem device's, with its section's header.
-/// Whoever reads ahead must be able to hold that much.
+/// Bytes of the longest record: a virtio-mem device's, with its section header. A
+/// reader's buffer must hold that much.
 pub const RECORD_BYTES_MAX: usize = VIRTIO_MEM_BYTES_MAX + 1024;
-/// One that carries a page: word, block name, body.
+/// A record that carries a page: word, block name, body.
 const _: () = assert!(WORD_BYTES + 1 + 255 + PAGE_BYTES <= RECORD_BYTES_MAX);

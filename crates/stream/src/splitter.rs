@@ -1,10 +1,9 @@
-//! Takes the pages out of a main stream.
+//! Separates the pages from the rest of a main stream.
 //!
-//! The splitter has no buffer for pages: it is shown the bytes that are in the
-//! caller's buffer, reports where in it the bodies lie, and takes whole records
-//! only. What it keeps is the head, until that is complete, and as long as no
-//! page was taken out also everything else, so that a stream that turns out not
-//! to be splittable can be passed on whole.
+//! The splitter has no buffer for pages: it parses the caller's buffer, reports where the
+//! bodies are in it, and consumes only whole records. It keeps a copy of the head until that
+//! is complete. Until the first page is taken out it also keeps everything else, so that a
+//! stream that can't be split can be passed on whole.
 
 mod early;
 mod pages;
@@ -18,112 +17,114 @@ use crate::cursor::{Cursor, Short};
 use crate::record::{RAM, SECTION_BYTES, command, kind};
 use crate::{Block, Blocks, StreamError, Unsplittable};
 
-/// Most bytes before the first page. The longest block list has 17 MB.
+/// Most bytes before the first page. The longest possible block list has 17 MB.
 pub const HEAD_BYTES_MAX: usize = 32 << 20;
 
-/// Whether QEMU has channels beside the main stream. It decides what an epoch
-/// is, and when the head must be handed on.
+/// Whether QEMU uses multifd channels beside the main stream. This decides where epochs end,
+/// and when the head must be handed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     /// All pages are in the main stream. An epoch ends with each RAM section.
     Classic,
-    /// Pages travel on channels. An epoch ends where QEMU sends SYNC on all of
-    /// them: with each RAM section (machine types to 8.0), or at a
-    /// MULTIFD_FLUSH mark; which of the two shows in setup.
+    /// Pages are on channels. An epoch ends where QEMU sends SYNC on all of them: with each
+    /// RAM section (machine types up to 8.0), or at a MULTIFD_FLUSH mark. RAM's setup shows
+    /// which.
     ///
-    /// QEMU sends pages on the channels before it flushes the first bytes after
-    /// setup into the main stream, so the head is complete with setup's last
-    /// word, and the footer after it has to be foretold.
+    /// QEMU sends pages on the channels before it flushes the bytes after setup into the main
+    /// stream, so the head is complete with the last word of setup, and the footer that
+    /// follows must be predicted.
     ///
-    /// QEMU before 9.0 can send the last page of a full packet once more in the
-    /// next packet, in the same epoch and perhaps on another channel: having
-    /// filled the packet it asks it for its block, which the channel's thread may
-    /// have cleared by then, and takes the page for one of another block. Either
-    /// of the two may win: they differ only if the guest wrote the page after
-    /// QEMU had marked it clean, and then it comes again in a later epoch.
+    /// QEMU before 9.0 can send the last page of a full packet again in the next packet, in
+    /// the same epoch and perhaps on another channel: after filling the packet it reads the
+    /// packet's block, which the channel's thread may have cleared by then, and takes the
+    /// page for one of another block. Either copy may win: they differ only if the guest
+    /// wrote the page after QEMU had marked it clean, and then a later epoch carries it
+    /// again.
     Multifd,
 }
 
-/// The stream up to the first page, and what it says.
+/// The stream up to the first page, and its parsed content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What the destination's QEMU is fed first. No MULTIFD_FLUSH is in it, and
-    /// nothing that asks for an answer, unless that comes from there
-    /// ([`Splitter::answered`]): the source's is given here.
+    /// The first bytes to feed to the destination's QEMU. They contain no MULTIFD_FLUSH, and
+    /// no command that requests an answer, because this side answers the source's QEMU. With
+    /// [`Splitter::answered`] the destination answers, and those commands stay.
     pub bytes: Vec<u8>,
-    /// The RAM blocks; a [`BlockId`] is a place in this list.
+    /// The RAM blocks; a [`BlockId`] is an index into this list.
     pub blocks: Vec<Block>,
     /// The number of RAM's section, which every PART and the END repeat.
     pub ram_section: u32,
     /// Whether sections end with a footer.
     pub footers: bool,
-    /// The migration may turn to postcopy. Then the destination's QEMU empties all
-    /// of its RAM as it reads the head, and later asks for each page that it did not
-    /// load itself or finds no memory behind. So pages may reach it only as records
-    /// of its stream, never by its memory.
+    /// Whether the migration may switch to postcopy. Then the destination's QEMU discards all
+    /// of its RAM as it reads the head, and later requests each page that it did not load
+    /// itself or that has no memory behind it. So pages may reach it only as records of its
+    /// stream, never by writes to its memory.
     pub may_turn_to_postcopy: bool,
 }
 
-/// Where pages go.
+/// The receiver of pages.
 ///
-/// A sink that can't take a page now (its batch is full, or of another block)
-/// breaks: the record stays unconsumed and [`Splitter::push`] returns
-/// [`Step::Paused`].
+/// A sink that can't take a page now (its batch is full, or has another block) breaks: the
+/// record stays unconsumed and [`Splitter::push`] returns [`Step::Paused`].
 pub trait Sink {
-    /// A page whose bytes start at `at` in the slice given to `push`.
+    /// Takes a page whose bytes start at `at` in the slice given to `push`.
     fn body(&mut self, block: BlockId, page: PageIndex, at: usize) -> ControlFlow<()>;
-    /// A page that is `byte` throughout.
+    /// Takes a page that is `byte` throughout.
     fn fill(&mut self, block: BlockId, page: PageIndex, byte: u8) -> ControlFlow<()>;
-    /// The pages from here on belong to this epoch.
+    /// Begins an epoch: the following pages belong to it.
     fn epoch(&mut self, epoch: Epoch);
 }
 
-/// Why [`Splitter::push`] came back.
+/// Why [`Splitter::push`] returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The record at `consumed` needs at least `need` bytes.
     More {
-        /// In all, counted from the record's start.
+        /// In total, counted from the record's start.
         need: usize,
     },
     /// The sink refused the record at `consumed`.
     Paused,
-    /// The head is complete. Comes once, before the first page.
+    /// The head is complete. Returned once, before the first page.
     Head(Head),
-    /// RAM has ended. These bytes and everything after `consumed` are the tail;
-    /// the splitter has no more to do.
+    /// RAM has ended. These bytes and everything after `consumed` are the tail; the splitter
+    /// is done.
     Tail(Vec<u8>),
-    /// Only in a stream that is answered, and after the head: from here on it can't be split.
-    /// These bytes and everything after `consumed` are to reach the destination's
-    /// QEMU as they are, in order, and after every page that was taken is placed;
-    /// the splitter has no more to do.
+    /// The stream can't be split any more. Returned only for an answered stream, after the
+    /// head.
+    ///
+    /// These bytes and everything after `consumed` must reach the destination's QEMU
+    /// unchanged, in order, and after every page that was taken is placed; the splitter is
+    /// done.
     Rest {
-        /// What comes first.
+        /// The first bytes to pass on.
         bytes: Vec<u8>,
         /// Why.
         reason: Unsplittable,
     },
-    /// The stream can't be split. These bytes and everything after `consumed`
-    /// are the whole stream; the splitter has no more to do. Comes only before
-    /// the head.
+    /// The stream can't be split. Returned only before the head.
+    ///
+    /// These bytes and everything after `consumed` are the whole stream; the splitter is
+    /// done.
     Whole {
-        /// Everything consumed until now.
+        /// Everything consumed so far.
         bytes: Vec<u8>,
         /// Why.
         reason: Unsplittable,
     },
 }
 
-/// What [`Splitter::push`] did.
+/// The result of [`Splitter::push`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes that are done with. The rest is to be shown again, with more.
+    /// Bytes consumed. The rest must be passed again, with more.
     pub consumed: usize,
-    /// Why it came back.
+    /// Why it returned.
     pub step: Step,
 }
 
-/// Where in the stream's grammar the next byte stands.
+/// The position in the stream's grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Start,
@@ -139,8 +140,7 @@ enum Place {
     Over,
 }
 
-/// Why the inner parser stops; the same as [`Step`] and [`StreamError`], in
-/// one type for `?`.
+/// Why the inner parser stops: [`Step`] and [`StreamError`] in one type, for `?`.
 enum Halt {
     Short(usize),
     Paused,
@@ -172,12 +172,12 @@ impl From<Unsplittable> for Halt {
 pub struct Splitter {
     stream: StreamKind,
     place: Place,
-    /// The head so far, as the destination gets it.
+    /// The head so far, as the destination receives it.
     head: Vec<u8>,
-    /// The stream so far, as it came; only while it may have to be passed whole.
+    /// The unmodified stream so far; kept only while it may have to be passed on whole.
     whole: Vec<u8>,
     head_sent: bool,
-    /// What asks for an answer is for the destination's QEMU too.
+    /// Commands that request an answer also go to the destination's QEMU.
     is_answered: bool,
     configured: bool,
     footers: bool,
@@ -187,14 +187,14 @@ pub struct Splitter {
     ram_section: Option<u32>,
     /// The section of disks' dirty bitmaps, once it has begun.
     bitmap_section: Option<u32>,
-    /// The destination's QEMU is asked to answer.
+    /// The stream opens a return path.
     has_return_path: bool,
-    /// The block list may say of blocks how large their pages are.
+    /// The migration may switch to postcopy, so the block list may contain page sizes.
     may_turn_to_postcopy: bool,
     /// The block that a record with CONTINUE belongs to.
     block: Option<BlockId>,
     epoch: Epoch,
-    /// The tail so far: commands between RAM sections wait here for the END.
+    /// The tail so far: commands between RAM sections are kept for the END section.
     tail: Vec<u8>,
 }
 
@@ -223,28 +223,30 @@ impl Splitter {
         }
     }
 
-    /// The same, of a stream whose questions the destination's QEMU answers: they
-    /// stay in it. Somebody else commands both QEMUs, and may turn to postcopy at any
-    /// time, or have pages sent as differences: that ends in [`Step::Rest`].
+    /// A splitter for a stream whose requests for answers the destination's QEMU answers, so
+    /// they stay in the stream.
+    ///
+    /// Another program commands both QEMUs, and may switch to postcopy at any time or enable
+    /// XBZRLE; both end in [`Step::Rest`].
     #[must_use]
     pub fn answered(stream: StreamKind) -> Self {
         Self { is_answered: true, ..Self::new(stream) }
     }
 
-    /// Whether the destination's QEMU says when it has loaded the VM; known from
+    /// Whether the destination's QEMU reports when it has loaded the VM; known from
     /// [`Step::Head`] on.
     #[must_use]
     pub fn has_return_path(&self) -> bool {
         self.has_return_path
     }
 
-    /// Whether QEMU may turn to post-copy at any time, as far as was read.
+    /// Whether QEMU may switch to postcopy at any time, as far as the stream was read.
     #[must_use]
     pub fn may_turn_to_postcopy(&self) -> bool {
         self.may_turn_to_postcopy
     }
 
-    /// Whether each RAM section ends an epoch, and not a mark of its own; known from
+    /// Whether epochs end with RAM sections rather than at MULTIFD_FLUSH marks; known from
     /// [`Step::Head`] on.
     #[must_use]
     pub fn epoch_by_section(&self) -> bool {
@@ -263,17 +265,16 @@ impl Splitter {
         &self.blocks
     }
 
-    /// The epoch that a page would have now.
+    /// The epoch of the next page.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Reads on, from where the last call stopped consuming.
+    /// Continues where the last call stopped consuming.
     ///
     /// # Errors
-    /// [`StreamError`]: the migration can't go on, and nothing more may be
-    /// pushed.
+    /// [`StreamError`]: the migration can't continue, and nothing more may be pushed.
     pub fn push<S: Sink>(&mut self, input: &[u8], sink: &mut S) -> Result<Progress, StreamError> {
         debug_assert!(self.place != Place::Over, "the rest of the stream is not for the splitter");
         let mut at = 0;
@@ -292,10 +293,10 @@ impl Splitter {
         Ok(Progress { consumed: at, step })
     }
 
-    /// Says whether the stream may end here.
+    /// Checks whether the stream may end here.
     ///
     /// # Errors
-    /// [`StreamError::EndedEarly`] if RAM was still to come.
+    /// [`StreamError::EndedEarly`] if RAM has not ended.
     pub fn finish(&self) -> Result<(), StreamError> {
         let place = match self.place {
             Place::Over => return Ok(()),
@@ -312,7 +313,7 @@ impl Splitter {
         Err(StreamError::EndedEarly { place })
     }
 
-    /// One record, or in RAM sections as many as there are.
+    /// Parses one record, or all complete records of a RAM section.
     fn advance<S: Sink>(&mut self, input: &[u8], at: &mut usize, sink: &mut S) -> Result<(), Halt> {
         let rest = input.get(*at..).unwrap_or_default();
         match self.place {
@@ -333,7 +334,7 @@ impl Splitter {
         Ok(())
     }
 
-    /// A record between sections.
+    /// Parses a record between sections.
     fn between(&mut self, rest: &[u8]) -> Result<usize, Halt> {
         let mut cursor = Cursor::new(rest);
         let kind = cursor.u8()?;
@@ -377,7 +378,7 @@ impl Splitter {
         match command {
             command::SWITCHOVER_START => {}
             _ if asks => {}
-            // It may; it has not, and may never do so.
+            // It may switch; it has not yet, and may never do so.
             command::POSTCOPY_ADVISE if !self.head_sent => self.may_turn_to_postcopy = true,
             command::POSTCOPY_ADVISE..=command::POSTCOPY_RESUME
             | command::PACKAGED
@@ -389,8 +390,8 @@ impl Splitter {
         if asks && !self.is_answered {
             self.keep_whole(record)?;
         } else if self.head_sent {
-            // Between RAM sections, as SWITCHOVER_START: the destination gets
-            // it where the stream goes on, with the END.
+            // A command between RAM sections, such as SWITCHOVER_START, is sent to the
+            // destination with the END section, where the stream continues.
             if self.tail.len() + record.len() > HEAD_BYTES_MAX {
                 return Err(StreamError::HeadTooLong.into());
             }
@@ -422,7 +423,7 @@ impl Splitter {
         Ok(record.len())
     }
 
-    /// The footer after a PART.
+    /// Parses the footer after a PART section.
     fn footer(&mut self, rest: &[u8]) -> Result<usize, Halt> {
         self.place = Place::Between;
         if !self.footers {
@@ -445,8 +446,8 @@ impl Splitter {
         Ok(SECTION_BYTES)
     }
 
-    /// Effects on the head, before anything that makes it impossible to pass the
-    /// stream whole. The record at hand stays unconsumed.
+    /// Hands on the head before the first action after which the stream can't be passed on
+    /// whole. The current record stays unconsumed.
     fn send_head(&mut self) -> Result<(), Halt> {
         if self.head_sent {
             return Ok(());
@@ -474,7 +475,7 @@ impl Splitter {
         Ok(Step::Whole { bytes: std::mem::take(&mut self.whole), reason })
     }
 
-    /// What waited for RAM's end comes first.
+    /// Passes on the bytes that were kept for RAM's end first.
     fn rest(&mut self, reason: Unsplittable) -> Step {
         self.place = Place::Over;
         Step::Rest { bytes: std::mem::take(&mut self.tail), reason }
@@ -491,7 +492,7 @@ impl Splitter {
         keep(&mut self.head, record)
     }
 
-    /// A multifd stream is never passed whole: its pages are elsewhere.
+    /// A multifd stream is never passed on whole: its pages are on the channels.
     fn keep_whole(&mut self, record: &[u8]) -> Result<(), StreamError> {
         if self.head_sent || self.stream == StreamKind::Multifd {
             return Ok(());

@@ -1,12 +1,12 @@
-//! Writes the main stream: the sections that the destination makes of pages
-//! that it can't place into mapped RAM, and whole streams for tests.
+//! Writes main streams: the sections for pages that the destination can't write
+//! into QEMU's memory, and whole streams for tests.
 
 use page::{PAGE_BYTES, PageIndex};
 
 use crate::Block;
 use crate::record::{MAGIC, RAM, VERSION, command, flag, kind};
 
-/// The name is longer than the stream's one length byte can say.
+/// The name does not fit the stream's one-byte length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the RAM block name {name:?} is longer than 255 bytes")]
 pub struct NameTooLong {
@@ -17,25 +17,25 @@ pub struct NameTooLong {
 /// One section of classic RAM records, appended to a buffer.
 ///
 /// Each section names its first block, so that sections of any origin can
-/// follow each other. Nothing is valid before [`PartSection::finish`].
+/// follow each other. The section is invalid before [`PartSection::finish`].
 #[derive(Debug)]
 #[must_use = "a section that isn't finished can't be loaded"]
 pub struct PartSection<'a> {
     out: &'a mut Vec<u8>,
     section: u32,
     footers: bool,
-    /// Where the current block's name stands in `out`, to compare with; a copy
-    /// would be an allocation for each section.
+    /// Range of the current block's name in `out`, for comparing; a copy would
+    /// cost an allocation per section.
     block: Option<(usize, usize)>,
 }
 
 impl<'a> PartSection<'a> {
-    /// Begins a PART section of the section `section`.
+    /// Begins a PART section with the number `section`.
     pub fn begin(out: &'a mut Vec<u8>, section: u32, footers: bool) -> Self {
         Self::header(out, kind::PART, section, footers)
     }
 
-    /// Begins the END section, the RAM's last.
+    /// Begins the END section, RAM's last.
     pub fn begin_end(out: &'a mut Vec<u8>, section: u32, footers: bool) -> Self {
         Self::header(out, kind::END, section, footers)
     }
@@ -46,7 +46,7 @@ impl<'a> PartSection<'a> {
         Self { out, section, footers, block: None }
     }
 
-    /// Adds a page with its bytes.
+    /// Adds a page with its body.
     ///
     /// # Errors
     /// [`NameTooLong`]; nothing is written then.
@@ -61,9 +61,9 @@ impl<'a> PartSection<'a> {
         Ok(())
     }
 
-    /// Adds a page's record without its bytes: the next [`PAGE_BYTES`] bytes
-    /// that go to the stream are the page's. For who writes the bytes from
-    /// where they are.
+    /// Adds a page's record without its body, for a caller that writes the body
+    /// from where it is: the next [`PAGE_BYTES`] bytes of the stream must be
+    /// the page's.
     ///
     /// # Errors
     /// [`NameTooLong`]; nothing is written then.
@@ -81,7 +81,7 @@ impl<'a> PartSection<'a> {
         Ok(())
     }
 
-    /// Adds a page as the encoded difference to its version before (XBZRLE).
+    /// Adds a page as the encoded difference to its previous version (XBZRLE).
     ///
     /// # Errors
     /// [`NameTooLong`]; nothing is written then.
@@ -104,7 +104,7 @@ impl<'a> PartSection<'a> {
         self.out.extend_from_slice(&flag::MULTIFD_FLUSH.to_be_bytes());
     }
 
-    /// Ends the section, with its footer where the stream has footers.
+    /// Ends the section, with a footer if the stream has footers.
     pub fn finish(self) {
         end_of_section(self.out, self.section, self.footers);
     }
@@ -137,7 +137,7 @@ fn end_of_section(out: &mut Vec<u8>, section: u32, footers: bool) {
 }
 
 /// Appends the stream's first bytes, and the configuration record unless the
-/// machine type is from before QEMU 2.4.
+/// machine type predates QEMU 2.4.
 pub fn header(out: &mut Vec<u8>, machine: Option<&str>) {
     out.extend_from_slice(&MAGIC.to_be_bytes());
     out.extend_from_slice(&VERSION.to_be_bytes());
@@ -164,25 +164,26 @@ pub fn capabilities(out: &mut Vec<u8>, names: &[&str]) {
     }
 }
 
-/// Appends the command OPEN_RETURN_PATH, which stands in front of setup where
-/// the source listens to what the destination answers.
+/// Appends the command OPEN_RETURN_PATH, which precedes setup if the source
+/// listens to the destination's answers.
 pub fn open_return_path(out: &mut Vec<u8>) {
     command(out, command::OPEN_RETURN_PATH, &[]);
 }
 
-/// Appends the command SWITCHOVER_START, which stands between the last two RAM
+/// Appends the command SWITCHOVER_START, which is between the last two RAM
 /// sections.
 pub fn switchover_start(out: &mut Vec<u8>) {
     command(out, command::SWITCHOVER_START, &[]);
 }
 
-/// Appends the command POSTCOPY_ADVISE: the migration may turn to postcopy.
+/// Appends the command POSTCOPY_ADVISE: the migration may switch to postcopy.
 pub fn postcopy_advise(out: &mut Vec<u8>) {
     let page_sizes = [0x1000_u64.to_be_bytes(); 2].concat();
     command(out, command::POSTCOPY_ADVISE, &page_sizes);
 }
 
-/// Appends the command POSTCOPY_RAM_DISCARD for one page: it turns to postcopy.
+/// Appends the command POSTCOPY_RAM_DISCARD for one page: the migration
+/// switches to postcopy.
 pub fn postcopy_discard(out: &mut Vec<u8>, block: &str, page: PageIndex) {
     let mut bytes = vec![0, length_byte(block.len())];
     bytes.extend_from_slice(block.as_bytes());
@@ -192,7 +193,7 @@ pub fn postcopy_discard(out: &mut Vec<u8>, block: &str, page: PageIndex) {
     command(out, command::POSTCOPY_RAM_DISCARD, &bytes);
 }
 
-/// Appends a PING command, one that stands in front of setup in real streams.
+/// Appends a PING command, which precedes setup in real streams.
 pub fn ping(out: &mut Vec<u8>, value: u32) {
     command(out, command::PING, &value.to_be_bytes());
 }
@@ -216,7 +217,7 @@ pub fn section_header(out: &mut Vec<u8>, full: bool, section: u32, name: &str, v
 
 /// Appends the RAM's START section with its block list.
 ///
-/// `multifd_flush` puts the mark in that QEMU 8.1 and newer put into setup of
+/// `multifd_flush` adds the mark that QEMU 8.1 and newer write in the setup of
 /// a multifd stream.
 pub fn ram_setup(
     out: &mut Vec<u8>,
@@ -240,8 +241,8 @@ pub fn ram_setup(
     end_of_section(out, section, footers);
 }
 
-/// A name's length as the stream writes it; too long a name shows up at once
-/// in whatever reads the test's stream.
+/// A name's length in one byte; a longer name is caught by the reader of the
+/// test's stream.
 fn length_byte(length: usize) -> u8 {
     u8::try_from(length).unwrap_or(u8::MAX)
 }

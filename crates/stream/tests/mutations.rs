@@ -1,10 +1,10 @@
-//! The fuzz targets' entry points on sound streams with a few things broken,
-//! on any toolchain. Seeded and counted, so that a failure comes again; the
-//! variable `DROVEWAY_FUZZ_ROUNDS` makes it longer.
+//! Runs the fuzz targets' entry points on valid streams with a few mutations,
+//! on any toolchain. The runs are seeded and counted, so that a failure is
+//! reproducible; the variable `DROVEWAY_FUZZ_ROUNDS` makes them longer.
 
 use stream::fuzzing::{main_stream, multifd_channel, seed_main, seed_multifd};
 
-/// Xorshift: enough to choose what to break.
+/// Xorshift: good enough to choose mutations.
 struct Choice(u64);
 
 impl Choice {
@@ -20,7 +20,7 @@ impl Choice {
     }
 
     fn byte(&mut self) -> u8 {
-        // Small numbers and flag bits break more than any byte does.
+        // Small numbers and flag bits break more than random bytes do.
         match self.next() % 4 {
             0 => 0,
             1 => 0xff,

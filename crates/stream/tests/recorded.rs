@@ -1,10 +1,10 @@
-//! What QEMU 7.2, 10.0 and 11.1 wrote, see `recorded/README.md`.
+//! Streams recorded from QEMU 7.2, 10.0 and 11.1; see `recorded/README.md`.
 
 use stream::fuzzing::{Taken, split, split_by};
 use stream::{Splitter, StreamKind, Unsplittable};
 
 const VERSIONS: [&str; 3] = ["7.2", "10.0", "11.1"];
-/// What each stream goes on for behind RAM's end, and that end with its footer.
+/// Bytes of each stream after RAM's end, and bytes of that end with its footer.
 const BEHIND_BYTES: usize = 64;
 const END_BYTES: usize = 5 + 8 + 5;
 
@@ -13,7 +13,7 @@ fn recorded(version: &str, what: &str) -> Vec<u8> {
     std::fs::read(format!("{home}/{version}-{what}.stream")).unwrap()
 }
 
-/// Splits it however it arrives.
+/// Splits the stream in pieces of several sizes.
 fn taken(stream: StreamKind, data: &[u8]) -> Taken {
     let all_at_once = split(stream, data, usize::MAX >> 1, 1).unwrap();
     for piece_bytes in [1, 7, 100] {
@@ -27,8 +27,7 @@ fn has(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// What the tail has before RAM's end, but for the word of QEMU 10 and newer that the
-/// switchover begins.
+/// The tail before RAM's end, without the SWITCHOVER_START of QEMU 10 and newer.
 fn before_end(tail: &[u8]) -> &[u8] {
     let (before, end) = tail.split_at(tail.len() - END_BYTES - BEHIND_BYTES);
     assert_eq!(end[0], 3, "RAM's END");
@@ -41,7 +40,7 @@ fn names(taken: &Taken) -> Vec<&str> {
 }
 
 #[test]
-fn each_is_split_and_its_devices_are_left_alone() {
+fn each_stream_is_split_and_its_devices_are_left_alone() {
     let what = ["plain", "postcopy", "postcopy-huge", "bitmaps", "postcopy-bitmaps", "virtio-mem"];
     for version in VERSIONS {
         for what in what {
@@ -55,10 +54,10 @@ fn each_is_split_and_its_devices_are_left_alone() {
     }
 }
 
-/// The destination, which a manager has set up in the same way, is told.
+/// The destination, which a management tool has set up in the same way, is notified.
 #[test]
 fn a_migration_that_may_turn_to_postcopy_says_so_in_its_head() {
-    // The command, with the sizes of pages in RAM, and of the guest's.
+    // POSTCOPY_ADVISE, with the page sizes of RAM and of the guest.
     let advises = [8, 0, 3, 0, 16, 0, 0, 0, 0, 0];
     for version in VERSIONS {
         for (what, is_advised) in
@@ -77,7 +76,7 @@ fn a_block_of_huge_pages_is_a_block_as_any_other() {
         let head = taken.head.as_ref().unwrap();
         let ram = head.blocks.iter().find(|block| block.bytes == 32 << 20).unwrap();
         assert!(ram.name.ends_with('m'), "{ram:?}");
-        // The list goes to the destination with the size behind the block's own.
+        // The destination receives the list with the page size after the block's own.
         assert!(has(&head.bytes, &[0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0]));
         assert_eq!(
             names(&taken).len(),
@@ -86,8 +85,8 @@ fn a_block_of_huge_pages_is_a_block_as_any_other() {
     }
 }
 
-/// Which bitmaps come is said in the head; what QEMU writes of them until the VM has
-/// stopped says nothing, and the rest is behind RAM's end.
+/// The head announces the bitmaps; QEMU's records of them are empty until the VM has
+/// stopped, and the content follows RAM's end.
 #[test]
 fn dirty_bitmaps_begin_in_the_head() {
     for version in VERSIONS {
@@ -100,7 +99,7 @@ fn dirty_bitmaps_begin_in_the_head() {
     }
 }
 
-/// Beside channels the head has gone when they begin: they go with the tail, before
+/// With multifd the head was already sent when they begin: they go with the tail, before
 /// RAM's end, with their footer.
 #[test]
 fn dirty_bitmaps_begin_in_the_tail_beside_channels() {
@@ -115,9 +114,9 @@ fn dirty_bitmaps_begin_in_the_tail_beside_channels() {
     }
 }
 
-/// 7.2 says all of it with the other devices; 10.0 behind RAM's setup; 11.1 before it.
+/// 7.2 writes it with the other devices; 10.0 after RAM's setup; 11.1 before it.
 #[test]
-fn what_a_virtio_mem_device_has_plugged_reaches_the_destination() {
+fn plugged_blocks_of_a_virtio_mem_device_reach_the_destination() {
     let early = b"/virtio-mem-device-early";
     for (version, stream, in_head) in [
         ("7.2", StreamKind::Classic, None),
@@ -134,8 +133,8 @@ fn what_a_virtio_mem_device_has_plugged_reaches_the_destination() {
     }
 }
 
-/// A manager's: what follows the first difference goes to the destination's QEMU as it is,
-/// in a section of which that has heard.
+/// A management tool's stream: everything from the first difference on goes to the
+/// destination's QEMU unchanged, in a section of RAM that it has seen begin.
 #[test]
 fn differences_to_pages_sent_before_end_the_split() {
     for version in VERSIONS {
@@ -154,7 +153,7 @@ fn differences_to_pages_sent_before_end_the_split() {
         assert_eq!(u64::from_be_bytes(word.try_into().unwrap()) & 0xfff, 0x40, "{version}");
         let difference = named.strip_prefix(b"\x06pc.ram").unwrap();
         assert!(difference[0] == 1 && data.ends_with(difference), "{version}");
-        // Of ours it would be refused.
+        // In a stream that is not answered it would be refused.
         let ours = stream::fuzzing::split(StreamKind::Classic, &data, 7, 1).unwrap_err();
         assert_eq!(ours.1, stream::StreamError::Late(Unsplittable::Xbzrle));
     }

@@ -1,4 +1,4 @@
-//! Streams that the writer made come apart into what went in, however they
+//! Streams from the writer are split into what was written, however they
 //! arrive; and whatever the splitter takes out can be written back.
 
 use page::{PAGE_BYTES, PageIndex};
@@ -91,7 +91,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn streams_come_apart_into_what_went_in(
+    fn written_streams_are_split_into_what_was_written(
         sections in prop::collection::vec(prop::collection::vec(sent(), 0..9), 1..5),
         footers: bool,
         multifd: bool,
@@ -133,7 +133,8 @@ proptest! {
     ) {
         let kind = if multifd { StreamKind::Multifd } else { StreamKind::Classic };
         let made = stream(&sections, true, kind, &[]);
-        // The footer of END is tail, and the splitter leaves tails alone.
+        // The footer of END belongs to the tail, which the splitter does not
+        // parse.
         let cut = cut.index(made.bytes.len() - 5);
         let (_, error) = *split(kind, &made.bytes[..cut], 4096, 3).unwrap_err();
         let ended_early = matches!(error, stream::StreamError::EndedEarly { .. });

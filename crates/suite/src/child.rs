@@ -1,6 +1,6 @@
-//! `suite job PROGRAM [ARGUMENT]...`: the process around one job. It takes in what the
-//! job leaves behind, so what all of its processes have computed can be told: a QEMU
-//! is nobody's child any more when the agent that started it was killed.
+//! `suite job PROGRAM [ARGUMENT]...`: the process around one job. It is the subreaper of the job's
+//! processes, so it can report the CPU time of all of them: a QEMU whose agent was killed would
+//! otherwise be reparented to init.
 
 use std::fs;
 use std::io;
@@ -15,32 +15,31 @@ use rustix::process::{
 
 use crate::{Doing, SuiteError};
 
-/// The word that calls for it.
+/// Name of the subcommand.
 pub(crate) const WORD: &str = "job";
-/// No job takes as long. What it has left on its hosts the next test removes.
+/// Longest time that a job may take. The next test removes what a killed job left on its hosts.
 pub(crate) const JOB_MAX: Duration = Duration::from_secs(15 * 60);
-/// What tells that it was killed then.
+/// Exit code after a program was killed because of that.
 pub(crate) const LATE: u8 = 124;
-/// What the line begins with that tells of the seconds.
+/// Prefix of the line that reports CPU seconds.
 pub(crate) const CPU: &str = "suite cpu: ";
 
-/// Ticks in `/proc`, whatever the kernel's own are.
+/// Ticks per second in `/proc`, whatever the kernel's own.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Runs a program, and says in the end how many seconds of CPU it and all that it
-/// started have taken.
+/// Runs a program, then prints how many seconds of CPU it and all its descendants used.
 pub(crate) fn run(words: &[String]) -> Result<ExitCode, SuiteError> {
     let [program, arguments @ ..] = words else { return Err(SuiteError::Usage) };
     set_child_subreaper(Some(getpid())).map_err(io::Error::from).doing("take in orphans")?;
     let child = Command::new(program).args(arguments).spawn().doing("run a test program")?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // What waits for all children waits for it too.
+    // `ended` waits for all children, this one included.
     drop(child);
     let (over, watched) = channel::<()>();
     let watch = thread::spawn(move || {
         let late = watched.recv_timeout(JOB_MAX) == Err(RecvTimeoutError::Timeout);
         if let (true, Some(pid)) = (late, pid) {
-            // It may end by itself just now.
+            // The program may end by itself just now.
             let _ = kill_process(pid, Signal::KILL);
         }
         late
@@ -60,7 +59,7 @@ pub(crate) fn run(words: &[String]) -> Result<ExitCode, SuiteError> {
     })
 }
 
-/// A child that has ended; none if none has, or there is none.
+/// A child that has ended; none if no child has ended, or there is no child.
 fn ended(options: WaitOptions) -> Result<Option<(Pid, WaitStatus)>, SuiteError> {
     match wait(options) {
         Err(rustix::io::Errno::CHILD) => Ok(None),
@@ -68,10 +67,10 @@ fn ended(options: WaitOptions) -> Result<Option<(Pid, WaitStatus)>, SuiteError> 
     }
 }
 
-/// Of all children that have ended, and theirs.
+/// CPU seconds of all children that have ended, and of their descendants.
 fn cpu_s() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // What follows the name; the first field here is the third of all.
+    // After the process name; the first field here is the third of all.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(13);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
     Some((ticks()? + ticks()?) as f64 / TICKS_PER_S)

@@ -1,16 +1,15 @@
-//! Whether the machine has CPU time that nobody uses.
+//! Whether the machine has idle CPU time.
 
 use std::fs;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is looked at: the time since the last look, which is no shorter. What was begun
-/// then shows by now.
+/// Minimum time between two samples. A job that was started after one shows in the next.
 const OVER: Duration = Duration::from_secs(3);
-/// The share of all CPU time that must have been left for one more job.
+/// Share of all CPU time that must have been idle before one more job starts.
 const ROOM: f64 = 0.3;
 
-/// Remembers what was used so far.
+/// The last sample.
 #[derive(Debug, Default)]
 pub(crate) struct Idle(Mutex<Option<(Instant, Used)>>);
 
@@ -22,7 +21,7 @@ struct Used {
 }
 
 impl Idle {
-    /// Says yes once, and then not before what follows from it can be seen.
+    /// True at most once per sample, so that the effect of the job that follows is measured first.
     pub(crate) fn has_room(&self) -> bool {
         let Some(now) = fs::read_to_string("/proc/stat").ok().and_then(|text| Used::parse(&text))
         else {
@@ -48,8 +47,8 @@ impl Used {
         let numbers = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Vec<u64> =
             numbers.split_whitespace().map_while(|number| number.parse().ok()).collect();
-        // user, nice, system, idle, waiting for a disk, and more; what guests use is
-        // in the first two. What is nice leaves the CPU to whoever wants it.
+        // user, nice, system, idle, iowait, and more; guest time is in the first two. Nice time
+        // counts as idle, since it yields to any other process.
         let idle = [1, 3, 4].iter().map(|at| ticks.get(*at)).sum::<Option<u64>>()?;
         Some(Self { all: ticks.iter().take(8).sum(), idle })
     }
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_that_nobody_used_is_told_from_the_kernels_words() {
+    fn idle_time_is_parsed_from_proc_stat() {
         let before = Used::parse("cpu  100 7 50 793 50 0 0 0 0 0\ncpu0 1 2 3 4 5\n").unwrap();
         assert_eq!(before, Used { all: 1000, idle: 850 });
         let later = Used::parse("cpu  160 10 60 810 60 0 0 0 7 0\n").unwrap();

@@ -1,4 +1,4 @@
-//! What is run as one process: a program with all of its tests, or one test.
+//! A job: a program with all of its tests, or one test, run as one process.
 
 use std::io;
 use std::num::NonZero;
@@ -11,23 +11,23 @@ use crate::{SuiteError, child};
 /// A part of the workspace's tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Suite {
-    /// All packages but `end-to-end`; a job is a program.
+    /// All packages but `end-to-end`; each job is a program.
     Unit,
-    /// Whole moves; a job is a test, since each may take a minute.
+    /// Whole moves; each job is a test, since one may take a minute.
     EndToEnd,
 }
 
-/// Where proptest looks for its seed.
+/// Environment variable with proptest's seed.
 const SEED: &str = "PROPTEST_RNG_SEED";
 
-/// What measures how long something takes, or how well VMs keep up with each other, or
-/// changes something of the whole machine, has the machine to itself, except for [`FILLS`]: by
-/// the beginnings of their names.
+/// Jobs that have the machine to themselves, except for [`FILLS`], as prefixes of their names. They
+/// measure how long something takes or how well VMs keep up with each other, or change something of
+/// the whole machine.
 const ALONE: [&str; 17] = [
     "end-to-end backings::huge_pages",
     "end-to-end cache_storage::is_read_once",
     "end-to-end carry_throttle::",
-    // A writer as fast as it is told to be, and what is left of it when it stops.
+    // These depend on the rate that the guest's writer reaches, and what is left when it stops.
     "end-to-end chase::a_guest_that_is_faster",
     "end-to-end chase::a_guest_that_stops",
     "end-to-end chase::a_guest_that_writes",
@@ -44,9 +44,9 @@ const ALONE: [&str; 17] = [
     "quota real",
 ];
 
-/// What runs beside those, with the CPU time that they leave: nobody judges how long it
-/// takes, it slows no VM by cgroups, which have shares of their own, and changes nothing
-/// of the machine.
+/// Jobs that run beside those, with the CPU time that they leave. No test judges how long these
+/// take; they throttle no VM by cgroups, which have shares of their own, and change nothing of the
+/// machine.
 const FILLS: [&str; 9] = [
     "agent agent",
     "disk ordering",
@@ -59,8 +59,8 @@ const FILLS: [&str; 9] = [
     "end-to-end sharing::",
 ];
 
-/// What runs only when it is asked for: real libvirts that probe QEMUs under TCG take
-/// minutes. `make libvirt-test`, `kubevirt-test`, `proxmox-test` and `upgrade-test` do.
+/// Jobs that run only on request, by the make targets `libvirt-test`, `kubevirt-test`,
+/// `proxmox-test` and `upgrade-test`: real libvirts that probe QEMUs under TCG take minutes.
 const ASKED: [&str; 9] = [
     "end-to-end kubevirt::a_vm_comes_with_its_disk",
     "end-to-end kubevirt::an_agent_that_starts_again",
@@ -92,10 +92,10 @@ impl Suite {
         let cores = available_parallelism().map_or(1, NonZero::get);
         match (told, self) {
             (Some(told), _) => Width { usual: std::cmp::max(told, 1), more: 0 },
-            // They use all cores by themselves for most of the time, and some wait.
+            // Unit tests keep all cores busy most of the time, and some of them wait.
             (None, Self::Unit) => Width { usual: cores, more: cores },
-            // Most of them wait most of the time. With more than one beside these, guests and
-            // links are not what their tests take them for.
+            // Most of these tests mostly wait. With more than one job beyond these, guests and
+            // links no longer behave as their tests assume.
             (None, Self::EndToEnd) => Width { usual: cores + 1, more: 1 },
         }
     }
@@ -104,9 +104,9 @@ impl Suite {
 /// How many jobs run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Width {
-    /// Whatever they do.
+    /// Regardless of load.
     pub(crate) usual: usize,
-    /// So many more, while CPUs have nothing to do.
+    /// Additional jobs while CPUs are idle.
     pub(crate) more: usize,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Width {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
     Usual,
-    /// With what others leave.
+    /// Only CPU time that other jobs leave.
     Rest,
 }
 
@@ -162,27 +162,27 @@ impl Job {
         &self.name
     }
 
-    /// Whether nothing may run beside it.
+    /// Whether it has the machine to itself, apart from jobs that fill.
     pub(crate) fn is_alone(&self) -> bool {
         ALONE.iter().any(|beginning| self.name.starts_with(beginning))
     }
 
-    /// Whether it may run beside those, with what they leave.
+    /// Whether it may run beside those, with the CPU time that they leave.
     pub(crate) fn fills(&self) -> bool {
         !self.is_alone() && FILLS.iter().any(|beginning| self.name.starts_with(beginning))
     }
 
-    /// Whether it runs only when somebody asks for it.
+    /// Whether it runs only on request.
     pub(crate) fn is_asked_for(&self) -> bool {
         ASKED.iter().any(|beginning| self.name.starts_with(beginning))
     }
 
-    /// The tests that must run; not known of a whole program.
+    /// The number of tests that must run; unknown for a whole program.
     pub(crate) fn wanted(&self) -> Option<u32> {
         self.test.as_ref().map(|_| 1)
     }
 
-    /// In a process around it, which is this program.
+    /// The command that runs it within this program's `job` process.
     pub(crate) fn command(&self, share: Share) -> io::Result<Command> {
         let suite = std::env::current_exe()?;
         let mut command = match share {
@@ -201,7 +201,7 @@ impl Job {
         Ok(command)
     }
 
-    /// What repeats it, as one would type it.
+    /// The command line that repeats it.
     pub(crate) fn again(&self) -> String {
         let Program { package, chosen_by, .. } = &self.program;
         let test = self.test.as_ref().map_or(String::new(), |test| format!(" -- --exact {test}"));
@@ -210,9 +210,9 @@ impl Job {
     }
 }
 
-/// What properties are tried with is chosen by chance, and here the same in each
-/// run: a failure can be repeated, and tells of the change that is tested. Other
-/// seeds can be given, and `cargo test` by itself takes another one each time.
+/// The seed of property tests. It is the same in each run, so that a failure can be repeated and is
+/// due to the tested change. The environment variable overrides it; plain `cargo test` takes a new
+/// seed each time.
 fn seed() -> String {
     std::env::var(SEED).unwrap_or_else(|_| "1".to_owned())
 }

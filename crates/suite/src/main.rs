@@ -1,9 +1,9 @@
-//! `suite unit|end-to-end [FILTER]`: runs the workspace's tests, several at a
-//! time. Cargo builds them, and would run one program after the other; but most
-//! of them wait, for links, for guests that boot, for what must time out.
+//! `suite unit|end-to-end [FILTER]`: runs the workspace's tests, several at a time. Cargo builds
+//! them, but would run one program after the other, and most of them wait: for links, for guests
+//! that boot, for timeouts.
 //!
-//! `TOGETHER` in the environment says how many run at a time. An exit code of 1
-//! says that a test failed.
+//! The environment variable `TOGETHER` sets how many run at a time. Exit code 1 means that a test
+//! failed.
 
 mod child;
 mod idle;
@@ -27,22 +27,22 @@ use verdict::Counts;
 /// Why tests could not be run.
 #[derive(Debug, thiserror::Error)]
 enum SuiteError {
-    /// Called with something else.
+    /// Wrong arguments.
     #[error("usage: suite unit|end-to-end [FILTER]")]
     Usage,
-    /// Cargo has said why, on standard error.
+    /// Cargo's messages on standard error say why.
     #[error("the tests don't compile")]
     Build,
     /// A program does not list its tests.
     #[error("{0} does not say which tests it has")]
     List(PathBuf),
-    /// It may have a new name.
+    /// The test may have been renamed.
     #[error("a rule of how tests run names `{0}`, and there is no such test")]
     Gone(&'static str),
-    /// Nothing to run.
+    /// No test matches the filter.
     #[error("there is no such test")]
     Nothing,
-    /// The system.
+    /// A system call failed.
     #[error("can't {action}: {error}")]
     System {
         /// What was tried.
@@ -101,7 +101,7 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     if jobs.is_empty() {
         return Err(SuiteError::Nothing);
     }
-    // What takes longest must not be left to the end, when nothing is beside it.
+    // The longest jobs run first, so that none is left to run alone at the end.
     jobs.sort_by(|one, other| times.of(other).total_cmp(&times.of(one)));
     let (alone, beside): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
     let width = suite.at_once();
@@ -123,7 +123,7 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     Ok(conclude(&done, begun))
 }
 
-/// What has failed is named once more in the end, and what tests have noted once.
+/// Prints each note once and names each failed job again; whether all tests passed.
 fn conclude(done: &[Done], begun: Instant) -> bool {
     let mut counts = Counts::default();
     done.iter().for_each(|one| counts.add(&one.verdict.counts));

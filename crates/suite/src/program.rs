@@ -1,4 +1,4 @@
-//! The programs that hold tests, as cargo builds them.
+//! Test programs, as cargo builds them.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ pub(crate) struct Program {
     pub(crate) package: String,
     /// Its package's directory, in which cargo runs it.
     pub(crate) dir: PathBuf,
-    /// How `cargo test` is told of it, such as `--test moves`.
+    /// The option that selects it for `cargo test`, such as `--test moves`.
     pub(crate) chosen_by: String,
-    /// What of the package it tests: its own name, for the library the package's.
+    /// Name of the target; a library has its package's.
     pub(crate) name: String,
-    /// Where it is.
+    /// Path of the executable.
     pub(crate) path: PathBuf,
 }
 
@@ -27,10 +27,9 @@ pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Has cargo build all tests, and with them the programs that they run; what it
-/// says goes to standard error. All of them, also where only some are run: cargo
-/// builds a package with the features that the chosen packages want together, so
-/// that other choices would mean to compile most of it once more.
+/// Has cargo build all tests and the programs that they run, even if only some are run: cargo
+/// unifies features over the chosen packages, so another choice would compile most of them again.
+/// Cargo's messages go to standard error.
 pub(crate) fn build() -> Result<Vec<Program>, SuiteError> {
     let mut command = cargo();
     command.args(["test", "--workspace", "--no-run"]);
@@ -45,7 +44,7 @@ pub(crate) fn build() -> Result<Vec<Program>, SuiteError> {
     if status.success() { Ok(programs) } else { Err(SuiteError::Build) }
 }
 
-/// One line of cargo's; most are about something else.
+/// The test program that a line of cargo's output names; most lines name none.
 fn of_message(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["profile"]["test"] != true {
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_from_what_else_cargo_says() {
+    fn test_programs_are_found_in_cargos_output() {
         let message = |kind: &str, name: &str, id: &str, test: bool| {
             format!(
                 r#"{{"reason":"compiler-artifact","package_id":"{id}",

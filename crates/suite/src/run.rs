@@ -1,4 +1,4 @@
-//! Runs jobs, some at a time.
+//! Runs jobs, several at a time.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::job::{Job, Share, Width};
 use crate::verdict::{End, Verdict};
 use crate::{Doing, SuiteError};
 
-/// Between two looks at whether there is something to do.
+/// How often an idle worker looks for a job.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A job that has ended.
@@ -24,11 +24,11 @@ pub(crate) struct Done {
     pub(crate) job: Job,
     pub(crate) took: Duration,
     pub(crate) verdict: Verdict,
-    /// All that it said.
+    /// All its output.
     said: String,
 }
 
-/// Tells of each job as it ends.
+/// Prints each job as it ends.
 #[derive(Debug, Default)]
 pub(crate) struct Printer(AtomicUsize);
 
@@ -39,7 +39,7 @@ impl Printer {
         let cpu = done.verdict.cpu_s;
         match &done.verdict.wrong {
             None => println!("{nth:4} ok     {seconds:6.1} s {cpu:6.1} CPU  {name}"),
-            // In one piece, whatever else ends meanwhile.
+            // In one call, so that other jobs' lines don't interleave.
             Some(why) => println!(
                 "{nth:4} FAILED {seconds:6.1} s {cpu:6.1} CPU  {name} ({why})\n{}\n---- again: {}",
                 done.said.trim_end(),
@@ -49,8 +49,8 @@ impl Printer {
     }
 }
 
-/// Runs all of them: those that need the machine one by one, beside them what fills the
-/// CPU time that they leave, and then all others in their order.
+/// Runs all jobs: `alone` one by one, with jobs beside them that fill the CPU time they leave, then
+/// all others in their order.
 pub(crate) fn all(
     alone: Vec<Job>,
     others: Vec<Job>,
@@ -97,9 +97,9 @@ pub(crate) fn all(
     })
 }
 
-/// What is still to be run.
+/// Jobs still to be run.
 struct Left {
-    /// Whether nothing needs the machine any more.
+    /// Whether all jobs that have the machine to themselves have ended.
     alone_over: AtomicBool,
     others: Mutex<VecDeque<Job>>,
     idle: Idle,
@@ -120,7 +120,7 @@ impl Left {
         self.others().pop_front()
     }
 
-    /// Waits until CPUs have nothing to do; none if nothing is left by then.
+    /// Waits until CPUs are idle; none if no job is left by then.
     fn next_while_idle(&self) -> Option<Job> {
         loop {
             if self.others().is_empty() {
@@ -153,7 +153,7 @@ impl Runner<'_> {
         jobs.into_iter().try_for_each(|job| self.run(job, share))
     }
 
-    /// Until there is none; all that it ran.
+    /// Runs jobs until there are none, and returns all that this runner ran.
     fn run_rest(&mut self, next: impl Fn() -> Option<Job>) -> Result<Vec<Done>, SuiteError> {
         while let Some(job) = next() {
             self.run(job, Share::Usual)?;
@@ -162,7 +162,8 @@ impl Runner<'_> {
     }
 }
 
-/// Into a file, not a pipe: what a test leaves running has that open, too.
+/// Output goes into a file, not a pipe: a process that a test leaves running would keep the pipe
+/// open.
 fn perform(job: Job, share: Share, log: &Path) -> Result<Done, SuiteError> {
     let file = File::create(log).doing("make a file for what a test says")?;
     let begun = Instant::now();

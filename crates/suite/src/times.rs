@@ -14,7 +14,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// What was noted beside this program, which is where cargo builds.
+    /// Reads the times noted beside this program, in cargo's build directory.
     pub(crate) fn read() -> Self {
         let path = std::env::current_exe().ok().map(|path| path.with_extension("times"));
         let text = path.as_ref().and_then(|path| std::fs::read(path).ok());
@@ -22,7 +22,7 @@ impl Times {
         Self { path, seconds }
     }
 
-    /// The last time; for ever if that is not known.
+    /// How long it took the last time; infinite if unknown.
     pub(crate) fn of(&self, job: &Job) -> f64 {
         self.seconds.get(job.name()).copied().unwrap_or(f64::MAX)
     }
@@ -31,7 +31,7 @@ impl Times {
         self.seconds.insert(job.name().to_owned(), took.as_secs_f64());
     }
 
-    /// For the next time. Without it that will take a little longer.
+    /// Saves the times for the next run, which is only a little slower without them.
     pub(crate) fn write(&self) {
         if let (Some(path), Ok(text)) = (&self.path, serde_json::to_vec(&self.seconds)) {
             let _ = std::fs::write(path, text);

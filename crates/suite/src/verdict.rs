@@ -1,5 +1,4 @@
-//! How the tests of one process came out, by its exit code and by what it says
-//! in the end.
+//! How the tests of one process came out, by its exit code and the end of its output.
 
 use std::time::Duration;
 
@@ -27,29 +26,28 @@ pub(crate) struct Verdict {
     pub(crate) counts: Counts,
     /// Why it counts as failed.
     pub(crate) wrong: Option<String>,
-    /// What its tests want to be known whatever came out, such as what they could not
-    /// try on this machine.
+    /// What tests report whatever the result, such as what this machine could not test.
     pub(crate) notes: Vec<String>,
     /// Seconds of CPU of all its processes.
     pub(crate) cpu_s: f64,
 }
 
-/// What a line with a note begins with.
+/// Prefix of a line with a note.
 const NOTE: &str = "suite note: ";
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// With an exit code that says that all is well.
+    /// With exit code 0.
     Well,
     /// With another, or by a signal.
     Badly,
-    /// It was killed, after that long.
+    /// Killed after that long.
     Late(Duration),
 }
 
 impl Verdict {
-    /// By what a process said; of one that runs a single test, `wanted` is 1.
+    /// From a process's output; `wanted` is 1 if it runs a single test.
     pub(crate) fn of(end: End, said: &str, wanted: Option<u32>) -> Self {
         let mut counts = said.lines().rev().find_map(counts).unwrap_or_default();
         let ran = counts.passed + counts.failed + counts.ignored;
@@ -91,7 +89,7 @@ mod tests {
     const BAD: &str = "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; finished";
 
     #[test]
-    fn what_tests_say_is_counted() {
+    fn test_results_are_counted() {
         let good = Verdict::of(End::Well, GOOD, None);
         assert_eq!(good.counts, Counts { passed: 3, failed: 0, ignored: 1 });
         assert_eq!(good.wrong, None);
@@ -101,21 +99,21 @@ mod tests {
     }
 
     #[test]
-    fn notes_are_heard_whatever_came_out() {
+    fn notes_are_kept_whatever_the_result() {
         let said = "running 1 test\ntest a ... \nsuite note: no KVM\nnote: run with\nok\n";
         assert_eq!(Verdict::of(End::Badly, said, Some(1)).notes, ["no KVM"]);
         assert!(Verdict::of(End::Well, GOOD, None).notes.is_empty());
     }
 
     #[test]
-    fn what_was_computed_is_heard() {
+    fn cpu_seconds_are_parsed() {
         let said = format!("suite cpu: 9\n{GOOD}\nsuite cpu: 12.25\n");
         assert_eq!(Verdict::of(End::Well, &said, None).cpu_s, 12.25);
         assert_eq!(Verdict::of(End::Well, GOOD, None).cpu_s, 0.0);
     }
 
     #[test]
-    fn whoever_says_nothing_or_ran_nothing_has_failed() {
+    fn a_process_without_a_result_or_without_tests_has_failed() {
         let one_failed = Counts { passed: 0, failed: 1, ignored: 0 };
         assert_eq!(Verdict::of(End::Badly, "Segmentation fault", None).counts, one_failed);
         let late = Verdict::of(End::Late(Duration::from_secs(600)), "", None);

@@ -1,4 +1,4 @@
-//! The process around a job tells how it ended, and what all of it has computed.
+//! The process around a job reports how the job ended, and the CPU time of all its processes.
 
 use std::process::{Command, Output};
 
@@ -20,15 +20,15 @@ fn its_exit_code_says_whether_all_went_well() {
     }
 }
 
-/// As a QEMU does whose agent was killed.
+/// Like a QEMU whose agent was killed.
 #[test]
-fn what_a_process_computes_counts_when_its_parent_has_ended() {
+fn cpu_time_of_an_orphan_counts() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let pipe = pipe.display();
     let busy = "echo $$ >&9; i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
-    // The orphan's parent ends at once, the job when nothing is left of the orphan.
+    // The orphan's parent ends at once; the job ends when the orphan is gone.
     let gone = "read pid <&9; while kill -0 $pid; do sleep 0.05; done";
     let with = cpu_s(&job(&format!("exec 9<>'{pipe}'; (sh -c '{busy}' &); {gone}")));
     let without = cpu_s(&job("exit 0"));

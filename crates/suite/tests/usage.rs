@@ -1,10 +1,9 @@
-//! Whoever types something else is told what can be typed, before anything is
-//! built.
+//! Wrong arguments print the usage, before anything is built.
 
 use std::process::Command;
 
 #[test]
-fn what_can_be_typed_is_said() {
+fn wrong_arguments_print_the_usage() {
     for words in [&[][..], &["all"], &["unit", "some", "more"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_suite")).args(words).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{words:?}: {output:?}");

@@ -1,5 +1,5 @@
-//! The destination's side: it gets the VM when the source says so, and decides
-//! nothing by itself before that.
+//! The destination's side: it gets the VM when the source gives it up, and decides nothing by
+//! itself before that.
 
 mod driver;
 mod heard;
@@ -17,87 +17,86 @@ use crate::{Resolution, Wait};
 pub use driver::{Driver, Effects};
 pub use noted::{Noted, Record};
 
-/// What happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// QEMU has loaded the VM, and is paused.
     Loaded,
-    /// The source said something.
+    /// The source sent a message.
     Heard(Envelope<ToDestination>),
     /// The control connection has ended.
     ConnectionLost {
-        /// How.
+        /// Why it ended.
         reason: Reason,
     },
     /// Something else went wrong before QEMU has loaded the VM.
     GiveUp {
-        /// What.
+        /// What went wrong.
         reason: Reason,
     },
-    /// What [`Machine::wait`] waits for did not happen in time.
+    /// The wait of [`Machine::wait`] has timed out.
     Timeout,
-    /// As [`Action::QemuCont`] wanted it.
+    /// QEMU runs the VM, as [`Action::QemuCont`] requested.
     Runs,
     /// QEMU does not run the VM.
     ContFailed {
-        /// QEMU's words.
+        /// QEMU's error.
         reason: Reason,
         /// QEMU itself refused, so the VM never ran, not even briefly. A
         /// missing answer proves nothing.
         never_ran: bool,
     },
-    /// QEMU's process has ended, whoever ended it.
+    /// QEMU's process has ended, for whatever reason.
     QemuGone,
-    /// The VM was shut down here, or moves on, as its owner wants. Sent before
-    /// its QEMU ends for that.
+    /// The VM was shut down here, or moves on, as its owner wants. Sent before its QEMU ends for
+    /// that reason.
     Left,
-    /// The [`Action::Journal`] or [`Action::Forget`] of the last step failed,
-    /// and what came behind it was not done. The record may be on disk or not.
+    /// The [`Action::Journal`] or [`Action::Forget`] of the last step failed, and the actions after
+    /// it were not done. The record may be on disk or not.
     JournalFailed {
-        /// The system's words.
+        /// The system's error.
         reason: Reason,
     },
-    /// The operator decided.
+    /// The operator has decided.
     Resolve(Resolution),
 }
 
-/// What to do, one after the other.
+/// An action. A step's actions are done in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Write it, and go on when it is on disk. If that fails, drop the rest of
-    /// this step and step with [`Event::JournalFailed`].
+    /// Write the record, and go on when it is on disk. If that fails, drop the rest of this step
+    /// and step with [`Event::JournalFailed`].
     Journal(Record),
-    /// Remove the journal, durably; if that fails, as with a record.
+    /// Remove the journal, durably. A failure is handled as that of a record.
     Forget,
-    /// Send it, over whatever connection there is. It may be lost.
+    /// Send the message over any connection to the source. It may be lost.
     Say(Envelope<ToSource>),
-    /// Run the VM: [`Event::Runs`], [`Event::ContFailed`] or
-    /// [`Event::QemuGone`]. Doing it to a VM that runs is [`Event::Runs`].
+    /// Run the VM. Results in [`Event::Runs`], [`Event::ContFailed`] or [`Event::QemuGone`]. If the
+    /// VM runs already, the result is [`Event::Runs`].
     QemuCont,
-    /// Tell the network where the VM is, if it runs, and put QEMU's settings
-    /// back.
+    /// Announce the VM on the network if it runs, and restore QEMU's settings.
     QemuSettle,
-    /// Kill QEMU: [`Event::QemuGone`] once its process is gone, or nothing if
-    /// it doesn't end.
+    /// Kill QEMU. Results in [`Event::QemuGone`] once its process has ended, or nothing if it
+    /// doesn't end.
     QemuKill,
-    /// Show the operator what can't be known or done.
+    /// Show the operator what this side can't know or do.
     KeepInDoubt(Doubt),
-    /// It is decided what became of the VM. The machine may still have to see
-    /// to the other side, until [`Machine::is_over`].
+    /// The VM's fate is decided. The machine may still have to inform the other side, until
+    /// [`Machine::is_over`].
     Done(Outcome),
 }
 
-/// What became of the VM.
+/// The VM's fate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It is here.
+    /// The VM is here.
     Here,
-    /// It did not come, and never ran here.
+    /// The VM did not arrive, and never ran here.
     NotHere {
         /// Why.
         reason: Reason,
     },
-    /// It was here, or may have been, and died.
+    /// The VM was here, or may have been, and died.
     Lost {
         /// How.
         reason: Reason,
@@ -108,23 +107,22 @@ pub enum Outcome {
 enum State {
     /// QEMU waits for the VM, or loads it.
     Arriving,
-    /// The VM is loaded; whose it is, the source knows.
+    /// The VM is loaded. The source knows whose it is.
     Loaded,
-    /// The VM is to run here. With `fresh`, on the word of a source that keeps
-    /// its copy until it hears, and it certainly has not run yet: so it may
-    /// still be refused.
+    /// The VM is to run here. `fresh`: the source ordered it and keeps its copy until it hears
+    /// `running`, and the VM certainly has not run yet, so it may still be refused.
     Starting { fresh: bool },
     /// The VM is here. The source may not know.
     Running,
-    /// As `Running`, and what becomes of the VM is its owner's matter.
+    /// As `Running`, but the VM is in its owner's hands now.
     Left,
-    /// The VM doesn't come: QEMU ends. `known` if the source may ask.
+    /// The VM doesn't come, and QEMU ends. `known`: the source may ask about it.
     Ending { known: bool },
     /// The VM never ran here and never will. The source may not know.
     Refused,
     /// The VM ran here, or may have, and died. The source may not know.
     Lost,
-    /// Nothing is left to do but to remove the journal.
+    /// Only removing the journal is left.
     Forgetting,
     /// Nothing is left to do.
     Over,
@@ -138,14 +136,14 @@ pub struct Machine {
     state: State,
     reason: Reason,
     doubt: Option<Doubt>,
-    /// The last step wanted something written.
+    /// Whether the last step wrote to the journal.
     wrote: bool,
-    /// What is in the journal is what the state says.
+    /// Whether the journal has the state's record.
     noted: bool,
 }
 
 impl Machine {
-    /// A migration that begins.
+    /// A machine for a new migration.
     #[must_use]
     pub fn new(id: MigrationId) -> Self {
         Self {
@@ -159,7 +157,7 @@ impl Machine {
         }
     }
 
-    /// What is to be done, now that this has happened.
+    /// The actions that follow from an event.
     #[must_use = "what a machine wants done must be done"]
     pub fn step(&mut self, event: Event) -> Vec<Action> {
         let wrote = std::mem::take(&mut self.wrote);
@@ -182,7 +180,7 @@ impl Machine {
         actions
     }
 
-    /// What it waits for.
+    /// What the machine waits for.
     #[must_use]
     pub fn wait(&self) -> Option<Wait> {
         match self.state {
@@ -194,19 +192,19 @@ impl Machine {
         }
     }
 
-    /// What can't be known or done just now.
+    /// What this side can't know or do at the moment.
     #[must_use]
     pub fn doubt(&self) -> Option<&Doubt> {
         self.doubt.as_ref()
     }
 
-    /// Nothing is left to do, and the journal is gone.
+    /// Whether nothing is left to do, and the journal is removed.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.state == State::Over
     }
 
-    /// The VM is this side's.
+    /// Whether the VM is this side's.
     #[must_use]
     pub fn is_here(&self) -> bool {
         matches!(self.state, State::Running | State::Left)
@@ -234,17 +232,16 @@ impl Machine {
         }
     }
 
-    /// The VM is written down as to be run, and run. What is not on disk
-    /// before may not be denied after: a journal without this record is the
-    /// proof that the VM never ran here.
+    /// Records that the VM is to run, and runs it. The record must be on disk first: a journal
+    /// without it proves that the VM never ran here.
     fn start(&mut self, fresh: bool) -> Vec<Action> {
         self.state = State::Starting { fresh };
         self.doubt = None;
         vec![Action::Journal(Record::Starting), Action::QemuCont]
     }
 
-    /// The VM doesn't come, and its QEMU ends. First that is written down, so
-    /// that a restart between the two has no doubt that the VM never ran.
+    /// Ends QEMU, because the VM doesn't come. That is recorded first, so that after a restart in
+    /// between there is no doubt that the VM never ran.
     fn end(&mut self, reason: Reason) -> Vec<Action> {
         let known = self.state != State::Arriving;
         self.reason = reason;
@@ -258,14 +255,14 @@ impl Machine {
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
-            // The source has not heard of it.
+            // The source has not been told yet.
             State::Loaded => {
                 self.state = State::Arriving;
                 self.end(reason)
             }
             State::Starting { fresh: true } => self.end(reason),
-            // The operator's word, or an earlier run's: nobody keeps another
-            // copy for us. Try again.
+            // Ordered by the operator, or in an earlier run: the source may keep no other copy for
+            // us. Try again.
             State::Starting { fresh: false } => {
                 self.state = State::Loaded;
                 self.doubting(Doubt::CannotNote { reason }, Vec::new())
@@ -341,7 +338,7 @@ impl Machine {
         actions
     }
 
-    /// The last step: from now on an agent without a journal answers.
+    /// The last step: from now on the agent answers without a journal.
     fn forget(&mut self) -> Vec<Action> {
         self.state = State::Over;
         self.doubt = None;

@@ -1,57 +1,53 @@
-//! What a side can't know or do by itself, and what to do about it.
+//! What a side can't know or do by itself, and advice for the operator.
 
 use crate::reason::Reason;
 
-/// Why a VM is kept as it is until something else happens. All but the
-/// conflicts end by themselves when the cause does; an operator may decide
-/// before, with [`crate::Resolution`].
+/// Why a VM is kept as it is until something else happens. All but the conflicts end by themselves
+/// when their cause does; an operator may decide before, with [`crate::Resolution`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Doubt {
-    /// Source: the VM was given up, and the destination has not said what
-    /// became of it.
+    /// Source: the VM was given up, and the destination has not answered since.
     Unheard,
-    /// Source: the VM was given up, and the destination's agent knows nothing
-    /// of it.
+    /// Source: the VM was given up, and the destination's agent does not know the migration.
     UnknownThere,
-    /// Source: the VM ran at the destination, or may have, and died there.
-    /// The copy here is older than what disks and clients have seen since.
+    /// Source: the VM ran at the destination, or may have, and died there. The copy here is older
+    /// than what disks and clients have seen since.
     LostThere {
-        /// How.
+        /// How it died.
         reason: Reason,
     },
-    /// Source: the VM was given up, and its QEMU here runs it all the same:
-    /// somebody said `cont` to it.
+    /// Source: the VM was given up, but its QEMU here runs it: something sent it `cont`.
     RunsHere,
-    /// Source: an operator took the VM back, and the destination says that it
-    /// runs it: two may be running.
+    /// Source: an operator took the VM back, and the destination says that it runs it: two copies
+    /// may be running.
     RunsThereToo,
     /// Source: the VM stays here, and does not run.
     CannotGoOn {
-        /// QEMU's words.
+        /// QEMU's error.
         reason: Reason,
     },
-    /// Either side: what has to be on disk first can't be written.
+    /// Either side: a record that must be on disk first can't be written.
     CannotNote {
-        /// The system's words.
+        /// The system's error.
         reason: Reason,
     },
-    /// Destination: loaded, and the source doesn't say whose the VM is.
+    /// Destination: the VM is loaded, and the source doesn't say whose it is.
     NoVerdict,
-    /// Destination: the VM was given to it and does not run, though it may have.
+    /// Destination: the VM was given to this side and does not run, though it may have run.
     CannotRun {
-        /// QEMU's words.
+        /// QEMU's error.
         reason: Reason,
     },
-    /// Destination: it has the VM, and the source says that an operator took
-    /// it back: two may be running.
+    /// Destination: this side has the VM, and the source says that an operator took it back: two
+    /// copies may be running.
     TakenBack {
-        /// The source's words.
+        /// The source's reason.
         reason: Reason,
     },
 }
 
 impl Doubt {
-    /// What it is and what to do about it, for an operator.
+    /// Describes the doubt and what to do about it, for an operator.
     #[must_use]
     pub fn advice(&self, vm: &str, peer: &str) -> String {
         let here = format!(

@@ -4,9 +4,9 @@
 use crate::journal::{Keeps, read, sealed};
 use crate::{Envelope, MigrationId, Resolution, ToDestination, ToSource, destination, source};
 
-/// Any bytes as a journal of either side: it is read or refused, and what is
-/// read is a beginning of the file. Then the same lines with checksums that
-/// are right, which random bytes would never have.
+/// Reads any bytes as a journal of either side: they are read or refused, and what is read is a
+/// prefix of the file. Then the same lines with correct checksums, which random bytes would never
+/// have.
 pub fn journal(bytes: &[u8]) {
     let lines: Vec<u8> = bytes.split(|byte| *byte == b'\n').flat_map(sealed).collect();
     for file in [bytes, &lines] {
@@ -15,7 +15,7 @@ pub fn journal(bytes: &[u8]) {
     }
 }
 
-/// Lines of a sound journal of either side, to mutate.
+/// Lines of a valid journal of either side, to mutate.
 #[must_use]
 pub fn seed_journal() -> String {
     let line = |n: u32, content: &str| {
@@ -43,7 +43,7 @@ fn journal_of<R: Keeps>(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as what a peer says.
+/// Reads any bytes as a peer's message.
 pub fn messages(bytes: &[u8]) {
     if let Ok(said) = serde_json::from_slice::<Envelope<ToSource>>(bytes) {
         let again = serde_json::to_vec(&said).expect("it was JSON");
@@ -52,10 +52,9 @@ pub fn messages(bytes: &[u8]) {
     let _ = serde_json::from_slice::<Envelope<ToDestination>>(bytes);
 }
 
-/// Any bytes as a history: each is something that happens to one of the sides,
-/// in whatever order, possible or not. Whatever happens, a source that said
-/// `go` has its VM go on only if it heard `refused` or an operator, and a
-/// destination that has the VM neither runs nor kills it again.
+/// Runs any bytes as a history: each is an event of one of the sides, in any order, possible or
+/// not. In any history, a source that sent `go` lets its VM go on only if it received `refused` or
+/// an operator's decision, and a destination that has the VM neither runs nor kills it again.
 pub fn events(bytes: &[u8]) {
     let Ok(id) = MigrationId::new("m") else { return };
     let mut source = source::Machine::new(id.clone(), true);
@@ -66,7 +65,7 @@ pub fn events(bytes: &[u8]) {
         if let Some(event) = source_event(&id, *byte) {
             use source::{Action, Event};
             if matches!(event, Event::JournalFailed { .. }) {
-                // What stood behind the record was not done.
+                // The actions after the record were not done.
                 let written = |action: &Action| matches!(action, Action::Journal(_));
                 doing.truncate(doing.iter().position(written).unwrap_or(doing.len()));
             }
@@ -96,8 +95,8 @@ fn says_go(action: &source::Action) -> bool {
 
 fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
     use source::Event::{
-        ByOwner, CannotGoOn, Completed, ConnectionLost, GiveUp, Heard, JournalFailed,
-        NotCompleted, QemuGone, Resolve, Stopped, Timeout, WentOn,
+        ByOwner, CannotGoOn, Completed, ConnectionLost, GiveUp, Heard, JournalFailed, NotCompleted,
+        QemuGone, Resolve, Stopped, Timeout, WentOn,
     };
     let reason = || "fuzz".into();
     let heard = |message| Heard(Envelope { migration: id.clone(), message });

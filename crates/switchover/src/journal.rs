@@ -1,15 +1,13 @@
-//! What a side has decided, on disk.
+//! A side's decisions on disk.
 //!
-//! A journals is a directory with one file for each migration and side,
-//! `MIGRATION.source` or `MIGRATION.destination`. The file is made whole, under
-//! another name, with its first line and room for the rest; from then on
-//! records are written into that room and flushed. So a record costs no block,
-//! no change of the file's length, and no wait for the file system's own
-//! journal, which on a host that moves disks can take long: these flushes are
-//! part of the VM's blackout.
+//! A [`JournalDir`] is a directory with one file for each migration and side, `MIGRATION.source` or
+//! `MIGRATION.destination`. The file is created completely under another name, with its first line
+//! and room for the rest; from then on records are written into that room and flushed. So a record
+//! needs no new block, no change of the file's length, and no wait for the file system's own
+//! journal, which can take long on a host that moves disks: these flushes are part of the downtime.
 //!
-//! A record that was cut short by a crash, at the end of a file, was never
-//! acted upon: it is dropped. Damage anywhere else is an error for a human.
+//! A record at the end of a file that was cut short by a crash was never acted upon, so it is
+//! dropped. Damage anywhere else is an error for a human.
 
 mod entry;
 mod error;
@@ -29,10 +27,9 @@ pub use error::JournalError;
 use line::{Contents, FILE_BYTES_MAX};
 pub(crate) use line::{read, sealed};
 
-/// Room for records behind the first line. A migration writes three to five,
-/// each below 2 KiB.
+/// Room for records after the first line. A migration writes three to five, each below 2 KiB.
 const ROOM_BYTES: usize = 8 << 10;
-/// Of a file that is not whole yet.
+/// Extension of a file that is not complete yet.
 const NEW: &str = "new";
 
 /// A directory of journals.
@@ -51,33 +48,33 @@ pub struct Journal<R> {
     opened: Opened,
     next: u32,
     end: usize,
-    /// Up to here a write that failed may have left something.
+    /// A failed write may have left bytes up to here.
     dirty_to: usize,
     records: PhantomData<fn(R)>,
 }
 
-/// A journal that an earlier run of the agent left.
+/// A journal left by an earlier run of the agent.
 #[derive(Debug)]
 pub struct Reopened<R> {
-    /// To go on with.
+    /// The journal, to continue.
     pub journal: Journal<R>,
-    /// What it holds.
+    /// Its records.
     pub records: Vec<R>,
-    /// Its last record was cut short, and dropped.
+    /// Whether its last record was cut short, and dropped.
     pub torn: bool,
-    /// The host was not booted since it was opened: its QEMU may still be there.
+    /// Whether the host has not been booted since it was opened, so that its QEMU may still exist.
     pub same_boot: bool,
 }
 
 impl<R: Keeps> Reopened<R> {
-    /// What its records amount to.
+    /// The state that its records mean.
     #[must_use]
     pub fn noted(&self) -> R::Noted {
         R::noted(&self.journal.opened, &self.records)
     }
 }
 
-/// What names the time since this host was last booted.
+/// Identifies the current boot of this host.
 ///
 /// # Errors
 /// If the kernel doesn't say.
@@ -86,16 +83,16 @@ pub fn boot_id() -> io::Result<String> {
 }
 
 impl JournalDir {
-    /// Makes the directory if need be.
+    /// Opens the directory, which is created if it doesn't exist.
     ///
     /// # Errors
-    /// If it can't be made or read.
+    /// If it can't be created or read.
     pub fn open(dir: &Path) -> Result<Self, JournalError> {
         let boot = boot_id().map_err(|source| failed(dir, "which boot this is", source))?;
         Self::open_in_boot(dir, boot)
     }
 
-    /// As [`JournalDir::open`], for tests that boot a host.
+    /// As [`JournalDir::open`], for tests that simulate a boot.
     ///
     /// # Errors
     /// As [`JournalDir::open`].
@@ -110,7 +107,7 @@ impl JournalDir {
         }
         let journals = Self { dir: dir.to_owned(), boot };
         for path in journals.paths()? {
-            // Nobody has acted upon a journal that was not whole yet.
+            // An incomplete journal was never acted upon.
             if path.extension().is_some_and(|extension| extension == NEW) {
                 fs::remove_file(&path).map_err(|source| failed(&path, "removing it", source))?;
             }
@@ -118,11 +115,10 @@ impl JournalDir {
         Ok(journals)
     }
 
-    /// Opens the journal of a migration that begins. It is on disk when this
-    /// returns.
+    /// Creates the journal of a new migration. It is on disk when this returns.
     ///
     /// # Errors
-    /// If it can't be written, or if there is one.
+    /// If it can't be written, or if it exists already.
     pub fn create<R: Keeps>(&self, opened: Opened) -> Result<Journal<R>, JournalError> {
         let path = self.path(&opened.migration, R::SIDE);
         if self.keeps(&opened.migration, R::SIDE) {
@@ -160,11 +156,11 @@ impl JournalDir {
         Ok(file)
     }
 
-    /// Whether there is a journal of this migration, readable or not. An agent
-    /// that keeps none is a stranger to the migration, and says so.
+    /// Whether there is a journal of this migration, readable or not. An agent without one does not
+    /// know the migration, and says so.
     #[must_use]
     pub fn keeps(&self, migration: &MigrationId, side: Side) -> bool {
-        // What can't be looked up must not be denied.
+        // A journal that can't be looked up must not be denied.
         self.path(migration, side).try_exists().unwrap_or(true)
     }
 
@@ -215,7 +211,7 @@ impl JournalDir {
 }
 
 impl<R: Keeps> Journal<R> {
-    /// What was known when it was opened.
+    /// What was known when the journal was created.
     #[must_use]
     pub fn opened(&self) -> &Opened {
         &self.opened
@@ -224,8 +220,8 @@ impl<R: Keeps> Journal<R> {
     /// Adds a record. It is on disk when this returns.
     ///
     /// # Errors
-    /// If it can't be written or flushed; then it may be on disk or not, and
-    /// the next one takes its place.
+    /// If it can't be written or flushed. Then it may be on disk or not, and the next record
+    /// replaces it.
     pub fn append(&mut self, record: &R) -> Result<(), JournalError> {
         let end = self.write(record)?;
         self.file.sync_data().map_err(|source| failed(&self.path, "flushing it", source))?;
@@ -233,7 +229,7 @@ impl<R: Keeps> Journal<R> {
         Ok(())
     }
 
-    /// Adds a record that nothing waits for: it is on disk with the next one.
+    /// Adds a record without waiting for it: it is on disk with the next one.
     ///
     /// # Errors
     /// If it can't be written.
@@ -243,10 +239,10 @@ impl<R: Keeps> Journal<R> {
         Ok(())
     }
 
-    /// Removes it, durably. Twice is the same as once.
+    /// Removes the journal, durably. Calling it again is harmless.
     ///
     /// # Errors
-    /// If it may come back.
+    /// If the file may reappear.
     pub fn forget(&mut self) -> Result<(), JournalError> {
         match fs::remove_file(&self.path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -265,7 +261,7 @@ impl<R: Keeps> Journal<R> {
         if end as u64 > FILE_BYTES_MAX {
             return Err(JournalError::TooLong(self.path.clone()));
         }
-        // What is left of a write that failed goes with it.
+        // The rest of a failed write is overwritten too.
         bytes.resize(bytes.len().max(self.dirty_to.saturating_sub(self.end)), 0);
         self.dirty_to = self.dirty_to.max(end);
         self.file

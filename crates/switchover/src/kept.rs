@@ -1,22 +1,22 @@
-//! The journals of both sides, as an agent that starts finds them.
+//! The journals of both sides that a starting agent finds.
 
 use crate::journal::{JournalDir, JournalError, Reopened, Side};
 use crate::migration_id::MigrationId;
 use crate::{destination, source};
 
-/// One file of a journals.
+/// One file of a [`JournalDir`].
 #[derive(Debug)]
 pub enum Kept {
-    /// A VM that left, or was to leave.
+    /// Of a VM that left, or was to leave.
     Source(Reopened<source::Record>),
-    /// A VM that came, or was to come.
+    /// Of a VM that arrived, or was to arrive.
     Destination(Reopened<destination::Record>),
-    /// A file that can't be read: its VM needs a human.
+    /// A file that can't be read, whose VM needs a human.
     Unreadable(JournalError),
 }
 
 impl JournalDir {
-    /// Every journal that is kept.
+    /// All journals.
     ///
     /// # Errors
     /// If the directory can't be read. A file that can't is [`Kept::Unreadable`].
@@ -34,7 +34,7 @@ impl JournalDir {
         Ok(contents)
     }
 
-    /// One migration's journal, if it is kept.
+    /// One migration's journal, if it exists.
     #[must_use]
     pub fn find(&self, migration: &MigrationId, side: Side) -> Option<Kept> {
         if !self.keeps(migration, side) {

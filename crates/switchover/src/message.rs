@@ -1,8 +1,7 @@
-//! What the two sides send each other from `loaded` on.
+//! The messages that the two sides send each other from `loaded` on.
 //!
-//! Every message carries its sender's state, and is a query too: the receiver
-//! answers with its own state. So a lost message is simply sent again, and no
-//! other query is needed.
+//! Every message carries its sender's state, and is a query too: the receiver answers with its own
+//! state. So a lost message is simply sent again, and no other query is needed.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,58 +13,57 @@ use crate::reason::Reason;
 pub struct Envelope<M> {
     /// Which migration; a machine ignores messages of any other.
     pub migration: MigrationId,
-    /// What is said.
+    /// The message.
     #[serde(flatten)]
     pub message: M,
 }
 
-/// From the source.
+/// A message from the source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "say")]
 pub enum ToDestination {
-    /// It has given the VM up, for good: take it.
+    /// The source has given the VM up for good: take it.
     Go {
         /// Whether the VM runs; one that its owner paused stays paused.
         run: bool,
     },
-    /// It keeps the VM, for good: end your QEMU.
+    /// The source keeps the VM for good: end your QEMU.
     Aborted {
         /// Why.
         reason: Reason,
     },
-    /// It has no journal of this migration, or no longer: the migration is over
-    /// for the source. It never gave the VM up, or it knows how the migration
-    /// ended.
+    /// The source has no journal of this migration, or no longer: the migration is over for it. It
+    /// never gave the VM up, or it knows how the migration ended.
     Unknown,
 }
 
-/// From the destination.
+/// A message from the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "say")]
 pub enum ToSource {
     /// The VM is loaded and waits for the source's decision.
     Loaded,
-    /// The VM is its own now: it runs, or is paused as its owner left it.
+    /// The VM is the destination's now: it runs, or is paused as its owner left it.
     Running,
-    /// The VM never ran here and never will: its QEMU is gone.
+    /// The VM never ran here and never will: its QEMU has ended.
     Refused {
         /// Why.
         reason: Reason,
     },
     /// The VM ran here, or may have, and its QEMU died.
     Lost {
-        /// How.
+        /// How it died.
         reason: Reason,
     },
-    /// It has no journal of this migration.
+    /// The destination has no journal of this migration.
     Unknown,
 }
 
 impl Envelope<ToSource> {
-    /// The answer of a source's agent that keeps no journal of this migration.
+    /// The answer of a source's agent that has no journal of this migration.
     ///
-    /// Only an agent that has read all its journals may give it, and not if
-    /// one of them can't be read: see [`crate::journal::JournalDir::keeps`].
+    /// Only an agent that has read all its journals may give it, and not if one of them can't be
+    /// read: see [`crate::journal::JournalDir::keeps`].
     #[must_use]
     pub fn from_a_stranger(&self) -> Option<Envelope<ToDestination>> {
         let message = ToDestination::Unknown;
@@ -75,8 +73,8 @@ impl Envelope<ToSource> {
 }
 
 impl Envelope<ToDestination> {
-    /// The answer of a destination's agent that keeps no journal of this
-    /// migration, under the same condition.
+    /// The answer of a destination's agent that has no journal of this migration, under the same
+    /// condition.
     #[must_use]
     pub fn from_a_stranger(&self) -> Option<Envelope<ToSource>> {
         let message = ToSource::Unknown;

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest id.
+/// The longest id.
 const LETTERS_MAX: usize = 64;
 
-/// One migration's id: letters, digits and `-`. It becomes a file's name and
-/// may come from a peer, so it is checked where it is made.
+/// A migration's id: letters, digits and `-`. It becomes a file's name and may come from a peer, so
+/// it is checked on creation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MigrationId(Arc<str>);
 
-/// A text that can't be a migration's id.
+/// A text that is not a valid migration id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a migration's id has 1 to {LETTERS_MAX} letters, digits and hyphens, and begins with no hyphen"
@@ -23,7 +23,7 @@ pub struct MigrationId(Arc<str>);
 pub struct NotAnId;
 
 impl MigrationId {
-    /// From a text.
+    /// Checks a text.
     ///
     /// # Errors
     /// If it has other characters, or too many.
@@ -35,11 +35,11 @@ impl MigrationId {
         Ok(Self(text.into()))
     }
 
-    /// One that no migration ever had: 128 random bits. Nothing else tells old
-    /// messages and old journals from new ones.
+    /// A unique id of 128 random bits. Nothing else tells old messages and old journals from new
+    /// ones.
     ///
     /// # Errors
-    /// If the kernel has no randomness.
+    /// If the kernel provides no randomness.
     pub fn random() -> io::Result<Self> {
         let mut bits = [0; 16];
         let mut filled = 0;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_leave_a_directory_is_no_id() {
+    fn an_id_is_never_a_path() {
         for text in ["", "..", "../x", "a/b", "a.b", "-a", "a b", "é", &"a".repeat(65)] {
             assert_eq!(MigrationId::new(text), Err(NotAnId), "{text}");
         }
@@ -94,14 +94,14 @@ mod tests {
     }
 
     #[test]
-    fn random_ones_differ_and_are_ids() {
+    fn random_ids_differ_and_are_valid() {
         let (one, other) = (MigrationId::random().unwrap(), MigrationId::random().unwrap());
         assert_ne!(one, other);
         assert_eq!(MigrationId::new(one.as_str()).unwrap(), one);
     }
 
     #[test]
-    fn a_peer_cannot_send_one_that_is_none() {
+    fn a_peer_cannot_send_an_invalid_id() {
         assert!(serde_json::from_str::<MigrationId>("\"../../etc\"").is_err());
     }
 }

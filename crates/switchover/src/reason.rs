@@ -1,23 +1,22 @@
-//! Why something is so, in words.
+//! A reason in words.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-/// Longest text kept: a QEMU's error, not its log.
+/// The longest text kept: enough for QEMU's error, not for its log.
 const BYTES_MAX: usize = 1024;
 
-/// A text for an operator. It may come from a peer, so it is truncated. No
-/// machine decides by it, so it doesn't count for a hash: states that differ in
-/// texts only are one state when states are counted.
+/// A text for an operator. It may come from a peer, so it is truncated. No machine decides by it,
+/// so it doesn't count for a hash: states that differ only in texts count as one state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct Reason(String);
 
 impl Reason {
-    /// The words, cut to what is kept. What steers a terminal is not: an operator reads
-    /// them there.
+    /// Keeps the beginning of a text. Control characters are replaced, because an operator reads
+    /// the text in a terminal.
     #[must_use]
     pub fn new(words: impl Into<String>) -> Self {
         let mut words: String = words.into();
@@ -32,7 +31,7 @@ impl Reason {
         Self(words)
     }
 
-    /// The words.
+    /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_it_steers_a_terminal() {
+    fn control_characters_are_replaced() {
         let reason = Reason::new("all \u{1b}[2Jwell\u{7},\nand moved");
         assert_eq!(reason.as_str(), "all  [2Jwell ,\nand moved");
     }

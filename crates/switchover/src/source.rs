@@ -16,119 +16,118 @@ use crate::{Resolution, Wait};
 pub use driver::{Driver, Effects};
 pub use noted::{By, Noted, Phase, Record};
 
-/// What happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// QEMU has stopped the VM to finish its migration.
     Stopped {
-        /// Whether the VM ran until then.
+        /// Whether the VM ran before.
         run: bool,
     },
-    /// Whether the VM is to run by its owner's will, who may pause it while it moves.
-    /// Said again it changes nothing.
+    /// The owner wants the VM to run or to be paused, which can change while it moves. Repeating it
+    /// changes nothing.
     ByOwner {
-        /// Whether it is.
+        /// Whether the VM is to run.
         run: bool,
     },
-    /// QEMU says `completed` and `postmigrate`: it has let go of the VM, and
-    /// never runs it again by itself.
+    /// QEMU reports `completed` and `postmigrate`: it has released the VM, and never runs it again
+    /// by itself.
     Completed,
-    /// QEMU's migration ended otherwise (and then it runs the VM again by
-    /// itself), or has not ended in its time.
+    /// QEMU's migration ended otherwise (and then it runs the VM again by itself), or has not ended
+    /// in time.
     NotCompleted {
-        /// QEMU's words.
+        /// QEMU's error.
         reason: Reason,
     },
-    /// The destination said something.
+    /// The destination sent a message.
     Heard(Envelope<ToSource>),
     /// The control connection has ended.
     ConnectionLost {
-        /// How.
+        /// Why it ended.
         reason: Reason,
     },
     /// Something else went wrong, or the operator cancels.
     GiveUp {
-        /// What.
+        /// What went wrong.
         reason: Reason,
     },
-    /// What [`Machine::wait`] waits for did not happen in time.
+    /// The wait of [`Machine::wait`] has timed out.
     Timeout,
-    /// As [`Action::QemuGoOn`] wanted it.
+    /// The VM goes on, as [`Action::QemuGoOn`] requested.
     WentOn,
     /// QEMU does not let the VM go on.
     CannotGoOn {
-        /// QEMU's words.
+        /// QEMU's error.
         reason: Reason,
     },
-    /// QEMU's process has ended, whoever ended it.
+    /// QEMU's process has ended, for whatever reason.
     QemuGone,
-    /// The [`Action::Journal`] or [`Action::Forget`] of the last step failed,
-    /// and what came behind it was not done. The record may be on disk or not.
+    /// The [`Action::Journal`] or [`Action::Forget`] of the last step failed, and the actions after
+    /// it were not done. The record may be on disk or not.
     JournalFailed {
-        /// The system's words.
+        /// The system's error.
         reason: Reason,
     },
-    /// The operator decided.
+    /// The operator has decided.
     Resolve(Resolution),
 }
 
-/// What to do, one after the other.
+/// An action. A step's actions are done in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Write it, and go on when it is on disk. If that fails, drop the rest of
-    /// this step and step with [`Event::JournalFailed`].
+    /// Write the record, and go on when it is on disk. If that fails, drop the rest of this step
+    /// and step with [`Event::JournalFailed`].
     Journal(Record),
-    /// Write it; nothing waits for it, and it may fail.
+    /// Write the record without waiting for it; this may fail.
     Note(Record),
-    /// Remove the journal, durably; if that fails, as with a record.
+    /// Remove the journal, durably. A failure is handled as that of a record.
     Forget,
-    /// Send it, over whatever connection there is. It may be lost.
+    /// Send the message over any connection to the destination. It may be lost.
     Say(Envelope<ToDestination>),
-    /// Wait until QEMU says how its migration ended: [`Event::Completed`],
+    /// Wait until QEMU reports how its migration ended. Results in [`Event::Completed`],
     /// [`Event::NotCompleted`] or [`Event::QemuGone`].
     QemuAwaitCompleted,
-    /// End QEMU's migration, whatever it is in; have the VM go on if `run`, and
-    /// announce itself; put QEMU's settings back. Then [`Event::WentOn`],
-    /// [`Event::CannotGoOn`] or [`Event::QemuGone`]. Doing it twice is the same
-    /// as once.
+    /// End QEMU's migration in whatever state it is; let the VM go on and announce itself, if
+    /// `run`; restore QEMU's settings. Results in [`Event::WentOn`], [`Event::CannotGoOn`] or
+    /// [`Event::QemuGone`]. Repeating it is harmless.
     QemuGoOn {
         /// Whether the VM ran.
         run: bool,
     },
-    /// End QEMU: [`Event::QemuGone`], or nothing if it doesn't end.
+    /// End QEMU. Results in [`Event::QemuGone`], or nothing if it doesn't end.
     QemuQuit,
-    /// Show the operator what can't be known or done.
+    /// Show the operator what this side can't know or do.
     KeepInDoubt(Doubt),
-    /// It is decided what became of the VM. The machine may still have to see
-    /// to the other side, until [`Machine::is_over`].
+    /// The VM's fate is decided. The machine may still have to inform the other side, until
+    /// [`Machine::is_over`].
     Done(Outcome),
 }
 
-/// What became of the VM.
+/// The VM's fate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// It is the destination's.
     Gone,
-    /// It goes on here.
+    /// It stays here, and goes on.
     Stays {
-        /// Why it did not go.
+        /// Why it did not move.
         reason: Reason,
     },
     /// It died with its QEMU.
     Lost {
-        /// How.
+        /// How it died.
         reason: Reason,
     },
 }
 
-/// What is left here of the VM.
+/// The copy of the VM on this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Copy {
-    /// Its QEMU holds it, and does not run it once the VM was given up.
+    /// Its QEMU holds it. Once the VM was given up, QEMU does not run it.
     Kept,
-    /// It was given up, and runs: something else sent `cont` to it.
+    /// The VM was given up, but runs: something else sent `cont` to its QEMU.
     Runs,
-    /// Its QEMU died.
+    /// Its QEMU has ended.
     Dead,
 }
 
@@ -136,25 +135,24 @@ enum Copy {
 enum State {
     /// The VM is this side's. QEMU streams it, or has stopped it.
     Ours { stopped: bool, loaded: bool, completed: bool },
-    /// Given up.
+    /// The VM was given up.
     Committed,
-    /// Given up, and the operator has given up the copy too.
+    /// The VM was given up, and the operator has given up the copy here too.
     Dropped,
-    /// Never given up: it goes on here. `risky` if `committed` may be on disk
-    /// all the same, as long as `aborted` is not.
+    /// The VM was not given up, and goes on here. `risky`: `committed` may be on disk nevertheless,
+    /// until `aborted` is.
     Aborting { risky: bool },
-    /// The destination refused it: it goes on here.
+    /// The destination refused the VM, so it goes on here.
     Reclaiming,
-    /// The operator took it back: it goes on here.
+    /// The operator took the VM back, so it goes on here.
     TakingBack,
-    /// The operator took it back, and it went on here. The destination may not
-    /// know.
+    /// The operator took the VM back, and it went on here. The destination may not know.
     TakenBack,
-    /// The destination has it: QEMU ends here.
+    /// The destination has the VM: QEMU ends here.
     Leaving,
-    /// The operator gave it away: QEMU ends here.
+    /// The operator gave the VM away: QEMU ends here.
     Dropping,
-    /// Nothing is left to do but to remove the journal.
+    /// Only removing the journal is left.
     Forgetting,
     /// Nothing is left to do.
     Over,
@@ -169,12 +167,12 @@ pub struct Machine {
     copy: Copy,
     reason: Reason,
     doubt: Option<Doubt>,
-    /// The last step wanted something written.
+    /// Whether the last step wrote to the journal.
     wrote: bool,
 }
 
 impl Machine {
-    /// A migration that begins; `run` says whether the VM runs.
+    /// A machine for a new migration; `run` tells whether the VM runs.
     #[must_use]
     pub fn new(id: MigrationId, run: bool) -> Self {
         let state = State::Ours { stopped: false, loaded: false, completed: false };
@@ -182,7 +180,7 @@ impl Machine {
         Self { id, run, state, copy, reason, doubt: None, wrote: false }
     }
 
-    /// What is to be done, now that this has happened.
+    /// The actions that follow from an event.
     #[must_use = "what a machine wants done must be done"]
     pub fn step(&mut self, event: Event) -> Vec<Action> {
         let wrote = std::mem::take(&mut self.wrote);
@@ -202,7 +200,7 @@ impl Machine {
         actions
     }
 
-    /// What it waits for.
+    /// What the machine waits for.
     #[must_use]
     pub fn wait(&self) -> Option<Wait> {
         match self.state {
@@ -214,19 +212,19 @@ impl Machine {
         }
     }
 
-    /// What can't be known or done just now.
+    /// What this side can't know or do at the moment.
     #[must_use]
     pub fn doubt(&self) -> Option<&Doubt> {
         self.doubt.as_ref()
     }
 
-    /// Nothing is left to do, and the journal is gone.
+    /// Whether nothing is left to do, and the journal is removed.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.state == State::Over
     }
 
-    /// The VM was given up, and not taken back.
+    /// Whether the VM was given up, and not taken back.
     #[must_use]
     pub fn is_committed(&self) -> bool {
         use State::{Committed, Dropped, Dropping, Leaving};
@@ -240,7 +238,7 @@ impl Machine {
         self.state == State::Committed && something_here
     }
 
-    /// QEMU's facts, and what can end a migration before its commit. After it
+    /// Handles QEMU's events, and those that end a migration before its commit. After the commit,
     /// none of them matters.
     fn before_commit(&mut self, event: Event) -> Vec<Action> {
         let State::Ours { stopped, completed, .. } = &mut self.state else {
@@ -270,7 +268,7 @@ impl Machine {
         }
     }
 
-    /// The point of no return.
+    /// Commits, which is the point of no return, if both QEMUs are ready.
     fn commit_if_ready(&mut self) -> Vec<Action> {
         match self.state {
             State::Ours { loaded: true, completed: true, .. } => {
@@ -283,8 +281,8 @@ impl Machine {
         }
     }
 
-    /// The VM stays. `aborted` is on disk before the VM goes on, and the VM goes on
-    /// before the destination is told, because that may read slowly, or not at all.
+    /// Keeps the VM. `aborted` is on disk before the VM goes on. The VM goes on before the
+    /// destination is told, because the destination may read slowly, or not at all.
     fn abort(&mut self, reason: Reason) -> Vec<Action> {
         self.reason = reason;
         if self.copy == Copy::Dead {
@@ -301,15 +299,14 @@ impl Machine {
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
-            // It is the only copy, and the destination was not told: try again
-            // later.
+            // The destination has the only copy, and was not told to run it: try again later.
             State::Committed if self.copy == Copy::Dead => {
                 self.state = State::Ours { stopped: true, loaded: true, completed: true };
                 self.doubting(Doubt::CannotNote { reason }, Vec::new())
             }
-            // `go` was not sent, but the record may be on disk, and an agent
-            // that reads it would send `go`. So the VM does not go on before
-            // `aborted` is on disk, or the destination has refused.
+            // `go` was not sent, but the record may be on disk, and an agent that reads it would
+            // send `go`. So the VM does not go on before `aborted` is on disk, or the destination
+            // has refused.
             State::Committed => {
                 self.reason = reason;
                 self.state = State::Aborting { risky: true };
@@ -319,7 +316,7 @@ impl Machine {
                 let said = self.say_aborted();
                 self.doubting(Doubt::CannotNote { reason }, vec![said])
             }
-            // Without the record a restart aborts too.
+            // Without the record, a restart aborts too.
             State::Aborting { risky: false } => {
                 vec![Action::QemuGoOn { run: self.run }, self.say_aborted()]
             }
@@ -376,7 +373,7 @@ impl Machine {
         actions
     }
 
-    /// The last step: from now on an agent without a journal answers.
+    /// The last step: from now on the agent answers without a journal.
     fn forget(&mut self, mut actions: Vec<Action>) -> Vec<Action> {
         self.state = State::Over;
         self.doubt = None;

@@ -1,4 +1,4 @@
-//! Connecting to a socket that another program has made, and may not serve.
+//! Connects to a socket that another program has made, which may not accept connections.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,14 +10,14 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-/// Connects to a socket. Where too many connections wait to be accepted, as two do for a
-/// monitor of QEMU's, a place is waited for no longer than `limit`.
+/// Connects to a socket. If the listener's backlog is full, as that of QEMU's monitor is with two
+/// connections, this waits for room no longer than `limit`.
 ///
 /// # Errors
-/// If nothing listens there; or, as [`io::ErrorKind::TimedOut`], there is no place.
+/// If nothing listens there, or, as [`io::ErrorKind::TimedOut`], if the backlog stays full.
 pub fn connect(path: impl AsRef<Path>, limit: Duration) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The limit of a connect, too.
+    // The send timeout also limits a connect.
     set_socket_timeout(&stream, Timeout::Send, Some(limit))?;
     let address = SocketAddrUnix::new(path.as_ref())?;
     loop {
@@ -34,7 +34,7 @@ pub fn connect(path: impl AsRef<Path>, limit: Duration) -> io::Result<UnixStream
     Ok(UnixStream::from(stream))
 }
 
-/// As [`connect`], to a socket whose file is open: its name may be another's by now, or a
+/// As [`connect`], to a socket file that is open: its name may be another socket's by now, or a
 /// link.
 ///
 /// # Errors
@@ -54,7 +54,7 @@ mod tests {
     use crate::Directory;
 
     #[test]
-    fn whoever_accepts_is_connected_to() {
+    fn an_open_socket_file_is_connected_to() {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("vm.sock")).unwrap();
         let file = Directory::open(dir.path()).unwrap().unwrap().socket("vm.sock").unwrap();
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_waited_for_no_longer_than_that() {
+    fn a_full_backlog_is_waited_for_no_longer_than_the_limit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         let limit = Duration::from_millis(20);

@@ -9,14 +9,14 @@ use rustix::io::Errno;
 
 use crate::error::{TakeoverError, Trying};
 
-/// Which file one is, as long as it is there.
+/// Identifies a file as long as it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inode {
     device: u64,
     number: u64,
 }
 
-/// The directory, kept open.
+/// A directory, kept open.
 #[derive(Debug)]
 pub struct Directory {
     fd: OwnedFd,
@@ -35,7 +35,7 @@ impl AsFd for Directory {
 }
 
 impl Directory {
-    /// Opens it. None if it isn't there.
+    /// Opens it. None if it doesn't exist.
     ///
     /// # Errors
     /// If it can't be opened.
@@ -47,7 +47,7 @@ impl Directory {
         }
     }
 
-    /// The names of all that is in it, but such as are no text.
+    /// The names of its entries, without those that are not UTF-8.
     ///
     /// # Errors
     /// If it can't be read.
@@ -63,10 +63,10 @@ impl Directory {
         Ok(names)
     }
 
-    /// Opens a socket, to be connected to by its number. None if it isn't there.
+    /// Opens a socket file, to connect to it by its descriptor. None if it doesn't exist.
     ///
     /// # Errors
-    /// If something else is there, such as a link.
+    /// If the name is something else, such as a link.
     pub fn socket(&self, name: &str) -> Result<Option<OwnedFd>, TakeoverError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -81,7 +81,7 @@ impl Directory {
         Ok(Some(opened))
     }
 
-    /// Which file has that name now. None if it isn't there.
+    /// The file that has that name now. None if there is none.
     ///
     /// # Errors
     /// If the system doesn't say.

@@ -1,8 +1,8 @@
-//! What goes wrong.
+//! The error of this crate.
 
 use std::io;
 
-/// The system refuses.
+/// An operation that the system refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct TakeoverError {
@@ -10,9 +10,9 @@ pub struct TakeoverError {
     source: io::Error,
 }
 
-/// Says what was tried.
+/// Adds to an error what was tried.
 pub trait Trying<T> {
-    /// What was tried, as in "opening a file".
+    /// Names the operation, as in "opening a file".
     ///
     /// # Errors
     /// If it failed.

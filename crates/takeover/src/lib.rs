@@ -1,6 +1,5 @@
-//! Takes the place of another program's socket file for a while: whoever connects there
-//! comes here, and can still be led on to where the other one listens. And connects to
-//! sockets that others have made.
+//! Replaces another program's socket file for a while: its clients connect to us, and can still be
+//! passed on to the other program. Also connects to sockets that other programs have made.
 
 mod connect;
 mod directory;

@@ -1,12 +1,12 @@
-//! Another program's socket, in the place of which one of our own listens for a while.
+//! A socket of ours that listens in place of another program's for a while.
 //!
 //! ```text
-//! X              what others connect to: ours
-//! X.kept         theirs, to be put back, and to be led on to
-//! X.droveway     ours once more: says after a crash that X is nobody's
+//! X              the name that clients connect to: ours
+//! X.kept         theirs, to be restored, and to pass clients on to
+//! X.droveway     ours again: shows after a crash that X has no listener
 //! ```
 //!
-//! The name is never missing: it passes from one socket to the other by a rename.
+//! The name always exists: a rename moves it from one socket to the other.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,19 +20,19 @@ use crate::connect::connect_opened;
 use crate::directory::{Directory, Inode};
 use crate::error::{TakeoverError, Trying};
 
-/// A program that has made a socket accepts what comes there.
+/// A program that made a socket is expected to accept connections.
 const ACCEPTS_MAX: Duration = Duration::from_secs(5);
 
-/// A socket in the place of another. Dropped, it gives the place back.
+/// A socket in place of another, whose place it gives back when dropped.
 #[derive(Debug)]
 pub struct Replaced {
     name: String,
     directory: Directory,
     listener: UnixListener,
-    /// Ours, by its file.
+    /// Our socket file.
     own: OwnedFd,
-    /// The other one, by its file: who may write to the directory could give its name to
-    /// something else, such as a link to where only we may connect.
+    /// Their socket file. It is kept open because another user with write access to the directory
+    /// could give its name to something else, such as a link to a socket that only we may use.
     theirs: OwnedFd,
     inode: Inode,
 }
@@ -50,12 +50,12 @@ fn next(name: &str) -> String {
 }
 
 impl Directory {
-    /// Takes the place of another's socket.
+    /// Puts a socket of ours in place of another program's.
     ///
     /// # Errors
-    /// If it isn't there, or the system refuses. Then all is as it was.
+    /// If theirs doesn't exist, or the system refuses. Then everything is as before.
     pub fn replace(self, name: String) -> Result<Replaced, TakeoverError> {
-        // What a run that was killed left behind.
+        // Restores what a killed run left behind.
         self.give_back(&name)?;
         let listener = UnixListener::bind(self.by_number(&mark(&name)));
         let listener = listener.trying("listening in another's place")?;
@@ -90,7 +90,7 @@ impl Directory {
         }
     }
 
-    /// What an agent has left behind that was killed is put back.
+    /// Restores what an agent that was killed left behind.
     ///
     /// # Errors
     /// If the system refuses.
@@ -98,7 +98,7 @@ impl Directory {
         let Some(own) = self.which(&mark(name))? else { return Ok(()) };
         if self.which(name)? == Some(own) {
             match rustix::fs::renameat(self.as_fd(), theirs(name), self.as_fd(), name) {
-                // Nobody's, without it.
+                // Without their socket, the name has no listener.
                 Err(Errno::NOENT) => self.remove([name.to_owned()]),
                 renamed => renamed.trying("giving another's socket back")?,
             }
@@ -109,12 +109,12 @@ impl Directory {
 
     fn remove(&self, names: impl IntoIterator<Item = String>) {
         for name in names {
-            // It may not be there, or the pod be gone.
+            // It may not exist, or the pod may have ended.
             let _ = rustix::fs::unlinkat(self.as_fd(), name, AtFlags::empty());
         }
     }
 
-    /// Paths of sockets are short.
+    /// A path through the descriptor, because socket paths are limited in length.
     fn by_number(&self, name: &str) -> String {
         format!("/proc/self/fd/{}/{name}", self.as_fd().as_raw_fd())
     }
@@ -129,33 +129,33 @@ impl Directory {
 }
 
 impl Replaced {
-    /// Which.
+    /// The name of the socket.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Ours.
+    /// Our listener.
     #[must_use]
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
-    /// Readable when somebody connects.
+    /// Readable when a client connects.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// Whether the name still leads to ours: the other program may have removed it, or made
+    /// Whether the name still refers to our socket: the other program may have removed it, or made
     /// a new one.
     #[must_use]
     pub fn is_there(&self) -> bool {
         matches!(self.directory.which(&self.name), Ok(Some(now)) if now == self.inode)
     }
 
-    /// Gives ours to the user who has virt-handler's: QEMU's. virt-handler does that a
-    /// moment after it has made its own, by the name.
+    /// Gives our socket the owner of theirs, which is QEMU's user. virt-handler changes its own
+    /// socket's owner, by the name, a moment after it has made the socket.
     ///
     /// # Errors
     /// If the system refuses.
@@ -170,10 +170,10 @@ impl Replaced {
             .trying("giving a socket to QEMU's user")
     }
 
-    /// Connects to what the other program has made.
+    /// Connects to the other program's socket.
     ///
     /// # Errors
-    /// If it has gone.
+    /// If nothing listens there any more.
     pub fn go_around(&self) -> io::Result<UnixStream> {
         connect_opened(&self.theirs, ACCEPTS_MAX)
     }
@@ -181,7 +181,7 @@ impl Replaced {
 
 impl Drop for Replaced {
     fn drop(&mut self) {
-        // Another one may have the place by now.
+        // Another socket may have taken the place by now.
         let given_back = self.directory.which(&mark(&self.name)).and_then(|now| {
             if now == Some(self.inode) { self.directory.give_back(&self.name) } else { Ok(()) }
         });
@@ -206,7 +206,7 @@ mod tests {
 
     const NAME: &str = "vm.sock";
 
-    /// What came to a listener.
+    /// The text that a client sent to a listener.
     fn heard(listener: &UnixListener) -> String {
         listener.set_nonblocking(false).unwrap();
         let mut text = String::new();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_connects_comes_to_us_and_later_to_the_other_again() {
+    fn clients_reach_us_until_the_place_is_given_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         let handler = UnixListener::bind(&path).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_in_the_place_of_theirs_is_not_connected_to() {
+    fn a_link_in_place_of_their_socket_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         let handler = UnixListener::bind(dir.path().join(NAME)).unwrap();
@@ -260,9 +260,9 @@ mod tests {
     }
 
     #[test]
-    fn ours_belongs_to_whoever_has_theirs() {
+    fn our_socket_gets_the_owner_of_theirs() {
         if !rustix::process::geteuid().is_root() {
-            return; // Nobody else may give files away.
+            return; // Only root may change a file's owner.
         }
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_replaced_itself_gives_nothing_back() {
+    fn a_socket_that_was_replaced_gives_nothing_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         let _first = UnixListener::bind(&path).unwrap();

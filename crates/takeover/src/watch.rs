@@ -1,4 +1,4 @@
-//! Notices that something may have changed in directories.
+//! Notices possible changes in directories.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -11,32 +11,32 @@ use rustix::io::Errno;
 
 use crate::error::{TakeoverError, Trying};
 
-/// What is watched. A directory that is gone is forgotten by the kernel.
+/// Watches directories. The kernel drops a watch when its directory is deleted.
 #[derive(Debug)]
 pub struct Watch {
     inotify: OwnedFd,
     watched: RefCell<Watched>,
 }
 
-/// By the kernel's numbers.
+/// The kernel's watch descriptors.
 #[derive(Debug, Default)]
 struct Watched {
     all: HashSet<i32>,
-    /// Since others were forgotten.
+    /// Those added since the last [`Watch::forget_others`].
     named: HashSet<i32>,
 }
 
 impl Watch {
-    /// Watches nothing yet.
+    /// Watches no directory yet.
     ///
     /// # Errors
-    /// If the system has no more of them.
+    /// If the system has no more inotify instances.
     pub fn new() -> Result<Self, TakeoverError> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
         Ok(Self { inotify: inotify.trying("watching for sockets")?, watched: RefCell::default() })
     }
 
-    /// Watches an open directory. Once more does no harm.
+    /// Watches an open directory. Calling it again is harmless.
     ///
     /// # Errors
     /// If the system refuses.
@@ -52,13 +52,13 @@ impl Watch {
         Ok(())
     }
 
-    /// Watches no more what was not named to it since this was called the last time: of a
-    /// directory that was renamed, the kernel forgets nothing.
+    /// Stops watching directories that were not added since the last call. The kernel keeps the
+    /// watch of a directory that was renamed.
     pub fn forget_others(&self) {
         let mut watched = self.watched.borrow_mut();
         let named = std::mem::take(&mut watched.named);
         for other in watched.all.difference(&named) {
-            // It may be gone.
+            // The directory may be deleted.
             let _ = inotify::remove_watch(&self.inotify, *other);
         }
         watched.all = named;
@@ -70,10 +70,10 @@ impl Watch {
         self.inotify.as_fd()
     }
 
-    /// Forgets what has changed until now.
+    /// Discards all events so far.
     ///
     /// # Errors
-    /// If the system doesn't say what has changed.
+    /// If the events can't be read.
     pub fn clear(&self) -> io::Result<()> {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         loop {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_named_again_is_forgotten() {
+    fn a_directory_that_is_not_added_again_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let (at, aside) = (dir.path().join("at"), dir.path().join("aside"));
         let watch = Watch::new().unwrap();

@@ -1,6 +1,6 @@
-//! Taps one migration of QEMU and writes it as a classic stream, newest pages
-//! only, which QEMU loads with `-incoming exec:"cat FILE"`. Says what the stream
-//! was made of. To try a version of QEMU by hand:
+//! Taps one QEMU migration and writes it as a classic stream with only the
+//! newest pages, which QEMU loads with `-incoming exec:"cat FILE"`. Prints a
+//! summary of the stream. For trying a version of QEMU by hand:
 //!
 //! `cargo run -p tap --example flatten -- SOCKET CHANNELS FILE`, 0 channels for
 //! a classic stream; then `migrate` QEMU to `unix:SOCKET`.

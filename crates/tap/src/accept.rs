@@ -1,4 +1,4 @@
-//! QEMU's connections: which is which, a thread for each, and their end.
+//! Accepts and sorts QEMU's connections, and runs a thread for each.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::socket::discard;
 pub(crate) enum Begun {
     /// Nothing.
     Unknown,
-    /// It is the main one, and this was read of it.
+    /// It is the main channel, and these bytes were read from it.
     Main(Vec<u8>),
-    /// It is a channel, and its first message was read.
+    /// It is this multifd channel, and its first message was read.
     Channel(u8),
 }
 
-/// Takes as many connections as QEMU makes, and waits for all to end.
+/// Accepts as many connections as QEMU makes, and waits for all to end.
 pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     let expected = shared.channels.connections();
     let threads = (0..expected).map(|number| accept_one(shared, &listener, number));
@@ -33,7 +33,7 @@ pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     join_all(shared, threads);
 }
 
-/// Reads connections that were taken already, and waits for all to end.
+/// Reads connections that were accepted already, and waits for all to end.
 pub(crate) fn read(shared: &Arc<Shared>, connections: Vec<(UnixStream, Begun)>) {
     let read_one = |(number, (socket, begun))| begin(shared, socket, number, begun);
     let threads = begin_all(shared, (0..).zip(connections).map(read_one));
@@ -42,7 +42,7 @@ pub(crate) fn read(shared: &Arc<Shared>, connections: Vec<(UnixStream, Begun)>) 
 
 type Begin = Result<JoinHandle<()>, TapError>;
 
-/// All of them, or those before the first that fails.
+/// Starts all connections, or those before the first that fails.
 fn begin_all(shared: &Shared, connections: impl Iterator<Item = Begin>) -> Vec<JoinHandle<()>> {
     let begun = |one: Begin| one.map_err(|error| shared.end(error)).ok();
     connections.map_while(begun).collect()
@@ -74,12 +74,13 @@ fn accept_one(shared: &Arc<Shared>, listener: &UnixListener, number: usize) -> B
     begin(shared, socket, number, Begun::Unknown)
 }
 
-/// Reads a connection on a thread of its own.
+/// Reads a connection on its own thread.
 fn begin(shared: &Arc<Shared>, socket: UnixStream, number: usize, begun: Begun) -> Begin {
     shared.note(&socket)?;
     let shared = Arc::clone(shared);
     data_threads::spawn(format!("tap-{number}"), move || {
-        // Before the thread is a member: what it panics with is known by then.
+        // Created before the membership, so it is dropped after it: by then the
+        // panic's message is recorded.
         let _reading_on = ReadingOn { shared: &shared, socket: &socket };
         let _member = shared.output.threads().as_ref().map(DataThreads::join);
         if let Err(error) = serve(&shared, &socket, number, begun) {
@@ -91,8 +92,8 @@ fn begin(shared: &Arc<Shared>, socket: UnixStream, number: usize, begun: Begun) 
     .map_err(|source| TapError::Io { what: "starting a thread", source })
 }
 
-/// Reads on and throws away if its thread panics: a QEMU that writes to a
-/// connection that nobody reads can't cancel.
+/// Keeps reading and discards if its thread panics: a QEMU that writes to a
+/// connection without a reader can't be cancelled.
 struct ReadingOn<'s> {
     shared: &'s Shared,
     socket: &'s UnixStream,
@@ -127,7 +128,8 @@ fn serve(
 fn serve_unknown(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapError> {
     let mut magic = [0; 4];
     let mut seen = 0;
-    // Four bytes come in one piece from QEMU; anybody else may dribble.
+    // QEMU sends these four bytes in one piece. A peer that dribbles is
+    // refused, unless more has arrived by the next peek.
     while seen < magic.len() {
         let (count, _) =
             recv(socket, &mut magic[..], RecvFlags::PEEK | RecvFlags::WAITALL).map_err(
@@ -147,7 +149,7 @@ fn serve_unknown(shared: &Shared, socket: &UnixStream, number: usize) -> Result<
     }
 }
 
-/// Reads the main channel, of which there is one.
+/// Reads the main channel, the only one.
 fn main(
     shared: &Shared,
     socket: &UnixStream,
@@ -157,8 +159,8 @@ fn main(
     shared.begin_main(socket)?;
     let outcome = main_channel::run(shared, socket, number, before);
     shared.end_main(outcome.as_ref().ok().copied().flatten());
-    // QEMU makes all its connections before it writes; whichever is still
-    // missing won't come.
+    // QEMU makes all its connections before it writes, so missing ones won't
+    // come.
     shared.refuse_connections();
     outcome.map(drop)
 }

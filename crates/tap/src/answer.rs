@@ -1,5 +1,4 @@
-//! What QEMU gets on its main channel's return path, in place of a
-//! destination's answers.
+//! Answers QEMU on its main channel's return path, in place of a destination.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -8,9 +7,9 @@ use parking_lot::{Condvar, Mutex};
 use rustix::net::{SendFlags, send};
 use stream::return_path::{SHUT, SWITCHOVER_ACK};
 
-/// The way back to a QEMU that listens (capabilities `return-path` and
-/// `switchover-ack`): it stops a running VM only once it was allowed to, and
-/// ends its migration only once the answers have ended.
+/// The return path to a QEMU that listens (capabilities `return-path` and
+/// `switchover-ack`): it stops a running VM only once it is allowed to, and ends its
+/// migration only once the answers have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     words: Mutex<Words>,
@@ -19,10 +18,10 @@ pub(crate) struct Answer {
 
 #[derive(Debug, Default)]
 struct Words {
-    /// The main channel, once it is there and until all is said.
+    /// The main channel, from its connection until all answers are sent.
     socket: Option<UnixStream>,
     allowed: bool,
-    /// It was told so.
+    /// QEMU was told that it is allowed.
     told_allowed: bool,
     /// QEMU had ended its RAM section before it was allowed to.
     early: bool,
@@ -30,7 +29,7 @@ struct Words {
 }
 
 impl Answer {
-    /// The main channel is there.
+    /// The main channel has connected.
     pub(crate) fn open(&self, socket: UnixStream) {
         let mut words = self.words.lock();
         words.socket = Some(socket);
@@ -55,13 +54,13 @@ impl Answer {
         words.early = !words.allowed;
     }
 
-    /// Whether it did so before it was allowed to.
+    /// Whether QEMU ended its RAM section before it was allowed to.
     pub(crate) fn was_early(&self) -> bool {
         self.words.lock().early
     }
 
-    /// Sends no more answers: a QEMU that was not allowed to stop the VM won't
-    /// stop it, but can end its migration in another way.
+    /// Ends the answers: a QEMU that was not allowed to stop the VM won't stop it, but can
+    /// end its migration in another way.
     pub(crate) fn end(&self) {
         self.finish(&mut self.words.lock());
     }
@@ -78,7 +77,7 @@ impl Answer {
         self.said.notify_all();
     }
 
-    /// Waits for so long, or until QEMU may stop the VM or won't.
+    /// Waits for `time`, or until QEMU may stop the VM or never will.
     pub(crate) fn wait(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut words = self.words.lock();
@@ -89,8 +88,9 @@ impl Answer {
 }
 
 impl Words {
-    /// Sends what is to be said and was not, each once. Twelve bytes, the first ever in
-    /// this direction: they fit into the socket's buffer. If QEMU is gone, its stream ends.
+    /// Sends the answers that are due and not yet sent. They are twelve bytes, the first
+    /// ever in this direction, so they fit into the socket's buffer. If QEMU has exited,
+    /// its stream ends.
     fn say(&mut self) {
         let Some(socket) = &self.socket else { return };
         let mut words = Vec::with_capacity(SWITCHOVER_ACK.len() + SHUT.len());

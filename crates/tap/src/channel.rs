@@ -1,4 +1,4 @@
-//! One multifd channel: packets, straight into batches.
+//! Reads one multifd channel: packets, straight into batches.
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,18 +12,18 @@ use crate::filling::Filling;
 use crate::shared::{Rounds, Shared};
 use crate::socket::{Found, read_all, read_some, read_soon};
 
-/// Bodies that are read at a time: 64 KiB, which the processor still has in its
-/// cache when they are looked at.
+/// Bodies read at a time: 64 KiB, which are still in the processor's cache when they are
+/// examined.
 const PIECE_PAGES: usize = 16;
 
-/// Reads a channel's first message, and says which channel it is.
+/// Reads a channel's first message and returns the channel's number.
 pub(crate) fn number(socket: &UnixStream) -> Result<u8, TapError> {
     let mut init = [0; INIT_BYTES];
     read_all(socket, &mut init, "a channel's first message")?;
     Ok(Init::parse(&init)?.id)
 }
 
-/// Reads channel `id` from there to its end.
+/// Reads channel `id` from after its first message to its end.
 pub(crate) fn run(
     shared: &Shared,
     socket: &UnixStream,
@@ -52,8 +52,8 @@ pub(crate) fn run(
     Ok(Some(Rounds { channel: id, ended: epoch, last_page }))
 }
 
-/// Reads a packet's head; `false` at the channel's end. Before it waits for
-/// one for long, it hands on what it has.
+/// Reads a packet's head; `false` at the channel's end. Hands on the current batch
+/// before it waits long.
 fn read_head(
     socket: &UnixStream,
     head: &mut [u8; HEAD_BYTES],
@@ -72,8 +72,8 @@ fn read_head(
     Ok(true)
 }
 
-/// Takes a packet's pages: bodies from the socket into the batch's buffer,
-/// one after the other. Returns how many bytes those were.
+/// Reads a packet's pages, the bodies from the socket into the batch's buffer, one after
+/// the other. Returns their bytes.
 fn take(
     filling: &mut Filling<'_>,
     pages: Pages<'_>,
@@ -90,7 +90,8 @@ fn take(
             let next = end.min(first + PIECE_PAGES);
             let (at, to) = (first * PAGE_BYTES, next * PAGE_BYTES);
             read_all(socket, &mut batch.buffer_mut()[at..to], "a multifd packet")?;
-            // The buffer's places first: they end with the piece, and take no page more.
+            // The buffer offsets must come first in the zip: they end with the piece, so
+            // no page number is consumed and lost.
             for (at, page) in (at..to).step_by(PAGE_BYTES).zip(normal.by_ref()) {
                 batch.push_body(page, at);
             }

@@ -1,12 +1,12 @@
-//! What the tap has read, for those who watch it while it runs.
+//! What the tap has read so far.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Counters that only grow, bumped once for a batch.
+/// Monotonic counters, updated once per batch.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Pages with bytes.
+    /// Pages with bodies.
     pub body_pages: AtomicU64,
     /// Pages of one repeated byte.
     pub fill_pages: AtomicU64,

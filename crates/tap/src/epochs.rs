@@ -1,12 +1,11 @@
-//! How far all readers have come.
+//! Which epochs all readers have finished.
 
 use page::Epoch;
 use parking_lot::Mutex;
 
 use crate::output::Output;
 
-/// The epoch of which each reader hands on pages; those before it are over for that
-/// reader.
+/// The current epoch of each reader, which has finished those before it.
 #[derive(Debug)]
 pub(crate) struct Epochs {
     state: Mutex<State>,
@@ -15,8 +14,8 @@ pub(crate) struct Epochs {
 #[derive(Debug)]
 struct State {
     each: Vec<Epoch>,
-    /// The main channel has come to RAM's end, with so many epochs; none once that was
-    /// told.
+    /// The epoch count of the main channel at RAM's end; none until then, and once
+    /// reported.
     end: Option<Epoch>,
 }
 
@@ -25,7 +24,7 @@ impl State {
         self.each.iter().min().copied()
     }
 
-    /// Whether all readers are through, which is said once.
+    /// Whether all readers have finished; true once.
     fn is_over(&mut self) -> bool {
         let lowest = self.lowest();
         self.end.take_if(|end| lowest.is_some_and(|lowest| lowest >= *end)).is_some()
@@ -37,8 +36,8 @@ impl Epochs {
         Self { state: Mutex::new(State { each: vec![Epoch(0); readers], end: None }) }
     }
 
-    /// A reader has handed on all that comes before this epoch. Told to `output` once
-    /// all have.
+    /// A reader has handed on every batch of the epochs before this one. Notifies
+    /// `output` once all readers have.
     pub(crate) fn begin(&self, reader: usize, epoch: Epoch, output: &dyn Output) {
         let mut state = self.state.lock();
         let before = state.lowest();
@@ -55,8 +54,8 @@ impl Epochs {
         }
     }
 
-    /// The main channel, which is this reader, has come to RAM's end and counted so
-    /// many epochs. Told to `output` once all others have ended as many.
+    /// The main channel, this reader, has reached RAM's end after `epoch` epochs.
+    /// Notifies `output` once all other readers have ended as many.
     pub(crate) fn end(&self, reader: usize, epoch: Epoch, output: &dyn Output) {
         let mut state = self.state.lock();
         state.end = Some(epoch);

@@ -7,23 +7,22 @@ use stream::multifd::MultifdError;
 
 use crate::output::Stopped;
 
-/// What ends a tap. The source VM can go on after each of them.
+/// An error that ends a tap. The source VM can go on after each of them.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The main stream breaks QEMU's rules, or ours.
+    /// The main stream breaks QEMU's rules, or the tap's limits.
     #[error("QEMU's stream can't be read: {0}")]
     Stream(#[from] StreamError),
-    /// A multifd channel does.
+    /// A multifd channel breaks QEMU's rules, or the tap's limits.
     #[error("a multifd channel of QEMU can't be read: {0}")]
     Multifd(#[from] MultifdError),
-    /// A connection ended in the middle of something.
+    /// A connection ended in the middle of a record.
     #[error("QEMU's stream ends in the middle of {what}; QEMU broke off, its log says why")]
     Truncated {
-        /// Of what.
+        /// What it ended in.
         what: &'static str,
     },
-    /// QEMU made one connection too many, or one of a kind that was not
-    /// expected.
+    /// QEMU made one connection too many, or one of an unexpected kind.
     #[error("QEMU made a connection that was not expected: {0}")]
     Connection(&'static str),
     /// QEMU ended the main channel without making all its connections.
@@ -32,39 +31,39 @@ pub enum TapError {
          than were asked for"
     )]
     ChannelsMissing {
-        /// How many it made, with the main channel.
+        /// Connections that it made, including the main channel.
         connected: usize,
     },
-    /// Main channel and multifd channels do not agree on where epochs end, so
-    /// which of two versions of a page is the newer is not known.
+    /// The main channel and the multifd channels disagree about where epochs
+    /// end, so it is unknown which of two versions of a page is newer.
     #[error(
         "QEMU's multifd channel {channel} ended {ended} rounds, with its last page in round \
          {last_page}, and the main channel ended {main}: this QEMU marks rounds in a way that is \
          not known; migrate with the classic stream"
     )]
     Rounds {
-        /// Which channel.
+        /// The multifd channel.
         channel: u8,
         /// SYNCs on it.
         ended: u32,
         /// SYNCs before the last page on it.
         last_page: u32,
-        /// Rounds that the main channel counted.
+        /// Rounds on the main channel.
         main: u32,
     },
-    /// The stream can't be split, and with its several channels it can't be
-    /// passed through whole either.
+    /// The stream can't be split, and a multifd stream can't be passed through
+    /// whole either.
     #[error("the stream can't be split ({0}); migrate with the classic stream")]
     Unsplittable(String),
-    /// The system failed us.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
         /// Why it failed.
         source: io::Error,
     },
-    /// The tap was stopped, or its output is no longer accepted.
+    /// The tap was stopped, or its output accepts no more.
     #[error("the tap was stopped")]
     Stopped,
 }

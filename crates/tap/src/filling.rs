@@ -8,14 +8,14 @@ use crate::error::TapError;
 use crate::output::Output;
 use crate::shared::Shared;
 
-/// Fill runs after which a batch is handed on, and guest bytes of fills: zero
-/// pages take no room in a buffer, but they must not be late either.
+/// Limits of a batch's fill runs and of their pages: zero pages take no room in the
+/// buffer, but they must not be late either.
 const FILLS_MAX: usize = 1024;
 const FILL_PAGES_MAX: u64 = (64 << 20) / PAGE_BYTES as u64;
 
-/// Collects pages of one block and epoch, across packets, until the batch is
-/// full, block or epoch change, or the thread is about to wait. A waiting
-/// thread holds no buffer, or the others might wait for it.
+/// Collects pages of one block and epoch, across packets. Hands the batch on when
+/// it is full, when block or epoch change, or before the thread waits: a waiting
+/// thread must not hold a buffer that other threads may need.
 pub(crate) struct Filling<'t> {
     shared: &'t Shared,
     reader: usize,
@@ -28,8 +28,8 @@ impl<'t> Filling<'t> {
         Self { shared, reader, batch: None, fill_pages: 0 }
     }
 
-    /// A batch for pages of `block` and `epoch` that takes `bodies` more, and where
-    /// it will go.
+    /// A batch of `block` and `epoch` with room for `bodies` more, and the output
+    /// that it will go to.
     pub(crate) fn batch(
         &mut self,
         block: BlockId,
@@ -70,7 +70,7 @@ impl<'t> Filling<'t> {
         self.batch.as_ref().is_none_or(Batch::is_empty)
     }
 
-    /// Effects on what there is.
+    /// Hands on the current batch, if it has pages.
     pub(crate) fn hand_on(&mut self) -> Result<(), TapError> {
         let fills = std::mem::take(&mut self.fill_pages);
         match self.batch.take() {
@@ -84,7 +84,8 @@ impl<'t> Filling<'t> {
         }
     }
 
-    /// Pages of this epoch follow.
+    /// Begins an epoch: hands on the batch and reports the epochs before as
+    /// finished.
     pub(crate) fn begin(&mut self, epoch: Epoch) -> Result<(), TapError> {
         self.hand_on()?;
         self.shared.epochs.begin(self.reader, epoch, &*self.shared.output);

@@ -1,4 +1,4 @@
-//! The tap, as those who start it see it.
+//! The tap's public interface.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -16,37 +16,37 @@ use crate::output::Output;
 use crate::shared::{Channels, Shared};
 use crate::socket::abort;
 
-/// How a stream that came to its end went.
+/// The outcome of a stream that reached its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Whether its pages were taken out, or it was passed on whole.
+    /// Whether the stream was split, or passed on whole.
     pub split: bool,
 }
 
-/// The threads that read one migration of QEMU.
+/// The threads that read one QEMU migration.
 ///
-/// A tap that fails or is stopped goes on reading and discards what it reads,
-/// until QEMU closes its connections or they are cut. QEMU 10.0 waits for ever,
-/// and can't be cancelled any more, if its multifd channels break while it sets
-/// up its migration: cancel it first, and cut last.
+/// A tap that fails or is stopped keeps reading and discards the data, until QEMU closes
+/// its connections or they are cut. QEMU 10.0 waits for ever, and can't be cancelled any
+/// more, if its multifd channels break while it sets up its migration: cancel it first, and
+/// cut last.
 #[derive(Debug)]
 pub struct Tap {
     shared: Arc<Shared>,
 }
 
-/// Connections of one migration that were taken, and sorted, by somebody else.
+/// Connections of one migration that the caller has accepted and sorted.
 #[derive(Debug)]
 pub struct Taken {
-    /// The main one.
+    /// The main channel.
     pub main: UnixStream,
-    /// What was read of it.
+    /// The bytes already read from it.
     pub before: Vec<u8>,
-    /// The multifd channels, each with its number, of whom the first message was read.
+    /// The multifd channels with their numbers, each read past its first message.
     pub channels: Vec<(u8, UnixStream)>,
 }
 
 impl Taken {
-    /// The most of the main connection that may have been read.
+    /// The most bytes of the main channel that may have been read.
     pub const READ_BEFORE_BYTES_MAX: usize = READ_BEFORE_BYTES_MAX;
 }
 
@@ -59,15 +59,14 @@ pub struct Stopper {
 impl Tap {
     /// Waits for QEMU's connections on `listener` and reads them.
     ///
-    /// The pool is this migration's own: a tap that fails or is stopped closes
-    /// it, so that no thread waits for a buffer.
+    /// The pool must be this migration's own: a tap that fails or is stopped closes it, so
+    /// that no thread waits for a buffer.
     ///
-    /// With `held`, QEMU has the capabilities `return-path` and
-    /// `switchover-ack` on: it does not stop a running VM before
-    /// [`Stopper::let_stop`].
+    /// With `held`, QEMU has the capabilities `return-path` and `switchover-ack` enabled:
+    /// it does not stop a running VM before [`Stopper::let_stop`].
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If no thread can be started.
     pub fn start(
         listener: UnixListener,
         channels: Channels,
@@ -87,12 +86,12 @@ impl Tap {
         Self::begin(shared, move |shared| accept(shared, listener))
     }
 
-    /// Reads connections of a QEMU that somebody else has migrate, and whose questions
-    /// its destination answers: what it asks is in the head.
+    /// Reads the connections of a migration that another program commands, and whose return
+    /// path its destination answers: what QEMU requests there is part of the head.
     ///
     /// # Errors
-    /// If the system gives no thread, or more of the main connection was read before
-    /// than [`Taken::READ_BEFORE_BYTES_MAX`].
+    /// If no thread can be started, or more than [`Taken::READ_BEFORE_BYTES_MAX`] of the
+    /// main channel was read before.
     pub fn of_taken(
         taken: Taken,
         pool: Arc<Pool>,
@@ -128,24 +127,22 @@ impl Tap {
         Ok(Self { shared })
     }
 
-    /// What it has taken so far.
+    /// The counters of what it has read so far.
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.shared.counters)
     }
 
-    /// A handle to end it with.
+    /// A handle that ends the tap.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         Stopper { shared: Arc::clone(&self.shared) }
     }
 
-    /// Waits until all of QEMU's connections have come to their end, or
-    /// something went wrong.
+    /// Waits until all of QEMU's connections have ended, or an error has occurred.
     ///
     /// # Errors
-    /// The first thing that went wrong. QEMU is still being read then, until
-    /// [`Stopper::cut`].
+    /// The first error. QEMU is still being read then, until [`Stopper::cut`].
     pub fn join(self) -> Result<Summary, TapError> {
         let mut state = self.shared.state.lock();
         loop {
@@ -161,37 +158,37 @@ impl Tap {
 }
 
 impl Stopper {
-    /// Lets QEMU stop the VM as soon as what is left is below its threshold. A
-    /// tap that is not held, and a second call, do nothing.
+    /// Lets QEMU stop the VM as soon as the remaining data is below its threshold. Does
+    /// nothing for a tap that is not held, or when called again.
     ///
-    /// A VM that does not run is not held, and a stream that can't be split is
-    /// let go at once: no pages of it wait here.
+    /// A stopped VM is not held, and a stream that can't be split is released at once: the
+    /// tap holds none of its pages.
     pub fn let_stop(&self) {
         self.shared.let_stop();
     }
 
-    /// Lets QEMU stop the VM, and end its migration once it has sent all. The tap says
-    /// so itself when RAM has ended, unless [`Output::ram_ended`](crate::Output::ram_ended)
-    /// has that wait.
+    /// Lets QEMU stop the VM, and end its migration once it has sent everything. The tap
+    /// does so itself at RAM's end, unless [`Output::ram_ended`](crate::Output::ram_ended)
+    /// defers it.
     pub fn let_finish(&self) {
         self.shared.let_finish();
     }
 
-    /// Whether QEMU, which is held, has ended its RAM section before it was let: as it
-    /// does if the VM stands still, and must not do by itself.
+    /// Whether a held QEMU ended its RAM section before it was allowed to. It does so if
+    /// the VM is stopped; it must not otherwise.
     #[must_use]
     pub fn ended_early(&self) -> bool {
         self.shared.ended_early()
     }
 
-    /// Hands nothing on any more. What QEMU still writes is discarded, so that
-    /// its migration can be cancelled whatever it is doing.
+    /// Stops handing anything on. The tap discards what QEMU still writes, so that its
+    /// migration can be cancelled in any state.
     pub fn stop(&self) {
         self.shared.end(TapError::Stopped);
     }
 
-    /// Closes QEMU's connections and waits for the threads. Call it once QEMU's
-    /// migration has ended, or will not.
+    /// Closes QEMU's connections and waits for the threads. Call it once QEMU's migration
+    /// has ended or never will.
     pub fn cut(&self) {
         self.shared.end(TapError::Stopped);
         let mut state = self.shared.state.lock();
@@ -206,17 +203,17 @@ impl Stopper {
         }
     }
 
-    /// Makes a migration fail whose connections were taken by somebody else, who can't
-    /// cancel it: closes the main one, and reads the channels until QEMU closes them, for
-    /// `limit` at most. Then cuts what is left.
+    /// Fails a migration that another program commands and this agent can't cancel: closes
+    /// the main channel, reads the multifd channels until QEMU closes them, for `limit` at
+    /// most, then cuts what is left.
     ///
-    /// A QEMU (10.0) that loses a channel while it waits for another one's SYNC waits for
-    /// ever, so it is to lose none.
+    /// QEMU 10.0 waits for ever if it loses a channel while it waits for the SYNC of
+    /// another, so it must lose none.
     pub fn hang_up(&self, limit: Duration) {
         self.shared.end(TapError::Stopped);
         let end = Instant::now() + limit;
         let mut state = self.shared.state.lock();
-        // The first is the main one.
+        // The first socket is the main channel.
         match state.sockets.first() {
             Some(main) if !state.over => abort(main),
             _ => {}

@@ -1,13 +1,13 @@
-//! Reads QEMU's migration stream from its sockets: pages go on as batches, the
-//! non-RAM stream (the residue) unchanged.
+//! Reads QEMU's migration stream from its sockets: pages become batches, and
+//! the non-RAM stream is passed on unchanged.
 //!
 //! QEMU connects to one unix socket, once for the main channel and once for
 //! each multifd channel, in no particular order. Each connection gets a thread.
 //! Pages are parsed in place, in the pool's buffers that they were read into;
-//! an empty pool makes the threads wait, and so QEMU.
+//! an empty pool blocks the threads, and so QEMU.
 //!
-//! The stream is over when every connection has reached its end, each between
-//! two packets or sections: at the end of a migration QEMU closes them all.
+//! The stream is over when every connection has ended between two packets or
+//! sections: QEMU closes them all at the end of a migration.
 
 #![forbid(unsafe_code)]
 

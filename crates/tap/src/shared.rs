@@ -1,4 +1,4 @@
-//! What a tap's threads share, and how they end together.
+//! State shared by a tap's threads, and how they end together.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::epochs::Epochs;
 use crate::error::TapError;
 use crate::output::Output;
 
-/// Which connections QEMU will make.
+/// The connections that QEMU will make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channels {
     /// The main channel only, with the pages in it.
@@ -35,31 +35,33 @@ impl Channels {
     }
 }
 
-/// Blocks of the VM, once the main channel has announced them.
+/// The VM's RAM blocks, once the main channel has announced them.
 pub(crate) type Announced = Option<Arc<Blocks>>;
 
-/// What a tap's threads share.
+/// State shared by a tap's threads.
 pub(crate) struct Shared {
     pub(crate) pool: Arc<Pool>,
     pub(crate) output: Arc<dyn Output>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) channels: Channels,
     pub(crate) epochs: Epochs,
-    /// To wake the accept with. It closes when the tap ends, and with it what
-    /// waits there: a QEMU whose connection nobody takes would wait for ever.
+    /// Wakes the accepting thread. It is closed when the tap ends, together with
+    /// the connections in its backlog: a QEMU whose connection is never accepted
+    /// would wait for ever.
     pub(crate) listener: Mutex<Option<UnixListener>>,
     /// The thread that accepts, and joins the others.
     pub(crate) accepting: Mutex<Option<JoinHandle<()>>>,
     pub(crate) stopping: AtomicBool,
-    /// Nothing if QEMU doesn't listen, or somebody else answers.
+    /// None if QEMU doesn't listen, or its destination answers.
     pub(crate) answer: Option<Answer>,
-    /// What it asks goes on with the stream.
+    /// QEMU's requests on the return path are passed on with the stream.
     pub(crate) answered: bool,
     pub(crate) state: Mutex<State>,
     pub(crate) changed: Condvar,
 }
 
-/// How many epochs a multifd channel ended, and which its last page was of.
+/// The number of epochs that a multifd channel ended, and the epoch of its last
+/// page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rounds {
     pub(crate) channel: u8,
@@ -78,9 +80,9 @@ pub(crate) struct State {
     pub(crate) sockets: Vec<UnixStream>,
     pub(crate) error: Option<TapError>,
     pub(crate) split: bool,
-    /// All connections have come to their end.
+    /// All connections have ended.
     pub(crate) over: bool,
-    /// No connection is to be kept any more.
+    /// No further connection may be kept.
     pub(crate) cut: bool,
 }
 
@@ -91,7 +93,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Of a QEMU that makes these connections, and listens to nothing.
+    /// State for a QEMU that makes these connections and doesn't listen to
+    /// answers.
     pub(crate) fn new(channels: Channels, pool: Arc<Pool>, output: Arc<dyn Output>) -> Self {
         Self {
             pool,
@@ -109,8 +112,7 @@ impl Shared {
         }
     }
 
-    /// The block list, once it is known; none if the main channel ends without
-    /// one.
+    /// Waits for the block list; none if the main channel ends without one.
     pub(crate) fn wait_blocks(&self) -> Result<Announced, TapError> {
         let mut state = self.state.lock();
         loop {
@@ -128,7 +130,7 @@ impl Shared {
         if self.answered { Splitter::answered(stream) } else { Splitter::new(stream) }
     }
 
-    /// The main channel has come to the block list.
+    /// The main channel has read the block list.
     pub(crate) fn announce(&self, blocks: Arc<Blocks>) {
         let mut state = self.state.lock();
         state.blocks = Some(blocks);
@@ -163,11 +165,11 @@ impl Shared {
         self.answer.as_ref().is_some_and(Answer::was_early)
     }
 
-    /// Effects nothing on from now on; the first error stays.
+    /// Stops handing anything on; the first error stays.
     pub(crate) fn end(&self, error: TapError) {
-        // First of all, so that a tap that has failed lets nothing finish. And a
-        // QEMU that fails by itself waits, with its big lock held, until the
-        // answers have ended.
+        // First of all, so that a failed tap lets no migration finish. Also, a
+        // QEMU that fails by itself waits for the end of the answers, with its
+        // big lock held.
         if let Some(answer) = &self.answer {
             answer.end();
         }
@@ -180,14 +182,15 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Wakes the accept, once those are taken that QEMU made already.
+    /// Wakes the accepting thread, after it has accepted the connections already
+    /// made.
     pub(crate) fn refuse_connections(&self) {
         if let Some(listener) = self.listener.lock().take() {
             let _ = shutdown(&listener, Shutdown::Both);
         }
     }
 
-    /// The main channel has come, of which there is one.
+    /// Notes the main channel; a second one is an error.
     pub(crate) fn begin_main(&self, socket: &UnixStream) -> Result<(), TapError> {
         if std::mem::replace(&mut self.state.lock().main_begun, true) {
             return Err(TapError::Connection("a second main channel"));
@@ -198,7 +201,8 @@ impl Shared {
         Ok(())
     }
 
-    /// It has ended, and counted epochs if it was split to its end.
+    /// Notes the end of the main channel, with its number of epochs if it was
+    /// split to its end.
     pub(crate) fn end_main(&self, rounds: Option<Epoch>) {
         let mut state = self.state.lock();
         state.main_over = true;
@@ -207,13 +211,14 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// A multifd channel has come to its end.
+    /// Notes the end of a multifd channel.
     pub(crate) fn note_rounds(&self, rounds: Rounds) {
         self.state.lock().rounds.push(rounds);
     }
 
-    /// All channels must have ended the epochs that the main channel counted. One
-    /// SYNC more does no harm if no page came after it: some versions of QEMU
+    /// Checks that all channels ended as many epochs as the main channel counted.
+    ///
+    /// One extra SYNC is harmless if no page follows it: some versions of QEMU
     /// send it at the end of RAM without telling the main channel.
     pub(crate) fn compare_rounds(&self) -> Result<(), TapError> {
         let state = self.state.lock();
@@ -233,7 +238,7 @@ impl Shared {
         }
     }
 
-    /// Notes a connection, to be closed when the tap is cut.
+    /// Notes a connection, so that a cut closes it.
     pub(crate) fn note(&self, socket: &UnixStream) -> Result<(), TapError> {
         let clone = keep(socket)?;
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! Reading one of QEMU's connections.
+//! Reads one of QEMU's connections.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -9,13 +9,13 @@ use rustix::net::{RecvFlags, connect_unspec, recv};
 
 use crate::error::TapError;
 
-/// How long a thread that has begun a batch waits for more of it. QEMU writes
-/// 32 KiB at a time, and slower than the tap reads: without this wait a batch
-/// would hold eight pages, and its buffer has room for 128. Short enough that
-/// pages aren't late and no other thread starves for the buffer.
+/// How long a thread with a partly filled batch waits for more data. QEMU writes 32 KiB at
+/// a time, and more slowly than the tap reads: without this wait a batch would hold eight
+/// pages in a buffer for 128. It is short, so that pages aren't late and no other thread
+/// starves for the buffer.
 const LINGER: Duration = Duration::from_millis(1);
 
-/// What a read found.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// This many bytes, at least one.
@@ -26,10 +26,10 @@ pub(crate) enum Found {
     End,
 }
 
-/// Reads what is there, without waiting.
+/// Reads available bytes without waiting.
 fn read_ready(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
     match recv(socket, buffer, RecvFlags::DONTWAIT) {
-        // A reset is the end of QEMU's stream; what is missing is noticed.
+        // A reset ends QEMU's stream; the parser notices missing bytes.
         Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => Ok(Found::End),
         Ok((count, _)) => Ok(Found::Bytes(count)),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(Found::Nothing),
@@ -37,7 +37,7 @@ fn read_ready(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError>
     }
 }
 
-/// Reads what is there or comes within [`LINGER`].
+/// Reads bytes that are available within [`LINGER`].
 pub(crate) fn read_soon(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
     match read_ready(socket, buffer)? {
         Found::Nothing if wait(socket, Some(LINGER))? => read_ready(socket, buffer),
@@ -45,8 +45,8 @@ pub(crate) fn read_soon(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found,
     }
 }
 
-/// Waits until a read would find something, bytes or the end; `false` if there
-/// was nothing for so long.
+/// Waits until a read would return, with bytes or the end; `false` if `limit` passed
+/// first.
 pub(crate) fn wait(socket: &UnixStream, limit: Option<Duration>) -> Result<bool, TapError> {
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     loop {
@@ -58,7 +58,7 @@ pub(crate) fn wait(socket: &UnixStream, limit: Option<Duration>) -> Result<bool,
     }
 }
 
-/// Reads what is there, and waits if there is nothing.
+/// Reads available bytes, and waits if there are none.
 pub(crate) fn read_some(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
     loop {
         return match socket.read(buffer) {
@@ -71,24 +71,24 @@ pub(crate) fn read_some(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<Fo
     }
 }
 
-/// Reads to the end and throws it away.
+/// Reads to the end and discards the bytes.
 pub(crate) fn discard(socket: &UnixStream) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(Found::Bytes(_)) = read_some(socket, &mut buffer) {}
 }
 
-/// Closes a connection for both ends at once, whoever else has it open.
+/// Closes a connection in both directions at once, even if other processes hold it open.
 ///
-/// Over TCP, a peer that waits until more is read would learn of a `shutdown` only when it
-/// asks again, which may take minutes: it is sent a reset.
+/// Over TCP, a peer that waits until more is read would learn of a `shutdown` only at its
+/// next probe, which may take minutes; so it is sent a reset.
 pub fn abort(socket: &UnixStream) {
-    // Any other kind of socket refuses this.
+    // Sockets other than TCP refuse this.
     let _ = connect_unspec(socket);
     // It may be closed already.
     let _ = socket.shutdown(std::net::Shutdown::Both);
 }
 
-/// Fills the buffer; an end before that is in the middle of `what`.
+/// Fills the buffer; the connection's end before that is an error in the middle of `what`.
 pub(crate) fn read_all(
     mut socket: &UnixStream,
     buffer: &mut [u8],

@@ -19,14 +19,14 @@ const SECTION: u32 = 3;
 /// Block, page, epoch, and the first byte or fill.
 type Page = (u16, u32, u32, u8);
 
-/// A destination that keeps all it gets.
+/// An output that keeps all it receives.
 #[derive(Default)]
 struct Kept {
     head: Mutex<Option<Head>>,
     pages: Mutex<Vec<Page>>,
     tail: Mutex<Vec<u8>>,
     whole: Mutex<(Vec<u8>, Option<String>)>,
-    /// Bodies that were said to be there, and how many times.
+    /// Bodies reported by `arrived`, with the number of reports.
     arrived: Mutex<HashMap<Page, u32>>,
     slow: bool,
     panics: bool,
@@ -164,11 +164,11 @@ fn classic(sections: u32) -> (Vec<u8>, Vec<Page>) {
 }
 
 #[test]
-fn a_classic_stream_comes_out_as_pages_and_residue_with_a_pool_of_one_slot() {
+fn a_classic_stream_is_split_with_a_pool_of_one_slot() {
     let setup = start(Channels::Classic, 1);
     let (bytes, mut expected) = classic(4);
     let mut qemu = setup.connect();
-    // In pieces that end anywhere.
+    // In pieces that end at arbitrary places.
     for piece in bytes.chunks(100_003) {
         qemu.write_all(piece).unwrap();
     }
@@ -214,7 +214,8 @@ fn four_channels_share_a_pool_of_two_slots_without_waiting_for_each_other() {
         .collect();
     let mut main = setup.connect();
     let mut out = setup_bytes();
-    // A section ends with each SYNC on the channels, setup among them.
+    // A section ends with each SYNC on the channels, including the setup
+    // section.
     for _ in 0..4 {
         PartSection::begin(&mut out, SECTION, true).finish();
     }
@@ -288,8 +289,8 @@ fn a_classic_stream_that_cannot_be_split_is_passed_on_whole() {
     assert!(whole.1.as_ref().unwrap().contains("vfio"));
 }
 
-/// Main and one channel, with this many SYNCs; the last page before the SYNC
-/// `page_before`.
+/// The main channel and one multifd channel with this many sections and SYNCs;
+/// the last page precedes the SYNC `page_before`.
 fn rounds(sections: u32, syncs: u32, page_before: u32) -> Result<Summary, TapError> {
     let setup = start(Channels::Multifd(1), 2);
     let mut out = Vec::new();
@@ -334,7 +335,7 @@ fn pages_do_not_wait_in_the_tap_for_more_pages() {
     let (bytes, _) = classic(0);
     let mut qemu = setup.connect();
     qemu.write_all(&bytes[..200_000]).unwrap();
-    // The only buffer comes back although QEMU says nothing more.
+    // The only buffer comes back although QEMU sends no more.
     while setup.kept.pages.lock().is_empty() {
         thread::yield_now();
     }
@@ -362,8 +363,8 @@ fn an_error_on_one_channel_ends_those_that_wait_for_a_buffer() {
 }
 
 #[test]
-fn stop_ends_it_wherever_it_waits() {
-    // Before anybody connects; for a first byte; for more; for a buffer.
+fn stopping_ends_a_tap_wherever_it_waits() {
+    // The tap waits for a connection, a first byte, more bytes, or a buffer.
     for stage in 0..4 {
         let setup = start(Channels::Multifd(2), 1);
         let mut held = Vec::new();
@@ -402,7 +403,7 @@ fn a_tap_that_has_stopped_takes_all_that_qemu_still_writes() {
     stopper.stop();
     assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stopped));
     let mut second = UnixStream::connect(&setup.path).unwrap();
-    // More than any socket buffer takes.
+    // More than any socket buffer holds.
     let plenty = vec![1; 8 << 20];
     for socket in [&mut main, &mut first, &mut second] {
         socket.write_all(&plenty).unwrap();
@@ -411,7 +412,7 @@ fn a_tap_that_has_stopped_takes_all_that_qemu_still_writes() {
     assert!(main.write_all(&plenty).is_err());
 }
 
-/// As one that has stopped: QEMU is to be cancelled whatever became of us.
+/// Like a stopped tap: QEMU must be cancellable even if the agent fails.
 #[test]
 fn a_tap_whose_thread_panics_takes_all_that_qemu_still_writes() {
     let kept = Kept { panics: true, ..Kept::default() };
@@ -434,11 +435,11 @@ fn a_tap_whose_thread_panics_takes_all_that_qemu_still_writes() {
     stopper.cut();
 }
 
-/// SWITCHOVER_ACK, if it may stop the VM, and SHUT, if it may end its migration.
+/// SWITCHOVER_ACK (QEMU may stop the VM) and SHUT (QEMU may end its migration).
 const LET_GO: [u8; 12] = [0, 7, 0, 0, 0, 1, 0, 4, 0, 0, 0, 0];
 const LET_STOP: usize = 4;
 
-/// What QEMU heard when its connection was cut.
+/// What QEMU has received when its connection is cut.
 fn heard(mut main: UnixStream) -> Vec<u8> {
     let mut heard = Vec::new();
     main.read_to_end(&mut heard).unwrap();
@@ -471,7 +472,7 @@ fn a_held_qemu_hears_once_that_it_may_stop_the_vm_and_once_that_it_may_finish() 
 /// socket that is filled meanwhile.
 const MANY: usize = 300_000;
 
-/// Whether a main channel takes this many empty RAM sections without a pause.
+/// Whether the main channel reads this many empty RAM sections without a pause.
 fn takes(mut main: &UnixStream, sections: usize) -> bool {
     let mut section = Vec::new();
     PartSection::begin(&mut section, SECTION, true).finish();
@@ -495,7 +496,7 @@ fn a_held_qemu_with_nothing_to_send_is_read_only_now_and_then() {
 }
 
 #[test]
-fn a_qemu_that_connects_late_hears_what_was_said_before() {
+fn a_qemu_that_connects_late_receives_earlier_answers() {
     let setup = start_held(Channels::Classic, 2, true);
     setup.tap.stopper().let_stop();
     let mut main = setup.connect();
@@ -506,7 +507,7 @@ fn a_qemu_that_connects_late_hears_what_was_said_before() {
 }
 
 #[test]
-fn a_vm_that_does_not_run_finishes_without_and_so_does_a_whole_stream() {
+fn a_stopped_vm_and_an_unsplit_stream_finish_without_permission() {
     let mut foreign = Vec::new();
     write::header(&mut foreign, None);
     write::section_header(&mut foreign, false, 1, "vfio", 1);
@@ -528,7 +529,8 @@ fn a_held_qemu_is_not_let_go_by_a_tap_that_is_stopped_or_fails() {
         let setup = start_held(Channels::Classic, 2, true);
         let mut main = setup.connect();
         main.write_all(&setup_bytes()).unwrap();
-        // A main channel that is there: any other is only thrown away.
+        // The tap must have recognized the main channel: any other connection is
+        // only discarded.
         while setup.tap.counters().stream_bytes.load(Relaxed) == 0 {
             thread::yield_now();
         }

@@ -1,9 +1,7 @@
-//! For tests: a directory that takes the processes with it that were started in
-//! it.
+//! For tests: a directory that ends the processes that were started in it.
 //!
-//! QEMU is meant to outlive whoever started it, a test that fails included. But
-//! what it and agents write goes to a log in the test's directory, and by that
-//! they are found.
+//! QEMU outlives the process that started it by design, also a failed test. QEMU and agents write
+//! their output to a log in the test's directory, which identifies them.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -12,16 +10,16 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// A killed process takes less to be gone.
+/// A killed process ends sooner than this.
 const GONE_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// A directory that goes with this value, and with it all processes whose
-/// standard output is a file in it.
+/// A directory that is removed on drop, after all processes whose standard output is a file in it
+/// are killed.
 #[derive(Debug)]
 pub struct TestDir(tempfile::TempDir);
 
 impl TestDir {
-    /// Makes one.
+    /// Makes a temporary directory.
     ///
     /// # Panics
     /// If that fails.
@@ -31,7 +29,7 @@ impl TestDir {
         Self(tempfile::tempdir().expect("a directory for the test"))
     }
 
-    /// Where it is.
+    /// Path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.0.path()
@@ -52,9 +50,9 @@ fn processes() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// Kills the process if it writes into `dir`.
+/// Kills the process if its standard output is a file in `dir`.
 fn end(pid: i32, dir: &Path) -> Option<OwnedFd> {
-    // Held before it is looked at, so that it is not another one by then.
+    // Opened before the check, so that the PID can't be reused in between.
     let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     let output = fs::read_link(format!("/proc/{pid}/fd/1")).ok()?;
     if !output.starts_with(dir) {
@@ -72,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_writes_there_ends_and_nothing_else() {
+    fn only_processes_that_write_into_it_are_killed() {
         let dir = TestDir::new();
         let other = TestDir::new();
         let start = |dir: &TestDir| {

@@ -1,4 +1,4 @@
-//! What the destination says on one lane, and what that releases.
+//! Reads a lane's acknowledgements and answers, and releases the batches they cover.
 
 use std::io::{self, Read};
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,8 +11,10 @@ use crate::flight::Flight;
 use crate::lanes::Shared;
 use crate::load::Load;
 
-/// Batches of one connection that are dealt with: whoever of its two threads comes
-/// second, the one that wrote a batch or the one that heard of it, finds it here.
+/// Batches of one connection that are both written and acknowledged.
+///
+/// Whichever of its two threads comes second, the one that wrote a batch or the one
+/// that read its acknowledgement, finds it here.
 #[derive(Debug)]
 pub struct Released<'c, X> {
     shared: &'c Shared<X>,
@@ -20,7 +22,7 @@ pub struct Released<'c, X> {
     flight: &'c Flight<X>,
 }
 
-// Whatever `X` is.
+// Without a bound on `X`, unlike a derive.
 impl<X> Clone for Released<'_, X> {
     fn clone(&self) -> Self {
         *self
@@ -34,8 +36,8 @@ impl<'c, X> Released<'c, X> {
         Self { shared, number, flight }
     }
 
-    /// The next one, and what the destination answered to it, if it did more than
-    /// acknowledge it.
+    /// The next such batch, and the destination's answer if it was more than an
+    /// acknowledgement.
     #[must_use]
     pub fn next(self) -> Option<(Load<X>, Option<Answer>)> {
         let released = self.flight.release()?;
@@ -45,10 +47,10 @@ impl<'c, X> Released<'c, X> {
         Some(released)
     }
 
-    /// A batch of pages or blocks is placed.
+    /// Notes that a batch of pages or blocks is placed.
     ///
     /// # Errors
-    /// If it was answered: it asked nothing.
+    /// If it was answered, though it was no query.
     pub fn placed(self, load: Load<X>, answer: Option<Answer>) -> io::Result<()> {
         match answer {
             None => {
@@ -62,15 +64,15 @@ impl<'c, X> Released<'c, X> {
         Ok(())
     }
 
-    /// The destination said what can't be. Not a matter of this connection: the peer is
-    /// broken or hostile.
+    /// The destination sent an impossible reply. This fails all lanes, not just the
+    /// connection: the peer is broken or hostile.
     #[must_use]
     pub fn nonsense(self) -> io::Error {
         self.shared.queue.fail(LanesError::Nonsense);
         io::Error::new(io::ErrorKind::InvalidData, LanesError::Nonsense)
     }
 
-    /// All of them, where no stage has a part in it.
+    /// Notes all released batches as placed, if there is no stage.
     pub(crate) fn all_placed(self) -> io::Result<()> {
         while let Some((load, answer)) = self.next() {
             self.placed(load, answer)?;
@@ -79,7 +81,7 @@ impl<'c, X> Released<'c, X> {
     }
 }
 
-/// Hears what the destination says on one connection.
+/// Reads the destination's replies on one connection.
 pub struct Acks<'c, X> {
     reader: &'c mut Reader,
     flight: &'c Flight<X>,
@@ -87,7 +89,7 @@ pub struct Acks<'c, X> {
     bytes: [u8; Answer::BYTES],
 }
 
-/// What the destination says on a lane.
+/// A reply of the destination on a lane.
 enum Said {
     Ack(Ack),
     Answer(Answer),
@@ -104,10 +106,10 @@ impl<'c, X> Acks<'c, X> {
         Self { reader, flight, released, bytes: [0; Answer::BYTES] }
     }
 
-    /// Waits until it says something. Then there may be batches released.
+    /// Waits for a reply, which may release batches.
     ///
     /// # Errors
-    /// If the connection ends, or it says what can't be.
+    /// If the connection ends, or the reply is impossible.
     pub fn wait(&mut self) -> io::Result<Released<'c, X>> {
         let reply = self.read_reply()?;
         data_threads::point();
@@ -119,7 +121,7 @@ impl<'c, X> Acks<'c, X> {
         known.map(|()| self.released).ok_or_else(|| self.released.nonsense())
     }
 
-    /// None if it is neither.
+    /// None if it is neither kind.
     fn read_reply(&mut self) -> io::Result<Option<Said>> {
         let (ack, rest) =
             self.bytes.split_first_chunk_mut::<{ Ack::BYTES }>().expect("an answer is longer");
@@ -132,7 +134,7 @@ impl<'c, X> Acks<'c, X> {
     }
 }
 
-/// Hears of pages and blocks until the connection ends.
+/// Reads the replies to pages and blocks until the connection ends.
 pub(crate) fn hear_all<X>(acks: &mut Acks<'_, X>) -> io::Result<()> {
     loop {
         acks.wait()?.all_placed()?;

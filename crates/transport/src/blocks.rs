@@ -1,34 +1,34 @@
-//! Where disk blocks go at the destination.
+//! The receiver of disk blocks at the destination.
 
 use page::BlockBatch;
 
 use crate::receiver::LaneEnd;
 
-/// What takes over the disk blocks that lanes bring. Shared by all lanes.
+/// Takes the disk blocks that lanes receive. Shared by all lanes.
 pub trait BlockSink: Send + Sync {
     /// An empty batch to receive into, from the sink's own bounded pool. Blocks
-    /// while that is used up: then the lane is not read, and the source waits.
+    /// while that is used up: the lane is then not read, and the source waits.
     ///
     /// # Errors
-    /// If the sink has failed or the migration ended.
+    /// If the sink has failed or the migration has ended.
     fn room(&self) -> Result<BlockBatch, TakeError>;
 
-    /// Takes a batch over; when this returns, it is acknowledged. Batches come
-    /// in any order, and more than once.
+    /// Takes a batch over; it is acknowledged when this returns. Batches arrive
+    /// in any order, and may arrive more than once.
     ///
     /// # Errors
-    /// If the batch can't be one of this migration's, the sink has failed, or
-    /// the migration ended.
+    /// If the batch can't belong to this migration, the sink has failed, or the
+    /// migration has ended.
     fn take(&self, batch: BlockBatch) -> Result<(), TakeError>;
 }
 
-/// Why a sink takes nothing.
+/// Why a sink refuses a batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
     /// The migration ended.
     #[error("the migration ended")]
     Over,
-    /// The source sent what no disk of this migration can take.
+    /// The source sent blocks that no disk of this migration can take.
     #[error("the source sent disk blocks that cannot be written: {0}")]
     Peer(String),
     /// A disk can't be written.

@@ -1,4 +1,4 @@
-//! Making connections: bound to a NIC, tuned, secured, and introduced.
+//! Makes connections: bound to a NIC, tuned, secured, and introduced.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -10,22 +10,22 @@ use wire::{Kind, Preamble, Reply, Versions, WireError};
 
 use crate::error::LaneError;
 
-/// A host in the same network answers in milliseconds; one across the world in
-/// half a second, thrice with a lost SYN.
+/// A host in the same network answers in milliseconds; one across the world in half a
+/// second, or three times that with a lost SYN.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Unacknowledged data this old means that the path is gone. Long enough for a
-/// switch to fail over, short enough to move on to the other lanes.
+/// Unacknowledged data this old means that the path is dead. Long enough for a switch to
+/// fail over, short enough to move on to the other lanes.
 const DEAD_AFTER: Duration = Duration::from_secs(8);
-/// How much unsent data the kernel takes per lane. The rest waits in our queue,
-/// where any lane that has room can take it.
+/// Unsent data that the kernel accepts per lane. The rest waits in the agent's queue,
+/// where any lane with room can take it.
 const NOT_SENT_BYTES: u32 = 256 << 10;
 
 /// The two ends of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The NIC's address to leave by.
+    /// The local NIC's address to connect from.
     pub local: Option<IpAddr>,
-    /// The agent's address to reach.
+    /// The agent's address to connect to.
     pub remote: SocketAddr,
 }
 
@@ -38,12 +38,12 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// Connects to the agent of the host `peer`, for control or whatever else; with
-/// certificates, only if it is that host's.
+/// Connects to the agent of the host `peer`, for a control connection or another `kind`;
+/// with certificates, only if the agent proves to be that host's.
 ///
 /// # Errors
-/// If the agent isn't there, isn't that host's, speaks none of our versions of the
-/// protocol, or doesn't take it.
+/// If the agent doesn't run, isn't that host's, speaks no common version of the
+/// protocol, or refuses the connection.
 pub fn connect(
     endpoint: Endpoint,
     peer: &str,
@@ -69,8 +69,8 @@ fn connect_speaking(
             .map_err(|source| LaneError::Handshake { remote, source })?;
         match introduce(connection, remote, Preamble { kind, versions: offered })? {
             Introduced::Welcome(connection) => return Ok(connection),
-            // It can't choose from what it is offered: release 0.1.0 looks at the newest
-            // alone. Asked once more, it has to take what it said.
+            // The peer can't choose from the offer: release 0.1.0 examines only the
+            // newest version. Offered its own version alone, it has to accept.
             Introduced::Speaks(theirs) => match versions.common(theirs) {
                 Some(common) if offered != Versions::only(common) => {
                     offered = Versions::only(common);
@@ -81,10 +81,10 @@ fn connect_speaking(
     }
 }
 
-/// What came of a preamble.
+/// The peer's reaction to a preamble.
 enum Introduced {
     Welcome(Connection),
-    /// Other versions than were offered.
+    /// The peer speaks other versions than were offered.
     Speaks(Versions),
 }
 
@@ -104,8 +104,8 @@ fn open(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
     Ok(stream)
 }
 
-/// Sets what every connection between agents has: no delay for small writes,
-/// a dead path noticed, a short queue in the kernel.
+/// Sets the options of every connection between agents: no delay for small writes,
+/// detection of a dead path, a short queue in the kernel.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -132,7 +132,8 @@ fn introduce(
     connection.set_read_deadline(Some(deadline)).map_err(broken)?;
     let said = connection.write_all(&preamble.to_bytes());
     let mut reply = [0; Reply::BYTES];
-    // Whoever doesn't want us has said why before the connection broke.
+    // A peer that refuses has sent its reason before the connection broke, so read that
+    // first.
     let heard = connection.read_exact(&mut reply);
     heard.map_err(|source| turned_away(remote, source))?;
     said.map_err(broken)?;
@@ -147,8 +148,8 @@ fn introduce(
     }
 }
 
-/// In TLS 1.3 whoever calls is ready before he is verified: that he is not taken
-/// comes with the first read.
+/// In TLS 1.3 the client is ready before the server has verified it, so a refusal
+/// arrives with the first read.
 fn turned_away(remote: SocketAddr, source: std::io::Error) -> LaneError {
     let refusal = source.get_ref().and_then(|inner| match inner.downcast_ref() {
         Some(RecordError::Refused(refusal)) => Some(*refusal),
@@ -169,10 +170,10 @@ mod tests {
 
     const BOTH: Versions = Versions { oldest: 4, newest: 5 };
 
-    /// What an agent answers to a preamble.
+    /// An agent's answer to a preamble.
     type Answers = fn(&[u8; Preamble::BYTES]) -> [u8; Reply::BYTES];
 
-    /// Release 0.1.0 compares one number, and knows only its own.
+    /// Release 0.1.0 compares one number, and accepts only its own.
     fn release_before(preamble: &[u8; Preamble::BYTES]) -> [u8; Reply::BYTES] {
         let status = if preamble[8..10] == [4, 0] { 0 } else { 3 };
         let mut reply = *b"DROVEWAY\x04\0\0\0\0\0\0\0";
@@ -191,7 +192,7 @@ mod tests {
         Reply::OtherVersion(Versions::only(4)).to_bytes(0)
     }
 
-    /// The newest version of each preamble that an agent hears, and how that ends.
+    /// The newest version of each preamble that an agent receives, and the outcome.
     fn offers(ours: Versions, answers: Answers) -> (Vec<u8>, Result<(), String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let remote = listener.local_addr().unwrap();
@@ -220,13 +221,13 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_of_the_release_before_is_asked_again() {
+    fn an_agent_of_the_previous_release_is_offered_its_own_version() {
         assert_eq!(offers(BOTH, release_before), (vec![5, 4], Ok(())));
         assert_eq!(offers(Versions::only(4), release_before), (vec![4], Ok(())));
     }
 
     #[test]
-    fn one_that_can_choose_is_asked_once() {
+    fn an_agent_that_can_choose_is_asked_once() {
         assert_eq!(offers(BOTH, this_release), (vec![5], Ok(())));
         assert_eq!(offers(Versions::only(4), this_release), (vec![4], Ok(())));
     }

@@ -1,15 +1,15 @@
-//! What the destination has of pages, so that one that is sent again can go as what has
-//! changed of it.
+//! Tracks the destination's versions of pages, so that a page that is sent again can go as
+//! a delta.
 //!
-//! The content itself is not kept. Of each part of a page a fingerprint is, with a key
-//! that no guest knows: a part with the same one as before has not changed. So a page costs
-//! a sixteenth of its size here, however often it is rewritten.
+//! The content itself is not kept, only a fingerprint of each part of a page, with a key
+//! that no guest knows: a part with the same fingerprint as before has not changed. So a
+//! page costs a sixteenth of its size here, however often it is rewritten.
 //!
 //! A version can be a base once the destination has acknowledged it, and as long as no
-//! newer one has left, by any lane and in any form: then it is what the destination has.
-//! QEMU's channels are not read in step, so an older version may come to the lanes after a
-//! newer one. It does not leave any more: the destination has no use for it, and a delta
-//! that is under way needs the base that is there.
+//! newer one has left, on any lane and in any form: until then it is the destination's
+//! content. QEMU's channels are not read in step, so an older version may reach the lanes
+//! after a newer one. It is then dropped: the destination has no use for it, and a delta in
+//! flight needs its base to stay in place.
 
 mod comparing;
 #[cfg(test)]
@@ -27,24 +27,25 @@ use wire::{Announced, FILLS_MAX};
 use comparing::Bases;
 pub(crate) use comparing::Comparing;
 
-/// What records take is this share of the VM's RAM, within these bounds: with a record a
-/// page takes a fifteenth, so a fourth of a large VM has one, what was sent again of late.
+/// Records take this fraction of the VM's RAM (1/64), within these bounds. A record takes a
+/// fifteenth of a page, so a quarter of a large VM's pages can have one: those sent again
+/// most recently.
 const RECORDS_SHARE: u64 = 64;
 const RECORDS_MIN_BYTES: u64 = 64 << 20;
 const RECORDS_MAX_BYTES: u64 = 1 << 30;
 
-/// Beside a record's place: the page has left twice in the newest epoch, as QEMU before 9.0
-/// may have it, or because its lane died. Which of both is the destination's last can't be
-/// known, so neither is a base.
+/// A flag beside a record's place: the page has left twice in the newest epoch, because
+/// QEMU before 9.0 may send it twice or because its lane died. Which of the two the
+/// destination placed last is unknown, so neither is a base.
 const TWICE: u32 = 1 << 31;
 
-/// Of each part of a page.
+/// A fingerprint of each part of a page.
 type Fingerprints = [u64; PARTS];
 
-/// What the destination has of the pages of one VM.
+/// The destination's versions of one VM's pages.
 pub struct Deltas {
     key: u64,
-    /// Whether it is noted what pages contain that have no base.
+    /// Whether pages without a base are noted, too.
     notes: AtomicBool,
     pages: AtomicU64,
     known: Mutex<Known>,
@@ -55,36 +56,36 @@ struct Known {
     blocks: Vec<Block>,
     records: Vec<Record>,
     records_max: usize,
-    /// Where the next record is looked for that can be given to another page.
+    /// Where the search for a record to reuse continues.
     hand: usize,
 }
 
-/// Its tables have an entry for each page. They are zero, and no memory, until used; empty
-/// where there is no room for them, and then its pages go whole.
+/// The tables have an entry per page. They are zero, and take no memory, until used. They
+/// are empty if memory can't be reserved for them; the block's pages then go whole.
 struct Block {
     name: String,
-    /// The destination can read what it has of it.
+    /// The destination can read its own memory of the block.
     has_bases: bool,
     /// The newest version that has left.
     newest: Box<[u32]>,
-    /// One more than the record's place, or 0: none; and [`TWICE`].
+    /// The record's place plus one, or 0 for none; and [`TWICE`].
     record: Box<[u32]>,
 }
 
-/// What a version of a page contains.
+/// The content of a page's version.
 struct Record {
     block: BlockId,
     page: u32,
     epoch: Epoch,
     is_placed: bool,
-    /// It was a base since the hand last passed.
+    /// It was used as a base since the hand last passed.
     was_used: bool,
     fingerprints: Fingerprints,
 }
 
 impl std::fmt::Debug for Deltas {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The key is nobody's business.
+        // The key must stay secret.
         f.debug_struct("Deltas").field("pages", &self.pages).finish_non_exhaustive()
     }
 }
@@ -101,18 +102,18 @@ impl Default for Deltas {
 }
 
 impl Deltas {
-    /// Deltas are sent if they are at most this share of a batch's bodies: they have to be
-    /// put together here, and onto their bases there.
+    /// Deltas are sent if they are at most this fraction of a batch's bodies, because
+    /// making and applying them costs time at both ends.
     pub const WORTH: f64 = 0.75;
 
-    /// So many pages of a VM can have a base, of those that were sent again of late.
+    /// The number of a VM's pages that can have a base: those sent again most recently.
     #[must_use]
     pub fn pages_max(ram_bytes: u64) -> u64 {
         let bytes = (ram_bytes / RECORDS_SHARE).clamp(RECORDS_MIN_BYTES, RECORDS_MAX_BYTES);
         bytes / size_of::<Record>() as u64
     }
 
-    /// The block list is known; nothing has left yet.
+    /// Sets the block list, before anything has left.
     pub fn announce(&self, blocks: &[Announced]) {
         let block = |block: &Announced| {
             let [newest, record] = tables(block.bytes / PAGE_BYTES as u64).unwrap_or_default();
@@ -124,28 +125,28 @@ impl Deltas {
         known.records_max = usize::try_from(Self::pages_max(bytes)).unwrap_or(usize::MAX);
     }
 
-    /// The destination can make pages of these blocks from deltas.
+    /// Sets the blocks whose pages the destination can make from deltas.
     pub fn take_for(&self, names: &[String]) {
         for block in &mut self.known.lock().blocks {
             block.has_bases = names.contains(&block.name);
         }
     }
 
-    /// Whether pages that have no base yet are worth being one: not while the CPU is what a
-    /// migration waits for.
+    /// Sets whether pages without a base are noted to become one: not while the CPU is the
+    /// migration's bottleneck.
     pub fn note_pages(&self, notes: bool) {
         self.notes.store(notes, Relaxed);
     }
 
-    /// Pages that went as deltas.
+    /// Pages that were sent as deltas.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages.load(Relaxed)
     }
 
-    /// A lane has taken this batch: whatever becomes of its pages, what the destination had
-    /// of them until now is not what it will have. Takes out those of which a newer version
-    /// has left, and says how many bodies those are.
+    /// Notes that a lane has taken this batch, so the destination's current versions of its
+    /// pages will be replaced. Removes pages of which a newer version has left, and returns
+    /// how many bodies it removed.
     fn leave(&self, batch: &mut Batch, bases: &mut Bases) -> usize {
         bases.begin(batch);
         let mut known = self.known.lock();
@@ -171,7 +172,7 @@ impl Deltas {
         dropped
     }
 
-    /// These bodies are about to be sent by a lane, and contain that.
+    /// Notes the content of bodies that a lane is about to send.
     fn note(&self, batch: &Batch, fingerprints: &[Fingerprints]) {
         let mut known = self.known.lock();
         for (body, fingerprints) in batch.bodies().iter().zip(fingerprints) {
@@ -179,7 +180,7 @@ impl Deltas {
         }
     }
 
-    /// The destination has placed a batch that was sent as bodies or deltas.
+    /// Notes that the destination has placed a batch that was sent as bodies or deltas.
     pub(crate) fn placed(&self, batch: &Batch) {
         let mut known = self.known.lock();
         let Known { blocks, records, .. } = &mut *known;
@@ -191,7 +192,7 @@ impl Deltas {
         }
     }
 
-    /// Of each part of a page.
+    /// The fingerprint of each part of a page.
     fn fingerprints(&self, page: &[u8]) -> Fingerprints {
         let mut each = [0; PARTS];
         for (fingerprint, part) in each.iter_mut().zip(page.chunks_exact(PART_BYTES)) {
@@ -207,14 +208,15 @@ impl Block {
         ((*self.record.get(page)? & !TWICE) as usize).checked_sub(1)
     }
 
-    /// A version of a page leaves. Which one did before, and whether that was there twice;
-    /// none if there is no such page, or a newer one has left.
+    /// Notes that a version of a page leaves. Returns the version that left before, and
+    /// whether that one left twice; none if there is no such page, or a newer version has
+    /// left.
     fn leaves(&mut self, page: usize, epoch: Epoch) -> Option<(Epoch, bool)> {
         let newest = self.newest.get_mut(page).filter(|newest| **newest <= epoch.0)?;
         let before = std::mem::replace(newest, epoch.0);
         let record = self.record.get_mut(page)?;
         let was_twice = *record & TWICE != 0;
-        // Most pages leave once, and the table is no memory until it is written to.
+        // Most pages leave once, and the table takes no memory until it is written.
         if before == epoch.0 {
             *record |= TWICE;
         } else if was_twice {
@@ -223,7 +225,7 @@ impl Block {
         Some((Epoch(before), was_twice))
     }
 
-    /// Takes out of a batch what is older than what has left.
+    /// Removes pages from a batch of which a newer version has left.
     fn drop_older(&self, batch: &mut Batch) -> usize {
         let epoch = batch.epoch.0;
         let is_older = |newest: &u32| *newest > epoch;
@@ -233,8 +235,8 @@ impl Block {
         let is_newest = |page: PageIndex| !self.newest.get(page.0 as usize).is_some_and(is_older);
         if batch.fills().iter().any(has_older) {
             let left: usize = batch.fills().iter().map(|fill| runs_left(fill, is_newest)).sum();
-            // What is too much for one batch's tables leaves whole: the destination drops
-            // what is older by itself.
+            // If the rest would not fit one batch's tables, all of it leaves: the
+            // destination drops older versions itself.
             if left <= FILLS_MAX {
                 batch.retain_fills(is_newest);
             }
@@ -247,13 +249,13 @@ impl Block {
     }
 }
 
-/// Both of a block's. None if there is no room for them: how large a block is QEMU says.
+/// Both tables of a block. None if memory can't be reserved: QEMU dictates a block's size.
 fn tables(pages: u64) -> Option<[Box<[u32]>; 2]> {
     let pages = usize::try_from(pages).ok()?;
     Some([try_zeroed_slice_box(pages).ok()?, try_zeroed_slice_box(pages).ok()?])
 }
 
-/// Runs that a run becomes if only such pages are left of it.
+/// The number of runs that remain of a run if only the pages with `is_left` stay.
 fn runs_left(fill: &Fill, is_left: impl Fn(PageIndex) -> bool) -> usize {
     let mut goes_on = false;
     let pages = (fill.first.0..).take(fill.count as usize).map(PageIndex);
@@ -264,7 +266,7 @@ fn runs_left(fill: &Fill, is_left: impl Fn(PageIndex) -> bool) -> usize {
     pages.map(begins).filter(|begins| *begins).count()
 }
 
-/// The places of a run's pages.
+/// The indices of a run's pages.
 fn run(fill: &Fill) -> std::ops::Range<usize> {
     let first = fill.first.0 as usize;
     first..first.saturating_add(fill.count as usize)
@@ -273,7 +275,7 @@ fn run(fill: &Fill) -> std::ops::Range<usize> {
 impl Known {
     fn note(&mut self, block: BlockId, page: u32, epoch: Epoch, fingerprints: &Fingerprints) {
         let Some(of) = self.blocks.get(usize::from(block.0)) else { return };
-        // A newer one may have left meanwhile, or the same one twice.
+        // A newer version may have left meanwhile, or the same one twice.
         if !of.has_bases
             || of.newest.get(page as usize) != Some(&epoch.0)
             || of.record[page as usize] & TWICE != 0
@@ -295,7 +297,7 @@ impl Known {
         self.blocks[usize::from(block.0)].record[page as usize] = number;
     }
 
-    /// A record's place that is new, or of a page that was not sent again for long.
+    /// A new record's place, or that of a page that was not sent again for long.
     fn new_place(&mut self) -> usize {
         if self.records.len() < self.records_max {
             return self.records.len();

@@ -1,4 +1,4 @@
-//! What one connection has sent and not yet heard of.
+//! The unacknowledged batches of one connection.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -12,13 +12,14 @@ use crate::window::{Departure, Window};
 
 /// The batches of one connection between write and acknowledgement.
 ///
-/// An acknowledgement can overtake the sender, which notes a batch only once
-/// the write returned: hence both counts, and whoever comes second releases.
+/// An acknowledgement can overtake the sender, which notes a batch only after the
+/// write has returned. Hence there are two counts, and whichever thread comes second
+/// releases the batch.
 #[derive(Debug)]
 pub(crate) struct Flight<X> {
     state: Mutex<State<X>>,
     broken: AtomicBool,
-    /// For the sender: less is in flight.
+    /// Wakes the sender: less is in flight.
     has_room: Condvar,
     window_bytes: AtomicU64,
 }
@@ -26,18 +27,18 @@ pub(crate) struct Flight<X> {
 #[derive(Debug)]
 struct State<X> {
     sent: VecDeque<Sent<X>>,
-    /// Buffers of what was sent, in bytes, and of what was ever delivered.
+    /// Bytes of buffers of the batches in flight, and of those ever delivered.
     sent_bytes: u64,
     delivered_bytes: u64,
-    /// Of what was sent, how much a stage did on its own account. It may be answered
-    /// late, and what comes after it is acknowledged after that.
+    /// Loads in flight that a stage sent. Their answers may be late, and the batches
+    /// after them are acknowledged only later.
     asking: usize,
     window: Window,
-    /// What was to be sent when the connection broke.
+    /// Batches that were being written when the connection broke.
     unsent: Vec<Load<X>>,
     released: u64,
     acknowledged: u64,
-    /// Answers to batches that ask, by how many are acknowledged with each.
+    /// Answers to queries, in order of the batch that each one acknowledges.
     answers: VecDeque<Answer>,
 }
 
@@ -71,8 +72,7 @@ impl<X> Default for Flight<X> {
 }
 
 impl<X> Flight<X> {
-    /// Blocks while as much is in flight as the path holds, unless the connection
-    /// breaks. What is sent next departs now.
+    /// Blocks while the window is full, unless the connection breaks.
     pub(crate) fn wait_for_room(&self) {
         let mut state = self.state.lock();
         while !state.has_room() && !self.is_broken() {
@@ -80,18 +80,18 @@ impl<X> Flight<X> {
         }
     }
 
-    /// When something departs that is sent now.
+    /// The departure of a batch that is sent now.
     pub(crate) fn departure(&self) -> Departure {
         let delivered_bytes = self.state.lock().delivered_bytes;
         Departure { at: Instant::now(), delivered_bytes }
     }
 
-    /// What may be in flight, in bytes of buffers.
+    /// Bytes of buffers that may be in flight.
     pub(crate) fn window_bytes(&self) -> u64 {
         self.window_bytes.load(Relaxed)
     }
 
-    /// A batch is written.
+    /// Notes a written batch.
     pub(crate) fn sent(&self, load: Load<X>, departure: Departure) {
         let mut state = self.state.lock();
         let bytes = load.buffer_bytes();
@@ -100,13 +100,13 @@ impl<X> Flight<X> {
         state.sent.push_back(Sent { load, bytes, departure });
     }
 
-    /// A batch is not written: another connection carries it.
+    /// Notes a batch that was not written; another connection sends it.
     pub(crate) fn not_sent(&self, load: Load<X>) {
         self.state.lock().unsent.push(load);
     }
 
-    /// The destination has placed `placed` batches of this connection. None if it
-    /// counts backwards, or batches that were never sent.
+    /// Notes that the destination has placed `placed` batches of this connection.
+    /// None if the count falls, or includes batches that were never sent.
     pub(crate) fn acknowledged(&self, placed: u64) -> Option<()> {
         self.state.lock().acknowledge(placed)
     }
@@ -139,10 +139,10 @@ impl<X> Flight<X> {
         Some((load, answer))
     }
 
-    /// The connection is of no use any more.
+    /// Marks the connection as broken.
     pub(crate) fn break_off(&self) {
         self.broken.store(true, SeqCst);
-        // Whoever was about to wait has seen it, or waits by now.
+        // A thread that was about to wait has seen the mark, or waits by now.
         drop(self.state.lock());
         self.has_room.notify_all();
     }
@@ -151,7 +151,7 @@ impl<X> Flight<X> {
         self.broken.load(SeqCst)
     }
 
-    /// What was not acknowledged, the oldest first.
+    /// The unacknowledged batches, oldest first.
     pub(crate) fn hand_back(&self) -> impl DoubleEndedIterator<Item = Load<X>> + use<X> {
         let mut state = self.state.lock();
         let (sent, unsent) = (std::mem::take(&mut state.sent), std::mem::take(&mut state.unsent));
@@ -164,7 +164,7 @@ impl<X> State<X> {
         self.asking > 0 || self.sent_bytes < self.window.bytes()
     }
 
-    /// A batch is acknowledged.
+    /// Removes an acknowledged batch.
     fn leaves(&mut self, sent: Sent<X>) -> Load<X> {
         let Sent { load, bytes, departure } = sent;
         self.sent_bytes -= bytes;
@@ -175,7 +175,7 @@ impl<X> State<X> {
     }
 
     fn acknowledge(&mut self, placed: u64) -> Option<()> {
-        // And the one that is being written.
+        // The batch that is being written counts as sent.
         let sent = self.released + self.sent.len() as u64 + 1;
         if placed < self.acknowledged || placed > sent {
             return None;
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_acknowledged_goes_back_in_its_order() {
+    fn unacknowledged_batches_go_back_in_order() {
         let flight = Flight::default();
         (1..4).for_each(|nth| flight.sent(load(nth), flight.departure()));
         flight.not_sent(load(4));

@@ -26,9 +26,11 @@ pub struct Lane<'s, X> {
 }
 
 impl<X: Send + 'static> Lane<'_, X> {
-    /// The life of a lane: connect, carry, and again, until all is delivered. Over each
-    /// connection this thread has `send` send, and another has `hear` hear what the
-    /// destination says to it.
+    /// Runs the lane: connects, carries batches, and reconnects, until everything is
+    /// delivered.
+    ///
+    /// On each connection this thread runs `send`, and another runs `hear` for the
+    /// destination's replies.
     pub fn run(
         &self,
         send: impl Fn(&mut Sender<'_, X>) -> std::io::Result<Sent>,
@@ -55,7 +57,8 @@ impl<X: Send + 'static> Lane<'_, X> {
                     }
                 }
                 Err(LaneError::Turned { reply: Reply::UnknownToken, .. }) => {
-                    // The destination has ended the migration; control says why.
+                    // The destination has ended the migration; the control connection
+                    // tells why.
                     break;
                 }
                 Err(error) => error,
@@ -75,7 +78,7 @@ impl<X: Send + 'static> Lane<'_, X> {
     }
 
     /// Carries batches over one connection, until the queue ends (`Ok`) or the
-    /// connection does (`Err`; what it had not delivered is handed back).
+    /// connection does (`Err`; undelivered batches are handed back).
     fn carry(
         &self,
         connection: &mut Connection,
@@ -89,7 +92,7 @@ impl<X: Send + 'static> Lane<'_, X> {
         shared.queue.lane_up();
         let span = Span::current();
         let outcome = thread::scope(|scope| {
-            // Without it a fault here would wait for the other thread, which waits for
+            // Without it, a panic here would wait for the other thread, which waits for
             // the destination.
             let _fault = EndsOnFault(shared);
             let acks = thread::Builder::new().name(format!("lane-{number}-ack")).spawn_scoped(
@@ -107,7 +110,7 @@ impl<X: Send + 'static> Lane<'_, X> {
             )?;
             let mut sender = Sender::new(shared, number, writer, &flight);
             let sent = send(&mut sender);
-            // Wakes the acknowledgement thread, whichever way sending ended.
+            // Wakes the acknowledgement thread, however sending ended.
             sender.close();
             let heard = acks.join();
             let heard =
@@ -130,13 +133,13 @@ impl<X: Send + 'static> Lane<'_, X> {
     }
 }
 
-/// Runs a lane where no stage stands between the queue and the lanes.
+/// Runs a lane without a stage between the queue and the lanes.
 pub fn run_plain<X: Send + 'static>(lane: &Lane<'_, X>) {
     lane.run(send_all, hear_all);
 }
 
-/// Ends all lanes if the thread that holds it panics: a lane that has lost one of
-/// its threads looks like one that is only slow.
+/// Ends all lanes if its thread panics: a lane that has lost one of its threads would
+/// look like one that is only slow.
 struct EndsOnFault<'s, X>(&'s Shared<X>);
 
 impl<X> Drop for EndsOnFault<'_, X> {

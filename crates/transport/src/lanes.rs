@@ -22,22 +22,22 @@ use crate::pacer::Pacer;
 use crate::queue::{ASKED_MAX, Queue};
 use crate::stale_filter::StaleFilter;
 
-/// What lanes a migration gets.
+/// The plan of a migration's lanes.
 #[derive(Clone, Debug)]
 pub struct LanesPlan {
-    /// One for each lane.
+    /// One endpoint per lane.
     pub endpoints: Vec<Endpoint>,
-    /// The host they go to.
+    /// The destination host.
     pub peer: String,
-    /// How they are made secure.
+    /// How connections are secured.
     pub security: Security,
-    /// What they identify themselves with.
+    /// The token that identifies the lanes.
     pub token: Token,
-    /// The encoding to begin with.
+    /// The initial encoding.
     pub encoding: Encoding,
-    /// Looks at batches of pages before they are sent.
+    /// Filters batches of pages before they are sent.
     pub stale_filter: Option<StaleFilter>,
-    /// What the destination has. None: pages that are sent again go whole.
+    /// The destination's versions of pages. None: pages that are sent again go whole.
     pub deltas: Option<Arc<Deltas>>,
 }
 
@@ -48,7 +48,7 @@ pub struct Lanes<X = Infallible> {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What the threads of all lanes see.
+/// State shared by the threads of all lanes.
 #[derive(Debug)]
 pub(crate) struct Shared<X> {
     pub(crate) queue: Arc<Queue<X>>,
@@ -58,26 +58,26 @@ pub(crate) struct Shared<X> {
     pub(crate) cpu_ns: AtomicU64,
     pub(crate) plan: LanesPlan,
     pub(crate) threads: Option<Arc<DataThreads>>,
-    /// What ends each lane's connection, if it has one.
+    /// The handle that closes each lane's connection, if it has one.
     connections: Mutex<Vec<Option<Closer>>>,
 }
 
 impl<X> Shared<X> {
-    /// Lane `number` has a connection.
+    /// Notes that lane `number` has a connection.
     pub(crate) fn connected(&self, number: usize, closer: Closer) {
         self.connections.lock()[number] = Some(closer);
-        // The end may have come before there was anything to close.
+        // The lanes may have ended before there was a connection to close.
         if self.queue.failure().is_some() {
             self.shut();
         }
     }
 
-    /// It has none any more.
+    /// Notes that lane `number` has lost its connection.
     pub(crate) fn disconnected(&self, number: usize) {
         self.connections.lock()[number] = None;
     }
 
-    /// Ends everything now. Whoever reads or writes comes back at once, however slow
+    /// Ends everything now. Threads that read or write return at once, however slow
     /// the destination is.
     pub(crate) fn end(&self, error: LanesError) {
         self.queue.fail(error);
@@ -91,10 +91,10 @@ impl<X> Shared<X> {
 }
 
 impl Lanes {
-    /// Starts the lanes; they connect by themselves and again after a failure.
+    /// Starts the lanes; they connect, and reconnect after failures, by themselves.
     ///
     /// # Errors
-    /// If the system gives no threads.
+    /// If no threads can be started.
     pub fn start(plan: LanesPlan) -> std::io::Result<Self> {
         let lanes = Self::new(plan, None);
         lanes.start_with(run_plain)?;
@@ -103,10 +103,10 @@ impl Lanes {
 }
 
 impl<X: Send + 'static> Lanes<X> {
-    /// Starts their threads, each of which `run`s one lane.
+    /// Starts the lanes' threads, each of which `run`s one lane.
     ///
     /// # Errors
-    /// If the system gives no threads.
+    /// If no threads can be started.
     pub fn start_with(
         &self,
         run: impl Fn(&Lane<'_, X>) + Clone + Send + 'static,
@@ -123,7 +123,7 @@ impl<X: Send + 'static> Lanes<X> {
 }
 
 impl<X> Lanes<X> {
-    /// Lanes that carry nothing yet; their threads join `threads`.
+    /// Creates lanes that carry nothing yet; their threads will join `threads`.
     #[must_use]
     pub fn new(plan: LanesPlan, threads: Option<Arc<DataThreads>>) -> Self {
         let shared = Arc::new(Shared {
@@ -139,13 +139,13 @@ impl<X> Lanes<X> {
         Self { shared, threads: Mutex::new(Vec::new()) }
     }
 
-    /// What they carry, and have delivered.
+    /// The queue of the lanes, with their delivery counters.
     #[must_use]
     pub fn queue(&self) -> &Arc<Queue<X>> {
         &self.shared.queue
     }
 
-    /// Effects a batch over. Never blocks: the pool bounds how many there are.
+    /// Hands a batch over. Never blocks: the pool bounds the number of batches.
     ///
     /// # Errors
     /// If the lanes failed or were stopped.
@@ -153,8 +153,8 @@ impl<X> Lanes<X> {
         self.shared.queue.submit(load.into())
     }
 
-    /// The barrier: blocks until every batch submitted so far is placed, or
-    /// taken over by the destination's disk sink.
+    /// The barrier: blocks until every batch submitted so far is placed, or accepted
+    /// by the destination's disk sink.
     ///
     /// # Errors
     /// If the lanes fail first.
@@ -162,38 +162,38 @@ impl<X> Lanes<X> {
         self.shared.queue.wait_drained()
     }
 
-    /// Why they failed, if they did.
+    /// Why the lanes failed, if they did.
     #[must_use]
     pub fn failure(&self) -> Option<LanesError> {
         self.shared.queue.failure()
     }
 
-    /// The destination's disks have room for so many batches of blocks, all that
-    /// were ever sent counted. More are not sent, and pages pass them by. Until
-    /// this is called there is no bound, and what was said once stays.
+    /// The destination's disks have room for this many batches of blocks, counted from
+    /// the first ever sent. More are not sent, and pages pass them. Until the first
+    /// call there is no bound; the number never falls.
     pub fn set_block_room(&self, batches: u64) {
         self.shared.queue.set_block_room(batches);
     }
 
-    /// How bodies are encoded from now on.
+    /// Sets how bodies are encoded from now on.
     pub fn set_encoding(&self, encoding: Encoding) {
         self.shared.encoding.store(encoding as u8, Relaxed);
     }
 
-    /// What is known of the pages that the destination has, if they can go as deltas.
+    /// The destination's versions of pages, if pages can go as deltas.
     #[must_use]
     pub fn deltas(&self) -> Option<&Deltas> {
         self.shared.plan.deltas.as_deref()
     }
 
-    /// Pages, in bytes, that were sent as deltas.
+    /// Guest bytes of pages that were sent as deltas.
     #[must_use]
     pub fn delta_bytes(&self) -> u64 {
         self.deltas().map_or(0, Deltas::pages) * page::PAGE_BYTES as u64
     }
 
-    /// The most bytes a second that a lane writes from now on; none or 0:
-    /// unpaced. A lane that there isn't has no pace.
+    /// Sets the most bytes a second that a lane writes from now on; none or 0:
+    /// unpaced. A missing lane is ignored.
     pub fn set_pace(&self, lane: usize, bytes_per_s: Option<u64>) {
         if let Some(pacer) = self.shared.pacers.get(lane) {
             pacer.set(bytes_per_s);
@@ -205,7 +205,7 @@ impl<X> Lanes<X> {
         self.shared.pacers.iter().map(Pacer::bytes_per_s)
     }
 
-    /// What is delivered so far.
+    /// The delivery counters so far.
     #[must_use]
     pub fn delivered(&self) -> Delivered {
         self.shared.queue.delivered()
@@ -222,9 +222,9 @@ impl<X> Lanes<X> {
         self.shared.meters.iter().map(LaneMeter::times).sum()
     }
 
-    /// Bytes of buffers that lanes can use at once: what may be in flight on each, one
-    /// batch that it writes, one that waits for it, and one that is being filled. If a
-    /// stage `asks` the destination, also what waits for answers.
+    /// Bytes of buffers that lanes can use at once: on each lane the window, one batch
+    /// being written, one waiting for it, and one being filled. If a stage `asks` the
+    /// destination, also the batches that wait for answers.
     #[must_use]
     pub fn useful_bytes(&self, asks: bool) -> u64 {
         let slot = page::SLOT_BYTES as u64;
@@ -233,7 +233,7 @@ impl<X> Lanes<X> {
         asking + windows.map(|window| window + 3 * slot).sum::<u64>()
     }
 
-    /// Each lane's ends and counters.
+    /// Each lane's endpoint and counters.
     pub fn meters(&self) -> impl Iterator<Item = (Endpoint, &LaneMeter)> {
         self.shared.plan.endpoints.iter().copied().zip(&self.shared.meters)
     }
@@ -244,26 +244,26 @@ impl<X> Lanes<X> {
         self.shared.meters.iter().map(|meter| meter.wire_bytes.load(Relaxed)).sum()
     }
 
-    /// Nothing more will be submitted: lanes end once all is delivered.
+    /// Accepts no more batches: lanes end once everything is delivered.
     pub fn close(&self) {
         self.shared.queue.close();
     }
 
-    /// Ends the lanes in order: all that was submitted is delivered first.
+    /// Ends the lanes in an orderly way: everything submitted is delivered first.
     /// Returns the CPU time that their threads used.
     pub fn finish(&self) -> Duration {
         self.close();
         self.join()
     }
 
-    /// Ends the lanes now, and their connections. Does not wait for anything, so
-    /// that others need not wait for a destination that reads slowly.
+    /// Ends the lanes and their connections now. Waits for nothing, so that the caller
+    /// need not wait for a destination that reads slowly.
     pub fn shut(&self) {
         self.shared.end(LanesError::Stopped);
     }
 
-    /// As [`Lanes::shut`], and waits for the lanes' threads. Returns the CPU time
-    /// that they used.
+    /// As [`Lanes::shut`], and waits for the lanes' threads. Returns the CPU time that
+    /// they used.
     pub fn stop(&self) -> Duration {
         self.shut();
         self.join()
@@ -271,7 +271,7 @@ impl<X> Lanes<X> {
 
     fn join(&self) -> Duration {
         for thread in self.threads.lock().drain(..) {
-            // A lane that panicked has printed why; the others end as well.
+            // A lane that panicked has logged why; the others end as well.
             let _ = thread.join();
         }
         Duration::from_nanos(self.shared.cpu_ns.load(Relaxed))

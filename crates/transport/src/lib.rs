@@ -1,19 +1,19 @@
 //! Lanes: connections between two agents that carry batches.
 //!
 //! At the source, [`Lanes`] owns one sender and one acknowledgement thread per
-//! lane. All lanes pull from one queue, so a slow one takes less and a dead
-//! one nothing; what a dead one had not delivered goes back to the queue's
-//! head. A batch keeps its pool buffer until the destination says that it is
-//! *placed*, so the pool bounds everything between QEMU and the far RAM. A stage
-//! may stand between the queue and the lanes: then the lanes' threads hand it what
-//! they take, it has them carry loads that only it knows, and it settles with the
-//! [`Queue`] what becomes of them.
+//! lane. All lanes pull from one queue, so a slow lane takes less and a dead one
+//! nothing; undelivered batches of a dead lane go back to the queue's head. A
+//! batch keeps its pool buffer until the destination reports it *placed*, so the
+//! pool bounds everything between QEMU and the destination's RAM. A stage may
+//! stand between the queue and the lanes: the lanes' threads then hand it the
+//! batches that they take, it sends loads of its own kind, and it reports their
+//! outcome to the [`Queue`].
 //!
-//! At the destination, an [`Incoming`] is one lane. Whoever drives it has pages
-//! placed, once all of a batch is in a buffer of the lane's own, and disk blocks
-//! taken by a [`BlockSink`], raw ones from the socket straight into its buffers.
-//! What is encrypted is opened on the way there (crate `identity`). A batch that
-//! takes a while is answered later ([`Question`]), and the lane goes on.
+//! At the destination, an [`Incoming`] is one lane. The thread that drives it
+//! places pages once they are in the lane's own buffer, and passes disk blocks to
+//! a [`BlockSink`], raw ones from the socket straight into the sink's buffers.
+//! Encrypted data is decrypted on the way (crate `identity`). A batch that takes
+//! long is answered later ([`Question`]), and the lane continues meanwhile.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! What lanes carry.
+//! The loads that lanes carry.
 
 use std::convert::Infallible;
 
 use page::{Batch, BlockBatch, PAGE_BYTES};
 
-/// What goes by a lane, and comes back to the queue if that dies. All kinds share
+/// A load of a lane, which returns to the queue if the lane dies. All kinds share
 /// queue, lanes and acknowledgements.
 #[derive(Debug)]
 pub enum Load<X = Infallible> {
@@ -12,8 +12,8 @@ pub enum Load<X = Infallible> {
     Pages(Batch),
     /// Blocks of a disk.
     Blocks(BlockBatch),
-    /// What a stage sends, that stands between the queue and the lanes: it knows what
-    /// that is.
+    /// A load of the stage between the queue and the lanes, in a format that only the
+    /// stage knows.
     Other(X),
 }
 
@@ -29,7 +29,7 @@ impl<X> From<BlockBatch> for Load<X> {
     }
 }
 
-/// How much a load is.
+/// The size of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Amount {
     Pages { body_bytes: u64, fill_bytes: u64 },
@@ -47,12 +47,12 @@ impl<X> Load<X> {
                 let data_bytes = batch.data().len() as u64;
                 Amount::Blocks { data_bytes, zero_bytes: batch.bytes() - data_bytes }
             }
-            // Its stage counts what it is.
+            // The stage counts it itself.
             Self::Other(_) => Amount::Pages { body_bytes: 0, fill_bytes: 0 },
         }
     }
 
-    /// What it keeps of a pool, in bytes.
+    /// Bytes of the pool that it occupies.
     pub(crate) fn buffer_bytes(&self) -> u64 {
         match self.amount() {
             Amount::Pages { body_bytes, .. } => body_bytes,
@@ -60,12 +60,12 @@ impl<X> Load<X> {
         }
     }
 
-    /// Whether a stage sends it on its own account.
+    /// Whether a stage sends it.
     pub(crate) fn is_other(&self) -> bool {
         matches!(self, Self::Other(_))
     }
 
-    /// The destination has it: its buffer goes back to the pool.
+    /// The destination has accepted it: its buffer returns to the pool.
     pub(crate) fn acknowledged(self) {
         match self {
             Self::Pages(_) | Self::Other(_) => {}

@@ -1,4 +1,4 @@
-//! What the lanes count, for progress, policies and the report.
+//! Counters of the lanes, for progress, policies and the report.
 
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 
 use crate::{queueing, window};
 
-/// One lane. All counters only grow.
+/// Counters of one lane, all monotonic.
 #[derive(Debug, Default)]
 pub struct LaneMeter {
     /// Bytes written to its sockets.
     pub wire_bytes: AtomicU64,
     /// Batches acknowledged.
     pub batches: AtomicU64,
-    /// What may be in flight on its connection, in bytes of buffers, as of its last
+    /// Bytes of buffers that may be in flight on its connection, as of the last
     /// acknowledgement.
     pub(crate) window_bytes: AtomicU64,
-    /// How often its connection died.
+    /// Times its connection died.
     pub deaths: AtomicU32,
     spent_ns: [AtomicU64; 3],
     doing: AtomicU8,
     since_ns: AtomicU64,
-    /// The sender's, by the kernel's number; 0: none yet.
+    /// The sender thread's kernel id; 0 before it starts.
     thread: AtomicU32,
 }
 
-/// What a lane's sender does.
+/// The activity of a lane's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
     Waiting = 0,
@@ -34,26 +34,26 @@ pub(crate) enum Doing {
     Writing = 2,
 }
 
-/// How lanes spent their time, summed over all of them.
+/// How lanes spent their time, summed over all lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneTimes {
     /// In writes to sockets.
     pub writing: Duration,
     /// Encoding.
     pub encoding: Duration,
-    /// Without a batch to send.
+    /// Waiting for a batch.
     pub waiting: Duration,
-    /// Of all that, ready to go on and without a CPU.
+    /// Of these, runnable without a CPU.
     pub for_cpu: Duration,
 }
 
 impl LaneMeter {
-    /// What may be in flight on its connection, in bytes of buffers.
+    /// Bytes of buffers that may be in flight on its connection.
     pub(crate) fn window_bytes(&self) -> u64 {
         self.window_bytes.load(Relaxed).max(window::LEAST_BYTES)
     }
 
-    /// The sender turns to something else. Only its own thread calls this.
+    /// Notes the sender's next activity. Only its own thread calls this.
     pub(crate) fn turn_to(&self, next: Doing) {
         let now = now_ns();
         let spent = now - self.since_ns.swap(now, Relaxed);
@@ -61,7 +61,7 @@ impl LaneMeter {
         self.spent_ns[usize::from(before)].fetch_add(spent, Relaxed);
     }
 
-    /// The sender has begun.
+    /// Notes the start of the sender.
     pub(crate) fn begin(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread.store(thread.unsigned_abs(), Relaxed);
@@ -69,7 +69,7 @@ impl LaneMeter {
         self.doing.store(Doing::Waiting as u8, Relaxed);
     }
 
-    /// The times so far, what it does at this moment counted up to now.
+    /// The times so far, including the current activity.
     pub(crate) fn times(&self) -> LaneTimes {
         let since = self.since_ns.load(Relaxed);
         if since == 0 {
@@ -89,14 +89,14 @@ impl LaneMeter {
         }
     }
 
-    /// Of the sender as it is: one that begins anew has waited for nothing yet.
+    /// The current sender thread's wait for a CPU; a new thread starts at zero.
     fn for_cpu(&self) -> Duration {
         let thread = NonZeroU32::new(self.thread.load(Relaxed));
         thread.and_then(queueing::of).unwrap_or_default()
     }
 }
 
-/// Nanoseconds since this was first asked, never 0.
+/// Nanoseconds since the first call, never 0.
 fn now_ns() -> u64 {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     let passed = FIRST.get_or_init(Instant::now).elapsed();
@@ -127,32 +127,35 @@ impl std::ops::Sub for LaneTimes {
     }
 }
 
-/// What the destination has acknowledged, and how long there were pages to
-/// deliver. Disk blocks are counted apart: how fast RAM converges, and what is
-/// left of it when the VM stops, is a matter of pages alone.
+/// What the destination has acknowledged, and for how long pages were in flight.
+///
+/// Disk blocks are counted separately: RAM's convergence, and what remains of it
+/// when the VM stops, depend on pages alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
-    /// Pages that travelled as bytes, in guest bytes.
+    /// Pages delivered as bytes, in guest bytes.
     pub body_bytes: u64,
-    /// Pages that the destination had, or got, from elsewhere, in guest bytes.
+    /// Pages that the destination had already, or got from another host or a disk,
+    /// in guest bytes.
     pub found_bytes: u64,
-    /// Of those that are not delivered, what the destination awaits from elsewhere.
+    /// Undelivered pages that the destination awaits from other hosts or disks.
     pub awaited_bytes: u64,
     /// Fill pages, in guest bytes.
     pub fill_bytes: u64,
-    /// Time in which at least one batch of pages was under way.
+    /// Time during which at least one batch of pages was in flight.
     pub busy: Duration,
     /// Guest bytes (bodies) submitted and not yet placed.
     pub backlog_bytes: u64,
-    /// Bytes of pages that were not sent, because the filter took them out.
+    /// Bytes of pages that the stale filter or the deltas dropped.
     pub dropped_bytes: u64,
     /// Disk data, before encoding.
     pub block_bytes: u64,
-    /// Disk that was zero and travelled as such.
+    /// Zero disk blocks, sent as such.
     pub block_zero_bytes: u64,
-    /// Disk data submitted and not yet taken over.
+    /// Disk data submitted and not yet accepted.
     pub block_backlog_bytes: u64,
-    /// Batches of disk blocks for which the destination has no room now.
+    /// Batches of disk blocks held back because the destination has no room for
+    /// them.
     pub blocks_held: u64,
 }
 

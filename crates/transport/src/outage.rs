@@ -1,9 +1,9 @@
-//! One lane's time without a connection: how long it waits between tries, and
-//! what of it is worth a word.
+//! A lane's time without a connection: the pauses between attempts, and which
+//! events are worth a log line.
 
 use std::time::Duration;
 
-/// Between two tries to connect: at once the first time, then longer.
+/// Pauses between connection attempts: short the first time, then longer.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(20),
     Duration::from_millis(200),
@@ -11,20 +11,20 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
 ];
 
-/// Tries that have failed since the lane had a connection.
+/// Failed attempts since the last connection.
 #[derive(Debug, Default)]
 pub(crate) struct Outage {
     failures: usize,
 }
 
 impl Outage {
-    /// The connection is there. Says whether that ends an outage.
+    /// Notes a connection; returns whether it ends an outage.
     pub(crate) fn ends(&mut self) -> bool {
         std::mem::take(&mut self.failures) > 0
     }
 
-    /// The connection was lost, or could not be had. Says whether an outage
-    /// begins with that, rather than go on, and how long to wait.
+    /// Notes a lost connection or a failed attempt; returns whether an outage
+    /// begins with it, and how long to wait.
     pub(crate) fn fails(&mut self) -> (bool, Duration) {
         let pause = PAUSES[usize::min(self.failures, PAUSES.len() - 1)];
         self.failures += 1;

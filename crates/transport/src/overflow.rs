@@ -1,29 +1,29 @@
-//! Queues in the network that overflow.
+//! Limits a connection's data in flight when queues in the network overflow.
 //!
-//! A switch's queue before a link that is slower than a NIC holds some milliseconds.
-//! Congestion control may fill it over and over (BBR takes no notice of losses at
-//! all), and what doesn't fit is sent again: it has crossed the network up to there
-//! for nothing. So a connection that loses much has less on its way at a time, down to
-//! what its way holds without a queue, and more again when it loses nothing.
+//! The queue of a switch before a link that is slower than the NIC holds some
+//! milliseconds. Congestion control may overfill it again and again (BBR ignores
+//! losses altogether), and the excess is sent again, having crossed the network up to
+//! there in vain. So a connection that loses much gets less in flight, down to what
+//! its path holds without a queue, and more again when it loses nothing.
 
 use std::os::fd::BorrowedFd;
 
 use nic::TcpCounts;
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 
-/// Looks are so much apart. What is lost is lost in pieces of up to 64 KiB, as the
-/// kernel hands them to NICs.
+/// Bytes between two checks. Losses come in pieces of up to 64 KiB, as the kernel
+/// hands them to NICs.
 const LOOK_EVERY_BYTES: u64 = 256 << 10;
-/// More than a hundredth of what is sent is sent again: that is much. Less than a
+/// Retransmitting more than a hundredth of the bytes sent is much; less than a
 /// two-hundredth is nothing.
 const MUCH: u64 = 100;
 const NOTHING: u64 = 200;
-/// By what part a bound grows from look to look.
+/// A bound grows by one part in this many at each check.
 const GROWTH: u64 = 32;
-/// Less on its way keeps nobody busy.
+/// Less in flight would leave the connection idle.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// What one connection loses, and may have on its way.
+/// A connection's losses, and its bound on data in flight.
 #[derive(Debug, Default)]
 pub struct Overflow {
     written: u64,
@@ -32,17 +32,17 @@ pub struct Overflow {
 }
 
 impl Overflow {
-    /// So much was written to the connection.
+    /// Notes bytes written to the connection.
     pub fn wrote(&mut self, socket: BorrowedFd<'_>, bytes: u64) {
         self.written += bytes;
         if self.written < LOOK_EVERY_BYTES {
             return;
         }
         self.written = 0;
-        // Without counters, or a bound, it carries on as it does.
+        // Without counters or a bound the connection stays as it is.
         let Ok(counts) = TcpCounts::of(socket) else { return };
         if let Some(bound) = self.next(counts) {
-            // The kernel doubles it: half is for what it needs itself.
+            // The kernel doubles the size, and uses half of it for its own overhead.
             let bytes = usize::try_from(bound / 2).unwrap_or(usize::MAX);
             if set_socket_send_buffer_size_force(socket, bytes).is_err() {
                 let _ = set_socket_send_buffer_size(socket, bytes);
@@ -50,13 +50,13 @@ impl Overflow {
         }
     }
 
-    /// A new bound, if there is one.
+    /// The new bound, if it changes.
     fn next(&mut self, counts: TcpCounts) -> Option<u64> {
         let sent = counts.sent_bytes.saturating_sub(self.last.sent_bytes);
         let again = counts.again_bytes.saturating_sub(self.last.again_bytes);
         self.last = counts;
         let bound = if again > sent / MUCH {
-            // A bound that is far from being reached is none.
+            // A bound that is far from being reached doesn't count.
             let now =
                 self.bound.map_or(counts.flying_bytes, |bound| bound.min(2 * counts.flying_bytes));
             (now / 2).max(counts.way_bytes).max(LEAST_BYTES)
@@ -75,8 +75,8 @@ impl Overflow {
 mod tests {
     use super::*;
 
-    /// A queue before a slow link: what is on its way beyond what fits is lost, and
-    /// sent again. Returns what was on its way, and lost, look by look.
+    /// A queue before a slow link: bytes in flight beyond what fits are lost and sent
+    /// again. Returns the bytes in flight and lost at each check.
     fn through_a_queue(fits: u64, looks: usize) -> Vec<(u64, u64)> {
         let (mut overflow, mut counts) = (Overflow::default(), TcpCounts::default());
         let (mut flying, mut seen) = (4 << 20, Vec::new());
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fills_a_queue_keeps_half_of_it_full_at_least_and_loses_little() {
+    fn a_connection_that_fills_a_queue_keeps_half_of_it_full_and_loses_little() {
         for fits in [100 << 10, 600 << 10, 3 << 20] {
             let seen = through_a_queue(fits, 200);
             let settled = &seen[50..];
@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    /// Loses a tenth of what it sends.
+    /// Loses a tenth of the bytes sent.
     fn loses(counts: &mut TcpCounts) -> TcpCounts {
         counts.sent_bytes += 1000;
         counts.again_bytes += 100;
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_whatever_he_does_keeps_his_way_full() {
+    fn a_connection_that_always_loses_keeps_its_path_full() {
         for (way_bytes, expected) in [(1 << 20, 1 << 20), (0, LEAST_BYTES)] {
             let mut overflow = Overflow::default();
             let mut counts = TcpCounts { flying_bytes: 4 << 20, way_bytes, ..TcpCounts::default() };
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_nothing_is_not_bounded() {
+    fn a_connection_that_loses_nothing_is_not_bounded() {
         let mut overflow = Overflow::default();
         let mut counts = TcpCounts { flying_bytes: 4 << 20, ..TcpCounts::default() };
         for again_bytes in [0, 4, 0, 10, 0] {
@@ -143,7 +143,7 @@ mod tests {
             counts.flying_bytes = flying_bytes;
             assert_eq!(overflow.next(counts), expected);
         }
-        // Nor does it stand for what was on its way when that was lost.
+        // After a loss the bound follows what was actually in flight.
         assert_eq!(overflow.next(loses(&mut counts)), Some(100_000));
     }
 }

@@ -1,9 +1,9 @@
-//! The pace of one lane.
+//! Limits the rate of one lane.
 //!
-//! A bucket fills at the lane's pace and holds what may pass in 10 ms. Half of
-//! that is written at once, so a thread that wakes late finds the rest there
-//! and no time is lost, and no more than 10 ms worth ever passes in one go. How
-//! full the bucket is follows from the clock alone: late wake-ups don't add up.
+//! A token bucket fills at the lane's pace and holds 10 ms worth of bytes. Half
+//! of that is written at once, so a thread that wakes late finds the other half
+//! and no time is lost, and never more than 10 ms worth passes at once. The
+//! bucket's level follows from the clock alone, so late wake-ups don't add up.
 
 use std::io::{self, IoSlice, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,22 +11,23 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// What the bucket holds, as time: the most that passes at once.
+/// The bucket's capacity, as time: the most that passes at once.
 const BURST: Duration = Duration::from_millis(10);
-/// What is written at once.
+/// The size of one write, as time.
 const PIECE: Duration = Duration::from_millis(5);
-/// Slices in one paced write: bodies of a batch that don't lie together. Eight
-/// lanes at a gigabyte a second still write no more often than they need.
+/// Slices in one paced write, for bodies of a batch that are not contiguous.
+/// Even eight lanes at a gigabyte a second then write no more often than they
+/// need.
 const SLICES_MAX: usize = 32;
-/// What sums of fractions may be off by, far below one byte.
+/// The rounding error allowed in sums, far below one byte.
 const ROUNDING: f64 = 1e-3;
 
-/// The arithmetic, without a clock.
+/// The bucket's arithmetic, without a clock.
 #[derive(Debug, Default)]
 struct Bucket {
     bytes_per_s: u64,
     level_bytes: f64,
-    /// When the level was that, since some beginning.
+    /// The time of that level, since some beginning.
     at: Duration,
     stopped: bool,
 }
@@ -39,12 +40,13 @@ impl Bucket {
         self.level_bytes = self.level_bytes.min(self.bytes_in(BURST));
     }
 
-    /// At least one byte, or a very slow lane would never write any.
+    /// At least one byte: otherwise a very slow lane would never write.
     fn bytes_in(&self, time: Duration) -> f64 {
         (self.bytes_per_s as f64 * time.as_secs_f64()).max(1.0)
     }
 
-    /// How many of `wanted` bytes may be written now; none: ask again then.
+    /// How many of `wanted` bytes may be written now; otherwise the time of the
+    /// next attempt.
     fn take(&mut self, now: Duration, wanted: usize) -> Result<usize, Duration> {
         self.fill(now);
         let piece = whole(self.bytes_in(PIECE)).min(wanted);
@@ -71,10 +73,10 @@ impl Bucket {
     }
 }
 
-/// Makes the writes of one lane's sender wait for their time.
+/// Delays the writes of one lane's sender to keep its pace.
 #[derive(Debug)]
 pub(crate) struct Pacer {
-    /// The bucket's rate, to be looked at without its lock; 0 is no pace.
+    /// The bucket's rate, readable without its lock; 0 is unpaced.
     bytes_per_s: AtomicU64,
     bucket: Mutex<Bucket>,
     changed: Condvar,
@@ -82,7 +84,7 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// No pace.
+    /// Creates a pacer without a pace.
     pub(crate) fn new() -> Self {
         Self {
             bytes_per_s: AtomicU64::new(0),
@@ -92,7 +94,8 @@ impl Pacer {
         }
     }
 
-    /// The pace from now on, also for whoever waits; none or 0: unpaced.
+    /// Sets the pace from now on, also for a waiting thread; none or 0:
+    /// unpaced.
     pub(crate) fn set(&self, bytes_per_s: Option<u64>) {
         let mut bucket = self.bucket.lock();
         let rate = if bucket.stopped { 0 } else { bytes_per_s.unwrap_or(0) };
@@ -105,7 +108,7 @@ impl Pacer {
         Some(self.bytes_per_s.load(Relaxed)).filter(|rate| *rate > 0)
     }
 
-    /// Nobody waits here any more.
+    /// Releases the waiting thread, and ends pacing for good.
     pub(crate) fn stop(&self) {
         self.bucket.lock().stopped = true;
         self.set(None);
@@ -125,7 +128,7 @@ impl Pacer {
             match bucket.take(self.began.elapsed(), wanted) {
                 Ok(bytes) => return bytes,
                 Err(at) => {
-                    // Whichever way it ends, the bucket is asked again.
+                    // However the wait ends, the bucket is tried again.
                     let _ = self.changed.wait_until(&mut bucket, self.began + at);
                 }
             }
@@ -143,8 +146,8 @@ impl Pacer {
 pub(crate) struct Paced<'l, W> {
     pub(crate) inner: W,
     pub(crate) pacer: &'l Pacer,
-    /// Grows by what is written, piece by piece: a batch on a slow lane takes
-    /// longer than the time between two looks at the counter.
+    /// Bytes written, counted piece by piece: a batch on a slow lane takes
+    /// longer than the interval between two reads of the counter.
     pub(crate) written: &'l AtomicU64,
 }
 
@@ -189,7 +192,7 @@ impl<W: Write> Write for Paced<'_, W> {
     }
 }
 
-/// Whole bytes; never more than there are addresses.
+/// Whole bytes, which always fit the address space.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn whole(bytes: f64) -> usize {
     bytes as usize
@@ -206,8 +209,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Writes at a simulated time until `end`; each wait ends late by what
-    /// `late` says. Returns when how much passed.
+    /// Writes in simulated time until `end`; each wait ends late by `late`.
+    /// Returns the bytes that passed and when.
     fn simulate(
         bytes_per_s: u64,
         wanted: usize,
@@ -229,7 +232,7 @@ mod tests {
         passed
     }
 
-    /// The most that passed above `bytes_per_s` in any stretch of time.
+    /// The most bytes by which any stretch of time exceeded `bytes_per_s`.
     fn burst(passed: &[(Duration, usize)], bytes_per_s: u64) -> f64 {
         let (mut level, mut last, mut worst) = (0.0_f64, Duration::ZERO, 0.0_f64);
         for (at, bytes) in passed {
@@ -243,13 +246,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keeps_the_pace_whoever_wakes_late_and_never_bursts(
+        fn keeps_the_pace_despite_late_wake_ups_and_never_bursts(
             bytes_per_s in 1_000..10_000_000_000_u64,
             wanted in 1..600_000_usize,
             late_us in proptest::collection::vec(0..4_900_u64, 1..50),
         ) {
             let mut nth = 0;
-            // Not too many steps at any pace.
+            // Limits the number of steps at any pace.
             let end = Duration::from_secs_f64(20_000.0 * wanted as f64 / bytes_per_s as f64);
             let end = end.min(1000 * MS);
             let passed = simulate(bytes_per_s, wanted, end, || {
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_for_long_is_lost_but_for_ten_milliseconds() {
+    fn unused_time_is_lost_except_for_ten_milliseconds() {
         let mut bucket = Bucket::default();
         bucket.set_rate(Duration::ZERO, 1_000_000);
         let mut at_once = 0;
@@ -306,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_pace_and_a_stop_reach_whoever_waits() {
+    fn a_changed_pace_and_a_stop_reach_a_waiting_thread() {
         let pacer = Arc::new(Pacer::new());
         let waiting = blocked(&pacer);
         pacer.set(Some(1_000_000_000));
@@ -321,7 +324,7 @@ mod tests {
         assert_eq!(pacer.bytes_per_s(), None, "stopped for good");
     }
 
-    /// Takes at most `at_most` bytes a call.
+    /// Accepts at most `at_most` bytes a call.
     struct Sink {
         bytes: Vec<u8>,
         largest: usize,

@@ -16,56 +16,57 @@ use crate::meter::Delivered;
 
 pub use settle::Change;
 
-/// So many batches that wait for lanes are little.
+/// Waiting batches up to this number count as few.
 const LITTLE: usize = 4;
-/// Batches that are kept until they are answered: 8 MiB of pages. What is asked for
-/// long before it could be sent holds others up.
+/// Most batches kept until their query is answered: 8 MiB of pages. Batches that are
+/// queried long before they could be sent hold up others.
 pub(crate) const ASKED_MAX: usize = 16;
 
-/// How long there may be no lane at all before the migration fails: two
-/// rounds of noticing a dead path.
+/// How long all lanes may be down before the migration fails: twice the time that it
+/// takes to detect a dead path.
 const ALL_DEAD_MAX: Duration = Duration::from_secs(16);
 
 #[derive(Debug)]
 struct State<X> {
-    /// What lanes that died had taken, and what is sent after all: before anything
-    /// else, since it is the oldest.
+    /// Batches of dead lanes, and loads that a stage sends after all: sent first,
+    /// because they are the oldest.
     again: VecDeque<Load<X>>,
-    /// Blocks that the destination has no room for yet; older than what waits.
+    /// Blocks that the destination has no room for yet; older than those in
+    /// `waiting`.
     held: VecDeque<Load<X>>,
-    /// What a stage sends on its own account: a few bytes for each page.
+    /// Loads that a stage sends on its own: a few bytes per page.
     first: VecDeque<Load<X>>,
     waiting: VecDeque<Load<X>>,
-    /// How many batches of blocks the destination has room for, of all that are
-    /// ever sent; none if it has not said.
+    /// Batches of blocks that the destination has room for, counted from the first
+    /// ever sent; none if it has not reported room.
     block_room: Option<u64>,
-    /// How many lanes have taken. One that is sent again counts once: of two
-    /// copies the destination keeps one.
+    /// Batches of blocks that lanes have taken. One that is sent again counts once,
+    /// because the destination keeps only one of the copies.
     blocks_taken: u64,
-    /// Batches submitted and not acknowledged, and how many of them are pages.
+    /// Batches submitted and not acknowledged: all of them, and those of pages.
     out: usize,
     pages_out: usize,
-    /// No more will be submitted; lanes end when all is delivered.
+    /// No more will be submitted; lanes end when everything is delivered.
     closed: bool,
     failed: Option<LanesError>,
     alive: usize,
     none_alive_since: Instant,
     delivered: Delivered,
     busy_since: Option<Instant>,
-    /// Batches that are kept until they are answered.
+    /// Batches kept until their query is answered.
     asked: usize,
-    /// How often a stage has settled something.
+    /// How often a stage has reported an outcome that lanes must check.
     settled: u64,
 }
 
 impl<X> State<X> {
-    /// Pages are out that were not counted yet.
+    /// Counts a batch of pages as in flight.
     fn enters(&mut self) {
         self.out += 1;
         self.pages_out += 1;
     }
 
-    /// Pages that were out are not any more.
+    /// Counts a batch of pages as no longer in flight.
     fn leaves(&mut self) {
         self.out -= 1;
         self.pages_out -= 1;
@@ -79,8 +80,8 @@ impl<X> State<X> {
         self.closed && self.is_drained()
     }
 
-    /// The next batch that may go. Blocks without room are passed by: pages
-    /// that come behind them don't wait for the destination's disks.
+    /// The next batch that may be sent. Blocks without room are passed over, so that
+    /// pages behind them don't wait for the destination's disks.
     fn next(&mut self) -> Option<Load<X>> {
         let first = self.again.pop_front().or_else(|| self.first.pop_front());
         if first.is_some() {
@@ -108,37 +109,37 @@ impl<X> State<X> {
     }
 }
 
-/// Batches on their way, shared by the tap's threads, the lanes', and a stage between
-/// both, if there is one.
+/// Batches to be sent, shared by the tap's threads, the lanes, and a stage between
+/// them, if there is one.
 #[derive(Debug)]
 pub struct Queue<X = Infallible> {
     state: Mutex<State<X>>,
-    /// For lanes: a batch, the end, or a broken connection. Only who takes
-    /// batches waits here: a new batch wakes one of them.
+    /// Wakes lanes: for a batch, the end, or a broken connection. Only threads that
+    /// take batches wait here, because a new batch wakes just one of them.
     work: Condvar,
-    /// For lanes that can't connect: the end.
+    /// Wakes lanes that can't connect: for the end.
     over: Condvar,
-    /// For the barrier: everything placed, or failed.
+    /// Wakes the barrier: everything is placed, or the lanes failed.
     drained: Condvar,
-    /// For who sends first: less is out.
+    /// Wakes a thread that waits to reserve: less is in flight.
     has_room: Condvar,
 }
 
-/// What a lane that asked for work gets.
+/// What a lane gets from the queue.
 #[derive(Debug)]
 pub enum Work<X = Infallible> {
     /// A batch.
     Send(Load<X>),
-    /// Nothing yet, but a stage has settled something.
+    /// No batch yet, but a stage has reported an outcome.
     Settled,
-    /// No more.
+    /// No further batch.
     Over(Sent),
 }
 
 /// How far sending over one connection got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// Nothing will come any more.
+    /// The queue has ended.
     All,
     /// The connection was found broken.
     UntilBroken,
@@ -197,8 +198,8 @@ impl<X> Queue<X> {
         Ok(())
     }
 
-    /// The next batch for a lane, or why there is none. Blocks, unless more has been
-    /// settled than the lane has `seen`.
+    /// The next batch for a lane, or why there is none. Blocks, unless a stage has
+    /// reported more outcomes than the lane has `seen`.
     pub(crate) fn take(&self, broken: impl Fn() -> bool, seen: &mut u64) -> Work<X> {
         let mut state = self.state.lock();
         loop {
@@ -206,7 +207,7 @@ impl<X> Queue<X> {
                 return Work::Over(Sent::All);
             }
             if broken() {
-                // It may have been woken for a batch: another takes it.
+                // This lane may have been woken for a batch: another must take it.
                 self.work.notify_one();
                 return Work::Over(Sent::UntilBroken);
             }
@@ -221,8 +222,8 @@ impl<X> Queue<X> {
         }
     }
 
-    /// The destination has room for so many batches of blocks, all that were
-    /// ever sent counted. It never takes back what it said.
+    /// The destination has room for this many batches of blocks, counted from the
+    /// first ever sent. The number never falls.
     pub(crate) fn set_block_room(&self, batches: u64) {
         let mut state = self.state.lock();
         let known = state.block_room.unwrap_or(0);
@@ -231,7 +232,8 @@ impl<X> Queue<X> {
         self.work.notify_all();
     }
 
-    /// A batch is placed, or taken over. Its buffer goes back to the pool here.
+    /// Notes that a batch is placed, or its blocks accepted. Its buffer returns to
+    /// the pool here.
     pub(crate) fn placed(&self, load: Load<X>) {
         let amount = load.amount();
         load.acknowledged();
@@ -253,7 +255,7 @@ impl<X> Queue<X> {
         self.has_less(state);
     }
 
-    /// Something that was out is not any more.
+    /// Notes that less is in flight.
     fn has_less(&self, mut state: MutexGuard<'_, State<X>>) {
         self.has_room.notify_one();
         if state.pages_out == 0
@@ -268,7 +270,7 @@ impl<X> Queue<X> {
         }
     }
 
-    /// Pages of a batch that a lane has taken are not sent after all.
+    /// Notes that pages of a batch that a lane has taken are not sent.
     pub(crate) fn dropped(&self, pages: usize) {
         if pages > 0 {
             let bytes = pages as u64 * page::PAGE_BYTES as u64;
@@ -278,9 +280,9 @@ impl<X> Queue<X> {
         }
     }
 
-    /// A lane died with these batches not acknowledged: others carry them, and
-    /// before anything else, since they are the oldest. After a failure nobody
-    /// does, and they are dropped: what waits for them learns it now.
+    /// Takes back the unacknowledged batches of a dead lane. Other lanes send them
+    /// first, because they are the oldest. After a failure they are dropped, which
+    /// notifies their issuers.
     pub(crate) fn hand_back(&self, loads: impl DoubleEndedIterator<Item = Load<X>>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
@@ -295,7 +297,7 @@ impl<X> Queue<X> {
         self.work.notify_all();
     }
 
-    /// Wakes all lanes, so that one sees that its connection broke.
+    /// Wakes all lanes, so that one notices that its connection broke.
     pub(crate) fn wake_lanes(&self) {
         let _state = self.state.lock();
         self.work.notify_all();
@@ -313,8 +315,8 @@ impl<X> Queue<X> {
         }
     }
 
-    /// A lane could not connect. Fails everything if that is so for all lanes
-    /// and for too long; returns whether to go on trying, after `pause`.
+    /// Notes that a lane could not connect. Fails everything if all lanes have been
+    /// down for too long; returns whether to try again, after `pause`.
     pub(crate) fn could_not_connect(&self, why: &str, pause: Duration) -> bool {
         let mut state = self.state.lock();
         if state.alive == 0 && state.none_alive_since.elapsed() > ALL_DEAD_MAX {
@@ -334,7 +336,7 @@ impl<X> Queue<X> {
         }
     }
 
-    /// Blocks until all that was submitted is placed.
+    /// Blocks until everything submitted is placed.
     pub(crate) fn wait_drained(&self) -> Result<(), LanesError> {
         let mut state = self.state.lock();
         loop {
@@ -348,13 +350,13 @@ impl<X> Queue<X> {
         }
     }
 
-    /// No more batches; lanes end once all is delivered.
+    /// Accepts no more batches; lanes end once everything is delivered.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.wake_for_end();
     }
 
-    /// Ends everything now; batches that wait are dropped.
+    /// Ends everything now; waiting batches are dropped.
     pub fn fail(&self, error: LanesError) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(error);
@@ -363,7 +365,7 @@ impl<X> Queue<X> {
         drop(state);
         self.wake_for_end();
         self.drained.notify_all();
-        // Whoever issued them is told: not under the queue's lock.
+        // Dropping notifies their issuers, so it happens without the queue's lock.
         drop(lost);
     }
 

@@ -1,19 +1,19 @@
-//! How long a thread was ready to run, and had no CPU.
+//! How long a thread was runnable without a CPU.
 //!
-//! A lane that waits in its socket does so for a slow network, for a destination that is
-//! slow, or for a CPU. Only the last can be told, and by the kernel alone.
+//! A lane that is blocked on its socket may wait for a slow network, a slow destination,
+//! or a CPU. Only the wait for a CPU can be measured, and only by the kernel.
 
 use std::fs;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// What this thread of ours has waited for a CPU since it began. None if there is no such
-/// thread any more, or the kernel doesn't count it.
+/// The time that this thread has waited for a CPU so far. None if the thread has ended,
+/// or the kernel doesn't count it.
 pub(crate) fn of(thread: NonZeroU32) -> Option<Duration> {
     parse(&fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?)
 }
 
-/// The kernel writes nanoseconds on a CPU, nanoseconds in a CPU's queue, and slices.
+/// The kernel reports nanoseconds on a CPU, nanoseconds in a run queue, and time slices.
 fn parse(schedstat: &str) -> Option<Duration> {
     let mut numbers = schedstat.split_whitespace();
     let nanoseconds = numbers.nth(1)?.parse().ok()?;
@@ -45,7 +45,7 @@ mod tests {
         let spin = || {
             sched_setaffinity(None, &one).unwrap();
             both.wait();
-            // Each needs this much of the same CPU.
+            // Each thread needs this much of the same CPU.
             while crate::thread_cpu() < Duration::from_millis(50) {}
             let thread = u32::try_from(gettid().as_raw_nonzero().get()).unwrap();
             of(NonZeroU32::new(thread).unwrap()).unwrap()

@@ -12,30 +12,30 @@ use wire::{BatchHeader, BlockHeader, LaneHeader, Tables, WireError};
 use crate::blocks::{BlockSink, TakeError};
 use crate::replies::{Question, Replies};
 
-/// Batches placed before an acknowledgement is due even while more are coming:
-/// 2 MiB, a fraction of any pool.
+/// Batches placed before an acknowledgement is due, even while more arrive: 2 MiB, a
+/// fraction of any pool.
 const ACK_EVERY: u64 = 4;
 
-/// Pages that are read, hashed and copied into RAM together: what a processor's second
-/// cache has of them is used three times.
+/// Pages that are read, hashed and copied into RAM together, so that all three find
+/// them in the processor's second-level cache.
 const PLACED_AT_ONCE: usize = 64;
 
-/// Why a lane ended other than by the source closing it.
+/// Why a lane ended, if the source did not close it.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneEnd {
-    /// The connection broke; the source sends again what was not acknowledged.
+    /// The connection broke; the source sends unacknowledged batches again.
     #[error("the lane broke: {0}")]
     Io(#[from] io::Error),
-    /// The source broke the rules, or RAM can't be written: the migration ends.
+    /// The source violated the protocol, or RAM can't be written: the migration ends.
     #[error(transparent)]
     Peer(#[from] WireError),
-    /// The source sent what can't be placed.
+    /// The source sent pages that can't be placed.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// An encoding that is none, or bytes that can't be decoded.
+    /// An unknown encoding, or bytes that can't be decoded.
     #[error("the source sent a batch that cannot be decoded: {0}")]
     Decode(String),
-    /// Disk blocks that are not taken.
+    /// The sink refused disk blocks.
     #[error(transparent)]
     Blocks(TakeError),
     /// The migration ended, perhaps before this lane's batches could be used.
@@ -55,27 +55,29 @@ impl LaneEnd {
     }
 }
 
-/// What the source sends by one lane: after each header whoever drives this says
-/// where its batch goes. Dropping it closes the connection: a source in the middle
-/// of a write learns that nobody reads any more.
+/// The receiving end of one lane. Its owner reads each header and then decides where
+/// the batch goes.
+///
+/// Dropping it closes the connection, so a source in the middle of a write learns that
+/// the lane is no longer read.
 pub struct Incoming {
     reader: Reader,
     replies: Arc<Replies<Writer>>,
     closer: Closer,
     placed: u64,
-    /// What was placed when that was last said to be due.
+    /// The value of `placed` at the last acknowledgement.
     acknowledged: u64,
-    // Buffers that are used again for each batch.
+    // Buffers reused for each batch.
     table_bytes: Vec<u8>,
     tables: Tables,
     payload: Vec<u8>,
     decoder: Decoder,
-    /// Pages that deltas are made into.
+    /// The pages that deltas are applied to.
     bodies: Vec<u8>,
 }
 
 impl Incoming {
-    /// A lane that has been welcomed.
+    /// Starts on a lane that has been welcomed.
     #[must_use]
     pub fn new(connection: Connection) -> Self {
         let closer = connection.closer();
@@ -94,12 +96,12 @@ impl Incoming {
         }
     }
 
-    /// The next batch's header, or none at the end. What came before it is dealt with:
-    /// that is acknowledged now and then, and before this waits, since the source may
-    /// wait for just that.
+    /// Reads the next batch's header; none at the end. The batches before it count as
+    /// done: they are acknowledged now and then, and before this waits, because the
+    /// source may be waiting for that acknowledgement.
     ///
     /// # Errors
-    /// If the lane ends other than by the source closing it between batches.
+    /// If the lane ends in any way but the source closing it between batches.
     pub fn next_header(&mut self) -> Result<Option<LaneHeader>, LaneEnd> {
         if self.placed - self.acknowledged >= ACK_EVERY {
             self.acknowledge()?;
@@ -131,7 +133,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// The tables that follow a header, so many bytes of them.
+    /// Reads the tables that follow a header, `bytes` long.
     ///
     /// # Errors
     /// If the lane breaks.
@@ -141,16 +143,16 @@ impl Incoming {
         Ok(&self.table_bytes)
     }
 
-    /// The batch that came last is answered, not acknowledged: now or, so that the lane
-    /// can go on, in a while.
+    /// Marks the last batch to be answered instead of acknowledged: now, or later so
+    /// that the lane can continue.
     pub fn question(&self) -> Question {
         self.replies.question(&self.closer, self.placed)
     }
 
-    /// Reads a batch of pages and places it. Says which they were.
+    /// Reads a batch of pages and places it. Returns its tables.
     ///
     /// # Errors
-    /// If the lane breaks, or what came can't be decoded or placed.
+    /// If the lane breaks, or the batch can't be decoded or placed.
     pub fn place(&mut self, header: BatchHeader, placer: &Placer) -> Result<&Tables, LaneEnd> {
         self.read_tables(header.tables_bytes())?;
         self.tables.parse(header, &self.table_bytes)?;
@@ -163,8 +165,8 @@ impl Incoming {
         let encoding = Encoding::try_from(header.encoding)
             .map_err(|_| LaneEnd::Decode(format!("unknown encoding {}", header.encoding)))?;
         let pages = &self.tables.pages;
-        // What is placed is read before: nobody waits for the source while holding a
-        // range of RAM.
+        // The payload is read before it is placed, so that no thread waits for the
+        // source while it holds a range of RAM.
         if header.deltas || encoding != Encoding::Raw {
             self.payload.resize(header.payload_bytes as usize, 0);
             self.reader.read_exact(&mut self.payload)?;
@@ -182,7 +184,8 @@ impl Incoming {
                 let (bytes, pages) = (header.payload_bytes, pages.len());
                 return Err(LaneEnd::Decode(format!("{bytes} bytes are not {pages} pages")));
             }
-            // As a whole: of a batch that can't be placed, no piece is.
+            // The batch is checked as a whole: if it can't be placed, no piece of it
+            // is.
             placer.check(header.block, pages)?;
             for pages in pages.chunks(PLACED_AT_ONCE) {
                 self.payload.resize(pages.len() * PAGE_BYTES, 0);
@@ -205,10 +208,10 @@ impl Incoming {
         Ok(&self.tables)
     }
 
-    /// Reads a batch of disk blocks into the sink's buffers, which takes it over.
+    /// Reads a batch of disk blocks into the sink's buffers and hands it to the sink.
     ///
     /// # Errors
-    /// If the lane breaks, or what came can't be decoded or taken.
+    /// If the lane breaks, or the batch can't be decoded or is refused.
     pub fn take(&mut self, header: BlockHeader, sink: &dyn BlockSink) -> Result<(), LaneEnd> {
         // The header has capped the number of extents.
         self.read_tables(header.table_bytes())?;

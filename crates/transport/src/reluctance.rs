@@ -1,7 +1,7 @@
-//! When not to look, because the last looks were in vain.
+//! Exponential backoff for searches that find nothing.
 
-/// Backs off from what is not found: after each look in vain, twice as many batches
-/// are not looked at; the first find resets it.
+/// Backs off after each failed search: twice as many batches are skipped before the
+/// next; a find resets it.
 #[derive(Debug)]
 pub(crate) struct Reluctance {
     skip_max: u32,
@@ -10,12 +10,12 @@ pub(crate) struct Reluctance {
 }
 
 impl Reluctance {
-    /// Passes at most `skip_max` batches by between two looks.
+    /// Skips at most `skip_max` batches between two searches.
     pub(crate) fn up_to(skip_max: u32) -> Self {
         Self { skip_max, skip_next: 0, to_skip: 0 }
     }
 
-    /// Whether the next batch should be looked at.
+    /// Whether to search the next batch.
     pub(crate) fn try_next(&mut self) -> bool {
         if self.to_skip == 0 {
             return true;
@@ -24,7 +24,7 @@ impl Reluctance {
         false
     }
 
-    /// How a look came out.
+    /// Records the result of a search.
     pub(crate) fn tried(&mut self, found: bool) {
         self.skip_next = if found { 0 } else { (self.skip_next * 2).clamp(1, self.skip_max) };
         self.to_skip = self.skip_next;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_found_is_looked_for_more_rarely() {
+    fn failed_searches_are_repeated_more_rarely() {
         let mut reluctance = Reluctance::up_to(4);
         let tries = (0..1000).filter(|_| {
             let tried = reluctance.try_next();

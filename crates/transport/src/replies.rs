@@ -1,9 +1,9 @@
-//! What the destination says on one lane: acknowledgements, and answers to batches
-//! that ask, which may take a while. The lane goes on meanwhile.
+//! The destination's replies on one lane: acknowledgements, and answers to queries,
+//! which may take a while. The lane continues meanwhile.
 //!
-//! Whatever is said counts for all batches before it. So what came after a question
-//! is acknowledged only once that is answered: it is due until then, and goes with
-//! the answer. The lane itself may have nothing more to say by that time.
+//! Replies are cumulative: each one covers all batches before it. So batches after an
+//! open query are acknowledged only with its answer, and the lane itself may have
+//! nothing to send by then.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use identity::{Closer, Writer};
 use parking_lot::Mutex;
 use wire::{Ack, Answer};
 
-/// One lane's writing half, shared with whoever answers.
+/// One lane's writing half, shared with the threads that answer.
 #[derive(Debug)]
 pub(crate) struct Replies<W> {
     state: Mutex<State<W>>,
@@ -22,23 +22,23 @@ pub(crate) struct Replies<W> {
 #[derive(Debug)]
 struct State<W> {
     writer: W,
-    /// Questions that are not answered to the source yet, in their order.
+    /// Queries not yet answered to the source, in order.
     open: VecDeque<Open>,
-    /// All batches up to this one are dealt with, but for open questions.
+    /// All batches up to this one are done, except open queries.
     due: u64,
-    /// The source knows of all up to this one.
+    /// The source was notified of all batches up to this one.
     said: u64,
 }
 
 #[derive(Debug)]
 struct Open {
-    /// Its batch, counted from one.
+    /// The number of its batch, from 1.
     number: u64,
     answer: Option<(u128, u128)>,
 }
 
-/// A batch that asks, and has no answer yet. If it is dropped without one the lane ends,
-/// so that the source asks again.
+/// A query without an answer yet. Dropping it unanswered ends the lane, so that the
+/// source queries again.
 #[derive(Debug)]
 #[must_use = "the source waits for it"]
 pub struct Question {
@@ -54,14 +54,14 @@ impl<W: Write> Replies<W> {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// So many batches are dealt with, but for questions.
+    /// Acknowledges `batches` batches, except open queries.
     pub(crate) fn acknowledge(&self, batches: u64) -> io::Result<()> {
         let mut state = self.state.lock();
         state.due = batches;
         state.say_due()
     }
 
-    /// Batch `number` asks; all before it are dealt with.
+    /// Batch `number` is a query; all batches before it are done.
     fn opens(&self, number: u64) {
         let mut state = self.state.lock();
         state.due = state.due.max(number);
@@ -78,24 +78,24 @@ impl<W: Write> Replies<W> {
 }
 
 impl Replies<Writer> {
-    /// Batch `number`, which came by this lane, asks.
+    /// Opens the query of batch `number` of this lane.
     pub(crate) fn question(self: &Arc<Self>, closer: &Closer, number: u64) -> Question {
         self.opens(number);
         Question { replies: Arc::clone(self), closer: closer.clone(), number, is_answered: false }
     }
 
-    /// Ends the connection in order.
+    /// Closes the connection in an orderly way.
     pub(crate) fn close(&self) {
         self.state.lock().writer.close();
     }
 }
 
 impl<W: Write> State<W> {
-    /// What was answered, as far as nothing before it is open.
+    /// Sends the answers that have no open query before them.
     fn say_answers(&mut self) -> io::Result<()> {
         while let Some(&Open { number, answer: Some((wanted, later)) }) = self.open.front() {
             self.open.pop_front();
-            // One before it may be acknowledged by this one alone.
+            // This answer may be the only acknowledgement of the batch before it.
             let answer = Answer { placed: number, wanted, later };
             self.writer.write_all(&answer.to_bytes())?;
             self.said = number;
@@ -115,11 +115,12 @@ impl<W: Write> State<W> {
 }
 
 impl Question {
-    /// Those with these bits are wanted, and those come later; all others are placed.
+    /// Answers: the source must send the pages in `wanted`, those in `later` will come
+    /// from other hosts or disks, and all others are placed.
     pub fn answer(mut self, wanted: u128, later: u128) {
         self.is_answered = true;
         if self.replies.answer(self.number, wanted, later).is_err() {
-            // Its reader finds the end, too.
+            // The lane's reader then finds the end, too.
             self.closer.close();
         }
     }
@@ -145,7 +146,7 @@ mod tests {
         Answer(u64, u128),
     }
 
-    /// What was said since the last time.
+    /// The replies since the last call.
     fn said(replies: &Replies<Vec<u8>>) -> Vec<Said> {
         let bytes = std::mem::take(&mut replies.state.lock().writer);
         let (mut rest, mut said) = (&bytes[..], Vec::new());
@@ -165,19 +166,19 @@ mod tests {
     }
 
     #[test]
-    fn what_came_after_a_question_is_acknowledged_with_its_answer() {
+    fn batches_after_a_query_are_acknowledged_with_its_answer() {
         let replies = Replies::new(Vec::new());
         replies.acknowledge(1).unwrap();
         replies.opens(3);
         replies.acknowledge(5).unwrap();
         assert_eq!(said(&replies), [Said::Ack(1), Said::Ack(2)]);
-        // The lane has read all, and never says anything again.
+        // The lane has read everything and never acknowledges again.
         replies.answer(3, 9, 0).unwrap();
         assert_eq!(said(&replies), [Said::Answer(3, 9), Said::Ack(5)]);
     }
 
     #[test]
-    fn answers_go_in_the_order_of_their_questions() {
+    fn answers_are_sent_in_the_order_of_their_queries() {
         let replies = Replies::new(Vec::new());
         replies.opens(1);
         replies.opens(2);
@@ -192,10 +193,10 @@ mod tests {
     }
 
     proptest! {
-        /// Batches come, acknowledged now and then, and questions among them are
-        /// answered in any order: in the end the source has heard of each, in order.
+        /// Batches arrive, some are acknowledged, and queries among them are answered in
+        /// any order: in the end the source was notified of each, in order.
         #[test]
-        fn all_is_said_once_and_in_order(
+        fn every_batch_is_reported_once_and_in_order(
             batches in prop::collection::vec((any::<bool>(), any::<bool>()), 1..40),
             order in prop::collection::vec(any::<prop::sample::Index>(), 40),
         ) {
@@ -225,8 +226,7 @@ mod tests {
             for said in heard {
                 let (Said::Ack(placed) | Said::Answer(placed, _)) = said;
                 prop_assert!(placed > last);
-                // Whatever it passes by asked nothing, and neither does what is
-                // acknowledged.
+                // A batch that is passed over is no query, nor is an acknowledged one.
                 let asked = |number: u64| batches[usize::try_from(number).unwrap() - 1].0;
                 prop_assert!((last + 1..placed).all(|number| !asked(number)));
                 match said {

@@ -1,4 +1,4 @@
-//! What sends over one lane at the source.
+//! The sending end of one lane at the source.
 
 use std::io::{self, IoSlice, Write};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -20,7 +20,7 @@ use crate::queue::{Queue, Sent, Work};
 use crate::stale_filter::Filtering;
 use crate::window::Departure;
 
-/// One connection's sending half, with buffers that are used again for each batch.
+/// A connection's sending half, with buffers that are reused for each batch.
 pub struct Sender<'c, X> {
     shared: &'c Shared<X>,
     meter: &'c LaneMeter,
@@ -32,11 +32,11 @@ pub struct Sender<'c, X> {
     comparing: Comparing,
     overflow: Overflow,
     head: Vec<u8>,
-    /// Of what was written, what the overflow knows of.
+    /// Written bytes that the overflow control has counted.
     counted: u64,
-    /// What the queue has settled, as far as this has looked.
+    /// The queue's count of stage outcomes that this sender has checked.
     seen: u64,
-    /// Of what was taken last.
+    /// The departure of the batch taken last.
     departure: Departure,
 }
 
@@ -72,16 +72,16 @@ impl<'c, X> Sender<'c, X> {
         &self.shared.queue
     }
 
-    /// What was written, and is dealt with.
+    /// Batches that are written and acknowledged.
     #[must_use]
     pub fn released(&self) -> Released<'c, X> {
         self.released
     }
 
-    /// The next batch, without the pages that are stale by now.
+    /// Takes the next batch and removes pages that are stale.
     pub fn take(&mut self) -> Work<X> {
         data_threads::point();
-        // Until there is room it is the peer, or the network, that it waits for.
+        // Until there is room, the sender waits for the peer or the network.
         self.meter.turn_to(Doing::Writing);
         self.flight.wait_for_room();
         self.meter.turn_to(Doing::Waiting);
@@ -107,7 +107,7 @@ impl<'c, X> Sender<'c, X> {
     /// If the connection breaks; another one carries the batch then.
     ///
     /// # Panics
-    /// If it is of another kind, which only its stage can send.
+    /// If it is a load of a stage, which only the stage can send.
     pub fn send(&mut self, load: Load<X>) -> io::Result<()> {
         let written = match &load {
             Load::Pages(batch) => self.write_deltas(batch),
@@ -117,8 +117,8 @@ impl<'c, X> Sender<'c, X> {
         self.sent(load, written)
     }
 
-    /// Writes what has changed of pages, where it is known what the destination has of
-    /// them, and that is less.
+    /// Writes deltas of pages, if the destination's versions are known and the deltas
+    /// are smaller than the pages.
     fn write_deltas(&mut self, batch: &Batch) -> io::Result<()> {
         self.meter.turn_to(Doing::Encoding);
         let Self { shared, comparing, encoder, .. } = self;
@@ -140,7 +140,7 @@ impl<'c, X> Sender<'c, X> {
         written
     }
 
-    /// Writes pages as bytes. Whoever does says by [`Sender::sent`] what of.
+    /// Writes pages as bytes. The caller must report the batch with [`Sender::sent`].
     ///
     /// # Errors
     /// If the connection breaks.
@@ -148,8 +148,7 @@ impl<'c, X> Sender<'c, X> {
         self.write(Content::Pages(batch))
     }
 
-    /// Writes what makes up a batch of another kind. Whoever does says by
-    /// [`Sender::sent`] what of.
+    /// Writes a stage's load. The caller must report it with [`Sender::sent`].
     ///
     /// # Errors
     /// If the connection breaks.
@@ -177,10 +176,11 @@ impl<'c, X> Sender<'c, X> {
         self.counted = wire_bytes;
     }
 
-    /// A batch is written, or can't be: then another connection carries it.
+    /// Reports a batch as written, or as not written, in which case another connection
+    /// sends it.
     ///
     /// # Errors
-    /// The one of writing it.
+    /// The error of writing it.
     pub fn sent(&self, load: Load<X>, written: io::Result<()>) -> io::Result<()> {
         match &written {
             Ok(()) => self.flight.sent(load, self.departure),
@@ -189,7 +189,8 @@ impl<'c, X> Sender<'c, X> {
         written
     }
 
-    /// What is needed of the source can't be had any more: all lanes end.
+    /// Ends all lanes because the source's memory, which is still needed, can't be
+    /// read any more.
     #[must_use]
     pub fn source_is_gone(&self) -> io::Error {
         self.shared.queue.fail(LanesError::SourceGone);
@@ -201,7 +202,7 @@ impl<'c, X> Sender<'c, X> {
     }
 }
 
-/// Sends pages and blocks as they come, until there are no more.
+/// Sends pages and blocks until the queue ends.
 pub(crate) fn send_all<X>(sender: &mut Sender<'_, X>) -> io::Result<Sent> {
     loop {
         match sender.take() {
@@ -213,12 +214,12 @@ pub(crate) fn send_all<X>(sender: &mut Sender<'_, X>) -> io::Result<Sent> {
     }
 }
 
-/// How bodies are to be encoded.
+/// The encoding to use for bodies.
 fn wanted(encoding: &AtomicU8) -> Encoding {
     Encoding::try_from(encoding.load(Relaxed)).unwrap_or(Encoding::Raw)
 }
 
-/// What is sent as bytes.
+/// Content that is sent as bytes.
 #[derive(Clone, Copy)]
 enum Content<'l> {
     Pages(&'l Batch),

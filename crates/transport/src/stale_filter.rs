@@ -1,14 +1,14 @@
-//! Pages that the guest has changed since QEMU handed them over.
+//! Drops pages that the guest has changed since QEMU handed them over.
 //!
-//! A page that waited for its lane and differs now from what QEMU has in RAM was
-//! written after QEMU copied it. QEMU cleared the page's dirty bit before it
-//! copied, so the write has set it again, and the page comes once more before
-//! the VM stops for good: its old content need not be sent. Where the link is
-//! the bottleneck and the guest writes, that is a good part of all bytes.
+//! If a page that waited for its lane differs from QEMU's RAM, the guest wrote it after
+//! QEMU had copied it. QEMU cleared the page's dirty bit before it copied, so the write
+//! has set it again, and QEMU sends the page once more before the VM stops for good: the
+//! old content need not be sent. Where the link is the bottleneck and the guest writes,
+//! that is a good part of all bytes.
 //!
-//! A page that holds nothing but zeros by now is sent as it was: what a balloon gives back
-//! to the host reads so, and no write has set its dirty bit. Where a guest tells QEMU
-//! which pages are free, that clears dirty bits: such a VM has no filter.
+//! A page that is all zeros by now is sent as it was: memory that a balloon returns to the
+//! host reads as zeros, without a write that set the dirty bit. A guest that reports free
+//! pages to QEMU clears dirty bits: such a VM has no filter.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ use crate::reluctance::Reluctance;
 /// Compares batches with the source QEMU's RAM.
 #[derive(Clone, Debug)]
 pub struct StaleFilter {
-    /// That RAM.
+    /// The source QEMU's RAM.
     pub ram: Arc<Numbered>,
-    /// Where what is left out is noted.
+    /// The audit's record of dropped pages.
     pub handed_over: Arc<HandedOver>,
 }
 
-/// Batches passed by between two looks where the last ones found nothing.
+/// Most batches skipped between two comparisons when the last ones found nothing.
 const PASSED_BY_MAX: u32 = 16;
 
 /// One lane's use of the filter.
@@ -44,8 +44,8 @@ impl Default for Filtering {
 }
 
 impl Filtering {
-    /// Takes stale pages out of a batch, and looks more rarely where there are none.
-    /// Returns how many it took out.
+    /// Removes stale pages from a batch, and compares more rarely while there are none.
+    /// Returns how many it removed.
     pub(crate) fn drop_stale(&mut self, filter: &StaleFilter, batch: &mut Batch) -> usize {
         if batch.bodies().is_empty() || !self.reluctance.try_next() {
             return 0;
@@ -64,7 +64,7 @@ impl Filtering {
         self.scratch.resize(self.scratch.len().max(bytes), 0);
         let now = &mut self.scratch[..bytes];
         let pages = batch.bodies().iter().map(|body| body.page);
-        // A QEMU that is gone shows elsewhere.
+        // A QEMU that has ended is noticed elsewhere.
         if !ram.read(batch.block, pages, now) {
             return 0;
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_that_finds_nothing_looks_more_rarely_until_it_finds_something() {
+    fn a_filter_that_finds_nothing_compares_more_rarely_until_it_finds_something() {
         let pool = Pool::new(3 * SLOT_BYTES);
         let mapping = Arc::new(Mapping::own(8 * PAGE_BYTES as u64));
         let filter = StaleFilter { ram: Arc::default(), handed_over: Arc::default() };
@@ -104,7 +104,7 @@ mod tests {
             (0..8).for_each(|page| batch.push_body(PageIndex(page), 4096 * page as usize));
             batch
         };
-        // 9 looks in vain, with 1, 2, 4, 8 and then 16 batches between them.
+        // 9 comparisons in vain, with 1, 2, 4, 8 and then 16 batches between them.
         let tenth = 9 + 1 + 2 + 4 + 8 + 5 * PASSED_BY_MAX;
         let mut passed = 0;
         while filtering.drop_stale(&filter, &mut batch()) == 0 {
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(filtering.drop_stale(&filter, &mut next), 4);
         let left: Vec<_> = next.bodies().iter().map(|body| body.page.0).collect();
         assert_eq!(left, [0, 2, 4, 6]);
-        // As after a balloon has given a page back.
+        // Like a page that a balloon has returned.
         let mut given_back = pool.take().unwrap();
         given_back.buffer_mut().fill(3);
         (0..8).for_each(|page| given_back.push_body(PageIndex(page), 4096 * page as usize));

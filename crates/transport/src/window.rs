@@ -1,40 +1,40 @@
-//! How much one connection may have in flight: what its path holds, and as much again.
+//! How much one connection may have in flight: twice what its path holds.
 //!
-//! More would wait in the sockets at both ends. What waits there has left the processor's
-//! caches when it is copied next, and each copy takes several times as long. Pages also
-//! become stale there, and no other lane can take them.
+//! More would wait in the sockets at both ends. By then it has left the processor's
+//! caches, so each further copy takes several times as long. Pages also become stale
+//! there, and no other lane can take them.
 //!
-//! What a path holds is the rate at which it delivers, times what a batch takes that
-//! nothing is before (Little's law; TCP's BBR has its window from the same figures). Only
-//! lanes whose peer is slower than they are ever come to their window.
+//! A path holds its delivery rate times the latency of a batch that waits behind no other
+//! (Little's law; TCP's BBR derives its window from the same figures). Only lanes whose
+//! peer is slower than they are ever reach their window.
 
 use std::time::{Duration, Instant};
 
 use page::SLOT_BYTES;
 
-/// Always allowed: one batch that is written, one on its way, and one that is placed.
+/// Always allowed: one batch being written, one in transit, and one being placed.
 pub(crate) const LEAST_BYTES: u64 = 3 * SLOT_BYTES as u64;
-/// What is allowed, as a multiple of what the path holds: a rate that can grow does so
-/// with each round trip.
+/// The window as a multiple of what the path holds: a rate that can grow does so with
+/// each round trip.
 const GAIN: f64 = 2.0;
-/// What was best counts for this long, and up to twice as long: paths change.
+/// The best figures count for this long, and up to twice as long, because paths change.
 const HALF: Duration = Duration::from_secs(5);
 
-/// A batch that is in flight.
+/// The departure of a batch that is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Departure {
     /// When the lane began to encode and write it.
     pub(crate) at: Instant,
-    /// What the connection had delivered by then.
+    /// Bytes that the connection had delivered by then.
     pub(crate) delivered_bytes: u64,
 }
 
-/// What is known of one connection's path.
+/// Measurements of one connection's path.
 #[derive(Debug)]
 pub(crate) struct Window {
     /// The shortest time from a batch's departure to its acknowledgement, in seconds.
     shortest: Best,
-    /// The most bytes a second that were delivered in such a time.
+    /// The most bytes a second delivered between a departure and its acknowledgement.
     fastest: Best,
     turned: Option<Instant>,
 }
@@ -46,7 +46,8 @@ impl Default for Window {
 }
 
 impl Window {
-    /// A batch has been acknowledged, with which the connection has delivered so much.
+    /// Notes that `batch` was acknowledged, after which the connection has delivered
+    /// `delivered_bytes`.
     pub(crate) fn delivered(&mut self, batch: Departure, delivered_bytes: u64, now: Instant) {
         let took = now.saturating_duration_since(batch.at).as_secs_f64();
         if took <= 0.0 {
@@ -62,7 +63,7 @@ impl Window {
         self.fastest.add(bytes as f64 / took);
     }
 
-    /// What may be in flight.
+    /// Bytes that may be in flight.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
     pub(crate) fn bytes(&self) -> u64 {
         let (Some(shortest), Some(fastest)) = (self.shortest.get(), self.fastest.get()) else {
@@ -72,7 +73,7 @@ impl Window {
     }
 }
 
-/// The best of some figures: those since the last turn, and since the one before.
+/// The best figure since the last turn or the one before it.
 #[derive(Debug)]
 struct Best {
     better: fn(f64, f64) -> f64,
@@ -107,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection that always has something to send, in simulated time.
+    /// A connection that always has data to send, in simulated time.
     struct Sending {
         begin: Instant,
         now: f64,
@@ -124,8 +125,8 @@ mod tests {
             self.begin + Duration::from_secs_f64(time)
         }
 
-        /// For so many seconds, over a path that takes `trip` and delivers so much a
-        /// second. Returns what it delivered in the last of them.
+        /// Sends for `seconds` over a path with the latency `trip` and the rate
+        /// `bytes_per_s`. Returns the bytes delivered in the last second.
         fn send(&mut self, trip: f64, bytes_per_s: f64, seconds: f64) -> f64 {
             let batch = SLOT_BYTES as u64;
             let end = self.now + seconds;
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn any_path_is_filled_and_little_more() {
+    fn the_window_fills_any_path_and_little_more() {
         for (trip, rate) in [
             (0.0001, 12e6),
             (0.0001, 125e6),
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_says_nothing() {
+    fn a_clock_that_stands_still_is_ignored() {
         let (mut window, now) = (Window::default(), Instant::now());
         window.delivered(Departure { at: now, delivered_bytes: 0 }, 1 << 20, now);
         assert_eq!(window.bytes(), LEAST_BYTES);

@@ -1,8 +1,8 @@
-//! A thread of a lane that panics ends the migration. A lane that has lost one
-//! would look like one that is only slow, until nobody waits any more.
+//! A panic of a lane's thread ends the migration: a lane that has lost a thread
+//! would otherwise look like one that is only slow.
 //!
-//! Which thread panics a file says that a variable of the environment names, so each
-//! test runs the other one in a process of its own.
+//! A file that an environment variable names selects the thread that panics, so each
+//! test runs `a_lane_with_a_fault` in a process of its own.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -17,7 +17,7 @@ use std::io::{Read, Write};
 
 const BATCHES: u64 = 3;
 
-/// Takes one lane, and says of each batch of one page that it is placed.
+/// Accepts one lane, and acknowledges each batch of one page.
 fn acknowledge(listener: &TcpListener) {
     let (stream, _) = listener.accept().unwrap();
     let mut lane = Connection::plain(stream);
@@ -87,11 +87,11 @@ fn with_a_fault(thread: &str) {
 }
 
 #[test]
-fn of_the_thread_that_sends() {
+fn a_panic_of_the_sending_thread_ends_the_migration() {
     with_a_fault("lane-0-send");
 }
 
 #[test]
-fn of_the_thread_that_hears_acknowledgements() {
+fn a_panic_of_the_acknowledgement_thread_ends_the_migration() {
     with_a_fault("lane-0-ack");
 }

@@ -19,18 +19,18 @@ use wire::{LaneHeader, Preamble, Reply, Token, Versions};
 const PAGES: u32 = 2048;
 const EPOCHS: u32 = 6;
 
-/// A destination: accepts lanes, places what they bring, and cuts the
-/// connection number `n` after `cut_after(n)` bytes have passed through.
+/// A destination: accepts lanes, places their batches, and cuts connection number
+/// `n` after `cut_after(n)` bytes.
 struct Destination {
     address: SocketAddr,
     mapping: Arc<Mapping>,
     stopping: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
     accepted: Arc<AtomicU64>,
-    /// Connections that made use of what an earlier one left.
+    /// Connections that resumed an earlier TLS session.
     resumed: Arc<AtomicU64>,
     received_bytes: Arc<AtomicU64>,
-    /// The source's.
+    /// The source's security.
     security: Security,
 }
 
@@ -143,7 +143,7 @@ fn serve(
         None => stream,
         Some(bytes) => through_a_proxy(stream, bytes),
     };
-    // Either may be cut before it is made.
+    // Either handshake may be cut short.
     let mut preamble = [0; Preamble::BYTES];
     let Ok(mut connection) = own.accept(stream) else { return };
     if connection.read_exact(&mut preamble).is_err() {
@@ -159,8 +159,8 @@ fn serve(
     }
 }
 
-/// A connection that passes on `bytes` from the source, then both ends see it
-/// break.
+/// A connection that passes on `bytes` from the source, after which both ends see
+/// it break.
 fn through_a_proxy(outer: TcpStream, bytes: usize) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let inner = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -182,14 +182,14 @@ fn content(page: u32, epoch: u32) -> Vec<u8> {
     while bytes.len() < PAGE_BYTES {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Half of it repeats, so that it shrinks.
+        // Half of it repeats, so it shrinks.
         bytes.extend_from_slice(&state.to_le_bytes());
         bytes.extend_from_slice(&[7; 8]);
     }
     bytes
 }
 
-/// Which pages an epoch carries: all in the first, then ever fewer.
+/// Whether an epoch carries a page: all in the first, then ever fewer.
 fn carried(page: u32, epoch: u32) -> bool {
     page.is_multiple_of(epoch + 1)
 }
@@ -263,7 +263,7 @@ fn encrypted_lanes_deliver_the_same_and_resume() {
         assert_eq!(send_all(lanes, encoding, &destination), 0);
         let [resumed, accepted] =
             [&destination.resumed, &destination.accepted].map(|count| count.load(SeqCst));
-        // The first one ever has nothing to begin from.
+        // The first connection ever has no session to resume.
         assert!(lanes == 1 || resumed + 1 >= accepted, "{resumed} of {accepted}");
     }
 }
@@ -298,7 +298,7 @@ fn lanes_with_a_pace_deliver_the_same() {
     assert_eq!(send_at(Some(100_000_000), 2, Encoding::Raw, &destination), 0);
 }
 
-/// Whatever the pace: what is still written when they stop is one batch each.
+/// At any pace, each lane still writes at most one batch when it is stopped.
 #[test]
 fn lanes_that_crawl_can_be_stopped() {
     let destination = Destination::start(|_| None);
@@ -324,10 +324,10 @@ fn lanes_that_crawl_can_be_stopped() {
     assert_eq!(pool.out_bytes(), 0);
 }
 
-/// A destination that reads, but hardly. Every byte that it takes tells the kernel
-/// that the connection is well, so only who stops the lanes can end a write.
+/// A destination that reads very slowly. Every byte that it reads tells the kernel
+/// that the connection works, so only stopping the lanes can end a write.
 #[test]
-fn lanes_that_hardly_anybody_reads_can_be_stopped() {
+fn lanes_that_are_read_very_slowly_can_be_stopped() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     socket2::SockRef::from(&listener).set_recv_buffer_size(32 << 10).unwrap();
     let endpoint = Endpoint { local: None, remote: listener.local_addr().unwrap() };
@@ -337,7 +337,7 @@ fn lanes_that_hardly_anybody_reads_can_be_stopped() {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; Preamble::BYTES]).unwrap();
         stream.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).unwrap();
-        // A batch takes dozens of them.
+        // A batch takes dozens of these reads.
         let mut piece = vec![0; 16 << 10];
         while stream.read(&mut piece).is_ok_and(|bytes| bytes > 0) {
             counted.fetch_add(1, SeqCst);
@@ -360,7 +360,7 @@ fn lanes_that_hardly_anybody_reads_can_be_stopped() {
         (0..128).for_each(|page| batch.push_body(PageIndex(page), page as usize * PAGE_BYTES));
         lanes.submit(batch).unwrap();
     }
-    // The kernel's buffers are full: the rest of a batch is in a write.
+    // The kernel's buffers are full, so the rest of a batch is in a blocked write.
     while reads.load(SeqCst) < 3 {
         thread::sleep(std::time::Duration::from_millis(10));
     }

@@ -1,4 +1,5 @@
-//! Who may connect to whom, and what both ends hear where they may not.
+//! Which hosts may connect to each other, and the errors at both ends if they may
+//! not.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -9,7 +10,8 @@ use identity::{Authority, Files, Identity, Security, Subject, Wanted};
 use transport::{Endpoint, connect};
 use wire::Kind;
 
-/// What `host` gets of the CA in `dir`, which is made if need be.
+/// Issues a certificate for `host` from the CA in `dir`, which is created if
+/// needed.
 fn issue(dir: &Path, host: &str) -> Files {
     let ca = dir.join("ca");
     if !ca.exists() {
@@ -28,7 +30,8 @@ fn load(host: &str, files: &Files) -> Security {
     Security::Tls(Arc::new(Identity::load(host, files).unwrap()))
 }
 
-/// `from` calls `to` as the host `peer`. Why that fails, as each of them tells it.
+/// `from` connects to `to`, expecting the host `peer`. Returns the error at each
+/// end.
 fn refused(from: &Security, to: Security, peer: &str) -> [String; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = Endpoint { local: None, remote: listener.local_addr().unwrap() };
@@ -38,7 +41,7 @@ fn refused(from: &Security, to: Security, peer: &str) -> [String; 2] {
 }
 
 #[test]
-fn who_answers_is_not_the_host_that_was_meant() {
+fn the_called_agent_is_another_host() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|host| load(host, &issue(dir.path(), host)));
     let [calls, called] = refused(&a, b, "c");
@@ -58,12 +61,13 @@ fn one_end_speaks_plaintext() {
     assert!(called.contains("take --insecure-plaintext away there"), "{called}");
 }
 
-/// Whoever calls is ready before he is verified: what he reads first is why not.
+/// The client is ready before the server has verified it, so its first read brings
+/// the reason.
 #[test]
-fn a_caller_who_is_not_wanted_hears_why() {
+fn a_refused_caller_receives_the_reason() {
     let [here, there] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (a, b) = (issue(here.path(), "a"), issue(there.path(), "b"));
-    // One knows both CAs, and takes the other, who knows only his own.
+    // Host a knows both CAs and accepts host b, which knows only its own.
     let both = here.path().join("both.crt");
     let text = [&a, &b].map(|files| std::fs::read_to_string(&files.authority).unwrap()).concat();
     std::fs::write(&both, text).unwrap();

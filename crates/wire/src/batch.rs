@@ -7,10 +7,10 @@
 //! payload  form 0: the bodies' bytes, in the table's order, encoded as one
 //!          form 1: their deltas (`page::Deltas`), encoded as one
 //! ```
-//! Form 1 only where the destination said that it takes deltas.
-//! All little-endian. An [`Ack`] counts the batches of this connection that
-//! are placed, so one lost in a dead connection costs nothing: whatever was not
-//! acknowledged there is sent again on another lane.
+//! Form 1 is used only if the destination has said that it accepts deltas. All fields are
+//! little-endian. An [`Ack`] counts the batches of this connection that are placed. So losing one
+//! with a dead connection costs nothing: whatever was not acknowledged there is sent again on
+//! another lane.
 
 use page::{BATCH_PAGES, Batch, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 
@@ -22,36 +22,36 @@ const ACK_MAGIC: u32 = 0xd7ac_0001;
 const PAGE_ENTRY_BYTES: usize = 4;
 const FILL_ENTRY_BYTES: usize = 9;
 
-/// Most fill runs in one batch; the tap hands on long before.
+/// The most fill runs in one batch; the tap hands a batch on long before.
 pub const FILLS_MAX: usize = 8192;
 
-/// What stands before a batch's tables.
+/// The header before a batch's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchHeader {
     /// How the payload is encoded, as `page::Encoding`'s code.
     pub encoding: u8,
-    /// The block its pages belong to.
+    /// The block that its pages belong to.
     pub block: BlockId,
     /// Their epoch.
     pub epoch: Epoch,
-    /// How many pages come as bytes.
+    /// The number of pages sent as bytes.
     pub bodies: u16,
-    /// How many fill runs.
+    /// The number of fill runs.
     pub fills: u16,
     /// Bytes of payload.
     pub payload_bytes: u32,
-    /// The pages come as deltas.
+    /// Whether the pages are sent as deltas.
     pub deltas: bool,
 }
 
-/// How a batch's payload looks, and how long it is.
+/// The form and length of a batch's payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload {
     /// As `page::Encoding`'s code.
     pub encoding: u8,
-    /// Encoded.
+    /// Its encoded length.
     pub bytes: usize,
-    /// Of deltas, not of bodies.
+    /// Whether it holds deltas instead of bodies.
     pub deltas: bool,
 }
 
@@ -59,7 +59,7 @@ impl BatchHeader {
     /// Its length on the wire.
     pub const BYTES: usize = 20;
 
-    /// From a peer's bytes. Whether the block exists is for the placer.
+    /// Parses a peer's bytes. Whether the block exists is up to the placer.
     ///
     /// # Errors
     /// If a count is above its cap, or the fields contradict each other.
@@ -121,7 +121,7 @@ impl BatchHeader {
     /// Writes the header and the tables of `batch` after what `out` holds.
     ///
     /// # Panics
-    /// If the batch has more fill runs than [`FILLS_MAX`]: the tap's error.
+    /// If the batch has more fill runs than [`FILLS_MAX`], which is an error of the tap.
     pub fn write_for(batch: &Batch, payload: Payload, out: &mut Vec<u8>) {
         assert!(batch.fills().len() <= FILLS_MAX, "the tap hands on before {FILLS_MAX} runs");
         let header = Self {
@@ -138,22 +138,21 @@ impl BatchHeader {
     }
 }
 
-/// The tables of one batch after the other, in vectors that are used again.
+/// The tables of one batch at a time, in vectors that are reused.
 #[derive(Debug, Default)]
 pub struct Tables {
-    /// The pages that come as bytes, in the payload's order.
+    /// The pages sent as bytes, in the payload's order.
     pub pages: Vec<PageIndex>,
     /// The fill runs.
     pub fills: Vec<Fill>,
 }
 
 impl Tables {
-    /// Reads the tables that `header` announces. `bytes` are exactly
-    /// [`BatchHeader::tables_bytes`] of them; addresses are for the placer to
-    /// check.
+    /// Reads the tables that `header` announces. `bytes` are exactly [`BatchHeader::tables_bytes`]
+    /// bytes; checking addresses is up to the placer.
     ///
     /// # Errors
-    /// If the length is another one.
+    /// If the length is wrong.
     pub fn parse(&mut self, header: BatchHeader, bytes: &[u8]) -> Result<(), WireError> {
         if bytes.len() != header.tables_bytes() {
             return Err(WireError::Contradiction("tables of another length than announced"));
@@ -162,7 +161,7 @@ impl Tables {
         Ok(())
     }
 
-    /// How long tables are.
+    /// The length of tables.
     pub(crate) fn bytes(pages: u16, fills: u16) -> usize {
         usize::from(pages) * PAGE_ENTRY_BYTES + usize::from(fills) * FILL_ENTRY_BYTES
     }
@@ -178,7 +177,7 @@ impl Tables {
         }
     }
 
-    /// Reads tables with as many pages, all of `bytes`.
+    /// Reads tables with `count` pages from all of `bytes`.
     pub(crate) fn read(
         count: u16,
         bytes: &[u8],
@@ -197,10 +196,10 @@ impl Tables {
     }
 }
 
-/// How many batches of this connection are placed.
+/// Acknowledges the batches of this connection that are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// Counted from the connection's start.
+    /// Their number, counted from the connection's start.
     pub placed: u64,
 }
 
@@ -208,7 +207,7 @@ impl Ack {
     /// Its length on the wire.
     pub const BYTES: usize = 12;
 
-    /// As bytes.
+    /// Its bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -217,10 +216,10 @@ impl Ack {
         bytes
     }
 
-    /// From a peer's bytes.
+    /// Parses a peer's bytes.
     ///
     /// # Errors
-    /// If it is no acknowledgement.
+    /// If they are not an acknowledgement.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         match le32(bytes, 0) {
             ACK_MAGIC => Ok(Self { placed: le64(bytes, 4) }),
@@ -238,7 +237,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_comes_back_as_it_went(
+        fn a_batch_round_trips(
             block: u16, epoch: u32, encoding: u8, deltas: bool,
             pages in prop::collection::vec(any::<u32>(), 0..=BATCH_PAGES),
             fills in prop::collection::vec((any::<u32>(), any::<u8>()), 0..300),
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_comes_back_and_garbage_does_not() {
+    fn an_ack_round_trips_and_garbage_is_refused() {
         let ack = Ack { placed: u64::MAX - 1 };
         assert_eq!(Ack::parse(&ack.to_bytes()).unwrap(), ack);
         assert!(Ack::parse(&[0; Ack::BYTES]).is_err());

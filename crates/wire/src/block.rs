@@ -1,4 +1,4 @@
-//! A batch of disk blocks on a lane. It is acknowledged like any other.
+//! A batch of disk blocks on a lane. It is acknowledged like a batch of pages.
 //!
 //! ```text
 //! header   0 magic u16   2 encoding u8   3 zero u8   4 disk u16   6 extents u16
@@ -6,9 +6,8 @@
 //! table    offset u64, then extents x u32: bit 31 zero or data, the rest its bytes
 //! payload  the bytes of the extents with data, one after the other, encoded as one
 //! ```
-//! All little-endian. The extents follow each other without gaps from `offset`
-//! on. The header is as long as that of a batch of pages, so that either can be
-//! read before it is known which it is.
+//! All fields are little-endian. The extents are contiguous from `offset` on. The header is as long
+//! as that of a batch of pages, so that it can be read before its kind is known.
 
 use page::{BLOCK_BYTES_MAX, BlockBatch, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX};
 
@@ -23,21 +22,21 @@ const EXTENT_ENTRY_BYTES: usize = 4;
 const ZERO_FLAG: u32 = 1 << 31;
 const _: () = assert!(EXTENT_BYTES_MAX == ZERO_FLAG - 1);
 
-/// A disk's last byte lies before this: files count in signed numbers.
+/// A disk ends before this: file offsets are signed.
 const DISK_BYTES_MAX: u64 = i64::MAX as u64;
 
-/// How far a disk's sequence numbers may be ahead of the first one that is not
-/// acknowledged. So the destination's memory of them is bounded.
+/// How far a disk's sequence numbers may be ahead of the first one that is not acknowledged, which
+/// limits the destination's memory for them.
 pub const SEQUENCES_AHEAD_MAX: u64 = 1 << 16;
 
-/// What stands before a block batch's table.
+/// The header before a block batch's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHeader {
     /// How the payload is encoded, as `page::Encoding`'s code.
     pub encoding: u8,
-    /// The disk it belongs to.
+    /// The disk that it belongs to.
     pub disk: DiskId,
-    /// How many extents.
+    /// The number of extents.
     pub extents: u16,
     /// Its number among the batches of its disk.
     pub sequence: u64,
@@ -71,7 +70,7 @@ impl BlockHeader {
         OFFSET_BYTES + usize::from(self.extents) * EXTENT_ENTRY_BYTES
     }
 
-    /// Most bytes that [`BlockHeader::table_bytes`] can be.
+    /// The largest value of [`BlockHeader::table_bytes`].
     pub const TABLE_BYTES_MAX: usize = OFFSET_BYTES + EXTENTS_MAX * EXTENT_ENTRY_BYTES;
 
     /// Writes the header and the table of `batch` after what `out` holds.
@@ -91,9 +90,8 @@ impl BlockHeader {
         }
     }
 
-    /// Makes `batch`, an empty one, what the header and its table say; its data
-    /// are then to be read. Whether the disk exists and is as long is for the
-    /// sink.
+    /// Fills an empty `batch` with what the header and its table say; its data is to be read next.
+    /// Whether the disk exists and is long enough is up to the sink.
     ///
     /// # Errors
     /// If the table contradicts the header, itself, or the caps. The batch is
@@ -137,7 +135,7 @@ fn cap(what: &'static str, value: u64, max: u64) -> Result<(), WireError> {
     Ok(())
 }
 
-/// What comes next on a lane.
+/// The header of the next batch on a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneHeader {
     /// A batch of pages.
@@ -149,13 +147,13 @@ pub enum LaneHeader {
 }
 
 impl LaneHeader {
-    /// The length of any on the wire.
+    /// The length of each kind on the wire.
     pub const BYTES: usize = BatchHeader::BYTES;
 
-    /// From a peer's bytes.
+    /// Parses a peer's bytes.
     ///
     /// # Errors
-    /// If it is none, or a field is above its cap.
+    /// If it is not a header, or a field is above its cap.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         match le16(bytes, 0) {
             MAGIC => BlockHeader::parse(bytes).map(Self::Blocks),
@@ -164,7 +162,7 @@ impl LaneHeader {
         }
     }
 
-    /// What its batch takes on the lane.
+    /// The length of its batch on the lane.
     #[must_use]
     pub fn batch_bytes(self) -> u64 {
         let (tables_bytes, payload_bytes) = match self {
@@ -193,7 +191,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_come_back_as_they_went(
+        fn blocks_round_trip(
             disk: u16, sequence: u64, encoding: u8, offset in 0..DISK_BYTES_MAX / 2,
             extents in prop::collection::vec((1..20_000_u32, any::<bool>()), 1..40),
         ) {
@@ -241,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_its_cap_or_contradicts_itself_is_refused() {
+    fn blocks_above_a_cap_or_with_contradictions_are_refused() {
         let pool = Pool::new(SLOT_BYTES);
         let written = |offset: u64, payload_bytes: usize, entries: &[u32]| {
             let mut bytes = Vec::new();

@@ -1,11 +1,11 @@
-//! A migration that somebody else commands, such as libvirt, and two agents carry.
+//! A migration that another manager commands, such as libvirt, and that two agents carry.
 //!
 //! ```text
 //! source                                  destination
 //! QEMU connects
 //!        carry (where to) ------------->  connects to the QEMU there
-//!        <------------- carrying (whose)
-//!        whole ... <----------> back ...  relayed: whoever speaks first
+//!        <------------- carrying (which VM)
+//!        whole ... <----------> back ...  relayed: either end may speak first
 //! or     relay-begins, relay-ends ----->  relayed by lanes, as blocks of a disk
 //!        <----------- disk-room, back ...
 //! or     channels, blocks, head ------->  opens them, and lanes
@@ -13,8 +13,8 @@
 //!        placed ----------------------->  audits, feeds the tail
 //! ```
 //!
-//! Neither end decides anything: SHUT, in `back`, is the commit, and the end of the
-//! connection the only abort.
+//! Neither agent decides anything: SHUT, in `back`, is the commit, and the end of the connection is
+//! the only abort.
 
 use data_threads::SchedParams;
 use serde::{Deserialize, Serialize};
@@ -22,42 +22,42 @@ use serde::{Deserialize, Serialize};
 use crate::control::{AuditOrder, SharingOrder};
 use crate::part::Part;
 
-/// Where the destination's QEMU waits.
+/// Where the destination's QEMU listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
-    /// At this port of its host's address for migrations.
+    /// At this port of its host's migration address.
     Port(u16),
     /// At this socket.
     Path(String),
-    /// In the pod of a VM of KubeVirt's.
+    /// In the pod of a KubeVirt VM.
     Vmi {
         /// The VM's UID.
         uid: String,
-        /// KubeVirt's number for what comes.
+        /// KubeVirt's number for what the socket carries.
         port: u16,
     },
 }
 
-/// What the destination is to carry.
+/// The order to carry a migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Carry {
     /// The migration's id, for both ends' logs.
     pub migration: String,
-    /// The agent that asks.
+    /// The source agent's name.
     pub from: String,
-    /// Where to.
+    /// Where the destination's QEMU listens.
     pub target: Part<Target>,
-    /// For the destination's data threads.
+    /// How the destination's data threads are scheduled.
     #[serde(default)]
     pub terms: SchedParams,
     /// What is compared before the VM is loaded, if the stream is split.
     #[serde(default)]
     pub audit: AuditOrder,
-    /// As in [`Prepare`](crate::Prepare).
+    /// See [`Prepare`](crate::Prepare).
     #[serde(default)]
     pub hashes: Vec<String>,
-    /// Pages may come by name, if the stream is split.
+    /// Pages may be sent by name, if the stream is split.
     #[serde(default)]
     pub sharing: Option<SharingOrder>,
 }
@@ -65,9 +65,9 @@ pub struct Carry {
 /// The destination is connected to its QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carrying {
-    /// What lanes identify themselves with, in hex.
+    /// The token that identifies lanes, in hex.
     pub token: String,
-    /// The VM's name, if its QEMU was told one.
+    /// The VM's name, if its QEMU has one.
     #[serde(default)]
     pub vm: Option<String>,
     /// Its UUID.
@@ -76,25 +76,25 @@ pub struct Carrying {
     /// Features not used at the destination, and why.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// The hash that the audit is made by; none: XXH3.
+    /// The hash of the audit; none means XXH3.
     #[serde(default)]
     pub hash: Option<String>,
-    /// Pages may come by name, as was ordered.
+    /// Pages may be sent by name, as ordered.
     #[serde(default)]
     pub sharing: bool,
-    /// What is relayed may come by lanes.
+    /// A relayed stream may be sent by lanes.
     #[serde(default)]
     pub relays_by_lanes: bool,
-    /// Nothing goes by name before the destination says [`ToSource::Share`].
+    /// Nothing may be sent by name before the destination sends [`ToSource::Share`].
     ///
     /// [`ToSource::Share`]: crate::ToSource::Share
     #[serde(default)]
     pub sleeps: bool,
-    /// As in [`Prepared`](crate::Prepared).
+    /// See [`Prepared`](crate::Prepared).
     #[serde(default)]
     pub deltas: bool,
-    /// It may be told to wait for content from elsewhere, and what lanes could send of
-    /// that.
+    /// It may be told to wait for content from other providers, and how much of that the lanes
+    /// could send.
     #[serde(default)]
     pub waits: bool,
 }
@@ -102,9 +102,9 @@ pub struct Carrying {
 /// The multifd channels that the destination is to open to its QEMU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Channels {
-    /// The first message of each as the source's QEMU wrote it, in hex, in the order in
-    /// which it connected.
+    /// The first message of each as the source's QEMU wrote it, in hex, in the order in which QEMU
+    /// connected them.
     pub first: Vec<String>,
-    /// QEMU waits for a SYNC at the end of each RAM section.
+    /// Whether QEMU expects a SYNC at the end of each RAM section.
     pub sync_by_section: bool,
 }

@@ -1,4 +1,4 @@
-//! The control connection: what source and destination say to one another.
+//! The control connection: messages between source and destination.
 
 mod frame;
 mod prepare;
@@ -26,224 +26,221 @@ pub struct Announced {
     pub bytes: u64,
 }
 
-/// From the source.
+/// A message from the source.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "say")]
 pub enum ToDestination {
-    /// Get ready.
+    /// Prepare for a VM.
     Prepare(Box<Prepare>),
-    /// Somebody else moves a VM; instead of an order to prepare.
+    /// Carry a migration that another manager commands; sent instead of `Prepare`.
     Carry(Box<Carry>),
-    /// QEMU's channels beside the main one, before the RAM blocks of a VM that is
-    /// carried.
+    /// QEMU's channels besides the main one, sent before the RAM blocks of a carried VM.
     Channels(Channels),
-    /// Pages of a VM that is carried can be read from its disks; before its channels and
-    /// RAM blocks, and only if the destination waits for content. It answers with
-    /// [`ToSource::StorageRead`].
+    /// Pages of a carried VM can be read from its disks. Sent before its channels and RAM blocks,
+    /// and only if the destination waits for content, which answers with [`ToSource::StorageRead`].
     Storage(StorageOrder),
-    /// What the one who connected says is relayed by lanes: as blocks of disk 0 that
-    /// follow one another without gaps, once the destination has said what room it has.
+    /// The connecting side's stream is relayed by lanes: as contiguous blocks of disk 0, once the
+    /// destination has announced its room.
     RelayBegins,
-    /// It has said all.
+    /// That stream has ended.
     RelayEnds {
-        /// So many bytes.
+        /// Its length.
         bytes: u64,
     },
-    /// Every batch of a VM that is carried is placed, and RAM has ended.
+    /// Every batch of a carried VM is placed, and RAM has ended.
     Placed {
-        /// As in [`ToDestination::Complete`].
+        /// See [`ToDestination::Complete`].
         audit: Vec<u64>,
     },
-    /// No VM comes; instead of an order to prepare.
+    /// Answer a question; sent instead of `Prepare`, if there is no VM to move.
     Examine {
-        /// What is asked.
+        /// The question.
         question: Part<Question>,
     },
     /// The RAM blocks; a [`Frame::Head`] follows.
     Blocks {
-        /// In the order their numbers on the lanes mean.
+        /// In the order of their numbers on the lanes.
         blocks: Vec<Announced>,
         /// QEMU's number for the section `ram`.
         ram_section: u32,
         /// Whether sections end in footers.
         footers: bool,
     },
-    /// Make durable what was delivered for a disk.
+    /// Flush what was delivered for a disk.
     FlushDisk {
-        /// Comes back with the answer.
+        /// Returned with the answer.
         ticket: u64,
-        /// Its number.
+        /// The disk's number.
         disk: u16,
     },
-    /// The source could send so many of the pages that the destination waits for
-    /// itself, all that it ever could counted.
+    /// How many of the pages that the destination waits for the source itself could have sent, in
+    /// total since the start.
     Spare {
-        /// Never less than before.
+        /// It never decreases.
         pages: u64,
     },
-    /// Other terms for the destination's data threads from now on.
+    /// New scheduling parameters for the destination's data threads.
     Terms(SchedParams),
-    /// Every batch is placed and the whole residue was sent: load it.
+    /// Every batch is placed and the whole non-RAM stream was sent: load it.
     Complete {
-        /// Bytes of tail (or of the whole stream) sent, as a check.
+        /// Bytes sent of the tail (or of the whole stream), as a check.
         residue_bytes: u64,
-        /// All pages of each RAM block in one number, for the audit (`audit::Ledger`);
-        /// empty if there is none.
+        /// The total of each RAM block, for the audit (`audit::Ledger`); empty without an audit.
         #[serde(default)]
         audit: Vec<u64>,
     },
-    /// Ranges, by their blocks, whose entries the source wants to see.
+    /// Ranges, each with its block, whose entries the source requests.
     AuditRanges {
-        /// Each answered by [`ToSource::AuditEntries`].
+        /// Each is answered by [`ToSource::AuditEntries`].
         ranges: Vec<(u16, u32)>,
     },
-    /// What differs need not be the same: it was never handed over.
+    /// The differences are accepted: those pages were never handed over.
     AuditAccepted,
-    /// Of the switchover, from `prepared` on.
+    /// A message of the switchover, sent from `prepared` on.
     Switchover {
-        /// What the source is in.
+        /// The source's state.
         said: Envelope<switchover::ToDestination>,
     },
-    /// It stays at the source, which has not even begun.
+    /// The VM stays at the source, which has not even begun.
     Abort {
         /// Why, for the log.
         reason: String,
     },
 }
 
-/// From the destination.
+/// A message from the destination.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "say")]
 pub enum ToSource {
-    /// QEMU waits; lanes may come.
+    /// QEMU waits, and lanes may connect.
     Prepared(Prepared),
-    /// What is to be carried goes to a QEMU.
+    /// The destination has connected to the QEMU of a carried migration.
     Carrying(Carrying),
-    /// What was asked; the connection ends with it.
+    /// The answer to a question, which ends the connection.
     Examined {
         /// The answer.
         answer: Answer,
     },
-    /// It can't or won't take the VM.
+    /// The destination can't or won't take the VM.
     Refused {
         /// Why, for the operator.
         reason: String,
     },
-    /// How pages are placed, known once the block list is.
+    /// How pages are placed, once the block list is known.
     Placement {
         /// Blocks written to directly.
         mapped: Vec<String>,
-        /// Blocks written through the residue.
+        /// Blocks written through the non-RAM stream.
         inline: Vec<String>,
     },
-    /// A disk is durable, or can't be made so.
+    /// A disk was flushed, or can't be.
     DiskFlushed {
-        /// As it was asked.
+        /// The request's ticket.
         ticket: u64,
-        /// Why not.
+        /// Why it can't be flushed.
         error: Option<String>,
     },
     /// The destination's disks have room for more.
     DiskRoom {
-        /// So many batches of disk blocks may be sent, all disks' together, and
-        /// all that were ever sent counted once. Never less than before.
+        /// The number of batches of disk blocks that may be sent, of all disks together, in total
+        /// since the start. It never decreases.
         batches: u64,
     },
-    /// Pages that came by name, and were not there yet.
+    /// The fate of pages that were sent by name and deferred.
     Late {
-        /// Some batches at a time.
+        /// Several batches at a time.
         batches: Vec<Late>,
     },
-    /// A block is not as it was handed over: the digests of its ranges.
+    /// A block differs from what was handed over: the digests of its ranges.
     AuditDigests {
         /// The block.
         block: u16,
         /// The first range.
         first: u32,
-        /// One for each.
+        /// One digest for each range.
         digests: Vec<u64>,
-        /// More of them follow, of this block or another.
+        /// More digests follow, of this block or another.
         more: bool,
     },
-    /// What was placed in a range, as it was asked for.
+    /// What was placed in a requested range.
     AuditEntries {
         /// The block.
         block: u16,
         /// The range.
         range: u32,
-        /// One for each page (`audit::Entry`).
+        /// One entry for each page (`audit::Entry`).
         entries: Vec<u64>,
     },
     /// RAM doesn't hold what was placed there.
     AuditReread {
-        /// In so many pages.
+        /// In this many pages.
         pages: u64,
-        /// Of these blocks, and these pages of theirs, among others.
+        /// Some of them, each with its block.
         examples: Vec<(u16, u32)>,
     },
     /// Nothing differs.
     Audited {
-        /// Pages that were read back from RAM.
+        /// Pages read back from RAM.
         reread_pages: u64,
     },
-    /// What crosses the destination's NICs: once a second.
+    /// The traffic of the destination's NICs, once a second.
     NicUse(DestinationUse),
-    /// A feature that is not used there, and why.
+    /// A feature that is not used at the destination, and why.
     Note {
         /// For the operator.
         text: String,
     },
-    /// Of the switchover, from `prepared` on.
+    /// A message of the switchover, sent from `prepared` on.
     Switchover {
-        /// What the destination is in.
+        /// The destination's state.
         said: Envelope<switchover::ToSource>,
     },
-    /// Others that may have the same content are here, or come: from now on pages go by
-    /// name.
+    /// Other VMs that may have the same content are at the destination, or arrive: send pages by
+    /// name from now on.
     Share,
-    /// Which disks of a VM that is carried are read.
+    /// Which disks of a carried VM are read.
     StorageRead {
-        /// As in [`Prepared`].
+        /// See [`Prepared`].
         disks: Vec<bool>,
-        /// Why others are not.
+        /// Why the others are not.
         notes: Vec<String>,
     },
-    /// What the migration took at the destination: said after `running`.
+    /// The migration's cost at the destination, sent after `running`.
     Cost(Cost),
 }
 
-/// What has become of pages of a batch that were to come later.
+/// The fate of a batch's deferred pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
     /// The batch.
     pub ticket: u32,
-    /// Those that are wanted from the source after all, by their place in it. All
-    /// others that were to come later are placed.
+    /// Pages that are requested from the source after all, by index in the batch. Unless `more` is
+    /// set, all its other deferred pages are placed.
     pub wanted: Vec<u8>,
-    /// They are not: all others still wait.
+    /// The others are not placed: they still wait.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub more: bool,
 }
 
-/// What a migration took at the destination.
+/// A migration's cost at the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// CPU seconds that its agent's threads spent.
     pub cpu_s: f64,
-    /// Most bytes ever buffered.
+    /// The most bytes buffered at a time.
     pub pool_high_water_bytes: u64,
-    /// Pages that came from other hosts of its rack.
+    /// Bytes of pages that other hosts of the rack provided.
     #[serde(default)]
     pub peer_bytes: u64,
-    /// Pages that the source sent though somebody else brought the same.
+    /// Bytes of pages that the source sent although another provider delivered the same.
     #[serde(default)]
     pub again_bytes: u64,
-    /// Pages that were read from the VM's disks.
+    /// Bytes of pages read from the VM's disks.
     #[serde(default)]
     pub stored_bytes: u64,
-    /// What was read from storage for that.
+    /// Bytes read from storage for that.
     #[serde(default)]
     pub storage_read_bytes: u64,
-    /// How long the VM had run by the time `running` was said.
+    /// How long the VM had run when `running` was sent.
     pub ran_ms: f64,
 }

@@ -1,8 +1,8 @@
-//! What a peer can get wrong.
+//! Protocol errors of a peer.
 
 use crate::preamble::Versions;
 
-/// A peer said something that is not in the protocol, or too much of it.
+/// A peer sent something outside the protocol, or above its limits.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The connection is not from a Droveway agent at all.
@@ -10,7 +10,7 @@ pub enum WireError {
         "the peer does not speak Droveway's protocol (its first bytes are {found:02x?}); is the address that of an agent?"
     )]
     NotDroveway {
-        /// What came instead of the magic.
+        /// The bytes received instead of the magic.
         found: [u8; 8],
     },
     /// Another version of the protocol.
@@ -19,25 +19,25 @@ pub enum WireError {
          with the older release, which speaks that of the release before and after it"
     )]
     Version {
-        /// Theirs.
+        /// The peer's versions.
         theirs: Versions,
-        /// Ours.
+        /// This agent's versions.
         ours: Versions,
     },
-    /// A count or length above what the protocol allows.
+    /// A count or length above the protocol's limit.
     #[error("the peer sent {what} of {value}, more than the {max} allowed")]
     TooLarge {
-        /// Of what.
+        /// What it counts.
         what: &'static str,
-        /// How much.
+        /// Its value.
         value: u64,
-        /// How much is allowed.
+        /// The limit.
         max: u64,
     },
-    /// A field with a value that means nothing.
+    /// A field with an unknown value.
     #[error("the peer sent an unknown {what} ({value})")]
     Unknown {
-        /// Which field.
+        /// The field.
         what: &'static str,
         /// Its value.
         value: u64,
@@ -45,7 +45,7 @@ pub enum WireError {
     /// Fields that contradict each other.
     #[error("the peer sent a batch that contradicts itself: {0}")]
     Contradiction(&'static str),
-    /// A message that is no JSON, or not one that is known.
+    /// A message that is not JSON, or not a known one.
     #[error("the peer sent a message that cannot be understood: {0}")]
     Message(#[from] serde_json::Error),
     /// The connection ended or failed in the middle.

@@ -1,59 +1,58 @@
-//! What one agent asks another, and its answer.
+//! Questions from one agent to another, and the answers.
 
 use facts::host::Facts;
 use serde::{Deserialize, Serialize};
 
 use crate::carry::Target;
 
-/// More than a packet of any network card carries, so that packets of full
-/// length have to get through.
+/// More than a packet of any NIC carries, so that packets of full length must get through.
 pub const FILLER_BYTES: usize = 64 << 10;
-/// Most programs that are asked for one question.
+/// The most programs in one question.
 pub const PROGRAMS_MAX: usize = 8;
 
-/// From the agent that examines.
+/// A question of the examining agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub enum Question {
-    /// Whether somebody is there, and what time it is.
+    /// Whether the agent is there, and its time.
     Reach {
-        /// [`FILLER_BYTES`] of anything; the answer has as many.
+        /// [`FILLER_BYTES`] of arbitrary text; the answer has as many.
         filler: String,
     },
-    /// All that the agent sees of its host.
+    /// What the agent knows of its host.
     Facts {
-        /// QEMU's programs to ask what they can do, each with an accelerator.
+        /// QEMU programs to examine for their capabilities, each with an accelerator.
         programs: Vec<(String, String)>,
     },
-    /// Whether a VM that somebody else moves is to come there.
+    /// Whether a VM that another manager moves will arrive there.
     Comes {
-        /// To where.
+        /// Where its QEMU listens.
         target: Target,
     },
-    /// Of a newer version.
+    /// A question of a newer version.
     #[serde(other)]
     Unknown,
 }
 
-/// From the agent that is asked.
+/// The answer of the examined agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum Answer {
-    /// To [`Question::Reach`].
+    /// Answers [`Question::Comes`].
     Reached(Reached),
-    /// To [`Question::Facts`].
+    /// Answers [`Question::Reach`].
     Facts(Box<Facts>),
-    /// To [`Question::Comes`].
+    /// Answers [`Question::Facts`].
     Comes {
-        /// It is.
+        /// Whether it will.
         here: bool,
     },
-    /// It was not understood.
+    /// The question was not understood.
     #[serde(other)]
     Unknown,
 }
 
-/// That somebody is there.
+/// The agent's identity and time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reached {
@@ -61,8 +60,8 @@ pub struct Reached {
     pub host: String,
     /// Droveway's version there.
     pub droveway: String,
-    /// The time there, since 1970.
+    /// Its time, since 1970.
     pub at_unix_ms: u64,
-    /// As much as was sent.
+    /// As much filler as was sent.
     pub filler: String,
 }

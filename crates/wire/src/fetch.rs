@@ -1,4 +1,4 @@
-//! What hosts of a rack say to each other to have content of one another.
+//! Requests for content between hosts of a rack, and the answers.
 //!
 //! ```text
 //! wants    0 magic u16   2 domain bytes u8  3 zero u8   4 names u16    6 zero u16
@@ -7,10 +7,9 @@
 //!          8 payload bytes u32
 //!          here x name [20], then not here x name [20], then the payload
 //! ```
-//! All little-endian. Each name of a `wants` is in one `has` in the end, in whatever
-//! order; content that is on its way there comes when it has come. The payload is
-//! the content of those that are here, one page after the other, encoded as one
-//! piece.
+//! All fields are little-endian. Each name of a `wants` is eventually in one `has`, in any order;
+//! content that is still arriving at the peer is sent once it has arrived. The payload is the
+//! content of the names that are here, one page after the other, encoded as one piece.
 
 use content::{Domain, NAME_BYTES, Name};
 use page::{BATCH_PAGES, PAGE_BYTES};
@@ -20,26 +19,26 @@ use crate::read::{le16, le32};
 
 const WANTS_MAGIC: u16 = 0xd7b5;
 const HAS_MAGIC: u16 = 0xd7b6;
-/// Letters of a domain.
+/// The longest domain.
 const DOMAIN_BYTES_MAX: usize = 64;
 
-/// One host wants content of another one.
+/// A host's request for content of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wants {
     /// The domain in which the names are made.
     pub domain: Domain,
-    /// What is wanted, a batch's worth at most.
+    /// The requested names, at most as many as a batch has.
     pub names: Vec<Name>,
 }
 
 impl Wants {
-    /// The length of what comes first.
+    /// The length of its head.
     pub const HEAD_BYTES: usize = 8;
 
-    /// How long the rest is after these first bytes.
+    /// The length of the rest, according to the head.
     ///
     /// # Errors
-    /// If they are not the beginning of one, or too much is wanted.
+    /// If it is not the head of a request, or too much is requested.
     pub fn rest_bytes(head: &[u8; Self::HEAD_BYTES]) -> Result<usize, WireError> {
         check_magic(head, WANTS_MAGIC, "question for content")?;
         let domain = usize::from(head[2]);
@@ -47,10 +46,10 @@ impl Wants {
         Ok(domain + names_bytes("a number of wanted names", le16(head, 4))?)
     }
 
-    /// From a peer's bytes, the rest as long as was said.
+    /// Parses a peer's bytes; the rest is as long as announced.
     ///
     /// # Errors
-    /// If the domain is no text, or the length another one.
+    /// If the domain is not text, or the length is wrong.
     pub fn parse(head: &[u8; Self::HEAD_BYTES], rest: &[u8]) -> Result<Self, WireError> {
         if rest.len() != Self::rest_bytes(head)? {
             return Err(WireError::Contradiction("a question of another length than announced"));
@@ -63,9 +62,7 @@ impl Wants {
 
     /// Writes it after what `out` holds.
     ///
-    /// # Panics
-    /// If there are more names than a batch has, or the domain is longer than one
-    /// can be: our own error.
+    /// # Panics If there are more names than a batch has, or the domain is too long: our own error.
     pub fn write(&self, out: &mut Vec<u8>) {
         assert!(self.names.len() <= BATCH_PAGES && self.domain.0.len() <= DOMAIN_BYTES_MAX);
         out.extend_from_slice(&WANTS_MAGIC.to_le_bytes());
@@ -77,14 +74,14 @@ impl Wants {
     }
 }
 
-/// What stands before an answer's names.
+/// The header before an answer's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HasHeader {
     /// How the payload is encoded.
     pub encoding: u8,
-    /// How many are here: the payload has their content.
+    /// The number of names whose content is in the payload.
     pub here: u16,
-    /// How many are not.
+    /// The number of names whose content the peer doesn't have.
     pub not_here: u16,
     /// The payload's length.
     pub payload_bytes: u32,
@@ -94,10 +91,10 @@ impl HasHeader {
     /// Its length.
     pub const BYTES: usize = 12;
 
-    /// From a peer's bytes.
+    /// Parses a peer's bytes.
     ///
     /// # Errors
-    /// If it is none, or a count is above its cap.
+    /// If it is not a header, or a count is above its cap.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         check_magic(bytes, HAS_MAGIC, "answer with content")?;
         let (here, not_here) = (le16(bytes, 4), le16(bytes, 6));
@@ -114,10 +111,10 @@ impl HasHeader {
         (usize::from(self.here) + usize::from(self.not_here)) * NAME_BYTES
     }
 
-    /// The names that follow: those that are here, and those that are not.
+    /// The names that follow: those with content in the payload, and those without.
     ///
     /// # Errors
-    /// If `bytes` are not [`HasHeader::names_bytes`] of them.
+    /// If `bytes` has another length than [`HasHeader::names_bytes`].
     pub fn names(self, bytes: &[u8]) -> Result<(Vec<Name>, Vec<Name>), WireError> {
         if bytes.len() != self.names_bytes() {
             return Err(WireError::Contradiction("names of another length than announced"));
@@ -126,11 +123,10 @@ impl HasHeader {
         Ok((read_names(here), read_names(not_here)))
     }
 
-    /// Writes a header and the names after what `out` holds; the payload goes next.
+    /// Writes a header and the names after what `out` holds; the payload follows.
     ///
-    /// # Panics
-    /// If there are more names than a batch has, or the payload is longer than raw:
-    /// our own error.
+    /// # Panics If there are more names than a batch has, or the payload is longer than the raw
+    /// content: our own error.
     pub fn write_for(
         here: &[Name],
         not_here: &[Name],
@@ -192,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_question_comes_back_as_it_went(names in names(BATCH_PAGES), domain in "[a-z]{0,64}") {
+        fn a_request_round_trips(names in names(BATCH_PAGES), domain in "[a-z]{0,64}") {
             let wants = Wants { domain: Domain(domain), names };
             let mut bytes = Vec::new();
             wants.write(&mut bytes);
@@ -217,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_refused_before_anybody_makes_room_for_it() {
+    fn too_much_is_refused_before_memory_is_allocated_for_it() {
         let mut head = [0; Wants::HEAD_BYTES];
         assert!(Wants::rest_bytes(&head).is_err());
         head[..2].copy_from_slice(&WANTS_MAGIC.to_le_bytes());

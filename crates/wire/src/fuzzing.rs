@@ -1,5 +1,5 @@
-//! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this
-//! crate's tests: whatever a peer sends is read or refused, within the caps.
+//! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this crate's tests: whatever
+//! a peer sends is accepted or refused, within the caps.
 
 use content::{Domain, NAME_BYTES, Name};
 use page::{
@@ -13,8 +13,8 @@ use crate::{
     ToSource, Token, VERSION, Versions, Wants, gang, read_frame, read_message,
 };
 
-/// A lane from the source: headers with their tables; payloads are passed by.
-/// Then the same bytes as acknowledgements.
+/// Reads bytes as a lane from the source: headers with their tables; payloads are skipped. Then the
+/// same bytes as acknowledgements.
 pub fn lane(bytes: &[u8]) {
     let mut rest = bytes;
     let (mut tables, mut named) = (Tables::default(), NamedTables::default());
@@ -69,7 +69,7 @@ pub fn lane(bytes: &[u8]) {
     content(bytes);
 }
 
-/// What has changed of pages, in the encoding that a header says.
+/// Decodes deltas of pages, in the header's encoding.
 fn deltas(header: BatchHeader, payload: &[u8]) {
     let Ok(encoding) = Encoding::try_from(header.encoding) else { return };
     let pages = usize::from(header.bodies);
@@ -80,7 +80,7 @@ fn deltas(header: BatchHeader, payload: &[u8]) {
     }
 }
 
-/// Both directions of a connection for content.
+/// Reads both directions of a content connection.
 fn content(bytes: &[u8]) {
     let mut rest = bytes;
     while let Some((head, after)) = rest.split_first_chunk() {
@@ -102,7 +102,7 @@ fn content(bytes: &[u8]) {
     }
 }
 
-/// A connection's first bytes, and control frames with messages of both ends.
+/// Reads a connection's first bytes, and control frames with messages of both ends.
 pub fn control(bytes: &[u8]) {
     if let Some(preamble) = bytes.first_chunk() {
         let _ = Preamble::parse(preamble, Versions::SPOKEN);
@@ -122,8 +122,8 @@ pub fn control(bytes: &[u8]) {
     }
 }
 
-/// Sound lanes in small, to mutate: batches of pages and of blocks, in each
-/// encoding, and acknowledgements.
+/// Small valid lanes to mutate: batches of pages and of blocks in each encoding, and
+/// acknowledgements.
 ///
 /// # Panics
 /// Never: its pools are open.
@@ -213,10 +213,10 @@ fn seed_blocks(encoding: u8, out: &mut Vec<u8>) {
     out.resize(out.len() + payload, 9);
 }
 
-/// Sound beginnings of connections, and frames of both ends.
+/// Valid beginnings of connections, and frames of both ends.
 ///
 /// # Panics
-/// Never: vectors take what is written to them.
+/// Never: writing to a vector doesn't fail.
 #[must_use]
 pub fn seed_controls() -> Vec<Vec<u8>> {
     let lane = Kind::Lane { number: 3, token: Token([9; 16]) };
@@ -242,7 +242,7 @@ pub fn seed_controls() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// As they are on the wire: what other versions may say has to be read too.
+/// Messages as they are on the wire, because those of other versions must be readable too.
 const MESSAGES: [&str; 23] = [
     r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu","-m","1G"],"cwd":"/",
         "overrides":[["/a","/b"]],"qemu":"10.0.2","shape":{"machine":"q35"},"disks":[],
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fuzzers_begin_with_is_sound() {
+    fn fuzzer_seeds_are_valid() {
         for message in MESSAGES {
             let source: Result<ToDestination, _> = serde_json::from_str(message);
             let destination: Result<ToSource, _> = serde_json::from_str(message);

@@ -1,65 +1,65 @@
-//! What a coordinator orders an agent, and its answers. A newer agent may know
-//! more of them: what isn't understood is answered so.
+//! Orders of a gang's coordinator to an agent, and the answers. A newer agent may know more of
+//! them; an order that is not understood is answered with [`Answer::Unknown`].
 
 use api::{Figures, MigrateRequest, Phase, Progress, VmStatus};
 use serde::{Deserialize, Serialize};
 
-/// From the agent that coordinates.
+/// An order of the coordinating agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "order")]
 pub enum Order {
-    /// Say which VMs there are, and what memory.
+    /// Report the host's VMs and its memory.
     Census,
-    /// Say which of these VMs the host could have.
+    /// Report which of these VMs the host could run.
     Able {
         /// At most [`WANTS_MAX`].
         wants: Vec<Want>,
     },
-    /// Say what a VM contains.
+    /// Sample a VM's content.
     Sample {
-        /// Which.
+        /// The VM.
         vm: String,
-        /// One in so many contents.
+        /// One in this many contents.
         one_in: u32,
     },
-    /// Begin to move a VM.
+    /// Start to move a VM.
     Start {
-        /// What its migration is called from now on: eight hex digits.
+        /// The migration's id from now on: eight hex digits.
         migration: String,
-        /// What is asked.
+        /// The request.
         request: Box<MigrateRequest>,
     },
-    /// Say how a migration goes, at once if it is in another phase or has ended.
+    /// Report a migration's progress, at once if it is in another phase or has ended.
     Watch {
-        /// Which.
+        /// The migration.
         migration: String,
-        /// The phase that is known.
+        /// The phase that the coordinator knows.
         seen: Option<Phase>,
-        /// How long to wait for another one.
+        /// How long to wait for another phase.
         wait_ms: u64,
     },
-    /// Have a migration end with its VM where it is.
+    /// End a migration with its VM where it is.
     Cancel {
-        /// Which.
+        /// The migration.
         migration: String,
     },
-    /// Of a newer version.
+    /// An order of a newer version.
     #[serde(other)]
     Unknown,
 }
 
-/// Kinds of VMs that are asked about at a time.
+/// The most kinds of VMs in one order.
 pub const WANTS_MAX: usize = 64;
 
-/// Contents of one VM that are said at most: half a MiB of text.
+/// The most contents in a sample of one VM: half a MiB of text.
 pub const HINTS_MAX: usize = 1 << 16;
-/// What a VM takes of a host besides ordinary memory.
+/// What a VM needs of a host besides ordinary memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Want {
     /// The program of its QEMU.
     pub program: String,
-    /// As `accel=` takes it.
+    /// Its accelerator, as in `accel=`.
     pub accelerator: String,
     /// Its machine type.
     pub machine: String,
@@ -69,49 +69,49 @@ pub struct Want {
     pub huge_bytes: Vec<(u64, u64)>,
 }
 
-/// From the agent that is ordered.
+/// The answer of the ordered agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum Answer {
-    /// To [`Order::Census`].
+    /// Answers [`Order::Census`].
     Census(Census),
-    /// To [`Order::Able`].
+    /// Answers [`Order::Able`].
     Able {
-        /// For each what speaks against it.
+        /// For each VM, why the host can't run it.
         unfit: Vec<Option<String>>,
     },
-    /// To [`Order::Sample`].
+    /// Answers [`Order::Sample`].
     Sample(Sampled),
-    /// To [`Order::Start`]: it goes on by itself.
+    /// Answers [`Order::Start`]: the migration proceeds by itself.
     Started,
-    /// To [`Order::Watch`].
+    /// Answers [`Order::Watch`].
     Progress {
-        /// Where it is.
+        /// The migration's progress.
         progress: Box<Progress>,
-        /// What it took, once it has ended.
+        /// Its figures, once it has ended.
         figures: Option<Figures>,
     },
-    /// To [`Order::Cancel`]: it was told to end.
+    /// Answers [`Order::Cancel`]: the migration was told to end.
     Cancelling,
     /// There is no such migration.
     NoSuch,
-    /// It won't do it.
+    /// The agent refuses.
     Refused {
         /// Why, for the operator.
         reason: String,
     },
-    /// It was not understood.
+    /// The order was not understood.
     #[serde(other)]
     Unknown,
 }
 
-/// A host, as far as VMs can leave it or come to it.
+/// A host's VMs, and its room for arriving VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Census {
-    /// What it can give to VMs that come; none if the kernel does not say.
+    /// Memory that it can give to arriving VMs; none if the kernel doesn't report it.
     pub free_bytes: Option<u64>,
-    /// Its VMs, those that are arriving among them.
+    /// Its VMs, including those that are arriving.
     pub vms: Vec<Counted>,
 }
 
@@ -120,42 +120,42 @@ pub struct Census {
 pub struct Counted {
     /// Its name.
     pub name: String,
-    /// What it is doing.
+    /// Its status.
     pub status: VmStatus,
     /// The migration that moves it now.
     pub migration: Option<String>,
     /// Its RAM.
     pub ram_bytes: u64,
-    /// Of it, what it has touched.
+    /// The part of it that it has touched.
     pub used_bytes: u64,
-    /// What it takes of ordinary memory.
+    /// Ordinary memory that it needs.
     pub needed_bytes: u64,
     /// Its virtual CPUs.
     pub vcpus: u32,
-    /// What it takes besides.
+    /// What else it needs.
     pub want: Want,
-    /// With which VMs it shares content.
+    /// The domain of VMs with which it shares content.
     #[serde(default)]
     pub share_domain: String,
 }
 
 impl Counted {
-    /// Whether it is this host's, and nothing happens to it.
+    /// Whether it is this host's, and no operation is in progress.
     pub fn is_settled(&self) -> bool {
         matches!(self.status, VmStatus::Running | VmStatus::Paused) && self.migration.is_none()
     }
 }
 
-/// As it is said: the sample of a VM.
+/// The sample of a VM, as sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
-    /// How many times all of its memory was looked at.
+    /// How many times all of its memory was scanned.
     pub rounds: u64,
-    /// How many pages have a name.
+    /// The number of pages with a name.
     pub pages: u64,
-    /// One in so many contents is in it; perhaps more than it was asked for.
+    /// One in this many contents is in it; perhaps a larger number than requested.
     pub one_in: u32,
-    /// Eight hex digits for each.
+    /// Eight hex digits for each content.
     pub hints: String,
 }
 
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_new_is_answered_and_what_is_known_reads_as_it_is_written() {
+    fn unknown_orders_are_recognized_and_known_ones_round_trip() {
         let order: Order = serde_json::from_str(r#"{"order":"dance","with":"host-b"}"#).unwrap();
         assert!(matches!(order, Order::Unknown));
         let watch = r#"{"order":"watch","migration":"0a0b0c0d","seen":"first-pass","wait_ms":500}"#;

@@ -1,31 +1,31 @@
-//! What is said about a switchover when its control connection is no more.
+//! Messages of a switchover after its control connection was lost.
 
 use serde::{Deserialize, Serialize};
 use switchover::journal::Side;
 use switchover::{Envelope, MigrationId, ToDestination, ToSource};
 
-/// Something said on a connection of its own.
+/// A message on a connection of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inquiry {
-    /// The agent that says it.
+    /// The sending agent's name.
     pub from: String,
-    /// What.
+    /// The message.
     pub word: Word,
 }
 
-/// A word of a switchover, and by it to which side. The answer, if there is one,
-/// is such a word too.
+/// A message of a switchover, which tells the side that it is for. The answer, if there is one, is
+/// such a message too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Word {
-    /// The destination's.
+    /// A message of the destination.
     ToSource(Envelope<ToSource>),
-    /// The source's.
+    /// A message of the source.
     ToDestination(Envelope<ToDestination>),
 }
 
 impl Word {
-    /// The migration that it is about.
+    /// The migration that it belongs to.
     #[must_use]
     pub fn migration(&self) -> &MigrationId {
         match self {
@@ -34,7 +34,7 @@ impl Word {
         }
     }
 
-    /// The side that is meant.
+    /// The receiving side.
     #[must_use]
     pub fn to(&self) -> Side {
         match self {
@@ -43,7 +43,7 @@ impl Word {
         }
     }
 
-    /// The answer of an agent that keeps no journal of the migration.
+    /// The answer of an agent that has no journal of the migration.
     #[must_use]
     pub fn from_a_stranger(&self) -> Option<Self> {
         match self {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_says_whom_it_is_for() {
+    fn a_word_tells_its_receiver() {
         let migration = MigrationId::new("m1").unwrap();
         let word = Word::ToSource(Envelope { migration, message: ToSource::Running });
         let inquiry = Inquiry { from: "b".to_owned(), word };

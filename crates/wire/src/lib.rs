@@ -1,20 +1,19 @@
-//! What two agents say to each other, as bytes: no sockets, no threads.
+//! The protocol between two agents, as bytes: no sockets, no threads.
 //!
-//! A connection opens with a [`Preamble`] that says what it is: the control
-//! connection of a migration, one of its lanes, an [`Inquiry`] about a
-//! switchover after that connection was lost, [`Order`]s of a gang, questions to the
-//! directory of a rack, or content that one host has of another.
+//! A connection opens with a [`Preamble`] that tells its kind: the control connection of a
+//! migration, one of its lanes, an [`Inquiry`] about a switchover after that connection was lost,
+//! [`Order`]s of a gang, requests to the directory of a rack, or content from another host.
 //!
-//! - control: [`Frame`]s; most carry one message as JSON
-//!   ([`ToDestination`], [`ToSource`]), the others pieces of the residue.
-//! - lane: from the source [`BatchHeader`]s with their tables and bodies, and
-//!   [`BlockHeader`]s with their extents and data, [`NamedHeader`]s with names; from
-//!   the destination [`Ack`]s and [`Answer`]s.
-//! - content: [`Wants`] from the one who connects, [`HasHeader`]s with names and
-//!   content from the other.
+//! - control: [`Frame`]s; most carry one message as JSON ([`ToDestination`], [`ToSource`]), the
+//!   others pieces of the non-RAM stream.
+//! - lane: from the source [`BatchHeader`]s with their tables and bodies, [`BlockHeader`]s with
+//!   their extents and data, and [`NamedHeader`]s with names; from the destination [`Ack`]s and
+//!   [`Answer`]s.
+//! - content: [`Wants`] from the connecting host, [`HasHeader`]s with names and content from the
+//!   other.
 //!
-//! Everything read here comes from a peer: lengths and counts are capped
-//! before anyone allocates or loops by them. docs/PROTOCOL.md tells the story.
+//! Everything read here comes from a peer: lengths and counts are capped before memory is allocated
+//! or a loop runs by them. docs/PROTOCOL.md describes the whole protocol.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A batch whose pages come by name, and what the destination says to it.
+//! A batch whose pages are sent by name, and the destination's answer.
 //!
 //! ```text
 //! header   0 magic u16   2 flags u8   3 zero u8   4 block u16   6 pages u16
@@ -8,12 +8,11 @@
 //!
 //! answer   0 magic u32   4 placed u64  12 wanted u128  28 later u128
 //! ```
-//! All little-endian. `wanted` and `later` have a bit for each page, in the
-//! table's order: wanted ones come as bytes next, in a batch of their own; of
-//! those that are there later the destination says so on the control connection,
-//! or that it wants them after all. All others are placed. A place is where a disk
-//! of the VM should have the same content: the disk's number in the upper 16 bits,
-//! the sector of 512 bytes in the others; all ones: nowhere.
+//! All fields are little-endian. `wanted` and `later` have a bit for each page, in the table's
+//! order. Wanted pages are sent as bytes next, in a batch of their own. For pages of `later`, a
+//! message on the control connection follows when they have arrived, or if they are requested after
+//! all. All others are placed. A place is where a disk of the VM should have the same content: the
+//! disk's number in the upper 16 bits, the sector of 512 bytes in the others; all ones mean none.
 
 use content::{NAME_BYTES, Name};
 use page::{BATCH_PAGES, BlockId, Epoch, Fill, PageIndex};
@@ -29,7 +28,7 @@ const HAS_PLACES: u8 = 2;
 const PLACE_BYTES: usize = 8;
 const SECTOR_BITS: u32 = 48;
 
-/// Where a disk of the VM should have what a page contains.
+/// Where a disk of the VM should have a page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskPlace {
     /// The disk, by its number among those that are read.
@@ -52,16 +51,16 @@ impl DiskPlace {
     }
 }
 
-/// What goes as a batch of names.
+/// The content of a batch of names.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'n> {
-    /// The block its pages belong to.
+    /// The block that its pages belong to.
     pub block: BlockId,
     /// Their epoch.
     pub epoch: Epoch,
-    /// What the destination calls it by later.
+    /// The number by which the destination refers to it later.
     pub ticket: u32,
-    /// Whether the pages' bodies can be had again.
+    /// Whether the source can read the pages' bodies again.
     pub may_wait: bool,
     /// A name for each page.
     pub names: &'n [Name],
@@ -74,9 +73,8 @@ pub struct Names<'n> {
 impl Names<'_> {
     /// Writes header and tables for these pages after what `out` holds.
     ///
-    /// # Panics
-    /// If there are not as many names as pages, or places, or more than a batch
-    /// may have: our own error.
+    /// # Panics If the numbers of names or places don't match that of pages, or exceed a batch's
+    /// limit: our own error.
     pub fn write(&self, pages: impl ExactSizeIterator<Item = PageIndex>, out: &mut Vec<u8>) {
         let Self { names, places, fills, .. } = self;
         assert_eq!(pages.len(), names.len(), "each page has a name");
@@ -103,23 +101,23 @@ impl Names<'_> {
     }
 }
 
-/// What stands before the tables of a batch of names.
+/// The header before the tables of a batch of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedHeader {
-    /// The block its pages belong to.
+    /// The block that its pages belong to.
     pub block: BlockId,
     /// Their epoch.
     pub epoch: Epoch,
-    /// How many pages come by name.
+    /// The number of pages sent by name.
     pub pages: u16,
-    /// How many fill runs.
+    /// The number of fill runs.
     pub fills: u16,
-    /// What the destination calls the batch by later.
+    /// The number by which the destination refers to the batch later.
     pub ticket: u32,
-    /// The source can have the pages' bodies again: the destination may wait for
-    /// content that is on its way from elsewhere.
+    /// Whether the source can read the pages' bodies again, so that the destination may wait for
+    /// content in flight from another provider.
     pub may_wait: bool,
-    /// Places follow the names.
+    /// Whether places follow the names.
     pub has_places: bool,
 }
 
@@ -127,7 +125,7 @@ impl NamedHeader {
     /// Its length on the wire.
     pub const BYTES: usize = 20;
 
-    /// From a peer's bytes. Whether the block exists is for the placer.
+    /// Parses a peer's bytes. Whether the block exists is up to the placer.
     ///
     /// # Errors
     /// If a count is above its cap.
@@ -162,27 +160,25 @@ impl NamedHeader {
     }
 }
 
-/// The tables of one batch of names after the other, in vectors that are used
-/// again.
+/// The tables of one batch of names at a time, in vectors that are reused.
 #[derive(Debug, Default)]
 pub struct NamedTables {
-    /// The pages that come by name.
+    /// The pages sent by name.
     pub pages: Vec<PageIndex>,
     /// Their names.
     pub names: Vec<Name>,
-    /// Where disks should have their content: as many, or none at all.
+    /// Where disks should have their content: one place for each page, or none at all.
     pub places: Vec<Option<DiskPlace>>,
     /// The fill runs.
     pub fills: Vec<Fill>,
 }
 
 impl NamedTables {
-    /// Reads the tables that `header` announces. `bytes` are exactly
-    /// [`NamedHeader::tables_bytes`] of them; addresses are for the placer to
-    /// check.
+    /// Reads the tables that `header` announces. `bytes` are exactly [`NamedHeader::tables_bytes`]
+    /// bytes; checking addresses is up to the placer.
     ///
     /// # Errors
-    /// If the length is another one.
+    /// If the length is wrong.
     pub fn parse(&mut self, header: NamedHeader, bytes: &[u8]) -> Result<(), WireError> {
         if bytes.len() != header.tables_bytes() {
             return Err(WireError::Contradiction("tables of another length than announced"));
@@ -199,14 +195,14 @@ impl NamedTables {
     }
 }
 
-/// What becomes of the pages of a batch of names.
+/// The fate of the pages of a batch of names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// How many batches of this connection are dealt with, this one among them.
+    /// The number of batches of this connection that were handled, including this one.
     pub placed: u64,
-    /// Those to be sent as bytes.
+    /// Pages to be sent as bytes.
     pub wanted: u128,
-    /// Those that are on their way from elsewhere.
+    /// Pages in flight from another provider.
     pub later: u128,
 }
 
@@ -214,13 +210,13 @@ impl Answer {
     /// Its length on the wire.
     pub const BYTES: usize = 44;
 
-    /// Whether what begins so is an answer.
+    /// Whether an answer begins with these bytes.
     #[must_use]
     pub fn begins(bytes: &[u8; 4]) -> bool {
         u32::from_le_bytes(*bytes) == ANSWER_MAGIC
     }
 
-    /// As bytes.
+    /// Its bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -231,10 +227,10 @@ impl Answer {
         bytes
     }
 
-    /// From a peer's bytes.
+    /// Parses a peer's bytes.
     ///
     /// # Errors
-    /// If it is no answer, or says two things of one page.
+    /// If it is not an answer, or a page is both wanted and deferred.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         if le32(bytes, 0) != ANSWER_MAGIC {
             let value = u64::from(le32(bytes, 0));
@@ -259,7 +255,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_of_names_comes_back_as_it_went(
+        fn a_batch_of_names_round_trips(
             block: u16, epoch: u32, ticket: u32, may_wait: bool,
             pages in prop::collection::vec((any::<u32>(), any::<[u8; NAME_BYTES]>()), 0..=BATCH_PAGES),
             disk: u16, sectors: bool,
@@ -315,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_no_answer() {
+    fn garbage_is_not_an_answer() {
         assert!(Answer::parse(&[0; Answer::BYTES]).is_err());
         assert!(!Answer::begins(&[0; 4]));
         assert!(Answer::begins(Answer::default().to_bytes().first_chunk().unwrap()));

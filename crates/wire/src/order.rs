@@ -1,16 +1,16 @@
-//! What one agent has another do for a gang, on a connection of its own: order
-//! after order, each with one answer.
+//! Orders of one agent to another for a gang, on a connection of their own: order after order, each
+//! with one answer.
 
 use serde::{Deserialize, Serialize};
 
 use crate::gang;
 use crate::part::Part;
 
-/// One order. Its answer is a [`gang::Answer`] by itself.
+/// An order. Its answer is a plain [`gang::Answer`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// The agent that gives it.
+    /// The ordering agent's name.
     pub from: String,
-    /// What it wants.
+    /// The order.
     pub order: Part<gang::Order>,
 }

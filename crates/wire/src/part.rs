@@ -4,22 +4,22 @@ use serde::de::DeserializeOwned;
 use serde::ser::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A part that a peer of another version may put in words that this one doesn't
-/// understand. That does not cost the message: all else in it is read, and what
-/// needs the part can tell the operator which one it was.
+/// A part that a peer of another version may send in a form that this one doesn't understand. The
+/// rest of the message is still read, and the code that needs the part can tell the operator which
+/// one it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part<T> {
     /// It is understood.
     Read(T),
-    /// It isn't; why.
+    /// It isn't understood, for this reason.
     Odd(String),
 }
 
 impl<T> Part<T> {
-    /// What it says.
+    /// Its value.
     ///
     /// # Errors
-    /// With why it isn't understood.
+    /// The reason why it isn't understood.
     pub fn read(&self) -> Result<&T, &str> {
         match self {
             Self::Read(said) => Ok(said),
@@ -42,7 +42,7 @@ impl<T: Serialize> Serialize for Part<T> {
 
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Part<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Read to its end before it is understood: what follows it is the next part.
+        // It is read to its end before it is interpreted, because other parts follow it.
         let json = serde_json::Value::deserialize(deserializer)?;
         Ok(T::deserialize(json).map_or_else(|error| Self::Odd(error.to_string()), Self::Read))
     }

@@ -1,7 +1,7 @@
-//! Little-endian fields at fixed places of fixed arrays.
+//! Little-endian fields at fixed offsets of fixed arrays.
 
-/// The `N` bytes at `at`. Both are constants of the protocol, so this can't
-/// run past the end of an array whose length is in its type.
+/// The `N` bytes at `at`. Both are constants of the protocol, so this can't run past the end of an
+/// array whose length is in its type.
 pub(crate) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);

@@ -1,5 +1,5 @@
-//! `faults COUNT SEED [AT ONCE [FIRST]]`: breaks things on purpose, by chance but the
-//! same for the same seed and number, and prints a table of what has become of the VMs.
+//! `faults COUNT SEED [AT ONCE [FIRST]]`: injects random faults, which depend only on seed and
+//! number, and prints a table of the VMs' fates.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use lab::setup;
 
 use end_to_end::faults::{Fate, Plan, Seen, Yard};
 
-/// Two migrations at a time keep two cores busy; most of a fault is waiting.
+/// Two migrations at a time keep two cores busy, since a fault mostly waits.
 const AT_ONCE: u64 = 2;
 
 fn main() -> ExitCode {
@@ -23,9 +23,9 @@ fn main() -> ExitCode {
     };
     let at_once = numbers.get(2).copied().unwrap_or(AT_ONCE).max(1);
     let first = numbers.get(3).copied().unwrap_or(0);
-    // What a plan brings about is told, not printed where it happens.
+    // A plan's panics are part of its result, and not printed where they happen.
     std::panic::set_hook(Box::new(|_| {}));
-    // Made once: all of them boot the same guest.
+    // Made once, since all runs boot the same guest.
     if let Err(error) = setup::ensure().and_then(|kit| setup::helper_initrd(&kit).map(drop)) {
         eprintln!("faults: {error}");
         return ExitCode::FAILURE;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let (tell, told) = channel();
     let mut table: BTreeMap<(String, String), [u32; 3]> = BTreeMap::new();
     let mut wrong = 0;
-    // Runs in which something came by name, and from disks; and how much.
+    // Runs in which content came by name, and from disks; and how many bytes.
     let (mut named, mut stored) = ((0_u32, 0), (0_u32, 0));
     thread::scope(|scope| {
         for _ in 0..at_once {
@@ -97,5 +97,5 @@ fn work(next: &AtomicU64, end: u64, seed: u64, tell: &Sender<(u64, Seen)>) {
     }
 }
 
-// The table's columns.
+// Their order is that of the table's columns.
 const _: () = assert!(Fate::Stayed as usize == 0 && Fate::Died as usize == 2);

@@ -1,6 +1,5 @@
-//! A disk that moves with its VM, as libvirt's `--copy-storage-all` has it: an export of
-//! the destination's QEMU, and a mirror of the source's that is kept up to date until the
-//! VM stands still.
+//! A disk that moves with its VM, as with libvirt's `--copy-storage-all`: the destination's QEMU
+//! exports it, and a mirror of the source's QEMU keeps it up to date until the VM is stopped.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +10,20 @@ use super::{Commanded, Way, port};
 use crate::disk::DISK_BYTES;
 use crate::{Side, until};
 
-/// The drive, and all that is made for its copy.
+/// Name of the drive, and of its export.
 const NAME: &str = "data";
-/// The copy's place in QEMU.
+/// Name of the copy's node and job in QEMU.
 const COPY: &str = "copy";
-/// Of the whole disk.
+/// Longest time to copy the whole disk.
 const COPY_MAX: Duration = Duration::from_secs(120);
 
-/// An empty image for the disk that comes.
+/// Makes an empty image for the incoming disk.
 pub(super) fn make_image(host: &Host) {
     let image = host.run_dir.join("disk.img");
     std::fs::File::create(image).unwrap().set_len(DISK_BYTES).unwrap();
 }
 
-/// Has the copy's QEMU serve it.
+/// Has the destination's QEMU serve its image.
 pub(super) fn export(host: &Host, way: &Way, destination: &Commanded) {
     let addr = match &way.disk_socket {
         Some(path) => json!({ "type": "unix", "data": { "path": path } }),
@@ -45,7 +44,7 @@ pub(super) fn export(host: &Host, way: &Way, destination: &Commanded) {
     destination.do_it("block-export-add", export);
 }
 
-/// Copies the disk to where that is served, and has the copy kept up to date.
+/// Copies the disk to the export, and keeps the copy up to date.
 pub(super) fn copy(from: Side, way: &Way, source: &Commanded) {
     let to = from.other();
     let server = match &way.disk_socket {
@@ -66,18 +65,18 @@ pub(super) fn copy(from: Side, way: &Way, source: &Commanded) {
     }
 }
 
-/// The VM stands still: the copy is what the disk is. Nothing, if none is made.
+/// Ends the copy, which is identical once the VM is stopped. Does nothing without a copy.
 pub(super) fn complete(source: &Commanded) {
     if !has_job(source, |_| true) {
         return;
     }
-    // What was written last is copied before it ends.
+    // A mirror that is ready copies the last writes before it ends.
     source.do_it("block-job-cancel", json!({ "device": COPY }));
     until("the copy is complete", || !has_job(source, |_| true));
     source.do_it("blockdev-del", json!({ "node-name": COPY }));
 }
 
-/// The destination's QEMU has its disk for itself.
+/// Ends the export, so that only the destination's QEMU uses its disk.
 pub(super) fn release(destination: &Commanded) {
     let exports = destination.do_it("query-block-exports", json!({}));
     if exports.as_array().is_some_and(|exports| !exports.is_empty()) {

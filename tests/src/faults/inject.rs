@@ -1,4 +1,4 @@
-//! Breaking one thing, and mending it again.
+//! Injects a fault, and undoes it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -15,24 +15,24 @@ use crate::moving::Frozen;
 use crate::proxy::Proxies;
 use crate::world::{Side, World};
 
-/// A process of which some system calls are held up or fail.
+/// A process some of whose system calls are delayed or fail.
 pub struct Traced(Child);
 
 impl Traced {
-    /// Each note on disk of the process takes longer.
+    /// Delays each note that the process writes to disk.
     #[must_use]
     pub fn slow(pid: u32, by: Duration) -> Self {
         Self::attach(pid, "fdatasync", &format!("delay_exit={}", by.as_micros()))
     }
 
-    /// No note gets to its disk.
+    /// Fails each note, as on a full disk.
     #[must_use]
     pub fn full(pid: u32) -> Self {
         Self::attach(pid, "fdatasync,fsync", "error=ENOSPC")
     }
 
-    /// No file that takes another's place gets to its disk; notes in a journal do,
-    /// which has its room from the beginning.
+    /// Fails each replacement of a file, as on a full disk. Notes in a journal succeed, since its
+    /// space is allocated from the beginning.
     #[must_use]
     pub fn records_full(pid: u32) -> Self {
         Self::attach(pid, "fsync", "error=ENOSPC")
@@ -52,7 +52,7 @@ impl Traced {
         let mut line = String::new();
         heard.read_line(&mut line).expect("strace says that it has attached");
         assert!(line.contains("attached"), "{line}");
-        // It says a line for each thread, and must not wait for us.
+        // strace prints a line for each thread, and must not block on the pipe.
         std::thread::spawn(move || std::io::copy(&mut heard, &mut std::io::sink()));
         Self(child)
     }
@@ -60,20 +60,20 @@ impl Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        // The kernel lets go of the process then.
+        // The kernel detaches the process then.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A file system with an agent's state that has no space left.
+/// A full file system with an agent's state.
 pub(super) struct Filled(PathBuf);
 
 impl Filled {
-    /// Small enough to be filled at once.
+    /// Small enough to be filled quickly.
     const STATE_BYTES: &str = "24m";
 
-    /// Gives a host whose agent doesn't run a file system of its own for the state.
+    /// Gives a host a file system of its own for the state. Its agent must not run.
     pub(super) fn prepare(host: &Host) {
         let state = format!("{RUN_DIR}/state");
         for command in [
@@ -98,7 +98,7 @@ impl Filled {
         let mut file = File::create(&path).expect("it has space until now");
         let piece = vec![0; 1 << 20];
         while file.write_all(&piece).is_ok() {}
-        // What is left is less than a piece.
+        // Less than a piece is left.
         while file.write_all(&[0]).is_ok() {}
         Self(path)
     }
@@ -110,14 +110,14 @@ impl Drop for Filled {
     }
 }
 
-/// A process that can open nothing more.
+/// A process that can open no more file descriptors.
 pub(super) struct Starved(Pid, Rlimit);
 
 impl Starved {
     fn new(pid: u32) -> Self {
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process");
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-        // Agents have the limits of who starts them.
+        // Agents have the limits of the process that starts them.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let few = Rlimit { current: Some(open as u64), maximum };
         let before = prlimit(Some(process), Resource::Nofile, few).expect("root may");
@@ -132,7 +132,7 @@ impl Drop for Starved {
     }
 }
 
-/// Files that are damaged.
+/// Damaged files.
 pub(super) struct Damaged(Vec<Spoilt>);
 
 struct Spoilt {
@@ -142,14 +142,14 @@ struct Spoilt {
 }
 
 impl Damaged {
-    /// Half of the VM's record is lost.
+    /// Drops half of the VM's record.
     fn record(host: &Host) -> Self {
         Self::those(vec![host.inside("state/vms/web1/record.json")], |content| {
             content.truncate(content.len() / 2);
         })
     }
 
-    /// A bit of the first note of each journal is another.
+    /// Flips a bit in the first note of each journal.
     fn journals(host: &Host) -> Self {
         let files = std::fs::read_dir(host.inside("state/journals")).into_iter().flatten();
         Self::those(files.flatten().map(|file| file.path()).collect(), |content| {
@@ -161,7 +161,7 @@ impl Damaged {
 
     fn those(paths: Vec<PathBuf>, damage: impl Fn(&mut Vec<u8>)) -> Self {
         let damage = |path: PathBuf| {
-            // There may be none.
+            // The file may not exist.
             let whole = std::fs::read(&path).ok()?;
             let mut damaged = whole.clone();
             damage(&mut damaged);
@@ -171,7 +171,7 @@ impl Damaged {
         Self(paths.into_iter().filter_map(damage).collect())
     }
 
-    /// What the agent has not replaced or removed is as it was.
+    /// Restores files that the agent has neither replaced nor removed.
     fn restore(self) {
         for Spoilt { path, whole, damaged } in self.0 {
             if std::fs::read(&path).is_ok_and(|content| content == damaged) {
@@ -181,16 +181,16 @@ impl Damaged {
     }
 }
 
-/// Inside the first note of a journal.
+/// An offset inside the first note of a journal.
 const FLIPPED: usize = 40;
 
 /// Threads that carry data at a source.
 const AT_SOURCE: [&str; 4] = ["tap-", "ahead", "lane-0-send", "lane-0-ack"];
 
-/// By how much pieces are late at most.
+/// Longest delay of a piece.
 const LATE_MS_MAX: usize = 120;
 
-/// Something that is broken until it is mended.
+/// A fault that lasts until it is undone.
 pub(super) enum Broken {
     Agents(Vec<Side>),
     Frozen(#[expect(dead_code, reason = "goes on when it is dropped")] Frozen),
@@ -208,12 +208,12 @@ pub(super) enum Broken {
     Nothing,
 }
 
-/// What is at which side.
+/// Sides and processes of a migration.
 pub(super) struct Ends {
     pub(super) from: Side,
     pub(super) source_qemu: u32,
     pub(super) destination_qemu: Option<u32>,
-    /// What serves the VM's disks.
+    /// Servers of the VM's disks.
     pub(super) storage: Vec<u32>,
 }
 
@@ -247,7 +247,7 @@ pub(super) fn break_it(world: &mut World, proxies: &Proxies, fault: Fault, ends:
         Fault::Panic(thread) => {
             let side = if AT_SOURCE.contains(&thread) { End::Source } else { End::Destination };
             let path = world.host(ends.side(side)).inside("panic");
-            // At once, for who looks for it at any time.
+            // Renamed into place, since a thread may look for it at any time.
             let new = path.with_extension("new");
             std::fs::write(&new, thread).and_then(|()| std::fs::rename(new, &path)).unwrap();
             Broken::Trigger(path)
@@ -340,7 +340,7 @@ pub(super) fn mend(world: &mut World, proxies: &Proxies, broken: Broken) {
             damaged.restore();
             world.start_agent(side);
         }
-        // It may be that nobody came by.
+        // Maybe no thread has found it.
         Broken::Trigger(path) => drop(std::fs::remove_file(path)),
         Broken::Memory(full, side) => {
             drop(full);

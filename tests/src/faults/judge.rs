@@ -1,4 +1,4 @@
-//! What has become of a VM, once nothing is broken any more.
+//! What has become of a VM once no fault lasts any more.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,12 +7,11 @@ use api::{VmStatus, VmSummary};
 
 use crate::world::{Side, World};
 
-/// Whatever was broken for however long: agents ask each other every minute at
-/// least.
+/// Enough after any fault: agents ask each other at least every minute.
 const SETTLE_MAX: Duration = Duration::from_secs(100);
 
-/// What the two journals say of a migration that began at `from`, such as
-/// `stopped / loaded`.
+/// The phases that the two journals have of a migration that began at `from`, such as `stopped /
+/// loaded`.
 #[must_use]
 pub fn phase(world: &World, from: Side) -> String {
     let note = |side: Side, extension: &str| {
@@ -31,8 +30,8 @@ pub fn phase(world: &World, from: Side) -> String {
     format!("{source} / {destination}")
 }
 
-/// Waits until nobody is asked anything any more. With `gone` the VM's QEMU was
-/// killed, and an operator knows that.
+/// Waits until nothing is unsettled any more. With `gone`, the VM's QEMU was killed, and an
+/// operator knows that.
 pub(super) fn settled(world: &World, gone: bool) -> Result<(), String> {
     let until = Instant::now() + SETTLE_MAX;
     loop {
@@ -67,8 +66,8 @@ fn lost_there(vm: &VmSummary) -> bool {
     vm.problem.as_ref().is_some_and(|problem| problem.contains("and died there"))
 }
 
-/// Where the VM runs, if it does; else where its end is reported. A QEMU that hung
-/// while it was being started shows only when it goes on, and is ended then.
+/// Where the VM runs, if it does; a dead one is removed where its end is reported. A QEMU that hung
+/// during its start shows only when it goes on, and is killed then.
 pub(super) fn where_is(world: &World, gone: bool) -> Result<Option<(Side, VmSummary)>, String> {
     let arrives = |side| world.vms(side).iter().any(|vm| vm.status == VmStatus::Arriving);
     if arrives(Side::A) || arrives(Side::B) {

@@ -8,73 +8,73 @@ use lab_guest::random::Random;
 /// One end of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
-    /// Where the VM is.
+    /// The VM's host.
     Source,
-    /// Where it goes.
+    /// The host to which the VM moves.
     Destination,
 }
 
-/// Something that breaks.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// An agent is killed, and started again later.
     KillAgent(End),
-    /// Both are, as in a failure of power that QEMUs survive by some miracle.
+    /// Both agents are killed, as in a power failure that QEMUs happen to survive.
     KillBothAgents,
     /// A QEMU is killed, as by the kernel when memory runs out.
     KillQemu(End),
-    /// An agent stands still for a while.
+    /// An agent is frozen for a while.
     FreezeAgent(End),
-    /// A QEMU does.
+    /// A QEMU is frozen for a while.
     FreezeQemu(End),
-    /// The network between the hosts is gone for a while.
+    /// The network between the hosts is down for a while.
     Cut,
-    /// What one end sends is lost for a while.
+    /// Packets of one end are lost for a while.
     CutOneWay(End),
     /// All connections break once.
     Reset,
-    /// What is sent takes seconds for a while.
+    /// Packets take seconds for a while.
     Slow,
-    /// All that is sent is late for a while, now more and now less: what goes by
-    /// one connection overtakes what goes by another.
+    /// All bytes are delayed for a while, by varying times: those of one connection overtake those
+    /// of another.
     Late,
-    /// What one end sends comes after a while, all at once.
+    /// Bytes of one end arrive after a while, all at once.
     HeldUp(End),
     /// An agent and its VM get no more memory for a while.
     MemoryFull(End),
-    /// An agent's disk takes nothing more for a while.
+    /// Writes to an agent's disk fail for a while.
     DiskFull(End),
     /// The file system with an agent's state has no space left for a while.
     NoSpace(End),
-    /// An agent can open nothing more for a while.
+    /// An agent can open no more file descriptors for a while.
     NoDescriptors(End),
-    /// What one end sends comes by a KiB every five seconds for a while.
+    /// Bytes of one end arrive as a KiB every five seconds for a while.
     Trickle(End),
-    /// A QEMU stands still, and goes on only when the migration is over.
+    /// A QEMU is frozen, and goes on only when the migration is over.
     HangQemu(End),
-    /// The storage that both hosts have the VM's disks from stands still for a while.
+    /// The storage of the VM's disks, which both hosts share, is frozen for a while.
     FreezeStorage,
-    /// A thread that carries data panics, if it comes by: its name, or the beginning.
+    /// A thread that carries data panics when it looks for this: its name, or the beginning of it.
     Panic(&'static str),
-    /// An agent is killed, and what it noted of the VM is damaged when it starts
-    /// again; later it is restored, and the agent starts once more.
+    /// An agent is killed, and its record of the VM is damaged before it starts again. Later the
+    /// record is restored, and the agent starts once more.
     DamageRecord(End),
     /// The same with its journal of the migration.
     DamageJournal(End),
 }
 
-/// When it breaks, by what the migration says of itself.
+/// When it breaks, by the progress of the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moment {
     /// Before the first page.
     Preparing,
-    /// While pages fly.
+    /// While pages are sent.
     FirstPass,
-    /// The VM is stopped: what follows takes as long as the journals do.
+    /// The VM is stopped; the rest takes as long as the journals do.
     Stopped,
 }
 
-/// One thing that breaks.
+/// One fault, and its moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// What.
@@ -85,16 +85,15 @@ pub struct Plan {
     pub delay: Duration,
     /// How long it lasts.
     pub lasts: Duration,
-    /// How much longer each note in a journal takes than the disk does: the
-    /// steps of a switchover are far apart then.
+    /// Additional delay of each note in a journal, which spreads the steps of a switchover.
     pub slow_notes: Duration,
     /// Whether agents have certificates.
     pub secured: bool,
-    /// Whether pages go by name.
+    /// Whether pages are sent by name.
     pub share: bool,
-    /// Whether pages come from the VM's disks.
+    /// Whether pages are read from the VM's disks.
     pub storage: bool,
-    /// Whether it is moved once more before anything else breaks.
+    /// Whether the VM is moved once more before anything else breaks.
     pub once_more: bool,
 }
 
@@ -146,7 +145,7 @@ pub(super) const FAULTS: [Fault; 43] = [
 ];
 
 impl Fault {
-    /// Whether it is what a proxy between the agents does.
+    /// Whether a proxy between the agents causes it.
     pub(super) fn by_proxy(self) -> bool {
         matches!(self, Self::Late | Self::HeldUp(_) | Self::Trickle(_))
     }
@@ -163,8 +162,8 @@ impl Fault {
 }
 
 impl Plan {
-    /// Between agents with certificates, with pages by name and from disks, so long
-    /// after the VM's stop; each step of the switchover takes 200 ms.
+    /// A fault so long after the VM's stop, between agents with certificates, with pages by name
+    /// and from disks. Each step of the switchover takes 200 ms.
     #[must_use]
     pub fn at_a_step(fault: Fault, delay_ms: u64, lasts: Duration) -> Self {
         Self {
@@ -180,13 +179,13 @@ impl Plan {
         }
     }
 
-    /// One by chance; the same for the same seed and number.
+    /// A random plan, the same for the same seed and number.
     #[must_use]
     pub fn random(seed: u64, number: u64) -> Self {
         let mut random = Random::new(seed, number);
         let mut below = |ms: usize| Duration::from_millis(random.below(ms) as u64);
         let fault = FAULTS[usize::try_from(number).unwrap_or(0) % FAULTS.len()];
-        // Most of them where it matters whose the VM is.
+        // Most of them during the switchover, where the VM's owner is at stake.
         let moment = match below(10).as_millis() {
             0 => Moment::Preparing,
             1..=3 => Moment::FirstPass,
@@ -203,13 +202,13 @@ impl Plan {
             Moment::Stopped if slow_notes.is_zero() => below(30),
             Moment::Stopped => below(750),
         };
-        // Once in eight longer than connections last.
+        // One in eight lasts longer than connections do.
         let lasts = if below(8).is_zero() {
             Duration::from_millis(13_000)
         } else {
             Duration::from_millis(200) + below(1500)
         };
-        // In most.
+        // In most plans.
         let [secured, share, storage] = [4, 5, 5].map(|times| !below(times).is_zero());
         let once_more = below(3).is_zero();
         Self { fault, moment, delay, lasts, slow_notes, secured, share, storage, once_more }

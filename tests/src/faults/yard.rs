@@ -1,4 +1,4 @@
-//! Two hosts and a guest that goes to and fro between them while things break.
+//! Two hosts, and a guest that moves back and forth between them while faults are injected.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,28 +20,28 @@ use crate::world::{Side, World, bare, until};
 /// What has become of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// It runs where it was.
+    /// It runs on its former host.
     Stayed,
     /// It runs at the destination.
     Moved,
-    /// It died with its QEMU, and that is said.
+    /// It died with its QEMU, and that is reported.
     Died,
 }
 
-/// One fault, and what was seen.
+/// One fault, and its outcome.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// What broke.
     pub fault: Fault,
-    /// What the journals said just then: the source's, the destination's.
+    /// The phases in the journals just then: the source's, the destination's.
     pub phase: String,
-    /// What became of the VM; or what must not be.
+    /// What became of the VM, or what is wrong.
     pub fate: Result<Fate, String>,
-    /// What its migrations did not send, by their reports.
+    /// Bytes that its migrations did not send, by their reports.
     pub unsent: Unsent,
 }
 
-/// What came otherwise than by the source sending it.
+/// Bytes that the destination got without the source sending them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unsent {
     /// By name: from other VMs or from disks.
@@ -50,7 +50,7 @@ pub struct Unsent {
     pub stored_bytes: u64,
 }
 
-/// The reports of migrations that began at either host.
+/// Unsent bytes by the report of each migration that began at either host.
 fn reports(world: &World) -> BTreeMap<PathBuf, Unsent> {
     let dirs = [Side::A, Side::B].map(|side| world.host(side).inside("state/reports"));
     let files = dirs.into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
@@ -62,10 +62,10 @@ fn reports(world: &World) -> BTreeMap<PathBuf, Unsent> {
     files.filter_map(|file| read(file.path())).collect()
 }
 
-/// Where faults are tried. The guest lives on from one to the next.
+/// Two hosts for trying faults. The guest lives on from one fault to the next.
 pub struct Yard {
     proxies: Proxies,
-    /// How to have agents call through them.
+    /// Arguments that have agents connect through the proxies.
     by_proxy: [String; 2],
     world: World,
     _certificates: Certificates,
@@ -74,14 +74,14 @@ pub struct Yard {
     guest: Option<(Guest, Side)>,
 }
 
-/// How long the VM may stand still when nothing breaks, in seconds.
+/// Longest permitted downtime of a migration without a fault, in seconds.
 const AGAIN_MAX: &str = "30";
-/// For what is late, and by how much.
+/// Seed of the proxies' delays.
 const SEED: u64 = 7;
 
 const RATE: u64 = 4_000_000;
 
-/// With new disks.
+/// A guest with new disks.
 fn with_files(world: &World) -> GuestSpec {
     let mut spec = small(with_files_by(world, Reached::Nbd));
     spec.orders.rate = RATE;
@@ -89,7 +89,7 @@ fn with_files(world: &World) -> GuestSpec {
 }
 
 impl Plan {
-    /// What its migration is told.
+    /// Arguments of its migration.
     fn arguments(&self, system: System) -> Vec<&'static str> {
         let share = if self.share { "host" } else { "off" };
         let storage = if self.storage && system == System::Linux { "on" } else { "off" };
@@ -98,8 +98,8 @@ impl Plan {
 }
 
 impl Yard {
-    /// Two hosts with certificates, without a guest. That will have this: without an
-    /// operating system it has no disks.
+    /// Two hosts with certificates, without a guest yet. The guest will have this system; without
+    /// an operating system it has no disks.
     #[must_use]
     pub fn new(system: System) -> Self {
         let (mut world, certificates) = World::secured(Link::one(200));
@@ -122,7 +122,7 @@ impl Yard {
         }
     }
 
-    /// Agents are told what the plan wants of them.
+    /// Gives agents the arguments that the plan needs.
     fn lay_out(&mut self, plan: &Plan) {
         let mut told = Vec::new();
         if plan.secured {
@@ -134,8 +134,8 @@ impl Yard {
         self.world.tell_agents(told);
     }
 
-    /// Breaks one thing, mends it, and looks. What must not be is an error; the
-    /// yard is of no use any more then.
+    /// Injects one fault, undoes it, and checks the VM. After an error the yard is of no use any
+    /// more.
     pub fn try_one(&mut self, plan: &Plan) -> Seen {
         let mut phase = String::from("?");
         let before = reports(&self.world);
@@ -165,7 +165,7 @@ impl Yard {
         if self.system == System::Bare {
             return self.world.boot(&bare("256M", RATE));
         }
-        // Its servers have the old disks open.
+        // The old servers have the old disks open.
         self.storage = None;
         let spec = with_files(&self.world);
         self.storage = Some(export(&self.world));
@@ -180,7 +180,7 @@ impl Yard {
         self.lay_out(plan);
         let (world, proxies) = (&mut self.world, &self.proxies);
         let source_qemu = world.vm(from, "web1").ok_or("the VM is not there")?.pid;
-        // A process has one tracer.
+        // A process can have only one tracer.
         let full = matches!(plan.fault, Fault::DiskFull(_));
         let slow = [from, from.other()].map(|side| {
             let pid = world.agent(side).pid();
@@ -224,12 +224,12 @@ impl Yard {
             }
             return Ok(Fate::Died);
         };
-        // A QEMU that is killed leaves what its owner had it make.
+        // A killed QEMU leaves the sockets that its owner had it make.
         world.remove_own_sockets(side.other(), "web1");
         world.assert_nothing_left(side.other());
         until("it is heard", || guest.pulse().last_beat.elapsed().as_millis() < 500);
         world.assert_stayed(&guest, side, vm.pid);
-        // The next migration of the same VM works, also beside others that are busy.
+        // The next migration of the same VM works, even beside others that are busy.
         let next = if plan.once_more {
             let again = [&arguments[..], &["--blackout-max", AGAIN_MAX]].concat();
             drop(world.migrate(&guest, side, &again));

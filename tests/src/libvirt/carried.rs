@@ -1,4 +1,4 @@
-//! Two hosts with libvirt, led to agents that carry what it migrates.
+//! Two hosts with libvirt, whose migrations lead to agents that carry them.
 
 use api::{Audited, Outcome, Progress, Report};
 use lab::agent::Agent;
@@ -28,13 +28,13 @@ impl Carried {
     /// Makes them, with this link between the hosts.
     ///
     /// # Panics
-    /// If that fails, as all of this file does.
+    /// If that fails; all functions of this file panic on failure.
     #[must_use]
     pub fn new(link: Link) -> Self {
         Self::of(LibvirtWorld::with(link, leading_to_agents))
     }
 
-    /// The same, with the newest libvirt that can be had.
+    /// The same, with the newest libvirt available.
     ///
     /// # Panics
     /// If that fails.
@@ -43,8 +43,7 @@ impl Carried {
         Self::of(LibvirtWorld::newest(link, leading_to_agents))
     }
 
-    /// The same, with a libvirt of another release at each host, as while a cluster is
-    /// upgraded.
+    /// The same, with libvirt of another release on each host, as during the upgrade of a cluster.
     ///
     /// # Panics
     /// If that fails.
@@ -53,7 +52,7 @@ impl Carried {
         Self::of(LibvirtWorld::of_two_releases(link, leading_to_agents))
     }
 
-    /// The same, with a VM of KubeVirt's of this UID that has a pod on both.
+    /// The same, with a pod on both hosts for a KubeVirt VM with this UID.
     ///
     /// # Panics
     /// If that fails.
@@ -72,7 +71,7 @@ impl Carried {
         self.agents[side as usize].kill();
     }
 
-    /// Starts an agent again that was killed.
+    /// Starts a killed agent again.
     pub fn start_agent(&mut self, side: Side) {
         self.agents[side as usize] = start_agent(&self.world, side);
     }
@@ -82,7 +81,7 @@ impl Carried {
         String::from_utf8(output.unwrap().stdout).unwrap()
     }
 
-    /// What a VM leaves its pod by leads to the agent of its host.
+    /// Waits until the socket by which a VM leaves its pod leads to the agent of its host.
     ///
     /// # Panics
     /// If it doesn't.
@@ -95,17 +94,17 @@ impl Carried {
         });
     }
 
-    /// The last one that a host's agent has carried from there, or does.
+    /// The last migration that a host's agent carries, or has carried, from there.
     #[must_use]
     pub fn last(&self, from: Side) -> Option<Progress> {
         let text = self.tells(from, &["list", "--migrations", "--json"]);
         serde_json::from_str::<Vec<Progress>>(&text).unwrap_or_default().into_iter().next()
     }
 
-    /// What the source's agent says of it, once it is over.
+    /// The source agent's report of the last migration, once it has ended.
     ///
     /// # Panics
-    /// If it says nothing.
+    /// If there is none.
     #[must_use]
     pub fn report(&self, from: Side) -> Report {
         let mut ended = None;
@@ -117,10 +116,10 @@ impl Carried {
         serde_json::from_str(&self.tells(from, &["report", &id, "--json"])).unwrap()
     }
 
-    /// Moves it, looks at it, and at what the agent says of that.
+    /// Moves a guest, and checks the guest and the agent's report.
     ///
     /// # Panics
-    /// If anything is not as it should be.
+    /// If anything is wrong.
     pub fn migrate(&self, guest: &Guest, from: Side, how: &Migration) {
         self.world.migrate(guest, from, how);
         let report = self.report(from);

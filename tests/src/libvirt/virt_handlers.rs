@@ -1,5 +1,5 @@
-//! virt-handlers of both hosts, for one migration: by the sockets of KubeVirt's source
-//! they lead into the pod of the destination.
+//! virt-handlers of both hosts, for one migration: their sockets at the source lead into the pod of
+//! the destination.
 
 use std::fs;
 use std::io;
@@ -16,18 +16,18 @@ use lab::libvirt::kubevirts_own;
 use super::LibvirtWorld;
 use crate::{Side, until};
 
-/// Of RAM and devices, and of disks.
+/// Ports for RAM and devices, and for disks.
 pub const PORTS: [u16; 2] = [49152, 49153];
 
-/// Dropped, they are closed, and their sockets go.
+/// Dropped, they close, and their sockets are removed.
 pub enum VirtHandlers {
-    /// Connections as such: what KubeVirt's own do but for TLS between them.
+    /// Forwards connections as KubeVirt's own do, but without TLS between them.
     StandIn(StandIn),
     /// KubeVirt's own, one on each host.
     Own(Vec<Program>),
 }
 
-/// Sockets, and what came by them.
+/// Sockets, and the number of connections to them.
 pub struct StandIn {
     sockets: Vec<PathBuf>,
     by_ports: Arc<AtomicUsize>,
@@ -40,10 +40,10 @@ pub struct Program {
 }
 
 impl VirtHandlers {
-    /// Opens them for a migration from this host: KubeVirt's own if the program is there.
+    /// Opens them for a migration from this host: KubeVirt's own if that program is available.
     ///
     /// # Panics
-    /// If they can't be had, as in all of this file.
+    /// If they can't be opened; all functions of this file panic on failure.
     #[must_use]
     pub fn open(world: &LibvirtWorld, from: Side) -> Self {
         match kubevirts_own() {
@@ -52,7 +52,7 @@ impl VirtHandlers {
         }
     }
 
-    /// Connections of a QEMU that came by them, if they say so.
+    /// Connections of a QEMU through them, if they count these.
     #[must_use]
     pub fn by_ports(&self) -> Option<usize> {
         match self {
@@ -100,13 +100,13 @@ fn serve(listener: &UnixListener, target: &Path, counted: Option<&AtomicUsize>) 
         if let Some(counted) = counted {
             counted.fetch_add(1, SeqCst);
         }
-        // The destination may wait for nobody.
+        // Maybe nothing listens at the destination.
         let Some((one, other)) = taken.ok().zip(UnixStream::connect(target).ok()) else { continue };
         for (from, to) in [(&one, &other), (&other, &one)] {
             let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
             thread::spawn(move || {
                 let _ = io::copy(&mut from, &mut to);
-                // KubeVirt's closes both when either has ended.
+                // KubeVirt's proxies close both when either has ended.
                 let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
             });
         }
@@ -128,7 +128,7 @@ impl Drop for Program {
     }
 }
 
-/// KubeVirt's target says by which ports it is reached, and its source is told.
+/// Starts KubeVirt's target, which reports its ports, and its source with these ports.
 fn own(world: &LibvirtWorld, from: Side, program: &Path) -> Vec<Program> {
     let to = from.other();
     let pod = |side: Side| world.daemon(side).pod().unwrap();

@@ -1,4 +1,4 @@
-//! The tunnel that Proxmox VE forks, with OpenSSH at both ends.
+//! Proxmox VE's tunnel, with OpenSSH at both ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -19,10 +19,10 @@ pub struct Ssh {
 }
 
 impl Ssh {
-    /// Has ssh listen at these sockets of `from`, and lead to those of `to`.
+    /// Has ssh listen on these sockets of `from`, and forward to those of `to`.
     ///
     /// # Panics
-    /// If they can't be had, as in all of this file.
+    /// If ssh or sshd can't be started; all functions of this file panic on failure.
     #[must_use]
     pub fn open(from: &Host, to: &Host, sockets: &[String]) -> Self {
         let (here, there) = (from.run_dir.join("ssh"), to.run_dir.join("ssh"));
@@ -41,7 +41,7 @@ impl Ssh {
         let server = serve(to);
         let address = to.addresses[0].to_string();
         until("sshd listens", || reached(from, &address));
-        // SSHInfo.pm, and fork_ssh_tunnel of Tunnel.pm; but for keys of the test's own.
+        // As in SSHInfo.pm, and in fork_ssh_tunnel of Tunnel.pm, but with keys of the test's own.
         let mut client = from.command("/usr/bin/ssh");
         client.args(["-F", &format!("{inside}/config")]);
         client.args(["-e", "none", "-o", "BatchMode=yes", "-o", "HostKeyAlias=host-b"]);

@@ -1,4 +1,4 @@
-//! The agents of both hosts, which a test starts, ends and starts again.
+//! The agents of both hosts, which a test starts, kills and restarts.
 
 use std::path::Path;
 
@@ -8,30 +8,30 @@ use lab::hosts::{Host, RUN_DIR};
 use super::{Side, World};
 
 impl World {
-    /// Starts both agents again, with these arguments and not their usual ones.
+    /// Restarts both agents, with these arguments instead of their usual ones.
     ///
     /// # Panics
-    /// If they do not come up.
+    /// If an agent doesn't start.
     pub fn restart_agents_with(&mut self, more: &[&str]) {
         for side in [Side::A, Side::B] {
             self.restart_agent_with(side, more);
         }
     }
 
-    /// Starts an agent again, with these arguments and not its usual ones.
+    /// Restarts an agent, with these arguments instead of its usual ones.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it doesn't start.
     pub fn restart_agent_with(&mut self, side: Side, more: &[&str]) {
         self.kill_agent(side);
         let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
         self.agents[side as usize] = agent;
     }
 
-    /// Has a host's agent be this `droveway`, until it is started again otherwise.
+    /// Replaces a host's agent by this `droveway`, until it is restarted otherwise.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it doesn't start.
     pub fn replace_agent(&mut self, side: Side, binary: &Path) {
         self.kill_agent(side);
         let peers = peers(&self.hosts);
@@ -40,13 +40,13 @@ impl World {
         self.agents[side as usize] = agent;
     }
 
-    /// From now on agents are started by a program that becomes them, such as `env`.
+    /// From now on, agents are started by a program that executes them, such as `env`.
     pub fn start_agents_by(&mut self, by: &[&str]) {
         self.by = by.iter().map(|word| (*word).to_owned()).collect();
     }
 
-    /// What agents are told from now on, whenever they start. If that is something
-    /// else than before, they start again.
+    /// Sets the usual arguments of agents. If these differ from the former ones, both agents
+    /// restart.
     pub fn tell_agents(&mut self, usual: Vec<String>) {
         if self.usual == usual {
             return;
@@ -58,16 +58,16 @@ impl World {
         }
     }
 
-    /// The same, beside what they are told anyway.
+    /// Adds to the usual arguments of agents.
     pub fn tell_agents_also(&mut self, more: &[&str]) {
         let more = more.iter().map(|word| (*word).to_owned());
         self.tell_agents(self.usual.iter().cloned().chain(more).collect());
     }
 
-    /// Both hosts stand in one rack from now on.
+    /// Puts both hosts into one rack from now on.
     ///
     /// # Panics
-    /// If its agents don't come up.
+    /// If an agent doesn't start.
     pub fn share_a_rack(&mut self) {
         let peers = peers(&self.hosts).replace("nics =", "rack = \"r1\"\nnics =");
         for side in [Side::A, Side::B] {
@@ -99,19 +99,19 @@ impl World {
         self.agents[side as usize].kill();
     }
 
-    /// Starts an agent again that was killed.
+    /// Restarts a killed agent.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it doesn't start.
     pub fn start_agent(&mut self, side: Side) {
         let by = self.by.clone();
         self.start_agent_by(side, &by.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
-    /// The same, by a program that becomes it, such as `setpriv`.
+    /// The same, by a program that executes it, such as `setpriv`.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it doesn't start.
     pub fn start_agent_by(&mut self, side: Side, by: &[&str]) {
         let usual: Vec<&str> = self.usual.iter().map(String::as_str).collect();
         let agent = Agent::start_with(&self.hosts, self.host(side), by, &usual).unwrap();

@@ -1,17 +1,17 @@
-//! Guests as most tests have them.
+//! Guests as most tests use them.
 
 use lab::guest::GuestSpec;
 use lab::hosts::RUN_DIR;
 use lab_guest::orders::Orders;
 
-/// A guest with `memory`, that holds 32 MiB of content and rewrites 16 of it
-/// at `rate` bytes per second. With Linux.
+/// A Linux guest with `memory` that holds 32 MiB of content and rewrites 16 MiB of it at `rate`
+/// bytes per second.
 #[must_use]
 pub fn guest(memory: &str, rate: u64) -> GuestSpec {
     GuestSpec::new("web1", memory, orders(rate))
 }
 
-/// The same without an operating system: for all that doesn't depend on one.
+/// The same without an operating system, for all that doesn't depend on one.
 #[must_use]
 pub fn bare(memory: &str, rate: u64) -> GuestSpec {
     GuestSpec::bare("web1", memory, orders(rate))
@@ -24,18 +24,17 @@ fn orders(rate: u64) -> Orders {
         text_bytes: 8 << 20,
         working_set_bytes: 16 << 20,
         rate,
-        // A guest that wakes up a thousand times a second takes a tenth of a core under
-        // TCG, with Linux; and nothing here is judged by single milliseconds.
+        // A Linux guest that wakes up a thousand times a second takes a tenth of a core under TCG,
+        // and no test here judges single milliseconds.
         write_step_ms: 10,
         tick_ms: 20,
         ..Orders::default()
     }
 }
 
-/// One of those with `memory` that hold the same `common_bytes`, which do not
-/// shrink, beside 8 MiB of their own that they rewrite at `rate`. With Linux, which has
-/// more than that and puts it at the end: what waits in the agent's buffers when QEMU's
-/// first pass ends goes without names.
+/// A Linux guest with `memory` that holds the same incompressible `common_bytes` as its twins, and
+/// 8 MiB of its own that it rewrites at `rate`. Linux holds more than that, at the end of memory:
+/// pages that wait in the agent's buffers when QEMU's first pass ends are sent without names.
 #[must_use]
 pub fn twin(name: &str, memory: &str, common_bytes: u64, rate: u64) -> GuestSpec {
     let mut spec = guest(memory, rate);
@@ -46,8 +45,7 @@ pub fn twin(name: &str, memory: &str, common_bytes: u64, rate: u64) -> GuestSpec
     spec
 }
 
-/// What a VM's owner adds to its command line to talk with its QEMU besides
-/// the agent; see [`World::own_qmp`].
+/// QEMU's arguments for a QMP socket of the VM's owner, beside the agent's; see [`World::own_qmp`].
 #[must_use]
 pub fn own_qmp_argument(name: &str) -> [String; 2] {
     ["-qmp".to_owned(), format!("unix:{RUN_DIR}/{name}.own,server=on,wait=off")]

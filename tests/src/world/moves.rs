@@ -1,4 +1,4 @@
-//! Moves from one host to the other, and what has to hold after them.
+//! Moves from one host to the other, and checks after them.
 
 use std::fs;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ impl World {
         Moving::new(self.agent(from).command(self.host(from), &migrate))
     }
 
-    /// Begins to move guests to the other host by a command such as `gang`, said
-    /// at one of the two.
+    /// Begins to move guests to the other host by a command such as `gang`, given on one of the
+    /// two.
     ///
     /// # Panics
     /// If the command can't be started.
@@ -40,18 +40,18 @@ impl World {
         Moving::new(self.agent(at).command(self.host(at), args))
     }
 
-    /// Moves a guest to the other host, looks at it there, and for what it
-    /// left behind.
+    /// Moves a guest to the other host, checks it there, and checks that nothing of it is left
+    /// behind.
     #[must_use]
     pub fn migrate(&self, guest: &Guest, from: Side, args: &[&str]) -> Report {
         let moving = self.begin(guest, from, args);
         self.arrive(guest, from, moving)
     }
 
-    /// Waits for the end of a migration, which must be a good one.
+    /// Waits for the end of a migration, which must succeed.
     ///
     /// # Panics
-    /// If anything is not as it should be.
+    /// If anything is wrong.
     #[must_use]
     pub fn arrive(&self, guest: &Guest, from: Side, moving: Moving) -> Report {
         let ended = moving.wait();
@@ -67,7 +67,7 @@ impl World {
         ended.report
     }
 
-    /// A guest is at the other host, and only there.
+    /// Asserts that a guest is on the other host, and only there.
     ///
     /// # Panics
     /// If it isn't.
@@ -78,10 +78,10 @@ impl World {
         self.assert_only(from.other(), &[vm.pid]);
     }
 
-    /// A VM runs, and nobody moves it.
+    /// Asserts that a VM runs, and that no migration of it does.
     ///
     /// # Panics
-    /// If it is otherwise; with what its agent knows of that.
+    /// If not; with the end of its agent's log.
     pub fn assert_runs(&self, side: Side, vm: &VmSummary) {
         assert_eq!(
             (vm.status, vm.migration.as_deref()),
@@ -91,14 +91,14 @@ impl World {
         );
     }
 
-    /// A guest that did not move goes on at its host, and nothing of it is at
-    /// the other.
+    /// Asserts that a guest that did not move goes on at its host, and that nothing of it is on the
+    /// other.
     ///
     /// # Panics
     /// If it does not.
     pub fn assert_stayed(&self, guest: &Guest, at: Side, pid: u32) {
         let vm = || self.vm(at, &guest.spec.name).expect("it should be there");
-        // An agent that has just started goes on with what its journals say.
+        // An agent that has just started first settles what its journals say.
         until("it is settled", || vm().status != VmStatus::InDoubt);
         let vm = vm();
         assert_eq!(vm.pid, pid, "{vm:?}");
@@ -113,7 +113,7 @@ impl World {
         assert_intact(guest);
     }
 
-    /// No VM of a host, no process and no file is left.
+    /// Asserts that no VM, no process and no file is left on a host.
     ///
     /// # Panics
     /// If there is.
@@ -127,22 +127,21 @@ impl World {
             matches!(name, "agent.log" | "api.sock" | "disk.img" | "state" | "tls")
                 || name.ends_with(".toml")
                 || name.ends_with(".console")
-                // Disks that both hosts have.
+                // Disks that both hosts use.
                 || name.starts_with("files-")
         };
         until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
     }
 
-    /// Removes what a VM's owner had its QEMU make, as QEMU itself does unless it
-    /// was killed, or ended before it was up.
+    /// Removes the sockets that a VM's owner had its QEMU make. QEMU removes them itself unless it
+    /// was killed, or ended during its start.
     pub fn remove_own_sockets(&self, side: Side, name: &str) {
         for end in ["talk", "own"] {
             let _ = fs::remove_file(self.host(side).run_dir.join(format!("{name}.{end}")));
         }
     }
 
-    /// On a host nothing runs but its agent and these, and its agent has no
-    /// child besides them.
+    /// Asserts that nothing runs on a host but its agent and these processes.
     ///
     /// # Panics
     /// If something else does.
@@ -156,20 +155,20 @@ impl World {
         until("sockets of the migration are gone", || self.files(side, "state/run").is_empty());
     }
 
-    /// The names in a directory of a host's own.
+    /// Names in a directory of a host's own.
     fn files(&self, side: Side, dir: &str) -> Vec<String> {
         let entries = fs::read_dir(self.host(side).inside(dir)).unwrap();
         entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// The QMP that a VM's owner asked for, where the VM is.
+    /// The QMP connection of the VM's owner, on the VM's host.
     ///
     /// # Panics
     /// If QEMU does not answer there.
     #[must_use]
     pub fn own_qmp(&self, side: Side, name: &str) -> Arc<Qmp> {
         let socket = self.host(side).run_dir.join(format!("{name}.own"));
-        // It is there a moment before QEMU listens at it.
+        // The socket exists a moment before QEMU listens on it.
         let mut qmp = None;
         until("QEMU answers at its socket", || {
             qmp = Qmp::connect(&socket, QMP_TIMEOUT).ok();

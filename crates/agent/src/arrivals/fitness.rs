@@ -1,9 +1,9 @@
-//! Whether this host can have a VM: what can be known before its QEMU is
-//! started, and what explains that one did not start.
+//! Whether this host can run a VM: the checks before its QEMU is started, and the
+//! explanation if it does not start.
 //!
-//! QEMU itself refuses what it doesn't know, so its program is only asked when
-//! that has happened. What it said is remembered: the next such VM is refused
-//! before anything is started.
+//! QEMU itself refuses what it doesn't know, so the agent probes the program only after
+//! that has happened. The result is cached: the next such VM is refused before anything is
+//! started.
 
 use std::path::{Path, PathBuf};
 
@@ -20,12 +20,12 @@ use wire::gang::Want;
 use crate::denied::Denied;
 use crate::examiner::sight;
 
-/// Pieces of memory of one VM: each costs the check a look at storage.
+/// RAM blocks of one VM; the check reads storage for each.
 const MEMORY_MAX: usize = 1024;
-/// Of the features that are missing, as many are named.
+/// Missing CPU features that are named in an error.
 const NAMED_MAX: usize = 12;
 
-/// What would be started.
+/// The QEMU to start.
 pub(super) struct Wanted {
     pub(super) argv: Vec<String>,
     pub(super) cwd: PathBuf,
@@ -55,7 +55,7 @@ impl Wanted {
         Ok(Self { argv, cwd, program, line })
     }
 
-    /// What speaks against it, as far as can be told in no time.
+    /// Makes the checks that take no time.
     pub(super) fn check(
         &self,
         shape: &Shape,
@@ -86,7 +86,7 @@ impl Wanted {
             return error.into();
         }
         let known = probes.of(self.line.program(), &self.cwd, &self.line.accelerator());
-        // One that can't be asked has said better by itself what it lacks.
+        // If the program can't be probed, its own message explains more.
         let unfit = known.ok().and_then(|known| self.unfit(&known, machine));
         unfit.unwrap_or_else(|| error.into())
     }
@@ -98,14 +98,14 @@ impl Wanted {
     }
 }
 
-/// What a VM takes of this host besides memory, and what speaks against it.
+/// Checks that this host can run a VM, apart from its ordinary memory.
 pub(crate) fn able(want: &Want, probes: &Probes) -> Result<(), Denied> {
     if want.accelerator == "kvm" {
         has_kvm(&sight::kvm(probes.programs().user()))?;
     }
     let known = probes.of(&want.program, Path::new("/"), &want.accelerator);
     let known = known.map_err(|error| Denied::Qemu(error.to_string()))?;
-    // Its QEMU may not have said.
+    // Empty if its QEMU did not say.
     if !want.machine.is_empty() {
         let Want { program, machine, cpu, .. } = want;
         let verdict = Verdict { program, known: &known, machine, cpu: cpu.as_deref() };
@@ -127,7 +127,7 @@ fn has_kvm(kvm: &Kvm) -> Result<(), Denied> {
     )))
 }
 
-/// What the guest was told that it has, and would not have here.
+/// Checks that the guest keeps all CPU features that it has at the source.
 pub(super) fn check_features(there: &Shape, here: &Shape) -> Result<(), Denied> {
     let mut missing = missing_features(there, here);
     if missing.is_empty() {

@@ -1,4 +1,4 @@
-//! What an arrival has to tell those who follow events.
+//! The events of an arrival.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use wire::Prepare;
 
 use crate::events::Events;
 
-/// An arrival whose begin was told; its end is told when this is dropped, however it ends.
+/// An arrival whose begin was published; dropping it publishes the end, whatever the outcome.
 pub(super) struct Told {
     events: Arc<Events>,
     migration: String,

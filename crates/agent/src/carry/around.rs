@@ -1,11 +1,11 @@
-//! Bytes of a connection that is not carried, passed on to where it would have gone.
+//! Relays a connection that is not carried to its original target.
 
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-/// Passes on what either says, until both have said all, or one is gone.
+/// Relays both directions until both have ended, or one has failed.
 pub(super) fn pass(one: &UnixStream, other: &UnixStream) -> io::Result<()> {
     thread::scope(|scope| {
         let back = thread::Builder::new()
@@ -18,10 +18,10 @@ pub(super) fn pass(one: &UnixStream, other: &UnixStream) -> io::Result<()> {
 
 fn copy(mut from: &UnixStream, mut to: &UnixStream) -> io::Result<()> {
     let copied = io::copy(&mut from, &mut to).map(drop);
-    // Half a connection is of no use once one way is broken.
+    // Once one direction has failed, the other is of no use.
     let how = if copied.is_ok() { Shutdown::Write } else { Shutdown::Both };
     for socket in [to].into_iter().chain(copied.is_err().then_some(from)) {
-        // It may be closed already.
+        // The socket may be closed already.
         let _ = socket.shutdown(how);
     }
     copied

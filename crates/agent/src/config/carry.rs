@@ -1,4 +1,4 @@
-//! `[carry]`: migrations that somebody else commands, such as libvirt.
+//! `[carry]`: migrations that others command, such as libvirt.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -9,13 +9,13 @@ use serde::Deserialize;
 use super::ConfigError;
 use super::peers::PeerEntry;
 
-/// Where sockets of migrations are, unless the file says otherwise.
+/// The default directory of migration sockets, except for Proxmox VE.
 const DIRECTORY_DEFAULT: &str = "/run/droveway/migrate";
-/// The first of the ports that QEMUs wait at: libvirt's own default.
+/// The first port at which QEMUs wait: libvirt's default.
 const PORTS_FROM: u16 = 49152;
-/// So many has each host by default, as with libvirt.
+/// Ports of each host by default, as with libvirt.
 const PORTS_EACH: u16 = 64;
-/// What a process may have open is bounded.
+/// Each port costs the agent an open file, and those are limited.
 const PORTS_MAX: u16 = 1024;
 const SOCKETS_DEFAULT: u8 = 4;
 const DOWNTIME_MS_DEFAULT: u64 = 300;
@@ -39,54 +39,54 @@ pub(super) struct Section {
     manager: Manager,
 }
 
-/// How migrations are carried that somebody else commands.
+/// How migrations that others command are carried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Carry {
     /// The address at which this host's QEMUs wait for VMs.
     pub address: IpAddr,
-    /// What stands for this host on all others.
+    /// The address that stands for this host on all others.
     pub stands_for: Option<Ipv4Addr>,
-    /// The ports at which they do.
+    /// The ports at which this host's QEMUs wait for VMs.
     pub ports: std::ops::RangeInclusive<u16>,
-    /// The directory of sockets, at which QEMUs wait too.
+    /// The directory of the sockets at which QEMUs wait too.
     pub directory: PathBuf,
-    /// How many sockets there are for each other host.
+    /// The number of sockets for each other host.
     pub sockets: u8,
-    /// The user that QEMUs run as, who may connect besides root.
+    /// The user that QEMUs run as; only this user and root may connect.
     pub qemu_user: Option<String>,
-    /// Connections to carry each.
+    /// The number of lanes of each migration.
     pub lanes: Option<u16>,
-    /// The downtime that little enough is kept in flight for.
+    /// The downtime goal, which bounds the data in flight.
     pub downtime_ms: u64,
     /// How bodies are encoded.
     pub compress: Compress,
-    /// What is compared before a VM is loaded.
+    /// What is audited before a VM is loaded.
     pub audit: Audit,
-    /// How far a VM may be throttled that does not converge.
+    /// How far a VM that does not converge may be throttled.
     pub slowing: Slowing,
-    /// With whom content is shared.
+    /// The VMs that content is shared with.
     pub sharing: Sharing,
     /// Whether pages are read from disks that both hosts see.
     pub storage: ReadDisks,
-    /// Who moves VMs here.
+    /// The program that moves VMs on this host.
     pub manager: Manager,
 }
 
-/// Who moves VMs, and so where they leave from.
+/// The program that moves VMs, which determines how they leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Manager {
-    /// libvirt, led to the agent's doors; or anybody who is told where they are.
+    /// libvirt, or any other program that is configured to connect to the agent's doors.
     #[default]
     Libvirt,
-    /// KubeVirt: what leaves the pods of its VMs.
+    /// KubeVirt: the doors take the place of sockets in its VMs' pods.
     Kubevirt,
-    /// Proxmox VE: what its tunnels by ssh would forward.
+    /// Proxmox VE: the doors take the place of its ssh tunnels' sockets.
     Proxmox,
 }
 
 impl Manager {
-    /// Where sockets of migrations are, unless the file says otherwise.
+    /// The default directory of migration sockets.
     fn directory(self) -> &'static str {
         match self {
             Self::Libvirt | Self::Kubevirt => DIRECTORY_DEFAULT,
@@ -106,8 +106,8 @@ impl std::fmt::Display for Manager {
 }
 
 impl Section {
-    /// What it means for a host that listens at `listen`, and has this entry among the
-    /// peers.
+    /// Resolves the section for a host that listens at `listen` and has the entry `own` in
+    /// the peers file.
     pub(super) fn understood(
         self,
         listen: IpAddr,
@@ -166,7 +166,7 @@ impl Section {
     }
 }
 
-/// As on the command line: the floor in percent.
+/// The settings as on the command line, with the floor in percent.
 fn slowing(throttle: Option<&str>, floor: Option<f64>) -> Result<Slowing, ConfigError> {
     let wrong = |error: String| ConfigError::Carry(error);
     let mut slowing = Slowing::default();
@@ -180,8 +180,8 @@ fn slowing(throttle: Option<&str>, floor: Option<f64>) -> Result<Slowing, Config
     Ok(slowing)
 }
 
-/// The address that stands for the host at this place in the peers file, from 0, on
-/// every other host.
+/// The address that stands, on every other host, for the host at this place in the peers
+/// file, from 0.
 #[must_use]
 pub fn stands_for(place: usize) -> Option<Ipv4Addr> {
     let place = u16::try_from(place).ok()?.checked_add(1)?;
@@ -189,19 +189,20 @@ pub fn stands_for(place: usize) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::new(127, 7, high, low))
 }
 
-/// The ports at which the QEMUs of the host at this place wait, from 0. Each host has
-/// ports of its own: libvirt takes only such as nobody listens at on its own host, at
-/// whatever address, and there the agent listens at those of all others.
+/// The ports at which the QEMUs of the host at this place, from 0, wait.
+///
+/// Each host has its own ports: libvirt takes only ports at which nothing listens on its own host,
+/// at any address, and there the agent listens at the ports of all other hosts.
 #[must_use]
 pub fn ports_of(place: usize) -> Option<[u16; 2]> {
     let first = u16::try_from(place).ok()?.checked_mul(PORTS_EACH)?.checked_add(PORTS_FROM)?;
     Some([first, first.checked_add(PORTS_EACH - 1)?])
 }
 
-/// Whether these can be a host's.
+/// Checks that these can be a host's ports.
 ///
 /// # Errors
-/// If not: what can be.
+/// If not, with ports that can be.
 pub fn check_ports([first, last]: [u16; 2]) -> Result<(), String> {
     if first == 0 || first > last || last - first >= PORTS_MAX {
         return Err(format!(
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_as_libvirt_has_it() {
+    fn settings_that_are_left_out_have_libvirts_defaults() {
         let carry = section("").unwrap();
         assert_eq!(carry.address, IpAddr::from([10, 77, 0, 1]));
         assert_eq!((carry.ports, carry.sockets), (49216..=49279, 4));
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn invalid_settings_are_refused() {
         let wrong = [
             ("ports = [5000, 5001]", "ports"),
             ("directory = \"run\"", "absolute"),

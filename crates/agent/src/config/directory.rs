@@ -1,4 +1,4 @@
-//! Where a rack's directory is, as the operator says.
+//! The location of a rack's directory, as the operator writes it.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::name;
 
-/// What was written names no directory.
+/// The text names no directory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a place for the directory: write `auto` for one in the agent of the rack's first \
@@ -15,11 +15,11 @@ use crate::name;
 )]
 pub struct DirectoryChoiceError(String);
 
-/// Which directory is asked.
+/// The directory to use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum DirectoryChoice {
-    /// The one in the agent of the rack's first host, by name.
+    /// The one in the agent of the rack's first host in the order of names.
     #[default]
     Auto,
     /// None: nothing is shared across hosts.

@@ -36,7 +36,7 @@ pub(super) struct File {
     pub(super) webhook: Option<super::webhook::Section>,
 }
 
-/// Reads it; paths in it are meant from where it lies.
+/// Reads the file; relative paths in it start from its directory.
 pub(super) fn read(path: &Path) -> Result<File, ConfigError> {
     let mut file: File = super::parse(path, &super::read(path)?)?;
     let here = path.parent().unwrap_or(Path::new(""));

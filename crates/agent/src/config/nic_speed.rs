@@ -1,4 +1,4 @@
-//! What a NIC carries, as the operator says: `10.0.0.1=1G`.
+//! A NIC's speed, as the operator writes it: `10.0.0.1=1G`.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -6,20 +6,20 @@ use std::str::FromStr;
 use api::BitRate;
 use serde::Deserialize;
 
-/// What was typed is no speed of a NIC.
+/// The text is not a NIC's speed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a network card's speed: write ADDR=RATE in bits per second, such as 10.0.0.1=1G"
 )]
 pub struct NicSpeedError(String);
 
-/// What one NIC carries in each direction.
+/// The speed of one NIC in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct NicSpeed {
     /// Its address.
     pub address: IpAddr,
-    /// How much.
+    /// Its speed.
     pub rate: BitRate,
 }
 

@@ -19,23 +19,25 @@ pub struct PeerEntry {
     /// The rack it stands in.
     #[serde(default)]
     pub rack: Option<String>,
-    /// Where its agent listens.
+    /// The address at which its agent listens.
     pub address: SocketAddr,
     /// Its data NICs, each reached at the port of `address`.
     #[serde(default)]
     pub nics: Vec<IpAddr>,
-    /// The address that stands for it on all other hosts, where migrations are carried
-    /// that somebody else commands; by default one by its place in the file.
+    /// The loopback address that stands for it on all other hosts, for carried migrations.
+    ///
+    /// The default follows from its place in the file.
     #[serde(default)]
     pub carry_address: Option<Ipv4Addr>,
-    /// The first and the last port at which its QEMUs wait for them. No other host has
-    /// any of these. By default they follow from its place in the file.
+    /// The first and the last port at which its QEMUs wait for carried migrations.
+    ///
+    /// No other host may have any of these ports. The default follows from its place in the file.
     #[serde(default)]
     pub carry_ports: Option<[u16; 2]>,
 }
 
 impl PeerEntry {
-    /// Where its connections come from.
+    /// The addresses that it connects from.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.address.ip()).chain(self.nics.iter().copied())
     }
@@ -48,7 +50,7 @@ struct File {
     host: Vec<PeerEntry>,
 }
 
-/// The entry of the host with this name, if there is one, and all others.
+/// Reads the entry of the host with this name, if it has one, and all others.
 pub(crate) fn read(
     path: &Path,
     name: &str,
@@ -58,7 +60,7 @@ pub(crate) fn read(
     Ok((own.into_iter().next(), others))
 }
 
-/// All entries of a text that is in that file, or is to be.
+/// Parses all entries of `text`, the contents of the peers file at `path`.
 ///
 /// # Errors
 /// If an agent would not start with it.
@@ -84,7 +86,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Vec<PeerEntry>, ConfigError> {
     Ok(file.host)
 }
 
-/// The first host that has a port of another, and what to do about it.
+/// The first host that shares a port with another, and what to do about it.
 fn shared_ports(hosts: &[PeerEntry]) -> Option<(String, String)> {
     let with_ports = || hosts.iter().filter_map(|host| Some((host, host.carry_ports?)));
     with_ports().enumerate().find_map(|(nth, (host, [first, last]))| {

@@ -1,10 +1,10 @@
-//! A share of one CPU, as the operator says: `5%`.
+//! A share of one CPU, as the operator writes it: `5%`.
 
 use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// What was typed is no share of a CPU.
+/// The text is not a share of a CPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a share of a CPU: write 0 to 100 with a percent sign, such as 5%")]
 pub struct CpuShareError(String);
@@ -22,7 +22,7 @@ impl CpuShare {
     }
 }
 
-/// One that nobody notices, and that looks at some 100 MB a second.
+/// 5 % goes unnoticed, and scans about 100 MB a second.
 impl Default for CpuShare {
     fn default() -> Self {
         Self(0.05)

@@ -176,7 +176,7 @@ fn who_may_order_moves_is_named_in_the_file() {
     assert_eq!(config.coordinators, Some(vec!["host-b".to_owned()]));
 }
 
-/// What packages install: as it is it changes nothing, and it shows all that there is.
+/// The file that packages install changes nothing as it is, and shows every setting.
 #[test]
 fn the_packaged_file_has_every_setting() {
     let text = include_str!("../../../../dist/agent.toml");
@@ -198,7 +198,7 @@ fn the_packaged_file_has_every_setting() {
     }
 }
 
-/// What each node has of `dist/kubevirt`.
+/// The file that each node gets from `dist/kubevirt`.
 #[test]
 fn kubevirts_file_is_understood() {
     let text = include_str!("../../../../dist/kubevirt/agent.toml");

@@ -1,4 +1,4 @@
-//! `[webhook]`: where events are sent to.
+//! `[webhook]`: the receiver of events.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,12 +17,12 @@ use serde_json::json;
 use super::ConfigError;
 use crate::webhook::Secret;
 
-/// Where distributions keep the CAs that they trust: Debian and its kin, then Fedora and
-/// its kin.
+/// Where distributions keep the CAs that they trust: Debian and its derivatives, then
+/// Fedora and its derivatives.
 const TRUSTED: [&str; 2] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
-/// The event in place of those that are missing.
+/// The event that stands for missing ones.
 const GAP: &str = "gap";
 
 #[derive(Clone, Debug, Deserialize)]
@@ -34,21 +34,23 @@ pub(super) struct Section {
     events: Option<BTreeSet<String>>,
 }
 
-/// Where events are sent to.
+/// The receiver of events.
 #[derive(Clone, Debug)]
 pub struct Webhook {
-    /// Where to.
+    /// The receiver's URL.
     pub(crate) url: String,
-    /// What signs them.
+    /// The key that signs events.
     pub(crate) secret: Secret,
-    /// Who may vouch for the receiver. Empty: it is on this host, and not encrypted.
+    /// The CAs that may vouch for the receiver.
+    ///
+    /// Empty: it is on this host, unencrypted.
     pub(crate) authorities: Arc<Vec<CertificateDer<'static>>>,
-    /// Which of them; none: all.
+    /// The names of the events to send; none: all.
     pub(crate) events: Option<BTreeSet<String>>,
 }
 
 impl Section {
-    /// Paths are meant from where the agent's file lies.
+    /// Makes relative paths start from `here`, the directory of the agent's file.
     pub(super) fn paths_from(&mut self, here: &Path) {
         self.secret_file = here.join(&self.secret_file);
         self.ca = self.ca.as_ref().map(|ca| here.join(ca));
@@ -65,13 +67,15 @@ impl Section {
 }
 
 impl Webhook {
-    /// Whether events of this name are sent there. That some are missing always is.
+    /// Whether events of this name are sent to the receiver; `gap` always is.
     pub(crate) fn wants(&self, event: &str) -> bool {
         event == GAP || self.events.as_ref().is_none_or(|events| events.contains(event))
     }
 }
 
-/// Whether there are such events. The parser knows: it misses what belongs to one.
+/// Checks that such events exist.
+///
+/// For a known name, the parser fails only because of missing fields.
 fn check_event(name: &str) -> Result<(), ConfigError> {
     let parsed: Result<Happening, _> = serde_json::from_value(json!({ "event": name }));
     match parsed {
@@ -86,7 +90,7 @@ fn wrong(text: String) -> ConfigError {
     ConfigError::Webhook(text)
 }
 
-/// Whether it is encrypted. What is not stays on this host.
+/// Whether the URL is encrypted; an unencrypted one has to be on this host.
 fn check_url(url: &str) -> Result<bool, ConfigError> {
     let refused = |why: &str| wrong(format!("url: `{url}` {why}"));
     let uri: Uri = url.parse().map_err(|error| refused(&format!("is no URL: {error}")))?;
@@ -147,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_encrypted_stays_here() {
+    fn unencrypted_urls_have_to_be_on_this_host() {
         for url in ["https://example.org/hook", "https://10.0.0.1:8443"] {
             assert!(check_url(url).unwrap(), "{url}");
         }

@@ -1,5 +1,6 @@
-//! What Linux says of this host. What can't be seen is left out: a host is
-//! examined as far as it lets itself be.
+//! Facts about this host from Linux.
+//!
+//! Those that can't be read are left out, so that a host is examined as far as possible.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -13,7 +14,7 @@ use rustix::fs::Access;
 
 use crate::config::{Carry, Manager, NicSpeed};
 
-/// `CAP_SYS_PTRACE` in a set of capabilities.
+/// The bit of `CAP_SYS_PTRACE` in a set of capabilities.
 const PTRACE_BIT: u32 = 19;
 const CGROUPS: &str = "/sys/fs/cgroup";
 const LIBVIRT: &str = "/etc/libvirt";
@@ -33,7 +34,7 @@ pub(crate) fn kvm(user: Option<&User>) -> Kvm {
     }
 }
 
-/// Asked of a VM that never runs.
+/// The TSC's properties, from KVM by means of a VM that never runs.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn tsc() -> Option<Tsc> {
     let kvm = kvm_ioctls::Kvm::new().ok()?;
@@ -43,13 +44,13 @@ pub(super) fn tsc() -> Option<Tsc> {
     Some(Tsc { khz, scales })
 }
 
-/// Elsewhere, KVM tells nothing of the kind.
+/// Other architectures have no TSC.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn tsc() -> Option<Tsc> {
     None
 }
 
-/// By the file's mode alone.
+/// Whether a user may open a file, by the file's mode alone.
 fn may_open(user: &User, uid: u32, gid: u32, mode: u32) -> bool {
     let shift = match () {
         () if user.uid == 0 => return true,
@@ -73,14 +74,14 @@ pub(super) fn clock_source() -> Option<String> {
     line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 }
 
-/// What is carried, and whether libvirt leads here.
+/// What the agent carries, and whether libvirt is configured to use it.
 pub(super) fn carries(carry: &Carry) -> Carries {
     if carry.manager != Manager::Libvirt {
         let manager = Some(carry.manager.to_string());
         return Carries { manager, ..Carries::default() };
     }
     let libvirt = Path::new(LIBVIRT).is_dir();
-    // Without one, libvirt has its defaults.
+    // Without a `qemu.conf`, libvirt uses its defaults.
     let said = fs::read_to_string(Path::new(LIBVIRT).join("qemu.conf")).unwrap_or_default();
     Carries {
         directory: carry.directory.display().to_string(),
@@ -111,7 +112,7 @@ fn missing(said: &str, carry: &Carry) -> Vec<String> {
     wanted.into_iter().filter_map(lacks).collect()
 }
 
-/// The agent's right to other processes' memory.
+/// Whether the agent may access other processes' memory.
 pub(super) fn reach() -> Reach {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     Reach {
@@ -144,8 +145,8 @@ pub(super) fn cgroups() -> Cgroups {
     found
 }
 
-/// From `/proc/self/cgroup`: `0::PATH` with version 2 alone, else a line for
-/// each hierarchy.
+/// The cgroups of `/proc/self/cgroup`: `0::PATH` with version 2 alone, otherwise one line per
+/// hierarchy.
 fn membership(text: &str) -> Cgroups {
     let lines: Vec<(&str, &str)> =
         text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).collect();
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leads_libvirt_to_agents_is_looked_for_line_by_line() {
+    fn missing_lines_of_qemu_conf_are_found() {
         let carry = Carry {
             address: "10.0.0.2".parse().unwrap(),
             stands_for: Some("127.7.0.2".parse().unwrap()),

@@ -1,4 +1,4 @@
-//! The VMs here, as far as it decides where they can go.
+//! The properties of this host's VMs that decide where they can move.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use qemu::shape::{self, Memory};
 use super::at_once;
 use crate::registry::{Living, Registry};
 
-/// Those whose QEMU lives. It is asked, so this may wait for one that is busy.
+/// The facts of all VMs whose QEMU lives; this asks QEMU, and so may wait for a busy one.
 pub(super) fn facts(registry: &Registry, memory: &HostMemory) -> Vec<VmFacts> {
     at_once(&registry.living(), |living| one(living, memory))
 }
@@ -40,15 +40,15 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
     }
 }
 
-/// With memory that is a device's and not the guest's RAM: it takes as much.
+/// The memory of all backends that count, including a device's memory, which the host has to
+/// provide as well.
 fn backed_bytes(machine: &Machine, counts: impl Fn(&MemoryBackend) -> bool) -> u64 {
     let backends = machine.qmp.memory_backends().unwrap_or_default();
     let counted = backends.iter().filter(|backend| counts(backend));
     counted.fold(0, |sum, backend| sum.saturating_add(backend.bytes))
 }
 
-/// What a VM takes of its host's memory, and would take of another's; none if its QEMU
-/// or its command line doesn't say.
+/// The memory that a VM needs on any host; none if its QEMU or its command line doesn't say.
 pub(crate) fn needs(machine: &Machine, ram_bytes: u64, memory: &HostMemory) -> Option<Needs> {
     let line = CommandLine::parse(&machine.argv).ok()?;
     let backends = machine.qmp.memory_backends().ok().filter(|backends| !backends.is_empty())?;
@@ -60,7 +60,7 @@ pub(crate) fn needs(machine: &Machine, ram_bytes: u64, memory: &HostMemory) -> O
     Some(needs)
 }
 
-/// As another host, too, would find it.
+/// The program's path, as another host would also find it.
 pub(crate) fn absolute(program: &str, cwd: &Path) -> String {
     if program.contains('/') { cwd.join(program).display().to_string() } else { program.to_owned() }
 }

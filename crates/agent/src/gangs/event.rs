@@ -1,20 +1,20 @@
-//! What the thread that leads a gang hears.
+//! Messages to the thread that leads a gang.
 
 use api::Progress;
 
 use super::flight::End;
 
-/// What the thread that leads is told.
+/// A message to the leading thread.
 pub(super) enum Event {
-    /// A VM's migration goes on.
+    /// The progress of a VM's migration.
     Progress(usize, Box<Progress>),
-    /// It has ended; none: it was left alone.
+    /// The end of a VM's move; none: it was left alone.
     Ended(usize, Option<End>),
-    /// The operator wants no more of it.
+    /// The operator cancels the gang.
     Cancel,
     /// This agent ends.
     Leave,
 }
 
-/// What may be said of one VM before the others are heard.
+/// The capacity of the leading thread's queue.
 pub(super) const EVENTS_MAX: usize = 256;

@@ -1,4 +1,4 @@
-//! One gang, as those see it who watch it, and how it is kept.
+//! The state of one gang, for its watchers and for its saved report.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::event::Event;
 
-/// Shared by the thread that leads it and whoever watches.
+/// A gang, shared by its leading thread and its watchers.
 pub(super) struct Gang {
     state: Mutex<State>,
     changed: Condvar,
@@ -20,7 +20,7 @@ pub(super) struct Gang {
 
 struct State {
     report: GangReport,
-    /// How each VM's migration goes, while it does.
+    /// The progress of each VM's migration, while it runs.
     flying: Vec<Option<Progress>>,
     began: Instant,
     version: u64,
@@ -33,9 +33,9 @@ impl Gang {
         Self { state: Mutex::new(state), changed: Condvar::new(), tell }
     }
 
-    /// Tells the thread that leads it something.
+    /// Sends a message to the leading thread.
     pub(super) fn tell(&self, event: Event) {
-        // Once it has ended there is nobody to be told.
+        // An error means that the thread has ended.
         let _ = self.tell.send(event);
     }
 
@@ -51,7 +51,7 @@ impl Gang {
         self.state.lock().progress()
     }
 
-    /// Blocks until there is something newer than `version`, at most `timeout`.
+    /// Blocks until there is a state newer than `version`, at most `timeout`.
     pub(super) fn wait(&self, version: u64, timeout: Duration) -> (u64, GangProgress) {
         let mut state = self.state.lock();
         if state.version <= version {
@@ -68,7 +68,7 @@ impl Gang {
         });
     }
 
-    /// Changes the report. What it says then is to be kept.
+    /// Changes the report, and returns it to be saved.
     pub(super) fn update(&self, change: impl FnOnce(&mut GangReport)) -> GangReport {
         self.change(|state| {
             change(&mut state.report);
@@ -77,7 +77,7 @@ impl Gang {
         })
     }
 
-    /// The same for a VM that moves no more.
+    /// As `update`, for a VM whose move has ended.
     pub(super) fn end(&self, number: usize, change: impl FnOnce(&mut MoveReport)) -> GangReport {
         self.change(|state| {
             if let Some(flying) = state.flying.get_mut(number) {
@@ -112,7 +112,7 @@ impl State {
     }
 }
 
-/// What a report says of how far its gang is.
+/// The progress of a gang by its report and the progress of its migrations.
 pub(super) fn progress_of<'p>(
     report: &GangReport,
     flying: impl Iterator<Item = Option<&'p Progress>>,
@@ -162,7 +162,7 @@ fn part(bytes: u64, share: f64) -> u64 {
     (bytes as f64 * share) as u64
 }
 
-/// What is kept of a gang that is about to begin.
+/// The report of a gang that is about to begin.
 pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u64) -> GangReport {
     let moves = plan.moves.iter().map(|planned| MoveReport {
         vm: planned.vm.clone(),
@@ -194,7 +194,7 @@ pub(super) fn outcome(report: &GangReport, was_cancelled: bool) -> GangOutcome {
     match () {
         () if any(MoveState::Failed) => GangOutcome::Failed,
         () if was_cancelled && any(MoveState::Cancelled) => GangOutcome::Cancelled,
-        // Somebody else cancelled a migration of it.
+        // A migration was cancelled, but not by cancelling the gang.
         () if any(MoveState::Cancelled) => GangOutcome::Failed,
         () => GangOutcome::Done,
     }

@@ -1,5 +1,4 @@
-//! This host, for agents that coordinate gangs: says what there is, and moves
-//! VMs when it is told to.
+//! Orders of agents that coordinate gangs: this host reports its state, and moves VMs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,12 +23,12 @@ use crate::migrations::{Migrations, Routes};
 use crate::peers::Peers;
 use crate::registry::Registry;
 
-/// How long one look at a migration may take.
+/// How long one query about a migration may wait.
 const WATCH_MAX: Duration = Duration::from_secs(2);
-/// A QEMU that takes longer to answer is asked nothing more.
+/// A QEMU that takes longer to answer gets no more queries.
 const QEMU_WAIT: Duration = Duration::from_millis(500);
 
-/// What follows orders.
+/// Carries out orders.
 pub(crate) struct OrderHandler {
     migrations: Arc<Migrations>,
     examiner: Arc<Examiner>,
@@ -69,7 +68,7 @@ impl OrderHandler {
         self.migrations.routes()
     }
 
-    /// Follows another agent's order, if it may give any.
+    /// Carries out another agent's order, if that agent may give orders.
     pub(crate) fn obey(&self, from: &str, order: &Part<Order>) -> Result<Answer, Denied> {
         self.may_order(from)
             .inspect_err(|denied| tracing::warn!(from, %denied, "an order is refused"))?;
@@ -93,7 +92,7 @@ impl OrderHandler {
         }
     }
 
-    /// Follows an order.
+    /// Carries out an order.
     pub(super) fn follow(&self, order: &Order) -> Answer {
         match order {
             Order::Census => Answer::Census(self.census()),
@@ -101,8 +100,8 @@ impl OrderHandler {
                 let mut programs = BTreeSet::new();
                 let unfit = wants.iter().take(WANTS_MAX).map(|want| {
                     programs.insert((&want.program, &want.accelerator));
-                    // Each may have to be started. Of the others it is found out
-                    // when their VMs come.
+                    // Each program may have to be started. The other VMs are checked when they
+                    // arrive.
                     if programs.len() > PROGRAMS_MAX { None } else { self.unfit(want) }
                 });
                 Answer::Able { unfit: unfit.collect() }
@@ -124,7 +123,7 @@ impl OrderHandler {
         }
     }
 
-    /// What is known of a VM's content.
+    /// A sample of a VM's content.
     fn sample(&self, name: &str, one_in: u32) -> Result<Sampled, Denied> {
         let nobody = || {
             let why = "its agent scans no VM (scan-cpu is 0, or sharing = false)";
@@ -144,8 +143,10 @@ impl OrderHandler {
         })
     }
 
-    /// What decides which program starts at the destination, or what is lost
-    /// there, is for an operator of this host alone.
+    /// Starts a migration.
+    ///
+    /// Options that decide which program starts at the destination, or that destroy data there, are
+    /// only for an operator of this host.
     fn start(&self, id: &str, request: &MigrateRequest) -> Result<(), Denied> {
         let more =
             !request.set.is_empty() || request.incoming_qmp.is_some() || request.overwrite_disks;
@@ -161,7 +162,7 @@ impl OrderHandler {
         let progress = match self.migrations.wait_phase(id, seen, wait) {
             Ok(progress) => progress,
             Err(denied) if denied.code() == ErrorCode::NoSuchMigration => return Answer::NoSuch,
-            // It ends right now, and its report takes long.
+            // It is ending right now, and its report takes long.
             Err(denied) if denied.code() == ErrorCode::MigrationRunning => {
                 match self.migrations.show(id) {
                     Ok(progress) => progress,
@@ -189,12 +190,12 @@ impl OrderHandler {
         let counted = at_once(&self.registry.list(), |vm| self.counted(vm, &memory));
         let (vms, promised): (Vec<Counted>, Vec<u64>) = counted.into_iter().unzip();
         let promised = promised.into_iter().fold(0, u64::saturating_add);
-        // As VMs that arrive are checked.
+        // As in the check of arriving VMs.
         let free = memory.available_bytes.map(|free| free.saturating_add(memory.swap_free_bytes));
         Census { free_bytes: free.map(|free| free.saturating_sub(promised)), vms }
     }
 
-    /// A VM, and what of ordinary memory is promised to it.
+    /// A VM, and the ordinary memory that is promised to it.
     fn counted(&self, vm: &VmSummary, memory: &HostMemory) -> (Counted, u64) {
         let known = self.registry.vm(&vm.name);
         let machine = known.as_ref().and_then(|known| known.machine());
@@ -211,11 +212,11 @@ impl OrderHandler {
             want: Want::default(),
             share_domain: vm.share_domain.clone(),
         };
-        // A QEMU that moves its VM may take long to answer, and the VM goes
-        // nowhere else now.
+        // A QEMU that moves its VM may take long to answer, and that VM can't be moved
+        // elsewhere now.
         if let Some(machine) = machine.filter(|_| counted.is_settled()) {
             read_command_line(&machine, &mut counted);
-            // Nor does a list of VMs wait for one that hangs.
+            // A list of VMs must not wait for a QEMU that hangs either.
             let answers = machine.qmp.execute_within("query-status", json!({}), QEMU_WAIT).is_ok();
             if answers {
                 ask(&machine, &mut counted, memory);
@@ -227,7 +228,7 @@ impl OrderHandler {
 
     fn unfit(&self, want: &Want) -> Option<String> {
         if want.program.is_empty() {
-            // Its host didn't know; its arrival does.
+            // The source did not report it; the check at the arrival knows it.
             return None;
         }
         let able = fitness::able(want, self.examiner.probes());
@@ -243,7 +244,7 @@ fn read_command_line(machine: &Machine, counted: &mut Counted) {
     counted.want.cpu = line.cpu_model();
 }
 
-/// What only QEMU knows.
+/// Adds what only QEMU knows.
 fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     if let Ok(vcpus) = machine.qmp.vcpus() {
         counted.vcpus = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
@@ -255,7 +256,7 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     }
 }
 
-/// What a VM that comes is yet to take of ordinary memory, and others can't have.
+/// The ordinary memory that an arriving VM has yet to take, and that others can't have.
 fn promised(vm: &Counted, touched: Option<u64>) -> u64 {
     match vm.status {
         VmStatus::Arriving => vm.needed_bytes.saturating_sub(touched.unwrap_or(0)),
@@ -272,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_that_comes_is_promised_no_more_than_ordinary_memory() {
+    fn an_arriving_vm_is_promised_no_more_than_its_ordinary_memory() {
         // Of 8 GiB, 2 GiB are not in huge pages.
         let vm = |status| Counted {
             name: "web1".to_owned(),

@@ -1,9 +1,8 @@
-//! A gang that is taken up again: what has become of its VMs, and what is left
-//! to do.
+//! Resuming a gang: what became of its VMs, and which moves are left.
 //!
-//! It is not taken up by itself when its agent starts again. Nobody knows then
-//! how long that took, what an operator has done meanwhile, and whether he still
-//! wants it; and a host that comes up must not begin to move VMs.
+//! A restarted agent does not resume its gangs by itself. It can't know how much time has
+//! passed, what the operator has done meanwhile, or whether the gang is still wanted; and a
+//! host that boots must not begin to move VMs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,23 +12,22 @@ use super::cluster::Cluster;
 use crate::examiner::at_once;
 use wire::gang::{Census, Counted};
 
-/// What was found out about a VM.
+/// The state of a VM of the gang.
 enum Found {
-    /// It has to be moved, as if it never had been begun.
+    /// It has to be moved, as if its move had never begun.
     Waits,
-    /// The migration that was begun may still go on, or its source's agent knows
-    /// how it ended.
+    /// Its migration may still run, or the source agent knows how it ended.
     Begun,
     /// It is at its destination.
     Arrived,
-    /// That can't be known, or it is gone.
+    /// Its place can't be determined, or it is lost.
     Lost(String),
 }
 
-/// A gang as it is now.
+/// A gang that can be resumed.
 pub(super) struct TakenUp {
     pub(super) report: GangReport,
-    /// VMs whose migrations are to be watched on.
+    /// VMs whose migrations are to be watched.
     pub(super) begun: Vec<usize>,
 }
 
@@ -72,14 +70,14 @@ fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> F
         Ok(here) => here,
         Err(why) => return Found::Lost(why),
     };
-    // One that was over when it was last heard of is not watched any more.
+    // A move that had ended by the saved report is not watched any more.
     let may_move = one.state == MoveState::Moving && one.migration.is_some();
     match (here, at(&one.to)) {
         (Some(here), _) if here.is_settled() => Found::Waits,
         (Some(here), _) if here.migration.is_some() && here.migration == one.migration => {
             Found::Begun
         }
-        // Whatever keeps it, its source's agent says so when it is told to begin.
+        // If it can't be moved now, the source agent refuses the order with the reason.
         (Some(_), _) => Found::Waits,
         (None, _) if may_move => Found::Begun,
         (None, Ok(Some(there))) if there.is_settled() => Found::Arrived,
@@ -99,7 +97,7 @@ mod tests {
     use super::*;
     use wire::gang::Want;
 
-    /// Hosts x and y with these VMs; z is silent.
+    /// Hosts x and y with these VMs; z does not answer.
     struct Two([Vec<Counted>; 2]);
 
     impl Cluster for Two {
@@ -165,7 +163,7 @@ mod tests {
         }
     }
 
-    /// What was noted, what is at x and y, and what follows.
+    /// The saved state, the VMs at x and y, and the resulting state.
     #[test]
     fn what_is_left_to_do_is_found_out() {
         use MoveState::{Cancelled, Done, Failed, Moving, Waiting};
@@ -177,7 +175,7 @@ mod tests {
             (Cancelled, Some("1"), vm(Running, None), none(), Waiting, false),
             (Moving, Some("1"), vm(Running, None), none(), Waiting, false),
             (Moving, Some("1"), vm(Running, Some("1")), vm(Arriving, Some("1")), Moving, true),
-            // Somebody else moves it: its source says so.
+            // Another migration moves it: the source agent will refuse the order.
             (Moving, Some("1"), vm(Running, Some("2")), none(), Waiting, false),
             (Moving, Some("1"), vm(InDoubt, None), none(), Waiting, false),
             (Moving, Some("1"), none(), vm(Running, None), Moving, true),

@@ -1,15 +1,15 @@
-//! What a host's agent knows of a VM's content, as it is said to a coordinator.
+//! A sample of a VM's content, as a host's agent sends it to a coordinator.
 
 use engine::Sample;
 use page::PAGE_BYTES;
 use wire::gang::{HINTS_MAX, Sampled};
 
-/// How much coarser a sample may be than it was asked for.
+/// How much coarser than requested a sample may be.
 const COARSER_MAX: u32 = 64;
-/// Letters of a hint.
+/// Hex digits of a hint.
 const LETTERS: usize = 8;
 
-/// As it is meant.
+/// A parsed and checked sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) rounds: u64,
@@ -17,7 +17,7 @@ pub(super) struct Content {
     pub(super) sample: Sample,
 }
 
-/// Of a sample that may be too large to be said whole.
+/// Encodes a sample, thinned if it is too large.
 pub(super) fn said(rounds: u64, pages: u64, mut sample: Sample) -> Sampled {
     while sample.hints.len() > HINTS_MAX && sample.one_in < u32::MAX / 2 {
         let coarser = sample.one_in * 2;
@@ -27,13 +27,13 @@ pub(super) fn said(rounds: u64, pages: u64, mut sample: Sample) -> Sampled {
     Sampled { rounds, pages, one_in: sample.one_in, hints }
 }
 
-/// How fine a sample of so many pages may be, that is to be one in `one_in`.
+/// The rate for a sample of so many pages: at least `one_in`, and coarse enough to fit.
 pub(super) fn one_in(pages: u64, one_in: u32) -> u32 {
     let needed = u32::try_from(pages / HINTS_MAX as u64).unwrap_or(u32::MAX / 2);
     one_in.max(needed.checked_next_power_of_two().unwrap_or(1 << 31))
 }
 
-/// What another host says, if that can be so of a VM with that much RAM.
+/// Parses another host's sample; none if it is impossible for a VM with that much RAM.
 pub(super) fn understood(sampled: &Sampled, ram_bytes: u64, asked_one_in: u32) -> Option<Content> {
     let coarsest = asked_one_in.saturating_mul(COARSER_MAX);
     let letters = sampled.hints.as_bytes();
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn a_sample_is_encoded_and_parsed() {
         let sample = Sample { one_in: 2, hints: vec![1, 0x7fff_ffff, 0xabc] };
         let sampled = said(3, 77, sample.clone());
         assert_eq!(sampled.hints, "000000017fffffff00000abc");
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_said_in_part() {
+    fn a_sample_that_is_too_large_is_thinned() {
         let hints: Vec<u32> = (1..=400_000_u32).map(|nth| nth * 10_000).collect();
         let sampled = said(1, 400_000, Sample { one_in: 1, hints });
         assert_eq!(sampled.one_in, 8);
@@ -85,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn a_large_vm_is_not_listed_to_be_sampled() {
+    fn a_large_vm_gets_a_coarser_sample() {
         assert_eq!([0, 65_535, 65_536, 200_000].map(|pages| one_in(pages, 1)), [1, 1, 1, 4]);
         assert_eq!((one_in(1, 8), one_in(u64::MAX, 1)), (8, 1 << 31));
     }
 
     #[test]
-    fn what_cannot_be_is_not_believed() {
+    fn impossible_samples_are_refused() {
         assert!(understood(&of_hints("0000000a"), RAM, 2).is_some());
         for hints in
             ["0000000", "0000000a0", "+000000a", "0000000g", "00000000", "ffffffff", "ä23456"]

@@ -1,6 +1,7 @@
-//! Gangs on disk, by their ids: written before anything that follows from it is
-//! done, so that a gang can be taken up again by an agent that knows nothing
-//! else of it.
+//! Gangs on disk, by id.
+//!
+//! Each step is saved before it is done, so that a restarted agent can resume a gang from its file
+//! alone.
 
 use std::fs;
 use std::io;
@@ -11,12 +12,12 @@ use api::{GangOutcome, GangReport};
 use crate::migrations::random_id;
 use crate::state;
 
-/// Kept at most; one is some 100 bytes for each VM.
+/// The most completed gangs to keep; each takes some 100 bytes per VM.
 const KEPT_MAX: usize = 100;
-/// What tells a gang's id from a migration's.
+/// Distinguishes a gang's id from a migration's.
 const MARK: char = 'g';
 
-/// The directory of them.
+/// The directory of gangs.
 #[derive(Clone, Debug)]
 pub(super) struct GangStore {
     dir: PathBuf,
@@ -27,7 +28,7 @@ impl GangStore {
         Self { dir }
     }
 
-    /// An id that none has.
+    /// An id that no gang has.
     pub(super) fn unused_id(&self) -> io::Result<String> {
         for _ in 0..16 {
             let id = format!("{MARK}{}", random_id()?);
@@ -38,14 +39,14 @@ impl GangStore {
         Err(io::Error::other("no id is free"))
     }
 
-    /// Replaces what is kept of a gang.
+    /// Saves a gang's report, and replaces the old one.
     pub(super) fn save(&self, report: &GangReport) -> io::Result<()> {
         let path = self.path(&report.id).ok_or_else(|| io::Error::other("not an id"))?;
         let text = serde_json::to_vec(report).map_err(io::Error::other)?;
         state::replace(&path, &text)
     }
 
-    /// What is kept of a gang.
+    /// Reads a gang's report.
     pub(super) fn read(&self, id: &str) -> io::Result<Option<GangReport>> {
         let Some(path) = self.path(id) else { return Ok(None) };
         match fs::read(path) {
@@ -55,7 +56,7 @@ impl GangStore {
         }
     }
 
-    /// All that can be read, the latest first.
+    /// All reports that can be read, the latest first.
     pub(super) fn all(&self) -> io::Result<Vec<GangReport>> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -73,7 +74,7 @@ impl GangStore {
         Ok(all)
     }
 
-    /// Forgets the oldest that are done.
+    /// Removes the oldest reports of completed gangs.
     pub(super) fn prune(&self) -> io::Result<()> {
         let ended = |report: &&GangReport| report.outcome == Some(GangOutcome::Done);
         let all = self.all()?;
@@ -85,7 +86,7 @@ impl GangStore {
         Ok(())
     }
 
-    /// None for what is no id: it comes from whoever talks to the API.
+    /// The path of a report; none if `id`, which comes from a caller of the API, is not an id.
     fn path(&self, id: &str) -> Option<PathBuf> {
         let digits = id.strip_prefix(MARK)?;
         let sound = digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_and_old_ones_go() {
+    fn saved_gangs_are_found_and_old_completed_ones_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let store = GangStore::new(dir.path().to_owned());
         let id = store.unused_id().unwrap();

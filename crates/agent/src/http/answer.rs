@@ -1,4 +1,4 @@
-//! What goes back: JSON, or an error with its status.
+//! Responses: JSON, or an error with its status.
 
 use api::{ErrorBody, ErrorCode};
 use axum::Json;
@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use crate::denied::Denied;
 
-/// An answer, with the status of its success.
+/// The result of a request, with the status to use on success.
 pub(super) struct Answer<T> {
     outcome: Result<T, Denied>,
     success: StatusCode,
 }
 
 impl<T> Answer<T> {
-    /// Of a request that makes something.
+    /// The result of a request that creates something.
     pub(super) fn created(outcome: Result<T, Denied>) -> Self {
         Self { outcome, success: StatusCode::CREATED }
     }

@@ -1,4 +1,5 @@
-//! The OpenAPI document, made of the routes and of the types that they take and answer.
+//! The OpenAPI document, generated from the routes and the types of their requests and
+//! responses.
 
 use api::ErrorBody;
 use axum::handler::Handler;
@@ -23,13 +24,13 @@ use super::people::needed;
 
 const JSON: &str = "application/json";
 
-/// A path with one of its methods: who serves it, and what the document says of it.
+/// A path with one of its methods: its handler, and its part of the document.
 pub(super) struct Route {
     pub(super) path: &'static str,
     pub(super) handler: MethodRouter<Api>,
     method: (HttpMethod, Method),
     operation: OperationBuilder,
-    /// Of all types that it takes or answers.
+    /// The schemas of all types in its requests and responses.
     schemas: Vec<(String, RefOr<Schema>)>,
 }
 
@@ -75,14 +76,14 @@ impl Route {
         self
     }
 
-    /// What is in the query.
+    /// Adds the parameters of the query.
     pub(super) fn asks<T: IntoParams>(mut self) -> Self {
         self.operation =
             self.operation.parameters(Some(T::into_params(|| Some(ParameterIn::Query))));
         self
     }
 
-    /// What is in the body.
+    /// Adds the body of the request.
     pub(super) fn takes<T: ToSchema>(mut self) -> Self {
         let content = self.content::<T>();
         let body = RequestBodyBuilder::new().content(JSON, content).required(Some(Required::True));
@@ -90,7 +91,7 @@ impl Route {
         self
     }
 
-    /// It goes on after an event.
+    /// Adds the header with which a reader resumes after an event.
     pub(super) fn continues(mut self) -> Self {
         let text = ObjectBuilder::new().schema_type(Type::String);
         self.operation = self.operation.parameter(
@@ -109,7 +110,7 @@ impl Route {
         self.responds("200", "As asked for", JSON, content)
     }
 
-    /// The same, of what was made for it.
+    /// As `answers`, for a request that creates something.
     pub(super) fn makes<T: ToSchema>(mut self) -> Self {
         let content = self.content::<T>();
         self.responds("201", "It was begun", JSON, content)
@@ -141,7 +142,7 @@ impl Route {
         self.responds("200", "As asked for", kind, content_of(text))
     }
 
-    /// One after the other; the schema is that of one.
+    /// Adds a response that is a stream of values; the schema is that of one value.
     pub(super) fn streams<T: ToSchema>(mut self, kind: &str) -> Self {
         let content = self.content::<T>();
         self.responds("200", "One after the other; the schema is that of one", kind, content)
@@ -173,7 +174,7 @@ fn content_of(schema: impl Into<RefOr<Schema>>) -> Content {
     ContentBuilder::new().schema(Some(schema)).build()
 }
 
-/// The document.
+/// Generates the document.
 pub(super) fn of(routes: Vec<Route>) -> Value {
     let mut paths = PathsBuilder::new();
     let mut components = ComponentsBuilder::new();
@@ -196,7 +197,7 @@ pub(super) fn of(routes: Vec<Route>) -> Value {
     document
 }
 
-/// Doc comments have links that lead somewhere in Rust alone.
+/// Removes the links of doc comments, which work only in Rust.
 fn unlink(value: &mut Value) {
     match value {
         Value::Object(fields) => {

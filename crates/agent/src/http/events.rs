@@ -1,4 +1,4 @@
-//! Events as they happen: `GET /v1/events`, in the format of server-sent events.
+//! Events as they happen, as server-sent events: `GET /v1/events`.
 
 use std::convert::Infallible;
 
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use super::{Api, answer};
 use crate::events::{Limits, Reader};
 
-/// What a reader sends to go on where it was.
+/// The header with which a reader resumes.
 const LAST_EVENT_ID: &str = "last-event-id";
 /// A comment, which readers skip.
 const COMMENT: Bytes = Bytes::from_static(b":\n\n");
-/// What waits for the connection; more waits in the ring.
+/// Frames that are queued for the connection; more of them stay in the ring.
 const FRAMES_MAX: usize = 1;
 
 pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Response {
@@ -31,8 +31,8 @@ pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Respon
     let limits = api.events.limits();
     let (frames, body) = Channel::<Bytes, Infallible>::new(FRAMES_MAX);
     let (held, dropped) = oneshot::channel::<()>();
-    // The body holds it: so the reader's place is free at once when its connection ends,
-    // and not only with the next event.
+    // The body owns `held`, so the reader's place is free as soon as its connection ends, not
+    // only at the next event.
     let body = body.map_frame(move |frame| {
         let _ = &held;
         frame
@@ -47,7 +47,7 @@ pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Respon
     (headers, Body::new(body)).into_response()
 }
 
-/// Until there are no more events, or the reader is gone or takes none.
+/// Sends events until there are no more, or the reader has disconnected or takes none.
 async fn send(mut reader: Reader, mut frames: Sender<Bytes, Infallible>, limits: Limits) {
     loop {
         let frame = match timeout(limits.silent, reader.next()).await {

@@ -1,6 +1,7 @@
-//! `/metrics`, among the other paths of the API and, if the operator says so, at an
-//! address of its own for those who have no certificate: it says what moves and how
-//! fast, and takes no orders.
+//! `/metrics`, as a path of the API and, if the operator configures it, at a separate address for
+//! clients without a certificate.
+//!
+//! It shows which VMs move and how fast, and takes no orders.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,14 +24,15 @@ use tokio::time::{Sleep, sleep};
 use super::{Api, answer, blocking};
 use crate::metrics::Now;
 
-/// Connections to that address at a time: silent ones take none of the agent's other files.
+/// Connections to that address at a time, so that idle ones can't use up the agent's open
+/// files.
 const CONNECTIONS_MAX: usize = 32;
-/// How long each lasts. A reader of metrics connects again.
+/// The longest duration of a connection; a reader of metrics connects again.
 const CONNECTION_MAX: Duration = Duration::from_secs(60);
-/// After a failure, for want of files perhaps.
+/// The pause after a failed accept, such as for lack of open files.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The text format, which Prometheus and all that read it know.
+/// Prometheus' text format, which all its readers accept.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(super) async fn metrics(State(api): State<Api>) -> Response {
@@ -51,7 +53,7 @@ pub(super) async fn metrics(State(api): State<Api>) -> Response {
     }
 }
 
-/// Serves them there alone until the API is closed.
+/// Serves only metrics at `listener` until the API is closed.
 pub(crate) async fn serve(
     listener: std::net::TcpListener,
     api: Api,
@@ -65,13 +67,13 @@ pub(crate) async fn serve(
     };
     axum::serve(listener, router)
         .with_graceful_shutdown(async move {
-            // An error means that the sender is gone: also an end.
+            // An error means that the sender was dropped, which is an end as well.
             let _ = closed.wait_for(|closing| *closing).await;
         })
         .await
 }
 
-/// No more than so many connections, and none for long.
+/// A listener that bounds the number of connections and their duration.
 struct Few {
     listener: TcpListener,
     places: Arc<Semaphore>,

@@ -1,4 +1,4 @@
-//! All routes of the API, each with what the OpenAPI document says of it.
+//! All routes of the API, each with its part of the OpenAPI document.
 
 use api::{
     AttachRequest, Bounds, BoundsChange, Event, Examination, GangProgress, GangReport, GangRequest,
@@ -9,7 +9,7 @@ use api::{
 use super::document::Route;
 use super::{events, gangs, metrics, openapi};
 
-/// There is no route besides these.
+/// The complete list of routes.
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::get("/metrics", "metrics", metrics::metrics)

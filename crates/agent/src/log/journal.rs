@@ -1,6 +1,7 @@
-//! systemd's journal. A line's text is what standard error would have; beside it are its
-//! priority, and the migration and the VM that it is about: `DROVEWAY_MIGRATION` and
-//! `DROVEWAY_VM`, for `journalctl DROVEWAY_VM=web1`.
+//! systemd's journal.
+//!
+//! An entry has the text that standard error would get, its priority, and the migration and VM that
+//! it is about: `DROVEWAY_MIGRATION` and `DROVEWAY_VM`, as for `journalctl DROVEWAY_VM=web1`.
 
 use std::env;
 use std::fmt::{Debug, Write};
@@ -17,19 +18,19 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
 const SOCKET: &str = "/run/systemd/journal/socket";
-/// What one datagram surely takes. A longer line is cut.
+/// A length that surely fits one datagram; a longer line is cut.
 const TEXT_MAX: usize = 48 << 10;
-/// What a span or an event says, and the field that it becomes.
+/// The span (empty: any, or the event itself), its field, and the journal's field.
 const FIELDS: [(&str, &str, &str); 3] = [
     ("migration", "id", "DROVEWAY_MIGRATION"),
     ("", "migration", "DROVEWAY_MIGRATION"),
     ("", "vm", "DROVEWAY_VM"),
 ];
 
-/// Where lines go.
+/// The journal's socket.
 pub(super) struct Journal(UnixDatagram);
 
-/// What a span or an event says: names and values, and its message.
+/// The recorded fields and message of a span or an event.
 #[derive(Debug, Default)]
 struct Said {
     message: String,
@@ -39,12 +40,12 @@ struct Said {
 #[derive(Debug)]
 struct Value {
     plain: String,
-    /// As it stands in a line: a text in quotation marks.
+    /// As shown in a line: text in quotation marks.
     shown: String,
 }
 
 impl Journal {
-    /// If systemd has started this program and takes its standard error for the journal.
+    /// The journal, if systemd started this program with its standard error connected to it.
     pub(super) fn of_this_service() -> Option<Self> {
         let told = env::var("JOURNAL_STREAM").ok()?;
         let (device, inode) = told.split_once(':')?;
@@ -86,7 +87,7 @@ impl Said {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// What of it becomes fields, if a span of this name says it, or an event (without).
+    /// The journal's fields from a span of this name, or from an event if the name is empty.
     fn told<'s>(&'s self, span: &str) -> impl Iterator<Item = (&'static str, &'s str)> {
         FIELDS.into_iter().filter(move |(of, _, _)| of.is_empty() || *of == span).filter_map(
             |(_, name, field)| {
@@ -122,12 +123,12 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Journal {
         put(&mut entry, "MESSAGE", beginning(text.trim_end()));
         put(&mut entry, "PRIORITY", priority(*meta.level()));
         put(&mut entry, "SYSLOG_IDENTIFIER", "droveway");
-        // Nobody could be told.
+        // An error could not be reported anywhere.
         let _ = self.0.send(&entry);
     }
 }
 
-/// As `syslog` numbers them.
+/// The level's number in `syslog`.
 fn priority(level: Level) -> &'static str {
     match level {
         Level::ERROR => "3",
@@ -137,13 +138,13 @@ fn priority(level: Level) -> &'static str {
     }
 }
 
-/// As much of a text as is sent.
+/// The beginning of a text, as much as is sent.
 fn beginning(text: &str) -> &str {
     let end = (0..=TEXT_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
 }
 
-/// A field as the journal's own protocol has it: a value of several lines with its length.
+/// Adds a field in the journal's protocol, where a value of several lines has its length.
 fn put(entry: &mut Vec<u8>, name: &str, value: &str) {
     entry.extend(name.bytes());
     if value.contains('\n') {
@@ -162,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// What the journal hears while something is logged.
+    /// The entries that the journal receives while `log` runs.
     fn heard(log: impl FnOnce()) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");

@@ -1,4 +1,4 @@
-//! What there is at the moment of asking: VMs, migrations that run, buffers.
+//! Metrics of the present state: VMs, running migrations, buffers.
 
 use api::{Progress, VmStatus, VmSummary};
 use engine::Buffers;
@@ -8,7 +8,7 @@ use prometheus::{GaugeVec, Opts, Registry};
 
 use super::{FIXED, label};
 
-/// Each has its series, so that an alert can be set on what is not there yet.
+/// Each status always has its series, so that an alert can be set before it first occurs.
 const STATUSES: [VmStatus; 6] = [
     VmStatus::Running,
     VmStatus::Paused,
@@ -18,14 +18,14 @@ const STATUSES: [VmStatus; 6] = [
     VmStatus::Dead,
 ];
 
-/// What an agent has.
+/// The present state of an agent.
 pub(crate) struct Now {
     pub(crate) vms: Vec<VmSummary>,
-    /// Those that run.
+    /// Running migrations.
     pub(crate) migrations: Vec<Progress>,
-    /// For what leaves, and for what comes.
+    /// Outgoing and incoming.
     pub(crate) buffers: [Buffers; 2],
-    /// Until when its certificate holds, in seconds since 1970.
+    /// When its certificate expires, in seconds since 1970.
     pub(crate) certificate_until_s: Option<i64>,
 }
 
@@ -94,7 +94,7 @@ impl Now {
             for one in &self.migrations {
                 gauge.with_label_values(&[&one.vm, &one.to]).set(figure(one));
             }
-            // Without a VM that moves there is nothing to say.
+            // Without a moving VM the series would be empty.
             if gauge.collect().iter().any(|family| !family.get_metric().is_empty()) {
                 registry.register(Box::new(gauge)).expect(FIXED);
             }

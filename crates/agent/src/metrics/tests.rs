@@ -62,7 +62,7 @@ fn migrations_that_ended_are_added_up() {
         r#"droveway_migrations_total{outcome="done",phase="stopped"} 2"#,
         r#"droveway_migrations_total{outcome="failed",phase="stopped"} 1"#,
         r#"droveway_audits_total{result="not-made"} 3"#,
-        // A VM that stayed was not gone.
+        // A VM that stayed has no downtime.
         "droveway_migration_downtime_seconds_count 2",
         r#"droveway_migration_downtime_seconds_bucket{le="0.05"} 2"#,
         r#"droveway_migration_downtime_seconds_bucket{le="0.02"} 0"#,
@@ -77,7 +77,7 @@ fn migrations_that_ended_are_added_up() {
 }
 
 #[test]
-fn what_a_destination_says_is_no_more_than_what_was_named() {
+fn a_destinations_figures_are_capped_by_what_was_named() {
     let metrics = Metrics::default();
     let mut lie = report(Outcome::Done);
     (lie.peer_bytes, lie.stored_bytes) = (u64::MAX, u64::MAX);
@@ -103,7 +103,7 @@ fn a_vm_has_series_of_its_own_while_it_moves() {
 }
 
 #[test]
-fn a_status_that_no_vm_has_is_said_to_be_of_none() {
+fn a_status_without_vms_is_reported_as_zero() {
     let mut now = now(Vec::new());
     now.vms = vec![VmSummary { status: VmStatus::InDoubt, ..vm() }];
     let text = Metrics::default().text(&now);
@@ -120,7 +120,7 @@ fn vm() -> VmSummary {
     .unwrap()
 }
 
-/// All that anybody can ask for.
+/// The names of all series.
 fn series() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.count(&report(Outcome::Done));
@@ -129,7 +129,7 @@ fn series() -> BTreeSet<String> {
     typed.map(|line| line.split(' ').next().unwrap().to_owned()).collect()
 }
 
-/// What a file of `dist` asks for.
+/// The names of the series that a file of `dist` uses.
 fn asked(file: &str) -> BTreeSet<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist").join(file);
     let text = std::fs::read_to_string(path).unwrap();
@@ -139,13 +139,13 @@ fn asked(file: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn alerts_and_the_dashboard_ask_for_what_there_is() {
+fn alerts_and_the_dashboard_use_existing_series() {
     let series = series();
     for file in ["prometheus/droveway.rules.yml", "grafana/droveway.json"] {
         let asked = asked(file);
         assert!(asked.len() > 5, "{file}: {asked:?}");
         assert_eq!(asked.difference(&series).collect::<Vec<_>>(), [""; 0], "{file}");
     }
-    // The dashboard leaves nothing out.
+    // The dashboard uses all of them.
     assert_eq!(series, asked("grafana/droveway.json"));
 }

@@ -1,11 +1,11 @@
-//! Migrations of which only a report is left, or not even that.
+//! Migrations of which only the report is left, or that have none from the engine.
 
 use api::{Outcome, Phase, Progress, Report};
 use engine::{Migrated, Watch};
 
 use super::reports::empty;
 
-/// The report of a migration that the engine gave none for.
+/// The result of a migration for which the engine gave no report.
 pub(super) fn fault(watch: &Watch, why: &str) -> Migrated {
     let progress = watch.progress().1;
     let why = format!("{why}. `droveway show {}` says how the VM is", progress.vm);

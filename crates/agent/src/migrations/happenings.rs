@@ -1,4 +1,4 @@
-//! What a migration has to tell those who follow events.
+//! The events of a migration.
 
 use api::{Happening, Outcome, Report};
 use engine::Watch;

@@ -9,12 +9,12 @@ use api::{Outcome, Progress, Report};
 
 use crate::state;
 
-/// Kept at most; one is some 100 KB.
+/// The most reports to keep; one is some 100 KB.
 const KEPT_MAX: usize = 500;
 /// Hex digits of an id.
 const ID_DIGITS: usize = 8;
 
-/// The directory of them.
+/// The directory of reports.
 pub(super) struct Reports {
     dir: PathBuf,
 }
@@ -40,7 +40,7 @@ impl Reports {
         }
     }
 
-    /// Whether it may be one.
+    /// Whether the text may be a migration's id.
     pub(super) fn is_id(id: &str) -> bool {
         id.len() == ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit())
     }
@@ -49,7 +49,7 @@ impl Reports {
         self.path(id).is_some_and(|path| path.exists())
     }
 
-    /// None for what is no id: it comes from whoever talks to the API.
+    /// The path of a report; none if `id`, which comes from a caller of the API, is not an id.
     fn path(&self, id: &str) -> Option<PathBuf> {
         Self::is_id(id).then(|| self.dir.join(format!("{id}.json")))
     }
@@ -58,7 +58,7 @@ impl Reports {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
-            // Another migration that ends now removes some as well.
+            // Another migration that ends now may have removed it.
             if let Ok(file) = entry.metadata() {
                 files.push((file.modified()?, entry.path()));
             }
@@ -75,14 +75,14 @@ impl Reports {
     }
 }
 
-/// Short enough to type.
+/// A random id, short enough to type.
 pub(crate) fn random_id() -> io::Result<String> {
     let mut bytes = [0; ID_DIGITS / 2];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(format!("{:08x}", u32::from_be_bytes(bytes)))
 }
 
-/// What can be said of a migration without the engine.
+/// A report without the engine's figures.
 pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     Report::empty(progress, now, outcome)

@@ -1,4 +1,4 @@
-//! One switchover, of either side.
+//! One switchover, on either side.
 
 use std::collections::VecDeque;
 
@@ -8,14 +8,14 @@ use wire::Word;
 use super::destination_effects::DestinationEffects;
 use super::source_effects::SourceEffects;
 
-/// The state machine that decides, and what carries its decisions out.
+/// The state machine that decides, and the effects that carry its decisions out.
 pub(super) enum Case {
     Source(source::Driver, SourceEffects),
     Destination(destination::Driver, DestinationEffects),
 }
 
 impl Case {
-    /// What it waits for; none when it is over.
+    /// What the state machine waits for; none when it has ended.
     pub(super) fn wait(&self) -> Option<Wait> {
         match self {
             Self::Source(driver, _) => driver.machine().wait(),
@@ -30,7 +30,7 @@ impl Case {
         }
     }
 
-    /// What is to be said to the other side.
+    /// The messages to send to the other side.
     pub(super) fn outbox(&mut self) -> &mut VecDeque<Word> {
         match self {
             Self::Source(_, effects) => &mut effects.outbox,
@@ -50,7 +50,7 @@ impl Case {
         }
     }
 
-    /// Nothing has come for a while.
+    /// Handles a timeout.
     pub(super) fn late(&mut self) {
         match self {
             Self::Source(driver, effects) => {
@@ -70,7 +70,7 @@ impl Case {
         }
     }
 
-    /// Whether the operator's decision changes anything.
+    /// Applies the operator's decision; returns whether it changes anything.
     pub(super) fn resolve(&mut self, resolution: Resolution) -> bool {
         match self {
             Self::Source(driver, effects) if driver.machine().takes(resolution) => {
@@ -85,7 +85,7 @@ impl Case {
         }
     }
 
-    /// The VM is its owner's matter from now on.
+    /// Notes that the VM's owner has taken over.
     pub(super) fn left(&mut self) {
         if let Self::Destination(driver, effects) = self {
             driver.step(destination::Event::Left, effects);

@@ -1,4 +1,4 @@
-//! Carries out what the destination side decides once its arrival has ended.
+//! Carries out the decisions of the destination side after its arrival has ended.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -19,7 +19,7 @@ use crate::registry::{Claim, Registry};
 /// `cont` opens the disks: a slow storage network may take seconds.
 const CONT_MAX: Duration = Duration::from_secs(30);
 
-/// A VM's place here, until it is decided whose the VM is.
+/// A VM's claim on this host, until it is decided whose the VM is.
 pub(super) enum Place {
     /// It was arriving when its connection was lost.
     Live(Box<dyn Arriving>),
@@ -53,11 +53,11 @@ impl Place {
 pub(super) struct DestinationEffects {
     registry: Arc<Registry>,
     vm: String,
-    /// None once it is gone.
+    /// None once it has ended.
     machine: Option<Arc<Machine>>,
     /// QEMU's end of the migration, unless the agent was restarted since.
     incoming: Option<Arc<Incoming>>,
-    /// An agent that ends before that is decided leaves all as it is.
+    /// Not dropped with the agent: an agent that ends before the decision changes nothing.
     place: Option<ManuallyDrop<Place>>,
     ran: bool,
     pub(super) outbox: VecDeque<Word>,
@@ -76,12 +76,12 @@ impl DestinationEffects {
         Self { registry, vm, machine, incoming, place, ran: false, outbox }
     }
 
-    /// Whether QEMU has ended since it was last looked at.
+    /// Whether QEMU has ended since the last check.
     pub(super) fn qemu_has_gone(&mut self) -> bool {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
     }
 
-    /// What was decided before the agent was restarted is done, if it was not.
+    /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         let reason = || "as was noted before the agent was restarted".into();
         match (noted, found) {
@@ -148,7 +148,7 @@ impl Effects for DestinationEffects {
         tracing::info!(?outcome, "settled");
         let Some(mut place) = self.place.take().map(ManuallyDrop::into_inner) else { return };
         match outcome {
-            // One that was here is shown as what it is: dead.
+            // A VM that was lost here is shown as dead.
             Outcome::Here | Outcome::Lost { .. } => {
                 if let Err(error) = place.adopt() {
                     tracing::error!(error, "the VM is here, but that could not be noted down");

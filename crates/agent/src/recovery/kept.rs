@@ -1,4 +1,4 @@
-//! What the journals that an earlier run left say before they are settled.
+//! What an earlier run's journals say before their switchovers are settled.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use switchover::journal::Opened;
 
 use crate::registry::Held;
 
-/// VMs of switchovers that are not over.
+/// The VMs of unfinished switchovers.
 pub(crate) fn held(kept: &[Kept]) -> Held {
     let of = |opened: &Opened| {
         (opened.vm.clone(), qemu::machine::Record::deserialize(&opened.qemu).ok())
@@ -20,7 +20,7 @@ pub(crate) fn held(kept: &[Kept]) -> Held {
     Held(held.collect())
 }
 
-/// Where their other hosts are, as far as is known.
+/// The addresses of their other hosts, as far as they are known.
 pub(crate) fn hosts(kept: &[Kept]) -> impl Iterator<Item = IpAddr> {
     let address = |opened: &Opened| opened.peer_address.parse().ok().map(|at: SocketAddr| at.ip());
     kept.iter().filter_map(opened).filter_map(address)

@@ -1,4 +1,4 @@
-//! Carries out what the source side decides once its migration has ended.
+//! Carries out the decisions of the source side after its migration has ended.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::registry::Registry;
 pub(super) struct SourceEffects {
     registry: Arc<Registry>,
     vm: String,
-    /// None once it is gone.
+    /// None once it has ended.
     machine: Option<Arc<Machine>>,
-    /// Whether the VM's place is kept for what is decided.
+    /// Whether the VM is reserved until the decision.
     holds: bool,
     pub(super) outbox: VecDeque<Word>,
 }
@@ -33,12 +33,12 @@ impl SourceEffects {
         Self { registry, vm, machine, holds, outbox: VecDeque::new() }
     }
 
-    /// Whether QEMU has ended since it was last looked at.
+    /// Whether QEMU has ended since the last check.
     pub(super) fn qemu_has_gone(&mut self) -> bool {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
     }
 
-    /// What was decided before the agent was restarted is done, if it was not.
+    /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         match (noted.phase, found) {
             (Phase::Reclaimed(By::Operator), Found::Gone | Found::Runs) => {
@@ -55,7 +55,7 @@ impl Effects for SourceEffects {
         self.outbox.push_back(Word::ToDestination(said.clone()));
     }
 
-    /// Before the commit nobody but a migration waits for that.
+    /// Only a running migration waits for QEMU's completion, before the commit.
     fn await_completed(&mut self) -> Event {
         Event::NotCompleted { reason: "its migration has ended".into() }
     }

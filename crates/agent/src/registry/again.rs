@@ -1,5 +1,7 @@
-//! VMs whose records can't be read: the operator says which QEMU is theirs, or that
-//! there is none. Whatever is said, nothing here ends a QEMU.
+//! VMs whose records can't be read.
+//!
+//! The operator says which QEMU is theirs, or that there is none. In either case, nothing here ends
+//! a QEMU.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use crate::record::{self, Record};
 use crate::vm::{Place, Vm};
 
 impl Registry {
-    /// Whether it is an operator's to say what this VM is.
+    /// Whether the operator has to say what this VM is.
     pub(crate) fn is_unreadable(&self, name: &str) -> bool {
         self.vm(name).is_some_and(|vm| vm.unreadable_why().is_some())
     }
@@ -30,7 +32,7 @@ impl Registry {
     ) -> Result<VmSummary, Denied> {
         self.adopt_again(name, share_domain, |vm| {
             let own = vm.dir.join("qmp");
-            // What can't be looked up may be there.
+            // If that can't be determined, it may exist.
             let may_have_own = own.try_exists().unwrap_or(true);
             if may_have_own && socket.canonicalize().ok() != own.canonicalize().ok() {
                 return Err(Denied::Conflict(format!(
@@ -43,7 +45,7 @@ impl Registry {
         })
     }
 
-    /// Adopts the VM's own QEMU, with a new record, and has it run.
+    /// Adopts the VM's own QEMU, with a new record, and resumes the VM.
     pub(crate) fn take_again(&self, name: &str) -> Result<VmSummary, Denied> {
         let domain = self.vm(name).map(|vm| vm.share_domain.clone()).unwrap_or_default();
         self.adopt_again(name, &domain, |vm| {
@@ -64,8 +66,9 @@ impl Registry {
         self.show(name)
     }
 
-    /// Forgets a VM that has no QEMU here, as far as can be seen and as the operator
-    /// says. Images stay.
+    /// Forgets a VM that has no QEMU here, by the operator's word and by all that can be checked.
+    ///
+    /// Images stay.
     pub(crate) fn forget_unreadable(&self, name: &str) -> Result<(), Denied> {
         let vm = self.begin_again(name)?;
         match none_runs(&vm) {
@@ -99,7 +102,7 @@ impl Registry {
         Ok(vm.summary(Place::Here, None))
     }
 
-    /// Nothing else happens to it until it is free again, or gone.
+    /// Reserves the VM; no other operation is permitted on it until it is free or removed.
     fn begin_again(&self, name: &str) -> Result<Arc<Vm>, Denied> {
         let mut slots = self.slots.lock();
         let slot = slots.get_mut(name).ok_or_else(|| unknown(name))?;
@@ -131,7 +134,7 @@ impl Registry {
     }
 }
 
-/// As the record says, if it can be read; else as the socket in its directory does.
+/// The VM's QEMU by its record, if that can be read, or else by the socket in its directory.
 fn own_machine(vm: &Vm) -> Result<Machine, Denied> {
     let recorded = Record::read(&vm.dir).ok().and_then(|record| record.machine);
     match recorded {
@@ -146,10 +149,10 @@ fn own_machine(vm: &Vm) -> Result<Machine, Denied> {
     }
 }
 
-/// What can be seen of it says that it has no QEMU here.
-/// A QEMU whose monitor has no place for another client runs.
+/// How long to wait for a QEMU's monitor, which may be busy with another client.
 const SEEN_MAX: Duration = Duration::from_secs(1);
 
+/// Checks, as far as possible, that the VM has no QEMU here.
 fn none_runs(vm: &Vm) -> Result<(), Denied> {
     let name = &vm.name;
     let runs = || {

@@ -1,4 +1,4 @@
-//! A VM that is on its way into the registry.
+//! Claims of names, for VMs that are being started or adopted, or are arriving.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +13,10 @@ use crate::record::{Record, Standing};
 use crate::state;
 use crate::vm::Vm;
 
-/// A name that a VM is about to have. Dropped before it is kept, the VM's QEMU
-/// is ended and everything that was made for it is removed.
+/// The claim of a name for a VM.
+///
+/// If it is dropped before it is kept, the VM's QEMU is ended and everything that was made for it
+/// is removed.
 pub(crate) struct Claim {
     pub(super) registry: Arc<Registry>,
     pub(super) name: String,
@@ -23,7 +25,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Makes the VM's directory, with a word that its QEMU is about to start.
+    /// Creates the VM's directory, with a record that its QEMU is about to start.
     pub(crate) fn note_starting(&self) -> Result<(), Denied> {
         fs::create_dir_all(&self.dir)
             .and_then(|()| state::flush(&self.registry.state().vms()))
@@ -31,8 +33,7 @@ impl Claim {
             .map_err(|error| self.cannot_note(&error))
     }
 
-    /// A QEMU that was started for this VM: from here on it ends with the
-    /// claim.
+    /// Adds the QEMU that was started for this VM; it now ends with the claim.
     pub(crate) fn fill(&self, machine: Machine, share_domain: &str) -> Result<Arc<Vm>, Denied> {
         self.registry.scopes.take(&self.name, machine.process.pid());
         match machine.qmp.ram_bytes() {
@@ -49,7 +50,7 @@ impl Claim {
         }
     }
 
-    /// A QEMU that ran before we came: it never ends with the claim.
+    /// Adds a QEMU that ran before the claim; it does not end with the claim.
     pub(crate) fn fill_attached(
         &self,
         machine: Machine,
@@ -61,8 +62,8 @@ impl Claim {
         Ok(self.put(vm.within(share_domain)))
     }
 
-    /// It is ours from now on, also after a restart, and free for whoever wants
-    /// something of it.
+    /// Makes it a VM of this host from now on, also after a restart, and frees it for other
+    /// operations.
     pub(crate) fn keep(mut self) -> Result<(), Denied> {
         let noted = self.adopt();
         if self.kept {
@@ -71,9 +72,10 @@ impl Claim {
         noted
     }
 
-    /// It is ours from now on, also after a restart. One that arrived is so as well
-    /// if that can't be noted down: then the journal of its arrival has to stay until
-    /// [`Registry::note_here`] could.
+    /// Makes it a VM of this host from now on, also after a restart.
+    ///
+    /// A VM that arrived is kept even if its record can't be written: the journal of its arrival
+    /// then has to stay until [`Registry::note_here`] succeeds.
     pub(crate) fn adopt(&mut self) -> Result<(), Denied> {
         let noted = match self.vm() {
             Some(vm) => vm.save_here().map_err(|error| self.cannot_note(&error)),
@@ -86,25 +88,24 @@ impl Claim {
         noted
     }
 
-    /// It runs: that holds also while its QEMU is too busy to say so again.
+    /// Notes that it runs, which holds while its QEMU is too busy to answer again.
     pub(crate) fn runs(&self) {
         if let Some(vm) = self.vm() {
             vm.runs();
         }
     }
 
-    /// Whoever wants something of it may have it.
+    /// Frees it for other operations.
     pub(crate) fn free(self) {
         self.registry.set_free(&self.name);
     }
 
-    /// Notes on disk which images were made for it: they go with it, also after
-    /// a crash.
+    /// Notes on disk which images were made for it; they are removed with it, also after a crash.
     pub(crate) fn note_images(&self, made: &[PathBuf], user: Option<&User>) -> Result<(), Denied> {
         images::note(&self.dir, made, user).map_err(|error| self.cannot_note(&error))
     }
 
-    /// Notes on disk that it comes.
+    /// Writes its record.
     pub(crate) fn note(&self, standing: Standing) -> Result<(), Denied> {
         match self.vm() {
             Some(vm) => vm.save(standing).map_err(|error| self.cannot_note(&error)),
@@ -140,8 +141,7 @@ impl Claim {
 }
 
 impl Registry {
-    /// Notes on disk that a VM which has arrived is here, if that could not be done
-    /// when it arrived.
+    /// Writes the record of a VM that has arrived, if that failed when it arrived.
     pub(crate) fn note_here(&self, name: &str) -> Result<(), String> {
         match self.vm(name).filter(|vm| vm.is_unnoted()) {
             Some(vm) => vm.save_here().map_err(|error| format!("{}: {error}", vm.dir.display())),
@@ -156,9 +156,8 @@ impl Drop for Claim {
             return;
         }
         if let Some(machine) = self.vm().and_then(|vm| vm.machine()) {
-            // One that somebody else started to receive this VM goes too: it
-            // may hold the loaded VM, and must never be let run. One that ran
-            // before we came is left alone.
+            // A QEMU that the operator started to receive this VM is ended too: it may hold the
+            // loaded VM, which must never run. A QEMU that ran before the claim is left alone.
             let ours = !machine.is_attached() || self.is_arriving();
             if ours && let Err(error) = machine.quit() {
                 tracing::error!(vm = self.name, %error, "its QEMU can't be ended");

@@ -1,8 +1,8 @@
-//! VMs that an earlier run of the agent left: met again, or cleaned up after.
+//! VMs that an earlier run of the agent left: reconnected to, or cleaned up.
 //!
-//! A QEMU is ended, and a VM's directory or images are removed, only where a record
-//! that was read says that this QEMU was never to run. All else is left alone, and
-//! shown with what an operator can do.
+//! A QEMU is ended, and a VM's directory or images are removed, only if a valid record says
+//! that this QEMU was never to run. Every other VM is left alone, and shown with what the
+//! operator can do.
 
 use std::fs;
 use std::io;
@@ -21,12 +21,13 @@ use crate::record::{self, Record, RecordError, Standing};
 use crate::state::StateDir;
 use crate::vm::{Vm, unrecorded, with_log};
 
-/// VMs that are looked for at a time: a QEMU that does not answer costs seconds,
-/// and a host may have hundreds.
+/// VMs that are searched for in parallel: a QEMU that does not answer takes seconds, and a
+/// host may have hundreds.
 const FINDERS: usize = 8;
 
-/// VMs whose switchover an earlier run of the agent left in the middle, with
-/// their QEMUs; without, whichever QEMU has the name.
+/// VMs whose switchover an earlier run of the agent left unfinished, each with its QEMU.
+///
+/// An entry without one matches any QEMU of that VM.
 #[derive(Debug, Default)]
 pub(crate) struct Held(pub(crate) Vec<(String, Option<machine::Record>)>);
 
@@ -43,7 +44,7 @@ impl Held {
     }
 }
 
-/// A VM that was found again.
+/// A VM that was found.
 pub(super) struct Found {
     pub(super) vm: Vm,
     pub(super) held: bool,
@@ -63,13 +64,13 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
     Ok(by_finders(dirs, |(name, dir)| one(&name, dir, held)))
 }
 
-/// Does it for each, some at a time; with no thread to be had, one by one.
+/// Applies `find` to each, in parallel; one by one if no thread can be started.
 fn by_finders<T: Send, R: Send>(all: Vec<T>, find: impl Fn(T) -> Option<R> + Sync) -> Vec<R> {
     let finders = all.len().min(FINDERS);
     let left = Mutex::new(all.into_iter());
     let found = Mutex::new(Vec::new());
     let work = || {
-        // The lock is not held while one is looked for.
+        // Releases the lock before `find` runs.
         let next = || left.lock().next();
         while let Some(one) = next() {
             if let Some(one) = find(one) {
@@ -98,7 +99,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
             remove_dir(&dir);
             return None;
         }
-        // Its switchover goes on by its journal, if it has one.
+        // Its switchover continues by its journal, if it has one.
         Err(error) => {
             let found = left_alone(name, dir, None, &error.to_string());
             return Some(Found { held: held.names(name), ..found });
@@ -129,8 +130,9 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     }
 }
 
-/// Its QEMU was being started, and nobody was told that it runs: who asked for it
-/// heard an error.
+/// Ends a QEMU whose start the agent did not finish.
+///
+/// The caller that requested it got an error, so it is not needed.
 fn unfinished(name: &str, dir: PathBuf, record: Record) -> Option<Found> {
     let why = match unrecorded(&dir) {
         Ok(machine) => machine.quit().err().map(|error| error.to_string()),
@@ -150,16 +152,15 @@ fn unfinished(name: &str, dir: PathBuf, record: Record) -> Option<Found> {
     }
 }
 
-/// A QEMU listens at its socket as long as it lives.
+/// Whether the error means that no QEMU lives at the socket: a live one listens there.
 pub(super) fn nobody_listens(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// It was arriving when its record was written, and no journal says what has come
-/// of that.
+/// Handles a VM that its record says was arriving, without a journal of the outcome.
 fn arrived(name: &str, dir: PathBuf, machine: Machine, record: Record) -> Option<Found> {
     let why = match machine.qmp.run_state() {
-        // Its source gives a VM up when that is loaded: this one never was.
+        // The source gives a VM up once it is loaded, and this one never was.
         Ok(RunState::InMigrate) => match machine.quit() {
             Ok(()) => {
                 tracing::info!(vm = name, "it was arriving when the agent ended; removed");
@@ -197,8 +198,10 @@ fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Found {
     Found { vm, held: false }
 }
 
-/// Images that were made for a VM which was arriving stay: it may have been here,
-/// and they its only disks.
+/// A VM whose QEMU has ended.
+///
+/// Images that were made for its arrival stay: it may have run here, and they may be its only
+/// disks.
 fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> Found {
     let why = match record.standing {
         Standing::Arriving => format!(

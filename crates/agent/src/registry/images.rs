@@ -1,5 +1,6 @@
-//! Images that were made for a VM that is on its way here: they go if it doesn't
-//! come, also when the agent has crashed meanwhile.
+//! Images that were made for an arriving VM.
+//!
+//! They are removed if it does not arrive, even if the agent has crashed meanwhile.
 
 use std::fs;
 use std::io;
@@ -14,18 +15,18 @@ use crate::state;
 
 const FILE: &str = "made-images.json";
 
-/// One file, told apart from another of the same name.
+/// One file, distinguishable from another of the same name.
 #[derive(Debug, Serialize, Deserialize)]
 struct Made {
     path: PathBuf,
     device: u64,
     inode: u64,
-    /// With whose rights it was made; none are the agent's own.
+    /// The user with whose rights it was made; none: the agent's own.
     #[serde(default)]
     user: Option<User>,
 }
 
-/// Notes which were made, with that user's rights.
+/// Notes the images that were made with the rights of `user`.
 pub(super) fn note(dir: &Path, paths: &[PathBuf], user: Option<&User>) -> io::Result<()> {
     if paths.is_empty() {
         return Ok(());
@@ -40,7 +41,7 @@ pub(super) fn note(dir: &Path, paths: &[PathBuf], user: Option<&User>) -> io::Re
     state::replace(&dir.join(FILE), &serde_json::to_vec(&made)?)
 }
 
-/// The VM is here: they are its own.
+/// Forgets the images of a VM that has arrived: they belong to it.
 pub(super) fn forget(dir: &Path) {
     match fs::remove_file(dir.join(FILE)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -50,7 +51,7 @@ pub(super) fn forget(dir: &Path) {
     }
 }
 
-/// The VM doesn't come: removes those that are still what was made.
+/// Removes the images of a VM that does not arrive, except for files that were replaced.
 pub(super) fn remove(dir: &Path) {
     let Ok(text) = fs::read(dir.join(FILE)) else { return };
     let made: Vec<Made> = serde_json::from_slice(&text).unwrap_or_default();
@@ -74,7 +75,7 @@ mod tests {
         }
         let vm = dir.path().join("web1");
         note(&vm, &[made.clone(), other.clone()], None).unwrap();
-        // Somebody has put another file in its place.
+        // Another file takes its place.
         fs::write(dir.path().join("new.img"), "y").unwrap();
         fs::rename(dir.path().join("new.img"), &other).unwrap();
         remove(&vm);

@@ -1,4 +1,4 @@
-//! The VMs whose QEMU can be asked.
+//! The VMs whose QEMU lives.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct Living {
 }
 
 impl Registry {
-    /// The VMs of this host whose QEMU lives; none that is only arriving.
+    /// The VMs of this host whose QEMU lives, without those that are arriving.
     pub(crate) fn living(&self) -> Vec<Living> {
         let slots = self.slots.lock();
         let here = slots.values().filter(|slot| !matches!(slot.busy, Busy::Arriving(_)));

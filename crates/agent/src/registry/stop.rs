@@ -1,4 +1,4 @@
-//! Ending a VM: by its power button, or by its plug.
+//! Ending a VM: by a shutdown of its guest, or by ending QEMU.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use serde_json::json;
 use super::{Busy, Registry};
 use crate::denied::Denied;
 
-/// A guest that takes longer is waiting for something that won't come.
+/// A guest that takes longer will not shut down at all.
 const TIMEOUT_S_MAX: u64 = 3600;
 
 impl Registry {
-    /// Ends a VM and forgets it. Blocks as long as `how` allows.
+    /// Ends a VM and forgets it; blocks for as long as `how` allows.
     pub(crate) fn stop(&self, name: &str, how: StopHow) -> Result<Stopped, Denied> {
         let vm = self.set_busy(name, Busy::Stopping)?;
-        // Whether it lives must be known now, not at the last look.
+        // Updates whether QEMU lives; the last known state may be old.
         vm.status(false);
         let end = match vm.machine() {
             None => Ok(StopEnd::WasDead),
@@ -36,7 +36,7 @@ impl Registry {
         }
     }
 
-    /// Whether a VM runs, for those who must know before they act.
+    /// Whether a VM runs now.
     pub(crate) fn is_running(&self, name: &str) -> bool {
         self.show(name).is_ok_and(|vm| vm.status == VmStatus::Running)
     }
@@ -56,7 +56,7 @@ fn stop(name: &str, machine: &Machine, how: StopHow) -> Result<StopEnd, Denied> 
 fn press_button(name: &str, machine: &Machine, timeout: Duration) -> Result<StopEnd, Denied> {
     match machine.qmp.run_state() {
         Ok(RunState::Running | RunState::Suspended) => {}
-        // Off, and QEMU waits or has just ended.
+        // The guest is off, and QEMU waits or has just ended.
         Ok(RunState::Shutdown) | Err(QmpError::Closed) => return Ok(StopEnd::ShutDown),
         Ok(state) => {
             return Err(Denied::Conflict(format!(
@@ -74,7 +74,7 @@ fn press_button(name: &str, machine: &Machine, timeout: Duration) -> Result<Stop
         Err(error) => return Err(Denied::Qemu(error.to_string())),
     }
     match ends.recv_deadline(Instant::now() + timeout) {
-        // Or the connection ended, which it does when QEMU ends.
+        // A closed connection means that QEMU has ended.
         Ok(_) | Err(crossbeam_channel::RecvTimeoutError::Disconnected) => Ok(StopEnd::ShutDown),
         Err(crossbeam_channel::RecvTimeoutError::Timeout) => Ok(StopEnd::PlugPulled),
     }

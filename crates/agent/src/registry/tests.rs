@@ -13,7 +13,7 @@ use crate::record::{Record, Standing};
 
 mod left_alone;
 
-/// A QEMU without a guest: its firmware doesn't even run.
+/// A QEMU without a guest; not even its firmware runs.
 fn request(name: &str) -> RunRequest {
     let qemu = std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
     let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
@@ -41,7 +41,7 @@ fn is_alive(pid: u32) -> bool {
     Process::now(pid).is_ok_and(|process| process.is_alive())
 }
 
-/// What a crash in the middle of an arrival leaves.
+/// Leaves what an agent leaves that crashes during an arrival.
 fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
     leave(dir, standing, incoming, !incoming).process.pid()
 }
@@ -123,7 +123,7 @@ fn the_helper_is_asked_where_there_is_a_port_and_the_vm_runs() {
         let found = helper(&registry, "web2");
         assert!(matches!(found, Some(GuestHelper::NoPort { .. })), "{found:?}");
         assert_eq!(registry.show("web1").unwrap().helper, None);
-        // A restart of the agent forgets nothing of it.
+        // A restart of the agent keeps this.
         drop(registry);
         registry = open(dir.path());
         assert!(registry.vm("web1").unwrap().machine().unwrap().guest_port);
@@ -140,7 +140,7 @@ fn a_dead_vm_stays_until_it_is_stopped() {
     let pid = registry.run(&request("web1"), &probes()).unwrap().pid;
     Process::now(pid).unwrap().kill().unwrap();
     Process::now(pid).map(|process| process.wait_gone(Duration::from_secs(10))).ok();
-    // Seen by the agent that started it, and by the next one.
+    // By the agent that started it, and by the next one.
     assert_dead(&registry, pid);
     drop(registry);
     let registry = open(dir.path());
@@ -218,7 +218,7 @@ fn a_vm_that_runs_is_kept_even_if_its_record_came_too_late() {
 }
 
 #[test]
-fn what_cannot_be_made_up_for_is_said() {
+fn a_migration_left_behind_that_cannot_be_undone_is_reported() {
     let dir = TestDir::new();
     let registry = open(dir.path());
     registry.run(&request("web1"), &probes()).unwrap();
@@ -249,7 +249,7 @@ fn what_is_no_vm_is_left_alone() {
 }
 
 #[test]
-fn what_vms_hold_is_looked_at_from_their_start_and_after_that_of_the_agent() {
+fn vms_are_scanned_from_their_start_and_after_a_restart_of_the_agent() {
     let dir = TestDir::new();
     let sharing = || dedup::destination::Sharing::start(b"secret".to_vec(), None).unwrap();
     let open = || {

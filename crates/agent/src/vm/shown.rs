@@ -11,14 +11,13 @@ use qemu::machine;
 use super::alive::Qemu;
 use super::{Place, Vm};
 
-/// Until QEMU has said where the helper's port is, and nobody else speaks there.
+/// For QEMU to report the helper's port, and for other clients to leave it.
 const PORT_WAIT: Duration = Duration::from_millis(500);
-/// A helper answers at once, unless its guest has no CPU for it.
+/// For the helper's answer; it is immediate unless its guest has no CPU for it.
 const HELPER_WAIT: Duration = Duration::from_secs(1);
 
 impl Vm {
-    /// Asks the helper in its guest for its name; takes as long as the guest lets
-    /// it, with a bound.
+    /// Greets the helper in its guest; takes as long as the guest needs, up to the two limits.
     pub(crate) fn helper(&self) -> Option<GuestHelper> {
         let machine = self.machine()?;
         let port = machine.open_guest_port(PORT_WAIT);
@@ -32,7 +31,7 @@ impl Vm {
                 },
             },
             Err(GuestError::NoPort(why)) => {
-                // Why it could not have one was learnt when it started.
+                // The reason was found when it was started.
                 let mut notes = machine.notes.iter();
                 let noted = notes.find(|note| note.starts_with(machine::NO_GUEST_PORT));
                 GuestHelper::NoPort { why: noted.cloned().unwrap_or_else(|| why.to_string()) }
@@ -84,7 +83,7 @@ impl Vm {
     }
 }
 
-/// Whether the guest says which of its memory is free.
+/// Whether the VM has free-page hinting.
 fn hints(argv: &[String]) -> bool {
     CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint())
 }

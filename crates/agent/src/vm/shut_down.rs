@@ -1,23 +1,24 @@
-//! The end of a guest, as its QEMU tells it.
+//! The end of a guest, as its QEMU reports it.
 
 use std::time::{Duration, Instant};
 
 use qemu::qmp::Event;
 
-/// A QEMU that ends has closed its disks and is gone by then, or is at it still, which
-/// a second request to end does not disturb.
+/// After this, an ending QEMU has closed its disks and exited.
+///
+/// If it is still closing them, a second request to end does no harm.
 const SHUT_DOWN_WAIT: Duration = Duration::from_secs(2);
 
-/// QEMU ended, and nobody knows why.
+/// QEMU ended for an unknown reason.
 pub(super) const WITHOUT_A_WORD: &str = "QEMU ended without a word";
 
 /// The end of a guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShutDown {
     pub(super) how: &'static str,
-    /// When that was first known.
+    /// When QEMU reported it.
     at: Instant,
-    /// QEMU keeps the VM, stopped, as with `-no-shutdown`. Otherwise it ends.
+    /// QEMU keeps the stopped VM, as with `-no-shutdown`; otherwise QEMU ends.
     is_kept: bool,
 }
 
@@ -37,9 +38,11 @@ impl ShutDown {
         Some(Self { how, at: Instant::now(), is_kept: false })
     }
 
-    /// A QEMU that ends and does not answer may wait for ever for its QMP monitor,
-    /// after it has closed all disks (10.0 can, if it is asked something
-    /// just then). A signal that it handles wakes it up.
+    /// Whether QEMU is to be sent a signal.
+    ///
+    /// An ending QEMU that does not answer may wait for ever for its QMP monitor, after it has
+    /// closed all disks (10.0 does, if a command arrives just then). A signal that it handles wakes
+    /// it up.
     pub(super) fn needs_a_signal(self) -> bool {
         !self.is_kept && self.at.elapsed() > SHUT_DOWN_WAIT
     }

@@ -10,7 +10,7 @@ use crate::events::{Events, Limits};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// What a receiver was sent once.
+/// One request to a receiver.
 struct Sent {
     id: String,
     at: String,
@@ -46,7 +46,7 @@ fn receive(stream: &mut TcpStream, status: &str) -> Sent {
     }
 }
 
-/// A receiver that answers so, one after the other.
+/// A receiver that gives these answers in turn.
 fn receiver(answers: &'static [&'static str]) -> (String, JoinHandle<Vec<Sent>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/hook", listener.local_addr().unwrap());
@@ -77,7 +77,7 @@ fn signatures_are_those_that_libraries_verify() {
 }
 
 #[test]
-fn what_may_be_mended_is_tried_again() {
+fn failures_that_may_be_fixed_are_retried() {
     let judged = |code| judge(StatusCode::from_u16(code).unwrap());
     assert_eq!((judged(200), judged(204)), (Attempt::Taken, Attempt::Taken));
     for code in [301, 401, 403, 404, 408, 429, 500, 503] {
@@ -88,13 +88,13 @@ fn what_may_be_mended_is_tried_again() {
     }
 }
 
-/// Each event in order, again until it is taken, and the next one after one that is refused.
+/// Each event is retried until it is accepted; after a refused one the next follows.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_are_delivered_in_order() {
     let (url, received) = receiver(&["500 Sorry", "204 Taken", "422 Never", "200 OK"]);
     let events = Events::new(Limits::default()).unwrap();
     let following = tokio::spawn(follow(webhook(url), events.read(None).unwrap()));
-    // It reads from the moment that it is there.
+    // The reader gets only events that are published after it exists.
     while events.has_no_reader() {
         sleep(Duration::from_millis(5)).await;
     }
@@ -135,8 +135,8 @@ async fn only_what_is_wanted_is_sent() {
     assert_eq!(sent.iter().map(what).collect::<Vec<_>>(), ["web1", "web3"].map(settled));
 }
 
-/// A receiver with a certificate for 127.0.0.1 that vouches for itself, and how many
-/// events came to it from `callers`.
+/// A receiver with a self-signed certificate for 127.0.0.1, and the number of events that it
+/// got from `callers` connections.
 fn secure_receiver(callers: usize) -> (String, CertificateDer<'static>, JoinHandle<usize>) {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let certificate = made.cert.der().clone();
@@ -167,7 +167,7 @@ fn secure_receiver(callers: usize) -> (String, CertificateDer<'static>, JoinHand
 }
 
 #[test]
-fn a_receiver_has_to_be_who_it_should_be() {
+fn a_receivers_certificate_has_to_match() {
     let (url, certificate, received) = secure_receiver(3);
     let (_, stranger, _) = secure_receiver(0);
     let post = |url: &str, authorities| {

@@ -1,17 +1,16 @@
-//! A hash by rounds of AES: a processor does two of them in a cycle, 16 or 32 bytes
-//! each, so that it is the cache that bounds it.
+//! A hash made of AES rounds. A processor executes two a cycle, of 16 or 32 bytes each, so the
+//! cache is the bottleneck.
 //!
 //! ```text
-//! of each 256 bytes, d 0 to d 15, 16 bytes each:
+//! for each 256 bytes, d 0 to d 15, of 16 bytes each:
 //! chain i    becomes  round(chain i) ^ d i              i from 0 to 15
 //! sum j      becomes  sum j + d j + d (j + 4)           j from 0 to 3
 //! sum j      becomes  sum j + d (j + 4) + d (j + 8)     j from 4 to 7
-//! at the end          all in one, by rounds
+//! at the end          rounds combine all of them
 //! ```
 //!
-//! A change of one byte is one of four bytes a round later, with 127 possible values:
-//! were there only chains, a second change in the right place could undo it. The sums
-//! would still differ.
+//! One round turns a change of one byte into one of four bytes, with 127 possible values. With
+//! chains alone, a second change in the right place could undo it; the sums still differ.
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{
@@ -30,8 +29,7 @@ type Stripe = [u8; STRIPE_BYTES];
 type Chains = [__m128i; CHAINS];
 type Sums = [__m128i; SUMS];
 
-/// What chains begin with, and what keeps rounds apart at the end: the fraction of pi,
-/// in 64 bits each.
+/// Initial values of the chains, and keys of the final rounds: the fraction of pi, in 64 bits each.
 const PI: [[u64; 2]; CHAINS] = [
     [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344],
     [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89],
@@ -51,11 +49,11 @@ const PI: [[u64; 2]; CHAINS] = [
     [0xb4cc_5c34_1141_e8ce, 0xa154_86af_7c72_e993],
 ];
 
-/// This processor has AES.
+/// Exists only where the processor has AES.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aes(Width);
 
-/// How many blocks it does at a time.
+/// How many blocks an instruction processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
     One,
@@ -72,15 +70,15 @@ impl Aes {
     #[expect(unsafe_code, reason = "instructions that not every processor has")]
     pub(super) fn hash(self, bytes: &[u8]) -> u64 {
         match self.0 {
-            // SAFETY: there is a `self` only where the processor has AES.
+            // SAFETY: `Aes` exists only where the processor has AES.
             Width::One => unsafe { by_one(bytes) },
-            // SAFETY: it has been found to have these too.
+            // SAFETY: `detect` found VAES and AVX2 as well.
             Width::Two => unsafe { by_two(bytes) },
         }
     }
 }
 
-/// The whole stripes of what is hashed, and what is left, filled up with zeros.
+/// The whole stripes of `bytes`, and the rest, padded with zeros.
 fn stripes(bytes: &[u8]) -> (&[Stripe], Option<Stripe>) {
     let (stripes, rest) = bytes.as_chunks();
     let last = (!rest.is_empty()).then(|| {
@@ -93,7 +91,7 @@ fn stripes(bytes: &[u8]) -> (&[Stripe], Option<Stripe>) {
 
 #[target_feature(enable = "aes")]
 fn by_one(bytes: &[u8]) -> u64 {
-    // So many fit into registers: one half of each stripe, then the other.
+    // Half of the chains fit into registers: one half of each stripe, then the other.
     let (first, second) = (half::<0>(bytes), half::<1>(bytes));
     finish(&cast([first.0, second.0]), &cast([first.1, second.1]), bytes.len())
 }

@@ -1,6 +1,6 @@
-//! Where there is no hash by rounds of AES.
+//! For processors without the hash made of AES rounds.
 
-/// This processor has AES.
+/// Never exists: this processor has no such hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Aes {}
 

@@ -1,4 +1,4 @@
-//! What a move of a guest with much page cache came to.
+//! Figures of a run whose guest has much page cache.
 
 use std::time::{Duration, Instant};
 
@@ -6,66 +6,64 @@ use serde::{Deserialize, Serialize};
 
 use crate::count;
 
-/// Where a course is cut into pieces.
+/// Length of a piece of a course.
 const STEP: Duration = Duration::from_millis(100);
-/// A guest reads as before if it does so for that long.
+/// The rate must stay at [`FULL`] for this long to count as full again.
 const FULL_FOR: Duration = Duration::from_millis(500);
-/// From here on it is all that it was.
+/// Share of the earlier rate that counts as full.
 const FULL: f64 = 0.95;
 
-/// What is counted where a VM's disk is on a storage host.
+/// Figures of a VM whose disk is on a storage host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CacheFigures {
-    /// Crossed the destination's link to the storage host, both ways, from the command
-    /// to the VM running there.
+    /// Bytes on the destination's link to the storage host, in both directions, from the command
+    /// until the VM runs there.
     pub san_bytes: u64,
-    /// What the guest's kernel had in its page cache just before, and not newer there
-    /// than on disk.
+    /// The guest's page cache just before, without dirty pages.
     pub restorable_bytes: u64,
-    /// Pages that came from storage, by the mover's report.
+    /// Content of pages that came from storage, by the mover's report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_bytes: Option<u64>,
-    /// What was read there for them.
+    /// Bytes that were read from storage for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_read_bytes: Option<u64>,
-    /// How many of the machine's cores were busy while the VM moved, with all that
-    /// happens on it.
+    /// How many of the machine's cores were busy while the VM moved, with everything that ran on
+    /// the machine.
     pub cores_busy: f64,
-    /// Pages of files that the guest read and wrote per second before.
+    /// File pages that the guest read and wrote per second before.
     pub touched_before_per_s: f64,
-    /// While it moved.
+    /// The same while it moved.
     pub touched_per_s: f64,
-    /// Pages that it would have read and written by then, and did not: from the
-    /// command to some seconds after it ran at the destination.
+    /// File pages that the guest would have read and written at its earlier rate, and didn't, from
+    /// the command until some seconds after it ran at the destination.
     pub pages_lost: f64,
-    /// From the VM running at the destination to its reading as much as before, where
-    /// that is measured.
+    /// Time from the VM running at the destination until it reads as much as before, where that is
+    /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_to_full_s: Option<f64>,
-    /// Pages of files that the guest looked at afterwards.
+    /// File pages that the guest checked afterwards.
     pub file_pages: u64,
-    /// Of these, those that were wrong, and such that it read before.
+    /// How many of these were wrong, with those found wrong by earlier reads.
     pub file_pages_wrong: u64,
     /// What the mover did not do, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Seconds since the command, and pages per second from then on, where that is
-    /// measured.
+    /// Seconds since the command, and pages per second from then on, where that is measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub course: Vec<(f64, f64)>,
 }
 
-/// What a guest has read and written, as it was heard.
+/// Pages that a guest has read and written over time, as its beats report them.
 pub(super) struct Course {
-    /// Pages so far, at instants.
+    /// Totals at instants.
     pub(super) counts: Vec<(Instant, u64)>,
-    /// It is undisturbed from here,
+    /// The guest is undisturbed from here …
     pub(super) alone: Instant,
-    /// to here, when it begins to move.
+    /// … until here, when it begins to move.
     pub(super) began: Instant,
     /// When it runs at the destination.
     pub(super) ran: Instant,
-    /// What is known ends here.
+    /// End of the record.
     pub(super) end: Instant,
 }
 
@@ -88,7 +86,7 @@ impl Course {
         expected - count::between(&self.counts, self.began, self.end)
     }
 
-    /// None if it never does.
+    /// None if it never reads as much as before.
     pub(super) fn back_to_full_s(&self) -> Option<f64> {
         let full = self.before_per_s() * FULL;
         let mut at = self.ran;
@@ -121,7 +119,7 @@ mod tests {
     use crate::result::Run;
 
     #[test]
-    fn they_stand_among_the_other_figures_of_a_run() {
+    fn figures_serialize_among_the_others_of_a_run() {
         let cache =
             CacheFigures { san_bytes: 7, restored_bytes: Some(5), ..CacheFigures::default() };
         let gang = GangFigures { core_bytes: 9, ..GangFigures::default() };
@@ -138,7 +136,7 @@ mod tests {
 
     /// 100 pages a second, with a pause of 2 s and then half of it for a second.
     #[test]
-    fn what_a_guest_lost_and_when_it_is_back_are_seen() {
+    fn pages_lost_and_time_back_to_full_are_computed() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let pages = |ms: u64| match ms {

@@ -1,5 +1,5 @@
-//! A disk's image with a file system full of files, made once for all runs: each has
-//! a copy of it.
+//! A disk image with a file system full of files, made once for all runs: each run gets a copy of
+//! it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use lab::hosts;
 use lab::program;
 
 const MIB: u64 = 1 << 20;
-/// For the file system itself, and its journal.
+/// Room for the file system's metadata and journal.
 const MORE_BYTES: u64 = 96 * MIB;
-/// Files that are not there yet, and directories.
+/// Inodes for directories, and for files that the guest makes.
 const MORE_FILES: u64 = 20_000;
 
 /// The image. Dropping it removes it.
@@ -23,7 +23,6 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Makes it.
     pub(super) fn make(layout: &Layout) -> Result<Self> {
         let files = Self { dir: hosts::scratch("files")? };
         let below = files.dir.path().join("files");
@@ -37,7 +36,7 @@ impl Files {
         program::output(
             program::command("mkfs.ext4")
                 .args(["-q", "-F", "-b", "4096", "-m", "0", "-N", &inodes])
-                // Or the kernel would do it while it is measured.
+                // Otherwise the kernel would do it while it is measured.
                 .args(["-E", "lazy_itable_init=0,lazy_journal_init=0", "-d"])
                 .args([&below, &image]),
         )?;
@@ -45,7 +44,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Where it is.
+    /// Path of the image.
     pub(super) fn image(&self) -> PathBuf {
         Path::new(self.dir.path()).join("image")
     }

@@ -1,4 +1,4 @@
-//! What page cache from storage is to reach, and whether it did.
+//! Goals of page cache from storage, and whether a contest reached them.
 
 use super::scenarios::{Links, MBIT, San};
 use crate::goals::{Goal, shown};
@@ -7,12 +7,12 @@ use crate::result::{Outcome, Run};
 const ADAPTIVE: &str = "droveway-adaptive";
 const PRECOPY: &str = "qemu-precopy";
 const DROPS: &str = "qemu-drop";
-/// How near adaptive must come to the best share.
+/// A total of the adaptive contender may be this many times that of the best share.
 const NEAR: f64 = 1.05;
-/// A guest reads as before within that.
+/// Longest time until a guest reads as before.
 const BACK_S: f64 = 1.0;
 
-/// By what was measured; how much faster than QEMU is for both links alike.
+/// Goals for what was measured; the one against QEMU only where both links have the usual rate.
 pub(super) fn of(outcome: &Outcome, links: Links) -> Vec<Goal> {
     let most = match outcome.scenario.as_str() {
         "cache-web" | "cache-postmark" => Some(0.55),
@@ -44,17 +44,17 @@ fn intact(outcome: &Outcome) -> Goal {
     }
 }
 
-/// The best total of those whose names begin so, and who has it.
+/// The lowest median total of the contenders whose names begin so, and its contender.
 fn best<'o>(outcome: &'o Outcome, begins: &str) -> Option<(f64, &'o str)> {
     let named = outcome.contenders.iter().filter(|(name, _)| {
-        // Without its cache a guest has less to move.
+        // A guest without its page cache has less to move.
         name.starts_with(begins) && *name != DROPS
     });
     let totals = named.filter_map(|(name, one)| Some((*one.median.get("total_s")?, name.as_str())));
     totals.min_by(|one, other| one.0.total_cmp(&other.0))
 }
 
-/// Ours over the best of those.
+/// Our total divided by the best of those.
 fn ratio(outcome: &Outcome, begins: &str) -> Option<(f64, String)> {
     let ours = *outcome.contenders.get(ADAPTIVE)?.median.get("total_s")?;
     let (theirs, name) = best(outcome, begins)?;
@@ -79,7 +79,7 @@ fn judge(goal: String, found: Option<(f64, String)>, most: f64) -> Goal {
 fn back(outcome: &Outcome) -> Goal {
     let runs = outcome.contenders.get(ADAPTIVE).map_or(&[][..], |one| &one.runs);
     let good = runs.iter().filter(|run| run.ok).filter_map(|run| run.cache.as_ref());
-    // Who never was is not within a second.
+    // A guest that never reads as before misses the goal.
     let backs: Vec<f64> = good.map(|cache| cache.back_to_full_s.unwrap_or(f64::INFINITY)).collect();
     let worst = backs.into_iter().reduce(f64::max);
     Goal {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_readers_lose_is_held_against_both_others() {
+    fn lost_reads_are_compared_with_both_qemu_contenders() {
         let runs = [
             (PRECOPY, 8.0, 500.0, Some(0.3)),
             (DROPS, 2.0, 9000.0, None),

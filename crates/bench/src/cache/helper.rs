@@ -1,5 +1,5 @@
-//! What the helper costs a guest that is asked which of its memory is a copy of its
-//! disk: time and CPU, for one big file and for many small ones.
+//! The cost of the guest helper: time and CPU to find which of the guest's memory is a copy of its
+//! disk, for one big file and for many small ones.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
@@ -22,49 +22,49 @@ use lab::setup::{self, Kit};
 
 /// Its name: `make bench-NAME`.
 pub const NAME: &str = "cache-helper";
-/// What it is for, for a person.
+/// What it measures, for people.
 pub const ABOUT: &str = "what the guest's helper takes per GiB of page cache: one file of 400 MB, \
                          100,000 of 4 KiB";
 const RAM_BYTES: u64 = 768 << 20;
-/// 100,000 pages: with what the kernel keeps of so many files, all that this guest has.
+/// 100,000 pages: with the kernel's structures for as many files, all the memory of this guest.
 const CACHED_BYTES: u64 = 100_000 * 4096;
 const SEED: u64 = 12;
-/// Beats take CPU, too.
+/// Frequent beats would take CPU, too.
 const TICK_MS: u64 = 20;
 const SOCKET: &str = "helper.port";
-/// A booted guest settles.
+/// Time for a booted guest to settle.
 const SETTLE: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(120);
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// One answer.
+/// One answer of the helper.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Which files: `one-file` or `small-files`.
     pub files: String,
-    /// The most of a CPU that it may use.
+    /// The helper's CPU limit, in percent of a CPU.
     pub cpu_percent: u16,
-    /// Pages that are told.
+    /// Pages in the answer.
     pub pages: u64,
     /// Runs of pages that follow each other.
     pub runs: u64,
-    /// From the question to the end of the answer, as it is seen outside.
+    /// From the question to the end of the answer, measured outside the guest.
     pub time_s: f64,
-    /// CPU time in the guest, by what the helper says.
+    /// CPU time in the guest, as the helper reports it.
     pub cpu_s: f64,
     /// How it ended.
     pub summary: String,
 }
 
 impl Answer {
-    /// Seconds, and CPU seconds, for each GiB that is told.
+    /// Seconds and CPU seconds per GiB of the answer.
     fn per_gib(&self) -> (f64, f64) {
         let gib = (self.pages as f64 * lab_guest::PAGE_BYTES as f64 / GIB).max(1e-9);
         (self.time_s / gib, self.cpu_s / gib)
     }
 }
 
-/// Asks the helpers of two guests so often, prints and writes what it took.
+/// Asks the helpers of two guests `runs` times, prints the figures and writes them.
 ///
 /// # Errors
 /// If the lab fails, or a helper doesn't answer.
@@ -75,7 +75,7 @@ pub fn run(kit: &Kit, runs: u32) -> Result<()> {
         let layout = Layout { kind, cached_bytes: CACHED_BYTES, seed: SEED };
         let asked = Asked::boot(kit, &layout)?;
         for nth in 1..=runs {
-            // With all of a CPU, and with what a migration gives it.
+            // With all of a CPU, and with the limit that a migration sets.
             for cpu_percent in [100, Budget::default().cpu_percent] {
                 let answer = asked.ask(name, cpu_percent)?;
                 println!("  {nth}/{runs} {name}, at most {cpu_percent} %: {}", answer.summary);
@@ -90,7 +90,7 @@ pub fn run(kit: &Kit, runs: u32) -> Result<()> {
     Ok(())
 }
 
-/// A guest with a helper at a port of its own. Dropping it ends it.
+/// A guest whose helper has a port of its own. Dropping it ends it.
 struct Asked {
     guest: Guest,
     qemu: Child,
@@ -149,7 +149,7 @@ impl Drop for Asked {
     }
 }
 
-/// As `droveway run` makes one.
+/// The helper's port, as `droveway run` adds it.
 fn port() -> Vec<String> {
     let socket = format!("socket,id=helper,path={RUN_DIR}/{SOCKET},server=on,wait=off");
     let port = format!("virtserialport,chardev=helper,name={}", guest_port::PORT_NAME);
@@ -171,7 +171,7 @@ fn answer(files: &str, cpu_percent: u16, map: &CacheMap, time: Duration) -> Answ
     }
 }
 
-/// Medians, by files and budget.
+/// Medians, by files and CPU limit.
 fn markdown(answers: &[Answer]) -> String {
     let mut text =
         "| files | CPU at most % | asked | cached MiB | runs | s per GiB | CPU s per GiB |\n\

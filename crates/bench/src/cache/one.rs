@@ -20,25 +20,25 @@ use lab::guest::Guest;
 use lab::hosts::{Hosts, Storage};
 use lab::setup::{self, Kit};
 
-/// The arriving guest, and what is buffered on its way.
+/// Memory to warm for the arriving guest and for buffers of the transfer.
 const WARM_BYTES: u64 = 2 << 30;
-/// A booted guest settles, and its helper comes to wait.
+/// Time for a booted guest to settle and its helper to get ready.
 const SETTLE: Duration = Duration::from_secs(3);
-/// How long it is watched before it moves.
+/// How long the guest is watched before it moves.
 const BEFORE: Duration = Duration::from_secs(3);
-/// How long it is watched afterwards: until one that has to read all its files again
-/// has done so, where that is what is measured.
+/// How long the guest is watched afterwards; if [`CacheScenario::watched`], long enough to read all
+/// its files again.
 const AFTER: Duration = Duration::from_secs(1);
 const AFTER_LONG: Duration = Duration::from_secs(12);
-/// A guest that moved is heard again.
+/// Longest time until a moved guest is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
-/// What was done until then is said within that.
+/// Pages that the guest read and wrote are reported within this time.
 const COUNTED: Duration = Duration::from_millis(300);
-/// How often it is looked whether half of the guest has moved.
+/// How often it is checked whether half of the guest has moved.
 const LOOK: Duration = Duration::from_millis(50);
-/// To read all of them from disk takes long.
+/// One file page in so many is checked on disk: to read all takes long.
 const ON_DISK_ONE_OF: usize = 4;
-/// What nothing is measured on is as fast as that.
+/// Rate of the storage link where nothing is measured.
 const FAST_MBIT: u32 = 10_000;
 
 /// New hosts, a new disk, a new guest, one move.
@@ -103,8 +103,8 @@ pub(super) fn run(
     Ok(run)
 }
 
-/// Moves the guest, which drops its cache before if it is to; storage that is to slow
-/// down does so.
+/// Moves the guest, which drops its page cache first if the contestant wants that. Slows the
+/// storage half-way if the links say so.
 fn move_it(
     scenario: &CacheScenario,
     links: Links,
@@ -137,7 +137,7 @@ fn move_it(
     })
 }
 
-/// Waits until so much has crossed both links, or it is over before.
+/// Waits until so many bytes have crossed both links; false if the move ended before.
 fn half_way(hosts: &Hosts, storage: &Storage, bytes: u64, over: &Receiver<()>) -> Result<bool> {
     let crossed = || Ok(hosts.a.sent()?.bytes + storage.crossed_at_b()?);
     let before = crossed()?;
@@ -151,7 +151,7 @@ fn half_way(hosts: &Hosts, storage: &Storage, bytes: u64, over: &Receiver<()>) -
     }
 }
 
-/// What the guest could drop from memory and have again from its disk.
+/// Page cache that the guest could drop and read again from its disk.
 fn restorable(guest: &Guest) -> Result<u64> {
     let answer = guest.ask("memory")?;
     let kib = |name: &str| {
@@ -167,7 +167,7 @@ fn restorable(guest: &Guest) -> Result<u64> {
     }
 }
 
-/// Core seconds that were spent on this machine, on whatever.
+/// Core seconds spent on this machine, by everything that runs on it.
 fn busy_s() -> Result<f64> {
     let text = fs::read_to_string("/proc/stat").doing("read what CPUs did")?;
     let ticks_per_s = rustix::param::clock_ticks_per_second() as f64;
@@ -176,7 +176,7 @@ fn busy_s() -> Result<f64> {
         .ok_or(LabError::Text { what: "what CPUs did", text })
 }
 
-/// All but idle, waiting for disks, and what other machines took.
+/// All CPU time except idle, I/O wait and steal.
 fn busy_ticks(stat: &str) -> Option<u64> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let numbers = line.split_whitespace().map(str::parse);
@@ -187,7 +187,7 @@ fn busy_ticks(stat: &str) -> Option<u64> {
     Some(user + nice + system + interrupts + soft)
 }
 
-/// What the mover says of storage.
+/// The report's figures of storage.
 fn reported(contestant: &Contestant) -> CacheFigures {
     let Some(report) = contestant.contender.report() else { return CacheFigures::default() };
     CacheFigures {
@@ -198,7 +198,7 @@ fn reported(contestant: &Contestant) -> CacheFigures {
     }
 }
 
-/// Adds what the guest got to read and write.
+/// Adds how much the guest read and wrote.
 fn watch(
     mut run: Run,
     scenario: &CacheScenario,
@@ -224,8 +224,8 @@ fn watch(
     run
 }
 
-/// The guest checks its memory, and all files as it has them in its cache; and some as
-/// they are on disk, where it wrote to them.
+/// Has the guest check its memory and all its files as they are in its page cache; where it wrote
+/// to them, also some as they are on disk.
 fn check(mut run: Run, scenario: &CacheScenario, guest: &Guest) -> Result<Run> {
     let memory = guest.check()?;
     let mut cached = guest.check_cache(1)?;

@@ -1,5 +1,4 @@
-//! The contests: what the guest's files are for, how fast the links are, who takes
-//! part.
+//! The contests: the workload on the guest's files, the speed of the links, and the contenders.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,18 +16,18 @@ use lab::hosts::Link;
 const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 const MEMORY: &str = "512M";
-/// 70 % of that memory, nearly.
+/// Nearly 70 % of that memory.
 const CACHED_BYTES: u64 = 350 * MIB;
-/// What the guest's programs have, which does not shrink.
+/// Memory of the guest's programs, which does not shrink.
 const OTHER_BYTES: u64 = 40 * MIB;
 const SEED: u64 = 11;
-/// As for gangs: with less the guest's beats themselves take a tenth of a core.
+/// As for gangs: with a shorter tick the guest's beats themselves take a tenth of a core.
 const TICK_MS: u64 = 10;
-/// What every contender of Droveway is told.
+/// An argument that all contenders of Droveway get.
 const SHARED: &str = "--shared-disks";
-/// Shares of the restorable pages that storage is to bring, in percent.
+/// Shares of the restorable pages that come from storage, in percent.
 const SHARES: [&str; 6] = ["0", "20", "40", "60", "80", "100"];
-/// The usual links.
+/// Rate of the usual links.
 pub const MBIT: u32 = 500;
 
 /// How fast the storage's links are.
@@ -57,13 +56,13 @@ pub struct Links {
 }
 
 impl Links {
-    /// Between the hosts.
+    /// The link between the hosts.
     #[must_use]
     pub fn network(self) -> Link {
         Link::one(self.mbit)
     }
 
-    /// To the storage host, at first.
+    /// Rate of the link to the storage host, at first.
     #[must_use]
     pub fn san_mbit(self) -> u32 {
         match self.san {
@@ -73,7 +72,7 @@ impl Links {
         }
     }
 
-    /// The same once it has slowed.
+    /// Rate of the link to the storage host after it has slowed.
     #[must_use]
     pub fn slowed_mbit(self) -> Option<u32> {
         (self.san == San::Slows).then_some((self.mbit / 10).max(1))
@@ -94,21 +93,21 @@ impl fmt::Display for Links {
 pub struct CacheScenario {
     /// Its name: `make bench-NAME`.
     pub name: &'static str,
-    /// What it is for, for a person.
+    /// What it measures, for people.
     pub about: &'static str,
-    /// What the guest's files are for.
+    /// The workload on the guest's files.
     pub kind: Use,
-    /// What the guest reads and writes of them.
+    /// Bytes of files that the guest reads and writes per second.
     pub bytes_per_s: u64,
     /// Whether the guest is watched until it reads as much as before.
     pub watched: bool,
 }
 
-/// Who takes part.
+/// A contender, and what its guest does before.
 pub struct Contestant {
     /// How the VM moves.
     pub contender: Box<dyn Contender>,
-    /// Whether the guest drops its page cache before.
+    /// Whether the guest drops its page cache before the move.
     pub drops: bool,
 }
 
@@ -129,7 +128,7 @@ impl Contestant {
 }
 
 impl CacheScenario {
-    /// Every contender, new.
+    /// All contestants, new.
     #[must_use]
     pub fn contestants(&self) -> Vec<Contestant> {
         let qemu = [Mode::Precopy, Mode::Multifd, Mode::Zstd].map(Qemu::new).map(Contestant::new);
@@ -149,19 +148,19 @@ impl CacheScenario {
         qemu.into_iter().chain(middle).chain(ends).collect()
     }
 
-    /// The files.
+    /// The guest's files.
     #[must_use]
     pub fn layout(&self) -> Layout {
         Layout { kind: self.kind, cached_bytes: CACHED_BYTES, seed: SEED }
     }
 
-    /// What has to get to the destination, by whatever way.
+    /// Bytes that have to get to the destination, from the source or from storage.
     #[must_use]
     pub fn content_bytes(&self) -> u64 {
         CACHED_BYTES + OTHER_BYTES
     }
 
-    /// The guest, but for its disk.
+    /// The guest, without its disk.
     #[must_use]
     pub fn guest(&self) -> GuestSpec {
         let orders = Orders {
@@ -182,14 +181,14 @@ impl CacheScenario {
         Duration::from_millis(300)
     }
 
-    /// What a contender gives up after: with storage at a quarter of 200 Mbit/s, all by
-    /// storage takes a minute.
+    /// When a contender gives up. All by storage takes a minute where storage has a quarter of 200
+    /// Mbit/s.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(180)
     }
 
-    /// Where results with these links go.
+    /// Name of the result file for these links.
     #[must_use]
     pub fn label(&self, links: Links) -> String {
         let san = links.san.to_possible_value().map(|value| value.get_name().to_owned());
@@ -227,7 +226,7 @@ impl CacheScenario {
     }
 }
 
-/// All of them.
+/// All contests.
 #[must_use]
 pub fn all() -> Vec<CacheScenario> {
     let contest = |name, about, kind, bytes_per_s| CacheScenario {

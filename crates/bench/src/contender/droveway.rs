@@ -13,27 +13,27 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, Hosts};
 use lab::program;
 
-/// How Droveway is told to migrate.
+/// Options for Droveway.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// What the contender is called, after `droveway-`.
+    /// Suffix of the contender's name, after `droveway-`.
     pub variant: Option<String>,
     /// Arguments for `droveway migrate`.
     pub arguments: Vec<String>,
-    /// Whether agents are told what their NICs carry.
+    /// Whether agents get the speeds of their NICs.
     pub nic_speeds: bool,
-    /// Whether its agents speak TLS.
+    /// Whether its agents use TLS.
     pub tls: bool,
 }
 
-/// What an agent is told of its NICs.
+/// Arguments that give an agent the speeds of its NICs.
 fn nic_speeds(host: &Host, mbit_per_s: Option<u32>) -> Vec<String> {
     let Some(mbit) = mbit_per_s else { return Vec::new() };
     host.addresses.iter().map(|nic| format!("--nic-speed={nic}={mbit}M")).collect()
 }
 
-/// Gives both hosts what their agents need to speak TLS, and says with which
-/// arguments they do.
+/// Gives both hosts certificates for their agents; returns the arguments with which agents use
+/// them.
 pub(super) fn certify(hosts: &Hosts) -> Result<[String; 2]> {
     let certificates = Certificates::new()?;
     for host in [&hosts.a, &hosts.b] {
@@ -52,7 +52,7 @@ pub struct Droveway {
 }
 
 impl Droveway {
-    /// With these options.
+    /// A contender with these options.
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self { options, spec: None, agents: Vec::new(), report: None }
@@ -129,7 +129,7 @@ impl Contender for Droveway {
     }
 }
 
-/// Most memory that a process has had.
+/// Peak memory of a process.
 fn peak_bytes(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -137,10 +137,10 @@ fn peak_bytes(pid: u32) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// A migration that was asked for and ended between these.
+/// Times of a migration whose command ran between these instants.
 pub(super) fn moved(report: &Report, started: Instant, ended: Instant) -> Moved {
-    // The report's clock runs from the request to the end; what is left is
-    // the command's own start, which counts as well.
+    // The report's clock runs from the request to the end; the rest is the start of the command
+    // itself, which counts as well.
     let prepare = Duration::from_secs_f64(report.prepare_s);
     let ran_s = report.phases.last().map_or(report.total_s, |phase| phase.start_s);
     let after = Duration::from_secs_f64((report.total_s - ran_s).max(0.0));

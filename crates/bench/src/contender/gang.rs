@@ -1,4 +1,4 @@
-//! Who moves a gang: all of its VMs at the same time.
+//! Contenders that move a gang: all of its VMs at the same time.
 
 mod droveway;
 mod qemu;
@@ -18,31 +18,31 @@ use lab::setup::Kit;
 pub struct GangGround<'g> {
     /// What guests are made of.
     pub kit: &'g Kit,
-    /// From the source racks to the target rack.
+    /// The gang moves from the source racks to the target rack.
     pub racks: &'g Racks,
-    /// The blackout of each VM that is asked for.
+    /// The requested downtime of each VM.
     pub downtime_goal: Duration,
-    /// What to give up after.
+    /// When the contender gives up.
     pub timeout: Duration,
 }
 
-/// A VM of the gang, or one that stays where it is.
+/// A VM of the gang, or one that stays on its host.
 pub struct Member<'g> {
-    /// What it is.
+    /// The VM.
     pub spec: GuestSpec,
-    /// Where it starts.
+    /// Host that it starts on.
     pub from: &'g RackHost,
-    /// Where it goes; none if it stays.
+    /// Host that it moves to; none if it stays.
     pub to: Option<&'g RackHost>,
 }
 
 /// All moves of a gang, as the mover measured them.
 pub struct GangMoved {
-    /// When the first VM began to move: a QEMU was there for it.
+    /// When the first VM began to move: its destination's QEMU was ready.
     pub began: Instant,
-    /// What came before that.
+    /// Time from the command to `began`.
     pub prepare: Duration,
-    /// Each VM that moved, in the order of the members.
+    /// The VMs that moved, in the order of the members.
     pub vms: Vec<Moved>,
 }
 
@@ -52,7 +52,7 @@ impl GangMoved {
         Self { began, prepare: began.saturating_duration_since(started), vms }
     }
 
-    /// When the last VM ran.
+    /// When the last VM ran at its destination.
     #[must_use]
     pub fn ran(&self) -> Instant {
         self.vms.iter().map(|moved| moved.ran).max().unwrap_or(self.began)
@@ -64,24 +64,23 @@ pub trait GangContender {
     /// Its name in tables.
     fn name(&self) -> String;
 
-    /// Starts every member where it is to start. Somebody else waits for their
-    /// boot.
+    /// Starts every member on its host. The caller waits for their boot.
     ///
     /// # Errors
     /// If one does not start.
     fn start(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<()>;
 
-    /// Moves all that go somewhere, at the same time.
+    /// Moves all members that have a destination, at the same time.
     ///
     /// # Errors
-    /// If one does not come.
+    /// If one doesn't arrive.
     fn migrate(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved>;
 
-    /// What it tells of the last moves by itself.
+    /// The contender's own reports of the last moves.
     fn reports(&self) -> &[api::Report] {
         &[]
     }
 
-    /// Ends the guests, wherever they are, and all that was started.
+    /// Ends the guests, on all hosts, and everything that was started.
     fn stop(&mut self);
 }

@@ -1,4 +1,4 @@
-//! QEMU's own migration, and its own way to move a disk with the VM.
+//! QEMU's own migration, with its own way to move a disk with the VM.
 
 mod copy;
 mod tls;
@@ -18,48 +18,47 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, RUN_DIR};
 
 const PORT: u16 = 7810;
-/// "Huge": QEMU's own limit would be 128 MiB/s.
+/// No limit in effect: QEMU's default is 128 MiB/s.
 const BANDWIDTH: u64 = 100 << 30;
-/// Room for all of a guest's RAM, and a power of two.
+/// Room for all of a guest's RAM; a power of two.
 const XBZRLE_CACHE_BYTES: u64 = 512 << 20;
-/// As long as QEMU takes.
+/// The longest that QEMU accepts.
 const DOWNTIME_LIMIT_MAX_MS: u64 = 2_000_000;
 const CONNECT: Duration = Duration::from_secs(20);
 
-/// A setting of QEMU's migration.
+/// A mode of QEMU's migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// One stream.
     Precopy,
     /// Four channels.
     Multifd,
-    /// One stream, by TLS with certificates of both ends.
+    /// One stream, over TLS with certificates of both ends.
     PrecopyTls,
-    /// Four channels, each by TLS with certificates of both ends.
+    /// Four channels, each over TLS with certificates of both ends.
     MultifdTls,
     /// Four channels, each compressed by zstd.
     Zstd,
-    /// Four channels, which an operator who knows what the link can spare has
-    /// limited to that.
+    /// Four channels, limited by an operator who knows the spare capacity of the link.
     Limited {
-        /// Of content.
+        /// Limit, in bytes of content.
         bytes_per_s: u64,
     },
-    /// One stream; after so long, however much is left, the VM is stopped for
-    /// it. It goes by the name of [`Mode::Precopy`].
+    /// One stream; after `seconds` the VM is stopped, however much is left. It has the name of
+    /// [`Mode::Precopy`].
     PrecopyUntil {
-        /// From the command.
+        /// Counted from the command.
         seconds: u32,
     },
-    /// One stream, and a guest that is slowed until it converges.
+    /// One stream, with the guest throttled until the migration converges.
     AutoConverge,
-    /// One stream, in which a page that is sent again goes as a difference to what was
-    /// sent before, if that is in a cache, which has room for all of the guest's RAM.
+    /// One stream, in which a page that is sent again goes as a delta to its earlier content, if
+    /// that is in a cache, which has room for all of the guest's RAM.
     Xbzrle,
     /// The disk by a mirror to an NBD export, then four channels.
     Mirror,
-    /// The disk by a mirror to an NBD export, then four channels, each
-    /// compressed by zstd. NBD knows no compression.
+    /// The disk by a mirror to an NBD export, then four channels, each compressed by zstd. NBD has
+    /// no compression.
     MirrorZstd,
 }
 
@@ -74,7 +73,7 @@ impl Mode {
         }
     }
 
-    /// What it is called in tables.
+    /// Name in tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Precopy | Self::PrecopyUntil { .. } => "qemu-precopy",
@@ -130,14 +129,14 @@ pub struct Qemu {
     ends: Vec<End>,
 }
 
-/// One QEMU.
+/// One QEMU, at either end.
 pub(super) struct End {
     child: Child,
     pub(super) qmp: Arc<Qmp>,
 }
 
 impl Qemu {
-    /// With this setting.
+    /// A contender with this mode.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self { mode, spec: None, ends: Vec::new() }
@@ -166,7 +165,7 @@ impl Qemu {
         }
     }
 
-    /// Waits for the source's stop, and makes it happen where that was asked for.
+    /// Waits until the source's VM stops; [`Mode::PrecopyUntil`] forces that.
     fn wait_stop(
         &self,
         here: &End,
@@ -188,7 +187,7 @@ impl Qemu {
     }
 }
 
-/// Starts a QEMU that is to migrate in this mode.
+/// Starts a QEMU set up for migration in this mode.
 pub(super) fn launch(
     mode: Mode,
     goal: Duration,
@@ -319,13 +318,13 @@ impl Drop for Qemu {
     }
 }
 
-/// What one QEMU tells, and until when it is waited for.
+/// Events of one QEMU, and how long to wait for them.
 pub(super) struct Events {
     pub(super) events: Receiver<Event>,
     pub(super) until: Instant,
 }
 
-/// Why something was waited for in vain.
+/// Why a wait failed.
 pub(super) enum Failure {
     Late,
     Other(String),

@@ -1,4 +1,4 @@
-//! libvirt's own migration by `virsh migrate`, as it is, and carried by agents.
+//! libvirt's own migration by `virsh migrate`, unaided or carried by agents.
 
 mod tls;
 
@@ -16,26 +16,26 @@ use lab::setup::{self, Qemu, Version};
 
 use crate::image;
 
-/// How many connections `--parallel` makes.
+/// Number of connections that `--parallel` makes.
 const CONNECTIONS: u8 = 4;
-/// What libvirt does before and after QEMU migrates: under TCG it asks each QEMU that it
-/// starts what that can do.
+/// Time that libvirt takes before and after QEMU's migration: under TCG it probes the capabilities
+/// of each QEMU that it starts.
 const AROUND: Duration = Duration::from_secs(30);
-/// The first libvirt that has QEMU compress by zstd.
+/// The first libvirt that can have QEMU compress by zstd.
 const COMPRESSES: Version = Version { major: 9, minor: 4, patch: 0 };
-/// A guest that moved is heard again.
+/// Longest time until a moved guest is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
-/// A way of libvirt's.
+/// A way to migrate with libvirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// `--parallel`.
     pub parallel: bool,
-    /// By agents.
+    /// Agents carry the streams.
     pub carried: bool,
-    /// libvirt's own TLS, or the agents'.
+    /// Over libvirt's own TLS, or the agents'.
     pub encrypted: bool,
-    /// libvirt has QEMU compress, which takes `--parallel`.
+    /// QEMU compresses, which needs `--parallel`.
     pub compressed: bool,
 }
 
@@ -43,14 +43,14 @@ impl Way {
     const USUAL: Self =
         Self { parallel: false, carried: false, encrypted: false, compressed: false };
 
-    /// All that encrypt, or all that don't.
+    /// All ways without compression that encrypt, or all that don't.
     #[must_use]
     pub fn all(encrypted: bool) -> Vec<Self> {
         let of = |(parallel, carried)| Self { parallel, carried, encrypted, ..Self::USUAL };
         [(false, false), (true, false), (false, true), (true, true)].map(of).into()
     }
 
-    /// Has QEMU compress what it sends.
+    /// The way in which QEMU compresses.
     pub const COMPRESSED: Self = Self { parallel: true, compressed: true, ..Self::USUAL };
 }
 
@@ -74,7 +74,7 @@ pub struct Virsh {
 }
 
 impl Virsh {
-    /// In this way.
+    /// A contender that migrates in this way.
     #[must_use]
     pub fn new(way: Way) -> Self {
         Self {
@@ -88,14 +88,13 @@ impl Virsh {
         }
     }
 
-    /// The same with two VMs at a time, with content of their own and what they have in
-    /// common.
+    /// The same with two VMs at a time, which have content of their own and content in common.
     #[must_use]
     pub fn of_twins(way: Way) -> Self {
         Self { has_twin: true, ..Self::new(way) }
     }
 
-    /// The other one has come, and is what it was.
+    /// Checks that the second VM arrived with its memory intact.
     fn check_twin(&self) -> Result<()> {
         let Some(twin) = &self.twin else { return Ok(()) };
         twin.wait_beat(HEARD_MAX)?;
@@ -110,7 +109,7 @@ impl Virsh {
         LabError::Migration { contender: self.name(), reason: reason.into() }
     }
 
-    /// What the source's agent says of the migration.
+    /// The source agent's report of the migration.
     fn ask_agent(&self, ground: &Ground<'_>) -> Option<api::Report> {
         let agent = self.agents.first()?;
         let ask = |args: &[&str]| agent.command(&ground.hosts.a, args).output().ok();
@@ -197,7 +196,7 @@ impl Contender for Virsh {
             events(log).into_iter().rfind(what).map(|event| event.at)
         };
         let (source, destination) = (here.log_text(), there.log_text());
-        // Disks are copied before.
+        // The copy of disks comes first.
         let first = match copy_storage {
             true => ("JOB_STATUS_CHANGE", "created"),
             false => ("MIGRATION", "setup"),
@@ -225,23 +224,23 @@ impl Contender for Virsh {
     }
 
     fn stop(&mut self) {
-        // Its QEMU goes with its host.
+        // Its QEMU ends with its host.
         self.twin = None;
         self.agents.clear();
         self.daemons.clear();
     }
 }
 
-/// Something that a QEMU told libvirt.
+/// An event that libvirt received from a QEMU.
 struct Event {
-    /// By that QEMU's clock, since 1970.
+    /// Time since 1970, by that QEMU's clock.
     at: Duration,
     name: String,
-    /// Of its migration, or of a job.
+    /// Status of the migration or of a job.
     status: String,
 }
 
-/// Those in a log of libvirt's.
+/// The events in a log of libvirt.
 fn events(log: &str) -> Vec<Event> {
     let told = log.lines().filter(|line| line.contains("QEMU_MONITOR_RECV_EVENT"));
     told.filter_map(|line| event(line.split_once("event=")?.1)).collect()
@@ -256,7 +255,7 @@ fn event(json: &str) -> Option<Event> {
     Some(Event { at, name: event["event"].as_str()?.to_owned(), status })
 }
 
-/// A moment in the past, by the clock that the rest is measured by.
+/// Converts a past moment to the clock of the other measurements.
 fn instant(at: Duration) -> Instant {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let ago = now.saturating_sub(at);
@@ -268,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_qemu_told_is_found_in_a_log() {
+    fn qemu_events_are_found_in_a_log() {
         let log = "2026-11-20 10:00:00.100+0000: 7: info : qemuMonitorJSONIOProcessLine:208 : \
                    QEMU_MONITOR_RECV_EVENT: mon=0x7f event={\"timestamp\": {\"seconds\": 5, \
                    \"microseconds\": 250000}, \"event\": \"MIGRATION\", \"data\": {\"status\": \

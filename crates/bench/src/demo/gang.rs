@@ -1,5 +1,5 @@
-//! `make demo-gang`: all VMs of a rack go to another one and back: with content
-//! that several have sent once, and without.
+//! `make demo-gang`: all VMs of a rack move to another rack with sharing, where content that
+//! several VMs have is sent once, and back without sharing.
 
 use std::io::{IsTerminal, Write};
 use std::process::{Child, ExitCode, Stdio};
@@ -18,12 +18,12 @@ use lab::program;
 use lab::setup::{self, Kit};
 
 const VMS: u8 = 4;
-/// How often progress is shown that nobody else shows.
+/// How often the progress of several commands is shown.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// A guest that moved is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
-/// What it took to empty a rack.
+/// Figures of emptying a rack.
 struct Left {
     took: Duration,
     crossed: Crossed,
@@ -37,7 +37,7 @@ struct Place<'r> {
     guests: Vec<Guest>,
 }
 
-/// Two racks; all VMs of the one leave it, and come back.
+/// Moves all VMs of one of two racks to the other, and back.
 ///
 /// # Errors
 /// If the lab fails.
@@ -139,8 +139,8 @@ impl<'r> Place<'r> {
         self.show(host, &moves)
     }
 
-    /// Runs commands at the same time, and shows what they say: one by itself;
-    /// more than one would write over each other, so then what the links count.
+    /// Runs commands at the same time. One by itself shows its own progress; several would
+    /// overwrite each other's, so the bytes on the links are shown instead.
     fn show(&self, host: &RackHost, commands: &[Vec<String>]) -> Result<()> {
         let agent = self.agent(host)?;
         let alone = commands.len() == 1;
@@ -187,7 +187,7 @@ impl<'r> Place<'r> {
         })
     }
 
-    /// Pages that the guests looked at, and those that are wrong.
+    /// Pages that the guests checked, and wrong ones of them.
     fn check(&self) -> Result<(u64, u64)> {
         let checked = self.guests.iter().map(Guest::check);
         checked.into_iter().try_fold((0, 0), |(pages, wrong), checked| {
@@ -197,7 +197,7 @@ impl<'r> Place<'r> {
     }
 }
 
-/// As many as content can be shared with.
+/// The widest sharing that `droveway migrate` can do.
 fn widest() -> Result<Share> {
     for share in [Share::Rack, Share::Host] {
         if sharing("migrate", share)?.is_some() {
@@ -207,15 +207,15 @@ fn widest() -> Result<Share> {
     Ok(Share::Off)
 }
 
-/// On a terminal each line over the one before.
+/// Prints a line of progress; on a terminal it overwrites the one before.
 fn tell(line: &str) {
     let mut output = std::io::stderr().lock();
     let end = if output.is_terminal() { "\r" } else { "\n" };
-    // It is only there to be looked at.
+    // Errors don't matter: the line is only for display.
     let _ = write!(output, "{line}{end}").and_then(|()| output.flush());
 }
 
-/// What each said, and whether it worked.
+/// Output of each command, and whether the command succeeded.
 fn wait(running: Vec<Child>) -> Result<Vec<(String, bool)>> {
     let end = |child: Child| {
         let output = child.wait_with_output().doing("run droveway")?;

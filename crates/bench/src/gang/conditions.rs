@@ -1,5 +1,5 @@
-//! Under which conditions gangs move: what a person may have otherwise than the
-//! benchmark has it. Results under other conditions have another name.
+//! The conditions under which gangs move, as far as they can differ from the benchmark's. Results
+//! under other conditions have another name.
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use lab_guest::orders::Orders;
 
 use lab::error::{LabError, Result};
 
-/// VMs in a whole gang: what the goals are for.
+/// VMs in a whole gang, which the goals are for.
 pub const VMS: u8 = 8;
 /// Scales of links that leave something to measure.
 const LINKS: std::ops::RangeInclusive<f64> = 0.01..=100.0;
-/// What of a program's data shrinks as text does, in eighths: with it, all of it
-/// shrinks to half.
+/// Eighths of a program's data that compress like text: with them the data as a whole compresses to
+/// half its size.
 const TEXT_EIGHTHS: u64 = 5;
 
-/// How guests' kernels find their place.
+/// Where guests' kernels place themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Guests {
     /// As kernels do: each boot has its own (KASLR).
@@ -27,7 +27,7 @@ pub enum Guests {
     Fixed,
 }
 
-/// What application data is like.
+/// How well application data compresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Data {
     /// It shrinks to half: what Linux expects of what it swaps to compressed memory.
@@ -62,10 +62,10 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// Refuses those that make no sense.
+    /// Refuses conditions that make no sense.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// If one makes no sense.
     pub fn check(&self) -> Result<()> {
         if LINKS.contains(&self.links) {
             return Ok(());
@@ -74,7 +74,7 @@ impl Conditions {
         Err(LabError::Unsupported(text))
     }
 
-    /// The name that results of a scenario have.
+    /// Name of a scenario's results.
     #[must_use]
     pub fn label(&self, scenario: &str) -> String {
         let usual = Self::default();
@@ -94,7 +94,7 @@ impl Conditions {
         label
     }
 
-    /// A link's rate, scaled; a link has some.
+    /// A link's scaled rate, at least 1 Mbit/s.
     #[must_use]
     pub fn mbit_per_s(&self, usual: u32) -> u32 {
         #[allow(
@@ -106,7 +106,7 @@ impl Conditions {
         scaled.max(1)
     }
 
-    /// What a guest's kernel is told.
+    /// Parameters for the guests' kernels.
     #[must_use]
     pub fn kernel_words(&self) -> &'static str {
         match self.guests {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_another_kind_is_as_much() {
+    fn data_that_compresses_has_the_same_size() {
         let orders = Orders { common_bytes: 32 << 20, random_bytes: 16 << 20, ..Orders::default() };
         let random = Conditions { data: Data::Random, ..Conditions::default() };
         assert_eq!(random.orders(orders.clone()), orders);

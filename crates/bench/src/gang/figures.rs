@@ -1,4 +1,4 @@
-//! What a gang's moves came to.
+//! Figures of a gang's move.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,81 +13,80 @@ pub struct VmFigures {
     pub from: String,
     /// The host that it went to.
     pub to: String,
-    /// From the first VM's start to this one running at its destination.
+    /// From the start of the first move until this VM ran at its destination.
     pub total_s: f64,
-    /// From its stop to that.
+    /// From the VM's stop until then.
     pub downtime_ms: f64,
-    /// The longest that it was not heard of.
+    /// The longest time without a beat of the guest.
     pub guest_gap_ms: f64,
-    /// QEMU's sweeps over its memory.
+    /// QEMU's passes over its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passes: Option<u64>,
-    /// Pages that it found as it wrote them, or not.
+    /// Pages that the guest checked.
     pub pages: u64,
-    /// Pages that are wrong.
+    /// Those of them that were wrong.
     pub wrong: u64,
 }
 
-/// How a load on the core fared.
+/// Figures of a load on the core.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadFigures {
-    /// What it sent per second while VMs moved.
+    /// Bytes that it sent per second while VMs moved.
     pub sent_bytes_per_s: f64,
-    /// The share of it that did not arrive.
+    /// The share of these that was lost.
     pub lost: f64,
-    /// The same before.
+    /// The share that was lost before.
     pub lost_before: f64,
 }
 
-/// How two VMs fared that ask and answer each other.
+/// Figures of a pair of VMs, of which one asks and the other answers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PairFigures {
     /// Answers per second before any VM moved.
     pub before_per_s: f64,
-    /// While they moved.
+    /// Answers per second while they moved.
     pub meanwhile_per_s: f64,
-    /// Answers that are missing, as seconds of what there was before.
+    /// Missing answers, as seconds at the earlier rate.
     pub lost_s: f64,
-    /// Answers that were wrong, and connections that broke.
+    /// Wrong answers, and broken connections.
     pub wrong: u64,
 }
 
-/// What is counted where many VMs move.
+/// Figures of the move of many VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GangFigures {
-    /// Crossed the core, both ways, but for a load's bytes.
+    /// Bytes on the core, in both directions, without a load's.
     pub core_bytes: u64,
-    /// Of it, from the source racks to the target rack, or among them.
+    /// Of these, from the source racks to the target rack, or among the source racks.
     pub core_from_sources_bytes: u64,
-    /// Of it, sent by the target rack.
+    /// Of these, sent by the target rack.
     pub core_from_target_bytes: u64,
-    /// Crossed hosts' edges, both ways: what goes from host to host crosses two.
+    /// Bytes on hosts' edges, in both directions: what goes from host to host crosses two.
     pub edge_bytes: u64,
-    /// Of it, sent by source hosts.
+    /// Of these, sent by source hosts.
     pub source_edge_sent_bytes: u64,
-    /// Of it, sent by target hosts.
+    /// Of these, sent by target hosts.
     pub target_edge_sent_bytes: u64,
-    /// Of it, delivered to target hosts.
+    /// Of these, delivered to target hosts.
     pub target_edge_bytes: u64,
-    /// Content that was not sent, because a host had it, as the mover reports it.
+    /// Content that was not sent because a host had it, by the mover's report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub named_bytes: Option<u64>,
-    /// Content that was sent though a host had it or got it from elsewhere, of all
-    /// that QEMU handed over.
+    /// Of the content from QEMU, the share that was sent though a host had it or got it elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again_share: Option<f64>,
-    /// Each VM that moved.
+    /// The VMs that moved.
     pub vms: Vec<VmFigures>,
-    /// A load on the core, if there was one.
+    /// Figures of a load on the core, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<LoadFigures>,
-    /// Two VMs that ask and answer each other, if there are any.
+    /// Figures of a pair of VMs, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pair: Option<PairFigures>,
 }
 
 impl GangFigures {
-    /// From what the links counted.
+    /// Figures from the links' counters.
     #[must_use]
     pub fn counted(core: Crossed, edges: Edges) -> Self {
         Self {
@@ -109,7 +108,7 @@ mod tests {
     use crate::result::Run;
 
     #[test]
-    fn they_stand_among_the_other_figures_of_a_run() {
+    fn figures_serialize_among_the_others_of_a_run() {
         let edges = Edges { from_sources: 8, to_sources: 1, from_target: 1, to_target: 8 };
         let core = Crossed { from_sources: 8, from_target: 1 };
         let gang = GangFigures::counted(core, edges);

@@ -1,4 +1,4 @@
-//! What gangs are to reach, and whether they did.
+//! Goals of gangs, and whether a contest reached them.
 
 use super::conditions::{Conditions, VMS};
 use crate::goals::Goal;
@@ -9,10 +9,10 @@ const OFF: &str = "droveway-off";
 const RACK: &str = "droveway-rack";
 const PRECOPY: &str = "qemu-precopy";
 
-/// A figure of the one over the other, and the most that may be.
+/// Goal, figure, our contender, the other contender, and the largest ratio of their figures.
 type Bound = (&'static str, &'static str, &'static str, &'static str, f64);
 
-/// By what was measured; the bounds hold for a whole gang.
+/// Goals for what was measured; the bounds hold only for a whole gang.
 pub(super) fn of(outcome: &Outcome, conditions: &Conditions) -> Vec<Goal> {
     let bounds: &[Bound] = match outcome.scenario.as_str() {
         "gang-idle" => &[

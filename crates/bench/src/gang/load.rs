@@ -1,5 +1,5 @@
-//! UDP that crosses the core beside VMs that move, from one bystander to the
-//! other: nothing makes it slow down, so what does not fit is lost.
+//! A UDP load that crosses the core from one bystander to the other while VMs move: nothing makes
+//! it slow down, so what does not fit is lost.
 
 use std::io;
 use std::net::UdpSocket;
@@ -15,19 +15,18 @@ use lab::error::{LabError, Result, SystemContext};
 use lab::hosts::Racks;
 
 const PORT: u16 = 7814;
-/// What fits a packet of 1,500 bytes.
+/// Payload that fits a packet of 1,500 bytes.
 const DATAGRAM: usize = 1472;
-/// What may wait for a receiver that has no CPU: it is the network's losses that
-/// count.
+/// Buffer for a receiver that gets no CPU: only losses of the network should count.
 const RECEIVE_BYTES: usize = 32 << 20;
-/// How evenly it sends.
+/// Interval at which it sends.
 const STEP: Duration = Duration::from_millis(1);
-/// What a sender that was held up makes up for; what is older is not sent.
+/// A delayed sender makes up for at most this; what is older is not sent.
 const DEBT_MAX: Duration = Duration::from_millis(20);
-/// How long it is alone with the VMs.
+/// How long the load is watched alone with the VMs.
 const ALONE: Duration = Duration::from_secs(3);
 
-/// A load at work. Dropping it ends it.
+/// A running load. Dropping it ends it.
 pub(super) struct Load {
     sent: AtWork,
     received: AtWork,
@@ -35,7 +34,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Has it begin, and watches it for a while.
+    /// Starts the load, and watches it for a while.
     pub(super) fn start(racks: &Racks, bytes_per_s: u64) -> Result<Self> {
         let missing = || LabError::Missing { what: "hosts for a load on the core".to_owned() };
         let [here, there] = racks.bystanders().ok_or_else(missing)?;
@@ -50,7 +49,7 @@ impl Load {
         let received = begin(there.command(&own), &["load-sink", &port])?;
         let address = format!("{}:{PORT}", there.addresses[0]);
         let sent = begin(here.command(&own), &["load-source", &address, &rate])?;
-        // Until both are up.
+        // Wait until both are up.
         thread::sleep(ALONE / 3);
         let alone_since = Instant::now();
         thread::sleep(ALONE);
@@ -61,7 +60,7 @@ impl Load {
         [self.sent.pids(), self.received.pids()].concat()
     }
 
-    /// How it fared between two instants, beside what it did before.
+    /// The load's figures between two instants, and its losses before.
     pub(super) fn judge(&self, from: Instant, to: Instant) -> LoadFigures {
         let lost = |from: Instant, to: Instant| {
             let sent = self.sent.done(from, to);
@@ -76,13 +75,13 @@ impl Load {
     }
 }
 
-/// The receiving end: says how many bytes came.
+/// The receiving end: reports how many bytes arrived.
 ///
 /// # Errors
-/// If it can't listen, or nobody hears it.
+/// If it can't listen, or its reports can't be written.
 pub fn sink(port: u16) -> io::Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", port))?;
-    // Beyond what users may have; where that is not allowed, as much as they may.
+    // Beyond the users' limit; where that is not allowed, as much as they may have.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BYTES)
         .or_else(|_| rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES))?;
     let done = Arc::new(AtomicU64::new(0));
@@ -96,10 +95,10 @@ pub fn sink(port: u16) -> io::Result<()> {
     tell(&done)
 }
 
-/// The sending end: says how many bytes it sent.
+/// The sending end: reports how many bytes it sent.
 ///
 /// # Errors
-/// If it can't send at all, or nobody hears it.
+/// If it can't send at all, or its reports can't be written.
 pub fn source(address: &str, bytes_per_s: u64) -> io::Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     socket.connect(address)?;
@@ -115,7 +114,7 @@ pub fn source(address: &str, bytes_per_s: u64) -> io::Result<()> {
             last = now;
             while due >= DATAGRAM as f64 {
                 due -= DATAGRAM as f64;
-                // A full queue loses it, as a switch would.
+                // A full queue drops it, as a switch would.
                 let _ = socket.send(&datagram);
                 counting.fetch_add(DATAGRAM as u64, Relaxed);
             }

@@ -18,17 +18,17 @@ use lab::guest::Guest;
 use lab::hosts::{Crossed, Host, Racks};
 use lab::setup::Kit;
 
-/// What arrives first, and what is buffered on its way.
+/// Memory to warm for the first arriving guests and for buffers of the transfer.
 const WARM_BYTES: u64 = 3 << 29;
-/// What arrives later. It is let go of by the time, too: this lasts for 50 s.
+/// Warm memory for later arrivals. It is freed over time, too: this much lasts for 50 s.
 const RESERVE_BYTES: u64 = 8 << 30;
-/// Booted guests settle before they move.
+/// Time for booted guests to settle before they move.
 const SETTLE: Duration = Duration::from_secs(2);
-/// A guest that moved is heard again.
+/// Longest time until a moved guest is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
-/// What a migration leaves to be done after the VM runs is its doing, too.
+/// Work that the migration leaves until after the VM runs is its effect, too.
 const AFTER: Duration = Duration::from_millis(300);
-/// There are two dozen processes to read.
+/// Not often, because there are two dozen processes to read.
 const READ_CPU_EVERY: Duration = Duration::from_millis(50);
 
 /// New racks, new VMs, one move of all of them.
@@ -91,7 +91,7 @@ pub(super) fn run(
     Ok(run)
 }
 
-/// Starts the guests, and waits for all of them.
+/// Starts the guests, and waits until all have booted.
 fn boot(
     ground: &GangGround<'_>,
     members: &[Member<'_>],
@@ -112,7 +112,7 @@ fn boot(
     Ok(guests)
 }
 
-/// What the load has sent, if there is a place for one.
+/// Bytes that the load has sent, if there are hosts for one.
 fn load_sent(racks: &Racks) -> Result<u64> {
     racks.bystanders().map_or(Ok(0), |[here, _]| Ok(here.sent()?.bytes))
 }
@@ -124,7 +124,7 @@ fn save_reports(label: &str, contender: &dyn GangContender) -> Result<()> {
     Ok(())
 }
 
-/// Adds what the guests felt, and what they find when they check themselves.
+/// Adds the effects that the guests noticed, and the results of their checks.
 fn judge(
     run: Run,
     mut figures: GangFigures,
@@ -186,7 +186,7 @@ fn felt(
     }
 }
 
-/// The share of its full rate that a guest kept that writes.
+/// The share of its full rate that a guest kept; none if it doesn't write.
 fn work(guest: &Guest, moves: &Moved, moved: &GangMoved) -> Option<f64> {
     let orders = &guest.spec.orders;
     let rate = orders.rate + orders.file_rate;

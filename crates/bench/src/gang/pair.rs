@@ -1,5 +1,5 @@
-//! Two VMs that ask and answer each other, in a run: what they do undisturbed,
-//! and while they move.
+//! A pair of VMs, of which one asks and the other answers: their rate undisturbed, and while they
+//! move.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use super::figures::PairFigures;
 use lab::error::{LabError, Result};
 use lab::guest::Guest;
 
-/// How long they are watched before.
+/// How long they are watched before the move.
 const BEFORE: Duration = Duration::from_secs(3);
 
 /// The VM that asks.
@@ -18,12 +18,12 @@ pub(super) struct Asking<'g> {
 }
 
 impl<'g> Asking<'g> {
-    /// Watches the one that asks for a while, if there is one.
+    /// Watches the VM that asks for a while, if there is one.
     pub(super) fn watch(guests: &'g [Guest]) -> Result<Option<Self>> {
         let Some(guest) = guests.iter().find(|guest| guest.spec.orders.asks > 0) else {
             return Ok(None);
         };
-        // Until it has found the other one.
+        // Wait until it has found the other VM.
         thread::sleep(BEFORE / 3);
         let from = Instant::now();
         thread::sleep(BEFORE);
@@ -35,7 +35,7 @@ impl<'g> Asking<'g> {
         Err(LabError::Silent { what, waited: BEFORE, detail })
     }
 
-    /// How it fared between two instants.
+    /// The pair's figures between two instants.
     pub(super) fn judge(&self, from: Instant, to: Instant) -> Result<PairFigures> {
         let meanwhile_per_s = self.guest.felt(from, to).answers_per_s;
         let kept = meanwhile_per_s / self.before_per_s;

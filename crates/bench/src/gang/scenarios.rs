@@ -1,4 +1,4 @@
-//! The contests of gangs: which VMs, which racks, who takes part.
+//! The contests of gangs: the VMs, the racks and the contenders.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use lab::setup::{self, Kit};
 const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 
-/// What each has.
+/// Memory of each VM.
 pub(crate) const MEMORY: &str = "256M";
-/// Which content all VMs have in common.
+/// Seed of the content that all VMs have in common.
 const COMMON_SEED: u64 = 77;
 const SEED: u64 = 100;
-/// The addresses of two VMs that ask and answer each other.
+/// Addresses of two VMs: the first answers, the second asks.
 const PAIR: [u8; 2] = [21, 22];
-/// Idle guests that beat as often as others do would not be idle: under TCG each
-/// takes a tenth of a core.
+/// Idle guests that beat as often as others would not be idle: under TCG each would take a tenth of
+/// a core.
 const TICK_MS: u64 = 50;
-/// And eight that wake up a thousand times a second, to write a page each time, take
-/// both cores of a small host before anything moves.
+/// Eight guests that wake up a thousand times a second, to write a page each time, take both cores
+/// of a small host before anything moves.
 const WRITE_STEP_MS: u64 = 10;
 /// The seed of a VM that runs in the target rack already.
 const RESIDENT_SEED: u64 = 99;
@@ -36,29 +36,29 @@ const RESIDENT_SEED: u64 = 99;
 pub struct GangScenario {
     /// Its name: `make bench-NAME`.
     pub name: &'static str,
-    /// What it is for, for a person.
+    /// What it measures, for people.
     pub about: &'static str,
     /// The racks.
     pub layout: Layout,
-    /// What the nth VM does, from 0.
+    /// Orders of the nth VM, from 0.
     pub orders: fn(u64) -> Orders,
     /// Whether a VM of the same system runs in the target rack already.
     pub resident: bool,
     /// Whether the second VM asks the first one all the time.
     pub pair: bool,
-    /// What else crosses the core, in bytes of UDP per second.
+    /// Other load on the core, in bytes of UDP per second.
     pub load_bytes_per_s: Option<u64>,
-    /// QEMU's contenders.
+    /// QEMU's modes that take part.
     pub modes: &'static [Mode],
-    /// Droveway's.
+    /// Droveway's sharing modes that take part.
     pub shares: &'static [Share],
     /// The downtime goal of each VM.
     pub goal: Duration,
-    /// What a contender gives up after.
+    /// When a contender gives up.
     pub timeout: Duration,
 }
 
-/// The system, 32 MiB that all have, and 16 MiB of each VM's own.
+/// The system, 32 MiB in common with all VMs, and 16 MiB of the VM's own.
 fn idle(nth: u64) -> Orders {
     Orders {
         seed: SEED + nth,
@@ -70,7 +70,7 @@ fn idle(nth: u64) -> Orders {
     }
 }
 
-/// The same, and the second asks the first.
+/// The same, and the second VM asks the first.
 fn apps(nth: u64) -> Orders {
     Orders {
         address: if nth < 2 { PAIR[usize::from(nth == 1)] } else { 0 },
@@ -80,7 +80,7 @@ fn apps(nth: u64) -> Orders {
     }
 }
 
-/// The same, and the first two write files.
+/// The same, and the first two VMs write files.
 fn busy(nth: u64) -> Orders {
     let writes = nth < 2;
     Orders {
@@ -91,7 +91,7 @@ fn busy(nth: u64) -> Orders {
     }
 }
 
-/// Nothing but the system is shared; each writes twice its memory in all.
+/// Only the system is in common; each VM writes twice its memory in total.
 fn worst(nth: u64) -> Orders {
     Orders {
         seed: SEED + nth,
@@ -106,7 +106,7 @@ fn worst(nth: u64) -> Orders {
 }
 
 impl GangScenario {
-    /// Every contender, new.
+    /// All contenders, new.
     #[must_use]
     pub fn contenders(&self) -> Vec<Box<dyn GangContender>> {
         let qemu = self.modes.iter().map(|mode| Box::new(QemuGang::new(*mode)) as Box<_>);
@@ -114,8 +114,8 @@ impl GangScenario {
         qemu.chain(shares.map(|share| Box::new(DrovewayGang::new(*share)) as Box<_>)).collect()
     }
 
-    /// The same under other conditions than the usual ones. What else crosses the core
-    /// is scaled as its links are, and so is what a contender is given.
+    /// The same under other conditions. Other load on the core is scaled with the links, and slower
+    /// links extend the timeout.
     #[must_use]
     pub fn under(self, conditions: &Conditions) -> Self {
         let layout = Layout {
@@ -137,7 +137,7 @@ impl GangScenario {
         }
     }
 
-    /// What the nth VM is.
+    /// The nth VM.
     #[must_use]
     pub fn guest(&self, conditions: &Conditions, nth: u64) -> GuestSpec {
         let orders = conditions.orders((self.orders)(nth));
@@ -145,8 +145,7 @@ impl GangScenario {
         GuestSpec { kernel_words, ..GuestSpec::new(&format!("vm{}", nth + 1), MEMORY, orders) }
     }
 
-    /// The VMs: from one source host after the other, to one target host after
-    /// the other.
+    /// The VMs, dealt to the source hosts and the target hosts in turn, and the resident one.
     #[must_use]
     pub fn members<'r>(&self, racks: &'r Racks, conditions: &Conditions) -> Vec<Member<'r>> {
         let (sources, targets) = (racks.sources(), racks.targets());
@@ -165,10 +164,10 @@ impl GangScenario {
         gang.chain(resident).collect()
     }
 
-    /// Gives the two VMs that talk to each other a way to do so.
+    /// Joins the two VMs that talk to each other by a network.
     ///
     /// # Errors
-    /// If the hosts can't, or what guests need for a NIC can't be had.
+    /// If the hosts can't, or what guests need for a NIC is not available.
     pub fn join_pair(&self, kit: &Kit, racks: &Racks, members: &mut [Member<'_>]) -> Result<()> {
         if !self.pair {
             return Ok(());
@@ -228,7 +227,7 @@ impl GangScenario {
     }
 }
 
-/// All of them.
+/// All contests.
 #[must_use]
 pub fn all() -> Vec<GangScenario> {
     let idle = |name, about| GangScenario {
@@ -294,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vms_share_what_they_are_told_to() {
+    fn vms_have_the_ordered_content_in_common() {
         let of = |name: &str| all().into_iter().find(|one| one.name == name).unwrap();
         let orders = |name: &str| (0..8).map(of(name).orders).collect::<Vec<_>>();
         for name in ["gang-idle", "gang-busy", "gang-resident", "gang-background", "gang-apps"] {
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_what_else_crosses_them_are_scaled_together() {
+    fn links_and_other_load_are_scaled_together() {
         let conditions = Conditions { links: 0.4, ..Conditions::default() };
         let usual = all().into_iter().find(|one| one.load_bytes_per_s.is_some()).unwrap();
         let (layout, timeout) = (usual.layout, usual.timeout);

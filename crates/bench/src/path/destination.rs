@@ -1,4 +1,4 @@
-//! The destination's half of the way: lanes into RAM.
+//! The destination's half of the path: lanes into RAM.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use wire::{LaneHeader, Preamble, Reply};
 
 use super::{BLOCK, RAM_BYTES};
 
-/// Of RAM that has arrived, every so many pages are compared.
+/// One in so many pages of arrived RAM is compared.
 pub(super) const COMPARED_EVERY: usize = 61;
 
 pub(super) struct Destination {
@@ -67,7 +67,7 @@ impl Destination {
     }
 }
 
-/// Looks at pages all over RAM.
+/// Compares pages all over RAM.
 fn compare(mapping: &Mapping, ram: &[u8]) -> Result<()> {
     let mut found = [0; PAGE_BYTES];
     for (page, expected) in ram.chunks_exact(PAGE_BYTES).enumerate().step_by(COMPARED_EVERY) {

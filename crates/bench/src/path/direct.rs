@@ -1,4 +1,4 @@
-//! What QEMU does by itself: packets into TCP connections, and from there into RAM.
+//! The path without Droveway: packets go into TCP connections, and from there into RAM.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -29,11 +29,11 @@ pub(super) fn run(ram: &[u8]) -> Result<Run> {
     Ok(Run { took, stages: Stages { generator, receivers, ..Stages::default() } })
 }
 
-/// CPU time of those that send, and of those that receive.
+/// Returns the CPU time of the senders, and that of the receivers.
 fn carry(ram: &[u8], arrived: &mut [u8]) -> std::io::Result<(Duration, Duration)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
-    // A channel's packets are every `CHANNELS`th of RAM.
+    // A channel carries every `CHANNELS`th packet of RAM.
     let mut places: Vec<Vec<&mut [u8]>> = (0..CHANNELS).map(|_| Vec::new()).collect();
     for (nth, packet) in arrived.chunks_mut(PACKET_PAGES * PAGE_BYTES).enumerate() {
         places[nth % usize::from(CHANNELS)].push(packet);

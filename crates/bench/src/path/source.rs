@@ -1,4 +1,4 @@
-//! A generator in QEMU's place, and the source's half of the way.
+//! A generator in QEMU's place, and the source's half of the path.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -22,13 +22,13 @@ use wire::Token;
 
 use super::{BLOCK, CHANNELS, RAM_BYTES, Stages};
 
-/// What an agent gives a migration by default.
+/// An agent's default for a migration.
 const POOL_BYTES: usize = 128 << 20;
-/// QEMU's number for the section `ram`.
+/// QEMU's id of the section `ram`.
 const SECTION: u32 = 2;
 
-/// RAM of `bytes` whose pages are all different. Half of each page repeats, so that
-/// it shrinks where it is compressed.
+/// RAM of `bytes` whose pages are all different. Half of each page repeats, so that it can be
+/// compressed.
 pub(super) fn ram(bytes: u64) -> Vec<u8> {
     let words = bytes / 8;
     let mut ram = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
@@ -88,7 +88,7 @@ impl Source {
     }
 }
 
-/// Writes as QEMU does, a thread for each channel. Returns the CPU time of it.
+/// Writes as QEMU does, with a thread for each channel. Returns their CPU time.
 fn generate(ram: &[u8], path: &Path) -> Result<Duration> {
     let mut main = UnixStream::connect(path).doing("connect to the tap")?;
     let mut head = Vec::new();
@@ -111,14 +111,14 @@ fn generate(ram: &[u8], path: &Path) -> Result<Duration> {
     used.doing("write to the tap")
 }
 
-/// Every `CHANNELS`th packet of RAM.
+/// Writes every `CHANNELS`th packet of RAM.
 fn channel(ram: &[u8], path: &Path, id: u8) -> std::io::Result<Duration> {
     let mut socket = UnixStream::connect(path)?;
     write_channel(ram, id, &mut socket)?;
     Ok(thread_cpu())
 }
 
-/// A channel's packets, as QEMU writes them.
+/// Writes a channel's packets as QEMU does.
 pub(super) fn write_channel(ram: &[u8], id: u8, socket: &mut impl Write) -> std::io::Result<()> {
     let mut head = Vec::new();
     Init { uuid: [0; 16], id }.write(&mut head);
@@ -136,7 +136,7 @@ pub(super) fn write_channel(ram: &[u8], id: u8, socket: &mut impl Write) -> std:
     socket.write_all(&head)
 }
 
-/// What the engine's does of it for each page.
+/// An output that does for each page what the engine's does.
 struct Collector {
     lanes: Arc<Lanes>,
     handed_over: HandedOver,
@@ -171,7 +171,7 @@ impl Output for Collector {
     }
 }
 
-/// Epoch 0 is that of memory that nothing was placed in.
+/// Epoch 0 is that of memory in which nothing was placed.
 fn epoch_of(batch: &Batch) -> Epoch {
     Epoch(batch.epoch.0 + 1)
 }

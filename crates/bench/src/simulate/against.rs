@@ -1,6 +1,6 @@
-//! What is expected beside what was measured: the lab's own runs of `gang-idle`, one
-//! contender after the other. What TCP sends again is not expected: bytes that are
-//! compared are those that the target rack had from the core and sent into it.
+//! Expected figures beside measured ones: the lab's own runs of `gang-idle`, for one contender
+//! after the other. TCP's retransmissions are not expected: the bytes that are compared are those
+//! that the target rack received from the core and sent into it.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::gang::figures::GangFigures;
 use crate::result::{Contender, Outcome, median};
 use lab::error::{FileContext, LabError, Result};
 
-/// What an expectation may be off by.
+/// How far off an expectation may be.
 const OFF_MAX: f64 = 0.15;
-/// The benchmark whose guests traces are of.
+/// The benchmark whose guests the traces describe.
 const SCENARIO: &str = "gang-idle";
 
-/// One figure, as it was and as it was expected.
+/// A figure, as measured and as expected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Figure {
     measured: f64,
@@ -34,20 +34,20 @@ impl Figure {
     }
 }
 
-/// One contender's.
+/// Figures of one contender.
 struct Row {
     contender: String,
     total_s: Figure,
     arrived_bytes: Figure,
-    /// With what TCP sent again.
+    /// Includes TCP's retransmissions.
     core_bytes: f64,
     cpu_s: Figure,
 }
 
-/// Expects what a file of results has, and says as Markdown how far off that is.
+/// Compares a file of results with what is expected; returns the differences as Markdown.
 ///
 /// # Errors
-/// If it can't be read, or is of another benchmark.
+/// If the file can't be read, or is of another benchmark.
 pub(super) fn compare(path: &Path, pace: &Pace, trace: &Trace) -> Result<String> {
     let text = std::fs::read(path).at("read", path)?;
     let wrong = |why: &str| LabError::Unsupported(format!("{}: {why}", path.display()));
@@ -83,8 +83,8 @@ pub(super) fn compare(path: &Path, pace: &Pace, trace: &Trace) -> Result<String>
     Ok(table(&rows))
 }
 
-/// What crossed the core and was not lost behind it: what target hosts got, but for
-/// what they sent each other; and what they sent back.
+/// Bytes that crossed the core and were not lost behind it: those that target hosts received,
+/// without those that they sent each other; and those that they sent back.
 fn arrived_bytes(runs: &Contender) -> f64 {
     let arrived = |gang: &GangFigures| {
         let among = gang.target_edge_sent_bytes.saturating_sub(gang.core_from_target_bytes);
@@ -114,7 +114,7 @@ struct Expected {
     cpu_s: f64,
 }
 
-/// None if the contender is not one that can be.
+/// None if the contender can't be simulated.
 fn expect(
     contender: &str,
     ground: &Ground,
@@ -129,15 +129,15 @@ fn expect(
         _ => return Ok(None),
     };
     let outcome = if is_precopy {
-        // Its QEMUs are there before, and it sends pages as they are.
+        // Its QEMUs run beforehand, and it sends pages uncompressed.
         let pace = Pace { prepare_s: 0.0, costs: pace.costs.of_precopy(), ..*pace };
         let trace = Trace { encoded_bytes: Vec::new(), ..trace.clone() };
         run(share, ground, &pace, &trace, 0)?
     } else {
         run(share, ground, pace, trace, 0)?
     };
-    // As the lab has it: from when the first VM has a QEMU to go to; CPU time without
-    // what vCPUs take.
+    // As the lab measures it: from when the first VM's destination QEMU is ready; CPU time without
+    // that of vCPUs.
     let total_s = outcome.total_s.unwrap_or(f64::INFINITY) - outcome.prepared_s;
     let (arrived_bytes, cpu_s) = (outcome.core_bytes, outcome.cpu_s - outcome.guests_cpu_s);
     Ok(Some(Expected { total_s, arrived_bytes, cpu_s }))
@@ -195,7 +195,7 @@ mod tests {
         });
         let (scenario, guest) = (scenario.to_owned(), json!({ "vms": 8 }));
         let mut outcome = Outcome { scenario, guest, links, ..Outcome::default() };
-        // Some of it was lost, and some is what targets sent each other.
+        // Some of it was lost, and some was sent between targets.
         let gang = GangFigures {
             core_bytes: 730_000_000,
             core_from_target_bytes: 2_000_000,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_stands_beside_what_is_expected() {
+    fn measured_and_expected_figures_are_compared() {
         // 640 MiB over two edges of 100 Mbit/s.
         let text = compared(&outcome("gang-idle", 28.4)).unwrap();
         assert!(text.contains("| qemu-precopy | 28.40 |") && !text.contains("zstd"), "{text}");

@@ -1,5 +1,5 @@
-//! Where content is in a simulated cluster, and how each page of a VM gets there:
-//! the same decisions as an agent's, and a real directory in each target rack.
+//! Where content is in a simulated cluster, and how each page of a VM gets to its target: by the
+//! same decisions as an agent's, with a real directory in each target rack.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use super::ground::Ground;
 use crate::contender::gang::Share;
 use lab::error::{LabError, Result};
 
-/// How one grain goes.
+/// How one grain is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
-    /// From the source.
+    /// The source sends it.
     Body,
-    /// It is there.
+    /// The target has it.
     Held,
-    /// It comes, and the VM waits for it.
+    /// It is coming to the target, and the VM waits for it.
     Later,
 }
 
@@ -36,16 +36,16 @@ pub(super) struct Fetch {
 #[derive(Default)]
 struct Target {
     held: HashSet<u64>,
-    /// What is on its way here, and the VMs that wait for it.
+    /// Content that is coming here, and the VMs that wait for it.
     coming: HashMap<u64, Vec<usize>>,
 }
 
-/// A rack that VMs go to.
+/// A rack that VMs move to.
 struct Rack {
     directory: Embedded,
-    /// Targets that wait for what another one gets.
+    /// Targets that wait for content that another one gets.
     waiting: HashMap<u64, Vec<usize>>,
-    /// What was sent to it.
+    /// Content that sources sent to it.
     sent: HashSet<u64>,
     repeated: u64,
 }
@@ -83,7 +83,7 @@ impl Contents {
         Ok(Self { share, ground, names, targets, racks, now_nanos, began, lookups: 0 })
     }
 
-    /// What time it is.
+    /// Sets the time.
     pub(super) fn at(&self, nanos: u64) {
         self.now_nanos.store(nanos, Relaxed);
     }
@@ -92,8 +92,8 @@ impl Contents {
         self.began + Duration::from_secs(u64::from(u32::MAX))
     }
 
-    /// A VM that goes to `to` has these next. What other targets are to send for it
-    /// is added to `fetches`.
+    /// Decides how a VM's next content gets to `to`. What other targets are to send for it is added
+    /// to `fetches`.
     pub(super) fn deliver(
         &mut self,
         vm: usize,
@@ -129,7 +129,7 @@ impl Contents {
         Ok(deliveries)
     }
 
-    /// Claims what nobody brings to `to` within the rack.
+    /// Asks the rack's directory about claimed content; returns what `to` gets within the rack.
     fn ask(
         &mut self,
         vm: usize,
@@ -164,7 +164,7 @@ impl Contents {
         Ok(later)
     }
 
-    /// Content was sent to `to` from a source.
+    /// A source sent content to `to`.
     pub(super) fn sent(&mut self, to: usize, content: u64) {
         let rack = &mut self.racks[self.ground.target_rack(to)];
         if !rack.sent.insert(content) {
@@ -172,7 +172,7 @@ impl Contents {
         }
     }
 
-    /// A target has content. Says which VMs have waited for it there.
+    /// A target has received content. Returns the VMs that waited for it there.
     pub(super) fn arrived(
         &mut self,
         to: usize,
@@ -196,13 +196,13 @@ impl Contents {
         Ok(waited)
     }
 
-    /// For each rack, how many grains came to it that had come before.
+    /// For each rack, how many grains were sent to it again.
     pub(super) fn repeated(&self) -> Vec<u64> {
         self.racks.iter().map(|rack| rack.repeated).collect()
     }
 }
 
-/// A name as evenly spread as a hash.
+/// A name that is as evenly spread as a hash.
 fn name(content: u64) -> Name {
     let mut bytes = [0; NAME_BYTES];
     let mut mixed = content;
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(contents.arrived(0, 7, &mut fetches).unwrap(), [1]);
         assert_eq!(fetches, [Fetch { from: 0, to: 1, content: 7 }]);
         assert_eq!(contents.arrived(1, 7, &mut fetches).unwrap(), [2]);
-        // It is there by now, and is fetched from either.
+        // Target 0 has 7 by now, and waits for 9, which target 1 gets.
         fetches.clear();
         assert_eq!(go(&mut contents, 4, 0, &[7, 9], &mut fetches), [Held, Later]);
         contents.arrived(1, 9, &mut fetches).unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn within_hosts_each_gets_its_own() {
+    fn sharing_by_host_sends_content_to_each_host() {
         use Delivery::{Body, Held, Later};
         let mut contents = Contents::new(Share::Host, &ground(), 100).unwrap();
         let mut fetches = Vec::new();

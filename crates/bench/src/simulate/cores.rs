@@ -1,42 +1,42 @@
-//! CPUs in simulated time: the cores of each host, or of one machine that all hosts
-//! are, and what work takes of them.
+//! CPUs in simulated time: the cores of each host, or of one machine that all hosts run on, and the
+//! CPU time of work.
 
 use serde::{Deserialize, Serialize};
 
-/// A host doesn't save more of its cores' time than this for later.
+/// A host saves at most this much unused time of its cores for later.
 const SAVED_S: f64 = 0.02;
 
-/// What work takes: seconds of a core, and nanoseconds of one for each byte.
+/// CPU time of work: in seconds of a core, and in nanoseconds per byte.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Costs {
-    /// A guest byte, zero or not, that QEMU looks at and hands over.
+    /// A guest byte, zero or not, that QEMU scans and hands over.
     pub hand_over_ns: f64,
-    /// One that is read from QEMU and goes through an agent's buffers.
+    /// A byte that is read from QEMU and passes through an agent's buffers.
     pub tap_ns: f64,
-    /// One that is named.
+    /// A byte that is named.
     pub name_ns: f64,
-    /// One that is compressed.
+    /// A byte that is compressed.
     pub encode_ns: f64,
-    /// One that is expanded and placed.
+    /// A byte that is expanded and placed.
     pub place_ns: f64,
-    /// One that is found by its name, compared and placed.
+    /// A byte that is found by its name, compared and placed.
     pub find_ns: f64,
     /// A byte on the wire, from socket to socket.
     pub wire_ns: f64,
-    /// What starting a VM's QEMU takes at its destination, and ending the other one.
+    /// To start a VM's QEMU at its destination, and to end the other one.
     pub start_s: f64,
     /// The share of a core that a VM's vCPUs take all the time.
     pub vcpu_cores: f64,
-    /// And the rest of its QEMU.
+    /// The share that the rest of its QEMU takes.
     pub vm_cores: f64,
-    /// What its migration takes besides, at each end.
+    /// The share that its migration takes besides, at each end.
     pub moving_cores: f64,
 }
 
 impl Default for Costs {
-    /// As measured on the machine of docs/benchmarks/method.md; where each comes from is in
-    /// docs/benchmarks/simulator.md.
+    /// As measured on the machine of docs/benchmarks/method.md; docs/benchmarks/simulator.md says
+    /// where each comes from.
     fn default() -> Self {
         Self {
             hand_over_ns: 0.33,
@@ -55,8 +55,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// QEMU's own precopy: nothing is named, nor compressed, and no agent stands in
-    /// between.
+    /// QEMU's own precopy: nothing is named or compressed, and no agent is in between.
     #[must_use]
     pub fn of_precopy(self) -> Self {
         Self {
@@ -71,7 +70,7 @@ impl Costs {
         }
     }
 
-    /// Whether there is nothing that can't be.
+    /// Whether all costs are possible.
     pub(super) fn are_right(&self) -> bool {
         [
             self.hand_over_ns,
@@ -91,21 +90,21 @@ impl Costs {
     }
 }
 
-/// Whose cores there are.
+/// The cores of hosts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Machines {
-    /// So many that nobody waits for one.
+    /// So many that no work waits for one.
     Unlimited,
-    /// Each host has so many.
+    /// Each host has this many.
     Each(f64),
-    /// All hosts are one machine, which has so many.
+    /// All hosts run on one machine, which has this many.
     One(f64),
 }
 
 /// The cores' time.
 pub(super) struct Cores {
     machines: Machines,
-    /// By machine; below 0 where more was done than there was time for.
+    /// By machine; below 0 where more was spent than was available.
     left_s: Vec<f64>,
     pub(super) spent_s: f64,
 }
@@ -124,7 +123,7 @@ impl Cores {
         if let Machines::One(_) = self.machines { 0 } else { host }
     }
 
-    /// Time goes on.
+    /// Adds the time of a step.
     pub(super) fn step(&mut self, step_s: f64) {
         let (Machines::Each(cores) | Machines::One(cores)) = self.machines else { return };
         for left_s in &mut self.left_s {
@@ -132,12 +131,12 @@ impl Cores {
         }
     }
 
-    /// Whether a host can do something now.
+    /// Whether a host has time for work now.
     pub(super) fn has(&self, host: usize) -> bool {
         self.left_s.get(self.machine(host)).is_none_or(|left_s| *left_s > 0.0)
     }
 
-    /// A host does something.
+    /// Takes time from a host's cores.
     pub(super) fn spend(&mut self, host: usize, seconds: f64) {
         self.spent_s += seconds;
         let machine = self.machine(host);
@@ -157,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_did_too_much_waits_and_who_did_nothing_saves_little() {
+    fn overspent_hosts_wait_and_idle_ones_save_little() {
         let mut cores = Cores::new(Machines::Each(2.0), 2);
         cores.step(0.01);
         assert!(cores.has(0) && cores.has(1));
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_are_read_where_they_are_given() {
+    fn omitted_costs_have_defaults() {
         let costs: Costs = serde_json::from_str(r#"{"wire_ns": 9}"#).unwrap();
         assert_eq!(costs, Costs { wire_ns: 9.0, ..Costs::default() });
         assert!(costs.are_right() && costs.of_precopy().are_right());

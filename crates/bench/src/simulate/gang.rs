@@ -1,5 +1,5 @@
-//! A gang in simulated time: step after step, who begins, what is named, what each
-//! link carries, and what has arrived.
+//! A gang in simulated time: each step decides which VMs begin, what is named, what each link
+//! carries, and what has arrived.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,35 +16,34 @@ use super::vm::{Parcel, Phase, Vm, take};
 use crate::contender::gang::Share;
 use lab::error::Result;
 
-/// A page's name, its bit of the answer and its part of the heads around them.
+/// Bytes of a page's name, its bit of the answer, and its part of the heads around them.
 const NAMED_PAGE_BYTES: f64 = 24.0;
 const PAGE_BYTES: u64 = 4096;
-/// Simulated seconds: longer than a day is nothing to plan with.
+/// Simulated seconds: times of more than a day are no use for planning.
 const TIME_MAX_S: f64 = 86_400.0;
 
-/// What a gang came to.
+/// The outcome of a gang.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// How far content was shared.
     pub share: Share,
-    /// From the first VM's turn to the last one's running; none: it took more than a
-    /// day.
+    /// From the first VM's turn until the last one runs; none if that takes more than a day.
     pub total_s: Option<f64>,
-    /// Of it, what passed before the first VM's QEMU was there.
+    /// Part of it, before the first VM's QEMU was ready.
     pub prepared_s: f64,
-    /// What it took of all cores.
+    /// CPU time of all cores.
     pub cpu_s: f64,
-    /// Of it, what guests did.
+    /// Part of it, used by guests.
     pub guests_cpu_s: f64,
-    /// What crossed the core, compressed, with what is around it.
+    /// Bytes on the core: compressed, with headers.
     pub core_bytes: f64,
-    /// Pages that sources sent.
+    /// Bytes of pages that sources sent.
     pub body_bytes: f64,
-    /// Pages of which they sent the name.
+    /// Bytes of pages of which they sent the name.
     pub named_bytes: f64,
-    /// What targets sent each other, compressed.
+    /// Bytes that targets sent each other, compressed.
     pub peer_bytes: f64,
-    /// For each target rack, pages that came to it again though it had them.
+    /// For each target rack, bytes of pages that were sent to it again though it had them.
     pub rack_duplicate_bytes: Vec<u64>,
     /// Names that the directories were asked about.
     pub lookups: u64,
@@ -59,14 +58,13 @@ struct Gang<'t> {
     contents: Contents,
     cores: Cores,
     capacities: Vec<f64>,
-    /// What targets are to send each other.
+    /// Content that targets are to send each other.
     fetches: BTreeMap<(usize, usize), VecDeque<Parcel>>,
     now_s: f64,
     outcome: Outcome,
 }
 
-/// Runs a gang of all VMs of a trace. The last `residents` of them are at the
-/// targets already.
+/// Runs a gang of all VMs of a trace. The last `residents` of them run at the targets already.
 ///
 /// # Errors
 /// If there are more target hosts than a directory can know.
@@ -166,7 +164,7 @@ impl Gang<'_> {
         Ok(self.outcome)
     }
 
-    /// Those whose turn it is, as an agent that coordinates has it.
+    /// Begins the moves whose turn it is, by the policy of a coordinating agent.
     fn begin_next(&mut self) {
         let hosts: Vec<String> = (0..self.ground.hosts()).map(|nth| format!("h{nth}")).collect();
         let sources = hosts.len() - self.ground.target_racks * self.ground.target_hosts;
@@ -199,7 +197,7 @@ impl Gang<'_> {
         self.ground.hosts() - self.ground.target_racks * self.ground.target_hosts + target
     }
 
-    /// What VMs take that are there, those that start, and those that move.
+    /// Spends the CPU time of VMs that run, start or move.
     fn be_there(&mut self) {
         let (step_s, costs) = (self.pace.step_s, &self.pace.costs);
         self.cores.step(step_s);
@@ -224,7 +222,7 @@ impl Gang<'_> {
         }
     }
 
-    /// Fills the buffers of those that send their memory.
+    /// Fills the buffers of the VMs that send their memory.
     fn name_pages(&mut self) -> Result<()> {
         let mut room = vec![self.pace.naming_bytes_per_s * self.pace.step_s; self.ground.hosts()];
         let step_bytes = self.pace.vm_bytes_per_s * self.pace.step_s;
@@ -252,7 +250,7 @@ impl Gang<'_> {
         Ok(())
     }
 
-    /// The VM's next pages: what of them is sent waits for its lane.
+    /// Names the VM's next pages, and queues those of them that are sent for its lane.
     fn name_batch(&mut self, number: usize) -> Result<f64> {
         let vm = &mut self.vms[number];
         let grain_bytes = self.trace.grain_bytes as f64;
@@ -294,7 +292,7 @@ impl Gang<'_> {
         Ok(named)
     }
 
-    /// Targets are to send each other what these are: compressed, as sources do.
+    /// Queues content that targets send each other: compressed, as sources do.
     fn fetch(&mut self, fetches: &[Fetch]) {
         for Fetch { from, to, content } in fetches.iter().copied() {
             let left_bytes = self.trace.body_bytes(content, fetches.len());
@@ -303,7 +301,7 @@ impl Gang<'_> {
         }
     }
 
-    /// What the links carry in one step.
+    /// Carries what the links can in one step.
     fn carry(&mut self) -> Result<()> {
         let has = |vm: &Vm| self.cores.has(vm.from) && self.cores.has(self.host_of(vm.to));
         let sends = |number: &usize| !self.vms[*number].queue.is_empty() && has(&self.vms[*number]);
@@ -347,7 +345,7 @@ impl Gang<'_> {
         Ok(())
     }
 
-    /// What it takes that so many bytes, and grains, went from host to host.
+    /// Spends the CPU time of carrying so many bytes and grains from host to host.
     fn spend_on(&mut self, bytes: f64, grains: usize, from: usize, to: usize) {
         let costs = &self.pace.costs;
         self.cores.work(from, bytes, costs.wire_ns / 2.0);
@@ -364,7 +362,7 @@ impl Gang<'_> {
         Ok(())
     }
 
-    /// What follows. Says whether others may begin.
+    /// Continues the VMs' moves. Returns whether others may begin.
     fn go_on(&mut self) -> bool {
         let mut changed = false;
         if self.vms.iter().all(|vm| matches!(vm.phase, Phase::Waiting | Phase::Preparing { .. })) {

@@ -2,23 +2,23 @@
 
 use super::links::Way;
 
-/// What TCP, IP and Ethernet add to what they carry.
+/// Bytes on the wire per byte of content, with the headers of TCP, IP and Ethernet.
 const OVERHEAD: f64 = 1.046;
 
-/// A cluster: VMs leave the hosts of some racks for those of others.
+/// A cluster: VMs move from the hosts of some racks to those of others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ground {
     /// Racks that VMs leave.
     pub source_racks: usize,
     /// Hosts in each of them.
     pub source_hosts: usize,
-    /// Racks that VMs go to.
+    /// Racks that VMs move to.
     pub target_racks: usize,
     /// Hosts in each of them.
     pub target_hosts: usize,
-    /// What a host's edge carries, each way.
+    /// Rate of a host's edge, in each direction.
     pub edge_bits_per_s: f64,
-    /// What a rack's link to the core carries, each way.
+    /// Rate of a rack's link to the core, in each direction.
     pub core_bits_per_s: f64,
 }
 
@@ -43,23 +43,23 @@ impl Ground {
         self.target_racks * self.target_hosts
     }
 
-    /// All hosts: those that VMs leave first.
+    /// All hosts: source hosts come first.
     pub(super) fn hosts(&self) -> usize {
         self.sources() + self.targets()
     }
 
-    /// Racks that VMs go to are numbered from 0, and so are their hosts.
+    /// The rack of a target: target racks and their hosts are numbered from 0.
     pub(super) fn target_rack(&self, target: usize) -> usize {
         target / self.target_hosts
     }
 
-    /// The nth VM's source: from one host after the other, the racks in turn.
+    /// The nth VM's source: racks take turns, and so do the hosts of each.
     pub(super) fn source_of(&self, vm: usize) -> usize {
         let nth = vm % self.sources();
         nth % self.source_racks * self.source_hosts + nth / self.source_racks
     }
 
-    /// The host that it goes to, among the targets.
+    /// The host that the nth VM moves to, among the targets.
     pub(super) fn target_of(&self, vm: usize) -> usize {
         let nth = vm % self.targets();
         nth % self.target_racks * self.target_hosts + nth / self.target_racks
@@ -72,7 +72,7 @@ impl Ground {
         }
     }
 
-    /// Bytes per second that each link carries of what is inside packets.
+    /// Bytes of content per second that each link can carry.
     pub(super) fn capacities(&self) -> Vec<f64> {
         let edges = std::iter::repeat_n(self.edge_bits_per_s, 2 * self.hosts());
         let racks = self.source_racks + self.target_racks;
@@ -80,12 +80,12 @@ impl Ground {
         edges.chain(core).map(|bits| bits / 8.0 / OVERHEAD).collect()
     }
 
-    /// What that much takes of a link.
+    /// Bytes on the wire for so many bytes of content.
     pub(super) fn on_wire(bytes: f64) -> f64 {
         bytes * OVERHEAD
     }
 
-    /// From a source to a target.
+    /// The links from a source to a target.
     pub(super) fn way(&self, source: usize, target: usize) -> Way {
         let target = self.sources() + target;
         let racks = 2 * self.hosts();
@@ -93,7 +93,7 @@ impl Ground {
         Way::over(&[2 * source, up, down, 2 * target + 1])
     }
 
-    /// Between two targets of one rack.
+    /// The links between two targets of one rack.
     pub(super) fn way_within(&self, from: usize, to: usize) -> Way {
         Way::over(&[2 * (self.sources() + from), 2 * (self.sources() + to) + 1])
     }

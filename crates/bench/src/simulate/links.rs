@@ -1,12 +1,11 @@
-//! What each of many flows gets of the links that they share: as TCP would have it
-//! in the long run, no flow has less than another one that wants more of the same
-//! link.
+//! The rate of each of many flows over shared links, as it is with TCP in the long run: no flow has
+//! less than another one that wants more of the same link.
 
-/// Links of one flow at most: two edges, and what joins two racks to the core.
+/// Most links of one flow: two edges, and the links of two racks to the core.
 const LINKS_MAX: usize = 4;
-/// Each time what is left is dealt out once more. What remains then is little.
+/// Each round deals out again what is left. What remains after the last is little.
 const ROUNDS: usize = 12;
-/// A link with less than this part left is full.
+/// A link with less than this share left is full.
 const FULL: f64 = 1e-3;
 
 /// The links that a flow crosses, by number.
@@ -17,7 +16,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Over these links.
+    /// A way over these links.
     pub(super) fn over(links: &[usize]) -> Self {
         let mut way = Self { links: [0; LINKS_MAX], count: links.len().min(LINKS_MAX) };
         for (place, link) in way.links.iter_mut().zip(links) {
@@ -31,7 +30,7 @@ impl Way {
     }
 }
 
-/// Bytes per second of each flow, where links carry `capacities`.
+/// Rates of flows in bytes per second, over links with these `capacities`.
 pub(super) fn fair(capacities: &[f64], flows: &[Way]) -> Vec<f64> {
     let mut rates = vec![0.0; flows.len()];
     let mut left = capacities.to_vec();
@@ -71,8 +70,8 @@ mod tests {
     }
 
     #[test]
-    fn flows_share_what_all_cross_and_take_what_others_leave() {
-        // Three over the core; the third has a slow edge.
+    fn flows_share_a_common_link_and_use_what_slow_ones_leave() {
+        // Three flows over the core; the third has a slow edge.
         let capacities = [100.0, 100.0, 20.0, 150.0];
         let ways = [[0, 3], [1, 3], [2, 3]].map(|links| Way::over(&links));
         let rates = fair(&capacities, &ways);
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_carries_more_than_it_can_and_none_that_limits_is_idle() {
+    fn no_link_is_overloaded_and_each_flow_crosses_a_full_one() {
         let capacities: Vec<f64> = (0..20_u32).map(|nth| f64::from(10 + nth * 7 % 13)).collect();
         let ways: Vec<Way> = (0..200_usize)
             .map(|nth| Way::over(&[nth * 7 % 20, nth * 11 % 20, nth * 3 % 20]))

@@ -1,33 +1,33 @@
-//! How fast hosts and agents are in simulated time.
+//! Speed of hosts and agents in simulated time.
 
 use super::cores::{Costs, Machines};
 
-/// What of a gang is not the network.
+/// All parameters of a gang but its network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// VMs that leave a host, and arrive at one, at a time.
+    /// VMs that leave a host, and that arrive at one, at the same time.
     pub parallel: usize,
-    /// From a VM's turn to its first page.
+    /// From a VM's turn until its first page is sent.
     pub prepare_s: f64,
-    /// From its last page to its running.
+    /// From its last page until it runs.
     pub switchover_s: f64,
-    /// What each may be gone for.
+    /// The downtime goal of each VM.
     pub goal_s: f64,
-    /// What a migration's buffers hold.
+    /// Bytes that a migration's buffers hold.
     pub pool_bytes: f64,
-    /// What a host can hash of the VMs that leave it.
+    /// Rate at which a host can hash content of the VMs that leave it.
     pub naming_bytes_per_s: f64,
-    /// What one VM's pages come with at most.
+    /// Highest rate at which a VM's pages are handed over.
     pub vm_bytes_per_s: f64,
-    /// How long a step is.
+    /// Length of a step.
     pub step_s: f64,
-    /// Whose cores there are.
+    /// The cores of hosts.
     pub machines: Machines,
-    /// What work takes of them.
+    /// The CPU time of work.
     pub costs: Costs,
 }
 
-/// For tests.
+/// Values for tests.
 #[cfg(test)]
 pub(super) fn example(machines: Machines) -> Pace {
     Pace {

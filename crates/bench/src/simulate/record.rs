@@ -1,4 +1,4 @@
-//! Traces of the lab's own guests: booted one after the other, and looked at.
+//! Traces of the lab's own guests, which are booted one after the other and scanned.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,24 +19,24 @@ use lab::hosts::{Hosts, Link, RUN_DIR};
 use lab::setup::{self, Kit};
 
 const PAGE_BYTES: u64 = 4096;
-/// Pages that are read together, and compressed: a batch of a lane.
+/// Pages that are read and compressed together: a batch of a lane.
 const TOGETHER: u64 = 128;
-/// As lanes compress.
+/// The level that lanes use.
 const ZSTD_LEVEL: i32 = 1;
-/// Pages that differ in fewer bytes are nearly the same.
+/// Pages that differ in fewer bytes are nearly equal.
 const NEAR_BYTES: usize = 512;
 const MIB: f64 = 1048576.0;
-/// When a VM is looked at again for what it has written, and once more.
+/// When a VM is scanned again for what it has written, and when once more.
 const SOON: Duration = Duration::from_secs(2);
 const LATER: Duration = Duration::from_secs(20);
-/// What QEMU takes to make its socket.
+/// Longest time until QEMU has made its socket.
 const MEET_MAX: Duration = Duration::from_secs(20);
 
-/// Boots so many guests of the benchmark `gang-idle` under these conditions, and
-/// writes what they contain.
+/// Boots as many guests of the benchmark `gang-idle` as `conditions` say, and writes what they
+/// contain.
 ///
 /// # Errors
-/// If a guest doesn't come up, or its memory can't be read.
+/// If a guest doesn't boot, or its memory can't be read.
 pub fn record(path: &Path, conditions: &Conditions) -> Result<()> {
     let kit = setup::ensure()?;
     let hosts = Hosts::new(Link::unshaped())?;
@@ -57,7 +57,7 @@ pub fn record(path: &Path, conditions: &Conditions) -> Result<()> {
     std::fs::write(path, text?).at("write", path)
 }
 
-/// What a page takes, compressed.
+/// The compressed size of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     together: u32,
@@ -67,21 +67,21 @@ struct Size {
 struct Looker {
     conditions: Conditions,
     key: Key,
-    /// By the order in which they were seen; 0 is nothing.
+    /// Numbers of contents, in the order of discovery; 0 is no content.
     numbers: HashMap<Name, u64>,
-    /// By number, from 1 on: with its neighbours, and without.
+    /// Compressed sizes by number, from 1 on: here with neighbours, below without.
     encoded_bytes: Vec<u32>,
     alone_bytes: Vec<u32>,
     compressor: zstd::bulk::Compressor<'static>,
-    /// What the first VM has, by page, for others to be compared with.
+    /// Pages of the first VM, by index, that others are compared with.
     first: HashMap<usize, Box<[u8]>>,
-    /// Of the last VM.
+    /// Pages of the last VM.
     seen: Seen,
-    /// What the first one writes; the others do the same.
+    /// Writes of the first VM; the others are taken to write the same.
     written: Written,
 }
 
-/// What a VM writes that does nothing.
+/// Writes of an idle VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Written {
     bytes_per_s: u64,
@@ -105,13 +105,13 @@ impl Written {
     }
 }
 
-/// Pages of one VM, by what of them others have.
+/// Pages of one VM, counted by whether others have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     in_use: u64,
-    /// An earlier VM has the same, anywhere.
+    /// An earlier VM has the same page, anywhere.
     known: u64,
-    /// None has, but the first one has nearly the same in the same place.
+    /// No earlier VM has it, but the first one has nearly the same in the same place.
     near: u64,
 }
 
@@ -164,10 +164,10 @@ impl Looker {
             looked
         });
         if looked.is_err() {
-            // It may have ended by itself.
+            // QEMU may have ended already.
             let _ = child.kill();
         }
-        // Who told it to quit has waited for it, perhaps.
+        // `quit` may have waited for it already.
         let _ = child.wait();
         looked
     }
@@ -185,7 +185,7 @@ impl Looker {
         Ok(TracedVm { contents, dirty_bytes_per_s: 0, working_set_bytes: 0 })
     }
 
-    /// Contents up to the number `known` are those of earlier VMs.
+    /// Scans a block; numbers up to `known` are content of earlier VMs.
     fn look_at(&mut self, block: &Reached, known: u64, contents: &mut Vec<u64>) -> Result<()> {
         let wrong = |error: ram::RamError| LabError::Unsupported(error.to_string());
         let first = contents.len();
@@ -215,8 +215,8 @@ impl Looker {
         Ok(())
     }
 
-    /// What each of these pages takes when all of them are compressed together: of
-    /// that as much as it would take of what each takes alone.
+    /// Compressed sizes of these pages: they are compressed together, and the result is divided in
+    /// proportion to what each takes alone.
     fn encoded_bytes_of(&mut self, pages: &[u8]) -> Result<Vec<Size>> {
         let mut encoded_bytes = |bytes: &[u8]| -> Result<usize> {
             if bytes.is_empty() || is_zero(bytes) {
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_pages_have_one_number_and_what_is_not_there_has_none() {
+    fn equal_pages_have_one_number_and_empty_ones_have_none() {
         let mapping = Arc::new(Mapping::own(600 * PAGE_BYTES));
         let put = |page: u64, byte| mapping.fill(page * PAGE_BYTES, PAGE_BYTES, byte).unwrap();
         for (page, byte) in [(1, 7), (2, 0), (300, 9), (599, 7)] {
@@ -308,12 +308,12 @@ mod tests {
         let named: Vec<(usize, u64)> =
             contents.into_iter().enumerate().filter(|(_, number)| *number != 0).collect();
         assert_eq!(named, [(0, 5), (2, 1), (301, 2), (600, 1)]);
-        // Of one byte, they shrink to next to nothing.
+        // Pages of one repeated byte compress to next to nothing.
         assert_eq!(looker.encoded_bytes.len(), 2);
         assert!(looker.encoded_bytes.iter().all(|bytes| (1..100).contains(bytes)));
         assert_eq!(looker.seen, Seen { in_use: 3, known: 0, near: 0 });
-        // The next one: a page as before, one elsewhere, one that is nearly the same,
-        // and one that is not.
+        // The next VM has a page as before, one elsewhere, one that is nearly the same, and one
+        // that is not.
         let change = |page: u64, bytes| mapping.fill(page * PAGE_BYTES, bytes, 1).unwrap();
         put(5, 9);
         change(300, NEAR_BYTES as u64 - 1);

@@ -1,8 +1,8 @@
 //! What VMs contain: made from parameters, or read from a file.
 //!
-//! A trace has one number for each grain of a VM's memory, in the order of its
-//! addresses: the same number is the same content, 0 is nothing. A grain is a page,
-//! or several where there are too many pages to walk through.
+//! A trace has one number for each grain of a VM's memory, in the order of its addresses: equal
+//! numbers are equal content, 0 is no content. A grain is a page, or several where there are too
+//! many pages to simulate each.
 
 use std::fs;
 use std::path::Path;
@@ -12,62 +12,62 @@ use serde::{Deserialize, Serialize};
 use lab::error::{LabError, Result};
 
 const PAGE_BYTES: u64 = 4096;
-/// Grains that are named, and compressed, together.
+/// Grains that are named and compressed together.
 pub(super) const BATCH: usize = 128;
-/// Grains of all VMs together: more take more minutes than they tell.
+/// Most grains of all VMs together: more would take minutes and tell little more.
 const GRAINS_MAX: u64 = 1 << 22;
-/// A file is not larger: 100 million numbers.
+/// Largest size of a file: that of 100 million numbers.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// What VMs contain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// What one number stands for.
+    /// Content that one number stands for.
     pub grain_bytes: u64,
-    /// What contents take when they are compressed with their neighbours: that of 1
-    /// first. Others take all of their grain.
+    /// Compressed sizes of contents among their neighbours, from number 1 on. Other contents take
+    /// all of their grain.
     #[serde(default)]
     pub encoded_bytes: Vec<u32>,
-    /// What they take without neighbours.
+    /// Compressed sizes without neighbours.
     #[serde(default)]
     pub alone_bytes: Vec<u32>,
-    /// Each VM.
+    /// The VMs.
     pub vms: Vec<TracedVm>,
 }
 
-/// One of them.
+/// One VM of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TracedVm {
     /// Its content, by grain.
     pub contents: Vec<u64>,
-    /// What it writes.
+    /// Rate of its writes.
     #[serde(default)]
     pub dirty_bytes_per_s: u64,
-    /// Where: so much of it, again and again.
+    /// Size of the memory that it writes again and again.
     #[serde(default)]
     pub working_set_bytes: u64,
 }
 
-/// What VMs are like that are made up.
+/// Parameters of VMs that are made up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
-    /// How many.
+    /// Number of VMs.
     pub vms: usize,
-    /// How many systems there are: VMs of one have the same.
+    /// Number of systems; VMs with the same system have its content in common.
     pub systems: usize,
-    /// What the system has in memory.
+    /// Content of the system in memory.
     pub system_bytes: u64,
-    /// What all VMs have in common besides.
+    /// Further content that all VMs have in common.
     pub common_bytes: u64,
-    /// What is one and the same page again and again.
+    /// Content that is the same page again and again.
     pub repeated_bytes: u64,
-    /// What each has alone.
+    /// Content that each VM has alone.
     pub own_bytes: u64,
-    /// What each writes.
+    /// Rate of each VM's writes.
     pub dirty_bytes_per_s: u64,
-    /// Where.
+    /// Size of the memory that each VM writes.
     pub working_set_bytes: u64,
 }
 
@@ -78,7 +78,7 @@ impl Mix {
             .fold(0, u64::saturating_add)
     }
 
-    /// VMs that are like that.
+    /// The trace of such VMs.
     #[must_use]
     pub fn trace(&self) -> Trace {
         let all = self.vm_bytes().saturating_mul(self.vms as u64);
@@ -90,7 +90,7 @@ impl Mix {
 
     fn vm(&self, vm: u64, grain_bytes: u64) -> TracedVm {
         let system = vm % self.systems.max(1) as u64;
-        // No two kinds have a number in common, and none is 0.
+        // Kinds have no number in common, and none is 0.
         let kind = |kind: u64, of: u64| (kind << 56 | of << 32) + 1;
         let run = |first: u64, bytes: u64| (0..bytes / grain_bytes).map(move |nth| first + nth);
         let mut contents: Vec<u64> = run(kind(1, system), self.system_bytes).collect();
@@ -106,22 +106,22 @@ impl Mix {
 }
 
 impl Trace {
-    /// What one content takes on a lane, in a batch of so many.
+    /// Bytes of one content on a lane, in a batch of `among`.
     #[must_use]
     pub fn body_bytes(&self, content: u64, among: usize) -> f64 {
         let nth = content.checked_sub(1).and_then(|nth| usize::try_from(nth).ok());
         let of = |all: &[u32]| nth.and_then(|nth| all.get(nth)).copied().map(f64::from);
         let Some(together) = of(&self.encoded_bytes) else { return self.grain_bytes as f64 };
         let alone = of(&self.alone_bytes).unwrap_or(together);
-        // Each time that a batch is twice as long it gains as much.
+        // Each doubling of a batch gains as much.
         let company = (among.clamp(1, BATCH) as f64).log2() / (BATCH as f64).log2();
         alone + (together - alone) * company
     }
 
-    /// Reads a file.
+    /// Reads a trace from a file.
     ///
     /// # Errors
-    /// If it is none of a trace.
+    /// If the file is not a trace.
     pub fn read(path: &Path) -> Result<Self> {
         let wrong =
             |why: String| LabError::Unsupported(format!("{} is no trace: {why}", path.display()));
@@ -141,7 +141,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The same for so many VMs: again from the first one after the last.
+    /// The same for `vms` VMs: after the last one it begins again with the first.
     #[must_use]
     pub fn repeated(mut self, vms: usize) -> Self {
         let known = self.vms.len();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_have_in_common_what_they_shall() {
+    fn vms_have_the_intended_content_in_common() {
         let trace = mix(4).trace();
         assert_eq!(trace.grain_bytes, PAGE_BYTES);
         let sets: Vec<HashSet<u64>> =
@@ -188,7 +188,7 @@ mod tests {
         let pages = |vm: usize| trace.vms[vm].contents.len() as u64 * PAGE_BYTES / MIB;
         assert_eq!((pages(0), sets[0].contains(&0)), (96, false));
         assert_eq!(sets[0].len() as u64, 88 * MIB / PAGE_BYTES + 1);
-        // Many are walked through in larger steps.
+        // Many VMs have larger grains.
         let many = mix(2000).trace();
         assert!(many.grain_bytes > PAGE_BYTES && many.vms.len() == 2000);
         let grains: usize = many.vms.iter().map(|vm| vm.contents.len()).sum();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_and_one_that_cannot_be_is_refused() {
+    fn traces_are_read_and_other_files_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         let (encoded_bytes, alone_bytes) = (vec![17], vec![24]);

@@ -1,4 +1,4 @@
-//! One VM in simulated time: how far it is, and what waits for its lane.
+//! One VM in simulated time: its phase, and the queue for its lane.
 
 use std::collections::VecDeque;
 
@@ -8,24 +8,24 @@ use super::links::Way;
 use super::pace::Pace;
 use super::trace::TracedVm;
 
-/// A VM that still doesn't fit after so many passes is stopped nevertheless.
+/// A VM that still doesn't fit after so many passes is stopped all the same.
 pub(super) const PASSES_MAX: u32 = 30;
 
-/// How far a VM is.
+/// The phase of a VM's move.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Phase {
     Waiting,
     Preparing {
         until_s: f64,
-        /// What its QEMU still takes to start.
+        /// CPU time until its QEMU has started.
         work_s: f64,
     },
-    /// It sends its memory, or what it has written since.
+    /// It sends its memory, or what it has written since the last pass.
     Passing {
         began_s: f64,
         pass: u32,
     },
-    /// It stands still; the rest is sent.
+    /// It is stopped, and the rest is sent.
     Stopped,
     Loading {
         until_s: f64,
@@ -33,10 +33,10 @@ pub(super) enum Phase {
     Over,
 }
 
-/// What waits for its lane.
+/// Bytes that wait for their lane.
 pub(super) struct Parcel {
     pub(super) left_bytes: f64,
-    /// A page that is not only written again.
+    /// Content of a page, unless it was only written again.
     pub(super) content: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Vm {
     pub(super) next: usize,
     pub(super) queue: VecDeque<Parcel>,
     pub(super) queued_bytes: f64,
-    /// Grains that come from elsewhere.
+    /// Grains that arrive from other targets or by other VMs.
     pub(super) pending: u64,
     pub(super) sent_bytes: f64,
     pub(super) rate: f64,
@@ -63,12 +63,12 @@ impl Vm {
         self.queue.push_back(Parcel { left_bytes: bytes, content });
     }
 
-    /// Buffers hold whole pages, however few bytes these are on the wire.
+    /// Buffers hold whole pages, even if these are few bytes on the wire.
     pub(super) fn queued_grains(&self) -> usize {
         self.queue.iter().filter(|parcel| parcel.content.is_some()).count()
     }
 
-    /// Says whether others may begin for it.
+    /// Continues the move. Returns whether others may begin because of that.
     pub(super) fn go_on(
         &mut self,
         traced: &TracedVm,
@@ -112,7 +112,7 @@ impl Vm {
         }
     }
 
-    /// What it has written meanwhile is sent again, or is the last that is.
+    /// Queues what was written meanwhile, for one more pass or as the last.
     fn next_pass(&mut self, traced: &TracedVm, now_s: f64, began_s: f64, pass: u32, pace: &Pace) {
         let passed_s = now_s - began_s;
         let written = traced.dirty_bytes_per_s as f64 * passed_s;
@@ -126,7 +126,7 @@ impl Vm {
     }
 }
 
-/// Takes so many bytes off a line. Says how many those were, and what is through.
+/// Takes up to `bytes` off a line. Returns the bytes taken, and the contents that are complete.
 pub(super) fn take(line: &mut VecDeque<Parcel>, mut bytes: f64) -> (f64, Vec<u64>) {
     let (mut taken, mut through) = (0.0, Vec::new());
     while let Some(first) = line.front_mut() {

@@ -40,10 +40,10 @@ fn heard(bytes: &[u8]) -> Result<Option<CacheMap>, Fault> {
 }
 
 #[test]
-fn what_came_before_the_greeting_is_somebody_elses() {
+fn bytes_before_the_greeting_are_skipped() {
     let mut left = answer(&[run(1, 2, 3, 0)]);
     left.truncate(left.len() - 5);
-    // As if it had answered another ask.
+    // As if it answered another ask.
     left[20] ^= 1;
     let bytes = [left, answer(&[run(4, 8, 5, 1)])].concat();
     let map = heard(&bytes).unwrap().unwrap();
@@ -53,7 +53,7 @@ fn what_came_before_the_greeting_is_somebody_elses() {
 }
 
 #[test]
-fn one_who_never_greets_is_given_up() {
+fn an_answer_without_a_greeting_is_refused() {
     let mut listener = Listener::new(&ask(Wanted::Map), LIMITS);
     let garbage = vec![0x44; 1 << 20];
     for _ in 0..4 {
@@ -64,7 +64,7 @@ fn one_who_never_greets_is_given_up() {
 }
 
 #[test]
-fn lies_are_named() {
+fn each_false_answer_has_its_fault() {
     let outside = |page, pages| Fault::OutsideRam { page, pages };
     let beyond = |sector, pages| Fault::OutsideDisk { sector, pages };
     let cases = [
@@ -80,13 +80,13 @@ fn lies_are_named() {
     for (runs, fault) in cases {
         assert_eq!(heard(&answer(&runs)), Err(fault));
     }
-    // What is within bounds is taken, however odd.
+    // Anything within bounds is accepted, however odd.
     let map = heard(&answer(&[run(0, 0, 600, 0), run(100, 16, 600, 1)])).unwrap().unwrap();
     assert_eq!((map.pages(), map.overlapping()), (700, 500));
 }
 
 #[test]
-fn an_answer_that_has_no_end_is_not_heard_for_ever() {
+fn an_endless_answer_is_refused() {
     let mut bytes = Vec::new();
     let reply = Reply::new(&ask(Wanted::Map), "", &mut bytes);
     drop(reply);
@@ -113,7 +113,7 @@ fn an_answer_that_has_no_end_is_not_heard_for_ever() {
 }
 
 #[test]
-fn refusals_and_other_versions_are_told() {
+fn refusals_and_other_versions_are_reported() {
     let mut bytes = Vec::new();
     refusal(&ask(Wanted::Map), "9", "no\nrights", &mut bytes);
     assert_eq!(heard(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));

@@ -1,9 +1,9 @@
-//! Server-sent events, as an agent sends them.
+//! An agent's events, as server-sent events.
 
 use super::Lines;
 use crate::problem::Problem;
 
-/// Events as they come.
+/// A stream of events.
 pub(crate) struct EventStream {
     lines: Lines,
     frame: Frame,
@@ -16,7 +16,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Takes a line of it up. A field that is not known is none of ours.
+    /// Adds a line to the frame; unknown fields are ignored.
     fn take(&mut self, line: &str) {
         if let Some(id) = line.strip_prefix("id: ") {
             self.id = Some(id.to_owned());
@@ -26,7 +26,7 @@ impl Frame {
     }
 }
 
-/// A place in them, and the event's data if there is one at it.
+/// An id to resume from, and the event's data if it is one.
 pub(crate) struct Sent {
     pub(crate) id: Option<String>,
     pub(crate) data: Option<String>,
@@ -37,7 +37,7 @@ impl EventStream {
         Self { lines, frame: Frame::default() }
     }
 
-    /// The next one; none at the end.
+    /// The next frame; none at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<Sent>, Problem> {
         while let Some(line) = self.lines.line().await? {
             match String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']) {

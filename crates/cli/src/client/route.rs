@@ -1,5 +1,4 @@
-//! How an agent is reached: by its socket on this host, or over TCP with a
-//! certificate.
+//! The route to an agent: its socket on this host, or TCP with a certificate.
 
 use std::fmt;
 use std::io;
@@ -18,22 +17,22 @@ use crate::problem::Problem;
 
 const HTTPS: &str = "https://";
 
-/// The way to an agent.
+/// The route to an agent.
 pub(crate) enum Route {
     /// Its socket on this host.
     Socket(PathBuf),
-    /// Another host's.
+    /// An agent on another host.
     Https {
-        /// Its name, in the DNS and in its certificate.
+        /// The host's name, in the DNS and in its certificate.
         host: String,
-        /// Where its API listens.
+        /// The port of its API.
         port: u16,
-        /// By what it is known, and we are.
+        /// The TLS configuration: the name to verify, and this side's certificate.
         security: Arc<ClientConfig>,
     },
 }
 
-/// Bytes to and from an agent.
+/// A connection to an agent.
 pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
@@ -48,7 +47,7 @@ impl fmt::Display for Route {
 }
 
 impl Route {
-    /// As typed: the default socket if nothing is.
+    /// The route as typed, or the default socket.
     pub(crate) fn new(api: Option<PathBuf>, tls: Option<&Path>) -> Result<Self, Problem> {
         let socket = api.unwrap_or_else(|| PathBuf::from(agent::config::API_DEFAULT));
         match socket.to_str().and_then(|api| api.strip_prefix(HTTPS)) {
@@ -57,7 +56,7 @@ impl Route {
         }
     }
 
-    /// Whether it is another host's, which asks for a certificate.
+    /// Whether the agent is on another host, which requires a certificate.
     pub(crate) fn is_remote(&self) -> bool {
         matches!(self, Self::Https { .. })
     }
@@ -86,7 +85,7 @@ impl Route {
         Ok(Self::Https { host: host.to_owned(), port, security })
     }
 
-    /// A new connection.
+    /// Opens a connection.
     pub(crate) async fn take(&self) -> Result<Box<dyn Bytes>, Problem> {
         match self {
             Self::Socket(socket) => match UnixStream::connect(socket).await {
@@ -97,7 +96,7 @@ impl Route {
                 let stream = TcpStream::connect((host.as_str(), *port))
                     .await
                     .map_err(|error| self.unreachable(&error))?;
-                // The name to look for is in `security`: DNS has none of ours.
+                // `security` has the name to verify, which is not a DNS name.
                 let nowhere = ServerName::IpAddress(IpAddr::from(Ipv4Addr::LOCALHOST).into());
                 let secured = TlsConnector::from(Arc::clone(security)).connect(nowhere, stream);
                 match secured.await {
@@ -133,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_a_route_is_refused_with_what_to_type() {
+    fn invalid_routes_are_refused_with_what_to_type() {
         let why = |api: &str, tls: Option<&str>| {
             let route = Route::new(Some(api.into()), tls.map(Path::new));
             route.err().map(|problem| problem.to_string()).unwrap_or_default()

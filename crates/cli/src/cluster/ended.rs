@@ -1,4 +1,4 @@
-//! A migration that has ended, as a row of the history.
+//! An ended migration, as a row of the history.
 
 use api::{GangReport, MoveReport, MoveState, Outcome, Report};
 
@@ -8,12 +8,12 @@ use crate::output::{Tone, full_stop};
 pub(crate) struct Ended {
     /// Empty for a VM of a gang that never began to move.
     pub(crate) id: String,
-    /// The agent that has its report, if it is asked directly.
+    /// The agent that has its report, if there is a direct connection to it.
     pub(crate) agent: Option<usize>,
     pub(crate) vm: String,
     pub(crate) from: String,
     pub(crate) to: String,
-    /// Of a gang's VM the gang's own end.
+    /// For a VM of a gang, the end of the gang.
     pub(crate) ended_unix_s: u64,
     pub(crate) total_s: Option<f64>,
     pub(crate) downtime_ms: Option<f64>,

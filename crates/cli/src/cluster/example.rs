@@ -1,4 +1,4 @@
-//! What agents might say.
+//! Example answers of agents.
 
 use api::{HostCensus, HostVm, Limit, Phase, Progress, VmStatus};
 
@@ -49,7 +49,7 @@ pub(crate) fn host(name: &str, vms: &[&str]) -> HostCensus {
     }
 }
 
-/// Two hosts. A VM moves, another one stays, and a third has moved.
+/// Two hosts: one VM moves, another stays, and a third has moved.
 pub(crate) fn known(vm: &str) -> Known {
     let mut report = example();
     report.vm = vm.to_owned();

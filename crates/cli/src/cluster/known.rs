@@ -1,4 +1,4 @@
-//! What agents have said, and what follows from all of it.
+//! The state that follows from all agents' answers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -8,24 +8,24 @@ use super::ended::Ended;
 use super::trace::{Point, Traces};
 use crate::operation::Operation;
 
-/// Reports that are read at a time; each may have thousands of samples.
+/// Reports that are read per round; each may have thousands of samples.
 const REPORTS_AT_ONCE: usize = 20;
-/// A report may not be written yet when its migration has ended.
+/// Attempts to read a report, which may not be written yet when its migration has ended.
 const REPORT_TRIES: u8 = 5;
 
-/// What is known.
+/// The known state of the cluster.
 #[derive(Default)]
 pub(crate) struct Known {
     /// All hosts by name.
     pub(crate) hosts: BTreeMap<String, HostState>,
-    /// What agents said last, each at its number.
+    /// The latest answers of agents, by their numbers.
     pub(super) said: Vec<Said>,
     ended: HashMap<String, Ended>,
-    /// How often reports could not be read.
+    /// Failed attempts to read reports.
     missing: HashMap<String, u8>,
     pub(super) gang_reports: HashMap<String, GangReport>,
     traces: Traces,
-    /// Hosts that nobody has asked since something began or ended.
+    /// Whether hosts have not been asked since a migration began or ended.
     pub(super) stale: bool,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct Known {
 #[derive(Debug, Default)]
 pub(crate) struct HostState {
     pub(crate) rack: Option<String>,
-    /// What it has, as it said last.
+    /// Its memory and VMs, by its latest answer.
     pub(crate) census: Option<HostCensus>,
     /// Why it can't be asked.
     pub(crate) problem: Option<String>,
 }
 
-/// What one agent said.
+/// The latest answer of one agent.
 #[derive(Default)]
 pub(super) struct Said {
     pub(super) migrations: Vec<Progress>,
@@ -47,7 +47,7 @@ pub(super) struct Said {
     pub(super) problem: Option<String>,
 }
 
-/// A migration that runs.
+/// A running migration.
 #[derive(Clone, Copy)]
 pub(crate) struct Running<'k> {
     pub(crate) progress: &'k Progress,
@@ -62,13 +62,13 @@ impl HostState {
         self.census.is_some() || self.problem.is_some()
     }
 
-    /// What its VMs have as RAM.
+    /// The total RAM of its VMs.
     pub(crate) fn ram_bytes(&self) -> u64 {
         let vms = self.census.iter().flat_map(|census| &census.vms);
         vms.fold(0, |sum, vm| sum.saturating_add(vm.ram_bytes))
     }
 
-    /// For VMs that come; none if it doesn't say.
+    /// Memory for arriving VMs; none if the host doesn't report it.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         self.census.as_ref()?.free_bytes
     }
@@ -98,12 +98,12 @@ impl Known {
         })
     }
 
-    /// For VMs that come, on all hosts that say so.
+    /// Memory for arriving VMs, on all hosts that report it.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.hosts.values().filter_map(HostState::free_bytes).fold(0, u64::saturating_add)
     }
 
-    /// All migrations that run, those of gangs among them, by VM.
+    /// All running migrations, including those of gangs, by VM.
     pub(crate) fn running(&self) -> Vec<Running<'_>> {
         let mut all: Vec<Running<'_>> = Vec::new();
         let mut seen = HashSet::new();
@@ -131,7 +131,7 @@ impl Known {
         all
     }
 
-    /// All gangs, those that run first.
+    /// All gangs, the running ones first.
     pub(crate) fn gangs(&self) -> impl Iterator<Item = &GangProgress> {
         let of = |running: bool| {
             let all = self.said.iter().flat_map(|said| &said.gangs);
@@ -177,7 +177,7 @@ impl Known {
         self.traces = traces;
     }
 
-    /// One that can't be read is asked for some times, and not shown.
+    /// Adds a report; one that can't be read is retried a few times, and is not shown.
     pub(super) fn note_report(&mut self, id: String, report: Option<Report>, agent: usize) {
         let missing = self.missing.entry(id.clone()).or_default();
         *missing += u8::from(report.is_none());
@@ -189,7 +189,7 @@ impl Known {
     }
 
     pub(super) fn wanted_reports(&mut self) -> Vec<(usize, Operation)> {
-        // What agents list no more.
+        // Forget what agents no longer list.
         let listed: HashSet<&str> = self
             .said
             .iter()
@@ -220,7 +220,7 @@ impl Known {
 
 #[cfg(test)]
 impl Known {
-    /// As if one agent had said this.
+    /// The state after these answers of one agent.
     pub(crate) fn example(
         hosts: Vec<HostCensus>,
         migrations: Vec<Progress>,
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_migration_of_a_gang_is_there_once_and_is_cancelled_by_who_has_it() {
+    fn a_gangs_migration_is_listed_once_with_the_agent_that_can_cancel_it() {
         let own = moving("web2");
         let other = Progress { id: "0badcafe".to_owned(), ..moving("web1") };
         let over = Progress { id: "1".to_owned(), outcome: Some(Outcome::Done), ..moving("web0") };
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_cannot_be_read_is_asked_for_some_times() {
+    fn a_report_that_cannot_be_read_is_retried_a_few_times() {
         let over = Progress { outcome: Some(Outcome::Done), ..moving("web1") };
         let mut known =
             Known::example(vec![host("host-a", &[])], vec![over], Vec::new(), Vec::new());

@@ -1,13 +1,13 @@
-//! The rates of migrations that run, as far as this was there to see them.
+//! The rates of running migrations since this program began to watch them.
 
 use std::collections::{BTreeSet, HashMap};
 
 use api::Progress;
 
-/// Points of one migration; when they are full, every other one goes.
+/// The most points of one migration; beyond that, every other point is removed.
 const POINTS_MAX: usize = 240;
 
-/// What a migration did at one moment.
+/// A migration's rates at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Point {
     /// Seconds since the command.
@@ -17,11 +17,11 @@ pub(crate) struct Point {
     pub(crate) dirty: f64,
 }
 
-/// One migration's.
+/// The points of one migration.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     points: Vec<Point>,
-    /// The least time between two points, after some have gone.
+    /// The least time between two points, after some were removed.
     step_s: f64,
 }
 
@@ -52,7 +52,7 @@ impl Trace {
     }
 }
 
-/// By the migration's id.
+/// The traces by migration id.
 #[derive(Debug, Default)]
 pub(super) struct Traces(HashMap<String, Trace>);
 
@@ -61,12 +61,12 @@ impl Traces {
         self.0.get(id).map_or(&[], |trace| &trace.points)
     }
 
-    /// Of those that run.
+    /// The ids of running migrations.
     pub(super) fn ids(&self) -> BTreeSet<String> {
         self.0.keys().cloned().collect()
     }
 
-    /// Takes up how things are, and forgets what runs no more.
+    /// Adds the present rates, and forgets migrations that no longer run.
     pub(super) fn note<'p>(&mut self, running: impl Iterator<Item = &'p Progress>) {
         let mut kept = HashMap::new();
         for progress in running {

@@ -11,7 +11,7 @@ use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AgentArgs {
-    /// A TOML file with any of these settings; flags win over it
+    /// A TOML file with any of these settings; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// This host's name, as in the peers file
@@ -20,7 +20,7 @@ pub(crate) struct AgentArgs {
     /// The rack that this host is in
     #[arg(long)]
     rack: Option<String>,
-    /// Where other agents reach this one
+    /// The address at which other agents reach this one
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
     /// The address of a network card that carries data; may be repeated
@@ -100,7 +100,7 @@ impl AgentArgs {
     }
 }
 
-/// Until it is told to end.
+/// Runs the agent until it is stopped.
 pub(crate) fn run(
     args: AgentArgs,
     api: Option<PathBuf>,

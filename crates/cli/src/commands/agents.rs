@@ -1,4 +1,4 @@
-//! The agents that the dashboard and `top` ask.
+//! The agents that the dashboard and `top` query.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ pub(crate) struct AgentsArgs {
     read_only: bool,
 }
 
-/// How they are reached.
+/// The agents, connected to as typed.
 pub(crate) struct Agents {
     pub(crate) clients: Vec<Client>,
-    /// Whether nothing may be asked of them but what they know.
+    /// Whether they may only be queried, not given orders.
     pub(crate) read_only: bool,
 }
 
@@ -39,7 +39,7 @@ impl AgentsArgs {
     }
 }
 
-/// Whether the certificate permits to look, and no more.
+/// Whether the certificate permits only to observe.
 fn observes(tls: &Path) -> Result<bool, Problem> {
     let person = Person::load(&Files::within(tls))?;
     Ok(matches!(person.subject(), Subject::Client { role: Role::Observe, .. }))

@@ -12,9 +12,9 @@ use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct EvacuateArgs {
-    /// The host that all VMs are to leave
+    /// The host to move all VMs from
     host: String,
-    /// The hosts that they may go to [default: all others of the peers file]
+    /// The hosts that they may move to [default: all others of the peers file]
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     to: Vec<String>,
     #[command(flatten)]

@@ -15,7 +15,7 @@ use crate::top;
 pub(crate) struct TopArgs {
     #[command(flatten)]
     agents: AgentsArgs,
-    /// Print it once, as text; so it is also where the output is no terminal
+    /// Print it once, as text, which is also done if the output is no terminal
     #[arg(long)]
     once: bool,
 }

@@ -1,14 +1,14 @@
-//! Who gets in, and whose orders are taken.
+//! Access to the pages, and permission for orders.
 //!
-//! Pages can move VMs, so neither another user of this machine nor a page from elsewhere in
-//! the same browser may use them:
+//! Pages can move VMs, so neither another user of this machine nor a page of another origin
+//! in the same browser may use them:
 //!
-//! - A browser gets in by an address that works once, and then by a cookie that pages from
-//!   elsewhere can't send (`SameSite=Strict`) and scripts can't read.
-//! - All ports of a host share its cookies. This one is bound to a random path, so that a
-//!   server of another user on another port is not sent it.
-//! - A name in the DNS that leads to 127.0.0.1 is refused by the Host header.
-//! - Whatever changes something is a POST of our own origin with a token from our own form.
+//! - A browser is admitted by an address that works once, and then by a cookie that pages of
+//!   other sites can't send (`SameSite=Strict`) and scripts can't read.
+//! - All ports of a host share its cookies. This cookie is bound to a random path, so that
+//!   browsers don't send it to another user's server on another port.
+//! - A DNS name that leads to 127.0.0.1 is refused by the Host header.
+//! - Every change is a POST from the same origin with a token from the dashboard's own form.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,20 +23,21 @@ use axum::response::{IntoResponse, Response};
 use super::{Dashboard, page, pages};
 use crate::problem::Problem;
 
-/// Nothing is loaded from elsewhere, and no script or style but our own files runs.
+/// Lets pages load nothing from elsewhere, and use only the dashboard's own scripts and
+/// styles.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
                       img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-/// Of a page's fields, in bytes.
+/// The longest body of a form.
 const FORM_BYTES_MAX: usize = 64 << 10;
 
-/// What lets in.
+/// The secrets that give access.
 pub(crate) struct Gate {
     address: SocketAddr,
-    /// Where all pages are.
+    /// The path of all pages.
     place: String,
     /// The cookie's value.
     session: String,
-    /// Of forms.
+    /// The token of forms.
     token: String,
     /// The key of the address that was printed last.
     key: Mutex<String>,
@@ -46,13 +47,13 @@ pub(crate) struct Gate {
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It is not for us by name.
+    /// Its Host header has another name.
     Host,
     /// It comes from a page of another origin.
     Origin,
-    /// It shows no cookie, or the wrong one.
+    /// It has no cookie, or a wrong one.
     Stranger,
-    /// It would change something.
+    /// It would change something, which is not permitted.
     ReadOnly,
 }
 
@@ -62,18 +63,18 @@ impl Gate {
         Ok(Self { address, place, session, token, key: Mutex::new(key), read_only })
     }
 
-    /// What a person opens next.
+    /// The next address to open.
     pub(super) fn address(&self) -> String {
         let key = self.key.lock().unwrap_or_else(PoisonError::into_inner);
         format!("http://{}/open?key={key}", self.address)
     }
 
-    /// Where a page is.
+    /// The path of a page.
     pub(super) fn path(&self, page: &str) -> String {
         format!("/{}/{page}", self.place)
     }
 
-    /// What forms carry.
+    /// The token of forms.
     pub(super) fn token(&self) -> &str {
         &self.token
     }
@@ -82,7 +83,7 @@ impl Gate {
         self.read_only
     }
 
-    /// The cookie for a browser that has the key, which is void then.
+    /// The cookie for a browser that has the key, which is used up by this.
     pub(super) fn open(&self, key: &str) -> Option<String> {
         let mut expected = self.key.lock().unwrap_or_else(PoisonError::into_inner);
         if !same(key, &expected) {
@@ -101,7 +102,7 @@ impl Gate {
         format!("droveway-{}", self.address.port())
     }
 
-    /// Whether a request may be answered.
+    /// Decides whether a request is answered.
     pub(super) fn admit(
         &self,
         method: &Method,
@@ -111,12 +112,12 @@ impl Gate {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let host = text(header::HOST).filter(|host| is_loopback(host)).ok_or(Refusal::Host)?;
         let looks = matches!(*method, Method::GET | Method::HEAD);
-        // `none`: it was typed, or a program opened it.
+        // `none`: the address was typed, or opened by a program.
         let site = text(HeaderName::from_static("sec-fetch-site"));
         let own_site = match site {
             None | Some("same-origin") => true,
             Some("none") => looks,
-            // The first page may be opened by a link; the key is what counts there.
+            // The first page may be opened by a link, because its key gives access.
             Some(_) => looks && path == "/open",
         };
         let origin = text(header::ORIGIN);
@@ -148,7 +149,7 @@ impl Gate {
     }
 }
 
-/// All requests pass here.
+/// Checks every request.
 pub(super) async fn check(
     State(site): State<Arc<Dashboard>>,
     request: Request,
@@ -159,7 +160,7 @@ pub(super) async fn check(
     let admitted = site.gate.admit(request.method(), path, request.headers());
     let mut response = match admitted {
         Ok(()) => next.run(request).await,
-        // Browsers ask for it where a page names no icon, and without the cookie of our pages.
+        // Browsers request it if a page names no icon, and send no cookie for its path.
         Err(Refusal::Stranger) if is_icon => StatusCode::NO_CONTENT.into_response(),
         Err(Refusal::Stranger) => page(StatusCode::FORBIDDEN, pages::locked()),
         Err(refusal) => page(StatusCode::FORBIDDEN, pages::problem(refusal.text())),
@@ -169,7 +170,7 @@ pub(super) async fn check(
         ("content-security-policy", POLICY),
         ("x-content-type-options", "nosniff"),
         ("x-frame-options", "DENY"),
-        // The path is not for others. With `no-referrer` browsers name no origin in a POST.
+        // The path is secret. With `no-referrer`, browsers would send no origin in a POST.
         ("referrer-policy", "same-origin"),
         ("cross-origin-opener-policy", "same-origin"),
         ("cross-origin-resource-policy", "same-origin"),
@@ -196,8 +197,9 @@ impl Refusal {
     }
 }
 
-/// The fields of a form of ours. There is no other way to those of a POST, so that the
-/// token can't be forgotten.
+/// The fields of one of the dashboard's forms.
+///
+/// Handlers get a POST's fields only this way, so that no check of the token can be forgotten.
 pub(super) struct Fields(Vec<(String, String)>);
 
 impl Fields {
@@ -235,8 +237,9 @@ impl FromRequest<Arc<Dashboard>> for Fields {
     }
 }
 
-/// Whether a Host header names this machine, and not by a name that others can have lead
-/// here. The port may be another one: that of `ssh -L`.
+/// Whether a Host header names this machine, by a name that others can't redirect.
+///
+/// The port may differ, as with `ssh -L`.
 fn is_loopback(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -245,7 +248,7 @@ fn is_loopback(host: &str) -> bool {
     matches!(name, "127.0.0.1" | "localhost" | "[::1]")
 }
 
-/// 128 bits that nobody guesses.
+/// 128 random bits.
 fn secret() -> Result<String, Problem> {
     let mut bytes = [0; 16];
     rand::fill(&mut bytes).map_err(|_| Problem::Local {
@@ -333,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_only_takes_no_post() {
+    fn a_read_only_dashboard_takes_no_post() {
         let gate = gate(true);
         let cookie = gate.open(&key(&gate)).unwrap();
         let all = headers(&[

@@ -1,5 +1,6 @@
-//! What forms ask for: to move a VM, to plan an evacuation and to begin it, to cancel. And
-//! what is asked of agents for one page alone.
+//! Orders from forms: to move a VM, to plan and begin an evacuation, to cancel.
+//!
+//! Also requests to agents for a single page.
 
 use std::time::Duration;
 
@@ -20,25 +21,27 @@ use crate::operation::Operation;
 use crate::problem::Problem;
 use crate::report::html;
 
-/// To plan a gang may take a minute: QEMUs are started to learn what they can do.
+/// How long an agent may take.
+///
+/// Planning a gang may take a minute, because QEMUs are started to probe their capabilities.
 const ORDER_MAX: Duration = Duration::from_secs(120);
 
-/// How VMs move, as forms ask for it.
+/// How VMs are moved, as chosen in a form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) downtime_ms: u64,
     pub(super) disks: Disks,
 }
 
-/// What is done with disks.
+/// How disks are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Disks {
-    /// Both hosts are looked at.
+    /// The agents check that both hosts see the same storage.
     #[default]
     Checked,
-    /// The operator's word that both see the same.
+    /// The operator's word that both hosts see the same storage.
     Shared,
-    /// They move, and images are made where there are none.
+    /// They move too, and missing images are created.
     Moved,
 }
 
@@ -62,7 +65,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// What was typed; an empty field is the default.
+    /// The choice as typed; an empty field means the default.
     fn parse(downtime_ms: &str, disks: &str) -> Result<Self, String> {
         let downtime_ms = match downtime_ms {
             "" => Self::default().downtime_ms,
@@ -124,7 +127,7 @@ pub(super) async fn start_move(State(site): Site, fields: Fields) -> Response {
             let asked = agent.ask(Method::POST, "/v1/migrations", Some(&request));
             in_time(asked).await.map(|_: MigrationStarted| ())
         }
-        // Any agent can have another one move a VM.
+        // Any agent can order another one to move a VM.
         None => {
             let wanted = WantedMove { vm, from: Some(from), to };
             let request = gang(vec![wanted], None, &choice, false);
@@ -144,7 +147,7 @@ pub(super) struct Planning {
     disks: String,
 }
 
-/// A dry run moves nothing, so a link may ask for it.
+/// Shows a plan; a dry run moves nothing, so a link may request it.
 pub(super) async fn plan(State(site): Site, Query(planning): Query<Planning>) -> Response {
     site.cluster.look().await;
     let Planning { host, downtime_ms, disks } = planning;
@@ -194,7 +197,7 @@ pub(super) struct Reported {
     agent: usize,
 }
 
-/// The report's own page; its styles are in it, and its script does not run here.
+/// Serves a report's own page; its styles are inline, and its script does not run here.
 pub(super) async fn report(State(site): Site, Query(asked): Query<Reported>) -> Response {
     let Some(agent) = site.cluster.agent(asked.agent) else {
         return page(StatusCode::NOT_FOUND, pages::problem("There is no such agent."));
@@ -228,7 +231,7 @@ fn gang(
     }
 }
 
-/// What comes of it is seen on the first page.
+/// Answers an order with the first page, which shows its effect.
 fn ordered(site: &Dashboard, done: Result<(), Problem>) -> Response {
     site.cluster.hurry();
     match done {
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_the_command_has_it() {
+    fn fields_that_are_left_out_have_the_commands_defaults() {
         assert_eq!(Choice::default().options(), GangOptions::default());
     }
 }

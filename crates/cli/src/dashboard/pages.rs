@@ -1,4 +1,6 @@
-//! The pages, as HTML. Texts are escaped by `maud`; nothing here is told not to.
+//! The pages as HTML.
+//!
+//! `maud` escapes all texts; nothing here turns that off.
 
 mod evacuation;
 mod forms;
@@ -15,7 +17,7 @@ use crate::output::amount;
 pub(super) use evacuation::page as evacuation;
 pub(super) use forms::move_form;
 
-/// Where a reader is.
+/// The page that navigation marks as current.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Overview,
@@ -35,7 +37,7 @@ const PLACES: [(Place, &str, &str); 4] = [
 struct Page<'p> {
     title: &'p str,
     place: Place,
-    /// Seconds after which it is fetched again; none for pages with a form to fill in.
+    /// Seconds between refreshes; none for pages with a form to fill in.
     every_s: Option<u32>,
     body: Markup,
 }
@@ -83,7 +85,7 @@ impl Page<'_> {
     }
 }
 
-/// Something that can't be done, or isn't there.
+/// A page for an error.
 pub(super) fn problem(text: &str) -> Markup {
     let body = html! {
         h1 { "That did not work" }
@@ -93,14 +95,16 @@ pub(super) fn problem(text: &str) -> Markup {
     Page { title: "Problem", place: Place::Elsewhere, every_s: None, body }.render()
 }
 
-/// Goes on to the first page. A redirect would not do: where a page from elsewhere has the
-/// link, browsers count that as its request too, and send no cookie.
+/// Leads on to the first page.
+///
+/// A redirect would not do: if the link was on a page of another site, browsers attribute the
+/// redirected request to that site and send no cookie.
 pub(super) fn opened(home: &str) -> Markup {
     let refresh = html! { meta http-equiv="refresh" content={ "0; url=" (home) }; };
     plain(&refresh, &html! { p { a href=(home) { "Go on to the overview" } } })
 }
 
-/// To a browser without a cookie.
+/// The page for a browser without a cookie.
 pub(super) fn locked() -> Markup {
     let body = html! {
         h1 { "This browser is not let in" }
@@ -112,7 +116,7 @@ pub(super) fn locked() -> Markup {
     plain(&Markup::default(), &body)
 }
 
-/// Without styles, which are behind the gate too.
+/// A page without styles, which need the cookie too.
 fn plain(head: &Markup, body: &Markup) -> Markup {
     html! {
         (DOCTYPE)
@@ -162,7 +166,7 @@ pub(super) fn overview(known: &Known, gate: &Gate) -> Markup {
     Page { title: "Overview", place: Place::Overview, every_s: Some(1), body }.render()
 }
 
-/// Rows of the history on the first page.
+/// Rows of history on the first page.
 const LATELY: usize = 5;
 
 fn tile(name: &str, value: &str, about: &str) -> Markup {
@@ -231,7 +235,7 @@ pub(super) fn history(known: &Known, words: &str) -> Markup {
     Page { title: "History", place: Place::History, every_s: Some(5), body }.render()
 }
 
-/// With a script it filters as one types, without one on Enter.
+/// A filter that acts while typing with the script, and on Enter without it.
 fn filter(action: &str, words: &str, label: &str) -> Markup {
     html! {
         form.filter role="search" action=(action) method="get" {

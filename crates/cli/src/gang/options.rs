@@ -1,5 +1,5 @@
-//! How VMs of a gang are moved: as it is typed, as a plan file says it, and what
-//! both leave to the agent.
+//! How VMs of a gang are moved: the options as typed and as a plan file has them, with the
+//! API's defaults for the rest.
 
 use std::str::FromStr;
 
@@ -14,101 +14,100 @@ use crate::options::{
     AuditArg, CompressArg, OnStallArg, PriorityArg, ShareArg, StorageArg, TapArg,
 };
 
-/// How each VM is moved; each may be left out. In a plan file: the flags' names.
+/// How each VM is moved; each option is optional. A plan file has the flags' names as keys.
 #[derive(Debug, Default, ClapArgs, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct MoveOptions {
-    /// Connections to carry each VM [default: one per core up to 8, at least one
-    /// per network card]
+    /// Data connections for each VM [default: one per core up to 8, at least one per
+    /// network card]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     lanes: Option<u16>,
-    /// How long each VM may be gone, in milliseconds [default: 300]
+    /// The downtime goal for each VM, in milliseconds [default: 300]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     downtime_ms: Option<u64>,
     /// How long each VM may stand still before its move is taken back, in seconds
-    /// [default: ten times --downtime-ms, and 3 at least]
+    /// [default: ten times --downtime-ms, at least 3]
     #[arg(long, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     blackout_max: Option<u64>,
-    /// Whether VMs that write too fast to be followed are slowed: auto, off, or
-    /// so that they dirty this share of what can be delivered [default: auto]
+    /// Whether VMs that write faster than their memory can be sent are throttled: auto, as
+    /// far as needed; off; or so that they dirty this share of what can be delivered
+    /// [default: auto]
     #[arg(long, value_name = "auto|off|C")]
     #[serde(deserialize_with = "text")]
     throttle: Option<Throttle>,
-    /// The percentage of its CPU time that a slowed VM keeps in any case
-    /// [default: 20]
+    /// The percentage of its CPU time that a throttled VM keeps in any case [default: 20]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     throttle_floor: Option<u8>,
-    /// When each VM shall be there, in seconds from its own begin
+    /// When each VM is to have arrived, in seconds from the start of its own move
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: Option<u64>,
-    /// What to do with a VM that can't be followed even at its floor
+    /// What to do with a VM that does not converge even at its floor
     #[arg(long, value_enum)]
     on_stall: Option<OnStallArg>,
     /// How memory is compressed [default: auto]
     #[arg(long, value_enum)]
     compress: Option<CompressArg>,
-    /// Which of QEMU's streams is read [default: auto]
+    /// Which kind of migration stream QEMU is to send [default: auto]
     #[arg(long, value_enum)]
     tap: Option<TapArg>,
-    /// All hosts see the same storage: don't check
+    /// Don't check that all hosts see the same storage. If they don't, VMs' data is
+    /// destroyed
     #[arg(long)]
     shared_disks: bool,
-    /// Disks to move with each VM: all of its host's, or some by name
+    /// Disks to move with each VM: all that are local to its host, or some by name
     #[arg(long, value_name = "all|NAME,...")]
     disks: Option<String>,
-    /// Make the images of disks that move at the destinations, where there are
-    /// none
+    /// Create the images of moved disks at the destinations where there are none
     #[arg(long)]
     create_disks: bool,
-    /// How long each VM may take, in seconds [default: as long as it takes]
+    /// How long each move may take until its commit, in seconds [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
-    /// The most that each migration ever sends: bits per second, such as 200M
+    /// The most that each migration sends, in bits per second, such as 200M
     #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
     limit: Option<BitRate>,
-    /// What each migration gets even if others want everything: bits per second
+    /// What each migration gets even if others want everything, in bits per second
     #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
     reserve: Option<BitRate>,
-    /// Whether data threads go before others that want the same CPUs [default:
-    /// low]
+    /// The scheduling priority of data threads [default: low]
     #[arg(long, value_enum)]
     priority: Option<PriorityArg>,
-    /// The CPUs that data threads run on, at all hosts: such as 0-3,8
+    /// The CPUs that data threads run on, at all hosts, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     cpus: Option<Cpus>,
-    /// Where pages may come from that need not be sent, because a VM of the same
-    /// sharing domain has the same content [default: auto]
+    /// Which VMs of the same sharing domain may provide pages with the same content, so
+    /// that these need not be sent [default: auto]
     #[arg(long, value_enum)]
     share: Option<ShareArg>,
-    /// The VMs' sharing domain from now on: only VMs of the same one have content in
-    /// common [default: each VM's own]
+    /// The VMs' sharing domain from now on: only VMs of the same domain share content
+    /// [default: each VM's own]
     #[arg(long, value_name = "LABEL")]
     share_domain: Option<String>,
-    /// Whether the destinations read pages from the VMs' disks that have the same
-    /// content, by what helpers in the guests say [default: auto]
+    /// Whether the destinations read pages from the VMs' disks, if helpers in the guests
+    /// say that these have the same content [default: auto]
     #[arg(long, value_enum)]
     storage: Option<StorageArg>,
     /// The most that is read from storage for each VM, in bits per second
     #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
     storage_limit: Option<BitRate>,
-    /// What the helper may use up in each guest: a share of one CPU, time, memory
+    /// What the helper may use in each guest: a share of one CPU, time, memory
     /// [default: cpu=50%,time=10s,memory=32M]
     #[arg(long, value_name = "cpu=N%,time=Ns,memory=NM")]
     #[serde(deserialize_with = "text")]
     helper_budget: Option<HelperBudget>,
-    /// Move VMs to hosts that have less memory free than their RAM
+    /// Move VMs even to hosts with less free memory than their RAM
     #[arg(long)]
     overcommit_memory: bool,
-    /// What is compared before each VM is given up [default: on]
+    /// What is compared before the source gives each VM up [default: on]
     #[arg(long, value_enum)]
     audit: Option<AuditArg>,
 }
 
-/// As it is typed.
+/// Deserializes a value from the text that would be typed.
 fn text<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
     from: D,
 ) -> Result<Option<T>, D::Error> {
@@ -117,7 +116,7 @@ fn text<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
 }
 
 impl MoveOptions {
-    /// The same; what it leaves out as the other says.
+    /// These options, with those that are missing taken from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             lanes: self.lanes.or(other.lanes),
@@ -181,7 +180,7 @@ impl From<MoveOptions> for GangOptions {
             sharing: Sharing {
                 share: options.share.map(Share::from).unwrap_or_default(),
                 domain: options.share_domain,
-                // The request for each VM says so.
+                // Set in the request for each VM.
                 together: false,
             },
             storage: FromStorage {
@@ -199,12 +198,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_is_as_the_api_has_it() {
+    fn options_that_are_left_out_have_the_apis_defaults() {
         assert_eq!(GangOptions::from(MoveOptions::default()), GangOptions::default());
     }
 
     #[test]
-    fn what_is_typed_wins() {
+    fn typed_options_override_the_plan_file() {
         let typed = MoveOptions {
             downtime_ms: Some(50),
             throttle: Some(Throttle::Off),

@@ -1,10 +1,10 @@
-//! What a gang is going to do, as text.
+//! The plan of a gang, as text.
 
 use api::{GangPlan, PlannedMove, SharedParts};
 
 use crate::output::{aligned, amount, full_stop};
 
-/// A dry run.
+/// The result of a dry run.
 pub(crate) fn plan(plan: &GangPlan) -> String {
     let mut out = String::new();
     if !plan.moves.is_empty() {
@@ -30,7 +30,7 @@ pub(crate) fn plan(plan: &GangPlan) -> String {
     out + "Nothing was moved.\n"
 }
 
-/// Its VMs; with what they share, if that is known of one.
+/// The plan's VMs, with their shared content if it is known for any of them.
 fn moves(plan: &GangPlan) -> String {
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), amount::size);
     let first = |one: &PlannedMove| {
@@ -65,7 +65,7 @@ fn moves(plan: &GangPlan) -> String {
            VMs of this gang.\n"
 }
 
-/// What is said of a gang that begins.
+/// The lines that announce a gang.
 pub(crate) fn beginning(id: &str, plan: &GangPlan) -> Vec<String> {
     let used: u64 = plan.moves.iter().map(|one| one.used_bytes).sum();
     let count = amount::counted(plan.moves.len() as u64, "VM");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_told_by_its_reason() {
+    fn shared_content_is_listed_by_its_reason() {
         let one = |vm: &str, shared: Option<SharedParts>| PlannedMove {
             vm: vm.to_owned(),
             from: "host-a".to_owned(),

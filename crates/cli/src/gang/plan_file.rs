@@ -1,4 +1,4 @@
-//! A plan file: who goes where, and how.
+//! A plan file: which VMs move to which hosts, and how.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use serde::Deserialize;
 use super::options::MoveOptions;
 use crate::problem::Problem;
 
-/// What it says.
+/// The contents of a plan file.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) moves: Vec<WantedMove>,
     pub(crate) settings: Settings,
 }
 
-/// Besides the moves.
+/// The settings beside the moves.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) parallel: Option<u16>,
@@ -23,7 +23,7 @@ pub(crate) struct Settings {
     pub(crate) options: MoveOptions,
 }
 
-/// As it is written.
+/// The file's format.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
@@ -37,7 +37,7 @@ struct File {
     moves: Vec<WantedMove>,
 }
 
-/// Reads it.
+/// Reads a plan file.
 pub(crate) fn read(path: &Path) -> Result<Plan, Problem> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })?;
@@ -46,7 +46,7 @@ pub(crate) fn read(path: &Path) -> Result<Plan, Problem> {
     })
 }
 
-/// Where a file goes wrong, and why.
+/// A mistake in a file, with its line.
 #[derive(Debug)]
 struct Mistake {
     line: usize,

@@ -1,6 +1,7 @@
-//! The settings of an agent that a first set-up decides: which host this is, and where its
-//! peers and its certificate are. All others are the operator's, as is whatever stands in
-//! the file already.
+//! The agent's settings that a first set-up writes: the host's name, and the locations of the peers
+//! file and the certificate.
+//!
+//! All others are the operator's, and existing ones stay.
 
 use std::path::Path;
 
@@ -8,14 +9,14 @@ use agent::config::PeerEntry;
 use toml::{Table, Value};
 
 const COMMENT: &str = "# By `droveway init`.\n";
-/// The line of the package's file that ours belong under.
+/// The line of the package's file below which the settings are added.
 const EXAMPLE: &str = "# name = ";
 
-/// The file of a host that has no other.
+/// The file of a host that has none yet.
 pub(crate) fn of(host: &PeerEntry) -> String {
     let mut text =
         format!("{COMMENT}name = \"{}\"\npeers = \"peers.toml\"\ntls = \"tls\"\n", host.name);
-    // Lanes connect to each of its cards.
+    // Lanes connect to each of the host's NICs.
     if !host.nics.is_empty() {
         let any = if host.address.is_ipv4() { "0.0.0.0" } else { "[::]" };
         text.push_str(&format!("listen = \"{any}:{}\"\n", host.address.port()));
@@ -29,8 +30,9 @@ pub(crate) fn name(text: &str) -> Option<String> {
     Some(table.get("name")?.as_str()?.to_owned())
 }
 
-/// A file that is there, with those of the wanted settings that it lacks, and the names of
-/// these. `dir` is where it is.
+/// An existing file with those of the wanted settings that it lacks, and their names.
+///
+/// `dir` is the file's directory.
 pub(crate) fn merged(old: &str, wanted: &str, dir: &Path) -> Result<(String, Vec<String>), String> {
     let there = table(old)?;
     if there.get("insecure-plaintext") == Some(&Value::Boolean(true)) {
@@ -64,7 +66,7 @@ fn table(text: &str) -> Result<Table, String> {
 
 fn check_same(key: &str, found: &Value, value: &Value, dir: &Path) -> Result<(), String> {
     let is_same = match (key, found.as_str(), value.as_str()) {
-        // Where an agent listens is the operator's choice.
+        // The operator chooses the address to listen at.
         ("listen", ..) => true,
         ("peers" | "tls", Some(found), Some(value)) => dir.join(found) == dir.join(value),
         _ => found == value,
@@ -78,8 +80,9 @@ fn check_same(key: &str, found: &Value, value: &Value, dir: &Path) -> Result<(),
     ))
 }
 
-/// Where lines go: under the example of the package's file, or first of all. After the
-/// first table they would be that table's.
+/// The place for new lines: below the example of the package's file, or at the beginning.
+///
+/// After the first table's head, they would belong to that table.
 fn place_in(text: &str) -> usize {
     let mut place = 0;
     for line in text.split_inclusive('\n') {

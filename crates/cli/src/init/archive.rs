@@ -1,5 +1,6 @@
-//! What goes to one host, as a tar archive: each file under the path that it has there. It
-//! holds the host's key, so it is for root alone wherever it lies.
+//! The files of one host as a tar archive, with their paths on the host.
+//!
+//! It holds the host's key, so only root may read it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,15 +12,15 @@ use tar::{Builder, EntryType, Header};
 use super::agent_file;
 use crate::problem::Problem;
 
-/// Where agents have their files, below a host's root.
+/// The directory of an agent's files, below the host's root.
 pub(crate) const DIR: &str = "etc/droveway";
-/// Where, in there, the certificate and its keys are.
+/// The directory of the certificate and its keys, below [`DIR`].
 pub(crate) const TLS: &str = "tls";
 /// The agent's own file.
 pub(crate) const AGENT: &str = "agent.toml";
-/// The other hosts.
+/// The peers file.
 pub(crate) const PEERS: &str = "peers.toml";
-/// All files, and who may read them.
+/// All files and their permitted readers.
 const FILES: [(&str, Readers); 6] = [
     (AGENT, Readers::Everybody),
     (PEERS, Readers::Everybody),
@@ -28,9 +29,9 @@ const FILES: [(&str, Readers); 6] = [
     ("tls/droveway.key", Readers::Owner),
     ("tls/content.key", Readers::Owner),
 ];
-/// No file comes near it: a peers file of ten thousand hosts is smaller.
+/// Far more than any file has: a peers file of ten thousand hosts is smaller.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// All files, and what tar puts around them.
+/// All files with tar's headers and padding.
 const ARCHIVE_BYTES_MAX: u64 = (FILES.len() as u64 + 1) * FILE_BYTES_MAX;
 
 /// The files of one host.
@@ -41,19 +42,20 @@ pub(crate) struct Archive {
     pub(crate) files: Vec<HostFile>,
 }
 
-/// One of them.
+/// One file of a host.
 pub(crate) struct HostFile {
     /// Its path below `/etc/droveway`.
     pub(crate) path: &'static str,
-    /// Who may read it.
+    /// Its permitted readers.
     pub(crate) readers: Readers,
-    /// What is in it.
+    /// Its contents.
     pub(crate) text: String,
 }
 
-/// Makes an archive of what `text` has for each path. The same files make the same archive:
-/// they are all as old as the certificate, so that an agent notices a newer one that was
-/// unpacked by tar.
+/// Makes an archive of the text for each path.
+///
+/// The same files make the same archive, because they all get the certificate's modification time;
+/// so an agent notices a newer certificate that tar unpacked.
 pub(crate) fn pack(
     mtime_s: u64,
     text: impl Fn(&str) -> Result<String, Problem>,
@@ -78,7 +80,7 @@ pub(crate) fn pack(
     builder.into_inner().map_err(packing)
 }
 
-/// Takes the files out of an archive.
+/// Reads the files of an archive.
 pub(crate) fn read(path: &Path) -> Result<Archive, Problem> {
     let reading = |source| Problem::Local { what: format!("reading {}", path.display()), source };
     let file = File::open(path).map_err(reading)?;
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn tar_would_let_nobody_else_read_keys() {
+    fn keys_unpacked_by_tar_are_for_their_owner_only() {
         let packed = packed();
         let mut archive = tar::Archive::new(&packed[..]);
         for entry in archive.entries().unwrap() {

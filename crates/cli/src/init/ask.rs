@@ -1,10 +1,10 @@
-//! Hosts that are asked for at a terminal.
+//! Asking for hosts at a terminal.
 
 use std::io::{self, BufRead, Write};
 
 use super::hosts::TypedHost;
 
-/// Asks until a line is empty, or nothing more comes. What is wrong is asked for again.
+/// Asks until an empty line or the end of input; an invalid host is asked for again.
 pub(crate) fn hosts(
     input: &mut impl BufRead,
     output: &mut impl Write,
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_is_asked_for_again() {
+    fn an_invalid_host_is_asked_for_again() {
         let mut said = Vec::new();
         let typed = "a=10.0.0.1\nb\nb=10.0.0.2\n\nc=10.0.0.3\n";
         let hosts = hosts(&mut typed.as_bytes(), &mut said).unwrap();

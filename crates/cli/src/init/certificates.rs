@@ -1,4 +1,4 @@
-//! Certificates that are there already, which nothing replaces.
+//! Existing certificates, which are never replaced.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -8,13 +8,13 @@ use identity::{Files, Identity, Person, Subject};
 use crate::output::quoted;
 use crate::problem::Problem;
 
-/// One that was found.
+/// A certificate that was found.
 pub(crate) struct Found {
-    /// What to tell the operator, if it ends soon.
+    /// A warning for the operator, if it expires soon.
     pub(crate) warning: Option<String>,
 }
 
-/// Looks for somebody's certificate in its place. One that can't be used is an error.
+/// Looks for a subject's certificate in `place`; one that can't be used is an error.
 pub(crate) fn find(
     authority: &Path,
     place: &Path,

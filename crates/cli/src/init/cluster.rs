@@ -1,6 +1,7 @@
-//! What a cluster's hosts need, in one directory: the CA, a certificate for each, the peers
-//! file, and an archive for each host. What is there stays, so that a second run changes
-//! nothing and a later one adds hosts.
+//! The files of a cluster in one directory: the CA, a certificate and an archive for each host, and
+//! the peers file.
+//!
+//! Existing files stay, so that a second run changes nothing and a later run adds hosts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use super::{agent_file, archive, certificates, peers_file};
 use crate::commands::ca::{CA_DAYS, DAYS};
 use crate::problem::Problem;
 
-/// A cluster as it is to be. Nothing is written before all of it is known to be good.
+/// The cluster to set up; everything is checked before anything is written.
 pub(crate) struct Cluster {
     dir: PathBuf,
     operator: Subject,
@@ -23,7 +24,7 @@ pub(crate) struct Cluster {
     hosts: Vec<PeerEntry>,
 }
 
-/// What was made and what was there, a line each.
+/// What was created and what existed, one line each.
 #[derive(Default)]
 pub(crate) struct Done {
     lines: Vec<String>,
@@ -38,14 +39,14 @@ impl Done {
         self.lines.push(format!("kept  {what}"));
     }
 
-    /// For a person.
+    /// The lines as text.
     pub(crate) fn lines(&self) -> String {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
     }
 }
 
 impl Cluster {
-    /// What is in the directory, with the typed hosts.
+    /// The cluster in the directory, with the typed hosts added.
     pub(crate) fn understood(
         dir: PathBuf,
         operator: &str,
@@ -63,12 +64,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Where all of it is.
+    /// The directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its hosts, in their order.
+    /// Its hosts, in the order of the peers file.
     pub(crate) fn hosts(&self) -> &[PeerEntry] {
         &self.hosts
     }
@@ -78,7 +79,7 @@ impl Cluster {
         self.dir.join(format!("{host}.tar"))
     }
 
-    /// Makes what is not there.
+    /// Creates the files that do not exist.
     pub(crate) fn make(&self) -> Result<Done, Problem> {
         let mut done = Done::default();
         let authority = self.make_authority(&mut done)?;

@@ -1,19 +1,19 @@
-//! A host as it is typed: `NAME=ADDRESS[:PORT][,NIC]...`.
+//! A host as typed: `NAME=ADDRESS[:PORT][,NIC]...`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use identity::Subject;
 
-/// Where agents listen if nothing else is said.
+/// The default port of agents.
 const PORT: u16 = 7800;
 
-/// A host that somebody wants in the cluster.
+/// A host to add to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TypedHost {
     /// Its name.
     pub(crate) name: String,
-    /// Where its agent listens.
+    /// The address of its agent.
     pub(crate) address: SocketAddr,
     /// Network cards that carry data.
     pub(crate) nics: Vec<IpAddr>,

@@ -1,5 +1,7 @@
-//! The peers file of the cluster. Hosts are only ever added, at its end: what leads
-//! libvirt to a host follows from the host's place in it.
+//! The peers file of the cluster.
+//!
+//! Hosts are only added, and only at its end, because the addresses that lead libvirt to a host
+//! follow from its place in the file.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -13,19 +15,19 @@ use crate::problem::Problem;
 const HEAD: &str = "# All hosts: the same file on each of them. Add hosts at the end, since libvirt is \
                     led to a\n# host by its place here.\n";
 
-/// Where it is kept.
+/// The file's path.
 pub(crate) fn path(dir: &Path) -> PathBuf {
     dir.join("peers.toml")
 }
 
-/// What is in it; nothing if there is none yet.
+/// Reads the file; empty if it does not exist yet.
 pub(crate) fn read(dir: &Path) -> Result<String, Problem> {
     let path = path(dir);
     write::read(&path)
         .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })
 }
 
-/// The text with the hosts in it that are new, and all its hosts.
+/// The text with new hosts added, and all its hosts.
 pub(crate) fn extended(
     path: &Path,
     old: &str,
@@ -73,7 +75,9 @@ fn entry(host: &TypedHost) -> String {
     text
 }
 
-/// Cards may have been added by hand.
+/// Checks that a known host is typed as it is in the file.
+///
+/// NICs may be left out, because they may have been added by hand.
 fn check_same(path: &Path, entry: &PeerEntry, host: &TypedHost) -> Result<(), Problem> {
     if entry.address == host.address && (host.nics.is_empty() || host.nics == entry.nics) {
         return Ok(());
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused() {
+    fn invalid_hosts_are_refused() {
         let two = extend("", &["a=10.0.0.1", "b=10.0.0.2"]).unwrap();
         for (old, typed, says) in [
             ("", &["a=10.0.0.1"][..], "two hosts or more"),

@@ -1,6 +1,8 @@
-//! Puts a host's files in place. What is there stays as it is: the agent's file gets
-//! settings that it lacks and the peers file hosts at its end, and any other difference is
-//! an error before the first file is touched.
+//! Puts a host's files in place.
+//!
+//! Existing files stay as they are, except that the agent's file gets settings that it lacks, and
+//! the peers file gets hosts at its end. Any other difference is an error before the first file is
+//! changed.
 
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
@@ -15,11 +17,11 @@ use super::archive::{AGENT, Archive, DIR, HostFile, PEERS, TLS};
 use crate::libvirt::write;
 use crate::problem::Problem;
 
-/// A host, and what became of each of its files.
+/// A host, and the change of each of its files.
 pub(crate) struct Placed {
     /// The host.
     pub(crate) name: String,
-    /// Another one, to try the way to.
+    /// Another host, to test the connection to.
     pub(crate) other: Option<String>,
     changes: Vec<(PathBuf, Change)>,
 }
@@ -28,11 +30,11 @@ pub(crate) struct Placed {
 enum Change {
     Written,
     Kept,
-    /// It has all that is in the archive, and more.
+    /// It has everything that the archive has, and more.
     Newer,
-    /// Others could read a key.
+    /// A key that others could read is closed to them.
     Closed,
-    /// What was added, in words.
+    /// Something was added, as described.
     Added(String),
 }
 
@@ -40,19 +42,19 @@ struct Step<'a> {
     file: &'a HostFile,
     path: PathBuf,
     change: Change,
-    /// What is to be in it.
+    /// Its new contents.
     text: String,
 }
 
-/// Why a file is left as it is, and all others with it.
+/// Why a file, and so all files, are left unchanged.
 enum Conflict {
-    /// Its content.
+    /// Its contents differ.
     Differs(PathBuf),
     Other(Problem),
 }
 
 impl Placed {
-    /// For a person.
+    /// The changes as text.
     pub(crate) fn lines(&self) -> String {
         let line = |(path, change): &(PathBuf, Change)| {
             let path = path.display();
@@ -80,14 +82,14 @@ impl Placed {
         self.changes.iter().any(is_first)
     }
 
-    /// Whether an agent that runs has to be started again to notice.
+    /// Whether a running agent has to be restarted to use the changes.
     pub(crate) fn is_changed(&self) -> bool {
         let matters = |change: &Change| matches!(change, Change::Written | Change::Added(_));
         self.changes.iter().any(|(_, change)| matters(change))
     }
 }
 
-/// Below `root`. `from` is where the archive is.
+/// Puts the files in place below `root`; `from` is the archive's path.
 pub(crate) fn place(archive: &Archive, from: &Path, root: &Path) -> Result<Placed, Problem> {
     if !root.is_dir() {
         return Err(Problem::Typed(format!(
@@ -105,7 +107,7 @@ pub(crate) fn place(archive: &Archive, from: &Path, root: &Path) -> Result<Place
     Ok(Placed { name: archive.name.clone(), other, changes })
 }
 
-/// What to do with each file, or why nothing is done.
+/// Plans the change of each file, or fails before any change.
 fn planned<'a>(archive: &'a Archive, from: &Path, dir: &Path) -> Result<Vec<Step<'a>>, Problem> {
     let mut steps = Vec::new();
     let mut different = Vec::new();

@@ -1,4 +1,4 @@
-//! What is left to a person, in commands to paste.
+//! The operator's next steps, as commands to paste.
 
 use std::fmt::Write;
 use std::net::{IpAddr, UdpSocket};
@@ -9,7 +9,7 @@ use super::cluster::Cluster;
 use super::place::Placed;
 use crate::output::quoted;
 
-/// After the archives are made.
+/// The steps after the archives are made.
 pub(crate) fn after_make(cluster: &Cluster) -> String {
     let mut text = format!(
         "Keep {} and the archives secret: with the first one can pose as any host, with an \
@@ -40,7 +40,7 @@ fn on_host(cluster: &Cluster, host: &PeerEntry) -> String {
     if is_here(host.address.ip()) {
         return format!("\n{name}, which is this host:\n  droveway init --from {path}\n");
     }
-    // scp takes what is before the first colon for a host.
+    // scp takes the part before the first colon as a host.
     let to = match host.address.ip() {
         IpAddr::V4(ip) => format!("root@{ip}:"),
         IpAddr::V6(ip) => format!("'root@[{ip}]:'"),
@@ -52,7 +52,7 @@ fn on_host(cluster: &Cluster, host: &PeerEntry) -> String {
     )
 }
 
-/// Only a host's own address can be listened at.
+/// Whether an address is this host's: only then can a socket be bound to it.
 fn is_here(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
@@ -64,7 +64,7 @@ fn ports(hosts: &[PeerEntry]) -> Vec<u16> {
     ports
 }
 
-/// After a host's files are in place.
+/// The steps after a host's files are in place.
 pub(crate) fn after_place(placed: &Placed) -> String {
     let name = &placed.name;
     let mut text = if placed.is_first() {

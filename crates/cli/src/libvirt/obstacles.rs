@@ -1,15 +1,16 @@
-//! What would keep a host's migrations from being led through the agents, found while
-//! its configuration is written and not when a VM is to move.
+//! Obstacles to leading a host's migrations through the agents.
+//!
+//! They are found when its configuration is written, not only when a VM is to move.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::ops::RangeInclusive;
 
 use super::qemu_conf::{Lines, value};
 
-/// A listening socket, in the kernel's tables.
+/// The state of a listening socket in the kernel's tables.
 const LISTENS: &str = "0A";
 
-/// All that is found, a sentence each.
+/// All obstacles, in one sentence each.
 pub(crate) fn find(qemu_conf: &str, lines: &Lines, carries: bool) -> Vec<String> {
     let idle = (!carries).then(|| {
         "the agent's file has no [carry]: its agent carries nothing, and until it does libvirt's \
@@ -41,7 +42,8 @@ fn encrypted(qemu_conf: &str) -> Option<String> {
     })
 }
 
-/// A program that listens at such a port, at any address, keeps the agent from it.
+/// Finds programs that listen at all addresses on the agent's ports, which keeps the agent
+/// from listening there.
 fn taken(
     listening: impl Iterator<Item = (IpAddr, u16)>,
     ports: &RangeInclusive<u16>,
@@ -62,8 +64,8 @@ fn taken(
     })
 }
 
-/// The address, if it is one of IPv4 or the unspecified one, and the port of a line of
-/// `/proc/net/tcp` or `tcp6`, if something listens there.
+/// The address and port of a listening socket in a line of `/proc/net/tcp` or `tcp6`, if the
+/// address is of IPv4 or unspecified.
 fn listening(line: &str) -> Option<(IpAddr, u16)> {
     let mut words = line.split_whitespace();
     let local = words.nth(1)?;

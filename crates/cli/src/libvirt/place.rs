@@ -1,4 +1,4 @@
-//! Which host this is, by the agent's file and the peers file.
+//! This host's place in the cluster, from the agent's file and the peers file.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,22 +11,22 @@ use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
 
-/// A host's place among the others.
+/// A host's place in the cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Its name.
     pub(crate) name: String,
     /// The loopback address that stands for it, on every other host.
     pub(crate) loopback: Ipv4Addr,
-    /// Where its QEMUs wait for VMs.
+    /// The address at which its QEMUs wait for VMs.
     pub(crate) address: IpAddr,
-    /// At which ports, which no other host has.
+    /// The ports at which they wait, which no other host has.
     pub(crate) ports: RangeInclusive<u16>,
-    /// Whether its agent carries what others command.
+    /// Whether its agent carries migrations that others command.
     pub(crate) carries: bool,
 }
 
-/// What matters here of the agent's file.
+/// The relevant part of the agent's file.
 #[derive(Deserialize)]
 struct AgentFile {
     name: Option<String>,
@@ -39,7 +39,7 @@ struct Carry {
     address: Option<IpAddr>,
 }
 
-/// What matters here of the peers file.
+/// The relevant part of the peers file.
 #[derive(Deserialize)]
 struct PeersFile {
     #[serde(default)]
@@ -56,7 +56,7 @@ struct Entry {
 }
 
 impl Place {
-    /// As the agent's file says, and the peers file that it names.
+    /// Reads the agent's file, and the peers file that it names.
     pub(crate) fn read(agent_file: &Path) -> Result<Self, Problem> {
         let agent: AgentFile = parse(agent_file)?;
         let (Some(name), Some(peers)) = (agent.name, agent.peers) else {
@@ -84,7 +84,7 @@ impl Place {
     }
 }
 
-/// What stands for a host on others, its own address, and its ports.
+/// The address that stands for a host on others, its own address, and its ports.
 fn among(hosts: &[Entry], name: &str) -> Option<(Ipv4Addr, IpAddr, [u16; 2])> {
     let nth = hosts.iter().position(|host| host.name == name)?;
     let own = hosts.get(nth)?;
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_known_by_its_place_or_by_what_is_said_of_it() {
+    fn a_hosts_addresses_follow_from_its_place_or_its_settings() {
         let place = |name: &str, loopback: [u8; 4], address: [u8; 4], ports, carries| Place {
             name: name.to_owned(),
             loopback: loopback.into(),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn missing_and_wrong_settings_are_reported() {
         for (agent, peers, says) in [
             ("name = 'host-a'", PEERS, "/agent.toml has no `name` or no `peers`"),
             ("name = 'host-d'\npeers = 'peers.toml'", PEERS, "/peers.toml has no host `host-d`"),

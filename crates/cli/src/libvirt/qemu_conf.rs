@@ -1,5 +1,7 @@
-//! Our lines in libvirt's `qemu.conf`: in a block of their own at the top, so that taking
-//! them out leaves the file as it was, including what others have changed in it since.
+//! Droveway's lines in libvirt's `qemu.conf`.
+//!
+//! They are a separate block at the top, so that removing it leaves the file as it was, including
+//! others' changes since.
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,14 +12,15 @@ const END: &str = "# droveway: end";
 const WHY: &str = "# Leads migrations to this host through Droveway's agents. Written by\n\
                    # `droveway libvirt setup`; `droveway libvirt setup --undo` removes it.\n";
 
-/// What leads migrations to a host through its agents.
+/// The settings that lead migrations to a host through the agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lines {
-    /// Where other hosts connect to: at their own loopback, where their agents listen.
+    /// The address that other hosts connect to: on their own loopback, where their agents
+    /// listen.
     pub(crate) host: Ipv4Addr,
-    /// Where QEMU listens at this host.
+    /// The address at which QEMU listens on this host.
     pub(crate) address: IpAddr,
-    /// The ports of both.
+    /// The ports at both addresses.
     pub(crate) ports: RangeInclusive<u16>,
 }
 
@@ -51,18 +54,18 @@ impl Lines {
         ]
     }
 
-    /// The block, as it stands in the file.
+    /// The block as it is in the file.
     pub(crate) fn block(&self) -> String {
         let mut block = format!("{BEGIN}\n{WHY}");
         for (key, value) in self.settings() {
             let quote = if key.starts_with("migration_port") { "" } else { "\"" };
-            // A string takes everything.
+            // Writing to a string does not fail.
             let _ = writeln!(block, "{key} = {quote}{value}{quote}");
         }
         block + END + "\n"
     }
 
-    /// A file with these lines, in place of those that it had of us.
+    /// A file with these lines, which replace Droveway's earlier ones.
     pub(crate) fn put_into(&self, text: &str) -> Result<String, Unchanged> {
         let others = others(text)?;
         for (line, key, value) in others.iter().filter_map(|&(number, line)| {
@@ -83,18 +86,18 @@ impl Lines {
     }
 }
 
-/// A file without our lines.
+/// A file without Droveway's lines.
 pub(crate) fn take_out(text: &str) -> Result<String, Unchanged> {
     Ok(others(text)?.into_iter().map(|(_, line)| line).collect())
 }
 
-/// The value of a key; of several, the last.
+/// The value of a key; the last one if it is set several times.
 pub(crate) fn value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     let mut values = text.lines().filter_map(setting).filter(|(known, _)| *known == key);
     values.next_back().map(|(_, value)| value)
 }
 
-/// The lines that are not ours, each with its number.
+/// The lines that are not Droveway's, each with its number.
 fn others(text: &str) -> Result<Vec<(usize, &str)>, Unchanged> {
     let mut others = Vec::new();
     let mut begun = None;
@@ -111,7 +114,7 @@ fn others(text: &str) -> Result<Vec<(usize, &str)>, Unchanged> {
     begun.map_or(Ok(others), |number| Err(Unchanged::Damaged(number)))
 }
 
-/// What a line sets: the key, and the value without its quotes and a comment behind it.
+/// The key that a line sets, and its value without quotes or a trailing comment.
 fn setting(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once('=')?;
     let (key, value) = (key.trim(), value.trim());
@@ -128,14 +131,14 @@ fn setting(line: &str) -> Option<(&str, &str)> {
 mod tests {
     use super::*;
 
-    /// What a distribution installs looks like this.
+    /// A file like those that distributions install.
     const INSTALLED: &str = "# Configuration of the QEMU driver.\n\
                              # Defaults are shown behind a '#'.\n\
                              \n\
                              #migration_host = \"host.example.com\"\n\
                              #migration_address = \"0.0.0.0\"\n\
                              #migration_port_min = 49152\n";
-    /// And one that somebody looks after.
+    /// A file that an administrator has changed.
     const CHANGED: &str = "user = \"qemu\"\n\
                            cgroup_device_acl = [\n\
                            \t\"/dev/null\", \"/dev/kvm\",\n\
@@ -167,11 +170,11 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_set_is_left_alone() {
+    fn settings_of_others_are_left_alone() {
         let taken = |line, key: &str| Unchanged::Taken { line, key: key.to_owned() };
         let text = format!("{INSTALLED}  migration_host=\"10.1.1.1\"\n");
         assert_eq!(lines().put_into(&text), Err(taken(7, "migration_host")));
-        // Counted in the file as it is.
+        // Line numbers are those of the file with the block.
         let later = lines().put_into(INSTALLED).unwrap() + "migration_address = \"::\"\n";
         let number = later.lines().count();
         assert_eq!(lines().put_into(&later), Err(taken(number, "migration_address")));
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_block_is_nobodys_to_remove() {
+    fn half_a_block_is_not_removed() {
         let with = lines().put_into(INSTALLED).unwrap();
         let last = with.lines().position(|line| line == END).unwrap() + 1;
         for (text, line) in [

@@ -1,15 +1,15 @@
-//! A configuration file of somebody else's is replaced as a whole or not at all, and
-//! keeps its owner and mode.
+//! Atomic replacement of another program's configuration file, which keeps its owner and
+//! mode.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
-/// Of a file that isn't there yet: QEMU's configuration may hold passwords.
+/// The mode of a new file: QEMU's configuration may hold passwords.
 const MODE: u32 = 0o600;
 
-/// What is in a file; nothing if it isn't there.
+/// Reads a file; empty if it does not exist.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
@@ -17,16 +17,16 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Has a file hold this text.
+/// Replaces a file's contents.
 pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
-    // A link leads to where the file is kept, and stays.
+    // Replaces the target of a symbolic link, and keeps the link.
     let path = if path.exists() { fs::canonicalize(path)? } else { path.to_owned() };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or(ErrorKind::InvalidInput)?.to_string_lossy();
     let partial = dir.join(format!(".{name}.droveway-{}", std::process::id()));
     let written = write(&partial, &path, text).and_then(|()| fs::rename(&partial, &path));
     if written.is_err() {
-        // It may never have been made.
+        // The file may not exist.
         let _ = fs::remove_file(&partial);
     }
     written?;

@@ -1,4 +1,4 @@
-//! What is compared before the source gives a VM up: as it is typed.
+//! The audit before the source gives a VM up, as typed.
 
 use api::Audit;
 use clap::ValueEnum;

@@ -1,4 +1,4 @@
-//! What a migration may use: as it is typed.
+//! The resources that a migration may use, as typed.
 
 use api::{BitRate, Bounds, Cpus, Priority};
 use clap::{Args as ClapArgs, ValueEnum};

@@ -1,4 +1,4 @@
-//! With whom a VM that moves shares content: as it is typed.
+//! The VMs that a moving VM shares content with, as typed.
 
 use api::{Share, Sharing};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -6,12 +6,12 @@ use serde::Deserialize;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SharingArgs {
-    /// Where pages may come from that need not be sent, because a VM of the same
-    /// sharing domain has the same content
+    /// Which VMs of the same sharing domain may provide pages with the same content, so
+    /// that these need not be sent
     #[arg(long, value_enum, default_value_t = ShareArg::Auto)]
     pub(crate) share: ShareArg,
-    /// The VM's sharing domain from now on: only VMs of the same one have content in
-    /// common [default: the one that it has]
+    /// The VM's sharing domain from now on: only VMs of the same domain share content
+    /// [default: the one that it has]
     #[arg(long, value_name = "LABEL")]
     pub(crate) share_domain: Option<String>,
 }
@@ -25,14 +25,14 @@ impl From<SharingArgs> for Sharing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ShareArg {
-    /// As far as both hosts are configured for it, if there is anything to find: a
-    /// rack, or VMs of the same domain at the destination
+    /// As far as both hosts are configured for it, if it can help: with a rack, or VMs of
+    /// the same domain at the destination
     Auto,
-    /// From nowhere
+    /// None
     Off,
-    /// From VMs on the destination host, and those on their way there
+    /// Those on the destination host, and those that are arriving there
     Host,
-    /// From those of all hosts of its rack
+    /// Those on all hosts of its rack
     Rack,
 }
 

@@ -1,4 +1,4 @@
-//! How far a VM may be slowed: as it is typed.
+//! How far a VM may be throttled, as typed.
 
 use api::{OnStall, Slowing, Throttle};
 use clap::{Args as ClapArgs, ValueEnum};

@@ -1,4 +1,4 @@
-//! Pages that a VM's disks have: as it is typed.
+//! Pages that are read from the VM's disks, as typed.
 
 use api::{BitRate, FromStorage, HelperBudget, ReadDisks};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -6,19 +6,19 @@ use serde::Deserialize;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StorageArgs {
-    /// Whether the destination reads pages from the VM's disks that have the same
-    /// content, by what the helper in the guest says
+    /// Whether the destination reads pages from the VM's disks, if the helper in the guest
+    /// says that these have the same content
     #[arg(long, value_enum, default_value_t = StorageArg::Auto)]
     pub(crate) storage: StorageArg,
     /// The most that is read from storage, in bits per second: 500M, 2G
     #[arg(long, value_name = "RATE")]
     pub(crate) storage_limit: Option<BitRate>,
-    /// So many percent of what the VM's disks have are read from them, whatever is
+    /// The percentage of the pages on the VM's disks that is read from them, whatever is
     /// faster: for benchmarks
     #[arg(long, value_name = "PERCENT", hide = true, value_parser = clap::value_parser!(u8).range(..=100))]
     pub(crate) storage_share: Option<u8>,
-    /// What the helper may use up in the guest: a share of one CPU, time, memory;
-    /// what is left out is as usual [default: cpu=50%,time=10s,memory=32M]
+    /// What the helper may use in the guest: a share of one CPU, time, memory; each part is
+    /// optional [default: cpu=50%,time=10s,memory=32M]
     #[arg(long, value_name = "cpu=N%,time=Ns,memory=NM")]
     pub(crate) helper_budget: Option<HelperBudget>,
 }
@@ -39,9 +39,9 @@ impl From<StorageArgs> for FromStorage {
 pub(crate) enum StorageArg {
     /// Where the guest has a helper and the disks can be read
     Auto,
-    /// It does not
+    /// Never
     Off,
-    /// As auto, and the report says why not where it does not
+    /// As auto, and the report says why pages were not read
     On,
 }
 

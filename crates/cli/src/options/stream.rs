@@ -1,4 +1,4 @@
-//! How QEMU's stream is taken and sent: as it is typed.
+//! How QEMU's stream is tapped and sent, as typed.
 
 use api::{Compress, TapChoice};
 use clap::ValueEnum;

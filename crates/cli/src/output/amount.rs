@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers, formatted for people.
 
 /// `106 MiB`, `1.0 GiB`: three digits at most, binary units.
 pub(crate) fn bytes(count: f64) -> String {
@@ -19,7 +19,7 @@ pub(crate) fn bytes(count: f64) -> String {
     }
 }
 
-/// Of a count: what [`bytes`] says of a whole number.
+/// A whole number of bytes, formatted as by [`bytes`].
 pub(crate) fn size(count: u64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
     bytes(count as f64)
@@ -50,7 +50,7 @@ pub(crate) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Of milliseconds, as [`seconds`] says it.
+/// Milliseconds, formatted as by [`seconds`].
 pub(crate) fn milliseconds(ms: f64) -> String {
     seconds(ms / 1e3)
 }

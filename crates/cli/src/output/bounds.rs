@@ -1,8 +1,8 @@
-//! What a migration may use, in words.
+//! A migration's bounds, in words.
 
 use api::{BitRate, Bounds, Priority};
 
-/// All of them, for a person.
+/// All bounds, for a person.
 pub(crate) fn described(bounds: &Bounds) -> String {
     let rate = |rate: Option<BitRate>| {
         rate.map_or_else(|| "none".to_owned(), |rate| format!("{rate}bit/s"))

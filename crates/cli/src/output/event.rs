@@ -1,10 +1,10 @@
-//! What happened at an agent, as a line of text.
+//! An agent's event as a line of text.
 
 use api::{Event, GangOutcome, GapReason, Happening, MigrationResult};
 
 use super::{amount, date, full_stop, phase_name};
 
-/// Of an event's data. What only newer agents tell is shown as it came.
+/// The line for an event's data; an event that only newer agents know is shown unchanged.
 pub(crate) fn line(data: &str) -> String {
     match serde_json::from_str::<Event>(data) {
         Ok(event) => {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_agent_tells_is_shown_as_it_came() {
+    fn an_event_of_a_newer_agent_is_shown_unchanged() {
         let newer = r#"{"id":"0f-9","at_unix_ms":0,"event":"vm-flew","vm":"web1"}"#;
         assert_eq!(line(newer), newer);
     }

@@ -1,8 +1,8 @@
-//! Phases of a migration, by name.
+//! Names of a migration's phases.
 
 use api::Phase;
 
-/// Its name, the same in text and HTML.
+/// A phase's name, for text and HTML.
 pub(crate) fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Prepare => "preparing",

@@ -1,6 +1,6 @@
-//! What a person is to paste into a shell.
+//! Text for pasting into a shell.
 
-/// A word as a shell takes it back.
+/// A word, quoted for a shell if needed.
 pub(crate) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -8,7 +8,7 @@ pub(crate) struct Stayed<'a> {
     pub(crate) vm: &'a str,
     pub(crate) from: &'a str,
     pub(crate) to: &'a str,
-    /// Whether its move was tried.
+    /// Whether its move was attempted.
     pub(crate) tried: bool,
     pub(crate) reason: Option<&'a str>,
 }

@@ -1,6 +1,6 @@
-//! Tables, and lists of names and values.
+//! Aligned tables and lists.
 
-/// Columns as wide as their widest cell, two blanks apart.
+/// Aligns columns to their widest cells, two blanks apart.
 pub(crate) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {

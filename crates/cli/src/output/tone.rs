@@ -1,11 +1,11 @@
-//! How good a state is, to be shown by a colour.
+//! The tone of a state, which is shown as a colour.
 
-/// What its colour says.
+/// How good a state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Good,
-    /// It is as it was asked for, or will pass.
+    /// As requested, or temporary.
     Calm,
-    /// Somebody has to do something.
+    /// The operator has to act.
     Bad,
 }

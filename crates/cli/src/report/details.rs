@@ -1,4 +1,4 @@
-//! All of a migration's report, as text.
+//! A migration's whole report as text.
 
 use api::{Audited, Report};
 
@@ -6,7 +6,7 @@ use super::more;
 use super::summary::{goal, sentences};
 use crate::output::{aligned, amount, described, phase_name};
 
-/// The summary, all figures, and what went on in which order.
+/// The summary, all figures, phases, disks and lanes.
 pub(crate) fn text(report: &Report) -> String {
     let mut out = more::without(&sentences(report));
     out.push_str("\n\n");
@@ -26,7 +26,7 @@ pub(crate) fn text(report: &Report) -> String {
     out
 }
 
-/// All figures that the sentences don't have, as name and value.
+/// All figures as name and value.
 pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
     let mut facts = vec![
         fact("Migration", report.id.clone()),
@@ -89,7 +89,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
     facts
 }
 
-/// Whether what arrived is what QEMU handed over.
+/// The result of the audit.
 fn audit(report: &Report) -> String {
     match &report.audit {
         Audited::Nothing { why } => format!("none: {why}"),
@@ -106,7 +106,7 @@ fn audit(report: &Report) -> String {
     }
 }
 
-/// What it could use, and what of that was changed.
+/// The bounds, and whether they were changed.
 fn bounds(report: &Report) -> String {
     let mut text = described(&report.bounds);
     if let Some(last) = report.bounds_changes.last() {
@@ -168,7 +168,7 @@ fn lanes(report: &Report) -> Vec<[String; 4]> {
         .collect()
 }
 
-/// With what was read for it.
+/// The bytes placed from disks, and the bytes read for that.
 fn from_disks(report: &Report) -> String {
     let placed = amount::size(report.stored_bytes);
     match report.storage_read_bytes {

@@ -1,4 +1,4 @@
-//! A migration as it might have been.
+//! An example report.
 
 use api::Report;
 

@@ -1,5 +1,6 @@
-//! A report as one HTML page: styles, plots and the few lines of script are all
-//! in it, so that it can be mailed, archived and opened offline.
+//! A report as one HTML page.
+//!
+//! It contains its styles, plots and script, so that it can be mailed, archived and opened offline.
 
 mod figures;
 mod plot;
@@ -17,7 +18,7 @@ use crate::output::{amount, date, full_stop, phase_name};
 const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str = include_str!("html/script.js");
 
-/// The page loads nothing, whatever a VM is called.
+/// Lets the page load nothing, whatever the name of a VM contains.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
 /// The whole page.
@@ -237,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Zero pages come at a rate that no network has: all else would lie on the axis.
+    /// Zero pages arrive at a rate far above any network's, which would flatten all else.
     #[test]
     fn a_moments_peak_does_not_flatten_the_rest() {
         let cut = "Short peaks are cut at the top";

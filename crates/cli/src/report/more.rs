@@ -1,4 +1,4 @@
-//! The line of a summary that names the command which shows all of a report.
+//! The summary's line with the command that shows the whole report.
 
 const HEAD: &str = "More: ";
 
@@ -6,7 +6,7 @@ pub(super) fn line(id: &str) -> String {
     format!("\n{HEAD}droveway report {id}")
 }
 
-/// A summary in the report itself: no line leads back to it.
+/// The summary without that line, for use in the report itself.
 pub(super) fn without(summary: &str) -> String {
     let lines: Vec<&str> = summary.lines().filter(|line| !line.starts_with(HEAD)).collect();
     lines.join("\n")

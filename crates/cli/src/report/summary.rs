@@ -1,11 +1,11 @@
-//! What a migration came to, in a few sentences.
+//! A summary of a migration, in a few sentences.
 
 use api::{Outcome, Progress, Report};
 
 use super::more;
 use crate::output::{amount, full_stop};
 
-/// What happened, for a person.
+/// The outcome, for a person.
 pub(crate) fn sentences(report: &Report) -> String {
     let mut out = match &report.outcome {
         Outcome::Done => done(report),
@@ -26,7 +26,7 @@ pub(crate) fn sentences(report: &Report) -> String {
     out
 }
 
-/// What is known of a migration's end without its report.
+/// The outcome of a migration without its report.
 pub(crate) fn without_report(last: &Progress) -> String {
     match &last.outcome {
         Some(Outcome::Done) => format!("{} runs on {}.", last.vm, last.to),
@@ -69,7 +69,7 @@ fn done(report: &Report) -> String {
     format!("{gone} {moved}{disks}{}", slowed(report))
 }
 
-/// What coming within the goal has cost the guest.
+/// What throttling cost the guest.
 fn slowed(report: &Report) -> String {
     report.slowed.as_ref().map_or_else(String::new, |slowed| {
         format!(
@@ -81,7 +81,7 @@ fn slowed(report: &Report) -> String {
     })
 }
 
-/// `in 3 passes `, if they could be counted.
+/// `in 3 passes `, or nothing if they could not be counted.
 fn passes(report: &Report) -> String {
     match report.passes {
         0 => String::new(),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_vm_was_never_gone() {
+    fn a_paused_vm_has_no_downtime() {
         let report = Report { downtime_ms: None, ..example() };
         assert!(sentences(&report).starts_with("web1 is on host-b, paused as it was."));
     }

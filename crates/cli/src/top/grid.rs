@@ -1,4 +1,4 @@
-//! Tables: columns as wide as what is in them.
+//! Tables with columns as wide as their contents.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Rect};
@@ -15,11 +15,11 @@ const GAP: u16 = 2;
 pub(super) enum Column {
     Text(&'static str),
     Number(&'static str),
-    /// Only where there is room.
+    /// Only on wide terminals.
     Extra(&'static str),
 }
 
-/// What is left out on narrower terminals.
+/// The width from which [`Column::Extra`] is shown.
 const WIDE: u16 = 100;
 
 impl Column {
@@ -42,11 +42,11 @@ impl Column {
     }
 }
 
-/// A table with its heads.
+/// A table with its heading.
 pub(super) struct Grid {
     pub(super) columns: Vec<Column>,
     pub(super) rows: Vec<Vec<Span<'static>>>,
-    /// The row that keys are about.
+    /// The row that keys act on.
     pub(super) chosen: Option<usize>,
     /// The rows above the screen.
     pub(super) above: usize,
@@ -57,7 +57,7 @@ impl Grid {
         Self { columns: columns.to_vec(), rows, chosen: None, above: 0 }
     }
 
-    /// With its heads.
+    /// The table's height, including its heading.
     pub(super) fn height(&self) -> u16 {
         u16::try_from(self.rows.len()).unwrap_or(u16::MAX).saturating_add(1)
     }
@@ -87,7 +87,7 @@ impl Grid {
     }
 }
 
-/// A word whose colour says how good it is.
+/// A word in the colour of its tone.
 pub(super) fn toned((word, tone): (&'static str, Tone)) -> Span<'static> {
     let colour = match tone {
         Tone::Good => Color::Green,

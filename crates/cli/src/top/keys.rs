@@ -1,10 +1,10 @@
-//! What keys do.
+//! The effects of keys.
 
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::cluster::{Known, Running};
 
-/// What is shown.
+/// A tab of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tab {
     Overview,
@@ -27,7 +27,7 @@ impl Tab {
     }
 }
 
-/// Something to be answered with `y`, or not.
+/// A question; any answer but `y` means no.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) text: String,
@@ -35,7 +35,7 @@ pub(super) struct Question {
     id: String,
 }
 
-/// What follows from a key.
+/// The action that a key requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Nothing,
@@ -43,20 +43,20 @@ pub(super) enum Wish {
     Cancel { agent: usize, id: String },
 }
 
-/// What somebody looks at.
+/// The state of the screen.
 pub(super) struct State {
     pub(super) tab: Tab,
-    /// The migration that keys are about.
+    /// The migration that keys act on.
     chosen: Option<String>,
     /// The rows of a long table that are above the screen.
     pub(super) above: usize,
     pub(super) question: Option<Question>,
-    /// An answer.
+    /// The result of the last action.
     pub(super) said: Option<String>,
     pub(super) read_only: bool,
 }
 
-/// Rows that Page Up and Page Down go.
+/// Rows that Page Up and Page Down move by.
 const PAGE: isize = 10;
 
 impl State {
@@ -69,7 +69,7 @@ impl State {
         self.said = Some(text);
     }
 
-    /// The row of the chosen migration: the first if that one runs no more.
+    /// The row of the chosen migration; the first row if that one no longer runs.
     pub(super) fn chosen(&self, running: &[Running<'_>]) -> Option<usize> {
         let chosen = self.chosen.as_deref();
         let at = running.iter().position(|one| Some(one.progress.id.as_str()) == chosen);
@@ -118,7 +118,7 @@ impl State {
         }
     }
 
-    /// In the overview to another migration, elsewhere to other rows.
+    /// Chooses another migration in the overview; scrolls elsewhere.
     fn go(&mut self, rows: isize, known: &Known) {
         let moved = |at: usize, last: usize| at.saturating_add_signed(rows).min(last);
         if self.tab == Tab::Overview {
@@ -151,7 +151,7 @@ impl State {
             let text = format!("Cancel gang {id}? VMs that have not moved stay. y/n");
             self.question = Some(Question { text, agent, id });
         }
-        // The row is the one that was asked about, whatever comes and goes above it.
+        // The choice stays with this migration, even if rows above it change.
         self.chosen = Some(one.progress.id.clone());
     }
 }

@@ -111,7 +111,7 @@ fn vm_of(host: &str, one: &HostVm) -> Vec<Span<'static>> {
     ]
 }
 
-/// So many rows of what has ended.
+/// The history, with at most `most` rows.
 pub(super) fn history(known: &Known, most: usize) -> Grid {
     let columns = [
         Text("VM"),

@@ -1,4 +1,4 @@
-//! The overview: what moves, the hosts, what has ended lately.
+//! The overview: running migrations, hosts, and recent history.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -12,11 +12,11 @@ use super::{lists, plot};
 use crate::cluster::Known;
 use crate::output::amount;
 
-/// Rows of what has ended.
+/// Rows of the recent history.
 const LATELY: usize = 5;
-/// Rows of the plot, where there is room for it.
+/// Rows of the plot, if there is room for it.
 const PLOT: u16 = 10;
-/// Rows of hosts and of what has ended that the plot leaves.
+/// Rows that the plot leaves for hosts and history.
 const REST: u16 = 12;
 
 /// The cluster in one line.
@@ -37,9 +37,9 @@ struct Sections {
 
 struct Section {
     title: &'static str,
-    /// What is said before the table.
+    /// Lines before the table.
     lines: Vec<Line<'static>>,
-    /// None if there is nothing in it.
+    /// None if it would be empty.
     grid: Option<Grid>,
 }
 
@@ -51,7 +51,7 @@ impl Section {
         Self { title, lines: Vec::new(), grid: Some(grid) }
     }
 
-    /// With its title, and a line below it.
+    /// The section's height, including its title and an empty line below.
     fn height(&self) -> u16 {
         let grid = self.grid.as_ref().map_or(0, Grid::height);
         height(&self.lines).saturating_add(grid).saturating_add(2)
@@ -66,7 +66,7 @@ impl Section {
             Layout::vertical([Constraint::Length(height(&lines)), Constraint::Fill(1)]).areas(area);
         Paragraph::new(lines).render(above, buffer);
         if let Some(grid) = self.grid {
-            // What is below a section stays apart from it.
+            // The last line stays empty, to separate the next section.
             let below = Rect { height: below.height.saturating_sub(1), ..below };
             grid.draw(below, buffer);
         }
@@ -94,7 +94,7 @@ impl Sections {
     }
 }
 
-/// On a terminal, in which not all may fit.
+/// Draws on a terminal, which may be too small for everything.
 pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer) {
     let running = known.running();
     let chosen = state.chosen(&running);
@@ -118,14 +118,14 @@ pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer
     lately.draw(of_lately, buffer);
 }
 
-/// What [`draw_text`] needs.
+/// The height that [`draw_text`] needs.
 pub(super) fn height_of_text(known: &Known) -> u16 {
     let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
     let sections = [&migrations, &hosts, &lately].map(Section::height);
     sections.into_iter().fold(height(&problems) + 2, u16::saturating_add)
 }
 
-/// All of it.
+/// Draws everything.
 pub(super) fn draw_text(known: &Known, area: Rect, buffer: &mut Buffer) {
     let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
     let [top, of_problems, of_migrations, of_hosts, of_lately] = Layout::vertical(

@@ -1,4 +1,4 @@
-//! Screens, as agents' words become them, and what keys ask for.
+//! The screens for agents' answers, and the effects of keys.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -73,7 +73,7 @@ fn each_tab_has_its_table() {
 }
 
 #[test]
-fn what_is_scrolled_away_is_above() {
+fn scrolling_moves_rows_off_the_top() {
     let names: Vec<String> = (100..200).map(|nth| format!("web{nth}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let many = Known::example(vec![host("host-a", &names)], Vec::new(), Vec::new(), Vec::new());
@@ -109,7 +109,7 @@ fn a_migration_is_cancelled_only_after_a_yes() {
 }
 
 #[test]
-fn who_only_looks_cancels_nothing() {
+fn a_read_only_view_cancels_nothing() {
     let known = known("web1");
     let mut state = State::new(true);
     press(&mut state, &known, KeyCode::Char('c'));
@@ -124,7 +124,7 @@ fn names_cannot_write_to_the_terminal() {
 }
 
 #[test]
-fn as_text_all_is_there() {
+fn the_text_form_is_complete() {
     let names: Vec<String> = (0..60).map(|nth| format!("h{nth:02}")).collect();
     let hosts = names.iter().map(|name| host(name, &[])).collect();
     let known = Known::example(hosts, vec![moving("web1")], Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! The screen: tabs above, keys below, and between them what was chosen.
+//! The screen: tabs above, keys below, and the chosen tab between them.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};

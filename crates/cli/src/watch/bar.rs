@@ -1,6 +1,6 @@
-//! What both displays draw with.
+//! Shared parts of both displays.
 
-/// Redrawn this often at most.
+/// The highest rate of redrawing.
 pub(super) const DRAWS_PER_S: u8 = 10;
 
 #[allow(

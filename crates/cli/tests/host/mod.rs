@@ -1,4 +1,4 @@
-//! Agents as processes, and the command as people type it.
+//! Agents as processes, and the command as typed.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::fs;
@@ -13,12 +13,12 @@ use test_scope::TestDir;
 const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// QEMU, as tests are told which.
+/// The QEMU to test with.
 pub(crate) fn qemu() -> String {
     std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-/// Some hosts, on loopback: each an agent with a directory of its own.
+/// Hosts on loopback, each with an agent and a directory of its own.
 pub(crate) struct Hosts {
     pub(crate) hosts: Vec<Host>,
     pub(crate) dir: TestDir,
@@ -30,7 +30,7 @@ pub(crate) struct Host {
     listen: String,
     /// The agent's file, instead of flags.
     config: Option<PathBuf>,
-    /// Arguments that its agent is given besides.
+    /// Additional arguments for its agent.
     pub(crate) more: Vec<String>,
     agent: Option<Child>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Host {
 impl Hosts {
     pub(crate) fn new<const N: usize>(names: [&str; N]) -> Self {
         let dir = TestDir::new();
-        // Held together, so that no two are the same.
+        // Held until all are chosen, so that no two are the same.
         let ports: Vec<TcpListener> = names.iter().map(|_| port()).collect();
         let mut peers = String::new();
         let mut hosts = Vec::new();
@@ -59,8 +59,8 @@ impl Hosts {
     }
 }
 
-/// A port that is free, and stays it while an agent is started again: below those
-/// that connections leave by, none twice in a process, and others in the next one.
+/// A port that is free and stays so during a restart of an agent: below the ephemeral ports,
+/// never given twice in a process, and different in the next process.
 pub(crate) fn port() -> TcpListener {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     let first = 18_000 + std::process::id() % 280 * 50;
@@ -70,8 +70,7 @@ pub(crate) fn port() -> TcpListener {
 }
 
 impl Host {
-    /// One whose agent, once it is started, does as a file says. Its log and its state go
-    /// into `dir`.
+    /// A host whose agent uses a configuration file; its log and state go into `dir`.
     pub(crate) fn configured(name: &str, dir: PathBuf, config: PathBuf) -> Self {
         let (name, listen, config) = (name.to_owned(), String::new(), Some(config));
         Self { name, dir, listen, config, more: Vec::new(), agent: None }
@@ -82,7 +81,7 @@ impl Host {
         self.start_by(&[]);
     }
 
-    /// The same by a program that becomes the agent.
+    /// Starts the agent through a program that then executes it.
     pub(crate) fn start_by(&mut self, by: &[&str]) {
         self.spawn(by);
         let deadline = Instant::now() + READY_MAX;
@@ -92,9 +91,10 @@ impl Host {
         }
     }
 
-    /// Starts the agent with this limit of open files, soft and hard, and says whether
-    /// it answers. It does not if it ends, or can't take a connection any more: then
-    /// it is killed.
+    /// Starts the agent with this limit of open files, soft and hard, and returns whether it
+    /// answers.
+    ///
+    /// If it does not end but can't accept connections, it is killed.
     pub(crate) fn start_with_files(&mut self, files: &str) -> bool {
         self.spawn(&["prlimit", &format!("--nofile={files}")]);
         let deadline = Instant::now() + READY_MAX;
@@ -103,7 +103,7 @@ impl Host {
             list.args(["5", DROVEWAY, "list"]).env("DROVEWAY_API", self.socket());
             match list.output().unwrap().status.code() {
                 Some(0) => return true,
-                // Nobody accepts it, and that stays so.
+                // The agent accepts no connection, and will not recover.
                 Some(124) => {
                     self.end("KILL");
                     return false;
@@ -121,7 +121,7 @@ impl Host {
         self.command(&["list"]).output().unwrap().status.success()
     }
 
-    /// By a program that becomes the agent, if there is one.
+    /// Starts the agent, through the program `by` if there is one.
     fn spawn(&mut self, by: &[&str]) {
         let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
         let words = [by, &[DROVEWAY]].concat();
@@ -134,7 +134,7 @@ impl Host {
             command.args(["--name", &self.name, "--listen", &self.listen, "--peers"]).arg(peers);
         }
         if qemu().contains('/') {
-            // One of the tests' own may come from other hosts, too.
+            // Other hosts may start the tests' QEMU here too.
             command.args(["--qemu-programs", &qemu()]);
         }
         let child = command
@@ -160,7 +160,7 @@ impl Host {
         agent.wait().unwrap();
     }
 
-    /// Where other agents reach it.
+    /// The address at which other agents reach it.
     pub(crate) fn listen(&self) -> String {
         self.listen.clone()
     }
@@ -183,7 +183,7 @@ impl Host {
         command
     }
 
-    /// What a command says, which must succeed.
+    /// The output of a command, which must succeed.
     pub(crate) fn says(&self, args: &[&str]) -> String {
         let output = self.command(args).output().unwrap();
         assert!(
@@ -195,7 +195,7 @@ impl Host {
         text(&output.stdout)
     }
 
-    /// Why a command fails, which it must, with exit code 1.
+    /// The error of a command, which must fail with exit code 1.
     pub(crate) fn refuses(&self, args: &[&str]) -> String {
         let output = self.command(args).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
@@ -204,7 +204,7 @@ impl Host {
         error
     }
 
-    /// Starts a VM: QEMU's firmware and no guest.
+    /// Starts a VM with QEMU's firmware and no guest.
     pub(crate) fn run(&self, name: &str, extra: &str) -> u32 {
         let qemu = qemu();
         let mut args = vec!["run", name, "--", &qemu];
@@ -222,8 +222,9 @@ impl Host {
         self.vms().into_iter().find(|vm| vm.name == name)
     }
 
-    /// Nothing of any VM is left on disk. What a destination has to clear away may
-    /// take it a moment longer than the source takes to end.
+    /// Asserts that nothing of any VM is left on disk.
+    ///
+    /// A destination may need a moment for its cleanup after the source has ended.
     pub(crate) fn assert_clean(&self) {
         let deadline = Instant::now() + READY_MAX;
         while !self.vms().is_empty() {

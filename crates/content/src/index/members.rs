@@ -1,4 +1,4 @@
-//! Who takes part in the index: the VMs whose pages it knows.
+//! The index's members: the VMs whose pages it knows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use crate::Key;
 
 const WORDS: usize = MEMBERS_MAX / u64::BITS as usize;
 
-/// The numbers of those that have not left.
+/// The numbers of the members that have not left.
 pub(super) struct Living([AtomicU64; WORDS]);
 
 impl Default for Living {
@@ -49,8 +49,8 @@ impl Living {
     }
 }
 
-/// Numbers for members. One that was given back is given out again only after
-/// the table has been swept, so it never speaks for somebody else's entries.
+/// Numbers for members. A number that was given back is reused only after the table has been
+/// swept, so it never stands for another member's entries.
 pub(super) struct Numbers(Mutex<Piles>);
 
 struct Piles {
@@ -65,7 +65,7 @@ impl Numbers {
         Arc::new(Self(Mutex::new(piles)))
     }
 
-    /// A number that no entry has; none if all are in use.
+    /// A number that no entry has. None if all are in use.
     pub(super) fn take(&self, sweep: impl FnOnce()) -> Option<u16> {
         let mut piles = self.0.lock();
         if piles.clean.is_empty() {
@@ -86,16 +86,15 @@ impl Numbers {
     }
 }
 
-/// One member's part of the index. Who reads from a member has it, also while
-/// that one leaves.
+/// One member's part of the index. Readers of a member keep it, also while the member leaves.
 pub(crate) struct Seat {
     pub(super) number: u16,
     pub(crate) holder: Arc<dyn Holder>,
     pub(crate) key: Key,
-    /// By page: the hint of the name that was noted last, or 0. It says where the
-    /// entry is that is out of date when the page has another name.
+    /// By page: the hint of the name that was noted last, or 0. It locates the entry that is out
+    /// of date once the page has another name.
     hints: Box<[AtomicU32]>,
-    /// How far the scanner is.
+    /// The scanner's progress.
     pub(crate) round: Mutex<Round>,
     numbers: Arc<Numbers>,
 }
@@ -103,13 +102,13 @@ pub(crate) struct Seat {
 /// Where a scanner is in a member's RAM.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
-    /// The page it looks at next.
+    /// The next page.
     pub(crate) next: u64,
-    /// When it looked at the first one.
+    /// When the round began.
     pub(crate) began: Option<Instant>,
-    /// How many times it has looked at all.
+    /// How many rounds are complete.
     pub(crate) completed: u64,
-    /// When it began to tell of all that it finds, and whether it does so.
+    /// When it last began to report all names, and whether it does so in this round.
     pub(crate) told: Option<Instant>,
     pub(crate) tells_all: bool,
 }
@@ -137,8 +136,8 @@ impl Seat {
         self.hints.len() as u64
     }
 
-    /// The page's number as the table has it, and the hint that it had until now;
-    /// none if the member has no such page.
+    /// Replaces a page's hint. Returns the page's number as in the table, and the earlier hint.
+    /// None if the member has no such page.
     pub(super) fn replace(&self, page: u64, hint: Option<Hint>) -> Option<(u32, Option<Hint>)> {
         let hints = self.hints.get(usize::try_from(page).ok()?)?;
         let before = hints.swap(hint.map_or(0, Hint::bits), Relaxed);
@@ -162,7 +161,7 @@ impl Seat {
 }
 
 impl Drop for Seat {
-    /// The last who could note something under this number is gone.
+    /// Now nothing can be noted under this number any more.
     fn drop(&mut self) {
         self.numbers.give_back(self.number);
     }
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn each_lives_by_itself() {
+    fn each_member_has_its_own_bit() {
         let living = Living::default();
         for member in [1, 63, 64, 4095] {
             assert!(!living.has(member));

@@ -1,21 +1,19 @@
-//! From names to places, in eight bytes each.
+//! The table from names to places, with eight bytes an entry.
 //!
-//! An entry is a place and 20 bits of a name. Which bucket it lies in says the
-//! rest of the name's first 32 bits; more of a name is not there, so whoever looks
-//! something up may get a place of other content, once in 2^32 for each entry.
-//! Names are evenly spread, so buckets fill evenly, and there is no hash but the
-//! name itself.
+//! An entry is a place and 20 bits of a name. Its bucket gives the rest of the name's first 32
+//! bits, and no more of a name is stored. So a look-up may return a place of other content, once
+//! in 2^32 for each entry. Names are evenly spread, so buckets fill evenly, and the name serves
+//! as its own hash.
 //!
-//! Buckets are in the order of the names. So where an entry belongs in a table of
-//! another size follows from where it is, and the table grows and shrinks without
-//! the names.
+//! Buckets are in the order of names. So an entry's place in a table of another size follows from
+//! its current place, and the table grows and shrinks without the names.
 
 use parking_lot::RwLock;
 
 use super::members::Living;
 use crate::Name;
 
-/// The numbers of members are below this, and not 0.
+/// Members' numbers are below this, and not 0.
 pub(super) const MEMBERS_MAX: usize = 1 << MEMBER_BITS;
 
 const PAGE_BITS: u32 = 32;
@@ -23,25 +21,25 @@ const MEMBER_BITS: u32 = 12;
 const TAG_BITS: u32 = 20;
 const _: () = assert!(PAGE_BITS + MEMBER_BITS + TAG_BITS == u64::BITS);
 
-/// Each shard has its lock: enough that threads seldom meet.
+/// Each shard has a lock. They are enough that threads seldom meet.
 const SHARDS: usize = 1 << SHARD_BITS;
 const SHARD_BITS: u32 = 8;
-/// What is left of a hint within a shard.
+/// The bits of a hint within a shard.
 const REST_BITS: u32 = u32::BITS - SHARD_BITS;
 
-/// Entries of a bucket: two cache lines of them, which processors fetch together.
-/// With eight and the same memory three times as many pages would find no place.
+/// The entries of a bucket: two cache lines, which processors fetch together. With eight entries
+/// and the same memory, three times as many pages would find no place.
 const PLACES: usize = 16;
 const _: () = assert!(size_of::<Bucket>() == 128);
-/// With fewer buckets, a bucket and a tag would not say what the hint was.
+/// With fewer buckets, bucket and tag would not determine the hint.
 const BUCKETS_MIN: usize = 1 << (REST_BITS - TAG_BITS);
 const BUCKETS_MAX: usize = 1 << REST_BITS;
 const _: () = assert!(usize::BITS > 2 * REST_BITS);
 
-/// How many places are remembered of one content: one may change, or leave.
+/// How many places are kept for one content: one may change, or leave.
 const COPIES_MAX: usize = 2;
 
-/// The first bits of a name: what the index knows of it. Not 0.
+/// The first 32 bits of a name, all that the index stores of it. Not 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hint(u32);
 
@@ -50,7 +48,7 @@ impl Hint {
         Self(((name.prefix() >> u32::BITS) as u32).max(1))
     }
 
-    /// From [`Hint::bits`]; 0 is none.
+    /// The inverse of [`Hint::bits`]. None for 0.
     pub(super) fn from_bits(bits: u32) -> Option<Self> {
         (bits != 0).then_some(Self(bits))
     }
@@ -74,15 +72,15 @@ impl Hint {
 
 const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
 
-/// Where a page is.
+/// The place of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Whose it is.
+    /// The VM that has it.
     pub(super) member: u16,
     pub(super) page: u32,
 }
 
-/// A place and its tag; 0 is none, since no member has number 0.
+/// A place and its tag. 0 is no entry, since no member has number 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry(u64);
 
@@ -114,7 +112,7 @@ struct Bucket([Entry; PLACES]);
 impl Bucket {
     const EMPTY: Self = Self([Entry::NONE; PLACES]);
 
-    /// Where `entry` goes; none if it is there.
+    /// The slot for `entry`. None if the bucket has it already.
     fn room(&self, entry: Entry, living: &Living) -> Option<usize> {
         let mut free = None;
         let mut copies = 0;
@@ -127,8 +125,8 @@ impl Bucket {
                 free = free.or(Some(at));
             } else if other.tag() == entry.tag() {
                 copies += 1;
-                // What was seen last is likeliest to be there still; another
-                // member's copy stays longer than a second one of the same.
+                // Content that was seen last is most likely still there. Another member's copy is
+                // kept rather than a second one of the same member.
                 if oldest.is_none() || other.member() == entry.member() {
                     oldest = Some(at);
                 }
@@ -137,7 +135,7 @@ impl Bucket {
         if copies >= COPIES_MAX { oldest } else { free.or_else(|| Some(self.victim(entry))) }
     }
 
-    /// What goes when all places are taken: one of two copies, else any.
+    /// The entry to evict from a full bucket: one of two copies, or else any.
     fn victim(&self, new: Entry) -> usize {
         let twice = |at: &usize| {
             let tag = self.0[*at].tag();
@@ -162,7 +160,7 @@ impl Table {
         Self { shards: (0..SHARDS).map(|_| shard()).collect() }
     }
 
-    /// Where living members may have the content.
+    /// The places where living members may have the content.
     pub(super) fn places(&self, hint: Hint, living: &Living) -> impl Iterator<Item = Place> {
         let bucket = {
             let buckets = self.shards[hint.shard()].0.read();
@@ -172,8 +170,8 @@ impl Table {
         bucket.0.into_iter().filter(wanted).map(Entry::place)
     }
 
-    /// The content was seen there. What is known already, as in most rounds of
-    /// a scanner, is not written.
+    /// Records that the content was seen there. A known entry, as in most rounds of a scanner, is
+    /// not written again.
     pub(super) fn put(&self, hint: Hint, place: Place, living: &Living) {
         let entry = Entry::new(hint, place);
         let shard = &self.shards[hint.shard()].0;
@@ -190,7 +188,7 @@ impl Table {
         }
     }
 
-    /// The content is not there any more.
+    /// Removes an entry whose content is not there any more.
     pub(super) fn take(&self, hint: Hint, place: Place) {
         let entry = Entry::new(hint, place);
         let mut buckets = self.shards[hint.shard()].0.write();
@@ -200,9 +198,8 @@ impl Table {
         }
     }
 
-    /// Makes the table as large as `pages` pages want it, one shard after the
-    /// other: the others can be read meanwhile, and no second table is needed.
-    /// It shrinks only when that halves it.
+    /// Fits the table's size to `pages` pages, one shard after the other: the others stay
+    /// readable meanwhile, and no second table is needed. It shrinks only by half or more.
     pub(super) fn fit(&self, pages: u64, living: &Living) {
         let wanted = buckets_for(pages);
         for Shard(shard) in &self.shards {
@@ -230,22 +227,22 @@ impl Table {
     }
 }
 
-/// Three places for two pages. If no two of them were the same, one or two in a
-/// hundred would find their bucket full.
+/// Three slots for two pages. If all pages differ, one or two in a hundred find their bucket
+/// full.
 fn buckets_for(pages: u64) -> usize {
     let places = pages.saturating_mul(3) / 2;
     let buckets = places.div_ceil((PLACES * SHARDS) as u64);
     usize::try_from(buckets).unwrap_or(BUCKETS_MAX).clamp(BUCKETS_MIN, BUCKETS_MAX)
 }
 
-/// The bucket, of so many, in which a hint's rest belongs.
+/// The bucket, of so many, for a hint's rest.
 fn bucket_of(rest: u32, buckets: usize) -> usize {
     (rest as usize * buckets) >> REST_BITS
 }
 
-/// What the rest of the hint was of an entry that is in bucket `at` of `buckets`.
+/// The rest of the hint of an entry in bucket `at` of `buckets`.
 fn rest_of(entry: Entry, at: usize, buckets: usize) -> u32 {
-    // A bucket's rests are fewer than there are tags, and follow one another.
+    // A bucket's rests are consecutive, and fewer than there are tags.
     let first = u32::try_from((at << REST_BITS).div_ceil(buckets)).expect("a rest is short");
     first + (entry.tag().wrapping_sub(first) & TAG_MASK)
 }
@@ -284,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_content_two_places_are_kept_the_last_seen_among_them() {
+    fn two_places_are_kept_of_one_content_with_the_last_seen() {
         let (table, living) = (Table::new(), living(&[1, 2, 3]));
         let all = [place(1, 7), place(1, 8), place(1, 9), place(2, 0), place(3, u32::MAX)];
         for seen in all {
@@ -299,7 +296,7 @@ mod tests {
         table.take(Hint(77), kept[0]);
         assert_eq!(places(&table, 77, &living), [kept[1]]);
         assert_eq!(places(&table, 78, &living), []);
-        // Neither of two members takes the other one's place.
+        // No member takes another member's place.
         for seen in [place(1, 1), place(2, 2), place(2, 3), place(1, 4), place(2, 5)] {
             table.put(Hint(79), seen, &living);
         }
@@ -307,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_bucket_gives_up_second_copies_first_and_what_is_dead_before_that() {
+    fn a_full_bucket_evicts_dead_entries_then_second_copies() {
         let (table, living) = (Table::new(), living(&[1, 2]));
         // All in the first bucket: a sixteenth of a shard.
         for bits in 1..=14 {
@@ -330,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_left_is_swept_out_and_nobody_else() {
+    fn a_sweep_removes_only_members_that_have_left() {
         let (table, living) = (Table::new(), living(&[1, 2]));
         for bits in 1..1000_u32 {
             let bits = bits.wrapping_mul(0x9e37_79b9);
@@ -358,7 +355,7 @@ mod tests {
         }
 
         #[test]
-        fn where_an_entry_is_tells_where_it_belongs(
+        fn an_entry_and_its_bucket_give_its_hint(
             rest in 0_u32..1 << REST_BITS,
             buckets in BUCKETS_MIN..=BUCKETS_MAX,
         ) {

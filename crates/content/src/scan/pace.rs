@@ -1,23 +1,24 @@
-//! How much of a CPU the scanner takes.
+//! Limits the scanner's share of a CPU.
 
 use std::time::{Duration, Instant};
 
-/// It works this long at a time, so that a small share means few wake-ups.
+/// How long it works at a time, so that a small share means few wake-ups.
 const WORK: Duration = Duration::from_millis(10);
-/// No rest is longer, however small the share: it is asked for something.
+/// The longest rest, however small the share is.
 const REST_MAX: Duration = Duration::from_secs(10);
 
 /// Decides, from the CPU time that was used, when to rest and for how long.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
-    /// CPU time and time when the work after the last rest began, as far as known.
+    /// CPU time and time at the beginning of the work after the last rest. None before the first
+    /// call.
     began: Option<(Duration, Instant)>,
 }
 
 impl Pace {
-    /// The rest that is due at `now`, after `cpu` was used in all, to keep to this
-    /// share of one CPU: 0.05 is 5 %, 1 is all of it. What was not used, because
-    /// others had the CPU, is not made up for later.
+    /// The rest that is due at `now`, after `cpu` was used in all, to keep to this share of one
+    /// CPU: 0.05 is 5 %, 1 is all of it. CPU time that was not used because others had the CPU is
+    /// not made up for later.
     pub(super) fn rest(&mut self, share: f64, cpu: Duration, now: Instant) -> Option<Duration> {
         let Some((cpu_before, began)) = self.began else {
             self.began = Some((cpu, now));
@@ -30,13 +31,13 @@ impl Pace {
     }
 }
 
-/// The rest that is due when `used` of the CPU was used within `passed`; none as
-/// long as it is not worth one.
+/// The rest that is due after `used` CPU time within `passed`. None while that is too little for
+/// a rest.
 fn rest_after(share: f64, used: Duration, passed: Duration) -> Option<Duration> {
     if used < WORK {
         return None;
     }
-    // No number, and none above 0, is the smallest share.
+    // NaN and values up to 0 count as the smallest share.
     let share = share.clamp(0.0, 1.0).max(0.0);
     let earned = Duration::try_from_secs_f64(used.as_secs_f64() / share).unwrap_or(Duration::MAX);
     Some(earned.saturating_sub(passed).min(REST_MAX))
@@ -63,7 +64,7 @@ mod tests {
             (0.5, 10, 10, Some(10)),
             (1.0, 10, 10, Some(0)),
             (7.0, 10, 10, Some(0)),
-            // Next to nothing, nothing, and nonsense.
+            // A tiny share, none, and invalid ones.
             (1e-9, 10, 10, Some(10_000)),
             (0.0, 10, 10, Some(10_000)),
             (-1.0, 10, 10, Some(10_000)),
@@ -79,7 +80,7 @@ mod tests {
         let start = Instant::now();
         let (mut now, mut cpu) = (start, Duration::from_secs(3));
         let mut pace = Pace::default();
-        // The second half of the time others take most of the CPU.
+        // In the second half, others take most of the CPU.
         for turn in 0..20_000_u64 {
             let work = Duration::from_micros(300 + turn % 7 * 100);
             cpu += work;

@@ -1,11 +1,11 @@
-//! Copies of pages that are on this host, made to be placed once more.
+//! Copies of pages that this host has, to be placed elsewhere in RAM.
 
 use audit::Delivery;
 use content::{Index, Key, Name};
 use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 use placer::{PlaceError, Placer};
 
-/// At most a batch's pages, with buffers that are used again.
+/// Copies of up to a batch of pages, in buffers that are reused.
 #[derive(Default)]
 pub(super) struct Copies {
     bytes: Vec<u8>,
@@ -14,8 +14,8 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Copies the content of those names that is here, and notes for which of
-    /// `pages` it is. Says which those are, by bits.
+    /// Copies the content of those names that are found here, and notes their `pages`. Returns
+    /// which were found, as bits.
     pub(super) fn find(
         &mut self,
         index: &Index,
@@ -37,7 +37,7 @@ impl Copies {
         here
     }
 
-    /// Places what was found.
+    /// Places the copies.
     pub(super) fn place(
         &self,
         placer: &Placer,

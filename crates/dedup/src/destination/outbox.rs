@@ -1,24 +1,24 @@
-//! What the source of a VM that arrives is to be told of its pages.
+//! Messages to the source of an arriving VM about its pages.
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use wire::{Late, ToSource};
 
-/// Batches that the source is told of at a time.
+/// The most batches in one message.
 const TOLD_AT_ONCE: usize = 256;
 
-/// One thing to be told.
+/// One report for the source.
 #[derive(Debug)]
 pub(crate) enum Told {
-    /// What has become of pages that came later.
+    /// What happened to pages that were awaited.
     Late(Late),
-    /// For whoever reads the report.
+    /// A note for the operator's report.
     Note(String),
-    /// There are others by now that may have the same content.
+    /// There are VMs here by now that may have the same content.
     Share,
 }
 
 impl Told {
-    /// Alone, or batches of which more may follow.
+    /// A message of its own, or a batch that can be sent together with others.
     fn message(self) -> Result<ToSource, Late> {
         match self {
             Self::Late(late) => Err(late),
@@ -28,15 +28,14 @@ impl Told {
     }
 }
 
-/// Messages for the source, as they come up. They end with the VM's [`Resolving`];
-/// whoever has this says them: a source that is not told what became of its pages
-/// waits for ever.
+/// Messages for the source, in order. They end when the VM's [`Resolving`] is dropped. The caller
+/// sends them: a source that does not hear what happened to its pages waits for ever.
 ///
 /// [`Resolving`]: super::Resolving
 #[derive(Debug)]
 pub struct Outbox {
     told: Receiver<Told>,
-    /// It came while others were gathered.
+    /// A report of another kind, received while batches were collected.
     next: Option<Told>,
 }
 
@@ -50,7 +49,7 @@ impl Outbox {
 impl Iterator for Outbox {
     type Item = ToSource;
 
-    /// Blocks until there is one.
+    /// Blocks until there is a message.
     fn next(&mut self) -> Option<ToSource> {
         let first = self.next.take().map_or_else(|| self.told.recv().ok(), Some)?;
         let mut batches = match first.message() {
@@ -100,7 +99,7 @@ mod tests {
         let expected = [
             ToSource::Late { batches: vec![late(1, &[3, 5], true), late(2, &[], false)] },
             ToSource::Note { text: "slow".to_owned() },
-            // The last word on a batch ends it.
+            // The last report on a batch ends it.
             ToSource::Late { batches: vec![late(1, &[4], false), late(1, &[], false)] },
         ];
         assert_eq!(format!("{said:?}"), format!("{expected:?}"));

@@ -1,4 +1,4 @@
-//! What an agent shares among the VMs of its host.
+//! Sharing of content among the VMs of a host.
 
 use std::sync::Arc;
 
@@ -12,8 +12,7 @@ use super::outbox::Outbox;
 use super::resolve::{Arriving, Resolving};
 use crate::rack::Rack;
 
-/// What an agent shares among the VMs that come to its host. Dropping it ends its
-/// thread.
+/// The content that an agent shares among the VMs of its host. Dropping it ends its thread.
 pub struct Sharing {
     secret: Vec<u8>,
     pub(crate) exchange: Arc<Exchange>,
@@ -27,27 +26,27 @@ impl std::fmt::Debug for Sharing {
 }
 
 impl Sharing {
-    /// For this host, in a cluster with this secret, and in this rack.
+    /// Starts sharing on this host, in a cluster with this secret, and in this rack.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub fn start(secret: Vec<u8>, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
         let pages_max = placer::host_bytes() / PAGE_BYTES as u64;
         let exchange = Exchange::start(pages_max, rack)?;
         Ok(Arc::new(Self { secret, exchange, scanner: Mutex::default() }))
     }
 
-    /// What names the pages of a domain.
+    /// The key that names the pages of a domain.
     #[must_use]
     pub fn key(&self, domain: &Domain) -> Key {
         Key::new(&self.secret, domain)
     }
 
-    /// A VM of this domain arrives; it may have content of the rack if it `asks_rack`.
-    /// Its source is to be told what the [`Outbox`] says.
+    /// Admits a VM of this domain, which may use the rack's content if it `asks_rack`. The caller
+    /// sends the [`Outbox`]'s messages to its source.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub fn admit(
         &self,
         (domain, asks_rack): (&Domain, bool),
@@ -57,7 +56,7 @@ impl Sharing {
         self.exchange.admit(self.key(domain), asks_rack.then_some(domain), vm, threads)
     }
 
-    /// The rack that this host stands in.
+    /// The rack of this host.
     #[must_use]
     pub fn rack(&self) -> Option<&Arc<Rack>> {
         self.exchange.rack.as_ref()

@@ -1,11 +1,11 @@
-//! How hard to compress what one thread sends.
+//! How hard one sending thread compresses.
 
 use std::time::{Duration, Instant};
 
 use page::Encoding;
 use policy::effort::{Effort, Level, Sample, is_enough};
 
-/// One thread that encodes, writes, and else waits for work.
+/// A thread that encodes, writes, and otherwise waits for work.
 #[derive(Debug)]
 pub(crate) struct Alone {
     effort: Effort,
@@ -28,12 +28,12 @@ impl Default for Alone {
 }
 
 impl Alone {
-    /// What to use now.
+    /// The encoding to use now.
     pub(crate) fn encoding(&self) -> Encoding {
         self.effort.level().into()
     }
 
-    /// So many bytes have gone, which took so long.
+    /// So many bytes were sent, and took so long to encode and write.
     pub(crate) fn sent(&mut self, bytes: u64, encoding: Duration, writing: Duration) {
         self.bytes += bytes;
         self.encoding += encoding;
@@ -54,7 +54,7 @@ impl Alone {
             encoding,
             waiting: (1.0 - encoding - writing).max(0.0),
             delivered_bytes_per_s: self.bytes as f64 / whole_s,
-            // Neither is counted here, and each matters only with the other.
+            // Neither is measured here, and each matters only with the other.
             for_cpu: 0.0,
             wire_bytes_per_s: 0.0,
         }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_only_encodes_tries_less() {
+    fn a_thread_that_only_encodes_compresses_less() {
         let mut alone = Alone::default();
         assert_eq!(alone.encoding(), Encoding::Zstd);
         alone.since -= ENOUGH;

@@ -1,4 +1,4 @@
-//! Publishes to the directory which content is here, and which is not. Nobody waits for it.
+//! Publishes to the directory which content is here, and which is not. No caller waits for it.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use directory::{Directory, HostName};
 
 /// Batches that wait to be published. More are dropped: the directory holds hints.
 const WAITING_MAX: usize = 4096;
-/// Names that are published at once.
+/// The most names that are published at once.
 const AT_ONCE: usize = 8192;
 const WAIT: Duration = Duration::from_secs(2);
 
@@ -28,12 +28,12 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    /// For the host `me`, of which the directory forgets at first what it knew: this
-    /// agent doesn't know any more.
+    /// Starts for the host `me`. The directory first forgets what it knew of that host, because
+    /// this agent no longer knows it.
     pub(super) fn start(me: HostName, directory: Arc<dyn Directory>) -> io::Result<Self> {
         let (changes, published) = bounded(WAITING_MAX);
         let thread = thread::Builder::new().name("directory-tell".to_owned()).spawn(move || {
-            // One that isn't there has nothing to forget.
+            // A directory that can't be reached has nothing to forget.
             let _ = directory.forget(&me, Instant::now() + WAIT);
             run(&me, &*directory, &published);
         })?;
@@ -83,7 +83,7 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         self.changes = None;
         if let Some(thread) = self.thread.take() {
-            // It says what it has to say to nobody.
+            // A panic is already in the log.
             let _ = thread.join();
         }
     }

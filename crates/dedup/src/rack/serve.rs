@@ -1,5 +1,5 @@
-//! Content for other hosts of the rack: what they ask for, as far as it is here or
-//! comes here from a source.
+//! Sends content to other hosts of the rack: what they request, as far as it is here or arrives
+//! here from a source.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use wire::{HasHeader, Wants, WireError};
 use super::effort::Alone;
 use crate::destination::{Sharing, Waiter};
 
-/// Questions that wait for their answers; then whoever asks waits to ask.
+/// The most requests without an answer. After that, requests are not read.
 const ASKED_MAX: usize = 64;
-/// Contents that one who asks waits for at most.
+/// The most contents that one peer waits for.
 const WAITING_MAX: usize = 1 << 18;
 
-/// One who asks from afar, for as long as something is to come for him.
+/// A peer that waits for contents of one domain.
 #[derive(Debug)]
 pub(crate) struct RemoteWaiter {
     domain: Domain,
@@ -30,7 +30,7 @@ pub(crate) struct RemoteWaiter {
     waiting: Arc<AtomicUsize>,
 }
 
-/// What has become of what he waits for.
+/// What happened to content that a peer waits for.
 #[derive(Debug)]
 enum Come {
     Here(Domain, Name),
@@ -38,27 +38,27 @@ enum Come {
 }
 
 impl RemoteWaiter {
-    /// It should be here now.
+    /// The content should be here now.
     pub(crate) fn here(&self, name: Name) {
         self.tell(Come::Here(self.domain.clone(), name));
     }
 
-    /// It won't be here.
+    /// The content won't be here.
     pub(crate) fn not_here(&self, name: Name) {
         self.tell(Come::NotHere(name));
     }
 
     fn tell(&self, come: Come) {
         self.waiting.fetch_sub(1, Relaxed);
-        // He may have gone.
+        // The connection may have ended.
         let _ = self.come.send(come);
     }
 }
 
-/// Answers until the other side ends the connection.
+/// Answers requests until the peer ends the connection.
 ///
 /// # Errors
-/// If it breaks the rules, or the connection breaks.
+/// If the peer breaks the protocol, or the connection breaks.
 pub fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireError> {
     let closer = connection.closer();
     let (mut reader, writer) = connection.into_halves();
@@ -69,7 +69,7 @@ pub fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireE
         Answering { sharing: Arc::clone(sharing), writer, come, waiting, work: Work::default() };
     let ended = closer.clone();
     let answering = thread::Builder::new().name("content".to_owned()).spawn(move || {
-        // Whoever reads finds out.
+        // The reading thread sees that the connection is closed.
         let _ = answering.all(&asked, &in_flight);
         ended.close();
     })?;
@@ -88,12 +88,12 @@ pub fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireE
     };
     drop(ask);
     closer.close();
-    // It ends when there is nothing more to answer.
+    // It ends when everything is answered.
     let _ = answering.join();
     outcome
 }
 
-/// The next question; none at the end.
+/// The next request. None at the end.
 fn read_one(
     reader: &mut impl Read,
     head: &mut [u8; Wants::HEAD_BYTES],
@@ -108,7 +108,7 @@ fn read_one(
     Wants::parse(head, rest).map(Some)
 }
 
-/// What answers one who asks.
+/// Answers one peer.
 struct Answering {
     sharing: Arc<Sharing>,
     writer: Writer,
@@ -117,7 +117,7 @@ struct Answering {
     work: Work,
 }
 
-/// Buffers that are used again.
+/// Buffers that are reused.
 #[derive(Default)]
 struct Work {
     bytes: Vec<u8>,
@@ -146,7 +146,7 @@ impl Answering {
         }
     }
 
-    /// Says what has become of contents that were waited for, some at once.
+    /// Reports on contents that were waited for, several at once.
     fn settle(&mut self, first: Come, in_flight: &Receiver<Come>) -> io::Result<()> {
         let mut here: Vec<(Domain, Name)> = Vec::new();
         let mut not_here = Vec::new();
@@ -159,7 +159,7 @@ impl Answering {
         here.sort_unstable();
         for group in here.chunk_by(|(one, _), (other, _)| one == other) {
             let names: Vec<Name> = group.iter().map(|(_, name)| *name).collect();
-            // It was to be here: nobody waits twice.
+            // It was expected here, so it is not waited for again.
             self.answer(&group[0].0, &names, false)?;
         }
         if !not_here.is_empty() {
@@ -170,12 +170,12 @@ impl Answering {
         Ok(())
     }
 
-    /// Sends what is here; what comes from a source is waited for, if he may.
+    /// Sends what is here. Content that a source sends is waited for, if the peer may wait.
     fn answer(&mut self, domain: &Domain, names: &[Name], may_wait: bool) -> io::Result<()> {
         let mut bodies = self.find(domain, names);
         if may_wait && !self.work.not_here.is_empty() {
             let absent = self.wait(domain);
-            // What came between the two looks.
+            // Content that arrived between the two look-ups.
             if absent.iter().any(|name| self.sharing.exchange.index.has(name)) {
                 if bodies > 0 {
                     self.send(bodies)?;
@@ -195,7 +195,7 @@ impl Answering {
         self.send(bodies)
     }
 
-    /// Copies what is here. Says how many that are.
+    /// Copies what is here. Returns how many pages that is.
     fn find(&mut self, domain: &Domain, names: &[Name]) -> usize {
         let key = self.sharing.key(domain);
         let Work { bytes, found, here, not_here, .. } = &mut self.work;
@@ -216,8 +216,7 @@ impl Answering {
         here.len()
     }
 
-    /// Waits for those of the contents that are not here which sources bring. Returns
-    /// the others.
+    /// Waits for missing contents that sources will send. Returns the others.
     fn wait(&mut self, domain: &Domain) -> Vec<Name> {
         let mut names = std::mem::take(&mut self.work.not_here);
         let room = WAITING_MAX.saturating_sub(self.waiting.load(Relaxed));
@@ -236,7 +235,7 @@ impl Answering {
             joins
         };
         names.retain(|name| !joins(name));
-        // Counted before any of them can have come: under the lock.
+        // Counted under the lock, before any of them can arrive.
         self.waiting.fetch_add(joined, Relaxed);
         drop(in_flight);
         names

@@ -1,11 +1,10 @@
-//! Tells the destination what it may read from disks before QEMU comes to it.
+//! Announces pages that the destination may read from disks before QEMU hands them over.
 //!
-//! QEMU hands pages over in the order of its RAM, and while its buffers are full of
-//! others it hands over none. So pages that a disk should have are named from the
-//! RAM itself, in the disk's order, as soon as the guest has said where they are:
-//! storage is read from the first moment, and in one sweep. They have an epoch of
-//! their own, before QEMU's first. A page that QEMU hands over later as it was is
-//! not sent; one that has changed since is, and is the newer one.
+//! QEMU hands pages over in the order of its RAM, and none while its buffers are full. So pages
+//! that a disk should have are named from the RAM itself, in the disk's order, as soon as the
+//! guest has said where they are. The destination then reads storage from the start, in one
+//! sweep. Announced pages have an epoch of their own, before QEMU's first. A page that QEMU later
+//! hands over unchanged is not sent. One that has changed since is sent, and is the newer one.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,16 +17,16 @@ use super::guest_page_cache::{GuestPageCache, OnDisk};
 use super::naming::Naming;
 use super::stage::Stage;
 
-/// What is told ahead is older than all that QEMU hands over.
+/// Announced pages are older than all that QEMU hands over.
 const EPOCH: Epoch = Epoch(0);
 
-/// QEMU's epochs begin after the one of what is told ahead.
+/// QEMU's epoch, moved behind the epoch of announced pages.
 #[must_use]
 pub fn after(epoch: Epoch) -> Epoch {
     Epoch(epoch.0.saturating_add(1))
 }
 
-/// The thread that tells. Dropping it ends it.
+/// The announcing thread. Dropping it ends the thread.
 pub struct Announcer {
     cached: Arc<GuestPageCache>,
     stage: Arc<Stage>,
@@ -35,10 +34,10 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Tells of what disks have that the destination reads. None if it reads none.
+    /// Announces pages on disks that the destination reads. None if it reads none.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub fn start(stage: &Arc<Stage>, threads: &Arc<DataThreads>) -> std::io::Result<Option<Self>> {
         let Some(cached) = stage.naming().cached().cloned() else { return Ok(None) };
         let thread = data_threads::spawn("ahead", {
@@ -63,7 +62,7 @@ impl Drop for Announcer {
     }
 }
 
-/// Pages of one block that are told together.
+/// Pages of one block that are announced together.
 type Chunk = (BlockId, Vec<PageIndex>);
 
 struct Telling<'a> {
@@ -88,22 +87,22 @@ impl Telling<'_> {
         }
     }
 
-    /// After the first pass all of it is on its way.
+    /// After the first pass, all pages have been handed over.
     fn is_over(&self) -> bool {
         self.cached.is_over() || self.naming.is_first_pass_over()
     }
 
-    /// None if there is nothing more to be told.
+    /// None if nothing more is to be announced.
     fn tell(&self, block: BlockId, pages: &[PageIndex], bytes: &mut [u8]) -> Option<()> {
         let bytes = &mut bytes[..pages.len() * PAGE_BYTES];
         let mut places = self.cached.of(block)?;
-        // A QEMU that is gone shows elsewhere; a block that is not mapped goes by
-        // QEMU alone.
+        // A QEMU that has ended is noticed elsewhere. Pages of an unmapped block go through QEMU
+        // only.
         if !self.naming.read(block, pages, bytes) {
             return Some(());
         }
         let names = |(page, bytes): (&PageIndex, &[u8])| -> Option<(PageIndex, Name)> {
-            // QEMU says of pages of zeros that they are.
+            // QEMU marks zero pages itself.
             (!is_zero(bytes)).then(|| (*page, self.naming.key().name(bytes)))
         };
         let each = pages.iter().zip(bytes.chunks_exact(PAGE_BYTES));
@@ -121,7 +120,7 @@ impl Telling<'_> {
     }
 }
 
-/// A batch from each disk in turn, in the disk's order.
+/// One batch from each disk in turn, in the disk's order.
 fn chunks(rows: &[OnDisk]) -> impl Iterator<Item = Chunk> + '_ {
     let mut disks: Vec<_> =
         rows.chunk_by(|one, next| one.disk == next.disk).map(of_a_disk).collect();
@@ -154,7 +153,7 @@ fn of_a_disk(rows: &[OnDisk]) -> impl Iterator<Item = Chunk> + '_ {
         {
             pages.push(page);
         }
-        // A batch's pages are locked from the first to the last.
+        // The lock of a batch spans its first to its last page.
         pages.sort_unstable();
         Some((block, pages))
     })
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_hands_over_is_newer_than_what_was_told() {
+    fn pages_from_qemu_are_newer_than_announced_ones() {
         assert!(after(Epoch(0)) > EPOCH);
         assert_eq!(after(Epoch(u32::MAX)), Epoch(u32::MAX));
     }

@@ -1,5 +1,5 @@
-//! The stage where a lane sends: a batch that should go by name does, and what the
-//! destination wants is sent.
+//! The stage at a lane's sending end: batches that should go by name do, and pages that the
+//! destination requests are sent.
 
 use std::io;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use super::naming::{Asking, Labels};
 use super::reread::{RereadPages, is_set};
 use super::stage::Stage;
 
-/// The stage's part in one lane, with buffers that are used again for each batch.
+/// The stage's part in one lane, with buffers that are reused for each batch.
 #[derive(Debug)]
 pub struct AtLane<'s> {
     stage: &'s Stage,
     labels: Labels,
     head: Vec<u8>,
-    /// Room for pages that are read once more. Apart from the migration's pool:
-    /// whoever drains that must not wait for it.
+    /// Buffers for pages that are read again. They are apart from the migration's pool, because
+    /// draining that pool must not wait for them.
     spare: Arc<Pool>,
 }
 
@@ -30,14 +30,14 @@ impl<'s> AtLane<'s> {
         Self { stage, labels, head, spare: Pool::new(SLOT_BYTES) }
     }
 
-    /// The lane has taken this, and sends it, or asks for it.
+    /// Sends a load that the lane has taken, or queries it by name.
     ///
     /// # Errors
-    /// If the connection breaks, or the destination has said what can't be.
+    /// If the connection breaks, or the destination's answer is invalid.
     pub fn send(&mut self, lane: &mut Sender<'_, Errand>, load: Load<Errand>) -> io::Result<()> {
         match load {
-            // What is wanted by its name others may wait for as well, as it was then: so
-            // stale pages have been dropped before.
+            // Other VMs may wait for content under this name, as it was when named. So stale
+            // pages have been dropped before.
             Load::Pages(mut batch) => {
                 let pages = self.stage.naming().take_out_announced(&mut batch);
                 self.stage.came_after_announcement(pages);
@@ -51,14 +51,14 @@ impl<'s> AtLane<'s> {
 
     fn run(&mut self, lane: &mut Sender<'_, Errand>, errand: Kind) -> io::Result<()> {
         match errand {
-            // Those that ask come to a lane only if another has died.
+            // Queries return to a lane only if another lane has died.
             Kind::Query(Query { batch, .. }) => {
                 self.stage.void();
                 self.offer(lane, batch, true)
             }
             Kind::LightQuery(LightQuery { reread, .. }) => {
                 self.stage.void();
-                // What they are named for is not known any more.
+                // Their names are no longer known.
                 self.reread(lane, reread)
             }
             Kind::Announce(announcement) => self.announce(lane, announcement),
@@ -70,8 +70,8 @@ impl<'s> AtLane<'s> {
         }
     }
 
-    /// Turns a batch that should go by name into one that does. One that `has_asked`
-    /// does so again.
+    /// Queries a batch by name if it should go so, and sends it otherwise. A batch that
+    /// `has_asked` was queried before.
     fn offer(
         &mut self,
         lane: &mut Sender<'_, Errand>,
@@ -110,8 +110,7 @@ impl<'s> AtLane<'s> {
         }
     }
 
-    /// These go by name, and their bodies are read again if they are wanted. The others
-    /// go as bytes.
+    /// Pages with these bits go by name, and are read again if requested. The others go as bytes.
     fn offer_some(
         &mut self,
         lane: &mut Sender<'_, Errand>,
@@ -125,7 +124,7 @@ impl<'s> AtLane<'s> {
         batch.retain_bodies(|nth, _| !is_set(bits, nth));
         let rest = Some(batch).filter(|batch| !batch.is_empty());
         if rest.is_some() {
-            // In two parts.
+            // The batch is two loads now.
             self.stage.queue().count(Change { entered: 1, ..Change::default() });
         }
         let written = lane.write_other(&self.head);
@@ -151,7 +150,7 @@ impl<'s> AtLane<'s> {
         lane.sent(Load::Other(Errand(Kind::LightQuery(query))), written)
     }
 
-    /// Sends what pages that were not kept contain by now.
+    /// Sends the current content of pages that were not kept.
     fn reread(&mut self, lane: &mut Sender<'_, Errand>, reread: RereadPages) -> io::Result<()> {
         let mut batch = self.spare.take().map_err(io::Error::other)?;
         if !reread.fill(self.stage.naming(), &mut batch) {
@@ -162,7 +161,7 @@ impl<'s> AtLane<'s> {
     }
 }
 
-/// Pages whose bodies can be had again.
+/// Pages whose bodies can be read again.
 fn names<'n>(labels: &'n Labels, batch: &Batch, ticket: u32) -> Names<'n> {
     Names {
         block: batch.block,

@@ -1,4 +1,4 @@
-//! What the stage has lanes carry.
+//! The stage's own loads for lanes.
 
 use page::{BATCH_PAGES, Batch};
 use wire::Names;
@@ -6,7 +6,7 @@ use wire::Names;
 use super::naming::Labels;
 use super::reread::RereadPages;
 
-/// What only the stage knows how to send, and what its answer means.
+/// A load that only the stage can send, and whose answer only it understands.
 #[derive(Debug)]
 pub struct Errand(pub(super) Kind);
 
@@ -29,7 +29,7 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Query {
     pub(super) batch: Batch,
-    /// What the destination calls it by.
+    /// How the destination refers to it.
     pub(super) ticket: u32,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Query {
 #[derive(Debug)]
 pub(super) struct LightQuery {
     pub(super) reread: RereadPages,
-    /// What the destination calls them by.
+    /// How the destination refers to them.
     pub(super) ticket: u32,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Puts what is said of them into `head`.
+    /// Writes the message that announces them to `head`.
     pub(super) fn write(&self, ticket: u32, head: &mut Vec<u8>) {
         let Self { reread, labels } = self;
         let names = Names {
@@ -66,8 +66,7 @@ impl Announcement {
 }
 
 impl Errand {
-    /// How many pages lanes have to send by it, as far as that counts: what is kept
-    /// goes as a batch.
+    /// How many pages count as queued for lanes. Kept batches count as whole batches.
     pub(super) fn queued_pages(&self) -> u64 {
         match &self.0 {
             Kind::Reread(reread) | Kind::LightQuery(LightQuery { reread, .. }) => {

@@ -1,8 +1,8 @@
-//! What of the VM's memory its disks have, as a helper in the guest tells.
+//! Which pages of the VM's memory are also on its disks, as the guest's helper reports.
 //!
-//! It is asked on a thread of its own while the migration begins; pages that went
-//! before it has answered went over the network. What it says is a hint: the
-//! destination looks whether the disk has what the page's name says.
+//! A separate thread queries the helper while the migration begins. Pages that were sent before
+//! the helper's answer went over the network. The answer is a hint: the destination checks that
+//! the disk's content has the page's name.
 
 mod asking;
 mod bits;
@@ -26,23 +26,23 @@ pub use map::Room;
 use map::{Map, Parts, on_disks};
 pub(crate) use map::{OnDisk, Places};
 
-/// What is known of it.
+/// What is known of the guest's page cache.
 #[derive(Debug, Default)]
 pub struct GuestPageCache {
     blocks: OnceLock<Blocks>,
     known: Mutex<Known>,
-    /// More is known, or nothing more will be.
+    /// Notified when more is known, or nothing more will be.
     changed: Condvar,
     over: AtomicBool,
-    /// QEMU has handed over all that is older than this epoch.
+    /// QEMU has handed over everything older than this epoch.
     all_before: AtomicU32,
 }
 
-/// What the guest has said so far.
+/// What the helper has reported so far.
 #[derive(Debug, Default)]
 struct Known {
     parts: Parts,
-    /// There will be no more.
+    /// No more parts will follow.
     is_all: bool,
 }
 
@@ -54,7 +54,7 @@ struct Blocks {
 }
 
 impl GuestPageCache {
-    /// The block list is known.
+    /// QEMU's block list is known.
     pub(crate) fn announce(&self, blocks: &[Announced]) {
         let names = blocks.iter().map(|block| block.name.clone()).collect();
         let bits = blocks.iter().map(|block| Bits::new(block.bytes / cachemap::PAGE_BYTES));
@@ -62,18 +62,18 @@ impl GuestPageCache {
         self.wake();
     }
 
-    /// The guest has said more.
+    /// The helper has reported another part.
     fn learn(&self, part: Map) {
         let mut known = self.known.lock();
-        // Whoever looks has the parts that there were.
+        // Replaced, not changed: readers keep the list that they have.
         let parts = known.parts.iter().cloned().chain([Arc::new(part)]);
         known.parts = parts.collect();
         drop(known);
         self.changed.notify_all();
     }
 
-    /// What it means that the guest goes wrong now. What it said before is a hint as
-    /// good as any.
+    /// The note for the report if the helper fails now. What it reported before is still a valid
+    /// hint.
     fn without_the_rest(&self, why: &str) -> String {
         if self.known.lock().parts.is_empty() {
             format!("no page is read from storage: {why}")
@@ -82,7 +82,7 @@ impl GuestPageCache {
         }
     }
 
-    /// What a guest with one block has said that has said all.
+    /// A complete report of a guest with one block.
     #[cfg(test)]
     pub(super) fn of_rows(block: &str, rows: impl Iterator<Item = (u32, u32, DiskPlace)>) -> Self {
         let cached = Self::default();
@@ -91,13 +91,13 @@ impl GuestPageCache {
         cached
     }
 
-    /// It says no more.
+    /// The report is complete.
     fn knows_all(&self) {
         self.known.lock().is_all = true;
         self.changed.notify_all();
     }
 
-    /// Nobody needs it any more.
+    /// Ends it: it is not needed any more.
     pub(crate) fn end(&self) {
         self.over.store(true, Relaxed);
         self.wake();
@@ -112,9 +112,8 @@ impl GuestPageCache {
         self.changed.notify_all();
     }
 
-    /// Waits until the guest has said a part with that number and QEMU has announced
-    /// its memory. The part then, as disks have it, and in the order of each; none if
-    /// there is no such part, or once it is over.
+    /// Waits for the part with that number, and for QEMU's block list. Returns the part in the
+    /// order of its disks. None if there is no such part, or it is over.
     pub(crate) fn wait(&self, part: usize) -> Option<Vec<OnDisk>> {
         let mut known = self.known.lock();
         loop {
@@ -134,7 +133,7 @@ impl GuestPageCache {
         }
     }
 
-    /// Where pages of a block are; none if nothing is known of it.
+    /// The places of a block's pages. None if nothing is known of it.
     pub(crate) fn of(&self, block: BlockId) -> Option<Places<'_>> {
         let announced = self.blocks.get()?;
         let (number, parts) = (usize::from(block.0), self.known.lock().parts.clone());
@@ -142,7 +141,7 @@ impl GuestPageCache {
         Places::of(name, parts, bits)
     }
 
-    /// QEMU hands these over: they are not told ahead any more.
+    /// QEMU hands these over, so they are not announced any more.
     pub(crate) fn hand_over(&self, batch: &Batch) {
         let bits = self.blocks.get().and_then(|all| all.bits.get(usize::from(batch.block.0)));
         let Some(bits) = bits else { return };
@@ -153,7 +152,7 @@ impl GuestPageCache {
         }
     }
 
-    /// QEMU has handed over all that is older than this.
+    /// QEMU has handed over everything older than this.
     pub(crate) fn all_before(&self, epoch: Epoch) {
         self.all_before.fetch_max(epoch.0, SeqCst);
     }
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_first_with_a_page_stays_so() {
+    fn the_first_to_announce_or_hand_over_a_page_counts() {
         let cached = known();
         let mut places = cached.of(BlockId(1)).unwrap();
         let [one, other, third] = [12, 21, 20].map(|page| places.find(PageIndex(page)).unwrap());
@@ -205,7 +204,7 @@ mod tests {
         assert_eq!((places.handed_over(one), places.handed_over(other)), (Some(name), None));
         assert!(!places.tell(PageIndex(21), other, name), "QEMU was first");
         assert_eq!((places.told(one), places.told(other)), (Some(name), None));
-        // QEMU handed it over before the guest said where it is.
+        // QEMU handed it over before the helper reported its place.
         cached.hand_over(&batch(BlockId(1), &[20, 1 << 30], &[]));
         assert!(!places.tell(PageIndex(20), third, name));
         assert_eq!(places.handed_over(third), None);
@@ -219,9 +218,9 @@ mod tests {
         batch
     }
 
-    /// It has been something else meanwhile, and that was sent.
+    /// The page has had other content meanwhile, and that was sent.
     #[test]
-    fn what_qemu_hands_over_once_more_is_not_left_out() {
+    fn a_page_handed_over_again_is_not_left_out() {
         let cached = known();
         let mut places = cached.of(BlockId(1)).unwrap();
         let pages = [10, 11, 12, 13].map(PageIndex);
@@ -238,9 +237,10 @@ mod tests {
         assert!(cached.has_all_before(Epoch(3)) && !cached.has_all_before(Epoch(4)));
     }
 
-    /// What was read anew is not what was told, until that is seen: QEMU's own counts.
+    /// A page that was read again may not be what was announced. Until that is checked, QEMU's
+    /// copy is sent.
     #[test]
-    fn what_is_read_anew_is_not_left_out() {
+    fn a_reread_page_is_not_left_out() {
         let cached = known();
         let mut places = cached.of(BlockId(1)).unwrap();
         let page = PageIndex(11);
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!((reading.name, places.has(page)), (name, None));
         places.is_as_told(&reading);
         assert_eq!(places.has(page), Some(name));
-        // It was something else; once more as told says nothing of the first time.
+        // It was something else once. A second read that matches says nothing about the first.
         places.begin_to_read(page).unwrap();
         let again = places.begin_to_read(page).unwrap();
         places.is_as_told(&again);

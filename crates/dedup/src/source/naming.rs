@@ -1,4 +1,4 @@
-//! The names of pages, for a destination that may have their content already.
+//! Names pages for a destination that may have their content already.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,18 +11,18 @@ use wire::{Announced, DiskPlace};
 
 use super::guest_page_cache::GuestPageCache;
 
-/// Lanes should have this much to send of what disks are read for: what they
-/// deliver in so many seconds, and as pages at least and at most.
+/// How many of the pages awaited from disks lanes should have queued: what they deliver in so
+/// many seconds, between a minimum and a maximum of pages.
 const SPARE_S: f64 = 0.1;
 const SPARE_MIN: u64 = 256;
 const SPARE_MAX: u64 = 1 << 14;
 
-/// Names of bodies.
+/// The names of a batch's bodies.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
-    /// One for each.
+    /// One for each body.
     pub(super) names: Vec<Name>,
-    /// Where disks have their content: one for each, or none at all.
+    /// Where disks have the content: one for each body, or none at all.
     pub(super) places: Vec<Option<DiskPlace>>,
 }
 
@@ -33,34 +33,34 @@ impl Labels {
     }
 }
 
-/// Whether the destination is asked for a batch.
+/// Which bodies of a batch are queried by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asking {
-    /// It is not: its bodies go at once.
+    /// None: the bodies are sent at once.
     No,
-    /// It is, for all of them.
+    /// All of them.
     All,
-    /// It is, for bodies with these bits, which can be had again: their buffers
-    /// are not kept for it. The others go at once.
+    /// Those with these bits, which can be read again, so their buffers are not kept. The others
+    /// are sent at once.
     Only(u128),
 }
 
-/// What a migration names, and by what.
+/// What a migration names, and how.
 #[derive(Debug)]
 pub struct Plan {
-    /// What names are made with.
+    /// The key that names are made with.
     pub key: Key,
-    /// Content is shared: all pages have names.
+    /// Whether content is shared, so that all pages are named.
     pub shares: bool,
-    /// What disks have that the destination reads, by their numbers.
+    /// Pages on disks, and by number which disks the destination reads.
     pub cached: Option<(Arc<GuestPageCache>, Vec<bool>)>,
     /// The source's RAM.
     pub ram: Arc<Numbered>,
-    /// Where it is noted what is read of that once more.
+    /// Where reread pages are noted for the audit.
     pub handed_over: Arc<HandedOver>,
-    /// Not yet: the destination says when.
+    /// Whether naming starts only when the destination says so.
     pub sleeps: bool,
-    /// How much disks bring is not to be found out.
+    /// Whether the amount that disks provide is fixed, and not adapted to the lanes' speed.
     pub is_fixed: bool,
     /// Whether the destination may wait for content.
     pub waits: Waits,
@@ -71,25 +71,26 @@ pub struct Plan {
 pub enum Waits {
     /// It may not: what it lacks is sent at once.
     Never,
-    /// In QEMU's first pass. Bodies are kept meanwhile, and sent when that is over.
+    /// In QEMU's first pass. Bodies are kept until then, and what is still awaited is sent when
+    /// it ends.
     FirstPass,
-    /// As long as it likes: QEMU is held until all is there.
+    /// Without a limit: QEMU is held until all has arrived.
     Held,
 }
 
-/// Names what QEMU hands over in its first pass. What comes later has been written
-/// since: it is like nothing else, or soon not any more.
+/// Names the pages that QEMU hands over in its first pass. Later pages have been written since,
+/// so they have few or no equals, or soon change again.
 #[derive(Debug)]
 pub struct Naming {
     plan: Plan,
     sleeps: AtomicBool,
     first_pass_over: AtomicBool,
-    /// As bits; 0 while it is not known.
+    /// An `f64`'s bits; 0 while unknown.
     bodies_per_s: AtomicU64,
 }
 
 impl Naming {
-    /// Before QEMU hands anything over.
+    /// A naming for a migration that has not begun.
     #[must_use]
     pub fn new(plan: Plan) -> Self {
         Self {
@@ -105,7 +106,7 @@ impl Naming {
         self.plan
     }
 
-    /// There may be something to find by now.
+    /// The destination may have content by now.
     pub fn wake(&self) {
         self.sleeps.store(false, Relaxed);
     }
@@ -114,7 +115,7 @@ impl Naming {
         self.plan.shares && !self.sleeps.load(Relaxed)
     }
 
-    /// Whether the destination is asked for pages.
+    /// Whether the destination is queried at all.
     #[must_use]
     pub fn asks(&self) -> bool {
         self.shares() || self.plan.cached.is_some()
@@ -139,7 +140,7 @@ impl Naming {
         self.plan.waits != Waits::Held || !self.plan.ram.reaches(block)
     }
 
-    /// Nothing is named any more.
+    /// Ends naming.
     pub(super) fn end_first_pass(&self) {
         self.first_pass_over.store(true, Relaxed);
     }
@@ -148,12 +149,12 @@ impl Naming {
         self.first_pass_over.load(Relaxed)
     }
 
-    /// Lanes deliver so many bytes of bodies a second.
+    /// Sets how many bytes of bodies lanes deliver a second.
     pub fn set_bodies_per_s(&self, rate: f64) {
         self.bodies_per_s.store(rate.to_bits(), Relaxed);
     }
 
-    /// What disks have that the destination reads.
+    /// Pages on disks that the destination reads.
     pub(super) fn cached(&self) -> Option<&Arc<GuestPageCache>> {
         self.plan.cached.as_ref().map(|(cached, _)| cached)
     }
@@ -169,8 +170,8 @@ impl Naming {
         }
     }
 
-    /// QEMU hands this over. What it says once more goes no further: lanes and their
-    /// pool are for what has to be sent.
+    /// QEMU hands this batch over. Pages that were announced and have not changed are dropped
+    /// here: lanes and their pool are for what has to be sent.
     pub fn hand_over(&self, batch: &mut Batch) {
         if let Some((cached, _)) = &self.plan.cached {
             cached.hand_over(batch);
@@ -178,7 +179,7 @@ impl Naming {
         }
     }
 
-    /// All that is older has been handed over.
+    /// Everything older has been handed over.
     pub fn all_before(&self, epoch: Epoch) {
         if let Some((cached, _)) = &self.plan.cached {
             cached.all_before(epoch);
@@ -191,15 +192,15 @@ impl Naming {
         cached.is_some_and(|(_, readable)| is_read(readable, disk))
     }
 
-    /// Where disks have the bodies of a batch: a place for each, or none at all.
-    /// Returns which have one, by bits.
+    /// Where disks have the bodies of a batch: a place for each, or none at all. Returns which
+    /// bodies have one, as bits.
     fn find(&self, batch: &Batch, places: &mut Vec<Option<DiskPlace>>) -> u128 {
         let Some((cached, readable)) = &self.plan.cached else { return 0 };
         let Some(mut known) = cached.of(batch.block) else { return 0 };
         let mut found = 0;
         places.extend(batch.bodies().iter().enumerate().map(|(nth, body)| {
             let page = known.find(body.page).filter(|page| is_read(readable, page.place.disk))?;
-            // What was told ahead, and has changed since, no disk has.
+            // A page that was announced and has changed since is on no disk.
             if known.told(page).is_some() {
                 return None;
             }
@@ -218,11 +219,11 @@ fn is_read(readable: &[bool], disk: u16) -> bool {
 }
 
 impl Naming {
-    /// Takes out bodies that were announced to the destination and have not changed
-    /// since. Says how many.
+    /// Removes bodies that were announced to the destination and have not changed since. Returns
+    /// how many.
     pub(super) fn take_out_announced(&self, batch: &mut Batch) -> usize {
         let Some((cached, _)) = &self.plan.cached else { return 0 };
-        // An older one that comes later would count as the first.
+        // An older batch that arrives later would be taken for the first.
         if !cached.has_all_before(batch.epoch) {
             return 0;
         }
@@ -233,8 +234,7 @@ impl Naming {
         })
     }
 
-    /// Names the bodies of a batch that are to go by name, in their order, into empty
-    /// `labels`.
+    /// Names the bodies of a batch that are to go by name, in order, into empty `labels`.
     pub(super) fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
         if self.is_first_pass_over() {
             return Asking::No;
@@ -245,7 +245,7 @@ impl Naming {
         if on_disk == 0 && !shares {
             return Asking::No;
         }
-        // What is kept is so as a whole.
+        // A batch is kept as a whole.
         let all = shares || self.keeps(batch.block);
         if !all {
             labels.places.retain(Option::is_some);
@@ -256,8 +256,8 @@ impl Naming {
         if all { Asking::All } else { Asking::Only(on_disk) }
     }
 
-    /// How many of the pages that the destination waits for lanes should have to send,
-    /// once they have little else.
+    /// How many of the pages that the destination awaits lanes should have queued, once they have
+    /// little else.
     pub(super) fn spare_pages(&self) -> u64 {
         if self.plan.is_fixed {
             return 0;
@@ -269,13 +269,14 @@ impl Naming {
         pages.clamp(SPARE_MIN, SPARE_MAX)
     }
 
-    /// Reads what pages of a block contain by now, one after the other, to be sent. False
-    /// if that can't be had any more.
+    /// Reads the current content of a block's pages, to be sent. False if that is not possible
+    /// any more.
     pub(super) fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
         let mut known = self.plan.cached.as_ref().and_then(|(cached, _)| cached.of(block));
         let reading: Vec<_> =
             pages.iter().map(|page| known.as_mut()?.begin_to_read(*page)).collect();
-        // After that: a page that is not noted yet is not left out when QEMU comes to it.
+        // Only after that: then QEMU's copy of a page that is not in the ledger yet is not left
+        // out.
         let ledger = self.plan.handed_over.block(block);
         let rereading = ledger.map(|ledger| ledger.begin_to_reread(pages));
         if !self.read(block, pages, into) {
@@ -294,7 +295,7 @@ impl Naming {
         true
     }
 
-    /// What pages contain now. False if that can't be had.
+    /// Reads the current content of pages. False if that is not possible.
     pub(super) fn read(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
         self.plan.ram.read(block, pages.iter().copied(), into)
     }

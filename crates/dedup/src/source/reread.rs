@@ -1,4 +1,4 @@
-//! Pages that went by name, and whose bodies can be had once more if they are wanted.
+//! Pages that went by name, and whose bodies can be read again if they are wanted.
 
 use std::sync::Arc;
 
@@ -6,9 +6,8 @@ use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 
 use super::naming::Naming;
 
-/// Pages whose bodies can be had again: from the VM's RAM, where what they contain by
-/// then is at least as new, and as good, and is noted for the audit; or from the batch that
-/// they came by.
+/// Pages whose bodies can be read again. They come from the VM's RAM, where the content is at
+/// least as new, is as good, and is noted for the audit; or from the batch that they arrived in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RereadPages {
     pub(super) block: BlockId,
@@ -17,8 +16,7 @@ pub(super) struct RereadPages {
     kept: Option<Kept>,
 }
 
-/// A batch that is kept for its bodies, in its buffer of the pool: while many wait, QEMU
-/// does.
+/// A batch that is kept for its bodies, in its pool buffer. QEMU waits while many are kept.
 #[derive(Clone, Debug)]
 pub(super) struct Kept(Arc<Batch>);
 
@@ -27,7 +25,7 @@ impl Kept {
         Self(Arc::new(batch))
     }
 
-    /// Those of its bodies whose bit is set.
+    /// The bodies whose bit is set.
     pub(super) fn pages(&self, bits: u128) -> RereadPages {
         RereadPages { kept: Some(self.clone()), ..RereadPages::of(&self.0, bits) }
     }
@@ -46,25 +44,24 @@ impl RereadPages {
         Self { block, epoch, pages, kept: None }
     }
 
-    /// Those of a batch's bodies whose bit is set.
+    /// The bodies of a batch whose bit is set.
     pub(super) fn of(batch: &Batch, bits: u128) -> Self {
         let pages = chosen(batch.bodies(), bits).map(|body| body.page).collect();
         Self::new(batch.block, batch.epoch, pages)
     }
 
-    /// Those with these bits of a batch that had no others.
+    /// The pages with these bits, of a batch that had no others.
     pub(super) fn chosen(&self, bits: u128) -> Self {
         self.with(chosen(&self.pages, bits).copied().collect())
     }
 
-    /// Others of the same batch.
+    /// Other pages of the same batch.
     fn with(&self, pages: Vec<PageIndex>) -> Self {
         Self { pages, kept: self.kept.clone(), ..*self }
     }
 
-    /// Takes out those of its pages that stand at these places of the batch they
-    /// are of, where `bits` are chosen; of these the others are left. None if there
-    /// is no such one.
+    /// Removes the pages with these `places` in their batch. `bits` are the places of the pages
+    /// that are left. None if one of them is not there.
     pub(super) fn take(&mut self, bits: &mut u128, places: &[u8]) -> Option<Self> {
         let (mut taken, mut gone) = (Vec::with_capacity(places.len()), 0_u128);
         for place in places {
@@ -85,8 +82,8 @@ impl RereadPages {
         (self.pages.len() * PAGE_BYTES) as u64
     }
 
-    /// Puts what the pages contain by now, or did when they were kept, into an empty
-    /// batch.
+    /// Reads the pages' current content, or their content when kept, into an empty batch. False
+    /// if that is not possible.
     pub(super) fn fill(&self, naming: &Naming, batch: &mut Batch) -> bool {
         batch.block = self.block;
         batch.epoch = self.epoch;
@@ -105,7 +102,7 @@ impl RereadPages {
     }
 }
 
-/// Copies bodies of a batch. False if it has not all of these pages.
+/// Copies bodies of a batch. False if one of these pages is not in it.
 fn copied(kept: &Batch, pages: &[PageIndex], into: &mut [u8]) -> bool {
     pages.iter().zip(into.chunks_exact_mut(PAGE_BYTES)).all(|(page, into)| {
         let body = kept.bodies().iter().find(|body| body.page == *page);
@@ -139,8 +136,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wanted_late_is_found_by_its_place_in_the_batch() {
-        // Pages 10 to 15, of which the first, the fourth and the sixth come later.
+    fn late_wanted_pages_are_found_by_their_place_in_the_batch() {
+        // Pages 10 to 15, of which the first, the fourth and the sixth are awaited.
         let bits = 0b10_1001;
         for (places, expected) in [
             (&[0_u8, 5][..], Some((vec![10, 15], vec![13]))),
@@ -195,8 +192,8 @@ mod tests {
         assert_eq!(pool.out_bytes(), 0, "its buffer is back");
     }
 
-    /// A balloon has given one back since QEMU handed them over, and QEMU says nothing of
-    /// it.
+    /// A balloon has given one page back since QEMU handed both over, and QEMU does not report
+    /// that.
     #[test]
     fn what_is_read_again_is_what_the_audit_expects() {
         let ram = Arc::new(Mapping::own(8 * PAGE_BYTES as u64));

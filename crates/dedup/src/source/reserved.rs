@@ -1,5 +1,5 @@
-//! Pages that are announced to the destination before QEMU hands them over. What it
-//! can get from elsewhere it starts to fetch at once.
+//! Pages that are announced to the destination before QEMU hands them over. It fetches at once
+//! those that it can get from other providers.
 
 use content::Name;
 use page::{BATCH_PAGES, BlockId, Epoch, PageIndex};
@@ -10,8 +10,8 @@ use super::errand::{Announcement, Errand, Kind};
 use super::naming::Labels;
 use super::reread::RereadPages;
 
-/// Room for one announcement. Until it is queued, or this is dropped, lanes are not
-/// drained: what is handed over meanwhile may rely on it.
+/// Room for one announcement. Lanes are not drained until it is queued, or this is dropped: pages
+/// handed over meanwhile may rely on it.
 #[derive(Debug)]
 #[must_use = "lanes wait for it"]
 pub(super) struct Reserved<'q> {
@@ -24,21 +24,21 @@ pub(super) struct Reserved<'q> {
 }
 
 impl<'q> Reserved<'q> {
-    /// What was reserved is for pages of that block.
+    /// Reserved for pages of that block.
     pub(super) fn new(queue: &'q Queue<Errand>, (block, epoch): (BlockId, Epoch)) -> Self {
         let (labels, pages) = (Labels::default(), Vec::with_capacity(BATCH_PAGES));
         Self { queue, labels, pages, block, epoch, is_over: false }
     }
 
-    /// One page more, and where a disk has its content. Its body can be read once
-    /// more, and need not be sent if it comes as it is.
+    /// Adds a page, and the place of its content on a disk. Its body can be read again, and is
+    /// not sent if QEMU hands it over unchanged.
     pub(super) fn add(&mut self, page: PageIndex, name: Name, place: DiskPlace) {
         self.pages.push(page);
         self.labels.names.push(name);
         self.labels.places.push(Some(place));
     }
 
-    /// Tells the destination, or nobody if there is no page.
+    /// Queues the announcement, unless it has no page.
     pub(super) fn tell(mut self) {
         let pages = std::mem::take(&mut self.pages);
         if !pages.is_empty() {
@@ -57,7 +57,7 @@ impl Drop for Reserved<'_> {
             return;
         }
         if !self.pages.is_empty() {
-            // Pages that others have left out already would be lost.
+            // Batches may have left these pages out already, so they would be lost.
             self.queue.fail(LanesError::Stopped);
         }
         self.queue.give_up();
@@ -87,7 +87,7 @@ mod tests {
             drop(reserved);
             assert_eq!(lanes.delivered().backlog_bytes, 4096);
             assert!(!drained.is_finished());
-            // A lane has delivered it.
+            // As if a lane had delivered it.
             lanes.queue().count(Change { left: 1, found_bytes: 4096, ..Change::default() });
             drained.join().unwrap().unwrap();
         });
@@ -96,7 +96,7 @@ mod tests {
         assert!(reserve().is_none());
     }
 
-    /// Others have left it out already, so it would be lost.
+    /// Batches may have left the page out already, so it would be lost.
     #[test]
     fn an_announcement_that_is_never_made_ends_the_lanes() {
         let lanes = lanes();

@@ -1,22 +1,21 @@
-//! Why pages are not read from storage: said to those whom it concerns.
+//! Notes on why pages are not read from storage, for operators whom it concerns.
 //!
-//! Reading from storage is on by default, and most guests have no helper. A report
-//! that gives a reason each time would only be noise. So by default notes are kept
-//! back until the helper has answered: from then on they tell its owner what is
-//! missing.
+//! Reading from storage is on by default, and most guests have no helper. A report that gives the
+//! reason each time would only be noise. So by default, notes are kept back until the helper has
+//! answered. From then on they tell its owner what is missing.
 
 use parking_lot::Mutex;
 
-/// Notes of one migration.
+/// The notes of one migration.
 pub struct StorageNotes {
     report: Box<dyn Fn(String) + Send + Sync>,
-    /// None once they go to the report at once.
+    /// Notes kept back. None once notes go straight to the report.
     kept_back: Mutex<Option<Vec<String>>>,
 }
 
 impl StorageNotes {
-    /// For a migration whose operator has asked for pages from storage, or not: then
-    /// notes are kept back.
+    /// For a migration whose operator has asked for pages from storage, or not: then notes are
+    /// kept back.
     pub fn new(is_asked: bool, report: impl Fn(String) + Send + Sync + 'static) -> Self {
         let kept_back = (!is_asked).then(Vec::new);
         Self { report: Box::new(report), kept_back: Mutex::new(kept_back) }
@@ -34,7 +33,7 @@ impl StorageNotes {
         }
     }
 
-    /// There is a helper in the guest.
+    /// A helper in the guest has answered.
     pub(crate) fn helper_answers(&self) {
         let kept_back = self.kept_back.lock().take();
         kept_back.into_iter().flatten().for_each(&self.report);
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_is_told_at_once() {
+    fn requested_notes_are_reported_at_once() {
         let (reported, notes) = notes(true);
         notes.note("no helper");
         assert_eq!(*reported.lock(), ["no helper"]);

@@ -1,5 +1,5 @@
-//! Pages by name: whatever the destination says of them, and wherever connections
-//! are cut, each page arrives, as bytes or from where the destination has it.
+//! Pages by name: whatever the destination answers, and wherever connections are cut, each page
+//! arrives, as bytes or from the destination's own provider.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -43,19 +43,19 @@ fn key() -> Key {
     Key::new(b"test", &Domain::default())
 }
 
-/// Where a disk has what a page contains.
+/// Where a disk has a page's content.
 fn place_of(page: u32) -> Option<DiskPlace> {
     let sector = u64::from(page) * cachemap::PAGE_SECTORS;
     (!page.is_multiple_of(3)).then_some(DiskPlace { disk: 7, sector })
 }
 
-/// A source whose pages can be read once more, and the lanes that it sends by.
+/// A source whose pages can be read again, and its lanes.
 struct Source {
     ram: Arc<Mapping>,
     naming: Arc<Naming>,
     stage: Arc<Stage>,
     lanes: Lanes<Errand>,
-    /// Names what disks have before it is handed over, where only that goes by name.
+    /// Announces pages on disks, if only those go by name.
     announcer: Option<Announcer>,
 }
 
@@ -105,7 +105,7 @@ impl Source {
         Self { ram, naming, stage, lanes, announcer }
     }
 
-    /// QEMU hands all pages over, which are written no more.
+    /// QEMU hands all pages over, and none is written afterwards.
     fn hand_over(&self, pool: &Arc<Pool>) {
         let mut batch = pool.take().unwrap();
         for page in 0..PAGES {
@@ -115,7 +115,7 @@ impl Source {
             }
             batch.buffer_mut()[at..at + PAGE_BYTES].copy_from_slice(&content);
             batch.push_body(PageIndex(page), at);
-            // Of all lengths.
+            // Batches of various lengths.
             if batch.room() == 0 || page % 97 == 0 || page + 1 == PAGES {
                 batch.epoch = Epoch(3);
                 self.naming.hand_over(&mut batch);
@@ -128,13 +128,13 @@ impl Source {
     }
 }
 
-/// What a source is like.
+/// The variant of a source.
 #[derive(Clone, Copy)]
 struct Kind {
     encoding: Encoding,
-    /// Nothing but what disks have goes by name.
+    /// Only pages on disks go by name.
     of_disks: bool,
-    /// QEMU waits for what the destination waits for, so that bodies are not kept.
+    /// QEMU is held while the destination awaits pages, so bodies are not kept.
     held: bool,
 }
 
@@ -156,15 +156,15 @@ fn send(stage: &Stage, sender: &mut Sender<'_, Errand>) -> std::io::Result<Sent>
     }
 }
 
-/// A destination that has some of the pages, gets some later, and some not after
-/// all: by the dice.
+/// A destination that at random has some of the pages, gets some later, and does not get others
+/// after all.
 struct Fickle {
     placer: Arc<Placer>,
     seed: u64,
     rolls: AtomicU64,
-    /// Batches that were announced.
+    /// The number of announced batches.
     announced: AtomicU64,
-    /// Told of what became of pages later.
+    /// Gets the late reports.
     stage: Mutex<Option<Arc<Stage>>>,
     answering: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -180,8 +180,7 @@ impl Fickle {
         state % sides
     }
 
-    /// Places the content with that name. False if it is none that a page has had as a
-    /// whole.
+    /// Places the content with that name. False if the page never had such content as a whole.
     fn place(&self, epoch: Epoch, page: PageIndex, name: &Name) -> bool {
         let contents = [content_ahead(page.0), content(page.0)];
         let Some(bytes) = contents.iter().find(|bytes| key().name(bytes) == *name) else {
@@ -253,8 +252,7 @@ impl Fickle {
                 fickle.answer_late(header, waits);
             }
         };
-        // What comes later before or after the answer, and that at once or while the
-        // lane goes on.
+        // Late reports come before or after the answer, at once or while the lane goes on.
         let answer: Box<dyn FnOnce() + Send> = if self.roll(2) == 0 {
             Box::new(move || {
                 answer_late();
@@ -274,7 +272,7 @@ impl Fickle {
     }
 }
 
-/// Serves connections, the first of them only for so many bytes.
+/// Serves connections, and cuts the first ones after so many bytes.
 fn serve(listener: &TcpListener, fickle: &Arc<Fickle>, over: &AtomicBool, cuts: &[usize]) {
     thread::scope(|scope| {
         for nth in 0.. {
@@ -324,7 +322,7 @@ fn cut_after(outer: TcpStream, bytes: usize) -> TcpStream {
     far
 }
 
-/// Says how many batches were announced.
+/// Returns how many batches were announced.
 fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> u64 {
     let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
     let mapping = Arc::new(Mapping::own(bytes));
@@ -363,7 +361,7 @@ fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> u64 {
         assert_eq!(pool.out_bytes(), 0, "every buffer is back");
         let delivered = source.lanes.delivered();
         assert_eq!((delivered.backlog_bytes, delivered.awaited_bytes), (0, 0));
-        // What has changed since it was announced came twice.
+        // Pages that have changed since they were announced arrived twice.
         let twice = if of_disks && held { bytes } else { 0 };
         let came = delivered.found_bytes + delivered.body_bytes;
         assert!((bytes..=bytes + twice).contains(&came), "{came} of {bytes}");

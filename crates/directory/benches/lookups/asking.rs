@@ -1,18 +1,17 @@
-//! What is asked for: names that are made from numbers, as evenly spread as
-//! those of contents.
+//! Names to query, made from numbers and spread as evenly as those of contents.
 
 use content::{NAME_BYTES, Name};
 
 use crate::{BATCH, KNOWN};
 
-/// Which contents.
+/// Which contents are queried.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
-    /// Those that somebody has or claims, anywhere in the table.
+    /// Contents that a host has or claims, anywhere in the table.
     Known,
-    /// Those that nobody has: each is claimed, and evicts others in the end.
+    /// Contents that no host has: each is claimed, and evicts others in the end.
     New,
-    /// One of each in turn.
+    /// Both in turn.
     Both,
 }
 
@@ -27,11 +26,11 @@ impl Kind {
         }
     }
 
-    /// No two threads ask in the same order, and nothing that is new twice.
+    /// No two threads query in the same order, and no new content is queried twice.
     pub(crate) fn names(self, thread: usize, round: usize) -> Names {
         let number = (self as u64) << 16 | (thread as u64) << 8 | round as u64;
         let known = Names::known(mix(number) % KNOWN, KNOWN);
-        // Far from what is known, and from each other.
+        // Far from known contents, and from each other.
         Names { new: KNOWN + ((1 + number) << 40), kind: self, ..known }
     }
 }
@@ -45,7 +44,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// All of the known ones, from one of them on, in leaps.
+    /// All known contents, starting with one of them, in leaps.
     pub(crate) fn known(first: u64, of: u64) -> Self {
         Self { kind: Kind::Known, next: first, of, new: 0, batch: [Name([0; NAME_BYTES]); BATCH] }
     }

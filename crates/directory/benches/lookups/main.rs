@@ -1,6 +1,5 @@
-//! How many contents a second the embedded directory is asked for, as a Markdown
-//! table: by threads that call it, and by threads that ask over one connection
-//! each.
+//! How many contents a second the embedded directory answers for, as a Markdown table: by threads
+//! that call it directly, and by threads with one connection each.
 //!
 //! The paper's deduplication server answered 200,000 queries a second.
 
@@ -19,9 +18,9 @@ use asking::{Kind, Names};
 
 /// As many as a batch of Droveway has.
 const BATCH: usize = 128;
-/// Contents that are known before: 128 MiB of entries, beyond any cache.
+/// Contents known in advance: 128 MiB of entries, beyond any cache.
 const KNOWN: u64 = 1 << 22;
-/// So that claims of what nobody has evict others, as in a full directory.
+/// Small enough for claims of new contents to evict others, as in a full directory.
 const ENTRIES_MAX: usize = 1 << 23;
 const THREADS: [usize; 3] = [1, 2, 4];
 const ROUNDS: usize = 5;
@@ -49,7 +48,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Half of what is known is held, half is claimed, by some forty hosts.
+/// Half of the known contents are held, half claimed, by some forty hosts.
 fn fill(directory: &Embedded) {
     let mut names = Names::known(0, KNOWN);
     let mut answers = Vec::new();
@@ -80,7 +79,7 @@ fn print_row(
     Ok(())
 }
 
-/// Each thread asks its own directory, batch after batch.
+/// Each thread queries its own directory, batch after batch.
 fn millions_per_s(asked: &[Arc<dyn Directory>], kind: Kind, round: usize) -> f64 {
     let start = Barrier::new(asked.len() + 1);
     let over = AtomicBool::new(false);
@@ -123,7 +122,7 @@ fn serve_on_loopback(directory: &Arc<Embedded>) -> io::Result<TcpListener> {
             let (stream, directory) = (stream?, Arc::clone(&directory));
             stream.set_nodelay(true)?;
             let reader = stream.try_clone()?;
-            // It ends with this process.
+            // The thread ends with this process.
             thread::spawn(move || serve(reader, stream, &*directory, &|_| true));
         }
         io::Result::Ok(())

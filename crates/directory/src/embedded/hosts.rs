@@ -1,4 +1,4 @@
-//! Hosts as entries have them: a number, and how often it was forgotten.
+//! Hosts as entries refer to them: a number, and how often the host was forgotten.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,15 @@ pub(super) const HOSTS_MAX: usize = 4096;
 
 /// The number of no host.
 const NOBODY: u16 = 0;
-/// What stands in the place of a second holder where something is only claimed.
+/// Takes the place of the second holder where content is only claimed.
 const CLAIM: u16 = u16::MAX;
 const _: () = assert!(HOSTS_MAX < CLAIM as usize, "numbers begin with 1");
 
-/// A host in an entry, at some time of its life.
+/// A host in an entry, between two times that it was forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) host: u16,
-    /// After 65,536 times it comes again; entries are much older by then than
-    /// any that counts.
+    /// Wraps around after 65,536 times; entries that old have long expired.
     generation: u16,
 }
 
@@ -34,11 +33,11 @@ struct Known {
     generation: u16,
 }
 
-/// All that were ever named.
+/// All hosts that were ever named.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     numbers: HashMap<HostName, u16>,
-    /// The one with number 1 first.
+    /// The host with number 1 comes first.
     known: Vec<Known>,
 }
 
@@ -47,22 +46,22 @@ impl Hosts {
         self.known.get(usize::from(number).checked_sub(1)?)
     }
 
-    /// How a host is marked now; none if it was never named.
+    /// A host's current mark. None if it was never named.
     pub(super) fn mark(&self, host: &HostName) -> Option<Mark> {
         let number = *self.numbers.get(host)?;
         let known = self.known(number)?;
         Some(Mark { host: number, generation: known.generation })
     }
 
-    /// Whether a mark is that of a host as it is now.
+    /// Whether a mark is its host's current one.
     pub(super) fn counts(&self, mark: Mark) -> bool {
         self.known(mark.host).is_some_and(|known| known.generation == mark.generation)
     }
 
-    /// The name of a host that a mark which counts names.
+    /// The name of a host, by the number in a valid mark.
     ///
     /// # Panics
-    /// If there is none: marks are made here only.
+    /// If there is no such host: marks are made here only.
     pub(super) fn name(&self, number: u16) -> &HostName {
         &self.known(number).expect("numbers are given here, and never taken back").name
     }

@@ -1,10 +1,10 @@
-//! What one shard knows: a table that never moves entries but to grow.
+//! One shard's table, which moves entries only when it grows.
 //!
-//! A name has two buckets of eight entries where it may be, by bits of its own,
-//! which are as good as any hash of it. It goes into the emptier one, so that a
-//! table is some three quarters full before two are found full together. Then it
-//! grows, up to its bound; from there on what is least of use in the two goes. So
-//! a look-up reads 512 bytes at most, and eviction needs no list and no clock.
+//! A name has two buckets of eight entries, chosen by its own bits, which are as good as any
+//! hash. It goes into the emptier one, so the table is some three quarters full before both are
+//! found full. Then it grows, up to its bound. From there on, the least useful entry of the two
+//! buckets is evicted. So a look-up reads 512 bytes at most, and eviction needs no list and no
+//! clock.
 
 use content::Name;
 
@@ -14,17 +14,17 @@ use super::hosts::Mark;
 /// Entries in a bucket.
 pub(super) const WAYS: usize = 8;
 
-/// What is known of one content. It has two holders at most: when one of them
-/// changes or vanishes there is still the other, and what many have is fetched
-/// from more than one. A third would cost every entry four bytes.
+/// What is known of one content. It has at most two holders: when one changes or vanishes, the
+/// other is left, and widely held content is fetched from more than one host. A third would cost
+/// each entry four bytes.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     name: Name,
-    /// Who has told of it last; nobody if nothing is known here.
+    /// The host that was recorded last; nobody if the entry is vacant.
     first: Mark,
-    /// The other holder, nobody, or [`Mark::CLAIM`] where `first` only claims it.
+    /// The other holder, nobody, or [`Mark::CLAIM`] if `first` only claims the content.
     second: Mark,
-    /// The first tick at which it doesn't count any more.
+    /// The first tick at which the entry has expired.
     until: u32,
 }
 
@@ -34,10 +34,10 @@ type Bucket = [Entry; WAYS];
 
 const EMPTY: Bucket = [Entry::VACANT; WAYS];
 
-/// What a claim meets.
+/// What a claim finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Nothing, and it is claimed now.
+    /// Nothing, and the content is claimed now.
     Nothing,
     /// That host has it.
     Held(u16),
@@ -57,13 +57,13 @@ impl Entry {
         self.second == Mark::CLAIM
     }
 
-    /// Whether it still says anything.
+    /// Whether the entry is still valid.
     fn counts(&self, now: &Now<'_>) -> bool {
         self.until > now.tick && (now.counts(self.first) || now.counts(self.second))
     }
 
-    /// What it says to the host that is marked `by`. That is spread over two
-    /// holders by who asks, and for what.
+    /// The answer for the host with the mark `by`. Queries are spread over two holders by host
+    /// and name.
     fn tell(&self, by: Mark, now: &Now<'_>) -> Found {
         if !self.counts(now) || self.is_claim() && self.first.host == by.host {
             return Found::Nothing;
@@ -101,12 +101,12 @@ impl Table {
         Self { buckets: vec![EMPTY], buckets_max, used: 0, evicted: 0 }
     }
 
-    /// Entries that are taken.
+    /// The number of entries in use.
     pub(super) fn used(&self) -> usize {
         self.used
     }
 
-    /// Entries that were dropped, or not noted, for want of room.
+    /// The number of entries that were dropped, or not recorded, for want of room.
     pub(super) fn evicted(&self) -> u64 {
         self.evicted
     }
@@ -148,7 +148,7 @@ impl Table {
         }
     }
 
-    /// The two buckets where a name may be; the same one if there is no other.
+    /// The two buckets of a name; the same one twice if there is no other.
     fn homes(&self, name: &Name) -> [usize; 2] {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ..] = name.0;
         let count = self.buckets.len();
@@ -164,10 +164,10 @@ impl Table {
         self.buckets[bucket].iter_mut().find(|entry| is_it(entry))
     }
 
-    /// Notes what is not there yet.
+    /// Adds an entry for a name that has none.
     fn note(&mut self, entry: Entry, now: &Now<'_>) {
         while !self.fit(entry, now) {
-            // Somebody may have made up names that meet in a few buckets.
+            // A hostile host may have made up names that meet in a few buckets.
             let is_crowded = self.used * 4 >= self.buckets.len() * WAYS;
             if self.buckets.len() >= self.buckets_max || !is_crowded {
                 self.evict(entry);
@@ -177,8 +177,7 @@ impl Table {
         }
     }
 
-    /// Puts it where nothing is, or nothing that counts; false if there is no
-    /// such place.
+    /// Puts the entry in a vacant or expired place. False if there is none.
     fn fit(&mut self, entry: Entry, now: &Now<'_>) -> bool {
         let is_free = |entry: &Entry| entry.is_vacant() || !entry.counts(now);
         let free = |home: &usize| self.buckets[*home].iter().filter(|entry| is_free(entry)).count();
@@ -192,10 +191,9 @@ impl Table {
         true
     }
 
-    /// Drops what counts for the shortest time, of those what is there for the
-    /// longest, and puts it behind the others. That is something held if there is
-    /// any, since somebody may wait for what was claimed. For the same reason what
-    /// is held never takes a claim's place.
+    /// Evicts the entry that expires first, of equals the oldest, and appends the new one. Held
+    /// content goes before claims, because a host may wait for claimed content. For the same
+    /// reason, held content never takes a claim's place.
     fn evict(&mut self, entry: Entry) {
         self.evicted += 1;
         let worth = |entry: &Entry| (entry.is_claim(), entry.until);
@@ -213,7 +211,7 @@ impl Table {
         }
     }
 
-    /// Half as large again. What doesn't count any more is left behind.
+    /// Grows the table by half, without its expired entries.
     fn grow(&mut self, now: &Now<'_>) {
         let count = (self.buckets.len() + self.buckets.len().div_ceil(2)).min(self.buckets_max);
         let old = std::mem::replace(&mut self.buckets, vec![EMPTY; count]);
@@ -224,7 +222,7 @@ impl Table {
     }
 }
 
-/// Spreads bits over `count` numbers.
+/// Maps bits evenly to `count` numbers.
 #[expect(clippy::cast_possible_truncation, reason = "below the count, which is a usize")]
 fn scale(bits: [u8; 8], count: usize) -> usize {
     ((u128::from(u64::from_le_bytes(bits)) * count as u128) >> 64) as usize

@@ -41,7 +41,7 @@ proptest! {
         let mut came = Vec::new();
         prop_assert_eq!(header.read_body(body, &mut came).unwrap(), host);
         prop_assert_eq!(came, names);
-        // With one byte less or more it is refused.
+        // A body that is one byte shorter or longer is refused.
         prop_assert!(header.read_body(&body[1..], &mut Vec::new()).is_err());
         let longer = [body, b"x".as_slice()].concat();
         prop_assert!(header.read_body(&longer, &mut Vec::new()).is_err());
@@ -103,11 +103,11 @@ fn a_reply_that_makes_no_sense_is_refused() {
     let held = Answer::Held(HostName::new("a").unwrap());
     assert_eq!(reply([1, 1, 2], b"\x01a\x01\x00").unwrap(), [held]);
     for (fields, body) in [
-        // A host that isn't in the table; one that is nobody; one that is no name.
+        // A host that isn't in the table; no host; an invalid host name.
         ([1, 1, 2], &b"\x01a\x02\x00"[..]),
         ([1, 1, 2], b"\x01a\x00\x80"),
         ([1, 1, 2], b"\x01 \x01\x00"),
-        // More hosts than announced, or less; one cut short; one too long.
+        // More hosts than announced, or fewer; one cut short; one too long.
         ([2, 1, 4], b"\x01a\x01b\x01\x00\x01\x00"),
         ([2, 2, 2], b"\x01a\x01\x00\x01\x00"),
         ([1, 1, 2], b"\x02a\x01\x00"),

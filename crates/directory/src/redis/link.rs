@@ -1,4 +1,4 @@
-//! A connection to one server, or to all of a cluster.
+//! A connection to one server, or to all servers of a cluster.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use redis::{Client, Cmd, Connection, Pipeline, RedisError, RedisResult, Value};
 
 use super::Servers;
 
-/// A pipeline is sent once more to a cluster whose slots have moved, no oftener.
+/// A pipeline is sent again, once, to a cluster whose slots have moved.
 const CLUSTER_RETRIES: u32 = 1;
 
 pub(super) enum Link {
@@ -35,7 +35,7 @@ impl Link {
         }
     }
 
-    /// Sends all commands at once, and waits for the replies to all of them.
+    /// Sends all commands at once, and waits for all replies.
     pub(super) fn run(&mut self, commands: Vec<Cmd>, until: Instant) -> RedisResult<Vec<Value>> {
         if commands.is_empty() {
             return Ok(Vec::new());
@@ -64,7 +64,7 @@ impl Link {
     }
 }
 
-/// How long a system call may take; an error if there is no time left.
+/// The longest that a system call may take. An error if there is no time left.
 fn left(until: Instant) -> RedisResult<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left < Duration::from_millis(1) {

@@ -1,6 +1,5 @@
-//! What is kept of one content on a server: who has it or claims it, as text
-//! that people can read there. `claim 0 host-a`, `hold 3 host-b`: the number
-//! says how often that host had been forgotten by then.
+//! A content's record on a server: which host has or claims it, as readable text. `claim 0
+//! host-a`, `hold 3 host-b`: the number is how often that host had been forgotten by then.
 
 use crate::host::HostName;
 
@@ -17,7 +16,7 @@ impl Record {
         format!("{} {generation} {host}", if *is_claim { "claim" } else { "hold" })
     }
 
-    /// None if it is anything else.
+    /// None if it is not a valid record.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let text = str::from_utf8(bytes).ok()?;
         let (kind, rest) = text.split_once(' ')?;

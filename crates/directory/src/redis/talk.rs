@@ -1,15 +1,15 @@
-//! What is said to the servers, in plain commands.
+//! The servers' commands, all of them plain ones.
 //!
-//! - `SET key "claim ..." NX PX ... GET` claims, or tells who was faster.
-//! - `SET key "hold ..." PX ...` says who has it, whatever was there.
-//! - A hash has how often each host was forgotten. It is read with each batch;
-//!   records of an earlier number don't count.
+//! - `SET key "claim ..." NX PX ... GET` claims content, or returns the earlier record.
+//! - `SET key "hold ..." PX ...` records a holder, whatever was there before.
+//! - A hash counts how often each host was forgotten. It is read with each batch; records with an
+//!   earlier count are invalid.
 //!
-//! A record that doesn't count is taken over by `GETDEL` and a new claim. Of two
-//! that do so at the same time one may delete the other's claim; but it sees what
-//! it deleted, and says that it is coming: so one of them has it, whoever the
-//! servers name afterwards. Between `GET` and `DEL`, by which content is
-//! released, somebody may claim it and lose that: then it is sent twice.
+//! An invalid record is replaced by `GETDEL` and a new claim. If two hosts do so at the same
+//! time, one may delete the other's claim. But it sees the claim that it deleted, and reports
+//! that the content is coming there: so one of them fetches it, whichever the servers name
+//! afterwards. Content is released by `GET` and `DEL`. A claim made between these two is lost:
+//! then the content is sent twice.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -26,37 +26,38 @@ use crate::error::DirectoryError;
 use crate::host::HostName;
 use crate::protocol::Ask;
 
-/// Names in a pipeline.
+/// The most names in a pipeline.
 const NAMES_MAX: usize = 1024;
-/// The hash is kept for so much longer than any record.
+/// The hash lives this many times as long as any record.
 const HOSTS_TERM_FACTOR: u32 = 2;
-/// Times that a batch is written if its host is forgotten meanwhile.
+/// How often a batch is written at most if its host is forgotten meanwhile.
 const ATTEMPTS_MAX: usize = 3;
 
-/// How often hosts were forgotten; those that never were are not in it.
+/// How often each host was forgotten. Hosts that never were are not in it.
 type Generations = HashMap<HostName, u64>;
 
-/// What was done in the name of a host.
+/// A batch that was written for a host.
 struct Done {
-    /// How often it had been forgotten.
+    /// How often the host had been forgotten.
     generation: u64,
-    /// And all others.
+    /// The same for all hosts.
     generations: Generations,
     replies: Vec<Value>,
 }
 
-/// What all threads have in common.
+/// What all threads share.
 pub(super) struct Talk {
     at: String,
     prefix: Vec<u8>,
     terms: Terms,
-    /// As they were when last read; none before.
+    /// As last read; none before.
     generations: Mutex<Option<Generations>>,
 }
 
 impl Talk {
     pub(super) fn new(settings: &RedisSettings) -> Result<Self, DirectoryError> {
-        // Their letters are those of hosts' names: without what keys are made up with.
+        // They use the characters of host names, so none of those that separate the parts of a
+        // key.
         for name in [&settings.cluster, &settings.rack] {
             let check = HostName::new(name);
             check.map_err(|error| DirectoryError::Settings(error.to_string()))?;
@@ -69,7 +70,7 @@ impl Talk {
         for url in urls {
             let client = redis::Client::open(url.as_str());
             let client = client.map_err(|error| DirectoryError::Settings(error.to_string()))?;
-            // Without the password.
+            // The address has no password.
             at.push(client.get_connection_info().addr().to_string());
         }
         if at.is_empty() {
@@ -88,7 +89,7 @@ impl Talk {
         &self.at
     }
 
-    /// Whose fault an error is.
+    /// Turns a client error into one that says who is to blame.
     pub(super) fn blame(&self, error: &RedisError) -> DirectoryError {
         let (at, why) = (self.at.clone(), error.to_string());
         if error.is_timeout() {
@@ -146,7 +147,7 @@ impl Talk {
         [self.prefix.as_slice(), b"hosts"].concat()
     }
 
-    /// What reads how often hosts were forgotten, and keeps that.
+    /// Commands that read how often hosts were forgotten, and prolong that hash's life.
     fn read_generations(&self) -> [Cmd; 2] {
         let (mut read, mut keep) = (cmd("HGETALL"), cmd("PEXPIRE"));
         read.arg(self.hosts_key());
@@ -154,7 +155,7 @@ impl Talk {
         [read, keep]
     }
 
-    /// How often a host was forgotten, as far as is known here.
+    /// How often a host was forgotten, as last read.
     fn generation(
         &self,
         link: &mut Link,
@@ -189,8 +190,8 @@ impl Talk {
         Ok(())
     }
 
-    /// Runs commands that are made with how often `host` was forgotten; and once
-    /// more, if that turns out to have changed.
+    /// Runs commands that contain how often `host` was forgotten, and runs them again if that has
+    /// changed.
     fn run_as(
         &self,
         link: &mut Link,
@@ -210,15 +211,14 @@ impl Talk {
                 let replies = replies.split_off(own);
                 return Ok(Done { generation, generations, replies });
             }
-            // What was written just now doesn't count.
+            // The records just written are invalid.
             generation = now;
         }
         let why = format!("{host} is forgotten again and again");
         Err(DirectoryError::Refused { at: self.at.clone(), why })
     }
 
-    /// Claims, and looks at what is there already: renews what the host had
-    /// claimed, and takes over what doesn't count.
+    /// Claims, and checks earlier records: renews claims of the host, and replaces invalid ones.
     fn claim(
         &self,
         link: &mut Link,
@@ -252,7 +252,7 @@ impl Talk {
         }
         let replies = self.run(link, commands, until)?;
         for (nth, at) in taken {
-            // Deleted, or there before us: whatever counts is not ours.
+            // A valid record that was deleted, or was set before ours, is not ours.
             let both = replies.get(at..at + 2).unwrap_or_default();
             let counts = both.iter().find_map(|found| counting(found, &done.generations));
             if let Some(answer) = answers.get_mut(nth) {
@@ -307,7 +307,7 @@ impl Talk {
     }
 }
 
-/// What a record that counts, or none, means for a host that claims.
+/// The answer to a host's claim, by the valid record if there is one.
 fn answer(counts: Option<Record>, host: &HostName) -> Answer {
     match counts {
         Some(record) if !record.is_claim => Answer::Held(record.host),
@@ -320,7 +320,7 @@ fn generation(generations: &Generations, host: &HostName) -> u64 {
     generations.get(host).copied().unwrap_or_default()
 }
 
-/// The record in a reply, if it counts.
+/// The record in a reply, if it is valid.
 fn counting(reply: &Value, generations: &Generations) -> Option<Record> {
     let record = parse(reply)?;
     (generation(generations, &record.host) == record.generation).then_some(record)
@@ -333,7 +333,7 @@ fn parse(reply: &Value) -> Option<Record> {
     }
 }
 
-/// What isn't a host, or isn't a number, was not written by us.
+/// Skips fields that are no host or no number: this program did not write them.
 fn parse_generations(reply: &Value) -> Generations {
     let Value::Array(fields) = reply else { return Generations::new() };
     let text = |value: &Value| match value {

@@ -1,4 +1,4 @@
-//! What those who ask and the two threads of a connection have in common.
+//! What callers share with the two threads of a connection.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read};
@@ -14,59 +14,59 @@ use crate::host::HostName;
 use crate::protocol::{Ask, HEADER_BYTES, ReplyHeader, request_bytes, write_request};
 use crate::waiter::Waiter;
 
-/// Requests that wait to be written: those of some seconds on a slow link. Who
-/// has more to ask waits for room.
+/// The most bytes of requests that wait to be written: some seconds' worth on a slow link. A
+/// caller with more waits for room.
 const WAITING_BYTES_MAX: usize = 1 << 20;
-/// A connection over which nothing came for so long, though something was
-/// asked, is given up. The network need not say that the other end is gone.
+/// A connection is given up if nothing has arrived for this long while requests were open. The
+/// network need not report that the peer is gone.
 const SILENT_MAX: Duration = Duration::from_secs(5);
 const BUFFER_BYTES: usize = 1 << 16;
 
 type Outcome = Result<Vec<Answer>, DirectoryError>;
 type Shutdown = Arc<dyn Fn() + Send + Sync>;
 
-/// Where the connection is.
+/// The state of the connection.
 enum Phase {
-    /// There is none, and was none before a request asked for it.
+    /// There is no connection, and no request has asked for one.
     Down {
-        /// When the next may be tried, and why there is none.
+        /// When the next attempt may be made, and why the last connection failed.
         again: Option<(Instant, String)>,
     },
-    /// The sender is to make one, or does.
+    /// The sending thread is to connect, or does so.
     Wanted,
-    /// There is one, the sender's `number`th.
+    /// Connected, by the sending thread's `number`th connection.
     Open { number: u64, again: Instant, shutdown: Shutdown },
-    /// There will be none any more.
+    /// There will be no further connection.
     Ended,
 }
 
 struct Pending {
     waiter: Arc<Waiter<Outcome>>,
-    /// How many answers it has.
+    /// How many answers the reply has.
     answers: usize,
 }
 
 struct State {
     phase: Phase,
-    /// Requests as bytes, for the sender.
+    /// Encoded requests, for the sending thread.
     outgoing: Vec<u8>,
-    /// Who waits for which reply.
+    /// Callers by the reply that they wait for.
     pending: HashMap<u32, Pending>,
     last_id: u32,
-    /// Since when something was asked and nothing came.
+    /// Since when requests have been open and nothing has arrived.
     silent_since: Option<Instant>,
 }
 
 pub(super) struct Line {
     at: String,
     state: Mutex<State>,
-    /// For the sender: there is something to do.
+    /// For the sending thread: there is something to do.
     work: Condvar,
-    /// For those who ask: there is room in `outgoing`.
+    /// For callers: there is room in `outgoing`.
     room: Condvar,
 }
 
-/// One request that was sent. Who drops it doesn't want the reply any more.
+/// One queued request. Dropping it discards the reply.
 pub(super) struct Ticket<'a> {
     line: &'a Line,
     id: u32,
@@ -113,7 +113,7 @@ impl Line {
         DirectoryError::Unreachable { at: self.at.clone(), why: why.to_owned() }
     }
 
-    /// Leaves a request for the sender.
+    /// Queues a request for the sending thread.
     pub(super) fn ask(
         &self,
         ask: Ask,
@@ -144,7 +144,7 @@ impl Line {
         Ok(Ticket { line: self, id, waiter })
     }
 
-    /// Sees to it that there will be a connection.
+    /// Has the sending thread connect, if there is no connection.
     fn want(&self, phase: &mut Phase) -> Result<(), DirectoryError> {
         match phase {
             Phase::Wanted | Phase::Open { .. } => return Ok(()),
@@ -158,7 +158,7 @@ impl Line {
         Ok(())
     }
 
-    /// Somebody has waited in vain.
+    /// A caller has waited in vain.
     fn missed(&self) {
         let state = self.state.lock();
         let Phase::Open { number, .. } = state.phase else { return };
@@ -168,8 +168,8 @@ impl Line {
         }
     }
 
-    /// For the sender: waits until a connection is to be made; false if none is
-    /// ever again.
+    /// For the sending thread: waits until a connection is needed. False if none will be any
+    /// more.
     pub(super) fn wanted(&self) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -181,7 +181,7 @@ impl Line {
         }
     }
 
-    /// For the sender: the connection is made.
+    /// For the sending thread: the connection is made.
     pub(super) fn opened(
         &self,
         number: u64,
@@ -194,12 +194,12 @@ impl Line {
             shutdown();
             return;
         }
-        // What waited for it has not been silence.
+        // The time until the connection was made does not count as silence.
         state.silent_since = state.silent_since.map(|_| Instant::now());
         state.phase = Phase::Open { number, again, shutdown: shutdown.into() };
     }
 
-    /// For the sender: it couldn't be made.
+    /// For the sending thread: the connection could not be made.
     pub(super) fn failed(&self, again: Instant, why: &str) {
         let state = self.state.lock();
         if !matches!(state.phase, Phase::Ended) {
@@ -207,7 +207,7 @@ impl Line {
         }
     }
 
-    /// That connection is of no use any more. All who wait are told.
+    /// That connection is of no use any more. All waiting callers get an error.
     pub(super) fn broke(&self, broken: u64, why: &str) {
         let state = self.state.lock();
         let Phase::Open { number, again, shutdown } = &state.phase else { return };
@@ -227,7 +227,7 @@ impl Line {
         self.room.notify_all();
     }
 
-    /// Nobody asks any more: the sender ends.
+    /// No caller is left: the sending thread ends.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         let phase = std::mem::replace(&mut state.phase, Phase::Ended);
@@ -239,8 +239,8 @@ impl Line {
         }
     }
 
-    /// For the sender: waits for something to write on that connection; false if
-    /// it is of no use any more.
+    /// For the sending thread: waits for requests to write on that connection. False if it is of
+    /// no use any more.
     pub(super) fn take(&self, number: u64, out: &mut Vec<u8>) -> bool {
         out.clear();
         let mut state = self.state.lock();
@@ -257,8 +257,8 @@ impl Line {
         }
     }
 
-    /// For the hearer: tells everybody what came for him, until the connection is
-    /// over. Gives the reason.
+    /// For the reading thread: passes replies to their callers until the connection ends. Returns
+    /// the reason.
     pub(super) fn hear(&self, reader: impl Read) -> String {
         let mut reader = BufReader::with_capacity(BUFFER_BYTES, reader);
         let mut body = Vec::new();
@@ -288,7 +288,7 @@ impl Line {
         }
     }
 
-    /// Who waits for a reply; none if nobody does any more.
+    /// The caller that waits for a reply. None if it does not wait any more.
     fn came(&self, id: u32) -> Option<Pending> {
         let mut state = self.state.lock();
         let pending = state.pending.remove(&id);
@@ -311,7 +311,7 @@ impl Line {
 }
 
 impl State {
-    /// An id that nobody waits for.
+    /// An id that no open request has.
     fn next_id(&mut self) -> u32 {
         loop {
             self.last_id = self.last_id.wrapping_add(1);

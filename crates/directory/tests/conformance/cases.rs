@@ -1,4 +1,4 @@
-//! What every directory does, as tables, and with many who ask at once.
+//! Cases that every directory passes, as tables, and with many concurrent hosts.
 
 use std::thread;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use directory::{Answer, HostName, Terms};
 
 use crate::world::{World, claim, host, names, soon};
 
-/// What all directories here are made with.
+/// The terms of all directories here.
 pub(crate) const TERMS: Terms =
     Terms { claim: Duration::from_secs(10), hold: Duration::from_secs(1000) };
 
-/// One thing that happens, and what is answered.
+/// One step, and the expected answer.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// This host claims the case's contents, and is answered so.
+    /// This host claims the case's contents, and gets this answer.
     Claim(&'static str, Said),
     Hold(&'static str),
     Release(&'static str),
@@ -30,7 +30,7 @@ enum Said {
     Coming(&'static str),
     /// One of these has it.
     HeldByOne(&'static [&'static str]),
-    /// This one has it, or nobody is known to.
+    /// This host has it, or no holder is known.
     HeldOrYours(&'static str),
 }
 
@@ -140,7 +140,7 @@ fn check_case(world: &dyn World, number: usize, (what, steps): &(&str, &[Step]))
     }
 }
 
-/// Answers have the order of names; the same name twice is the same content.
+/// Answers have the order of names. The same name twice is the same content.
 fn names_in_one_batch(world: &dyn World) {
     let directory = world.directory();
     let [one, other, third] = ["batch-1", "batch-2", "batch-3"].map(host);
@@ -163,7 +163,7 @@ fn names_in_one_batch(world: &dyn World) {
     directory.release(&third, &[], soon()).unwrap();
 }
 
-/// More than goes into one request or pipeline.
+/// More names than fit one request or pipeline.
 fn large_batches(world: &dyn World) {
     let directory = world.directory();
     let [one, other] = ["large-1", "large-2"].map(host);
@@ -177,8 +177,8 @@ fn large_batches(world: &dyn World) {
     assert!(claim(directory, &one, &all).iter().all(|answer| *answer == Answer::Yours));
 }
 
-/// Each content is claimed by one, and all others learn who that is. Some of
-/// them were held by a host that is forgotten meanwhile: those are taken over.
+/// Each content is claimed by one host, and all others learn which one. Half of the contents were
+/// held by a host that has been forgotten: these are taken over.
 fn many_at_once(world: &dyn World) {
     const HOSTS: usize = 6;
     const CONTENTS: usize = 3000;
@@ -193,7 +193,7 @@ fn many_at_once(world: &dyn World) {
             .map(|number| {
                 let (hosts, all) = (&hosts, &all);
                 scope.spawn(move || {
-                    // Everybody begins elsewhere, and half of them together.
+                    // Hosts begin in different places, two of them in each.
                     let mut mine = vec![Answer::Yours; CONTENTS];
                     let begin = number / 2 * 777;
                     let order: Vec<_> = (0..CONTENTS).map(|nth| (nth + begin) % CONTENTS).collect();
@@ -215,7 +215,7 @@ fn many_at_once(world: &dyn World) {
         let has = |number: &usize| answers[*number][nth] == Answer::Yours;
         let owners: Vec<_> = (0..HOSTS).filter(has).collect();
         assert_eq!(owners.len(), 1, "content {nth} is claimed by {owners:?}");
-        // Nobody is told of the one who is forgotten.
+        // No answer names the forgotten host.
         let owner = &hosts[owners[0]];
         for answer in answers.iter().map(|mine| &mine[nth]) {
             assert_ne!(*answer, Answer::Held(gone.clone()), "content {nth} of {owner}");

@@ -15,7 +15,7 @@ use crate::world::{World, claim, host, names};
 const SLOTS: u32 = 16_384;
 const SERVERS: u32 = 3;
 const FORMED_MAX: Duration = Duration::from_secs(60);
-/// A cluster's servers speak with each other on their ports and this.
+/// A cluster's servers talk to each other on their ports plus this number.
 const BUS: u16 = 10_000;
 
 struct InCluster {
@@ -23,7 +23,7 @@ struct InCluster {
     servers: Vec<RedisServer>,
 }
 
-/// A port that is free, and whose bus port is.
+/// A free port whose bus port is free, too.
 fn free_port() -> io::Result<u16> {
     loop {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -57,7 +57,7 @@ impl InCluster {
     }
 }
 
-/// Until it knows who has which slots.
+/// Waits until the server knows which server has which slots.
 fn wait(server: &RedisServer) {
     let until = Instant::now() + FORMED_MAX;
     let mut connection = server.connection().unwrap();
@@ -93,8 +93,8 @@ fn it_does_what_all_do() {
     }
 }
 
-/// One of its servers ends: an error, since some of each batch is there; and no
-/// hang. It comes back, and the cluster works again.
+/// One server of three ends. That is an error, because it has some of each batch, and not a hang.
+/// When it is back, the cluster works again.
 #[test]
 fn a_server_that_is_killed_is_an_error_and_one_that_comes_back_works() {
     let mut world = InCluster::new();

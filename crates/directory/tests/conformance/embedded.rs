@@ -38,7 +38,7 @@ fn it_does_what_all_do() {
 }
 
 #[test]
-fn it_takes_no_more_than_it_may() {
+fn it_stays_within_its_limit() {
     let world = InMemory::new(10_000);
     let [one, other] = ["one", "other"].map(host);
     let all = names("cap", 0..100_000);
@@ -46,7 +46,7 @@ fn it_takes_no_more_than_it_may() {
     for batch in all.chunks(128) {
         let answers = claim(world.directory(), &one, batch);
         assert_eq!(answers, vec![Answer::Yours; batch.len()]);
-        // What was claimed just now is known; that much of it is approximate.
+        // A recent claim is known, with few exceptions.
         let answers = claim(world.directory(), &other, batch);
         lost += answers.iter().filter(|said| **said == Answer::Yours).count();
     }
@@ -69,10 +69,10 @@ fn it_takes_memory_only_as_it_needs_it_and_holds_most_of_its_cap() {
     assert!(usage.bytes <= (1 << 17) * 32);
 }
 
-/// Scanners that fill a directory with what is there don't keep migrations from
-/// claiming; and what was claimed isn't dropped for what is there.
+/// Scanners that fill a directory with held content don't keep migrations from claiming, and
+/// claims aren't dropped for held content.
 #[test]
-fn what_is_held_makes_room_for_claims_and_not_the_other_way_round() {
+fn held_content_makes_room_for_claims_and_not_the_reverse() {
     let world = InMemory::new(4096);
     let directory = world.directory();
     let [one, other] = ["one", "other"].map(host);
@@ -86,7 +86,7 @@ fn what_is_held_makes_room_for_claims_and_not_the_other_way_round() {
 }
 
 #[test]
-fn what_does_not_count_any_more_makes_room_first() {
+fn invalid_entries_make_room_first() {
     let world = InMemory::new(4096);
     let directory = world.directory();
     let [one, other, third] = ["one", "other", "third"].map(host);
@@ -100,8 +100,8 @@ fn what_does_not_count_any_more_makes_room_first() {
     assert!(answers.iter().all(|said| *said == Answer::Held(other.clone())));
 }
 
-/// Two holders are kept: when one lets go, the other is still known; and the
-/// load is spread over both.
+/// Two holders are kept: when one releases the content, the other is still known. Queries are
+/// spread over both.
 #[test]
 fn it_knows_two_holders() {
     let world = InMemory::new(1 << 16);
@@ -139,6 +139,6 @@ fn it_knows_so_many_hosts_and_no_more() {
     let (number, error) = refused.unwrap();
     assert_eq!(error, DirectoryError::HostsMax { max: number });
     assert!(answers.is_empty());
-    // Those that it knows are served.
+    // Known hosts are served.
     assert_eq!(claim(world.directory(), &host("h1"), &name), [Answer::Coming(host("h0"))]);
 }

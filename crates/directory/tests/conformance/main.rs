@@ -1,4 +1,4 @@
-//! One suite for all directories: whichever is asked answers the same.
+//! One suite for all directories: all give the same answers.
 
 mod cases;
 mod cluster;

@@ -20,7 +20,7 @@ pub(crate) fn keys(connection: &mut Connection) -> Vec<Vec<u8>> {
     cmd("KEYS").arg("*").query(connection).unwrap()
 }
 
-/// To its keys, time passes by their times to live getting shorter.
+/// Lets time pass by shortening the keys' times to live.
 pub(crate) fn pass(connection: &mut Connection, time: Duration) {
     let passed = i64::try_from(time.as_millis()).unwrap();
     for key in keys(connection) {
@@ -57,7 +57,7 @@ fn it_does_what_all_do() {
     cases::check(&InRedis::new());
 }
 
-/// Whatever is written has a time to live, and begins with whose it is.
+/// Every key has a time to live, and begins with its owner.
 #[test]
 fn nothing_is_kept_for_ever() {
     let world = InRedis::new();
@@ -75,7 +75,7 @@ fn nothing_is_kept_for_ever() {
     }
 }
 
-/// Racks, and clusters, know nothing of each other.
+/// Racks and clusters are separate from each other.
 #[test]
 fn racks_are_apart() {
     let world = InRedis::new();
@@ -91,7 +91,7 @@ fn racks_are_apart() {
     assert_eq!(claim(&same, &host("b"), &all), vec![Answer::Coming(host("a")); 10]);
 }
 
-/// What another client has forgotten counts no more for this one.
+/// A host that another client has forgotten is forgotten for this one.
 #[test]
 fn a_host_is_forgotten_by_all_clients() {
     let world = InRedis::new();
@@ -100,15 +100,14 @@ fn a_host_is_forgotten_by_all_clients() {
     let [one, two] = ["a", "b"].map(host);
     claim(&world.directory, &one, &all);
     other.forget(&one, soon()).unwrap();
-    // Neither does what it claims before it has heard of it.
+    // Its next claim is valid, although this client has not yet read that the host was forgotten.
     assert_eq!(claim(&world.directory, &one, &all), vec![Answer::Yours; 100]);
     assert_eq!(claim(&other, &two, &all), vec![Answer::Coming(one); 100]);
 }
 
-/// What others have written there is taken over, or not understood, and never
-/// more than that.
+/// Records that other programs have written are replaced or not understood, and do no more harm.
 #[test]
-fn what_others_wrote_there_does_no_harm() {
+fn foreign_records_do_no_harm() {
     let world = InRedis::new();
     let mut connection = world.server.connection().unwrap();
     let all = names("poison", 0..4);
@@ -124,7 +123,7 @@ fn what_others_wrote_there_does_no_harm() {
         .unwrap();
     assert_eq!(claim(&world.directory, &host("a"), &all), vec![Answer::Yours; 4]);
     assert_eq!(claim(&world.directory, &host("b"), &all), vec![Answer::Coming(host("a")); 4]);
-    // A list in a string's place is refused by the server.
+    // The server refuses a list in a string's place.
     let key = [b"droveway:lab:r1:".as_slice(), &names("list", 0..1)[0].0].concat();
     let () = cmd("RPUSH").arg(key).arg("x").query(&mut connection).unwrap();
     let mut answers = Vec::new();
@@ -171,8 +170,8 @@ fn a_server_that_is_killed_is_an_error_and_one_that_comes_back_works() {
     works_again(&world.directory);
 }
 
-/// A server that stands still: everybody waits until his deadline, even those
-/// for whose jobs there is no thread.
+/// A server that is stopped: each caller waits until its deadline, even if no thread is free for
+/// its job.
 #[test]
 fn a_server_that_stands_still_is_late() {
     let world = InRedis::new();
@@ -198,7 +197,7 @@ fn a_server_that_stands_still_is_late() {
 }
 
 #[test]
-fn settings_that_can_not_be_right_are_refused() {
+fn invalid_settings_are_refused() {
     let good = settings(Servers::One("redis://127.0.0.1".to_owned()));
     let bad = [
         RedisSettings { rack: "a:b".to_owned(), ..good.clone() },

@@ -1,4 +1,4 @@
-//! Real servers, which end with their test.
+//! Real Redis servers, which end with their test.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use test_scope::TestDir;
 
 const STARTED_MAX: Duration = Duration::from_secs(30);
 
-/// A server on a socket, or on a port of the loopback.
+/// A server on a socket, or on a loopback port.
 pub(crate) struct RedisServer {
     dir: TestDir,
     arguments: Vec<String>,
@@ -28,7 +28,7 @@ impl RedisServer {
         Self::start(dir, &arguments, format!("redis+unix://{socket}"))
     }
 
-    /// One of a cluster.
+    /// A server of a cluster.
     pub(crate) fn on_port(port: u16) -> Self {
         let port = port.to_string();
         let arguments = ["--port", &port, "--bind", "127.0.0.1", "--cluster-enabled", "yes"];
@@ -58,7 +58,7 @@ impl RedisServer {
         let _ = self.child.wait();
     }
 
-    /// Starts it again where it was, empty.
+    /// Restarts it in the same place, empty.
     pub(crate) fn restart(&mut self) {
         self.kill();
         self.child = spawn(&self.dir, &self.arguments);

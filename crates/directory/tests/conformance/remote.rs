@@ -1,5 +1,4 @@
-//! A directory at the other end of a connection, and what becomes of those who
-//! ask when that breaks.
+//! A directory at the other end of a connection, and what callers get when the connection breaks.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -17,7 +16,7 @@ use crate::cases;
 use crate::embedded::InMemory;
 use crate::world::{World, claim, host, names, soon};
 
-/// A client's end, and the other one.
+/// A client's end, and the peer's.
 fn pair() -> io::Result<(Halves, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let (writer, closer) = (ours.try_clone()?, ours.try_clone()?);
@@ -25,7 +24,7 @@ fn pair() -> io::Result<(Halves, UnixStream)> {
     Ok((Halves::new(ours, writer, shutdown), theirs))
 }
 
-/// A client, and the other ends of the connections that it makes.
+/// A client, and the peer's ends of its connections.
 fn remote() -> (Remote, Receiver<UnixStream>) {
     let (made, ends) = unbounded();
     let connect = move |_until| {
@@ -36,7 +35,7 @@ fn remote() -> (Remote, Receiver<UnixStream>) {
     (Remote::new("the other end", connect).unwrap(), ends)
 }
 
-/// The directory in memory, asked over connections.
+/// The in-memory directory, queried over connections.
 struct OverSockets {
     remote: Option<Remote>,
     memory: InMemory,
@@ -82,7 +81,7 @@ fn it_does_what_all_do() {
 }
 
 #[test]
-fn nobody_speaks_for_others() {
+fn a_client_speaks_only_for_its_hosts() {
     let world = OverSockets::new(|host| host.as_str().starts_with("a"));
     let all = names("permit", 0..10);
     let [ours, theirs] = ["a-1", "b-1"].map(host);
@@ -102,10 +101,10 @@ fn nobody_speaks_for_others() {
     assert!(claim(directory, &ours, &all).iter().all(|said| *said == Answer::Yours));
 }
 
-/// One that accepts, reads and says nothing: each waits for as long as he wants
-/// to, and no longer.
+/// A peer that accepts, reads and never answers: each caller waits until its deadline, and no
+/// longer.
 #[test]
-fn whoever_waits_for_nothing_waits_until_his_deadline() {
+fn a_caller_without_a_reply_waits_until_its_deadline() {
     let (remote, _ends) = remote();
     let waits = [0, 1, 50].map(Duration::from_millis);
     for wait in waits {
@@ -115,9 +114,9 @@ fn whoever_waits_for_nothing_waits_until_his_deadline() {
     }
 }
 
-/// Nobody reads: what can't be sent any more ends at its deadline as well.
+/// The peer does not read: a request that can't be sent ends at its deadline as well.
 #[test]
-fn what_can_not_be_sent_waits_until_its_deadline() {
+fn a_request_that_can_not_be_sent_waits_until_its_deadline() {
     let (remote, _ends) = remote();
     let until = Instant::now() + Duration::from_millis(300);
     let said = remote.claim(&host("a"), &names("x", 0..200_000), &mut Vec::new(), until);
@@ -139,7 +138,7 @@ fn a_connection_that_breaks_is_an_error_for_all_at_once_and_then_made_anew() {
             })
             .collect();
         let mut end = ends.recv().unwrap();
-        // All of their requests have come.
+        // All requests have arrived.
         let mut requests = vec![0; ASKING * (HEADER_BYTES + 2 + 100 * 20)];
         end.read_exact(&mut requests).unwrap();
         drop(end);
@@ -148,7 +147,7 @@ fn a_connection_that_breaks_is_an_error_for_all_at_once_and_then_made_anew() {
             assert!(matches!(said, Err(DirectoryError::Unreachable { .. })), "{said:?}");
         }
     });
-    // Now a server is there. A request or two may be told to wait first.
+    // Now there is a server. The first requests may be refused until a second has passed.
     let memory = InMemory::new(1024);
     let directory = Arc::clone(&memory.directory);
     let server = thread::spawn(move || {
@@ -169,7 +168,7 @@ fn a_connection_that_breaks_is_an_error_for_all_at_once_and_then_made_anew() {
 }
 
 #[test]
-fn it_is_not_tried_to_connect_more_than_once_a_second() {
+fn it_connects_at_most_once_a_second() {
     let tried = Arc::new(AtomicUsize::new(0));
     let its = Arc::clone(&tried);
     let connect = move |_until| {
@@ -187,9 +186,9 @@ fn it_is_not_tried_to_connect_more_than_once_a_second() {
     assert!(tried.load(SeqCst) <= 1 + seconds);
 }
 
-/// Nonsense ends the connection, and is an error for who waits.
+/// An invalid reply ends the connection, and is an error for the caller.
 #[test]
-fn what_makes_no_sense_is_an_error() {
+fn an_invalid_reply_is_an_error() {
     let mut short = vec![0xd2, 0xd7, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
     short.extend([0, 0]);
     for nonsense in [b"HTTP/1.1 400 Bad Request\r\n\r\n".as_slice(), &short] {
@@ -208,7 +207,7 @@ fn what_makes_no_sense_is_an_error() {
     }
 }
 
-/// Replies to what nobody waits for any more don't disturb those who do.
+/// Late replies don't disturb callers that still wait.
 #[test]
 fn late_replies_are_dropped() {
     let world = OverSockets::new(|_| true);

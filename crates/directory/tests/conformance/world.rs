@@ -1,4 +1,4 @@
-//! What a directory is tested in: it, and the time that passes for it.
+//! A directory under test, and the time that passes for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use content::{Domain, Key, Name};
 use directory::{Answer, Directory, HostName};
 use parking_lot::Mutex;
 
-/// Longer than anything takes here, on the slowest machine.
+/// Longer than any step takes here, on the slowest machine.
 const WAIT: Duration = Duration::from_secs(60);
 
 pub(crate) trait World: Sync {
     fn directory(&self) -> &dyn Directory;
 
-    /// Lets time pass for it, and for nobody else.
+    /// Lets time pass for the directory only.
     fn pass(&self, time: Duration);
 }
 

@@ -1,5 +1,5 @@
-//! How many batches a sink is through with: the source goes by it, so that it
-//! sends no more than there is room for.
+//! How many batches a sink has finished with, which tells the source how many
+//! more it has room for.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use page::BlockBatch;
 use parking_lot::{Condvar, Mutex};
 
-/// A count that somebody waits for.
+/// A count that can be waited for.
 #[derive(Debug, Default)]
 pub(super) struct Dealt {
     state: Mutex<State>,
@@ -21,7 +21,7 @@ struct State {
 }
 
 impl Dealt {
-    /// Blocks until there are so many, or the end.
+    /// Blocks until the count is `at_least`, or the sink ends.
     pub(super) fn wait(&self, at_least: u64) -> Option<u64> {
         let mut state = self.state.lock();
         while state.batches < at_least && !state.over {
@@ -36,12 +36,11 @@ impl Dealt {
     }
 }
 
-/// A batch that was taken, for the first time. When it goes its buffer is free,
-/// and then it counts: whether all of it was written, or newer ones had covered
-/// it.
+/// A batch accepted for the first time. Dropping it frees its buffer and then
+/// counts it, whether it was written or newer batches had covered it.
 #[derive(Debug)]
 pub(super) struct Counted {
-    // The first field goes first.
+    // Dropped first, in the order of the fields.
     batch: BlockBatch,
     _count: Count,
 }

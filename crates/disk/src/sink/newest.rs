@@ -1,19 +1,18 @@
-//! What of a batch is still to be written, whatever order batches come in.
+//! Which parts of a batch are still to be written, whatever the order of arrival.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::sequences::{Added, Sequences};
 
-/// Ranges that were written ahead of a batch that is still to come. As long as
-/// there is one, it must not be written over them.
+/// Ranges of batches that arrived ahead of an older one. As long as an older
+/// batch can still arrive, it must not overwrite them.
 #[derive(Debug, Default)]
 pub(crate) struct Newest {
     taken: Sequences,
     /// Ranges by their start. They don't overlap.
     ahead: BTreeMap<u64, Written>,
-    /// How many ranges there may be before those that no longer matter are
-    /// looked for.
+    /// With more ranges than this, those that no longer matter are removed.
     prune_above: usize,
 }
 
@@ -30,14 +29,14 @@ pub(crate) enum Taken {
     Whole,
     /// Write these parts of it, in ascending order; perhaps none.
     Parts(Vec<Range<u64>>),
-    /// It came before.
+    /// It arrived before.
     Again,
-    /// The source breaks the rules.
+    /// Its number is further ahead than the protocol allows.
     TooFar,
 }
 
 impl Newest {
-    /// Takes the batch of that number and range.
+    /// Accepts the batch with that number and range.
     pub(crate) fn take(&mut self, sequence: u64, range: &Range<u64>) -> Taken {
         match self.taken.add(sequence) {
             Added::New => {}
@@ -45,7 +44,7 @@ impl Newest {
             Added::TooFar => return Taken::TooFar,
         }
         let parts = self.not_newer(sequence, range);
-        // Nothing older can come any more? Then nobody need know of this one.
+        // Below `low`, all older batches have arrived: the range need not be noted.
         if sequence >= self.taken.low() {
             for part in &parts {
                 self.note(sequence, part);
@@ -55,7 +54,7 @@ impl Newest {
         if parts.first() == Some(range) { Taken::Whole } else { Taken::Parts(parts) }
     }
 
-    /// The ranges noted that overlap `range`, in ascending order.
+    /// The noted ranges that overlap `range`, in ascending order.
     fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Written)> {
         let start = range.start;
         let before = self.ahead.range(..start).next_back();
@@ -64,7 +63,7 @@ impl Newest {
         reaches_in.into_iter().chain(within).map(|(&start, &written)| (start, written))
     }
 
-    /// The parts of `range` that nothing newer was written to.
+    /// The parts of `range` that no newer batch has covered.
     fn not_newer(&self, sequence: u64, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
         let mut at = range.start;
@@ -82,7 +81,7 @@ impl Newest {
         parts
     }
 
-    /// Notes a range in which everything noted is older.
+    /// Notes a range; the noted ranges that it overlaps are older.
     fn note(&mut self, sequence: u64, range: &Range<u64>) {
         let older: Vec<_> = self.overlapping(range).collect();
         for (start, written) in older {
@@ -101,7 +100,7 @@ impl Newest {
         if self.ahead.len() > self.prune_above {
             let low = self.taken.low();
             self.ahead.retain(|_, written| written.sequence >= low);
-            // So the work is a constant for each range that was added.
+            // So the work per added range is constant on average.
             self.prune_above = 2 * self.ahead.len() + 64;
         }
     }
@@ -116,8 +115,8 @@ mod tests {
     const BYTES: usize = 64;
 
     proptest! {
-        /// Numbered writes in any order, some twice: the disk is what they make
-        /// of it in the order of their numbers.
+        /// Numbered writes in any order, some twice, give the same disk as in the
+        /// order of their numbers.
         #[test]
         fn any_order_makes_the_same_disk(
             writes in prop::collection::vec((0..BYTES, 1..24_usize), 1..40),
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_is_forgotten_when_nothing_older_can_come() {
+    fn ranges_are_forgotten_when_no_older_batch_can_arrive() {
         let mut newest = Newest::default();
         for round in 0..100 {
             let first = round * 200;

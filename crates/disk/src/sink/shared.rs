@@ -1,4 +1,4 @@
-//! What lanes, writers and flushers of one sink share.
+//! The state that lanes, writers and flushers of one sink share.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,9 +20,9 @@ pub(super) struct Shared {
     pub(super) pool: Arc<Pool>,
     on_failure: OnFailure,
     pub(super) state: Mutex<State>,
-    /// Something to write, something written, or the end.
+    /// Notified when there is something to write, an operation ends, or the sink does.
     pub(super) changed: Condvar,
-    /// Batches that are dealt with.
+    /// Batches that the sink has finished with.
     pub(super) dealt: Arc<Dealt>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct State {
     pub(super) end: Option<SinkError>,
 }
 
-/// What one disk is still to get.
+/// The queue of one disk, and its writes in flight.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     newest: Newest,
@@ -58,12 +58,12 @@ pub(super) enum Job {
     },
 }
 
-/// What a disk has been asked to do.
+/// An operation in flight.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     pub(super) disk: usize,
     pub(super) what: Operation,
-    /// What is written lies in its buffer, which goes back to the pool after
+    /// The batch whose buffer holds the data. The buffer returns to the pool after
     /// the last of its writes.
     pub(super) batch: Option<Arc<Counted>>,
 }
@@ -100,9 +100,8 @@ impl Shared {
         Self { disks, pool, on_failure, state, changed: Condvar::new(), dealt }
     }
 
-    /// A batch has come. What is left to write of it is decided, and queued,
-    /// in one step: so the order of the queue is the order in which batches
-    /// were taken.
+    /// Accepts a batch. Deciding what is left to write of it and queueing that are
+    /// one step, so the queue has the order in which batches were accepted.
     pub(super) fn take(&self, batch: BlockBatch) -> Result<(), TakeError> {
         let number = usize::from(batch.disk.0);
         let Some(disk) = self.disks.get(number) else {
@@ -140,7 +139,7 @@ impl Shared {
                 )));
             }
         };
-        // From here on it counts: one that came before has been counted.
+        // Only here: a repeated batch has been counted before.
         let batch = Counted::new(batch, &self.dealt);
         if parts.as_ref().is_none_or(|parts| !parts.is_empty()) {
             line.jobs.push_back(Job::Write { batch, parts });
@@ -180,10 +179,10 @@ impl Shared {
         }
     }
 
-    /// Something that was under way ended.
+    /// Records that an operation has ended.
     pub(super) fn ended(&self, ended: UnderWay, outcome: Result<(), WriteFailure>) {
         let UnderWay { disk, what, batch } = ended;
-        // First its buffer: when nothing is under way, all are back.
+        // The buffer first: when nothing is in flight, all buffers are back.
         drop(batch);
         if let Some(line) = self.state.lock().lines.get_mut(disk) {
             line.ended(&what, outcome.is_ok());
@@ -223,7 +222,8 @@ impl Shared {
         }
     }
 
-    /// For after the writers have ended, and all that is under way was aborted.
+    /// Waits for writes in flight; to be called once the writer threads have ended and
+    /// the writes were aborted.
     pub(super) fn wait_nothing_under_way(&self) {
         let mut state = self.state.lock();
         while state.lines.iter().any(|line| !line.under_way.is_empty()) {

@@ -9,11 +9,11 @@ use nbd::client::{Client, ClientError, Failure, Outcome, Settings};
 
 use super::shared::{Shared, UnderWay};
 
-/// A disk that takes writes, many at a time.
+/// A disk that accepts writes, many at a time.
 ///
-/// Each `done` is called once, on any thread; it may be at once. What is under
-/// way is done in any order. A call may block until there is room for it; the
-/// bytes are the caller's again when it returns.
+/// Each `done` is finished once, on any thread, perhaps before the call returns.
+/// Operations in flight complete in any order. A call may block until there is room.
+/// The caller may reuse `data` when it returns.
 pub trait WriteBlocks: Send + Sync {
     /// Writes.
     fn write(&self, offset: u64, data: &[u8], done: Done);
@@ -21,11 +21,10 @@ pub trait WriteBlocks: Send + Sync {
     /// Writes zeroes, as a hole where it can.
     fn write_zeroes(&self, offset: u64, bytes: u64, done: Done);
 
-    /// Makes durable all that is done.
+    /// Makes all completed writes durable.
     fn flush(&self, done: Done);
 
-    /// Ends everything under way, soon and with an error, and whoever blocks
-    /// in a call.
+    /// Ends all operations in flight soon, with an error, and calls that block.
     fn abort(&self);
 }
 
@@ -40,8 +39,8 @@ pub enum WriteFailure {
     Other(String),
 }
 
-/// To be told how a write ended. If it is dropped instead, the write has
-/// failed.
+/// Receives the outcome of an operation. If it is dropped instead, the operation
+/// has failed.
 #[derive(Debug)]
 pub struct Done(Option<(Arc<Shared>, UnderWay)>);
 
@@ -50,7 +49,7 @@ impl Done {
         Self(Some((Arc::clone(shared), what)))
     }
 
-    /// It ended.
+    /// Reports that the operation has ended.
     pub fn finish(mut self, outcome: Result<(), WriteFailure>) {
         if let Some((shared, what)) = self.0.take() {
             shared.ended(what, outcome);
@@ -77,7 +76,7 @@ impl NbdWriter {
     /// Connects to the export at a unix socket.
     ///
     /// # Errors
-    /// If nobody listens there, or the export isn't there or can't be written.
+    /// If no server listens there, or the export doesn't exist or is read-only.
     pub fn connect(path: &Path, export: &str, settings: &Settings) -> Result<Self, ClientError> {
         let client = Client::connect(path, export, settings, |done: Done, outcome: Outcome| {
             done.finish(outcome.map_err(WriteFailure::from));
@@ -93,8 +92,8 @@ impl NbdWriter {
 }
 
 impl NbdWriter {
-    /// Submits, if that can succeed: the client drops what it refuses, and
-    /// with it the reason.
+    /// Submits a request, after the checks that the client makes: the client drops the
+    /// `done` of a request that it refuses, and the reason would be lost.
     fn submit(
         &self,
         range: Range<u64>,

@@ -9,8 +9,8 @@ use super::dealt::Counted;
 use super::shared::{Job, Operation, Shared, UnderWay};
 use super::write_blocks::Done;
 
-/// Most writes of a disk under way: enough for any storage, and few enough to
-/// look through.
+/// Most writes of a disk in flight: enough for any storage, and few enough for a
+/// linear search.
 const UNDER_WAY_MAX: usize = 64;
 
 /// Writes what is queued for disk `number`, until the sink ends.
@@ -76,9 +76,9 @@ fn bytes_of<'b>(piece: &Piece<'b>, range: &Range<u64>) -> Option<&'b [u8]> {
     piece.data.map(|data| &data[into_piece(range.start)..into_piece(range.end)])
 }
 
-/// Waits until nothing that overlaps `range` is under way, and not too much
-/// else; then it is. This thread alone adds ranges, so they come in the order
-/// of its queue. Returns whether the sink still goes on.
+/// Waits until no write in flight overlaps `range` and fewer than the maximum are in flight;
+/// then adds `range` to them. Only this thread adds ranges, so they start in the order of its
+/// queue. Returns whether the sink still goes on.
 fn lock_range(shared: &Shared, number: usize, range: &Range<u64>) -> bool {
     let mut state = shared.state.lock();
     loop {
@@ -95,7 +95,7 @@ fn lock_range(shared: &Shared, number: usize, range: &Range<u64>) -> bool {
     }
 }
 
-/// A disk makes durable what is done when it is asked: so first all is done.
+/// Waits for the writes in flight first, since a flush covers only completed writes.
 fn flush(shared: &Arc<Shared>, number: usize, ticket: u64) -> bool {
     let Some(disk) = shared.disks.get(number) else { return false };
     let mut state = shared.state.lock();

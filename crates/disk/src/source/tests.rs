@@ -42,7 +42,7 @@ fn write(source: &DiskSource, offset: u64, mut bytes: &[u8]) -> Result<(), Sourc
     })
 }
 
-/// What batches make of a disk.
+/// The content of a disk after the kept batches.
 fn content(kept: &Kept, bytes: usize) -> Vec<u8> {
     let mut content = vec![0xee; bytes];
     for batch in &*kept.0.lock() {
@@ -89,7 +89,7 @@ fn a_long_write_is_split_and_numbered() {
 }
 
 #[test]
-fn what_lies_outside_is_refused_and_what_does_not_come_is_no_write() {
+fn writes_outside_the_disk_are_refused_and_unread_ones_use_no_number() {
     let kept = Arc::new(Kept::default());
     let source = source(&kept, 8);
     for (offset, bytes) in [(DISK_BYTES, 1), (DISK_BYTES - 511, 512), (u64::MAX, 2)] {
@@ -113,7 +113,7 @@ fn a_flush_waits_for_what_was_written_before_it() {
         let source = Arc::clone(&source);
         move || said.send(source.flush()).unwrap()
     });
-    // The second acknowledged, and not the first.
+    // Acknowledges the second batch and not the first.
     let second = kept.0.lock().pop().unwrap();
     second.acknowledged();
     thread::yield_now();
@@ -124,7 +124,7 @@ fn a_flush_waits_for_what_was_written_before_it() {
 }
 
 #[test]
-fn losing_a_batch_fails_whoever_waits_and_all_that_follows() {
+fn losing_a_batch_fails_waiting_and_later_calls() {
     let kept = Arc::new(Kept::default());
     let source = source(&kept, 8);
     write(&source, 0, &[1; 4096]).unwrap();
@@ -138,7 +138,7 @@ fn losing_a_batch_fails_whoever_waits_and_all_that_follows() {
 }
 
 #[test]
-fn numbers_don_t_run_away_from_one_that_is_late() {
+fn writes_wait_for_a_batch_that_is_too_far_behind() {
     let kept = Arc::new(Kept::default());
     let source = source(&kept, 8);
     write(&source, 0, &[1; 512]).unwrap();

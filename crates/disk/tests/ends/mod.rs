@@ -1,6 +1,5 @@
-//! Both ends of a migration of disks, in this process: a disk in memory that
-//! does what is under way in any order, and a destination with lanes that are
-//! cut.
+//! Both ends of a migration of disks in one process: a disk in memory that
+//! completes operations in any order, and a destination whose lanes are cut.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::cast_possible_truncation, reason = "sizes of a test")]
@@ -18,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesPlan};
 use wire::{LaneHeader, Preamble, Reply, Token, Versions};
 
-/// Pseudo-random numbers that a seed repeats.
+/// Pseudo-random numbers, reproducible from a seed.
 pub(crate) struct Dice(pub u64);
 
 impl Dice {
@@ -45,7 +44,7 @@ struct Waiting {
     over: bool,
 }
 
-/// A disk in memory. Of the writes under way it does any one next.
+/// A disk in memory, which performs pending operations in random order.
 pub(crate) struct MemoryDisk {
     waiting: Arc<(Mutex<Waiting>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -96,7 +95,7 @@ impl MemoryDisk {
 fn work(waiting: &(Mutex<Waiting>, Condvar), seed: u64) {
     let mut dice = Dice(seed);
     loop {
-        // So that more than one is there to choose from.
+        // So that more than one is pending.
         for _ in 0..dice.below(4) {
             thread::yield_now();
         }
@@ -163,8 +162,8 @@ impl Drop for MemoryDisk {
     }
 }
 
-/// A destination: hands what lanes bring to a sink, and cuts the connection
-/// number `n` after `cut_after(n)` bytes have passed through.
+/// A destination: passes batches from lanes to a sink, and cuts connection
+/// number `n` after `cut_after(n)` bytes.
 pub(crate) struct Destination {
     pub(crate) address: SocketAddr,
     pub(crate) sink: Arc<DiskSink>,
@@ -220,8 +219,8 @@ impl Destination {
         Arc::new(Lanes::start(plan).unwrap())
     }
 
-    /// Has the source send `room` batches more than are dealt with, until the
-    /// sink ends: over control it would be told so.
+    /// Lets the source send `room` batches more than the sink has finished with, until
+    /// the sink ends. A real destination reports that over the control connection.
     pub(crate) fn tell_room(&self, lanes: &Arc<Lanes>, room: u64) -> JoinHandle<()> {
         let (sink, lanes) = (Arc::clone(&self.sink), Arc::clone(lanes));
         lanes.set_block_room(room);
@@ -279,8 +278,7 @@ fn take_all(lane: &mut Incoming, sink: &DiskSink) -> Result<(), LaneEnd> {
     Ok(())
 }
 
-/// A connection that passes on `bytes` from the source, then both ends see it
-/// break.
+/// A connection that forwards `bytes` from the source and then breaks for both ends.
 fn through_a_proxy(outer: TcpStream, bytes: usize) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let inner = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,5 +1,7 @@
-//! Whether VMs find memory at another host. Ordinary memory and huge pages of each size
-//! are counted apart: none of them can stand in for another.
+//! Whether another host has memory for VMs.
+//!
+//! Ordinary memory and huge pages of each size are counted separately, because none of them can
+//! replace another.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +11,7 @@ use qemu::room::{Needs, NoRoom};
 
 use crate::{Findings, size};
 
-/// What several VMs take of one kind.
+/// What several VMs need of one kind of memory.
 #[derive(Default)]
 struct Taken {
     vms: usize,
@@ -25,10 +27,10 @@ impl Taken {
     }
 }
 
-/// Whether one VM does.
+/// Whether the host has memory for one VM.
 pub(super) fn of_one(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
     if there.memory == HostMemory::default() {
-        // It isn't known.
+        // Its memory isn't known.
         return;
     }
     match needs(vm).fit(&there.memory, false) {
@@ -51,7 +53,7 @@ pub(super) fn of_one(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
     }
 }
 
-/// Whether all of them do together.
+/// Whether the host has memory for all VMs together.
 pub(super) fn of_all(here: &Facts, there: &Facts, findings: &mut Findings) {
     let memory = &there.memory;
     let Some(available) = memory.available_bytes else { return };
@@ -136,7 +138,7 @@ mod tests {
         HostMemory { available_bytes: Some(gib * GIB), huge, ..HostMemory::default() }
     }
 
-    /// What is wrong, for VMs of a that are to go to b.
+    /// The problems of moving these VMs from host a to host b.
     fn wrong(vms: &[VmFacts], memory: HostMemory) -> Vec<String> {
         let facts = |host: &str| Facts { host: host.to_owned(), ..Facts::default() };
         let here = Facts { vms: vms.to_vec(), ..facts("a") };

@@ -1,5 +1,5 @@
-//! Pages that come by name: the stage that finds them, and the thread that tells the
-//! source what has become of them.
+//! Pages sent by name: the stage that finds their content, and the thread that reports their fate
+//! to the source.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use wire::{Cost, ToSource};
 
 use crate::link::Link;
 
-/// Both of one VM.
+/// The stage and the thread of one VM.
 pub(crate) struct ByName {
-    /// Dropped first: that ends the thread.
+    /// Dropped first, which ends the thread.
     stage: Resolving,
     _telling: Telling,
 }
@@ -26,7 +26,7 @@ impl ByName {
     ) -> std::io::Result<Self> {
         let threads = Arc::clone(threads);
         let telling = data_threads::spawn("late", move || {
-            // A source that is not told what became of its pages waits for ever.
+            // A source that is not told the fate of its pages waits forever.
             let _guard = threads.guard();
             for message in outbox {
                 data_threads::point();
@@ -40,7 +40,7 @@ impl ByName {
 }
 
 impl ByName {
-    /// What pages by name took, apart from what the source sent.
+    /// The cost of pages sent by name, without what the source sent.
     pub(crate) fn cost(&self) -> Cost {
         let stored = self.stored();
         Cost {

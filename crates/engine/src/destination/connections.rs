@@ -1,5 +1,5 @@
-//! How many connections there are, and of which kind: peers that say nothing, or
-//! ask for much, take no more of the agent than that.
+//! Limits the number of connections of each kind, so that peers that send nothing, or request much,
+//! use no more of the agent than that.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -8,38 +8,36 @@ use std::sync::Arc;
 use identity::{Admission, AdmissionBounds, Admissions, LEAVING_MAX};
 use parking_lot::Mutex;
 
-/// Connections of which it is known what they are for, at a time: 8 arrivals with 64
-/// lanes each are 520. Unknown ones are bounded apart, or strangers would be in the
-/// way of these.
+/// Connections with a known purpose at a time: 8 arrivals with 64 lanes each are 520. Connections
+/// whose purpose is not known yet have limits of their own, or strangers could keep these out.
 const KNOWN_MAX: usize = 1024;
-/// Those of which it isn't, from addresses that are known as hosts'. Each is unknown
-/// for as long as a handshake takes, and words about a switchover to their end. From
-/// one address come all lanes of two migrations at the same moment; lanes that have to
-/// make room for others try again for seconds.
+/// Connections without a known purpose from addresses of known hosts. A connection is unknown
+/// during its handshake, and an inquiry about a switchover to its end. All lanes of two migrations
+/// may connect from one address at the same moment; lanes that have to give way to others try again
+/// for seconds.
 const UNKNOWN_OF_HOSTS: AdmissionBounds = AdmissionBounds { all: 256, per_source: 128 };
-/// And from all other addresses. A host is a stranger at an address which nobody has
-/// named until it has shown there who it is.
+/// The same from all other addresses. A host is a stranger at an address that is not configured,
+/// until it has identified itself from there.
 const UNKNOWN_OF_STRANGERS: AdmissionBounds = AdmissionBounds { all: 64, per_source: 16 };
-/// Of the known ones, those that are to order or ask something, and have not been given
-/// what a VM that comes has: each keeps a few messages in memory.
+/// Known connections that will send an order or a question, before they get an arrival's resources:
+/// each keeps a few messages in memory.
 const LEADING_MAX: usize = 32;
-/// Of them, those by which other agents have VMs moved: each stays for as long
-/// as one VM's migration, and keeps a thread.
+/// Known connections by which other agents order moves: each lasts as long as one VM's migration,
+/// and keeps a thread.
 const ORDERING_MAX: usize = 64;
-/// And those of one peer: as many as a gang has VMs of a host move at a time, and some
-/// to ask by.
+/// The same for one peer: as many as a gang moves VMs of a host at a time, and some for questions.
 const ORDERING_OF_PEER_MAX: usize = 24;
-// One VM more moves while another is about to finish.
+// One more VM moves while another is about to finish.
 const _: () = assert!(ORDERING_OF_PEER_MAX > policy::gang::PARALLEL_MAX + 1);
 const _: () = assert!(2 * ORDERING_OF_PEER_MAX < ORDERING_MAX);
 
-/// Of them, those by which other hosts of the rack ask for content, or where it is:
-/// each keeps two threads at most. Two of each host.
+/// Known connections by which other hosts of the rack request content or its location: each keeps
+/// two threads at most. Two for each host.
 const SERVING_MAX: usize = 256;
 
-// Each has two descriptors, its own and the one that it is ended by. With the 192 of
-// the API's port, unknown ones leave 100 for the agent itself where no more than 1024
-// files may be open.
+// Each connection has two descriptors, its own and the one by which it is ended. With the 192 of
+// the API's port, unknown connections leave 100 for the agent itself if no more than 1024 files may
+// be open.
 const _: () = assert!(
     2 * (UNKNOWN_OF_HOSTS.all + UNKNOWN_OF_STRANGERS.all + 2 * LEAVING_MAX) + 192 < 1024 - 100
 );
@@ -57,21 +55,21 @@ struct State {
     taken_in: u64,
     unknown: usize,
     leading: usize,
-    /// Whose each is, by its number.
+    /// The orderer of each connection, by its number.
     ordering: HashMap<u64, Orderer>,
     serving: usize,
 }
 
-/// Who orders moves of VMs.
+/// A peer that orders moves of VMs.
 #[derive(Debug, PartialEq, Eq)]
 enum Orderer {
     /// The host that its certificate names.
     Host(String),
-    /// Somebody without a certificate.
+    /// A peer without a certificate.
     At(IpAddr),
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Unknown,
@@ -81,30 +79,30 @@ enum Use {
     Known,
 }
 
-/// One connection among the others, until it is dropped.
+/// A connection's place among the others, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     connections: Arc<Connections>,
     number: u64,
     counts_as: Use,
     from: IpAddr,
-    /// While it is unknown.
+    /// Present while its purpose is unknown.
     admission: Option<Admission<Arc<TcpStream>>>,
 }
 
 impl Connections {
-    /// None yet. `hosts` are the addresses that hosts are known to have.
+    /// Without connections. `hosts` are the known addresses of hosts.
     pub(super) fn new(hosts: impl IntoIterator<Item = IpAddr>) -> Arc<Self> {
         let unknown = Admissions::new(hosts, UNKNOWN_OF_HOSTS, UNKNOWN_OF_STRANGERS);
         Arc::new(Self { unknown, state: Mutex::default() })
     }
 
-    /// From now on these are the addresses that hosts are known to have.
+    /// Replaces the known addresses of hosts.
     pub(super) fn know_hosts(&self, hosts: impl IntoIterator<Item = IpAddr>) {
         self.unknown.know(hosts);
     }
 
-    /// One more from that address, if there may be. Another may be broken off for it.
+    /// Admits a connection from this address, if permitted. Another one may be broken off for it.
     pub(super) fn admit(self: &Arc<Self>, stream: &TcpStream, from: IpAddr) -> Option<Place> {
         let mut state = self.state.lock();
         if state.open.len() - state.unknown >= KNOWN_MAX {
@@ -113,7 +111,7 @@ impl Connections {
         let stream = Arc::new(stream.try_clone().ok()?);
         let (admission, gives_way) = self.unknown.admit(from, Arc::clone(&stream))?;
         if let Some(other) = gives_way {
-            // It may be gone.
+            // It may be closed already.
             let _ = other.shutdown(Shutdown::Both);
         }
         let number = state.taken_in;
@@ -129,10 +127,10 @@ impl Connections {
         })
     }
 
-    /// Breaks all of them off.
+    /// Breaks off all connections.
     pub(super) fn end_all(&self) {
         for stream in self.state.lock().open.values() {
-            // It may be gone.
+            // It may be closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -150,7 +148,7 @@ impl State {
 }
 
 impl Place {
-    /// It is to order or ask something. False if too many are.
+    /// The connection will send an order or a question. False if there are too many.
     pub(super) fn leads(&mut self) -> bool {
         let has_room = self.connections.state.lock().leading < LEADING_MAX;
         if has_room {
@@ -159,8 +157,8 @@ impl Place {
         has_room
     }
 
-    /// It is to order moves of VMs, in the name of the host that its certificate names, if
-    /// it has one. False if too many are, or too many of that peer.
+    /// The connection will order moves of VMs, in the name of the host in its certificate, if it
+    /// has one. False if there are too many in all, or too many of that peer.
     pub(super) fn orders(&mut self, host: Option<&str>) -> bool {
         let orderer = match host {
             Some(host) => Orderer::Host(host.to_owned()),
@@ -177,7 +175,7 @@ impl Place {
         true
     }
 
-    /// It is for what the hosts of a rack have of one another. False if too many are.
+    /// The connection serves hosts of the rack. False if there are too many.
     pub(super) fn serves(&mut self) -> bool {
         let has_room = self.connections.state.lock().serving < SERVING_MAX;
         if has_room {
@@ -186,17 +184,17 @@ impl Place {
         has_room
     }
 
-    /// It belongs to something that is bounded by itself.
+    /// The connection belongs to something that has a limit of its own.
     pub(super) fn is_known(&mut self) {
         self.count_as(Use::Known);
     }
 
-    /// It is a host's: its address is known as one from now on.
+    /// The peer is a host: its address is known as one from now on.
     pub(super) fn is_of_host(&self) {
         self.connections.unknown.remember(self.from);
     }
 
-    /// Whether it was broken off to make room for another.
+    /// Whether it was broken off to make room for another connection.
     pub(super) fn gave_way(&self) -> bool {
         self.admission.as_ref().is_some_and(Admission::gave_way)
     }
@@ -242,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_its_bound_and_what_goes_leaves_room() {
+    fn each_kind_has_its_limit_and_closed_ones_leave_room() {
         let (stream, connections) = (stream(), Connections::new([HOST]));
         let admit = || connections.admit(&stream, HOST).unwrap();
         let mut unknown: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit()).collect();
@@ -288,7 +286,7 @@ mod tests {
             assert!(order(&mut ordering, HOST, None));
         }
         assert!(!order(&mut ordering, HOST, None));
-        // Those of all peers are bounded, too.
+        // All peers together are limited too.
         while ordering.len() < ORDERING_MAX {
             let name = format!("host-{}", ordering.len());
             assert!(order(&mut ordering, STRANGER, Some(&name)));
@@ -301,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_come_while_strangers_hold_all_that_they_can() {
+    fn hosts_can_connect_while_strangers_use_their_whole_share() {
         let (stream, connections) = (stream(), Connections::new([HOST]));
         let mut strangers: Vec<Place> = Vec::new();
         for last in 1..=99 {
@@ -316,7 +314,7 @@ mod tests {
         let mut lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)).collect();
         assert!(!strangers.iter().chain(&lanes).any(Place::gave_way));
         lanes.iter_mut().for_each(Place::is_known);
-        // One of which it is known is in nobody's way.
+        // A connection with a known purpose keeps no others out.
         lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)));
         assert!(!lanes.iter().any(Place::gave_way));
         drop((strangers, lanes));
@@ -324,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_has_shown_itself_a_hosts_has_a_hosts_share() {
+    fn an_address_that_has_identified_as_a_host_gets_a_hosts_share() {
         let (stream, connections) = (stream(), Connections::new([HOST]));
         connections.admit(&stream, STRANGER).unwrap().is_of_host();
         let admit = |_| connections.admit(&stream, STRANGER).unwrap();

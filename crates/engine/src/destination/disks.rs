@@ -1,5 +1,4 @@
-//! The disks of a VM that arrives: from the lanes through a sink into exports
-//! of the QEMU that waits.
+//! The disks of a VM that arrives: from the lanes through a sink into exports of the waiting QEMU.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,10 +18,10 @@ use wire::ToSource;
 use super::lanes::ArrivingLanes;
 use crate::link::Link;
 
-/// Flushes that may wait: a QEMU asks for a handful of each disk at a time.
+/// Flushes that may be pending: QEMU requests a handful for each disk at a time.
 const FLUSHES_MAX: usize = 1024;
 
-/// A wish of the source: its number, and which disk.
+/// A flush requested by the source: its ticket, and the disk.
 type Flush = (u64, u16);
 
 pub(super) struct ArrivingDisks {
@@ -33,8 +32,8 @@ pub(super) struct ArrivingDisks {
 }
 
 impl ArrivingDisks {
-    /// Has QEMU export the images at `socket`, and writes to them what lanes bring. What
-    /// goes wrong later is told where lanes tell it.
+    /// Makes QEMU export the images at `socket`, and writes to them what lanes deliver. A later
+    /// failure is reported like one of a lane.
     pub(super) fn open(
         machine: &Machine,
         socket: &Path,
@@ -62,7 +61,7 @@ impl ArrivingDisks {
             .collect();
         let broken = lanes.broken();
         let on_failure = move |error: &disk::SinkError| {
-            // Only the first matters; a full channel has one already.
+            // Only the first error matters; a full channel has one already.
             let _ = broken.try_send(error.to_string());
         };
         let local = |error: std::io::Error| format!("starting a thread: {error}");
@@ -85,39 +84,39 @@ impl ArrivingDisks {
         Ok(())
     }
 
-    /// What lanes hand blocks to.
+    /// The sink that lanes pass blocks to.
     pub(super) fn sink(&self) -> Arc<dyn BlockSink> {
         Arc::clone(&self.sink) as _
     }
 
-    /// The source asks for a disk to be made durable; it is answered later.
+    /// Queues a flush of a disk; the answer follows later.
     pub(super) fn flush(&self, ticket: u64, disk: u16) -> Result<(), String> {
         let flushes = self.flushes.lock();
         match flushes.as_ref().map(|flushes| flushes.try_send((ticket, disk))) {
             Some(Err(TrySendError::Full(_))) => {
                 Err(format!("the source waits for more than {FLUSHES_MAX} flushes of disks"))
             }
-            // The thread that answers has ended, and said why.
+            // The answering thread has ended, and reported why.
             Some(Ok(()) | Err(TrySendError::Disconnected(_))) | None => Ok(()),
         }
     }
 
-    /// Everything was delivered: makes it durable, and has QEMU let go of the
-    /// images. Only then may it load the VM.
+    /// Flushes the disks after everything was delivered, and makes QEMU close the images. Only then
+    /// may it load the VM.
     pub(super) fn finish(&self) -> Result<(), String> {
         self.sink.flush_all().map_err(|error| error.to_string())?;
         self.close();
         self.exports.stop().map_err(|error| error.to_string())
     }
 
-    /// Nothing more is written, and no thread waits for QEMU to write: lanes that wait in
-    /// the sink wake.
+    /// Stops writing, so that no thread waits for QEMU to write: lanes that wait in the sink wake
+    /// up.
     pub(super) fn shut(&self) {
         self.sink.abort();
         self.flushes.lock().take();
     }
 
-    /// The same, and waits until it is so.
+    /// The same, and waits until the threads have ended.
     fn close(&self) {
         self.sink.stop();
         self.flushes.lock().take();
@@ -130,14 +129,14 @@ impl ArrivingDisks {
 impl Drop for ArrivingDisks {
     fn drop(&mut self) {
         self.close();
-        // A QEMU that is ended before it let go leaves its socket.
+        // A QEMU that ends while it still exports leaves its socket behind.
         let _ = std::fs::remove_file(self.exports.socket());
     }
 }
 
-/// Tells the source that there is room for `room` batches more than are dealt
-/// with, at once and then whenever that has grown by a quarter. All that the
-/// source may send is dealt with in the end, so it always hears of more.
+/// Tells the source that there is room for `room` batches more than were handled, at once and then
+/// whenever that has grown by a quarter. All batches that the source may send are handled
+/// eventually, so it is always told of more.
 fn tell_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
     let mut dealt = 0;
     loop {
@@ -152,7 +151,7 @@ fn tell_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
     }
 }
 
-/// Answers the source's wishes one after the other.
+/// Answers the source's flush requests one after the other.
 fn flush(sink: &DiskSink, flushes: &Receiver<Flush>, link: &Link<ToSource>) {
     for (ticket, disk) in flushes {
         let error = sink.flush(DiskId(disk)).err().map(|error| error.to_string());

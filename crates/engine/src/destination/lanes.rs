@@ -1,5 +1,5 @@
-//! The lanes of one arrival: they may connect before the block list is known,
-//! and end with the arrival.
+//! The lanes of one arrival. They may connect before the block list is known, and end with the
+//! arrival.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,42 +17,41 @@ use wire::LaneHeader;
 use super::by_name::ByName;
 use crate::network::{Flow, Network, Way};
 
-/// More lanes than a source makes: a bound on what it can have us count.
+/// More lanes than a source makes: limits what it can make us count.
 const LANES_MAX: usize = 64;
-/// And each of them once more: one that died may not be known to be dead when
-/// the next comes in its place.
+/// Twice that, because a lane's old connection may not be known to be dead when the next one
+/// replaces it.
 pub(crate) const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
 
 #[derive(Default)]
 struct State {
     /// None before the block list is known.
     pages: Option<Pages>,
-    /// None: no disk comes.
+    /// None: no disks move.
     disks: Option<Arc<dyn BlockSink>>,
     over: bool,
-    /// Those that are served, each by its thread.
+    /// Connections being served, each by its own thread.
     connections: HashMap<u64, Closer>,
     begun: u64,
 }
 
-/// What lanes of one migration share with its arrival.
+/// The state that the lanes of one migration share with its arrival.
 pub(crate) struct ArrivingLanes {
     state: Mutex<State>,
     changed: Condvar,
-    /// Where a lane tells what ends the migration.
+    /// Receives errors that end the migration.
     broken: Sender<String>,
-    /// The host that the VM comes from, if its certificate says so: its lanes
-    /// come from there too.
+    /// The source host, if its certificate names it: its lanes must come from there too.
     peer: Option<String>,
     cpu_ns: AtomicU64,
     threads: Arc<DataThreads>,
     network: Arc<Network>,
     migration: u64,
-    /// By number, from its first connection on.
+    /// By lane number, from its first connection on.
     counted: Mutex<Vec<Option<Counted>>>,
 }
 
-/// What a lane has brought, whichever of its connections did, and by which NIC.
+/// The bytes that a lane has received, over all its connections, and its NIC.
 struct Counted {
     received_bytes: Arc<AtomicU64>,
     flow: Option<Flow>,
@@ -83,7 +82,7 @@ impl ArrivingLanes {
         }
     }
 
-    /// Whether a connection from this host can be one of its lanes.
+    /// Whether a connection from this host may be one of its lanes.
     pub(crate) fn are_of(&self, peer: Option<&str>) -> bool {
         let are = self.peer.as_deref() == peer;
         if !are {
@@ -97,15 +96,14 @@ impl ArrivingLanes {
         &self.threads
     }
 
-    /// At each lane's number, the place of its NIC.
+    /// For each lane, the index of its NIC.
     pub(crate) fn places(&self) -> Vec<Option<u16>> {
         let place =
             |counted: &Option<Counted>| u16::try_from(counted.as_ref()?.flow.as_ref()?.place).ok();
         self.counted.lock().iter().map(place).collect()
     }
 
-    /// Where to count what lane `number` brings, which comes by this connection
-    /// now.
+    /// The byte counter of lane `number`, which uses this connection now.
     fn counter(&self, connection: &Connection, number: u16) -> Arc<AtomicU64> {
         let number = usize::from(number);
         let mut counted = self.counted.lock();
@@ -128,7 +126,7 @@ impl ArrivingLanes {
         Arc::clone(&lane.received_bytes)
     }
 
-    /// The block list is known: batches can be placed.
+    /// Lets batches be placed, now that the block list is known.
     pub(crate) fn open(&self, placer: Arc<Placer>, by_name: Option<Arc<ByName>>) {
         self.state.lock().pages = Some(Pages { placer, by_name });
         self.changed.notify_all();
@@ -146,7 +144,7 @@ impl ArrivingLanes {
                 tracing::info!(lane = number, %error, "lane ended");
             }
             Err(error) => {
-                // Only the first matters; a full channel has one already.
+                // Only the first error matters; a full channel has one already.
                 let _ = self.broken.try_send(error.to_string());
             }
         }
@@ -167,25 +165,25 @@ impl ArrivingLanes {
         Some(Served { lanes: self, number })
     }
 
-    /// What lanes have brought until now.
+    /// Bytes that lanes have received so far.
     pub(crate) fn received_bytes(&self) -> u64 {
         let counted = self.counted.lock();
         counted.iter().flatten().map(|lane| lane.received_bytes.load(Relaxed)).sum()
     }
 
-    /// What has come until now, by lanes and from disks.
+    /// Bytes that have arrived so far, over lanes and from disks.
     pub(crate) fn came_bytes(&self) -> u64 {
         let by_name = self.state.lock().pages.as_ref().and_then(|pages| pages.by_name.clone());
         let stored = by_name.map_or(0, |by_name| by_name.stored().read_bytes);
         self.received_bytes() + stored
     }
 
-    /// Where to tell what ends the migration.
+    /// The sender for errors that end the migration.
     pub(crate) fn broken(&self) -> Sender<String> {
         self.broken.clone()
     }
 
-    /// The VM's disks come too. Said before any lane can come.
+    /// The VM's disks move too. Called before any lane can connect.
     pub(crate) fn with_disks(&self, disks: Arc<dyn BlockSink>) {
         self.state.lock().disks = Some(disks);
     }
@@ -200,15 +198,14 @@ impl ArrivingLanes {
         self.changed.notify_all();
     }
 
-    /// Ends all lanes, and waits until none writes any more: a lane that the
-    /// source gave up long ago may still hold half of a batch that has since
-    /// arrived by another.
+    /// Ends all lanes, and waits until none writes any more: a lane that the source gave up long
+    /// ago may still hold half of a batch that has since arrived by another.
     pub(crate) fn end(&self) {
         while !self.end_within(Duration::from_secs(3600)) {}
     }
 
-    /// As [`ArrivingLanes::end`], for a VM that doesn't come; says whether all have
-    /// ended. Others end by themselves as soon as what they wait for lets them.
+    /// As [`ArrivingLanes::end`], for a VM that doesn't arrive; returns whether all have ended. The
+    /// others end as soon as whatever they wait for permits.
     pub(crate) fn end_within(&self, limit: Duration) -> bool {
         self.shut();
         let mut state = self.state.lock();
@@ -223,7 +220,7 @@ impl ArrivingLanes {
             pages.placer.close();
         }
         drop(state);
-        // The thread behind `by_name` may be telling the source something just now.
+        // The thread of `by_name` may be writing to the source at this moment.
         drop(pages);
         true
     }
@@ -234,15 +231,15 @@ impl ArrivingLanes {
     }
 }
 
-/// Why a lane is not read any more.
+/// Why a lane is not read any further.
 #[derive(Debug, thiserror::Error)]
 enum Unread {
     #[error(transparent)]
     Lane(#[from] LaneEnd),
-    /// In a migration that moves none.
+    /// The migration moves no disks.
     #[error("the source sent disk blocks, but announced no disks")]
     NoDisks,
-    /// In a migration that shares nothing.
+    /// The migration shares no content.
     #[error("the source sent pages by name, which was not agreed on")]
     NoNames,
 }
@@ -254,11 +251,11 @@ impl Unread {
     }
 }
 
-/// Where pages go.
+/// The destination of pages.
 #[derive(Clone)]
 struct Pages {
     placer: Arc<Placer>,
-    /// None: no page comes by name.
+    /// None: no pages are sent by name.
     by_name: Option<Arc<ByName>>,
 }
 
@@ -335,7 +332,7 @@ mod tests {
     use super::*;
     use crate::resources::Resources;
 
-    /// What panics with a batch in its hands.
+    /// A sink that panics while it holds a batch.
     struct Faulty;
 
     impl BlockSink for Faulty {
@@ -348,7 +345,7 @@ mod tests {
         }
     }
 
-    /// Its lane would come back, and then look like one that is only slow.
+    /// Without this, its lane would reconnect, and the migration would only look slow.
     #[test]
     fn a_thread_that_panics_ends_the_migration() {
         let (broken, hear) = crossbeam_channel::bounded(1);
@@ -383,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_comes_from_the_host_that_the_vm_comes_from() {
+    fn a_lane_must_come_from_the_source_host() {
         let lanes = |peer: Option<&str>| {
             let (broken, _) = crossbeam_channel::bounded(1);
             let network = &Resources::new(16 << 20).network;
@@ -391,7 +388,7 @@ mod tests {
         };
         assert!(lanes(Some("host-a")).are_of(Some("host-a")));
         assert!(!lanes(Some("host-a")).are_of(Some("host-c")));
-        // In plaintext nobody is known.
+        // Without certificates, hosts are not identified.
         assert!(lanes(None).are_of(None));
     }
 }

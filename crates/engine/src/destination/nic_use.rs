@@ -1,5 +1,5 @@
-//! Once a second: tells the source what crosses this host's NICs, to pace its lanes by,
-//! and which of the operator's settings the system refuses here.
+//! Once a second, sends the source the traffic of this host's NICs, to pace its lanes by, and the
+//! operator's settings that the system refuses here.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,7 +16,7 @@ use crate::network::{Network, Way};
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The thread that tells the source. Ends when this is dropped.
+/// The thread that reports to the source. Ends when this is dropped.
 pub(super) struct Telling {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -49,7 +49,7 @@ fn tell(lanes: &ArrivingLanes, network: &Network, link: &Link<ToSource>, stopped
     loop {
         select! {
             recv(ticks) -> _ => if tell_once(lanes, network, link).is_err() {
-                return; // The source has gone: the leading thread hears that.
+                return; // The connection is lost, which the leading thread notices.
             },
             recv(stopped) -> _ => {
                 let _ = tell_refusals(lanes, link);

@@ -1,4 +1,4 @@
-//! Orders of another agent that moves several VMs, some of them from this host.
+//! Orders of another agent that moves several VMs, including some of this host.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use wire::{Frame, Order, gang, read_frame, read_message};
 use super::{PREAMBLE_MAX, TurnedAway, check_name};
 use crate::host::{Host, Refusal};
 
-/// Between two orders. An agent that follows a migration asks every second.
+/// The longest time between two orders. An agent that follows a migration asks every second.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Follows one after the other, until the connection ends, or an order comes from an
-/// agent that may give none: its place is for others.
+/// Follows orders until the connection ends, or until an order comes from an agent that may give
+/// none: that frees its place for others.
 pub(super) fn obey(host: &dyn Host, connection: &mut Connection) -> Result<(), TurnedAway> {
-    // Who connects has something to order.
+    // A peer that connects must send its first order soon.
     let mut silence_max = PREAMBLE_MAX;
     loop {
         connection.set_read_deadline(Some(Instant::now() + silence_max))?;
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
     use crate::host::{Arriving, Unsettled};
 
-    /// Takes orders from host-a alone.
+    /// Accepts orders from host-a only.
     struct Picky;
 
     impl Host for Picky {
@@ -71,7 +71,7 @@ mod tests {
         }
     }
 
-    /// What is answered to an order.
+    /// Sends an order, and returns the answer.
     fn ask(connection: &mut Connection, from: &str) -> gang::Answer {
         let order = gang::Order::Cancel { migration: "0a0b0c0d".to_owned() };
         let order = Order { from: from.to_owned(), order: order.into() };
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_order_nothing_hears_why_and_keeps_no_place() {
+    fn a_peer_without_permission_is_told_why_and_loses_its_place() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut there = Connection::plain(listener.accept().unwrap().0);
@@ -98,7 +98,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        // The caller has not hung up.
+        // The peer has not closed the connection.
         assert_eq!(obeying.join().unwrap(), Ok(()));
     }
 }

@@ -1,10 +1,10 @@
 //! One VM that arrives, phase by phase: the mirror of the source's.
 //!
-//! [`Connected::receive`] is the ordered list of phases until the VM is loaded. Each is a
-//! type that owns what an arrival has by then, and becomes the next one. Until then,
-//! whatever goes wrong ends the VM's QEMU; the source, which has the VM, hears why if it
-//! can be told. From then on `switchover::destination` decides alone, and keeps a
-//! journal; what it has done is in `phases/effects.rs`.
+//! [`Connected::receive`] is the ordered list of phases until the VM is loaded. Each is a type that
+//! owns what an arrival has by then, and becomes the next one. Until then, any failure ends the
+//! VM's QEMU; the source, which has the VM, is told why if it can be reached. From then on only
+//! `switchover::destination` decides, and keeps a journal; `phases/effects.rs` carries out its
+//! decisions.
 
 mod audit;
 mod carried;
@@ -39,16 +39,16 @@ use super::disks::ArrivingDisks;
 use crate::host::Unsettled;
 use crate::resources::Pools;
 
-/// Lanes whose connections were closed end at once, unless one of them writes to
-/// memory that is not there.
+/// Lanes whose connections are closed end at once, unless one of them is blocked in a write to the
+/// VM's memory.
 const LANES_END_MAX: Duration = Duration::from_secs(5);
 
 /// Why an arrival ended before the VM was loaded.
 #[derive(Debug)]
 enum End {
-    /// For the source to hear.
+    /// The source is to be told this.
     Failed(String),
-    /// The source ended it, or is gone.
+    /// The source ended it, or its connection is lost.
     Over(String),
 }
 
@@ -81,15 +81,15 @@ pub(super) fn run(
 }
 
 impl Connected<'_> {
-    /// What this thread logs until that is dropped, and what data threads log, stands in the
-    /// migration's span.
+    /// Assigns log lines to the migration's span: those of this thread until the result is dropped,
+    /// and those of data threads.
     fn is_about(&self, migration: &str, vm: &str) -> EnteredSpan {
         let span = data_threads::migration_span(migration, vm);
         self.lanes.threads().are_about(span.clone());
         span.entered()
     }
 
-    /// An error is one from before there was a journal.
+    /// Serves an order. An error is from before there was a journal.
     fn admit(&self, place: &mut Place) -> Result<(), End> {
         let order = match self.hear_order()? {
             Some(Order::Prepare(order)) => order,
@@ -131,7 +131,7 @@ impl Connected<'_> {
         Ok(())
     }
 
-    /// All that follows from the journal on.
+    /// Runs everything from the journal on.
     fn go_through(&self, pools: &Pools, wanted: Wanted, driver: &mut Driver, keeper: &mut Keeper) {
         let machine = keeper.shared_machine();
         let disks = self.open_disks(&machine, keeper.images(), pools);
@@ -139,7 +139,7 @@ impl Connected<'_> {
         let loaded = disks.and_then(|disks| {
             let disks = disks.map(Arc::new);
             let loaded = self.receive(&machine, disks.as_ref(), pools, wanted);
-            // Lanes that wait for a disk end by it.
+            // This ends lanes that wait for a disk.
             if let Some(disks) = disks {
                 disks.shut();
             }
@@ -158,7 +158,7 @@ impl Connected<'_> {
         self.see_it_through(driver, keeper);
     }
 
-    /// Everything of the VM, until its QEMU has loaded it.
+    /// Receives everything of the VM, until its QEMU has loaded it.
     fn receive(
         &self,
         machine: &Machine,
@@ -172,7 +172,7 @@ impl Connected<'_> {
         proved.load()
     }
 
-    /// No lane brings anything any more.
+    /// Ends the lanes, so that they deliver nothing any more.
     fn end_lanes(&self) {
         self.shared.arrivals.lock().remove(&self.token);
         if !self.lanes.end_within(LANES_END_MAX) {

@@ -1,4 +1,4 @@
-//! How much of a page changes when the guest writes it again: that is what is sent again.
+//! Measures how much of a page changes when the guest writes it again, which is what is sent again.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use qemu::ram_blocks::RamBlocks;
 use ram::Mapping;
 use transport::Deltas;
 
-/// Pages that are looked at: 32 MiB.
+/// The number of sampled pages: 32 MiB.
 const PAGES: u64 = 8192;
-/// Fewer that change say nothing of the others.
+/// With fewer changed pages, the sample says nothing about the others.
 const CHANGED_LEAST: usize = 16;
 
-/// Some of a VM's pages, as they were.
+/// A sample of a VM's pages with their former content.
 pub(super) struct Seen {
     places: Vec<(Arc<Mapping>, u64)>,
     contents: Vec<u8>,
 }
 
 impl Seen {
-    /// Of a VM that this agent can read; a hole stays one.
+    /// Samples a VM that this agent can read; a hole stays a hole.
     pub(super) fn now(machine: &Machine) -> Self {
         let blocks = RamBlocks::of(machine).reached;
         Self::of(blocks.into_iter().map(|block| block.mapping))
@@ -37,7 +37,7 @@ impl Seen {
         let mut first = 0;
         for block in blocks {
             let end = first + pages_of(&block);
-            // One at any place of each stride: guests have patterns, too.
+            // A random page of each stride, because guests have patterns too.
             let one = |stride_first: u64| stride_first + random.hash_one(stride_first) % stride;
             let begin = first.next_multiple_of(stride).saturating_sub(stride);
             let strides = (begin..end).step_by(usize::try_from(stride).unwrap_or(usize::MAX));
@@ -55,8 +55,8 @@ impl Seen {
         seen
     }
 
-    /// Of a page that has changed since, the share that would be sent again. None if too
-    /// few have.
+    /// The average share of a changed page that would be sent again. None if too few pages have
+    /// changed.
     pub(super) fn changed(&self) -> Option<f64> {
         let (mut now, mut deltas, mut sent_bytes) = ([0; PAGE_BYTES], DeltaWriter::default(), 0);
         let mut pages = 0;
@@ -77,15 +77,15 @@ impl Seen {
     }
 }
 
-/// What is sent again of what the guest writes again: of some pages only what changes, as
-/// far as the source can keep what it needs for that.
+/// The share of rewritten pages' bytes that is sent again: only the changes, as far as the source
+/// can keep the copies that deltas need.
 pub(super) fn sent_share(changed: f64, ram_bytes: u64, written_bytes: u64) -> f64 {
     let known = Deltas::pages_max(ram_bytes) as f64 * PAGE_BYTES as f64;
     let covered = (known / (written_bytes as f64).max(1.0)).min(1.0);
     covered * changed + (1.0 - covered)
 }
 
-/// A share of so many bytes.
+/// This share of `bytes`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -101,7 +101,7 @@ mod tests {
 
     const BYTES: u64 = 8 << 20;
 
-    /// All of it is there.
+    /// RAM that is fully allocated.
     fn ram() -> Arc<Mapping> {
         let ram = Mapping::own(BYTES);
         ram.fill(0, BYTES, 7).unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_of_a_page_is_what_is_sent_again() {
+    fn only_changed_parts_of_a_page_are_counted() {
         let (low, high) = (ram(), ram());
         let seen = Seen::of([&low, &high].into_iter().map(Arc::clone));
         assert_eq!(seen.places.len() as u64, 2 * BYTES / PAGE_BYTES as u64);
@@ -133,18 +133,18 @@ mod tests {
     }
 
     #[test]
-    fn of_memory_that_was_never_touched_nothing_is_read() {
+    fn untouched_memory_is_not_read() {
         let ram = Arc::new(Mapping::own(64 << 20));
         ram.fill(0, BYTES, 7).unwrap();
         let seen = Seen::of(std::iter::once(Arc::clone(&ram)));
         let touched = BYTES / PAGE_BYTES as u64 / 2;
         let places = seen.places.len() as u64;
-        // Huge pages may have come with it.
+        // Huge pages may have allocated more.
         assert!((touched..=2 * touched).contains(&places), "{places}");
     }
 
     #[test]
-    fn what_can_not_be_kept_is_sent_whole() {
+    fn pages_without_a_kept_copy_are_sent_whole() {
         let gib = 1 << 30;
         assert!((sent_share(0.1, gib, 128 << 20) - 0.1).abs() < 1e-9);
         let all = sent_share(0.1, 64 * gib, 64 * gib);

@@ -1,4 +1,4 @@
-//! Memory that the guest doesn't use, and what it takes that QEMU reads it nonetheless.
+//! Memory that the guest doesn't use, and the time in which QEMU reads it nonetheless.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -11,11 +11,11 @@ use qemu::machine::Machine;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 const PAGE: usize = page::PAGE_BYTES;
-/// So much is allocated here for a moment, to see how long that takes.
+/// Memory that is allocated here for a moment, to measure how long that takes.
 const TRIED_BYTES: u64 = 32 << 20;
 
-/// What is known of it, but for what the guest's kernel does. `busy` is how long the link
-/// is in the first pass.
+/// The figures for a VM, without what the guest's kernel does. `busy` is how long the link is busy
+/// in the first pass.
 pub(super) fn of(machine: &Machine, busy: Duration) -> FreeMemory {
     let backends = machine.qmp.memory_backends().unwrap_or_default();
     let shared = backends.iter().filter(|backend| backend.share);
@@ -30,14 +30,14 @@ pub(super) fn of(machine: &Machine, busy: Duration) -> FreeMemory {
     FreeMemory { unused_shared_bytes, reading_s, hinted, guest_clears: None }
 }
 
-/// What QEMU takes longer. Where in RAM holes are isn't looked at: of half of them QEMU is
-/// thought to find filled what could be while the link was busy.
+/// The additional time. The positions of holes in RAM are not examined: for half of them, QEMU is
+/// assumed to find as many filled as could be while the link was busy.
 fn added(reading: Duration, busy: Duration) -> Duration {
     reading - (reading / 2).min(busy)
 }
 
-/// What QEMU takes on this host to read so much shared memory that nobody has written:
-/// the kernel allocates each page of it. None if that can't be tried.
+/// The time in which QEMU reads this much unwritten shared memory on this host, because the kernel
+/// allocates each page of it. None if that can't be measured.
 fn reading(bytes: u64) -> Option<Duration> {
     let fd = memfd_create("droveway-predict", MemfdFlags::CLOEXEC).ok()?;
     ftruncate(&fd, TRIED_BYTES).ok()?;

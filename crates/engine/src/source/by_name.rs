@@ -1,4 +1,4 @@
-//! Deduplication, as the source asks for it and the destination agrees to it.
+//! Deduplication, as the source requests it and the destination agrees to it.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use super::phases::prepare::Prepared;
 use crate::host::Local;
 
 impl Connected<'_> {
-    /// The VM's own, unless it is to be another one's from now on.
+    /// The VM's own sharing domain, unless the request changes it.
     pub(crate) fn domain(&self) -> Domain {
         let other = self.context.request.sharing.domain.clone().map(Domain);
         other.unwrap_or_else(|| self.context.vm.share_domain.clone())
     }
 
-    /// What the destination is asked for, for pages to go by name.
+    /// The request to the destination to take pages by name.
     pub(crate) fn sharing(&self) -> Option<SharingOrder> {
         let context = &self.context;
         let asked = &context.request.sharing;
@@ -32,8 +32,8 @@ impl Connected<'_> {
     }
 }
 
-/// What the destination of a VM of this domain is asked for, for pages to go by name. None
-/// if nothing is; or why, if somebody asked for it.
+/// The request to a destination to take pages of this domain by name. None if it is off;
+/// an error if the operator asked for it and it is impossible.
 pub(crate) fn order(
     local: &Local,
     asked: &Sharing,
@@ -57,7 +57,7 @@ pub(crate) fn order(
 }
 
 impl Prepared<'_> {
-    /// What names pages, if the destination takes names.
+    /// The naming of pages, if the destination takes names.
     pub(crate) fn naming(
         &self,
         ram: &Arc<Numbered>,

@@ -1,4 +1,4 @@
-//! The control connection. It needs neither a VM nor a journal.
+//! The control connection, which needs neither a VM nor a journal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{Heard, Link};
 
-/// By then a destination that reads has taken what is said to it. The VM may stand
-/// still meanwhile.
+/// Time for a destination that reads to accept what is sent to it. The VM may be
+/// stopped meanwhile.
 const SAID_MAX: Duration = Duration::from_millis(20);
 
-/// The control connection. Dropped, it ends.
+/// The control connection. Dropping it closes it.
 pub(crate) struct Control {
     host: String,
-    /// For threads that may wait for the peer.
+    /// Used by threads that may wait for the peer.
     pub(crate) link: Arc<Link<ToDestination>>,
-    /// For the thread that leads, which may not.
+    /// Used by the leading thread, which must not wait.
     saying: Saying,
     pub(crate) hear: Receiver<Heard<ToSource>>,
     pub(crate) disk_room: Arc<DiskRoom>,
@@ -46,14 +46,15 @@ impl Control {
         Ok(Self { host, link, saying, hear, disk_room })
     }
 
-    /// Does not wait for the destination, which may read slowly.
+    /// Sends without waiting for the destination, which may read slowly.
     pub(crate) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
         let lost = |why: String| MigrationError::PeerLost { host: self.host.clone(), why };
         self.saying.say(message).map_err(|error| lost(error.to_string()))
     }
 
-    /// Ends the connection if a thread of the tap, or of a lane, says something to a
-    /// destination that doesn't read. Else it stays, to say why the migration ends.
+    /// Closes the connection if a thread of the tap or a lane is blocked sending to
+    /// a destination that doesn't read. Otherwise it stays open, to carry the reason
+    /// why the migration ends.
     pub(crate) fn cut_if_stuck(&self) {
         self.link.cut_if_stuck(SAID_MAX);
     }

@@ -1,4 +1,5 @@
-//! Measures while QEMU streams, and decides: pacing, throttling, holding.
+//! Measures while QEMU streams, and decides about pacing, throttling, and
+//! holding.
 
 mod hold;
 pub(crate) mod limit;

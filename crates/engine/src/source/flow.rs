@@ -1,4 +1,4 @@
-//! A page's way at the source: from the tap's socket to the lanes.
+//! The path of a page at the source: from the tap's socket to the lanes.
 //!
 //! It sends QEMU no command and needs no journal, so it can also carry a migration that
 //! another program commands.
@@ -27,31 +27,31 @@ use super::control::throttle::OurStops;
 use super::lanes::{self, Lanes};
 use crate::error::MigrationError;
 
-/// What pages go by, from its start to the end of the migration.
+/// The path of pages, from its start to the end of the migration.
 pub(crate) struct Flow {
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: Arc<Lanes>,
-    /// None: no page goes by name.
+    /// None: pages don't go by name.
     pub(crate) stage: Option<Arc<Stage>>,
     pub(crate) tap: tap::Stopper,
-    /// What QEMU's stream says of the VM's stop.
+    /// The VM's state at its stop, from QEMU's stream.
     pub(crate) global_state: Arc<Mutex<GlobalState>>,
-    /// Ends before the lanes do. None: nothing is named ahead of QEMU.
+    /// Ends before the lanes do. None: no page is announced ahead of QEMU.
     announcer: Option<Announcer>,
 }
 
-/// What a flow is made of.
+/// The parts of a flow.
 pub(crate) struct FlowPlan<'p> {
-    /// Where QEMU connects to.
+    /// The socket that QEMU connects to.
     pub(crate) listener: UnixListener,
     pub(crate) channels: Channels,
-    /// QEMU does not end its migration before the tap lets it.
+    /// QEMU does not end its migration before the tap allows it.
     pub(crate) held: bool,
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: LanesPlan,
-    /// The VM's memory, as far as this agent can read it...
+    /// The VM's memory, as far as this agent can read it ...
     pub(crate) ram: RamBlocks,
-    /// ... and that by number, once QEMU has announced its blocks.
+    /// ... and the same by block number, once QEMU has announced its blocks.
     pub(crate) numbered: Arc<Numbered>,
     pub(crate) naming: Option<Arc<Naming>>,
     pub(crate) handed_over: Arc<HandedOver>,
@@ -62,7 +62,7 @@ pub(crate) struct FlowPlan<'p> {
 }
 
 impl Flow {
-    /// Starts lanes and tap. The tap is for [`Flow::wait_in_background`].
+    /// Starts lanes and tap. The returned tap is for [`Flow::wait_in_background`].
     pub(crate) fn start(plan: FlowPlan<'_>) -> Result<(Self, Tap), MigrationError> {
         let FlowPlan { state, naming, control, threads, held, .. } = plan;
         let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(threads))));
@@ -97,7 +97,8 @@ impl Flow {
         Ok((Self { state, lanes, stage, tap: tap.stopper(), global_state, announcer }, tap))
     }
 
-    /// Tells the leading thread when the tap is through and all is placed: the barrier.
+    /// Notifies the leading thread when the tap has ended and everything is placed: the
+    /// barrier.
     pub(crate) fn wait_in_background(
         &self,
         tap: Tap,
@@ -109,7 +110,7 @@ impl Flow {
             let lanes_failed = |source| MigrationError::Lanes { host: host.clone(), source };
             let outcome = tap
                 .join()
-                // A tap that was refused a batch knows nothing of why.
+                // A tap whose batch was refused doesn't know the reason.
                 .map_err(|error| {
                     lanes
                         .failure()
@@ -120,8 +121,8 @@ impl Flow {
                         stage.end_first_pass();
                     }
                     lanes.wait_drained().map_err(lanes_failed)?;
-                    // The destination ends the lanes when it loads: that is no
-                    // failure to repair.
+                    // The destination ends the lanes when it loads, which must not
+                    // count as a failure.
                     lanes.close();
                     Ok(summary)
                 });
@@ -131,16 +132,16 @@ impl Flow {
         Ok(())
     }
 
-    /// Waits for the destination no more: what is written to it is closed, and what
-    /// QEMU still says goes nowhere.
+    /// Stops waiting for the destination: closes the lanes, and discards what QEMU
+    /// still writes.
     pub(crate) fn let_go(&self) {
         self.state.end_chase();
         self.tap.stop();
         self.lanes.shut();
     }
 
-    /// Ends it, and says what CPU time the lanes used. With `in_order` all was
-    /// delivered; else what QEMU still writes goes nowhere.
+    /// Ends the flow, and returns the CPU time that the lanes used. With `in_order`
+    /// everything was delivered; otherwise what QEMU still writes is discarded.
     pub(crate) fn stop(&mut self, in_order: bool) -> Duration {
         self.announcer = None;
         if in_order {
@@ -152,8 +153,8 @@ impl Flow {
         }
     }
 
-    /// Everything that has come from QEMU or gone to the destination, in bytes: while
-    /// this grows, the migration moves.
+    /// Bytes that have come from QEMU or gone to the destination: while this grows, the
+    /// migration makes progress.
     pub(crate) fn moved_bytes(&self) -> u64 {
         let come = self.lanes.delivered();
         let memory = come.body_bytes + come.found_bytes + come.fill_bytes + come.dropped_bytes;

@@ -1,4 +1,4 @@
-//! Whether pages may be read from the VM's disks at the destination, and which.
+//! Decides whether the destination may read pages from the VM's disks, and which.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,15 +26,15 @@ pub(crate) struct FromDisks {
 }
 
 impl FromDisks {
-    /// What names are made with if content is not shared.
+    /// The key for names if content is not shared.
     pub(crate) fn key(&self) -> Key {
         dedup::storage::key(&self.order.secret)
     }
 }
 
 impl Connected<'_> {
-    /// Has the helper in the guest asked, if pages are to be read from disks. None,
-    /// and a note, if that can't be.
+    /// Starts queries to the guest's helper, if pages are to be read from disks. None,
+    /// with a note, if that is impossible.
     pub(crate) fn ask_guest(&self, ram: &RamBlocks, moving: &[Disk]) -> Option<FromDisks> {
         if self.context.request.storage.read == ReadDisks::Off {
             return None;
@@ -51,7 +51,7 @@ impl Connected<'_> {
         notes: &Arc<StorageNotes>,
     ) -> Result<FromDisks, String> {
         if ram.reached.is_empty() {
-            // What is named is read there.
+            // Pages are read there to be named.
             let why = ram.notes.first().map_or("it has none that is large", String::as_str);
             return Err(format!("the VM's memory can't be read by this agent: {why}"));
         }
@@ -67,7 +67,7 @@ impl Connected<'_> {
     }
 }
 
-/// What is said of pages that are not read, if somebody asked for that.
+/// Notes about pages that are not read, shown if the operator requested reading.
 pub(super) fn notes(
     storage: &FromStorage,
     report_builder: &Arc<ReportBuilder>,
@@ -77,8 +77,7 @@ pub(super) fn notes(
     Arc::new(StorageNotes::new(storage.read == ReadDisks::On, report))
 }
 
-/// Those of a VM's disks that can be read, apart from those that move; or why there is
-/// none.
+/// The VM's readable disks, without those that move; or why there are none.
 pub(super) fn readable(
     mut disks: Vec<GuestDisk>,
     moving: &[Disk],
@@ -98,16 +97,16 @@ pub(super) fn readable(
     }
 }
 
-/// A VM whose guest is asked.
+/// A VM whose guest is queried.
 pub(super) struct Asked {
     pub(super) vm: Arc<dyn HasGuest>,
     pub(super) disks: Vec<GuestDisk>,
-    /// Its RAM, as far as it counts.
+    /// The RAM blocks that matter.
     pub(super) blocks: Vec<(String, u64)>,
 }
 
 impl Asked {
-    /// Begins to ask.
+    /// Starts the queries.
     pub(super) fn ask(
         self,
         storage: &FromStorage,
@@ -127,12 +126,12 @@ impl Asked {
     }
 }
 
-/// The operator's budget, as the helper takes it.
+/// The operator's budget, as the helper's type.
 fn budget(HelperBudget { cpu_percent, time_ms, memory_bytes }: HelperBudget) -> Budget {
     Budget { cpu_percent, time_ms, memory_bytes }.bounded()
 }
 
-/// Why the destination can't read what the guest has cached of a disk.
+/// Why the destination can't read the guest's cached content of a disk.
 fn unusable(disk: &GuestDisk, moving: &[Disk]) -> Option<String> {
     if moving.iter().any(|moving| moving.node == disk.node) {
         return Some("it moves with the VM".to_owned());
@@ -143,7 +142,7 @@ fn unusable(disk: &GuestDisk, moving: &[Disk]) -> Option<String> {
     }
 }
 
-/// For one migration.
+/// A secret for one migration.
 fn secret() -> std::io::Result<String> {
     let mut bytes = [0_u8; 32];
     let filled = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;

@@ -1,4 +1,4 @@
-//! The lanes' threads: they send batches as they come, or hand them to deduplication.
+//! The lanes' threads, which send batches or pass them to deduplication.
 
 use std::io;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use wire::ToDestination;
 
 use crate::link::Link;
 
-/// Lanes that a stage may have carry what only it knows.
+/// Lanes that can also carry the deduplication stage's loads.
 pub(crate) type Lanes = transport::Lanes<Errand>;
 
-/// What each has done, for the report.
+/// Each lane's counters, for the report.
 pub(crate) fn reports(lanes: &Lanes) -> Vec<LaneReport> {
     let report = |(endpoint, meter): (Endpoint, &LaneMeter)| LaneReport {
         name: endpoint.to_string(),
@@ -25,8 +25,8 @@ pub(crate) fn reports(lanes: &Lanes) -> Vec<LaneReport> {
     lanes.meters().map(report).collect()
 }
 
-/// Has it noted what pages contain, for those that are sent again to go as deltas, unless
-/// that would slow the migration.
+/// Decides whether lanes note the content of all pages, so that pages sent again can go
+/// as deltas: not where that would slow the migration.
 pub(crate) fn note_pages(lanes: &Lanes, limit: Limit) {
     if let Some(deltas) = lanes.deltas() {
         deltas.note_pages(!matches!(limit, Limit::Cpu | Limit::Qemu | Limit::Unknown));
@@ -54,7 +54,7 @@ fn send(
     let mut at_lane = stage.at_lane();
     loop {
         if let Some(pages) = stage.spare() {
-            // If the connection is lost, the leading thread sees it.
+            // The leading thread notices a lost connection.
             let _ = link.say(&ToDestination::Spare { pages });
         }
         match sender.take() {

@@ -1,6 +1,6 @@
-//! The phases of one migration at its source. Each is a type that owns what a
-//! migration has by then, and becomes the next one; one that fails is handed back, to
-//! be undone.
+//! The phases of one migration at its source. Each is a type that owns the
+//! migration's state at that point and becomes the next phase; a phase that fails is
+//! handed back, to be undone.
 //!
 //! ```text
 //! Context -> Connected -> Ordered -> Prepared -> Journaled<Prepared>
@@ -25,7 +25,7 @@ use switchover::source::Driver;
 
 use crate::error::MigrationError;
 
-/// A migration that has ended here: all that it held has been released.
+/// A migration that has ended at the source, with everything released.
 pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
     /// See [`Migrated::unsettled`](super::Migrated::unsettled).
@@ -34,13 +34,13 @@ pub(crate) struct Ended {
     pub(crate) decided: bool,
 }
 
-/// Takes a phase back: whatever happened before the commit, the VM goes on here.
+/// Undoes a phase: before the commit the VM always goes on here.
 pub(crate) trait Undo {
-    /// Says how it came out.
+    /// Undoes it and returns the outcome.
     fn undo(self: Box<Self>, error: &MigrationError) -> Ended;
 }
 
-/// A phase that did not become the next one, and why.
+/// A phase that failed, and the reason.
 pub(crate) struct Failed<'m> {
     pub(crate) phase: Box<dyn Undo + 'm>,
     pub(crate) error: MigrationError,

@@ -1,12 +1,12 @@
-//! Holes of shared RAM, filled ahead of QEMU.
+//! Allocates holes of shared RAM ahead of QEMU.
 //!
-//! QEMU reads all of RAM, also what its guest has never used. In anonymous memory that
+//! QEMU reads all of RAM, including what the guest has never used. In anonymous memory that
 //! costs little. In a memfd, which virtiofs and vhost-user need, the kernel allocates each
-//! page that is read, and while QEMU waits for that it has nothing to send. So it is done
-//! here, beside a link that is busy: from the end of RAM downwards, since QEMU goes up,
-//! until the two meet. The pages are charged to QEMU's cgroup, as if it had read them.
+//! page that is read, and QEMU has nothing to send meanwhile. So this thread does it while
+//! the link is busy: from the end of RAM downwards, because QEMU scans upwards, until the
+//! two meet. The pages are charged to QEMU's cgroup, as if QEMU had read them.
 //!
-//! No page is kept from QEMU by this: what a hole holds is still said by QEMU alone.
+//! This hides no page from QEMU, which still reads and reports every hole itself.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,29 +25,31 @@ use transport::thread_cpu;
 use super::control::stream_state::StreamState;
 use crate::report_builder::ReportBuilder;
 
-/// So little is read in no time.
+/// Less than this is read too quickly to matter.
 const LEAST_BYTES: u64 = 64 << 20;
-/// What is done between two looks around.
+/// Bytes filled between two checks.
 const CHUNK_BYTES: u64 = 4 << 20;
 const PAGE_BYTES: u64 = page::PAGE_BYTES as u64;
-/// A guest may use some of a hole meanwhile. QEMU, where it has come to, has read all.
+/// Consecutive chunks found present that mean the thread has met QEMU. The guest may use
+/// some of a hole meanwhile, but QEMU has read everything up to its position.
 const MET_CHUNKS: usize = 4;
-/// A host keeps this part of its memory, and a cgroup this part of what is filled.
+/// The fraction (1/16) that must remain free: of the host's memory, and of the filled bytes
+/// in the cgroup.
 const SPARE: u64 = 16;
 
-/// How often it is looked whether the link is busy.
+/// Interval between checks whether the link is busy.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Fills holes until it is dropped, or has met QEMU.
+/// Fills holes until it is dropped or has met QEMU.
 pub(crate) struct Prefault {
     stopped: Arc<AtomicBool>,
-    /// Ends with its CPU time.
+    /// Returns its CPU time.
     thread: Option<JoinHandle<Duration>>,
 }
 
 impl Prefault {
-    /// For a QEMU with this command line. None if there is nothing to fill, or its guest
-    /// will say what is free, which QEMU then never reads.
+    /// Starts the thread for a QEMU with this command line. None if the guest will report
+    /// free pages, which QEMU then never reads, or if no thread can be started.
     pub(crate) fn start(
         argv: &[String],
         ram: &RamBlocks,
@@ -76,7 +78,7 @@ impl Prefault {
         Some(Self { stopped, thread: Some(thread.ok()?) })
     }
 
-    /// Ends it. Says what CPU time it took.
+    /// Ends it and returns its CPU time.
     pub(crate) fn stop(mut self) -> Duration {
         self.end()
     }
@@ -117,8 +119,8 @@ impl Filling {
         ));
     }
 
-    /// Whether that leaves something, on this host and to QEMU's cgroup: a migration that is
-    /// cancelled in time would not have taken it.
+    /// Whether filling leaves memory on this host and to QEMU's cgroup: a migration
+    /// cancelled in time would not have allocated it.
     fn has_room(&self, bytes: u64) -> bool {
         let host = host_memory();
         let left = host.available_bytes.is_some_and(|it| it >= bytes + host.total_bytes / SPARE);
@@ -126,7 +128,7 @@ impl Filling {
         left && of_group.is_none_or(|left| left >= bytes + bytes / SPARE)
     }
 
-    /// From the last one downwards. Says how much it was.
+    /// Fills from the last hole downwards. Returns the bytes filled.
     fn fill(&self, holes: &[(&Arc<Mapping>, Range<u64>)]) -> u64 {
         let (mut filled, mut met) = (0, 0);
         for (mapping, hole) in holes.iter().rev() {
@@ -152,8 +154,8 @@ impl Filling {
         filled
     }
 
-    /// The tap waits for lanes, and QEMU for the tap. Else QEMU is what the migration
-    /// waits for, and gets the CPU.
+    /// Whether the tap waits for lanes, and so QEMU for the tap. Otherwise QEMU is the
+    /// bottleneck, and gets the CPU.
     fn link_is_busy(&self) -> bool {
         self.state.pool.is_used_up()
     }
@@ -168,7 +170,7 @@ fn of_mapping(mapping: &Arc<Mapping>) -> impl Iterator<Item = (&Arc<Mapping>, Ra
     holes.into_iter().map(move |hole| (mapping, hole))
 }
 
-/// A hole in chunks, the last one first.
+/// The chunks of a hole, the last one first.
 fn downwards(hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let start = hole.start;
     let chunk = move |end: u64| end.saturating_sub(CHUNK_BYTES).max(start)..end;
@@ -178,7 +180,7 @@ fn downwards(hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Whether QEMU has all of it in its page tables. None if QEMU is gone.
+/// Whether QEMU's page tables contain all of the chunk. None if QEMU has ended.
 fn all_present(mapping: &Mapping, chunk: &Range<u64>) -> Option<bool> {
     let pages = (chunk.end - chunk.start) / PAGE_BYTES;
     let mut present = [false; (CHUNK_BYTES / PAGE_BYTES) as usize];

@@ -1,7 +1,7 @@
-//! What the leading thread says, said by another one.
+//! Sends the leading thread's messages on a thread of its own.
 //!
-//! Saying takes as long as the destination likes. Whoever leads must hear the
-//! operator meanwhile, look at the clock, and have the VM go on.
+//! Sending takes as long as the destination likes, and the leading thread must not
+//! block: it follows the operator, watches the clock, and lets the VM go on.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,17 +13,17 @@ use wire::{Frame, ToDestination};
 use crate::error::LinkError;
 use crate::link::Link;
 
-/// What may wait to be said. A migration says a handful of things, and one more for
-/// each change that its operator makes.
+/// Messages that may be queued. A migration sends a handful, and one more for each
+/// change by its operator.
 const WAITING_MAX: usize = 64;
-/// The last word, which is why it ended, gets so much time.
+/// Time allowed for the last message, the reason why the migration ended.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
-/// Dropped, it ends the connection.
+/// Dropping it closes the connection.
 pub(crate) struct Saying {
     link: Arc<Link<ToDestination>>,
     waiting: Option<Sender<Frame>>,
-    /// Disconnected once all is said.
+    /// Disconnected once everything is sent.
     over: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -39,7 +39,7 @@ impl Saying {
                 for frame in to_say {
                     if let Err(error) = link.frame(&frame) {
                         tracing::info!(%error, "not said");
-                        // Who hears the connection learns it so.
+                        // The thread that reads the connection notices it this way.
                         link.close();
                     }
                 }
@@ -48,7 +48,7 @@ impl Saying {
         Ok(Self { link, waiting: Some(waiting), over, thread: Some(thread) })
     }
 
-    /// Does not wait.
+    /// Queues a message without waiting.
     pub(crate) fn say(&self, message: &ToDestination) -> Result<(), LinkError> {
         let frame = Frame::message(message)?;
         let waiting = self.waiting.as_ref().ok_or(LinkError::Closed)?;
@@ -78,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// Its peer is there, and reads nothing.
+    /// A link whose peer accepts the connection and reads nothing.
     fn unread() -> (Arc<Link<ToDestination>>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -88,11 +88,11 @@ mod tests {
     }
 
     #[test]
-    fn who_says_something_to_a_peer_that_does_not_read_comes_back() {
+    fn sending_to_a_peer_that_does_not_read_does_not_block() {
         let (link, _peer) = unread();
         let saying = Saying::start(Arc::clone(&link), "peer").unwrap();
         let abort = ToDestination::Abort { reason: "x".repeat(256 << 10) };
-        // The kernel takes some MiB, and after that they wait.
+        // The kernel accepts some MiB; after that, messages queue.
         let error = (0..1000).find_map(|_| saying.say(&abort).err()).unwrap();
         assert!(matches!(error, LinkError::Unread), "{error}");
         drop(saying);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_stuck_in_it_is_freed() {
+    fn a_thread_blocked_in_the_link_is_freed() {
         let (link, _peer) = unread();
         let saying = thread::spawn({
             let link = Arc::clone(&link);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_last_arrives() {
+    fn the_last_message_arrives() {
         use std::io::Read;
         let (link, mut peer) = unread();
         let saying = Saying::start(link, "peer").unwrap();

@@ -3,8 +3,7 @@ use super::*;
 const KNOWN_MAX: AdmissionBounds = AdmissionBounds { all: 12, per_source: 8 };
 const STRANGERS_MAX: AdmissionBounds = AdmissionBounds { all: 6, per_source: 3 };
 
-/// A port, and the connections that it has: each ends as a real one does, a moment
-/// after it gave way.
+/// A port and its open connections. Like a real one, each ends a moment after it gave way.
 struct Port {
     admissions: Arc<Admissions<u32>>,
     open: Vec<(u32, Admission<u32>)>,
@@ -18,7 +17,7 @@ impl Port {
         Self { admissions, open: Vec::new(), next: 0 }
     }
 
-    /// One more from there. Returns its handle, and which has made room for it.
+    /// Opens a connection. Returns its handle, and that of the one that gave way.
     fn comes(&mut self, from: &str) -> (u32, Option<u32>) {
         let handle = self.next;
         self.next += 1;
@@ -33,7 +32,7 @@ impl Port {
         (handle, gives_way)
     }
 
-    /// So many from there, more than it can have. Returns how many are open at the end.
+    /// Opens more connections than an address may have. Returns how many more are open.
     fn fills(&mut self, from: &str) -> usize {
         let before = self.open.len();
         for _ in 0..100 {
@@ -58,15 +57,15 @@ fn one_address_has_its_share_and_its_own_oldest_makes_room() {
 }
 
 #[test]
-fn where_strangers_have_all_the_one_with_most_makes_room() {
+fn when_strangers_fill_all_places_the_largest_source_gives_way() {
     let mut port = Port::new(&[]);
     let first = port.comes("192.0.2.3").0;
     assert_eq!(port.fills("192.0.2.1") + port.fills("192.0.2.2"), 5);
-    // Two of the third, three each of the others but one: nobody else pays for it.
+    // The sources with most connections give way, not those with one.
     let second = port.comes("192.0.2.4").0;
     assert_eq!(port.open.len(), STRANGERS_MAX.all);
     assert!(port.is_open(first) && port.is_open(second));
-    // One each, from more addresses than there are places: the oldest goes.
+    // One connection each, from more addresses than there are places: the oldest gives way.
     for last in 10..30 {
         let (handle, _) = port.comes(&format!("192.0.2.{last}"));
         assert!(port.is_open(handle));
@@ -77,7 +76,7 @@ fn where_strangers_have_all_the_one_with_most_makes_room() {
 }
 
 #[test]
-fn a_known_address_comes_while_strangers_hold_all() {
+fn a_known_address_is_admitted_while_strangers_fill_their_places() {
     let mut port = Port::new(&["10.0.0.1", "10.0.0.2"]);
     for last in 1..99 {
         port.fills(&format!("192.0.2.{last}"));
@@ -86,7 +85,7 @@ fn a_known_address_comes_while_strangers_hold_all() {
     for _ in 0..KNOWN_MAX.per_source {
         assert_eq!(port.comes("10.0.0.1").1, None);
     }
-    // Nor does one that takes its share keep the other out.
+    // Nor does a known address that uses all of its share keep the other out.
     assert_eq!(port.fills("10.0.0.1"), 0);
     for _ in KNOWN_MAX.per_source..KNOWN_MAX.all {
         assert_eq!(port.comes("10.0.0.2").1, None);
@@ -101,7 +100,7 @@ fn an_address_is_known_from_the_moment_that_it_was_identified() {
     assert_eq!(port.fills("10.0.0.5"), STRANGERS_MAX.per_source);
     port.admissions.remember("10.0.0.5".parse().unwrap());
     assert_eq!(port.fills("10.0.0.5"), KNOWN_MAX.per_source);
-    // Of those, the one that was identified longest ago is forgotten.
+    // Of the remembered addresses, the one identified longest ago is forgotten.
     for nth in 0..u32::try_from(REMEMBERED_MAX).unwrap() {
         port.admissions.remember(Ipv4Addr::from_bits(nth | 172 << 24).into());
         port.admissions.remember("10.0.0.1".parse().unwrap());
@@ -113,7 +112,7 @@ fn an_address_is_known_from_the_moment_that_it_was_identified() {
 }
 
 #[test]
-fn what_goes_gives_its_place_back() {
+fn ended_connections_give_their_places_back() {
     let mut port = Port::new(&["10.0.0.1"]);
     for _ in 0..3 {
         assert_eq!(port.fills("192.0.2.1"), STRANGERS_MAX.per_source);
@@ -127,7 +126,7 @@ fn what_goes_gives_its_place_back() {
 }
 
 #[test]
-fn those_that_give_way_and_stay_are_bounded() {
+fn connections_that_gave_way_and_stay_open_are_bounded() {
     let admissions = Admissions::new([], KNOWN_MAX, STRANGERS_MAX);
     let address: IpAddr = "192.0.2.1".parse().unwrap();
     let admit = || admissions.admit(address, ());
@@ -147,7 +146,7 @@ fn a_strangers_64_bits_of_ipv6_are_one_source_and_known_ones_are_addresses() {
     assert_eq!(port.open.len(), STRANGERS_MAX.per_source);
     port.comes("2001:db8:0:1::1");
     assert_eq!(port.open.len(), STRANGERS_MAX.per_source + 1);
-    // Hosts of one network, which is the strangers' too.
+    // Known hosts count by address, even in a /64 of strangers.
     assert_eq!(port.fills("2001:db8::1"), KNOWN_MAX.per_source);
     assert_eq!(port.fills("2001:db8::2"), KNOWN_MAX.all - KNOWN_MAX.per_source);
 }
@@ -157,7 +156,7 @@ fn an_address_is_the_same_however_it_is_written() {
     let mut port = Port::new(&["10.0.0.1", "::ffff:10.0.0.2"]);
     assert_eq!(port.fills("::ffff:10.0.0.1"), KNOWN_MAX.per_source);
     assert_eq!(port.fills("10.0.0.2"), KNOWN_MAX.all - KNOWN_MAX.per_source);
-    // A local process has all of 127.0.0.0/8.
+    // A local process can use all of 127.0.0.0/8.
     port.open.clear();
     for last in 1..99 {
         port.comes(&format!("127.0.1.{last}"));

@@ -1,4 +1,4 @@
-//! Why a connection is not secure, in words for whoever operates the hosts.
+//! Why a connection could not be secured, in words for the operator.
 
 use std::io;
 
@@ -11,10 +11,10 @@ use crate::refusal::{CertificateProblem, Refusal};
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The network, or a peer that is gone.
+    /// The network failed, or the peer is gone.
     #[error("the connection broke while it was made secure: {0}")]
     Io(#[from] io::Error),
-    /// The peer said nothing, or too little.
+    /// The peer sent nothing, or too little.
     #[error("the peer took more than {} s to make the connection secure", HANDSHAKE_MAX.as_secs())]
     TooSlow,
     /// The peer doesn't speak TLS.
@@ -23,13 +23,13 @@ pub enum HandshakeError {
          give it a certificate (or is it not an agent?)"
     )]
     PeerIsPlain,
-    /// The peer ended the connection at our first word.
+    /// The peer ended the connection at our first message.
     #[error(
         "the peer ended the connection when it heard TLS: it is an agent that speaks plaintext \
          (--insecure-plaintext), or something else"
     )]
     Unheard,
-    /// The peer called, and left.
+    /// The peer connected, and left without sending anything.
     #[error("the peer connected and left without a word")]
     Silent,
     /// The peer speaks TLS, and this host doesn't.
@@ -38,22 +38,22 @@ pub enum HandshakeError {
          and give it a certificate"
     )]
     PeerIsSecure,
-    /// The peer's certificate is not taken.
+    /// The peer's certificate is refused.
     #[error(transparent)]
     Certificate(#[from] CertificateProblem),
-    /// The peer doesn't take us.
+    /// The peer refuses this host.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The peer speaks TLS, but about something else.
+    /// The peer speaks TLS, but not the agents' protocol inside.
     #[error("the peer has a certificate of our CA, but is not an agent")]
     NotAnAgent,
-    /// The peer, or something on the way, breaks the rules of TLS.
+    /// The peer, or something on the path, violates TLS.
     #[error("the peer's TLS can't be understood: {0}")]
     Protocol(String),
 }
 
 impl HandshakeError {
-    /// What rustls found.
+    /// Converts an error of rustls.
     pub(crate) fn of(error: Error) -> Self {
         match error {
             Error::InvalidCertificate(error) => CertificateProblem::of(&error).into(),
@@ -70,8 +70,8 @@ impl From<RecordError> for HandshakeError {
     }
 }
 
-/// Whether what should be a plaintext agent's answer is that of one that speaks
-/// TLS: then [`HandshakeError::PeerIsSecure`] is what to tell.
+/// Whether an answer that was expected in plaintext is a TLS alert: then
+/// [`HandshakeError::PeerIsSecure`] is the error to report.
 #[must_use]
 pub fn is_tls_alert(answer: &[u8]) -> bool {
     matches!(answer, [21, 3, ..])

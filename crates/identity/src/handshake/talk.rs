@@ -1,5 +1,5 @@
-//! The bytes of a handshake. Nobody is known yet: little is kept, and not for
-//! long.
+//! The bytes of a handshake. The peer is not identified yet, so little is buffered,
+//! and not for long.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,14 +11,14 @@ use super::{HANDSHAKE_MAX, HandshakeError};
 use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX};
 use crate::refusal::PLAINTEXT_ONLY;
 
-/// What may have come and not been used. A certificate and what belongs to it
-/// are 2 KiB; one record must fit.
+/// Most bytes received and not yet used. A certificate with the messages around it
+/// has 2 KiB; one record must fit.
 const CAME_BYTES_MAX: usize = RECORD_BYTES_MAX + (4 << 10);
-/// The most that is said in one go.
+/// Most bytes sent at once.
 const SAID_BYTES_MAX: usize = 64 << 10;
-/// How long a peer that is turned away may go on talking before it reads why.
+/// How long a refused peer may go on sending before it reads why.
 const LINGER_MAX: Duration = Duration::from_secs(1);
-/// What it may say until then.
+/// How many bytes it may send until then.
 const LINGER_BYTES_MAX: usize = 64 << 10;
 /// Kinds of records that a handshake may begin with.
 const ALERT: u8 = 21;
@@ -27,17 +27,17 @@ const HANDSHAKE: u8 = 22;
 /// One end's view of the handshake's bytes.
 pub(crate) struct Talk<'s> {
     came: Vec<u8>,
-    /// What is there of `came`.
+    /// How much of `came` is received.
     filled: usize,
-    /// What rustls may see: whole records, and no more of them than it asks for.
-    /// So it never gets to what follows the handshake.
+    /// How much of `came` rustls may see: whole records, and no more of them than it asks
+    /// for. So it never sees what follows the handshake.
     offered: usize,
     outgoing: Outgoing<'s>,
     deadline: Instant,
     has_heard: bool,
 }
 
-/// What goes to the peer.
+/// Bytes to be sent to the peer.
 pub(crate) struct Outgoing<'s> {
     stream: &'s TcpStream,
     bytes: Vec<u8>,
@@ -56,12 +56,12 @@ impl<'s> Talk<'s> {
         })
     }
 
-    /// What came and may be seen, and what goes out.
+    /// The received bytes that rustls may see, and the bytes to be sent.
     pub(crate) fn parts(&mut self) -> (&mut [u8], &mut Outgoing<'s>) {
         (&mut self.came[..self.offered], &mut self.outgoing)
     }
 
-    /// The first bytes of what came are used.
+    /// Drops the first received bytes, which rustls has used.
     pub(crate) fn discard(&mut self, bytes: usize) {
         let bytes = bytes.min(self.offered);
         self.came.copy_within(bytes..self.filled, 0);
@@ -69,7 +69,7 @@ impl<'s> Talk<'s> {
         self.offered -= bytes;
     }
 
-    /// Offers one more record, and reads until there is one.
+    /// Offers one more record to rustls, reading until it is complete.
     pub(crate) fn read_record(&mut self) -> Result<(), HandshakeError> {
         loop {
             let next = &self.came[self.offered..self.filled];
@@ -120,7 +120,7 @@ impl<'s> Talk<'s> {
         }
     }
 
-    /// Takes the limits of time off the socket. Returns what came behind the
+    /// Removes the socket's timeouts. Returns the bytes received after the
     /// handshake.
     pub(crate) fn finish(mut self) -> Result<Vec<u8>, HandshakeError> {
         self.outgoing.stream.set_read_timeout(None)?;
@@ -130,22 +130,22 @@ impl<'s> Talk<'s> {
         Ok(self.came)
     }
 
-    /// Tells a plaintext agent that this is TLS: as often as it takes to be as
-    /// long as the answer that it waits for.
+    /// Tells a plaintext agent that this end speaks TLS. The alert is repeated until it is
+    /// as long as the answer that the agent waits for.
     pub(crate) fn answer_plain(&mut self) {
         self.outgoing.bytes = plain_alert().repeat(3);
-        // It may be gone.
+        // The peer may be gone.
         let _ = self.outgoing.send();
     }
 
-    /// Before the connection is dropped: see [`linger`].
+    /// To be called before the connection is dropped: see [`linger`].
     pub(crate) fn linger(&self) {
         linger(self.outgoing.stream);
     }
 }
 
 impl Outgoing<'_> {
-    /// Adds a message of rustls's.
+    /// Adds a message from rustls.
     pub(crate) fn encode<D>(
         &mut self,
         data: &mut EncodeTlsData<'_, D>,
@@ -167,7 +167,7 @@ impl Outgoing<'_> {
         }
     }
 
-    /// Sends all of it.
+    /// Sends all added messages.
     pub(crate) fn send(&mut self) -> Result<(), HandshakeError> {
         let mut stream = self.stream;
         let sent = stream.write_all(&self.bytes);
@@ -179,24 +179,24 @@ impl Outgoing<'_> {
     }
 }
 
-/// An alert that needs no key: this end doesn't speak as you do.
+/// An alert that needs no key: the peer speaks TLS and this end doesn't, or the reverse.
 fn plain_alert() -> [u8; 7] {
     [ALERT, 3, 3, 0, 2, 2, u8::from(PLAINTEXT_ONLY)]
 }
 
-/// Answers a peer that speaks TLS where nobody else does, if these are the first
-/// bytes of one. Returns whether they are.
+/// Refuses a peer that speaks TLS to a plaintext agent. Returns whether it does, by its
+/// first bytes.
 pub(crate) fn turn_away(first: &[u8], mut stream: &TcpStream) -> bool {
     let is_tls = first.first() == Some(&HANDSHAKE);
-    // It may be gone.
+    // The peer may be gone.
     if is_tls && stream.write_all(&plain_alert()).is_ok() {
         linger(stream);
     }
     is_tls
 }
 
-/// Lets the peer read what was said last: to close a socket with unread bytes
-/// takes back what the peer hasn't read yet.
+/// Lets the peer read what was sent last: closing a socket with unread bytes resets the
+/// connection, and the peer loses what it hasn't read yet.
 pub(crate) fn linger(mut stream: &TcpStream) {
     let deadline = Instant::now() + LINGER_MAX;
     let mut unwanted = [0; 4 << 10];

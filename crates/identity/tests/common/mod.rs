@@ -42,8 +42,8 @@ impl Cluster {
         Arc::new(Identity::load(name, &self.files(name)).unwrap())
     }
 
-    /// A certificate of a host that holds no longer. No CA of ours makes one, so
-    /// it is made with its key.
+    /// An expired certificate of a host. [`Authority`] makes none, so it is signed here
+    /// with the CA's key.
     pub(crate) fn expired(&self, host: &str) -> Files {
         let files = self.files(host);
         let key = std::fs::read_to_string(self.path().join("ca.key")).unwrap();
@@ -66,13 +66,13 @@ impl Cluster {
         files
     }
 
-    /// A host whose key speaks for a person.
+    /// The files of a person.
     pub(crate) fn client_files(&self, role: Role, name: &str) -> Files {
         self.issue(Subject::client(role, name).unwrap(), 10)
     }
 }
 
-/// Files by their names in `from`, under other names' names.
+/// The CA of `authority`, and everything else of `rest`.
 pub(crate) fn mixed(authority: &Files, rest: &Files) -> Files {
     Files {
         authority: authority.authority.clone(),
@@ -97,7 +97,7 @@ pub(crate) fn sockets() -> (TcpStream, TcpStream) {
 
 pub(crate) type Ends = (Result<Connection, HandshakeError>, Result<Connection, HandshakeError>);
 
-/// `from` calls `to` as the host `name`.
+/// Connects `from` to `to`, which should be the host `name`.
 pub(crate) fn call(from: &Security, to: &Security, name: &str) -> Ends {
     let (calling, called) = sockets();
     thread::scope(|scope| {
@@ -116,14 +116,14 @@ pub(crate) fn secured(cluster: &Cluster) -> (Connection, Connection) {
     (ours, theirs)
 }
 
-/// As agents do: whoever is called says so. Tickets come before it; to drop a
-/// connection with them unread would reset it.
+/// Has the called end send the first message, as agents do. Tickets precede it; dropping a
+/// connection with unread tickets would reset it.
 pub(crate) fn welcome(ours: &mut Connection, theirs: &mut Connection) {
     theirs.write_all(b"welcome").unwrap();
     ours.read_exact(&mut [0; 7]).unwrap();
 }
 
-/// The same without protection.
+/// Both ends of a connection without protection.
 pub(crate) fn plain() -> (Connection, Connection) {
     let (ours, theirs) = sockets();
     (Connection::plain(ours), Connection::plain(theirs))
@@ -134,7 +134,7 @@ pub(crate) fn mode(file: &Path) -> u32 {
     std::fs::metadata(file).unwrap().permissions().mode() & 0o777
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, reproducible from a seed.
 pub(crate) struct Numbers(u64);
 
 impl Numbers {
@@ -154,8 +154,8 @@ impl Numbers {
     }
 }
 
-/// Speaks TLS as somebody else's program would: with any certificate, or none.
-/// Returns how it ends.
+/// Connects with TLS as another program would, with any certificate or none. Returns the
+/// outcome of its first read.
 pub(crate) fn speak_tls(stream: &mut TcpStream, trusted: &Files, shown: Option<&Files>) -> String {
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -186,7 +186,7 @@ pub(crate) fn speak_tls(stream: &mut TcpStream, trusted: &Files, shown: Option<&
     }
 }
 
-/// Takes any certificate.
+/// Accepts any certificate.
 #[derive(Debug)]
 struct Anybody(Arc<rustls::crypto::CryptoProvider>);
 

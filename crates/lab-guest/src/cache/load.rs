@@ -1,4 +1,4 @@
-//! Who reads and writes these files, at a bounded rate, and checks them.
+//! Reads and writes these files at a bounded rate, and checks them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -17,16 +17,16 @@ use crate::memory::Checked;
 use crate::pace::Pacer;
 use crate::random::Random;
 
-/// Works this often; what is due then and can't be done within twice that is lost.
+/// Interval of the work. What is due and can't be done within twice that is lost.
 const STEP: Duration = Duration::from_millis(10);
-/// A database reads and writes so many pages at a time.
+/// Pages that a database reads or writes at a time.
 const ACCESS_PAGES: u64 = 4;
-/// Of so many accesses one is a write.
+/// One of so many accesses is a write.
 const WRITE_ONE_OF: usize = 5;
-/// Writes until they are flushed, as a commit does.
+/// Writes between two flushes, as in commits.
 const WRITES_TOGETHER: u32 = 16;
 
-/// The files of a guest, and what is done with them.
+/// The files of a guest, and the load on them.
 pub struct Load {
     layout: Layout,
     at: PathBuf,
@@ -35,7 +35,7 @@ pub struct Load {
     touched: AtomicU64,
 }
 
-/// A file that there is, and its pages.
+/// An existing file, and its pages.
 #[derive(Clone, Copy)]
 struct Known {
     file: u64,
@@ -47,11 +47,11 @@ struct State {
     room: Vec<u8>,
     known: Vec<Known>,
     next_file: u64,
-    /// Of a database, by table and page.
+    /// Versions of a database's pages, by table and page.
     versions: Vec<Vec<u32>>,
-    /// Those that stay open.
+    /// Files that stay open.
     open: Vec<File>,
-    /// Where one who reads on and on is.
+    /// Next page of the sequential reader.
     next_page: u64,
     unflushed: u32,
     seen: Checked,
@@ -62,8 +62,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Load {
-    /// Of files that the lab has made, `rate` bytes per second. Has the page cache
-    /// filled with what is in use.
+    /// A load of `rate` bytes per second on files that the lab has made. Fills the page cache with
+    /// what is in use.
     ///
     /// # Errors
     /// If a file can't be read.
@@ -97,7 +97,7 @@ impl Load {
         Ok(load)
     }
 
-    /// Pages that were read and written so far.
+    /// Pages read and written so far.
     #[must_use]
     pub fn touched(&self) -> u64 {
         self.touched.load(Ordering::Relaxed)
@@ -108,7 +108,7 @@ impl Load {
         lock(&self.pacer).set_rate(rate);
     }
 
-    /// Does what is due, and sleeps.
+    /// Does what is due, and sleeps, without end.
     ///
     /// # Errors
     /// If a file can't be read or written.
@@ -133,7 +133,7 @@ impl Load {
         }
     }
 
-    /// One access; the pages that it touched.
+    /// Makes one access, and returns the pages that it touched.
     fn touch(&self, state: &mut State) -> io::Result<u64> {
         match self.layout.kind {
             Use::Web => {
@@ -166,12 +166,12 @@ impl Load {
         Ok(pages)
     }
 
-    /// As Postmark: a file is read or appended to, and one is made or deleted.
+    /// Like Postmark: reads or appends to a file, and makes or deletes one.
     fn transact(&self, state: &mut State) -> io::Result<u64> {
         let nth = state.random.below(state.known.len());
         let appended = state.random.below(2) == 0 && self.append(state, nth)?;
         let first = if appended { 1 } else { self.read_whole(state, nth)? };
-        // So that there are about as many as there were.
+        // Keeps the number of files about the same.
         let many = state.known.len() as u64 > self.layout.files();
         let second = if many { self.delete(state)? } else { self.make(state)? };
         Ok(first + second)
@@ -200,7 +200,7 @@ impl Load {
         Ok(pages)
     }
 
-    /// Deletes a file, and another one if there are too many still.
+    /// Deletes one or two files, at random.
     fn delete(&self, state: &mut State) -> io::Result<u64> {
         for _ in 0..1 + state.random.below(2) {
             let nth = state.random.below(state.known.len());
@@ -210,7 +210,7 @@ impl Load {
         Ok(1)
     }
 
-    /// A database's read or write, somewhere in what it uses.
+    /// A database's read or write, at random within the pages in use.
     fn access(&self, state: &mut State) -> io::Result<u64> {
         let layout = self.layout;
         let table = state.random.below(state.open.len());
@@ -247,7 +247,7 @@ impl Load {
         Ok(ACCESS_PAGES)
     }
 
-    /// The next pages of the only file.
+    /// Reads the next pages of the only file.
     fn read_on(&self, state: &mut State) -> io::Result<u64> {
         let pages = state.known.first().map_or(0, |known| known.pages);
         if state.next_page >= pages {
@@ -262,8 +262,8 @@ impl Load {
         Ok(now)
     }
 
-    /// Reads and checks one of `one_of` files in use, by the page cache, while nobody else
-    /// reads or writes. With it counts what was wrong when it was read before.
+    /// Reads and checks one of `one_of` files in use, through the page cache, while the load rests.
+    /// Also counts what was wrong in earlier reads.
     ///
     /// # Errors
     /// If a file can't be read.
@@ -277,7 +277,7 @@ impl Load {
         Ok(checked)
     }
 
-    /// Reads all that is in use, and has each page judged.
+    /// Reads all that is in use, and has `right` judge each page.
     fn check_with(
         &self,
         one_of: usize,
@@ -341,7 +341,7 @@ impl State {
         for Known { file, pages } in &self.known {
             let opened = OpenOptions::new().read(true).write(true).open(layout.path(at, *file))?;
             if layout.kind == Use::Database {
-                // Or what is not in use would be read ahead.
+                // Otherwise pages that are not in use would be read ahead.
                 fadvise(&opened, 0, None, Advice::Random)?;
             }
             self.open.push(opened);
@@ -356,7 +356,7 @@ fn seen(right: bool, file: u64, page: u64) -> Checked {
     Checked { pages: 1, wrong: u64::from(!right), first_wrong }
 }
 
-/// As much as there is, up to all of the room.
+/// Reads until the room is full or the file ends.
 fn fill(from: &mut File, room: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < room.len() {
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_right_whatever_was_done_with_them_until_somebody_else_writes() {
+    fn files_stay_right_under_load_and_foreign_writes_are_found() {
         for kind in [Use::Web, Use::Mail, Use::Database, Use::Reading, Use::Small] {
             let (load, _made) = load(kind, Made::new);
             let mut touched = 0;

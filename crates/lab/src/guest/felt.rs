@@ -1,22 +1,20 @@
 //! What a guest felt while it moved, judged from outside.
 //!
-//! While QEMU has stopped a guest, the guest's own clocks stand still, and it
-//! can't know how long it was gone. So it beats every few ms, and what counts is
-//! when beats arrive at the lab, by one clock for both hosts. That sees all of
-//! it: the blackout, a vCPU that is throttled, a thread of QEMU that holds the
-//! vCPU up. It also sees when the machine itself is late, so a gap is never
-//! flattering.
+//! While QEMU has stopped a guest, the guest's own clocks stand still, and it can't know for how
+//! long. So it sends a heartbeat every few ms, and their arrival at the lab counts, by one clock
+//! for both hosts. That shows everything: the downtime, a throttled vCPU, a thread of QEMU that
+//! holds up the vCPU. It also shows delays of the machine itself, so a gap is never flattering.
 
 use std::time::{Duration, Instant};
 
 /// A beat that arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beat {
-    /// When.
+    /// When it arrived.
     pub(super) at: Instant,
-    /// On which socket: another one is another host's.
+    /// On which socket; each host has another one.
     pub(super) socket: u32,
-    /// What the guest had written until then, in every tenth beat.
+    /// Counts until then, in every tenth beat.
     pub(super) written: Option<Written>,
 }
 
@@ -25,34 +23,34 @@ pub(super) struct Beat {
 pub struct Written {
     /// Pages of its memory that it has rewritten.
     pub pages: u64,
-    /// Pages of its disk or file.
+    /// Pages of its disk or file that it has rewritten.
     pub disk_pages: u64,
-    /// Answers that it got from another guest.
+    /// Answers that it has received from another guest.
     pub answers: u64,
-    /// Pages of files in its page cache that it read and wrote.
+    /// Pages of files in its page cache that it has read and written.
     pub touched: u64,
 }
 
 /// What a guest felt between two instants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Felt {
-    /// The longest it was not heard of, beyond how often it speaks.
+    /// The longest silence, beyond the period of its beats.
     pub gap: Duration,
     /// Pages of its memory that it wrote per second.
     pub pages_per_s: f64,
     /// Pages of its disk that it wrote per second.
     pub disk_pages_per_s: f64,
-    /// Answers that it got per second.
+    /// Answers that it received per second.
     pub answers_per_s: f64,
 }
 
-/// Judges beats of a guest that beats every `period`, in order of arrival: this
-/// much of a silence is none.
+/// Judges beats, in order of arrival, of a guest that beats every `period`: that much of a silence
+/// doesn't count.
 pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant, period: Duration) -> Felt {
     let touching = beats.windows(2).filter(|pair| pair[1].at > from && pair[0].at < to);
     let longest = touching.map(|pair| pair[1].at - pair[0].at).max().unwrap_or_default();
     let counts: Vec<_> = beats.iter().filter_map(|beat| Some((beat.at, beat.written?))).collect();
-    // The window, widened to where counts are known.
+    // The window, widened to the nearest beats with counts.
     let first = counts.iter().rev().find(|(at, _)| *at <= from).or(counts.first());
     let last = counts.iter().find(|(at, _)| *at >= to).or(counts.last());
     let per_s = |of: fn(&Written) -> u64| match (first, last) {
@@ -69,17 +67,17 @@ pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant, period: Duration)
     }
 }
 
-/// Silences of a guest around a switchover, beyond how often it speaks.
+/// Silences of a guest around a switchover, beyond the period of its beats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Silences {
-    /// The longest before it: what slowing the guest does to it.
+    /// The longest one before it: the effect of throttling.
     pub before: Duration,
     /// Between the last beat at one host and the first at the other.
     pub switchover: Duration,
 }
 
-/// Tells the silence of the switchover from those between `from` and it. By
-/// where beats are heard, not by when the mover says that it was.
+/// Finds the silence of the switchover, and the longest one between `from` and it. It goes by the
+/// sockets on which beats arrive, not by the time that the mover reports.
 pub(super) fn silences(beats: &[Beat], from: Instant, period: Duration) -> Silences {
     let silence = |pair: &[Beat]| (pair[1].at - pair[0].at).saturating_sub(period);
     let moves = |pair: &&[Beat]| pair[0].socket != pair[1].socket;
@@ -89,13 +87,13 @@ pub(super) fn silences(beats: &[Beat], from: Instant, period: Duration) -> Silen
     Silences { before: before.unwrap_or_default(), switchover: switchover.unwrap_or_default() }
 }
 
-/// Pages of memory that were written by each beat that said so between two
-/// instants, and by the last before them.
+/// Pages of memory written, according to the beats with counts between two instants and the last
+/// one before them.
 pub(super) fn pages(beats: &[Beat], from: Instant, to: Instant) -> Vec<(Instant, u64)> {
     counts(beats, from, to, |written| written.pages)
 }
 
-/// The same of pages of files.
+/// The same for pages of files.
 pub(super) fn touched(beats: &[Beat], from: Instant, to: Instant) -> Vec<(Instant, u64)> {
     counts(beats, from, to, |written| written.touched)
 }
@@ -125,7 +123,7 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut beats = Vec::new();
         for tick in 0..200 {
-            // Gone for 300 ms from 500 ms on, and late again after the window.
+            // Stopped for 300 ms from 500 ms on, and late again after the window.
             let ms = tick * 5 + if tick >= 100 { 300 } else { 0 };
             let counts =
                 Written { pages: tick * 2, disk_pages: tick, answers: tick * 4, touched: 0 };
@@ -149,7 +147,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let beat = |(ms, socket)| Beat { at: at(ms), socket, written: None };
-        // One before the migration, two stalls, the blackout, and one after.
+        // A silence before the migration, two stalls, the downtime, and a silence after it.
         let here = [0, 500, 505, 525, 530, 565, 570].map(|ms| beat((ms, 0)));
         let there = [790, 795, 1800].map(|ms| beat((ms, 1)));
         let found = silences(&[&here[..], &there[..]].concat(), at(502), PERIOD);

@@ -1,4 +1,4 @@
-//! What was heard from a guest, on however many sockets.
+//! What was heard from a guest, on any number of sockets.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
@@ -11,12 +11,12 @@ use super::connect;
 use super::felt::{Beat, Felt, Silences, Written, felt, pages, silences, touched};
 use crate::error::{FileContext, LabError, Result, SystemContext};
 
-/// What a guest that is well takes at most to say how much it has written.
+/// Longest time until a healthy guest sends its counts.
 const COUNT_MAX: Duration = Duration::from_secs(2);
 
 const THE_PORT: &str = "the guest's port";
 
-/// How a guest fares.
+/// The state of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulse {
     /// When it was last heard.
@@ -25,22 +25,22 @@ pub struct Pulse {
     pub gap: Duration,
     /// What it has rewritten since it booted.
     pub written: Written,
-    /// When it said so.
+    /// When these counts arrived.
     pub written_at: Instant,
     /// How often it has booted.
     pub boots: u32,
-    /// Beats that were heard more than once: the guest has run twice, or what it knows of
-    /// its beats went back.
+    /// Beats with a number that was heard before: the guest has run twice, or its count of beats
+    /// went back.
     pub twice: u32,
-    /// Beats that were heard where it was before, after one where it is now: it runs at
-    /// both places, unless who listened there was late.
+    /// Beats from its former host after one from its current host: it runs on both, unless the
+    /// thread that listens there was late.
     pub behind: u32,
 }
 
 #[derive(Debug)]
 struct State {
     pulse: Pulse,
-    /// Since the gap was last forgotten.
+    /// Beats since the gap was last forgotten.
     beats: Vec<Beat>,
     /// The numbers of all beats since it booted.
     numbers: HashSet<u64>,
@@ -49,9 +49,9 @@ struct State {
     questions: u64,
     /// Sockets that were listened on.
     sockets: u32,
-    /// The last of them that was heard.
+    /// The newest of them with a beat.
     newest: u32,
-    /// The socket that was heard last, and its number: where questions go.
+    /// The socket with the last beat, and its number: questions go there.
     port: Option<(u32, UnixStream)>,
 }
 
@@ -94,15 +94,15 @@ impl State {
     }
 }
 
-/// Lets this thread run before others, where that is allowed. What QEMU writes to a
-/// guest's port it writes byte by byte, so some 280 that nobody has read are all that the
-/// socket takes; and a guest that waits for it as it is stopped may wait for ever where it
-/// goes, if nobody has connected to its port there by then.
+/// Raises the priority of this thread, where that is allowed. QEMU writes to a guest's port byte by
+/// byte, so the socket holds only some 280 unread bytes. A guest that waits for the port as it is
+/// stopped may wait for ever at the destination, if nothing has connected to its port there by
+/// then.
 fn come_first() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -10);
 }
 
-/// On a line of its own, whatever was left of one before.
+/// Begins a new line, whatever is left of an earlier one.
 fn question(id: &str, command: &str) -> String {
     format!("\n{id} {command}\n")
 }
@@ -112,7 +112,7 @@ impl Heard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens on a socket as soon as it is there, on a thread of its own.
+    /// Listens on a socket as soon as it exists, on a thread of its own.
     pub(super) fn listen(self: &Arc<Self>, path: PathBuf, until: Instant) -> Result<()> {
         let socket = {
             let mut state = self.lock();
@@ -128,7 +128,7 @@ impl Heard {
             let mut reader = BufReader::new(stream);
             let mut line = String::new();
             while reader.read_line(&mut line).is_ok() {
-                // A guest that moved in the middle of a line ends it elsewhere.
+                // A guest that moved in the middle of a line ends it on the other host.
                 let Some(whole) = line.strip_suffix('\n') else { return };
                 let Some(heard) = heard.upgrade() else { return };
                 heard.hear(whole.trim_end_matches('\r'), &port, socket);
@@ -190,8 +190,7 @@ impl Heard {
     }
 
     pub(super) fn felt(&self, from: Instant, to: Instant, period: Duration) -> Felt {
-        // Counts come with every tenth beat; a guest that is silent by then
-        // gets what it did until then.
+        // Counts come with every tenth beat; a guest that is silent is judged by its counts so far.
         let until = Instant::now() + COUNT_MAX;
         self.wait(until, |state| state.pulse.written_at > to);
         felt(&self.lock().beats, from, to, period)
@@ -209,7 +208,7 @@ impl Heard {
         touched(&self.lock().beats, from, to)
     }
 
-    /// Says something once, to whoever was heard last.
+    /// Sends a command once, to the socket with the last beat.
     pub(super) fn tell(&self, command: &str) -> Result<()> {
         let (id, port) = self.lock().next_question();
         let missing = || LabError::Missing { what: THE_PORT.to_owned() };
@@ -217,8 +216,8 @@ impl Heard {
         port.write_all(question(&id, command).as_bytes()).at("write to", THE_PORT)
     }
 
-    /// Asks until there is an answer: a question to a QEMU that the guest is
-    /// just leaving is lost, and asked again where it is heard next.
+    /// Asks until there is an answer: a question to a QEMU that the guest is just leaving is lost,
+    /// and repeated where the guest is heard next.
     pub(super) fn ask(&self, command: &str, until: Instant) -> Option<String> {
         let mut asked: Option<(String, u32)> = None;
         loop {
@@ -234,7 +233,7 @@ impl Heard {
             }
             let (id, port) = self.lock().next_question();
             let (number, mut port) = port?;
-            // If it is gone, it will be heard elsewhere.
+            // If that socket is gone, the guest will be heard on another.
             let _gone = port.write_all(question(&id, command).as_bytes());
             asked = Some((id, number));
         }
@@ -308,7 +307,7 @@ mod tests {
         assert_eq!(heard.pulse().boots, 2);
     }
 
-    /// Answers the next question that comes.
+    /// Answers the next question.
     fn answer(heard: &Heard, mut port: impl Read, number: u32) {
         let mut said = [0; 64];
         let len = port.read(&mut said).unwrap();
@@ -329,7 +328,7 @@ mod tests {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| heard.ask("check", until));
             heard.hear(".2", &second, 2);
-            // Taken, and never answered.
+            // Read, and never answered.
             silent.read_exact(&mut [0; 4]).unwrap();
             let (third, last) = UnixStream::pair().unwrap();
             heard.hear(".3", &third, 3);

@@ -1,4 +1,4 @@
-//! What a guest is, and how QEMU is told so.
+//! The description of a guest, and QEMU's arguments for it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use lab_guest::orders::Orders;
 use crate::hosts::{Host, RUN_DIR};
 use crate::setup::{Accelerator, Kit};
 
-/// Huge pages in the guest would move memory that it left alone. A kernel that waits for
-/// its timer while a busy host lets QEMU wait takes it for a broken one. The last line is
-/// what Linux does without under TCG, and boots a sixth faster.
+/// Huge pages in the guest would move memory that it left alone. A kernel that tests its timer
+/// takes it for broken when a busy host delays QEMU. The last line turns off what Linux can do
+/// without under TCG, so it boots a sixth faster.
 const LINUX_WORDS: &str = "console=ttyS0 quiet panic=1 transparent_hugepage=never no_timer_check \
      mitigations=off cryptomgr.notests audit=0 nowatchdog random.trust_cpu=on";
 
-/// What guests without an operating system have as CPU: all that they need, and all of
-/// it can be emulated.
+/// The CPU of guests without an operating system: it has all that they need, and all of it can be
+/// emulated.
 pub(crate) const BARE_CPU: &str = "qemu64";
 
 /// What runs in a guest.
@@ -22,8 +22,8 @@ pub(crate) const BARE_CPU: &str = "qemu64";
 pub enum System {
     /// Linux, with `lab-guest` in it.
     Linux,
-    /// `bare-guest` and nothing else: it is up in a tenth of a second, and costs next to
-    /// nothing. It has memory, one vCPU or two, and no devices.
+    /// `bare-guest` alone: it boots in a tenth of a second, and costs next to nothing. It has
+    /// memory, one or two vCPUs, and no devices.
     Bare,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Boot<'s> {
     pub(crate) line: String,
 }
 
-/// What a guest is.
+/// The description of a guest.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
     /// Its name, in paths.
@@ -44,24 +44,24 @@ pub struct GuestSpec {
     pub memory: String,
     /// What runs in it.
     pub system: System,
-    /// What runs its instructions, if not what runs those of Linux.
+    /// The accelerator, if not the one for Linux guests.
     pub accelerator: Option<Accelerator>,
-    /// How many entries the ring of each vCPU has by which KVM tells of dirty pages, if
-    /// it is to tell so and not by a log.
+    /// Entries of each vCPU's dirty ring, if KVM is to report dirty pages by rings instead of a
+    /// log.
     pub dirty_ring: Option<u32>,
     /// Its machine type.
     pub machine: String,
     /// How many virtual CPUs it has.
     pub vcpus: u32,
-    /// What it does.
+    /// Its orders.
     pub orders: Orders,
-    /// Whether QEMU ends when it reboots, as it does after a panic.
+    /// Whether QEMU exits when the guest reboots, which it does after a panic, too.
     pub no_reboot: bool,
-    /// More words for its kernel.
+    /// More parameters for its kernel.
     pub kernel_words: &'static str,
     /// Its initramfs, if it is not the usual one.
     pub initrd: Option<PathBuf>,
-    /// More arguments of QEMU.
+    /// More arguments for QEMU.
     pub extra: Vec<String>,
 }
 
@@ -97,7 +97,7 @@ impl GuestSpec {
         let accelerator = self.accelerator.unwrap_or(kit.accelerator);
         let mut argv: Vec<String> = [
             &qemu.display().to_string(),
-            // With named threads, what a vCPU spends is told from what the migration does.
+            // With named threads, CPU time of vCPUs can be told from that of the migration.
             "-name",
             &format!("{},debug-threads=on", self.name),
             "-machine",
@@ -148,7 +148,7 @@ impl GuestSpec {
         }
     }
 
-    /// What QEMU boots, as its arguments.
+    /// QEMU's arguments for what the guest boots.
     fn boot(&self, kit: &Kit) -> Vec<String> {
         let Boot { kernel, initrd, line } = self.boots(kit);
         let mut boot = vec!["-kernel".to_owned(), kernel.display().to_string()];
@@ -159,7 +159,7 @@ impl GuestSpec {
         boot
     }
 
-    /// What it boots.
+    /// What the guest boots.
     pub(crate) fn boots<'s>(&'s self, kit: &'s Kit) -> Boot<'s> {
         let (kernel, initrd, words) = match self.system {
             System::Linux => {
@@ -179,22 +179,22 @@ impl GuestSpec {
         }
     }
 
-    /// The socket on its host at which the guest speaks.
+    /// Path, on its host, of the socket on which the guest speaks.
     pub(crate) fn talk_path(&self) -> String {
         format!("{RUN_DIR}/{}.talk", self.name)
     }
 
-    /// The file on its host that its first serial port writes to.
+    /// Path, on its host, of the output of its first serial port.
     pub(crate) fn console_path(&self) -> String {
         format!("{RUN_DIR}/{}.console", self.name)
     }
 
-    /// The socket on `host`, as seen from outside.
+    /// Path of that socket on `host`, as seen from outside.
     pub(super) fn socket(&self, host: &Host) -> PathBuf {
         host.run_dir.join(format!("{}.talk", self.name))
     }
 
-    /// What the guest's kernel said on `host`, for messages of failure.
+    /// The end of the guest's console on `host`, for error messages.
     #[must_use]
     pub fn console(&self, host: &Host) -> String {
         let console = host.run_dir.join(format!("{}.console", self.name));

@@ -1,4 +1,4 @@
-//! What has crossed a host's NICs.
+//! Traffic of a host's NICs.
 
 use std::collections::HashMap;
 
@@ -35,8 +35,8 @@ pub(super) fn sent(host: &Host) -> Result<Traffic> {
     (0..host.addresses.len()).try_fold(Traffic::default(), |sum, nic| Ok(sum + sent_by(host, nic)?))
 }
 
-/// A shaped NIC is counted by its qdisc, which sees each packet; the interface
-/// counts what it got from TCP, in pieces of 64 KiB with one header each.
+/// A shaped NIC is counted by its qdisc, which sees each packet. The interface counts what it gets
+/// from TCP: pieces of 64 KiB with one header each.
 pub(super) fn sent_by(host: &Host, nic: usize) -> Result<Traffic> {
     let nic = nic_name(nic);
     let bytes = if host.shaped {
@@ -47,7 +47,7 @@ pub(super) fn sent_by(host: &Host, nic: usize) -> Result<Traffic> {
     Ok(Traffic { bytes })
 }
 
-/// What the shaped NICs of a namespace have sent, by name.
+/// Bytes sent by the shaped NICs of a namespace, by name.
 pub(super) fn shaped(namespace: &str) -> Result<HashMap<String, u64>> {
     by_nic(&tc(namespace, &["-j", "-s", "qdisc", "show"])?)
 }

@@ -15,13 +15,13 @@ use super::counters::{self, Traffic};
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::program;
 
-/// A directory that is each host's own.
+/// A directory that is private to each host.
 pub const RUN_DIR: &str = "/run/droveway-lab";
 
-/// Which congestion control hosts are to have.
+/// Environment variable with the congestion control for hosts.
 const CONGESTION_VARIABLE: &str = "LAB_CONGESTION";
 
-/// What a killed process takes to be gone, at most.
+/// Longest time until a killed process is gone.
 const GONE_MAX: Duration = Duration::from_secs(10);
 
 /// A network namespace and a private [`RUN_DIR`].
@@ -33,11 +33,11 @@ pub struct Host {
     pub addresses: Vec<IpAddr>,
     /// [`RUN_DIR`] of this host, as seen from outside.
     pub run_dir: PathBuf,
-    /// How its TCP connections react to a full link: `LAB_CONGESTION`, or `cubic`, or
-    /// the machine's default where the lab may not choose.
+    /// Congestion control of its TCP connections: `LAB_CONGESTION`, or `cubic`, or the machine's
+    /// default where the lab may not choose.
     pub congestion_control: String,
     pub(super) shaped: bool,
-    /// Keeps the mount namespace; ends by itself when the lab does.
+    /// Holds the mount namespace; ends when the lab does.
     keeper: Child,
     _dir: tempfile::TempDir,
 }
@@ -66,7 +66,7 @@ impl Host {
         Ok(host)
     }
 
-    /// A command that runs on this host, in the directory `/` unless told.
+    /// A command that runs on this host, in the directory `/`.
     #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         self.command_in(Path::new("/"), program)
@@ -85,21 +85,19 @@ impl Host {
         command
     }
 
-    /// A path in this host's [`RUN_DIR`], with all that is mounted there, as seen from
-    /// outside.
+    /// A path in this host's [`RUN_DIR`], including what is mounted there, as seen from outside.
     #[must_use]
     pub fn inside(&self, path: &str) -> PathBuf {
         self.path(RUN_DIR).join(path)
     }
 
-    /// A path as this host has it, with all that is mounted there, as seen from outside.
+    /// A path of this host, including what is mounted there, as seen from outside.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.keeper.id())).join(path.trim_start_matches('/'))
     }
 
-    /// Runs something on a thread in this host's network: sockets that it makes
-    /// stay there, and so do threads that it starts.
+    /// Calls `run` on a thread in this host's network, where its sockets and threads stay.
     ///
     /// # Panics
     /// If the network can't be entered, or `run` panics.
@@ -125,7 +123,7 @@ impl Host {
         tc(&self.name, args)
     }
 
-    /// What this host has sent by its NICs.
+    /// Traffic sent by its NICs.
     ///
     /// # Errors
     /// If the counters can't be read.
@@ -133,7 +131,7 @@ impl Host {
         counters::sent(self)
     }
 
-    /// What it has sent by one of them.
+    /// Traffic sent by one of its NICs.
     ///
     /// # Errors
     /// As [`Host::sent`].
@@ -150,7 +148,7 @@ impl Host {
         Ok(processes(&self.name)?.into_iter().filter(|pid| *pid != keeper).collect())
     }
 
-    /// Takes a NIC down or up: down, nothing passes in either direction.
+    /// Sets a NIC up or down. While it is down, nothing passes in either direction.
     ///
     /// # Errors
     /// If `ip` fails.
@@ -171,11 +169,11 @@ impl Drop for Host {
     }
 }
 
-/// The process that holds a host's mount namespace: `cat`, until its input, a
-/// pipe from us, closes. And how the host's TCP controls congestion.
+/// Starts the process that holds a host's mount namespace: `cat`, until its input, a pipe from the
+/// lab, closes. Also returns the host's congestion control.
 ///
-/// `ip netns exec` gives it a `/sys` of the namespace, and in it no cgroups: they
-/// are brought along, at the place that is the host's own directory later.
+/// `ip netns exec` mounts a `/sys` of the namespace, which has no cgroups. So they are bound to the
+/// place of the host's own directory meanwhile, and then back.
 fn keep(name: &str, dir: &Path) -> Result<(Child, String)> {
     let outside = "mount --make-rprivate / && mount --rbind /sys/fs/cgroup \"$4\"; exec ip netns exec \"$1\" sh -c \"$2\" \
         keeper \"$3\" \"$4\"";
@@ -228,7 +226,7 @@ pub(super) fn processes(name: &str) -> Result<Vec<u32>> {
     Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// Ends what runs in a namespace, and removes it.
+/// Kills all processes in a namespace, and removes it.
 pub(super) fn remove(name: &str) -> Result<()> {
     let until = Instant::now() + GONE_MAX;
     loop {

@@ -5,12 +5,12 @@ use super::host::{Host, tc};
 use crate::error::Result;
 use crate::program;
 
-/// What joins two hosts.
+/// The links between two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// NICs of each host, each with a link of its own.
     pub nics: u8,
-    /// Each link's rate; none for as fast as the machine goes.
+    /// Rate of each link; none for the machine's maximum.
     pub mbit_per_s: Option<u32>,
 }
 
@@ -52,8 +52,8 @@ impl Link {
 }
 
 impl Hosts {
-    /// Has one host's packets go astray: nothing of what it sends arrives, and
-    /// nothing says so. What the other sends does arrive.
+    /// Loses all packets that a host sends, without an error. Packets of the other host still
+    /// arrive.
     ///
     /// # Errors
     /// If `ip` fails.
@@ -73,7 +73,7 @@ impl Hosts {
         self.each_nic(host, |nic, other| host.ip(&["neigh", "del", other, "dev", nic]).map(drop))
     }
 
-    /// What a host sends waits in a long queue in front of a slow link.
+    /// Puts a slow link with a long queue behind a host.
     ///
     /// # Errors
     /// If `tc` fails.
@@ -97,8 +97,8 @@ impl Hosts {
         })
     }
 
-    /// Does something for each NIC of a host, with its name and the address of
-    /// the NIC that it is joined to.
+    /// Calls `act` for each NIC of a host, with its name and the address of the NIC at the other
+    /// end.
     fn each_nic(&self, host: &Host, act: impl Fn(&str, &str) -> Result<()>) -> Result<()> {
         let other = if host.name == self.a.name { &self.b } else { &self.a };
         let mut nics = other.addresses.iter().enumerate();
@@ -106,12 +106,12 @@ impl Hosts {
     }
 }
 
-/// A token bucket whose burst lets TCP reach 95.6 % of the rate (the rest is
-/// headers), with a queue of 20 ms as a switch would have.
+/// Adds a token bucket whose burst lets TCP reach 95.6 % of the rate (the rest is headers), with a
+/// queue of 20 ms, as in a switch.
 pub(super) fn shape(namespace: &str, nic: &str, mbit: u32) -> Result<()> {
     let rate = format!("{mbit}mbit");
-    // More than the largest packet: one that was queued while the rate was higher, and
-    // is larger than all of the bucket, would stay at the queue's head for ever.
+    // More than the largest packet: a packet that was queued while the rate was higher, and is
+    // larger than the whole bucket, would stay at the queue's head for ever.
     let burst = if mbit >= 500 { "256kb" } else { "80kb" };
     let args = ["qdisc", "replace", "dev", nic, "root", "tbf", "rate", &rate];
     tc(namespace, &[&args[..], &["burst", burst, "latency", "20ms"]].concat()).map(drop)

@@ -1,6 +1,5 @@
-//! Where a VM's clients are: a third host, joined to the others by a bridge, so
-//! that a VM keeps its address wherever it runs. Nothing here is shaped, and no
-//! migration uses it.
+//! A third host for a VM's clients, joined to the others by a bridge, so that a VM keeps its
+//! address wherever it runs. Nothing here is shaped, and no migration uses it.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -22,7 +21,7 @@ pub struct Outside {
 }
 
 impl Outside {
-    /// Makes it, and a bridge on each host with a tap device for a VM.
+    /// Makes the host, and on each other host a bridge with a tap device for a VM.
     ///
     /// # Errors
     /// If `ip` fails.
@@ -45,14 +44,13 @@ impl Outside {
             }
             host.ip(&["link", "set", BRIDGE, "up"])?;
         }
-        // What a client sends to a VM that is away is lost: how long that lasts
-        // is to show, and not how patient TCP is.
+        // Packets to a stopped VM are lost. The duration of that should show, not TCP's patience.
         let net = format!("{}/24", Ipv4Addr::new(10, 78, 0, 0));
         outside.ip(&["route", "change", &net, "dev", BRIDGE, "rto_min", "20ms"])?;
         Ok(Self { host: outside })
     }
 
-    /// What QEMU is told of the VM's NIC, the same on both hosts.
+    /// QEMU's arguments for the VM's NIC, the same on both hosts.
     #[must_use]
     pub fn arguments() -> Vec<String> {
         let netdev = format!("tap,id=outside,ifname={TAP},script=no,downscript=no");

@@ -1,9 +1,8 @@
-//! Racks: in each, hosts joined by a switch; and a core that joins the switches.
+//! Racks of hosts, each joined by a switch, and a core that joins the switches.
 //!
-//! A switch is a bridge in a namespace of its own. A host's edge to its switch,
-//! and a switch's link to the core, are veth pairs shaped by tbf at both ends, so
-//! that each direction has its own rate and its own count. All of it is one
-//! network, 10.79.0.0/16, in which 10.79.RACK.HOST is a host.
+//! A switch is a bridge in a namespace of its own. A host's edge to its switch, and a switch's link
+//! to the core, are veth pairs shaped by tbf at both ends, so each direction has its own rate and
+//! its own count. All hosts are in one network, 10.79.0.0/16, with addresses 10.79.RACK.HOST.
 
 mod switch;
 
@@ -15,14 +14,14 @@ use super::link::{nic_name, shape};
 use crate::error::{LabError, Result};
 use switch::{Switch, pair, quiet};
 
-/// What joins a host's VMs to its edge.
+/// The bridge between a host's VMs and its edge.
 const VMS_BRIDGE: &str = "vms";
 /// A switch's port to the core.
 const UPLINK: &str = "core";
 const RACKS_MAX: usize = 9;
 const HOSTS_MAX: usize = 9;
 
-/// How many racks and hosts, and what their links carry.
+/// Numbers of racks and hosts, and the rates of their links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Racks that VMs leave.
@@ -31,12 +30,12 @@ pub struct Layout {
     pub source_hosts: usize,
     /// Hosts in the rack that VMs go to.
     pub target_hosts: usize,
-    /// What a host's edge carries, each way.
+    /// Rate of a host's edge, each way.
     pub edge_mbit_per_s: u32,
-    /// What a rack's link to the core carries, each way.
+    /// Rate of a rack's link to the core, each way.
     pub core_mbit_per_s: u32,
-    /// Whether there is one more host in the first rack and one in the target
-    /// rack, with edges as fast as the core: for what else crosses it.
+    /// Whether the first rack and the target rack have one more host each, with an edge as fast as
+    /// the core, for other traffic across it.
     pub bystanders: bool,
 }
 
@@ -92,9 +91,9 @@ struct Rack {
 /// process on their hosts.
 #[derive(Debug)]
 pub struct Racks {
-    /// The last is the target.
+    /// The last one is the target.
     racks: Vec<Rack>,
-    /// How many there are of what.
+    /// Their numbers and rates.
     pub layout: Layout,
     _core: Switch,
 }
@@ -128,22 +127,21 @@ impl std::ops::Sub for Crossed {
     }
 }
 
-/// Bytes that crossed the edges of a kind of hosts since they were made, headers
-/// included.
+/// Bytes that crossed hosts' edges since they were made, headers included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Edges {
     /// Sent by hosts in source racks.
     pub from_sources: u64,
-    /// Delivered to them.
+    /// Delivered to hosts in source racks.
     pub to_sources: u64,
     /// Sent by hosts in the target rack.
     pub from_target: u64,
-    /// Delivered to them.
+    /// Delivered to hosts in the target rack.
     pub to_target: u64,
 }
 
 impl Edges {
-    /// What hosts sent: each byte once, though it crosses two edges.
+    /// Bytes that hosts sent: each counted once, though it crosses two edges.
     #[must_use]
     pub fn sent(self) -> u64 {
         self.from_sources + self.from_target
@@ -164,7 +162,7 @@ impl std::ops::Sub for Edges {
 }
 
 impl Racks {
-    /// Makes them.
+    /// Makes the racks.
     ///
     /// # Errors
     /// If this isn't root, `ip` and `tc` fail, or there are too many.
@@ -217,13 +215,13 @@ impl Racks {
         self.target_racks().iter().flat_map(|rack| &rack.hosts).collect()
     }
 
-    /// All of them, without bystanders.
+    /// All hosts, without bystanders.
     #[must_use]
     pub fn hosts(&self) -> Vec<&RackHost> {
         self.racks.iter().flat_map(|rack| &rack.hosts).collect()
     }
 
-    /// Those that stand beside: in the first rack and in the target rack.
+    /// The bystanders of the first rack and of the target rack.
     #[must_use]
     pub fn bystanders(&self) -> Option<[&Host; 2]> {
         let source = self.source_racks().first()?.bystander.as_ref()?;
@@ -231,9 +229,9 @@ impl Racks {
         Some([&source.host, &target.host])
     }
 
-    /// Gives VMs a way to each other by the hosts' own edges: on every host a
-    /// bridge that takes the edge's place, and a tap device for each of these
-    /// VMs, so that it finds its own wherever it goes.
+    /// Lets VMs reach each other over the hosts' own edges: on every host, a bridge takes the
+    /// edge's place, with a tap device for each of these VMs, so that a VM finds its own on any
+    /// host.
     ///
     /// # Errors
     /// If `ip` fails.
@@ -241,7 +239,7 @@ impl Racks {
         self.hosts().iter().try_for_each(|host| host.join_vms(vms))
     }
 
-    /// What has crossed the core.
+    /// Bytes that have crossed the core.
     ///
     /// # Errors
     /// If the counters can't be read.
@@ -255,7 +253,7 @@ impl Racks {
         })
     }
 
-    /// What has crossed the edges, without bystanders'.
+    /// Bytes that have crossed the edges, without bystanders'.
     ///
     /// # Errors
     /// If the counters can't be read.
@@ -275,8 +273,7 @@ impl Racks {
 }
 
 impl RackHost {
-    /// What QEMU is told of a VM's NIC, the same on all hosts; see
-    /// [`Racks::join_vms`].
+    /// QEMU's arguments for a VM's NIC, the same on all hosts; see [`Racks::join_vms`].
     #[must_use]
     pub fn nic_arguments(vm: &str, number: u8) -> Vec<String> {
         let netdev = format!("tap,id=vms,ifname={},script=no,downscript=no", tap(vm));
@@ -318,7 +315,7 @@ impl Rack {
         Ok(rack)
     }
 
-    /// A host that is joined to the switch.
+    /// Makes a host that is joined to the switch.
     fn host(&self, prefix: &str, rack: usize, number: usize, edge_mbit: u32) -> Result<RackHost> {
         let port = port(number);
         let octet = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
@@ -334,7 +331,7 @@ impl Rack {
         Ok(RackHost { name: format!("{}-{port}", self.name), rack: self.name.clone(), host })
     }
 
-    /// Sent by its hosts, and delivered to them.
+    /// Bytes sent by its hosts, and bytes delivered to them.
     fn edges(&self) -> Result<(u64, u64)> {
         let delivered = self.switch.all_sent()?;
         let mut sum = (0, 0);

@@ -1,4 +1,4 @@
-//! What a lab that was killed has left.
+//! Removal of what a killed lab has left.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +8,7 @@ use super::host::remove;
 use crate::error::Result;
 use crate::program;
 
-/// Removes the hosts of labs whose process is no more, with all that runs on
-/// them.
+/// Removes the hosts of labs whose process has ended, with all processes on them.
 ///
 /// # Errors
 /// If `ip` fails.
@@ -33,24 +32,24 @@ fn remove_where(made_by: impl Fn(&str) -> bool) -> Result<()> {
     for entry in entries.flatten() {
         let name = entry.file_name();
         if name.to_str().and_then(maker).is_some_and(&made_by) {
-            // Somebody else may have been faster.
+            // Another lab may have removed it.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
     Ok(())
 }
 
-/// Whether a namespace is there: another lab may have removed it meanwhile.
+/// Whether a namespace exists: another lab may have removed it meanwhile.
 fn is_there(name: &str) -> Result<bool> {
     let list = program::output(program::command("ip").args(["netns", "list"]))?;
     Ok(list.lines().any(|line| line.split_whitespace().next() == Some(name)))
 }
 
-/// Set once this process was told to end.
+/// Set once this process is about to end.
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Removes this process's own hosts: for one that was interrupted, and that
-/// ends next. Threads that drop a host meanwhile wait for that end.
+/// Removes this process's own hosts: for a process that was interrupted, before it ends. Threads
+/// that drop a host meanwhile wait for that end.
 ///
 /// # Errors
 /// If `ip` fails.
@@ -60,15 +59,14 @@ pub fn abandon() -> Result<()> {
     remove_where(|pid| pid == own)
 }
 
-/// Blocks for ever once [`abandon`] was called: what such a thread finds wrong
-/// is of no interest any more.
+/// Blocks for ever once [`abandon`] was called: errors of such a thread don't matter any more.
 pub(super) fn wait_if_abandoned() {
     while ABANDONED.load(Ordering::Relaxed) {
         std::thread::park();
     }
 }
 
-/// The process id in a host's name.
+/// The process ID in a host's name.
 fn maker(name: &str) -> Option<&str> {
     let pid = name.strip_prefix(PREFIX)?.split('-').next()?;
     pid.bytes().all(|byte| byte.is_ascii_digit()).then_some(pid)

@@ -1,9 +1,8 @@
-//! Where a VM's disk is: a storage host, which both hosts reach by a network of its
-//! own. Each host's link to it is shaped apart from all others, and counted apart.
+//! A storage host with a VM's disk, which both hosts reach by a network of its own. Each host's
+//! link to it is shaped and counted apart from all others.
 //!
-//! The disk is an NBD export of a file in the storage host's memory, so that what is
-//! measured is the network and not a disk of this machine. The file is gone with the
-//! host.
+//! The disk is an NBD export of a file in the storage host's memory, so that measurements show the
+//! network and not a disk of this machine. The file is removed with the host.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -17,18 +16,18 @@ use crate::program;
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 10);
 const PORT: u16 = 10809;
 const BRIDGE: &str = "storage";
-/// What each host calls its link.
+/// Name of each host's link.
 const NIC: &str = "san";
 const TO_A: &str = "to-a";
 const TO_B: &str = "to-b";
 const EXPORT: &str = "data";
 const IMAGE: &str = "data.img";
-/// What QEMU and guests call the disk.
+/// Name of the disk in QEMU and in guests.
 const NODE: &str = "data";
-/// More than the two QEMUs, and the agent that reads.
+/// More than two QEMUs and an agent that reads.
 const CLIENTS_MAX: &str = "16";
 
-/// The storage host. Dropping it removes it, and all that it holds.
+/// The storage host. Dropping it removes it with its content.
 #[derive(Debug)]
 pub struct Storage {
     host: Host,
@@ -37,8 +36,8 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Makes it, and joins both hosts to it by links that are as fast as the machine
-    /// goes until they are shaped.
+    /// Makes the host, and joins both hosts to it by links that have no limit until they are
+    /// shaped.
     ///
     /// # Errors
     /// If `ip` fails.
@@ -71,7 +70,7 @@ impl Storage {
         Ok(Self { host, a: hosts.a.name.clone(), b: hosts.b.name.clone() })
     }
 
-    /// Serves a copy of an image, which whoever connects may read and write.
+    /// Serves a copy of an image, which any client may read and write.
     ///
     /// # Errors
     /// If there is no room for it, or `qemu-nbd` fails.
@@ -91,7 +90,7 @@ impl Storage {
         run("qemu-nbd", &[&place[..], &how[..], &whom[..]].concat()).map(drop)
     }
 
-    /// What QEMU is told of the disk, the same on both hosts.
+    /// QEMU's arguments for the disk, the same on both hosts.
     #[must_use]
     pub fn arguments() -> Vec<String> {
         let server = format!("server.type=inet,server.host={SERVER},server.port={PORT}");
@@ -103,7 +102,7 @@ impl Storage {
         ["-blockdev", &nbd, "-blockdev", &raw, "-device", &device].map(str::to_owned).to_vec()
     }
 
-    /// Makes both hosts' links so fast, each way.
+    /// Sets the rate of both hosts' links, each way.
     ///
     /// # Errors
     /// If `tc` fails.
@@ -115,7 +114,7 @@ impl Storage {
         Ok(())
     }
 
-    /// What has crossed host b's link since it was first shaped, both ways.
+    /// Bytes that have crossed host b's link since it was first shaped, both ways.
     ///
     /// # Errors
     /// If `tc` fails.

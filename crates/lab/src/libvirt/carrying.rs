@@ -1,4 +1,4 @@
-//! Agents that carry what libvirt migrates, and what leads libvirt to them.
+//! Agents that carry libvirt's migrations, and the configuration that leads libvirt to them.
 
 use std::fs;
 
@@ -7,9 +7,9 @@ use crate::agent::Agent;
 use crate::error::{FileContext, Result};
 use crate::hosts::{Host, Hosts, RUN_DIR};
 
-/// So many ports for the VMs that come to each host.
+/// Number of ports for the VMs that move to each host.
 const PORTS: u16 = 64;
-/// What libvirt and agents take by default.
+/// The first port that libvirt and agents use by default.
 const FIRST_PORT: u16 = 49152;
 
 /// A host's place in the peers file, from 1.
@@ -17,8 +17,8 @@ fn place(hosts: &Hosts, host: &Host) -> u16 {
     if host.name == hosts.a.name { 1 } else { 2 }
 }
 
-/// The lines of a host's `qemu.conf` that lead other hosts' libvirt to their own agents,
-/// as `droveway libvirt setup` writes them.
+/// The lines of a host's `qemu.conf` that lead other hosts' libvirt to the agents on their own
+/// hosts, as `droveway libvirt setup` writes them.
 #[must_use]
 pub fn leading_to_agents(hosts: &Hosts, host: &Host) -> String {
     let place = place(hosts, host);
@@ -31,7 +31,7 @@ pub fn leading_to_agents(hosts: &Hosts, host: &Host) -> String {
     )
 }
 
-/// Starts an agent that carries, with these arguments more.
+/// Starts an agent that carries, with these additional arguments.
 ///
 /// # Errors
 /// As [`Agent::start`].
@@ -39,12 +39,11 @@ pub fn carrying_agent(hosts: &Hosts, host: &Host, more: &[&str]) -> Result<Agent
     start(hosts, host, &format!("qemu-user = \"{}\"", QemuUser::usual().name()), &[], more)
 }
 
-/// What root may do that an agent beside virt-handler needs; `dist/kubevirt` gives it no
-/// more.
+/// Capabilities that an agent beside virt-handler needs; `dist/kubevirt` gives it no others.
 pub const KUBEVIRT_RIGHTS: [&str; 4] = ["SYS_PTRACE", "DAC_OVERRIDE", "CHOWN", "FOWNER"];
 
-/// Starts an agent that carries what leaves the pods of KubeVirt's VMs, with no more
-/// rights than it has in a cluster.
+/// Starts an agent that carries VMs out of KubeVirt's pods, with no more rights than it has in a
+/// cluster.
 ///
 /// # Errors
 /// As [`Agent::start`].

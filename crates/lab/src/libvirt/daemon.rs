@@ -15,17 +15,17 @@ use crate::program;
 use crate::setup::{self, QEMU_MODULES};
 
 const FURNISH: &str = include_str!("furnish.sh");
-/// It is up in half a second.
+/// It usually answers within half a second.
 const UP_MAX: Duration = Duration::from_secs(60);
-/// The user ids that a distribution's users have.
+/// Number of user IDs in which a distribution's users lie.
 const SYSTEM_IDS: u64 = 1 << 16;
 
-/// Who runs QEMU.
+/// The user that runs QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QemuUser {
-    /// As distributions have it.
+    /// The distributions' default.
     LibvirtQemu,
-    /// Where no other user can reach what the lab's guests are made of, or none exists.
+    /// Where no other user can reach the files of the lab's guests, or no other user exists.
     Root,
 }
 
@@ -50,7 +50,7 @@ impl QemuUser {
     }
 }
 
-/// Whether this is no user namespace in which others' ids are missing.
+/// Whether other users' IDs exist, which a user namespace may lack.
 fn has_system_ids() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let ids = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse().ok());
@@ -72,11 +72,11 @@ pub struct Libvirtd {
 }
 
 impl Libvirtd {
-    /// Starts libvirtd on `host` with these lines more in its `qemu.conf`, and waits
-    /// until it answers.
+    /// Starts libvirtd on `host` with these additional lines in its `qemu.conf`, and waits until it
+    /// answers.
     ///
     /// # Errors
-    /// If libvirt can't be had, or doesn't come up; with the end of its log.
+    /// If the host can't be furnished, or libvirtd doesn't come up; with the end of its log.
     pub fn start(
         hosts: &Hosts,
         host: &Host,
@@ -91,7 +91,7 @@ impl Libvirtd {
         Self::start_again(hosts, host)
     }
 
-    /// Starts libvirtd in a pod of `host`, as KubeVirt has one for each VM.
+    /// Starts libvirtd in a pod of `host`, as KubeVirt does for each VM.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -114,7 +114,7 @@ impl Libvirtd {
         Ok(daemon)
     }
 
-    /// Starts libvirtd where one was before, with the configuration that is there.
+    /// Starts libvirtd again, with the existing configuration.
     ///
     /// # Errors
     /// If it doesn't come up; with the end of its log.
@@ -147,7 +147,7 @@ impl Libvirtd {
             if self.virsh(host, &["list"]).output().doing("run virsh")?.status.success() {
                 return Ok(());
             }
-            // One that can't start ends as if all were well.
+            // A libvirtd that can't start exits with success.
             let ended = self.child.try_wait().doing("wait for libvirtd")?;
             if ended.is_some() || Instant::now() > until {
                 return Err(LabError::Silent {
@@ -160,7 +160,7 @@ impl Libvirtd {
         }
     }
 
-    /// `virsh` on its host, talking to it.
+    /// A `virsh` command on its host that talks to it.
     #[must_use]
     pub fn virsh(&self, host: &Host, args: &[&str]) -> Command {
         let mut command = host.command("virsh");
@@ -168,7 +168,7 @@ impl Libvirtd {
         command
     }
 
-    /// What `virsh` says, which must succeed.
+    /// The output of `virsh`, which must succeed.
     ///
     /// # Errors
     /// If it fails.
@@ -176,11 +176,11 @@ impl Libvirtd {
         program::output(&mut self.virsh(host, args))
     }
 
-    /// How other hosts reach it.
+    /// The URI by which other hosts reach it.
     #[must_use]
     pub fn uri(&self) -> String {
         match &self.pod {
-            // By virt-handlers, of which one has made that socket.
+            // Through virt-handlers, one of which has made that socket.
             Some(pod) => format!("qemu+unix:///system?socket={}", pod.socket(None)),
             None => format!("qemu+tcp://{}/system", self.host_name),
         }
@@ -192,7 +192,7 @@ impl Libvirtd {
         self.pod.as_ref()
     }
 
-    /// Its process.
+    /// Its process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -204,7 +204,7 @@ impl Libvirtd {
         let _ = self.child.wait();
     }
 
-    /// All that it logged: each command to a QEMU, each answer and event.
+    /// Its whole log: each command to a QEMU, each answer and event.
     #[must_use]
     pub fn log_text(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
@@ -222,7 +222,7 @@ impl Drop for Libvirtd {
     }
 }
 
-/// Its name goes into the addresses that it gives: it can't be the machine's.
+/// The host name goes into the addresses that libvirtd gives out, so it can't be the machine's.
 fn script(options: &str) -> String {
     format!(
         "hostname \"$1\" && PATH=$PATH:/usr/sbin:/sbin && \

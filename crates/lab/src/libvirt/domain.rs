@@ -1,4 +1,4 @@
-//! A guest of the lab as a domain of libvirt's.
+//! A guest of the lab as a libvirt domain.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,27 +10,27 @@ use crate::hosts::{Host, RUN_DIR};
 use crate::program;
 use crate::setup::{Accelerator, Kit, Qemu};
 
-/// What a guest's memory is for its QEMU.
+/// How a guest's memory is backed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// What libvirt makes of a domain that says nothing of it: private to QEMU.
+    /// libvirt's default: private to QEMU.
     Default,
-    /// A memfd that others may map.
+    /// A memfd that other processes may map.
     SharedMemfd,
 }
 
 /// A disk of a domain.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// Its image, as the hosts have it.
+    /// Path of its image on the hosts.
     pub path: String,
     /// The image's format.
     pub format: &'static str,
 }
 
 impl Disk {
-    /// Makes an empty image in a host's own directory; called on both hosts, it gives
-    /// each an image at the same path.
+    /// Makes an empty image in a host's own directory. Called for both hosts, it makes an image at
+    /// the same path on each.
     ///
     /// # Errors
     /// If `qemu-img` fails.
@@ -45,15 +45,15 @@ impl Disk {
 /// A guest as a domain. Its name is the guest's.
 #[derive(Clone, Debug)]
 pub struct Domain {
-    /// What the guest is; its `extra` arguments are QEMU's and not used.
+    /// The guest; its `extra` arguments for QEMU are not used.
     pub guest: GuestSpec,
-    /// What its memory is.
+    /// How its memory is backed.
     pub memory: Memory,
     /// Its disks: vda, vdb and so on.
     pub disks: Vec<Disk>,
     /// Names of its virtio ports, each a socket `GUEST.NAME` on its host.
     pub channels: Vec<String>,
-    /// Its UUID, if not of libvirt's choice.
+    /// Its UUID, if libvirt isn't to choose it.
     pub uuid: Option<String>,
 }
 
@@ -65,8 +65,8 @@ impl Domain {
         Self { guest, memory: Memory::Default, disks, channels, uuid: None }
     }
 
-    /// Puts what it boots where `host` has it, which libvirt gives to QEMU's user: so
-    /// each host has its own.
+    /// Copies what it boots to `host`. Each host needs a copy of its own, since libvirt gives it to
+    /// QEMU's user.
     ///
     /// # Errors
     /// If it can't be copied.
@@ -80,8 +80,7 @@ impl Domain {
         Ok(())
     }
 
-    /// Starts it on `host`, where it will be gone when it ends, and waits until the
-    /// guest has booted.
+    /// Starts it on `host` as a transient domain, and waits until the guest has booted.
     ///
     /// # Errors
     /// If libvirt refuses it, or it stays silent.
@@ -90,7 +89,7 @@ impl Domain {
         Guest::meet(self.guest.clone(), host)
     }
 
-    /// Defines it on `host`, where it stays when it ends.
+    /// Defines it on `host` as a persistent domain.
     ///
     /// # Errors
     /// If libvirt refuses it.
@@ -113,10 +112,10 @@ impl Domain {
         daemon.tells(host, &[verb, &format!("{RUN_DIR}/{file}")]).map(drop)
     }
 
-    /// Its description.
+    /// Its XML.
     ///
     /// # Errors
-    /// If its memory is no size.
+    /// If its memory isn't a size.
     pub fn xml(&self, kit: &Kit, qemu: &Qemu) -> Result<String> {
         let guest = &self.guest;
         let accelerator = guest.accelerator.unwrap_or(kit.accelerator);
@@ -132,7 +131,7 @@ impl Domain {
             ),
         };
         let machine = match guest.machine.as_str() {
-            // Every QEMU's own newest would not be the other host's.
+            // `q35` means each QEMU's own newest, which the other host's QEMU may lack.
             "q35" => qemu.machine(),
             named => named.to_owned(),
         };
@@ -211,11 +210,11 @@ impl Domain {
 }
 
 fn line(xml: &mut String, what: &str) {
-    // A string takes everything.
+    // Writing to a string can't fail.
     let _ = writeln!(xml, "  {what}");
 }
 
-/// As text or a value in XML.
+/// Escapes text or an attribute's value for XML.
 fn text(plain: &str) -> String {
     let mut out = String::with_capacity(plain.len());
     for letter in plain.chars() {
@@ -231,7 +230,7 @@ fn text(plain: &str) -> String {
     out
 }
 
-/// What QEMU's `-m` means by a size, in KiB.
+/// A size as in QEMU's `-m`, in KiB.
 fn kib(memory: &str) -> Result<u64> {
     let wrong = || LabError::Text { what: "a guest's memory", text: memory.to_owned() };
     let (digits, factor) = match memory.as_bytes().last() {

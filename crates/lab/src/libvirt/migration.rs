@@ -1,4 +1,4 @@
-//! `virsh migrate`, and what is said to it while it runs.
+//! `virsh migrate`, and commands during it.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -13,22 +13,22 @@ use crate::hosts::Host;
 /// How a domain is moved.
 #[derive(Clone, Debug, Default)]
 pub struct Migration {
-    /// The libvirtd at the source speaks with the one at the destination, not `virsh`.
+    /// The source's libvirtd talks to the destination's, instead of `virsh`.
     pub p2p: bool,
     /// `--parallel`, with so many connections.
     pub parallel: Option<u8>,
-    /// Where the stream goes, if libvirt isn't to choose.
+    /// Destination of the stream, if libvirt isn't to choose it.
     pub uri: Option<String>,
-    /// Its disks are copied.
+    /// Whether its disks are copied.
     pub copy_storage: bool,
-    /// Where these go, if libvirt isn't to choose.
+    /// Destination of the disks, if libvirt isn't to choose it.
     pub disks_uri: Option<String>,
-    /// More words.
+    /// More arguments.
     pub more: Vec<String>,
 }
 
 impl Migration {
-    /// What `virsh` is told.
+    /// The arguments of `virsh`.
     #[must_use]
     pub fn args(&self, domain: &str, destination: &str) -> Vec<String> {
         let mut args: Vec<String> =
@@ -50,7 +50,7 @@ impl Migration {
         args
     }
 
-    /// Begins to move a domain from `host`.
+    /// Begins to migrate a domain from `host`.
     ///
     /// # Errors
     /// If `virsh` can't be started.
@@ -69,7 +69,7 @@ impl Migration {
         let mut stderr = child.stderr.take();
         let said = std::thread::spawn(move || {
             let mut said = String::new();
-            // What is no text is of no use to whoever reads it.
+            // Output that isn't text is of no use to a reader.
             let _ = stderr.as_mut().map(|stderr| stderr.read_to_string(&mut said));
             said
         });
@@ -77,7 +77,7 @@ impl Migration {
     }
 }
 
-/// A `virsh migrate` that runs.
+/// A running `virsh migrate`.
 #[derive(Debug)]
 pub struct Migrating {
     child: Child,
@@ -88,9 +88,9 @@ pub struct Migrating {
 /// How it ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Whether `virsh` says that the domain has moved.
+    /// Whether `virsh` reports that the domain has moved.
     pub success: bool,
-    /// What it said.
+    /// Its standard error.
     pub said: String,
 }
 
@@ -101,8 +101,8 @@ impl Migrating {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What libvirt knows of it, at the source, as `virsh domjobinfo` has it; nothing
-    /// before it has begun and once it is over.
+    /// The job at the source, as fields of `virsh domjobinfo`; empty before it has begun and once
+    /// it is over.
     ///
     /// # Errors
     /// If `virsh` can't be started.
@@ -112,7 +112,7 @@ impl Migrating {
         Ok(fields(&String::from_utf8_lossy(&output.stdout)))
     }
 
-    /// Tells the libvirtd at the source to cancel it.
+    /// Has the libvirtd at the source cancel it.
     ///
     /// # Errors
     /// If it refuses.
@@ -143,7 +143,7 @@ impl Migrating {
     }
 }
 
-/// `Name:   value`, a line each.
+/// Parses lines of `Name:   value`.
 fn fields(text: &str) -> BTreeMap<String, String> {
     let pair = |line: &str| {
         let (name, value) = line.split_once(':')?;

@@ -1,7 +1,8 @@
-//! Pods as KubeVirt has them for VMs: a network of their own, process numbers of their
-//! own, a virt-launcher, and virt-handler's note of it on the host.
+//! Pods like KubeVirt's for VMs: a network and process IDs of their own, a virt-launcher, and
+//! virt-handler's record of it on the host.
 //!
-//! What is killed takes the whole pod with it, and the test that has started one too.
+//! Killing the process that runs a pod ends the whole pod, and so does the end of the test that
+//! started it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,23 +17,23 @@ use crate::error::{FileContext, Result, SystemContext};
 use crate::hosts::Host;
 use crate::program;
 
-/// Where virt-handler notes VMs.
+/// Directory of virt-handler's records of VMs.
 const NOTES: &str = "/run/kubevirt-private/ghost-records";
-/// Where virt-launcher listens, in what the host has of its pod.
+/// Socket of virt-launcher, in the pod's directory on the host.
 const SOCKET: &str = "volumes/kubernetes.io~empty-dir/sockets/launcher-sock";
-/// In a pod: all that concerns its VM.
+/// Directory in a pod with everything that concerns its VM.
 const OWN: &str = "/run/kubevirt";
 
 /// The pod of a VM on a host.
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// The VM's UID for KubeVirt.
+    /// The VM's UID in KubeVirt.
     pub uid: String,
     socket: String,
 }
 
 impl Pod {
-    /// Makes what a host has of it, before anything runs in it.
+    /// Makes its directories on a host, before anything runs in it.
     ///
     /// # Errors
     /// If the files can't be made.
@@ -51,8 +52,8 @@ impl Pod {
         Ok(pod)
     }
 
-    /// How something runs as all that there is in it; the rest is its program and
-    /// arguments.
+    /// A command that runs a program as the only one in the pod; the caller adds the program and
+    /// its arguments.
     pub(super) fn command(&self, host: &Host) -> Command {
         let mut command = host.command("setpriv");
         command.args(["--pdeathsig", "KILL", "unshare", "--uts", "--net", "--pid", "--fork"]);
@@ -61,10 +62,10 @@ impl Pod {
         command
     }
 
-    /// Notes it, as virt-handler does once it has a pod's virt-launcher.
+    /// Records it, as virt-handler does once it has a pod's virt-launcher.
     ///
     /// # Errors
-    /// If the note can't be written.
+    /// If the record can't be written.
     pub fn note(&self, host: &Host) -> Result<()> {
         let Self { uid, socket } = self;
         if let Some(program) = kubevirts_own() {
@@ -78,12 +79,12 @@ impl Pod {
         fs::write(&path, note).at("write", path)
     }
 
-    /// A process in it, as seen from outside.
+    /// The process ID of its launcher, as seen from outside.
     ///
     /// # Errors
     /// If it has ended.
     pub fn pid(&self, host: &Host) -> Result<u32> {
-        // By its number: as a path it is too long for a socket.
+        // By its descriptor: the path is too long for a socket.
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
         let opened = rustix::fs::open(host.path(&self.socket), flags, rustix::fs::Mode::empty());
         let opened = opened.map_err(std::io::Error::from).doing("open a launcher's socket")?;
@@ -94,7 +95,7 @@ impl Pod {
         Ok(u32::try_from(pid).unwrap_or_default())
     }
 
-    /// Where its migrations' sockets are, as seen from outside.
+    /// The directory of its migrations' sockets, as seen from outside.
     ///
     /// # Errors
     /// If it has ended.
@@ -102,14 +103,14 @@ impl Pod {
         Ok(format!("/proc/{}/root{OWN}", self.pid(host)?).into())
     }
 
-    /// The path of a socket of its migrations, as it has it itself.
+    /// Path of a socket of its migrations, as seen from inside.
     #[must_use]
     pub fn socket(&self, port: Option<u16>) -> String {
         let port = port.map(|port| format!("-{port}")).unwrap_or_default();
         format!("{OWN}/migrationproxy/{}{port}-source.sock", self.uid)
     }
 
-    /// What runs in it, as seen from outside.
+    /// Its processes, as seen from outside.
     ///
     /// # Errors
     /// If it has ended.
@@ -122,22 +123,22 @@ impl Pod {
     }
 }
 
-/// A program made of KubeVirt's own packages, which `make kubevirt-test` builds: it notes
-/// pods as virt-handler does, and has its proxies.
+/// A program made of KubeVirt's own packages, which `make kubevirt-test` builds. It records pods as
+/// virt-handler does, and has its proxies.
 #[must_use]
 pub fn kubevirts_own() -> Option<PathBuf> {
     std::env::var_os("KUBEVIRT_PROXIES").map(PathBuf::from)
 }
 
-/// The lab's command, which stands beside the running program or one directory above.
+/// The lab's command: beside the running program, or one directory above.
 fn lab() -> PathBuf {
     let here = std::env::current_exe().unwrap_or_default();
     let beside = here.ancestors().skip(1).take(2).map(|dir| dir.join("lab"));
     beside.into_iter().find(|path| path.is_file()).unwrap_or_else(|| "lab".into())
 }
 
-/// What runs first in a pod: listens where virt-launcher does, starts a program, and
-/// waits for all that ends.
+/// The first process in a pod: it listens where virt-launcher does, starts a program, and reaps all
+/// processes that end.
 ///
 /// # Errors
 /// If it can't listen, or start it.
@@ -146,9 +147,9 @@ pub fn launch(socket: &Path, argv: &[OsString]) -> std::io::Result<()> {
     let listener = UnixListener::bind(socket)?;
     let (program, args) = argv.split_first().ok_or(std::io::ErrorKind::InvalidInput)?;
     Command::new(program).args(args).stdin(Stdio::null()).spawn()?;
-    // Whoever connects wants to know who listens, and no more.
+    // Clients connect only to learn who listens.
     std::thread::spawn(move || listener.incoming().for_each(drop));
-    // All that is nobody's child any more is ours, as the first program's in a pod.
+    // The first process in a pod becomes the parent of all orphans.
     while rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok() {}
     Ok(())
 }

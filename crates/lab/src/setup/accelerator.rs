@@ -1,6 +1,5 @@
-//! KVM or TCG: found out by booting guests, since a `/dev/kvm` that opens may still be
-//! unable to run one, or run only one that asks little of it (nested virtualization is
-//! often half there).
+//! KVM or TCG: decided by booting guests, since a `/dev/kvm` that opens may still be unable to run
+//! one, or run only an undemanding one (nested virtualization is often incomplete).
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -16,7 +15,7 @@ use crate::error::{LabError, Result};
 use crate::guest::BARE_CPU;
 use crate::setup::{say, store};
 
-/// What runs the guests' instructions.
+/// What executes the guests' instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Accelerator {
     /// The processor.
@@ -34,12 +33,12 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// Of Linux; where it boots at all it takes two seconds.
+/// Time for Linux to boot: where it boots at all it takes two seconds.
 const LINUX_MAX: Duration = Duration::from_secs(10);
-/// Where all is emulated the firmware alone takes four.
+/// Time for a bare guest: where everything is emulated, the firmware alone takes four seconds.
 const BARE_MAX: Duration = Duration::from_secs(30);
 
-/// KVM if it boots Linux.
+/// KVM if it boots Linux, else TCG.
 pub(super) fn find(store: &Path, qemu: &Path, kernel: &Path, initrd: &Path) -> Result<Accelerator> {
     let found = remembered(&store.join("kvm-runs-linux"), || {
         say("trying whether KVM boots a guest");
@@ -60,7 +59,7 @@ pub(super) fn runs_bare(store: &Path, qemu: &Path, kernel: &Path) -> Result<bool
     })
 }
 
-/// Tries something with KVM once on each machine and boot, and notes the answer.
+/// Tries something with KVM once on each machine and boot, and stores the result.
 fn remembered(note: &Path, try_it: impl FnOnce() -> Result<bool>) -> Result<bool> {
     let here = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let here = here.trim();
@@ -76,7 +75,7 @@ fn remembered(note: &Path, try_it: impl FnOnce() -> Result<bool>) -> Result<bool
     Ok(answer)
 }
 
-/// Whether a guest says hello under KVM.
+/// Whether a guest reports in time under KVM that it has booted.
 fn boots(qemu: &Path, more: &[&OsStr], kernel: &Path, within: Duration) -> Result<bool> {
     let mut command = Command::new(qemu);
     command.args(["-accel", "kvm", "-machine", "q35", "-m", "256", "-nodefaults"]);
@@ -91,14 +90,14 @@ fn boots(qemu: &Path, more: &[&OsStr], kernel: &Path, within: Duration) -> Resul
     let reader = thread::spawn(move || {
         let lines = output.map(|output| BufReader::new(output).lines());
         let booted = lines.into_iter().flatten().map_while(std::io::Result::ok);
-        // Nobody listens any more after the timeout.
+        // After the timeout, nothing receives any more.
         let _ = said.send(booted.take(1000).any(|line| line.starts_with("boot ")));
     });
     let booted = hear.recv_timeout(within).unwrap_or(false);
     // It may have ended by itself.
     let _ = child.kill();
     child.wait().map_err(failed)?;
-    // Its output ended with it.
+    // Its output has ended with it.
     let _ = reader.join();
     Ok(booted)
 }

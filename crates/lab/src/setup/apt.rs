@@ -1,6 +1,6 @@
-//! Packages from the distribution, unpacked into the lab's own store and not
-//! installed. Apt is used with a configuration of the lab's own, so that the system's
-//! lists, sources and packages stay as they are.
+//! Packages from the distribution, unpacked into the lab's own store, not installed. Apt runs with
+//! a configuration of the lab's own, so that the system's lists, sources and packages stay as they
+//! are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,17 +25,17 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Gone already where it was renamed.
+        // Already gone if it was renamed.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Where packages come from.
+/// Sources of packages.
 #[derive(Clone, Copy)]
 pub(super) enum Sources<'s> {
-    /// As the system has it.
+    /// The system's own.
     System,
-    /// Suites of Debian, from where the system gets its own.
+    /// Suites of Debian, from the system's mirror.
     Suites(&'s [&'s str]),
 }
 
@@ -86,13 +86,13 @@ impl Apt {
         program::output(self.command("apt-get").args(["update", "-q"])).map(|_| ())
     }
 
-    /// The package that a kernel's meta package stands for.
+    /// The package on which a kernel's meta package depends.
     pub(super) fn kernel_behind(&self, meta: &str) -> Option<String> {
         let text = program::output(self.command("apt-cache").args(["depends", meta])).ok()?;
         kernel_dependency(&text)
     }
 
-    /// The libraries that a package wants.
+    /// The libraries on which a package depends.
     pub(super) fn libraries_of(&self, package: &str) -> Vec<String> {
         let text = program::output(self.command("apt-cache").args(["depends", package]));
         library_dependencies(&text.unwrap_or_default())
@@ -106,20 +106,20 @@ impl Apt {
         unpack_all(&downloads.0, into)
     }
 
-    /// Downloads packages as `suite` has them, with all that they depend on, and unpacks
-    /// them into a directory: a root of their own, whatever the system has.
+    /// Downloads packages from `suite`, with all that they depend on, and unpacks them into a
+    /// directory: a root of their own, whatever the system has.
     pub(super) fn unpack_root(&self, packages: &[&str], suite: &str, into: &Path) -> Result<()> {
-        // Nothing counts as installed.
+        // No package counts as installed.
         let status = self.home.join("status");
         fs::write(&status, "").at("write", &status)?;
         let status = format!("Dir::State::status={}", status.display());
         self.unpack_with_dependencies(&["-o", &status, "-t", suite], packages, into)
     }
 
-    /// Downloads packages with what they depend on and the system lacks, and unpacks
-    /// them into a directory.
+    /// Downloads packages, with dependencies that the system lacks, and unpacks them into a
+    /// directory.
     pub(super) fn unpack_missing(&self, packages: &[&str], into: &Path) -> Result<()> {
-        // Nothing is installed, and only root may lock what says what is.
+        // Nothing is installed, and only root may lock the database of installed packages.
         self.unpack_with_dependencies(&["-o", "Debug::NoLocking=true"], packages, into)
     }
 
@@ -155,7 +155,7 @@ fn unpack_all(packages: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Debian's name for the release that this system is, if it is one.
+/// Debian's name for this system's release, if it is Debian.
 pub(super) fn debian_release() -> Option<String> {
     let text = fs::read_to_string("/etc/os-release").ok()?;
     release_of(&text)
@@ -169,8 +169,7 @@ fn release_of(os_release: &str) -> Option<String> {
     (value("ID") == Some("debian")).then(|| value("VERSION_CODENAME").map(str::to_owned))?
 }
 
-/// Where the system gets Debian from. Apt itself is asked, which knows both forms of
-/// its sources.
+/// The system's Debian mirror. Apt itself is asked, since it knows both formats of its sources.
 fn debian_mirror() -> Result<String> {
     let mut ask = program::command("apt-get");
     let format = "$(RELEASE) $(COMPONENT) $(REPO_URI)";

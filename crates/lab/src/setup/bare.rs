@@ -1,5 +1,4 @@
-//! The kernel of guests without an operating system: `bare-guest`, for a machine that
-//! has none.
+//! The kernel of guests without an operating system: `bare-guest`, built for a bare machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,13 +8,13 @@ use crate::error::{FileContext, Result};
 use crate::program;
 use crate::setup::{repository, say, store};
 
-/// Without SSE, which a KVM that emulates may not know.
+/// A target without SSE, which a KVM that emulates instructions may not know.
 const TARGET: &str = "x86_64-unknown-none";
 const NAME: &str = "bare-guest";
-/// What cargo puts between flags.
+/// Separator between flags in cargo's variable.
 const SEPARATOR: &str = "\x1f";
 
-/// Where it is, once it is built.
+/// Path of the kernel, once it is built.
 pub(super) fn path(store: &Path) -> PathBuf {
     store.join("bare-kernel")
 }
@@ -27,7 +26,7 @@ pub(super) fn build(store: &Path) -> Result<PathBuf> {
         say("compiling the kernel of guests without an operating system");
     }
     if compile(store).is_err() {
-        // The target may be missing, which is the likeliest. Else it fails again.
+        // Most likely the target is missing; otherwise this fails again.
         program::output(&mut Command::new(repository().join("scripts/toolchain")))?;
         compile(store)?;
     }
@@ -41,7 +40,7 @@ fn compile(store: &Path) -> Result<()> {
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "--release", "--package", NAME, "--bin", NAME]);
     build.args(["--features", "kernel", "--target", TARGET, "--target-dir"]);
-    // A directory of its own: other flags than the rest of the workspace.
+    // A directory of its own, since its flags differ from the rest of the workspace.
     build.arg(store.join("bare")).current_dir(repository());
     let script = repository().join("crates/bare-guest/kernel/kernel.ld");
     let script = format!("-Clink-arg=-T{}", script.display());

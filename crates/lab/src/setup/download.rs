@@ -1,5 +1,5 @@
-//! What guests need of packages that are unpacked into the lab's own store, not
-//! installed: their kernel, and a server.
+//! Parts of packages that guests need, unpacked into the lab's own store and not installed: their
+//! kernel, and a server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,12 @@ use crate::program;
 use crate::setup::apt::{Apt, Scratch, Sources};
 use crate::setup::say;
 
-/// Small kernels with virtio and serial ports built in; the first that the
-/// distribution has is taken.
+/// Small kernels with virtio and serial ports built in; the first one that the distribution has is
+/// taken.
 const KERNEL_PACKAGES: [&str; 3] =
     ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64"];
 
-/// Drivers that kernel packages have as modules. One that isn't there is built
-/// in.
+/// Drivers that kernel packages have as modules. A driver without a module is built in.
 const MODULES: [&str; 7] = [
     "virtio",
     "virtio_ring",
@@ -30,26 +29,26 @@ const MODULES: [&str; 7] = [
 /// The same for a NIC, which few guests have.
 const NIC_MODULES: [&str; 3] = ["failover", "net_failover", "virtio_net"];
 
-/// For a helper's port, and a file system that kernels don't have built in.
+/// For the helper's port, and for a file system that kernels don't have built in.
 const HELPER_MODULES: [&str; 3] = ["libcrc32c", "xfs", "virtio_console"];
 
 /// For memory that is plugged while the guest runs.
 const PLUGGED_MEMORY_MODULES: [&str; 1] = ["virtio_mem"];
 
-/// The server that a guest may have, and the package that brings it.
+/// The server that a guest may have, and its package.
 const SERVER_PACKAGE: &str = "memcached";
-/// Where packages have libraries, in a distribution that has merged `/usr` or not.
+/// Where packages have libraries, with and without a merged `/usr`.
 const LIBRARY_PLACES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const NIC_MODULES_DIR: &str = "nic-modules";
 const HELPER_MODULES_DIR: &str = "helper-modules";
 const PLUGGED_MEMORY_MODULES_DIR: &str = "plugged-memory-modules";
-/// All of them beside the usual ones, each with its directory.
+/// All sets of modules besides the usual one, each with its directory.
 const MORE_MODULES: [(&str, &[&str]); 3] = [
     (NIC_MODULES_DIR, &NIC_MODULES),
     (HELPER_MODULES_DIR, &HELPER_MODULES),
     (PLUGGED_MEMORY_MODULES_DIR, &PLUGGED_MEMORY_MODULES),
 ];
-/// What loads a program's libraries.
+/// The dynamic linker.
 pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
 
 /// The guests' kernel, and the directory of its modules.
@@ -84,7 +83,7 @@ pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     for (dir, names) in MORE_MODULES {
         keep_modules(names, &scratch.0.join("lib"), &new.0.join(dir))?;
     }
-    // A store of an earlier time has fewer modules.
+    // A store made earlier has fewer modules.
     if home.is_dir() {
         fs::remove_dir_all(&home).at("remove", &home)?;
     }
@@ -127,7 +126,7 @@ pub(super) fn server(store: &Path) -> Result<PathBuf> {
     let scratch = Scratch::new(store, "server")?;
     let names: Vec<&str> = packages.iter().map(String::as_str).collect();
     if apt.unpack(&names, &scratch.0).is_err() {
-        // Lists that are too old name packages that are gone.
+        // Outdated lists name packages that are gone.
         apt.update()?;
         apt.unpack(&names, &scratch.0)?;
     }
@@ -136,7 +135,7 @@ pub(super) fn server(store: &Path) -> Result<PathBuf> {
     let linker = places.iter().map(|place| place.join(LINKER)).find(|path| path.is_file());
     let missing = || LabError::Missing { what: format!("{LINKER} in {}", packages.join(", ")) };
     let linker = linker.ok_or_else(missing)?;
-    // The linker says which libraries it takes; the same ones as in a guest.
+    // The linker lists the libraries that it loads, the same ones as in a guest.
     let mut list = Command::new(&linker);
     let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
     list.arg("--library-path").arg(places.join(":")).arg("--list").arg(&program);
@@ -150,13 +149,13 @@ pub(super) fn server(store: &Path) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// The paths in what the dynamic linker lists: `NAME => PATH (ADDRESS)`.
+/// The paths in the dynamic linker's list: `NAME => PATH (ADDRESS)`.
 fn linked(text: &str) -> Vec<PathBuf> {
     let path = |line: &str| Some(line.split_once("=> ")?.1.rsplit_once(" (")?.0.into());
     text.lines().filter_map(path).collect()
 }
 
-/// Copies modules out of a package, as the kernel takes them: not compressed.
+/// Copies modules out of a package, uncompressed, as the kernel takes them.
 fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).at("create", to)?;
     let files = if from.is_dir() { files(from)? } else { Vec::new() };

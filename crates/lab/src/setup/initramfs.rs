@@ -26,7 +26,7 @@ pub(super) fn pack(store: &Path, program: &[u8], modules: &Path) -> Result<PathB
     let mut archive = Archive::default();
     archive.directory("dev");
     archive.directory("proc");
-    // The kernel opens it for /init before anything is mounted.
+    // The kernel opens it for `/init` before anything is mounted.
     archive.character_device("dev/console", 5, 1);
     archive.program("init", program);
     archive.directory("modules");
@@ -35,13 +35,13 @@ pub(super) fn pack(store: &Path, program: &[u8], modules: &Path) -> Result<PathB
     Ok(initrd)
 }
 
-/// One of our own programs, as it runs in a guest without libraries.
+/// One of the workspace's programs, linked statically, for guests without libraries.
 fn linked_statically(store: &Path, name: &str) -> Result<Vec<u8>> {
     let target = store.join("guest");
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "--release", "--package", name, "--bin", name]);
-    // A directory of its own: other flags than the rest of the workspace.
+    // A directory of its own, since its flags differ from the rest of the workspace.
     build.args(["--target", TARGET, "--target-dir"]).arg(&target).current_dir(repository());
     build
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols")
@@ -51,7 +51,7 @@ fn linked_statically(store: &Path, name: &str) -> Result<Vec<u8>> {
     fs::read(&binary).at("read", &binary)
 }
 
-/// The same with the helper that tells what is in the page cache.
+/// Adds the helper, which reports what is in the page cache.
 pub(super) fn with_helper(store: &Path, initrd: &Path, modules: &Path) -> Result<PathBuf> {
     let mut archive = Archive::default();
     archive.directory("modules");
@@ -60,7 +60,7 @@ pub(super) fn with_helper(store: &Path, initrd: &Path, modules: &Path) -> Result
     after(store, initrd, "initrd-helper", archive)
 }
 
-/// The same with more drivers.
+/// Adds more drivers.
 pub(super) fn with_modules(
     store: &Path,
     initrd: &Path,
@@ -73,8 +73,7 @@ pub(super) fn with_modules(
     after(store, initrd, name, archive)
 }
 
-/// The same with a server and what it needs in a second archive, which the
-/// kernel unpacks over the first.
+/// Adds a server and what it needs, as a second archive that the kernel unpacks over the first.
 pub(super) fn with_server(
     store: &Path,
     initrd: &Path,
@@ -93,7 +92,7 @@ pub(super) fn with_server(
     after(store, initrd, "initrd-server", archive)
 }
 
-/// Both in one file.
+/// Writes the initramfs and the archive after it into one file.
 fn after(store: &Path, initrd: &Path, name: &str, archive: Archive) -> Result<PathBuf> {
     let both = [fs::read(initrd).at("read", initrd)?, archive.finish()].concat();
     let path = store.join(name);
@@ -101,7 +100,7 @@ fn after(store: &Path, initrd: &Path, name: &str, archive: Archive) -> Result<Pa
     Ok(path)
 }
 
-/// All files of a directory, always in the same order.
+/// Adds all files of a directory, always in the same order.
 fn add_files(archive: &mut Archive, to: &str, from: &Path) -> Result<()> {
     let entries = fs::read_dir(from).at("list", from)?.filter_map(std::io::Result::ok);
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

@@ -1,10 +1,10 @@
-//! Programs that come from the distribution.
+//! Programs from the distribution.
 
 use crate::error::{LabError, Result};
 use crate::program;
 use crate::setup::say;
 
-/// Programs, each with the Debian package that brings it.
+/// Programs, each with its Debian package.
 const PROGRAMS: [(&str, &str); 9] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
@@ -17,10 +17,10 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("redis-server", "redis-server"),
 ];
 
-/// What only tests of pages need.
+/// Programs that only tests of web pages need.
 const BROWSER: [(&str, &str); 2] = [("chromium", "chromium"), ("chromedriver", "chromium-driver")];
 
-/// Installs those that are missing, with apt-get.
+/// Installs missing programs with apt-get.
 pub(super) fn programs() -> Result<()> {
     missing(&PROGRAMS)
 }

@@ -1,6 +1,6 @@
-//! libvirt from the distribution, unpacked into the lab's store: hosts lay it over their
-//! own `/usr`, so its programs and libraries are where they were built to be. And what
-//! checks the files that we give to its hosts.
+//! libvirt from the distribution, unpacked into the lab's store. Hosts lay it over their own
+//! `/usr`, so its programs and libraries are at the paths for which they were built. Also
+//! AppArmor's parser, which checks Droveway's files for such hosts.
 
 mod current;
 
@@ -14,41 +14,41 @@ use crate::setup::apt::{Apt, Scratch, Sources};
 use crate::setup::{Accelerator, Kit, Version, say};
 
 const NAME: &str = "libvirt";
-/// Without those that bring units, users and a network of libvirt's own.
+/// Without the packages that have units, users and a network of libvirt's.
 const PACKAGES: [&str; 3] = ["libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients"];
 
-/// What managers that are written in Python use.
+/// For managers written in Python.
 const PYTHON: &str = "python3-libvirt";
 
 const APPARMOR: &str = "apparmor";
-/// Its parser and what profiles include, and how libvirt confines VMs.
+/// AppArmor's parser and the files that profiles include, and libvirt's rules for VMs.
 const APPARMOR_PACKAGES: [&str; 2] = ["apparmor", "libvirt-daemon-system"];
 
-/// What libvirtds have found out about QEMUs, which takes them seconds for each.
+/// libvirtds' cache of QEMU capabilities; probing takes them seconds for each QEMU.
 const CAPABILITIES: &str = "libvirt-capabilities";
 const WRAPPER: &str = "libvirt-qemu/qemu-system-x86_64";
 const ODD_SIZE: &str = include_str!("odd-size.sh");
-/// The first that doesn't lose pages under TCG whatever the size of RAM.
+/// The first QEMU that loses no pages under TCG, whatever the size of RAM.
 const ANY_SIZE: Version = Version { major: 9, minor: 0, patch: 0 };
 
-/// What hosts with libvirt are made of.
+/// What hosts with libvirt need.
 #[derive(Clone, Debug)]
 pub struct Libvirt {
     /// Its version.
     pub version: Version,
-    /// What is laid over their `/usr`; none where the system has libvirt.
+    /// The tree to lay over their `/usr`; none where the system has libvirt.
     pub tree: Option<PathBuf>,
-    /// A directory in which all libvirtds keep what they find out about QEMUs.
+    /// The directory in which all libvirtds cache QEMU capabilities.
     pub capabilities: PathBuf,
-    /// What stands for the distribution's QEMU.
+    /// The script that stands for the distribution's QEMU.
     pub system_qemu: PathBuf,
 }
 
-/// Where the distribution's QEMU finds its modules on such a host: libvirt has a QEMU load
-/// all that it finds, and one that finds those of another QEMU ends.
+/// Where the distribution's QEMU finds its modules on such a host: libvirt has a QEMU load all
+/// modules that it finds, and a QEMU that finds another's exits.
 pub(crate) const MODULES: &str = "/run/qemu-modules";
 
-/// Unpacks what is missing, and makes the rest.
+/// Unpacks and makes what is missing.
 pub(super) fn ensure(store: &Path, kit: &Kit) -> Result<Libvirt> {
     let tree = tree(store)?;
     let capabilities = store.join(CAPABILITIES);
@@ -62,8 +62,8 @@ pub(super) fn ensure(store: &Path, kit: &Kit) -> Result<Libvirt> {
     Ok(Libvirt { version, tree, capabilities, system_qemu })
 }
 
-/// All that can be had, from the oldest to the newest: the distribution's, and the current
-/// one where Debian's packages can be had.
+/// All available libvirts, from the oldest to the newest: the distribution's, and the current one
+/// where Debian's packages are available.
 pub(super) fn all(store: &Path, kit: &Kit) -> Result<Vec<Libvirt>> {
     let usual = ensure(store, kit)?;
     let current = current::ensure(store, &usual)?;
@@ -71,7 +71,7 @@ pub(super) fn all(store: &Path, kit: &Kit) -> Result<Vec<Libvirt>> {
     Ok(std::iter::once(usual).chain(current).collect())
 }
 
-/// The one of a release, such as `11.3`, or the `newest`.
+/// The libvirt of a release, such as `11.3`, or the `newest`.
 pub(super) fn of_release(all: &[Libvirt], wanted: &str) -> Result<Libvirt> {
     let release = |one: &Libvirt| format!("{}.{}", one.version.major, one.version.minor);
     let found = match wanted {
@@ -85,7 +85,7 @@ pub(super) fn of_release(all: &[Libvirt], wanted: &str) -> Result<Libvirt> {
     })
 }
 
-/// The version of the library in a directory: `libvirt.so.0.11003.0` is of 11.3.0.
+/// The version of the library in a directory: `libvirt.so.0.11003.0` means 11.3.0.
 fn version_in(libraries: &Path) -> Result<Version> {
     let entries = fs::read_dir(libraries).at("list", libraries)?;
     let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -105,7 +105,7 @@ fn installed() -> Result<Version> {
     Version::parse(number).ok_or(LabError::Text { what: "libvirt's version", text })
 }
 
-/// A file that is as it should be stays as it is, or libvirtds would look at it anew.
+/// Leaves an unchanged file alone, since libvirtds would probe a new one again.
 fn write_wrapper(path: &Path, script: &str) -> Result<()> {
     if fs::read_to_string(path).is_ok_and(|old| old == script) {
         return Ok(());
@@ -171,7 +171,7 @@ pub(super) fn python(store: &Path) -> Result<PathBuf> {
 pub(super) fn unpacked(store: &Path, unpack: impl Fn(&Apt) -> Result<()>) -> Result<()> {
     let apt = Apt::new(store, "system", Sources::System)?;
     unpack(&apt).or_else(|_| {
-        // Lists that are too old name packages that are gone.
+        // Outdated lists name packages that are gone.
         apt.update()?;
         unpack(&apt)
     })

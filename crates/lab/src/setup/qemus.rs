@@ -1,5 +1,5 @@
-//! QEMUs besides the distribution's: one that is correct under TCG where that isn't,
-//! and the current one. They are unpacked into the lab's store, not installed.
+//! QEMUs besides the distribution's: one that is correct under TCG if the distribution's isn't, and
+//! the current one. They are unpacked into the lab's store, not installed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::setup::apt::{Apt, Scratch, Sources, debian_release};
 use crate::setup::{CURRENT_SUITES, say};
 
 const NEWER: &str = "qemu-10.0";
-/// Without `ipxe-qemu`: backports has none, and the system's serves both.
+/// Without `ipxe-qemu`: backports lacks it, and the system's serves both.
 const NEWER_PACKAGES: [&str; 4] =
     ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 
@@ -26,7 +26,7 @@ fn wrapper(home: &Path) -> PathBuf {
     home.join("bin/qemu-system-x86_64")
 }
 
-/// All that may be there, whether it is or not: what starts each, and itself.
+/// The wrapper and the program of each, whether they exist or not.
 pub(super) fn places(store: &Path) -> [PathBuf; 4] {
     let [newer, current] = [NEWER, CURRENT].map(|name| store.join(name));
     [wrapper(&newer), newer.join(PROGRAM), wrapper(&current), current.join(PROGRAM)]
@@ -53,8 +53,8 @@ pub(super) fn newer(store: &Path) -> Result<PathBuf> {
     keep(&scratch, &home)
 }
 
-/// The current QEMU, from the backports of the current Debian, with its own libraries;
-/// none where packages are not Debian's.
+/// The current QEMU, from the backports of the current Debian, with its own libraries; none where
+/// packages are not Debian's.
 pub(super) fn current(store: &Path) -> Result<Option<PathBuf>> {
     let home = store.join(CURRENT);
     if wrapper(&home).is_file() {
@@ -73,19 +73,18 @@ pub(super) fn current(store: &Path) -> Result<Option<PathBuf>> {
     keep(&scratch, &home).map(Some)
 }
 
-/// Has the program use the libraries beside it, and the linker that belongs to them,
-/// from where they are going to be.
+/// Has the program use the libraries beside it, and their dynamic linker, at their final paths.
 fn bind_libraries(store: &Path, scratch: &Path, home: &Path) -> Result<()> {
     let tool = Scratch::new(store, "patchelf")?;
     let apt = Apt::new(store, "system", Sources::System)?;
     if apt.unpack(&["patchelf"], &tool.0).is_err() {
-        // Lists that are too old name packages that are gone.
+        // Outdated lists name packages that are gone.
         apt.update()?;
         apt.unpack(&["patchelf"], &tool.0)?;
     }
     let mut patch = Command::new(tool.0.join("usr/bin/patchelf"));
     patch.arg("--set-interpreter").arg(home.join(LINKER));
-    // The libraries of libraries are looked for by this path, too.
+    // Libraries find their own dependencies by this path, too.
     patch.arg("--force-rpath").arg("--set-rpath").arg(home.join(LIBRARIES));
     program::output(patch.arg(scratch.join(PROGRAM))).map(|_| ())
 }

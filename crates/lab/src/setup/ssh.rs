@@ -1,4 +1,4 @@
-//! OpenSSH's server, as the distribution has it.
+//! The distribution's OpenSSH server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::error::{FileContext, Result};
 
 const PACKAGES: [&str; 2] = ["openssh-server", "libwrap0"];
 
-/// The directory that it is unpacked in.
+/// The directory into which it is unpacked.
 pub(super) fn server(store: &Path) -> Result<PathBuf> {
     let home = store.join("ssh");
     if !home.is_dir() {

@@ -1,6 +1,5 @@
-//! Where setup keeps what it made: in the checkout, unless another user could
-//! change it there. Agents start no QEMU that others can replace, and the lab's
-//! QEMU is among what is kept.
+//! The store of what setup has made: in the checkout, unless another user could change it there.
+//! Agents start no QEMU that others can replace, and the lab's QEMU is in the store.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -11,18 +10,18 @@ use crate::error::{FileContext, Result};
 use crate::program;
 use crate::setup::{repository, say};
 
-/// Says where the store is, and wins.
+/// Environment variable with the store's path, which takes precedence.
 pub(crate) const VARIABLE: &str = "DROVEWAY_LAB";
 const OF_ROOT: &str = "/var/cache";
 const NAME: &str = "droveway-lab";
 
-/// Where setup keeps what it made.
+/// The directory of what setup has made.
 #[must_use]
 pub fn store() -> PathBuf {
     env::var_os(VARIABLE).map_or_else(usual, PathBuf::from)
 }
 
-/// Makes the directory; says so if it is not where one would look.
+/// Makes the directory; reports it if it is outside the checkout.
 pub(super) fn create() -> Result<PathBuf> {
     let store = store();
     let new = !store.is_dir();
@@ -33,8 +32,8 @@ pub(super) fn create() -> Result<PathBuf> {
     Ok(store)
 }
 
-/// Has a file there hold these bytes. In two steps: a guest that boots meanwhile never
-/// sees half of it.
+/// Gives a file these bytes, by a rename, so that a guest that boots meanwhile never sees half of
+/// them.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     if fs::read(path).is_ok_and(|old| old == bytes) {
         return Ok(());
@@ -44,7 +43,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::rename(&partial, path).at("create", path)
 }
 
-/// Removes it; one that [`VARIABLE`] names may be used by others, and stays.
+/// Removes the store, but not one that [`VARIABLE`] names, which others may use.
 ///
 /// # Errors
 /// If it can't be removed.
@@ -74,7 +73,7 @@ fn caches() -> PathBuf {
     of_user.unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".cache"))
 }
 
-/// Checkouts have stores of their own: their guests differ.
+/// Each checkout has a store of its own, since their guests differ.
 fn name_of(checkout: &Path) -> String {
     checkout.display().to_string().trim_start_matches('/').replace('/', "-")
 }

@@ -37,7 +37,7 @@ fn parse(text: &str) -> Option<Version> {
 }
 
 impl Version {
-    /// Of `9.0.0`, or `8.2`.
+    /// Parses `9.0.0`, or `8.2`.
     pub(super) fn parse(number: &str) -> Option<Self> {
         let mut parts = number.split('.').map(|part| part.parse().ok());
         let mut next = || parts.next().flatten();

@@ -1,11 +1,11 @@
-//! What is in flight: operations, as the owner submits them, and their parts,
+//! Requests in flight: operations, as the caller submits them, and their parts,
 //! as the server sees them. No I/O; never more parts than there are places.
 
 use super::{Failure, Outcome};
 use crate::ProtocolError;
 use crate::transmission::{Command, SimpleReply};
 
-/// What a part asks for, to say so if it fails.
+/// The request of a part, for the message if it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) command: Command,
@@ -17,8 +17,8 @@ pub(crate) struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation(usize);
 
-/// Parts have a place each; a cookie is `serial x places + place`, so that
-/// finding one is a division and an answer that comes twice is noticed.
+/// Each part has a place. Its cookie is `serial x places + place`, so that
+/// finding it is a division, and a repeated reply is noticed.
 #[derive(Debug)]
 pub(crate) struct Flight<T> {
     places: Vec<Option<Flying>>,
@@ -54,7 +54,7 @@ impl<T> Flight<T> {
         }
     }
 
-    /// Begins an operation. One at a time is being launched; each of the
+    /// Begins an operation. Only one at a time is being launched; each of the
     /// others has at least one part in flight.
     pub(crate) fn begin(&mut self, tag: T) -> Operation {
         let free = self.operations.iter().position(Option::is_none);
@@ -82,8 +82,8 @@ impl<T> Flight<T> {
         cookie
     }
 
-    /// Takes an answer in; if it was the last one to an operation, that has
-    /// ended.
+    /// Processes a reply. Returns the operation's tag and outcome, if it was
+    /// the last one.
     pub(crate) fn answered(
         &mut self,
         reply: SimpleReply,
@@ -111,7 +111,8 @@ impl<T> Flight<T> {
         Ok(ended.map(|begun| (begun.tag, begun.failure.map_or(Ok(()), Err))))
     }
 
-    /// Ends all operations, also those that are not launched yet.
+    /// Ends all operations, also those that are not launched yet, and returns
+    /// their tags.
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         self.free_places = (0..self.places.len()).rev().collect();
         self.places.fill_with(|| None);
@@ -134,8 +135,8 @@ mod tests {
     }
 
     proptest! {
-        /// Operations of one to four parts, answered in any order, fail just
-        /// if one of their parts does and end just once.
+        /// Operations of one to four parts, answered in any order, end exactly
+        /// once, and fail only if one of their parts does.
         #[test]
         fn every_operation_ends_once_with_its_outcome(
             places in 1..8_usize,
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_taken_and_later_answers_are_refused() {
+    fn all_operations_can_be_taken_and_later_replies_are_refused() {
         let mut flight = Flight::new(2);
         let operation = flight.begin('a');
         let cookie = flight.launch(operation, PART, false);

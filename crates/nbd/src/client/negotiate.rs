@@ -1,4 +1,4 @@
-//! From the greeting to the export that we want.
+//! The client's negotiation, from the greeting to the chosen export.
 
 use std::io::{Read, Write};
 
@@ -9,7 +9,7 @@ use crate::handshake::{
 };
 use crate::{ExportFlags, ProtocolError};
 
-/// Servers know of less than ten kinds.
+/// Most pieces of information about an export; servers know fewer than ten kinds.
 const INFO_MAX: usize = 64;
 
 /// Chooses an export to write to.
@@ -21,7 +21,7 @@ pub(crate) fn negotiate(
     fit(choose(from, to, name)?, name)
 }
 
-/// Chooses an export, whatever it is good for.
+/// Chooses an export, which may be read-only.
 pub(crate) fn choose(
     mut from: impl Read,
     mut to: impl Write,
@@ -93,8 +93,8 @@ fn reason(error: Answer, text: &[u8]) -> String {
     }
 }
 
-/// An export that we can't write to, or that never makes anything durable, is
-/// found out now and not at the end of a migration.
+/// Refuses an export that can't be written or flushed now, and not at the end of
+/// a migration.
 fn fit(info: ExportInfo, name: &str) -> Result<ExportInfo, ClientError> {
     let unfit = |lack| Err(ClientError::Unfit { name: name.to_owned(), lack });
     if info.flags.contains(ExportFlags::READ_ONLY) {

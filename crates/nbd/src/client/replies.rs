@@ -1,4 +1,4 @@
-//! The thread that reads answers and hands tags back.
+//! The thread that reads replies and returns tags.
 
 use std::io::{self, BufReader, Read};
 use std::net::Shutdown;
@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use super::{Done, Failure, Outcome, Shared};
 use crate::transmission::SimpleReply;
 
-/// Whatever ends the reading of answers, nobody goes on waiting for one.
+/// Wakes all waiting threads when the reading of replies ends, even by a panic.
 struct Ending<'a, T>(&'a Shared<T>);
 
 impl<T> Drop for Ending<'_, T> {
@@ -15,7 +15,7 @@ impl<T> Drop for Ending<'_, T> {
         let panicked = Failure::Broken("its reader of answers panicked".to_owned());
         let why = state.ending.get_or_insert(panicked).clone();
         state.ended.get_or_insert(why);
-        // Empty, but after a panic; then those who wait in them must wake.
+        // Only after a panic are there any; dropping them wakes their waiters.
         let left = state.flight.take_all();
         drop(state);
         drop(left);
@@ -23,12 +23,12 @@ impl<T> Drop for Ending<'_, T> {
     }
 }
 
-/// The life of the thread that reads answers.
+/// Runs the thread that reads replies.
 pub(super) fn read<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
     let ending = Ending(shared);
     let mut report = |done: Done<T>, outcome: Outcome| match done {
         Done::Owner(tag) => on_done(tag, outcome),
-        // Who waits no more has no use for it.
+        // A waiter that is gone doesn't need the outcome.
         Done::Waiter(waiter) => drop(waiter.send(outcome)),
     };
     let broken = read_all(shared, &mut report);
@@ -48,7 +48,7 @@ pub(super) fn read<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
     drop(ending);
 }
 
-/// Reports answers until the connection ends; returns why it did.
+/// Reports outcomes until the connection ends; returns why it did.
 fn read_all<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> Failure {
     let mut from = BufReader::with_capacity(4096, &shared.socket);
     let mut bytes = [0; SimpleReply::BYTES];
@@ -76,8 +76,8 @@ fn read_all<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) ->
             state.first_failure.get_or_insert_with(|| failure.clone());
         }
         drop(state);
-        // Its place is free, so that the next request doesn't wait for what
-        // the owner does now.
+        // The place is free: the next request need not wait until the outcome
+        // is reported.
         shared.changed.notify_all();
         report(done, outcome);
         let mut state = shared.state.lock();

@@ -1,4 +1,4 @@
-//! Submitting: what goes to the server.
+//! Submits requests to the server.
 
 use std::io::{self, IoSlice, Write};
 use std::os::unix::net::UnixStream;
@@ -12,33 +12,33 @@ use crate::ExportFlags;
 use crate::handshake::PAYLOAD_BYTES_MAX;
 use crate::transmission::{Command, RequestHeader};
 
-/// A server may have to write zeroes out, one after the other: in one request
-/// of this size it is not busy for too long.
+/// Most zeroes in one request. A server may have to write them out, and should
+/// not be busy with one request for too long.
 const ZEROES_BYTES_MAX: u32 = 128 << 20;
 
-/// For servers that have no WRITE_ZEROES.
+/// For servers without WRITE_ZEROES.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What follows a request's header.
 #[derive(Clone, Copy)]
 enum Payload<'a> {
     Nothing,
-    /// The range's bytes, from its first piece on.
+    /// The bytes of the whole range, of which each piece sends its part.
     Data(&'a [u8]),
     Zeroes,
 }
 
-/// That it is our turn to submit.
+/// Proof that it is the caller's turn to submit.
 type Turn<'a> = MutexGuard<'a, ()>;
 
 impl<T: Send + 'static> Client<T> {
     /// Writes `data`. Waits while too much is in flight or in the socket; the
-    /// buffer is free when it returns. After `Ok` the tag comes back with the
-    /// outcome; after an error it is dropped.
+    /// caller may reuse `data` when it returns. After `Ok` the tag is returned with
+    /// the outcome; after an error it is dropped.
     ///
     /// # Errors
     /// If the range is empty, not in the export, or not aligned as the server
-    /// wants it; or if the connection broke before.
+    /// requires; or if the connection ended before.
     pub fn write(&self, offset: u64, data: &[u8], tag: T) -> Result<(), ClientError> {
         let bytes = data.len() as u64;
         self.check(offset, bytes)?;
@@ -48,7 +48,7 @@ impl<T: Send + 'static> Client<T> {
     }
 
     /// Writes zeroes, which may become a hole. Sends them as bytes to a server
-    /// that has no WRITE_ZEROES. Otherwise as [`Client::write`].
+    /// without WRITE_ZEROES. Otherwise as [`Client::write`].
     ///
     /// # Errors
     /// As [`Client::write`].
@@ -65,10 +65,10 @@ impl<T: Send + 'static> Client<T> {
         self.submit(&turn, Done::Owner(tag), command, pieces(offset, bytes, bytes_max), payload)
     }
 
-    /// Makes durable what was answered before. Otherwise as [`Client::write`].
+    /// Makes requests durable that were answered before. Otherwise as [`Client::write`].
     ///
     /// # Errors
-    /// If the connection broke before.
+    /// If the connection ended before.
     pub fn flush(&self, tag: T) -> Result<(), ClientError> {
         let turn = self.turn.lock();
         self.submit_flush(&turn, Done::Owner(tag))
@@ -82,11 +82,11 @@ impl<T: Send + 'static> Client<T> {
     pub(super) fn say_goodbye(&self, _turn: &Turn<'_>) {
         let command = Command::DISCONNECT;
         let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, bytes: 0 };
-        // A server that is gone needs no goodbye.
+        // A server that is gone needs no DISCONNECT.
         let _ = (&self.shared.socket).write_all(&header.to_bytes());
     }
 
-    /// The most that a payload may have: a multiple of the server's minimum.
+    /// The longest payload: a multiple of the server's minimum.
     fn payload_bytes_max(&self) -> u32 {
         let sizes = self.info.sizes;
         let max = sizes.maximum.min(PAYLOAD_BYTES_MAX);
@@ -131,12 +131,12 @@ impl<T: Send + 'static> Client<T> {
                 Payload::Zeroes => write_zeroes(socket, &header, bytes as usize),
             };
             if let Err(error) = written {
-                // Half a request may be out: nothing sensible can follow it.
+                // Half a request may have been sent: nothing can follow it.
                 self.shared.end(Failure::Broken(error.to_string()));
                 break;
             }
         }
-        // Also after a break: the reader of answers hands the tag back.
+        // Also after a failure: the thread that reads replies returns the tag.
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl<T: Send + 'static> Client<T> {
     }
 
     /// Waits for a place. `None` if the connection ended: then the operation
-    /// is over.
+    /// has ended, too.
     fn launch(&self, operation: Operation, part: Part, last: bool) -> Option<u64> {
         let mut state = self.shared.state.lock();
         while state.ended.is_none() {

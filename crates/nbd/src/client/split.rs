@@ -1,4 +1,4 @@
-//! Ranges above the server's size, in pieces.
+//! Splits ranges above the server's maximum size into pieces.
 
 /// The pieces of a range, in order, none longer than `max`.
 pub(super) fn pieces(offset: u64, bytes: u64, max: u32) -> impl Iterator<Item = Piece> {

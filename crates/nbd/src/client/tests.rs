@@ -13,7 +13,7 @@ fn settings(in_flight_max: usize) -> Settings {
     Settings { in_flight_max, ..Settings::default() }
 }
 
-/// A client whose outcomes come to a channel.
+/// A client whose outcomes are sent to a channel.
 fn reporting(socket: UnixStream, in_flight_max: usize) -> (Client<u32>, Receiver<(u32, Outcome)>) {
     let (report, reported) = channel();
     let client = Client::over(socket, "vda", &settings(in_flight_max), move |tag, outcome| {
@@ -22,7 +22,7 @@ fn reporting(socket: UnixStream, in_flight_max: usize) -> (Client<u32>, Receiver
     (client.unwrap(), reported)
 }
 
-/// Our server, with a disk in memory. Writes to `spoiled` fail.
+/// This crate's server with a disk in memory. Requests at `spoiled` fail.
 fn serve(socket: UnixStream, spoiled: u64) -> (Vec<u8>, Vec<Request>) {
     let exports = [Export { name: "vda".to_owned(), bytes: DISK as u64 }];
     let negotiated = server::negotiate(socket, &exports).unwrap().unwrap();
@@ -51,13 +51,13 @@ fn serve(socket: UnixStream, spoiled: u64) -> (Vec<u8>, Vec<Request>) {
 }
 
 #[test]
-fn what_is_written_is_at_the_server_when_it_is_done() {
+fn writes_have_reached_the_server_after_a_sync() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || serve(theirs, u64::MAX));
     let (client, reported) = reporting(ours, 4);
     assert_eq!(client.info().bytes, DISK as u64);
     let mut expected = vec![0xee; DISK];
-    // They overlap; but this server keeps the order.
+    // The writes overlap, but this server keeps the order.
     for round in 0..200_u32 {
         let from = (round as usize * 7919 * 3) % (DISK - 5000);
         if round % 5 == 4 {
@@ -99,7 +99,7 @@ fn each_tag_comes_back_once_and_a_failure_stays_known() {
 }
 
 #[test]
-fn what_does_not_lie_in_the_export_is_refused_at_once() {
+fn requests_outside_the_export_are_refused_at_once() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || serve(theirs, u64::MAX));
     let (client, reported) = reporting(ours, 2);
@@ -123,8 +123,8 @@ fn an_export_that_is_not_there_is_refused_in_the_servers_words() {
     assert!(matches!(server.join().unwrap(), Err(server::ServerError::HungUp)));
 }
 
-/// A server written out, for what ours never does. It greets, gives an export
-/// and hands the requests' headers on.
+/// A server that does what this crate's server never does. It negotiates an export
+/// and returns each request.
 struct Odd {
     socket: UnixStream,
 }
@@ -182,7 +182,7 @@ fn large_requests_go_out_in_parts_and_zeroes_as_bytes_if_they_must() {
             }
             seen.push((header.command, header.offset, payload));
             kept.push(header.cookie);
-            // The last come first.
+            // Answers in reverse order.
             if kept.len() == 2 {
                 kept.drain(..).rev().for_each(|cookie| odd.answer(cookie));
             }
@@ -224,8 +224,8 @@ fn exports_of_no_use_are_refused_before_anything_is_written() {
     }
 }
 
-/// A client with two places and three requests, of which the server got two;
-/// what then happens, and what the three hear.
+/// A client with two places and three requests, of which the server has received
+/// two. Checks that all fail once `how` has ended the connection.
 fn broken_off(
     how: impl FnOnce(Odd, &Client<u32>) -> Option<Odd>,
 ) -> (Client<u32>, Receiver<(u32, Outcome)>) {
@@ -240,7 +240,7 @@ fn broken_off(
     client.write(0, &[1; 512], 0).unwrap();
     client.write(512, &[1; 512], 1).unwrap();
     thread::scope(|scope| {
-        // Waits for a place, for which it is too late.
+        // Waits for a place until the connection ends.
         let late = scope.spawn(|| client.write(1024, &[1; 512], 2));
         let odd = how(server.join().unwrap(), &client);
         let accepted = match late.join().unwrap() {
@@ -276,7 +276,7 @@ fn a_server_that_dies_fails_all_that_is_unanswered() {
 }
 
 #[test]
-fn a_server_that_lies_is_left() {
+fn a_reply_to_no_request_ends_the_connection() {
     let (client, _) = broken_off(|mut odd, _| {
         odd.answer(0xdead_beef);
         Some(odd)
@@ -294,7 +294,7 @@ fn a_client_is_stopped_while_the_server_does_not_answer() {
 }
 
 #[test]
-fn a_client_that_is_dropped_reports_what_it_leaves() {
+fn a_dropped_client_reports_unanswered_requests() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || Odd::new(theirs, FLUSH, BlockSizes::default()));
     let (client, reported) = reporting(ours, 2);
@@ -305,7 +305,7 @@ fn a_client_that_is_dropped_reports_what_it_leaves() {
 }
 
 #[test]
-fn nobody_hangs_when_the_owner_of_the_outcomes_panics() {
+fn nothing_hangs_when_the_callback_panics() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
         let mut odd = Odd::new(theirs, FLUSH, BlockSizes::default());

@@ -1,5 +1,4 @@
-//! Reads that are in flight: who asked for what, and into which buffer it
-//! goes. No I/O.
+//! Reads in flight, each with the buffer that its data goes into. No I/O.
 
 use std::ops::Range;
 
@@ -24,8 +23,8 @@ enum Place<B> {
     },
 }
 
-/// Cookies are `serial x places + place`, so that finding one is a division
-/// and an answer that comes twice is noticed.
+/// Cookies are `serial x places + place`, so that finding a read is a division,
+/// and a repeated reply is noticed.
 #[derive(Debug)]
 pub(crate) struct Places<B> {
     places: Vec<Place<B>>,
@@ -33,11 +32,11 @@ pub(crate) struct Places<B> {
     serial: u64,
 }
 
-/// An answer's header was read.
+/// The read that a reply's header answers.
 #[derive(Debug)]
 pub(crate) struct Answered<B> {
     pub(crate) place: usize,
-    /// What follows goes there; then it is [`Places::filled`].
+    /// Where the payload that follows goes; then call [`Places::filled`].
     pub(crate) payload: Option<(Range<usize>, B)>,
 }
 
@@ -54,7 +53,7 @@ impl<B> Places<B> {
         !self.free.is_empty()
     }
 
-    /// Takes a place, of which there is one; returns it with its cookie.
+    /// Takes a free place, which must exist; returns it with its cookie.
     pub(crate) fn enter(&mut self, into: Range<usize>, buffer: B) -> (usize, u64) {
         let place = self.free.pop().expect("there is room");
         self.serial = self.serial.wrapping_add(1) & u64::from(u32::MAX);
@@ -84,7 +83,7 @@ impl<B> Places<B> {
         Ok(Answered { place: number, payload })
     }
 
-    /// The payload is there, or won't come.
+    /// Gives a place its buffer back, with the payload if it is `whole`.
     pub(crate) fn filled(&mut self, place: usize, into: Range<usize>, buffer: B, whole: bool) {
         let Some(filling) = self.places.get_mut(place) else { return };
         *filling = match *filling {
@@ -93,7 +92,7 @@ impl<B> Places<B> {
         };
     }
 
-    /// Leaves the place with its answer, if it has one.
+    /// Frees the place and returns its buffer and outcome, if it has been answered.
     pub(crate) fn take(&mut self, place: usize) -> Option<(B, Result<(), Errno>)> {
         let done = self.places.get_mut(place).filter(|it| matches!(it, Place::Done { .. }))?;
         match std::mem::replace(done, Place::Free) {
@@ -105,7 +104,7 @@ impl<B> Places<B> {
         }
     }
 
-    /// Leaves the place without an answer, if nobody has its buffer just now.
+    /// Frees a place that is not answered and returns its buffer, unless that is being filled.
     pub(crate) fn give_up(&mut self, place: usize) -> Option<B> {
         let asked = self.places.get_mut(place).filter(|it| matches!(it, Place::Asked { .. }))?;
         match std::mem::replace(asked, Place::Free) {
@@ -117,7 +116,7 @@ impl<B> Places<B> {
         }
     }
 
-    /// Some place that waits for its answer, after this one.
+    /// The next place after this one that waits for its reply.
     pub(crate) fn waiting(&self, place: usize) -> Option<usize> {
         let all = self.places.len();
         let after = (1..all).map(|step| (place + step) % all);
@@ -136,7 +135,7 @@ mod tests {
     }
 
     proptest! {
-        /// Answers in any order reach those who asked, with their buffers.
+        /// Replies in any order reach their places, with their buffers.
         #[test]
         fn each_buffer_comes_back_to_its_place(
             count in 1..8_usize,
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_given_up() {
+    fn a_read_cut_short_can_be_given_up() {
         let mut places = Places::new(2);
         let (place, cookie) = places.enter(0..4, 'a');
         let (range, buffer) = places.answered(reply(cookie, 0)).unwrap().payload.unwrap();

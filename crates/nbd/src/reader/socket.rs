@@ -1,4 +1,4 @@
-//! Where servers of exports are.
+//! Addresses of NBD servers, and connections to them.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -25,12 +25,12 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A connection to one.
+/// A connection to a server.
 #[derive(Debug)]
 pub enum Socket {
     /// On this host.
     Unix(UnixStream),
-    /// Anywhere.
+    /// On any host.
     Tcp(TcpStream),
 }
 
@@ -44,7 +44,7 @@ impl Socket {
         for address in address.to_socket_addrs()? {
             match TcpStream::connect_timeout(&address, patience) {
                 Ok(socket) => {
-                    // Requests are small and wait for nothing.
+                    // Requests are small and must be sent at once.
                     socket.set_nodelay(true)?;
                     return Ok(Self::Tcp(socket));
                 }
@@ -68,7 +68,7 @@ impl Socket {
     }
 
     pub(crate) fn shut_down(&self) {
-        // If it fails the connection is gone already.
+        // A failure means that the connection is gone already.
         let _ = match self {
             Self::Unix(socket) => socket.shutdown(Shutdown::Both),
             Self::Tcp(socket) => socket.shutdown(Shutdown::Both),

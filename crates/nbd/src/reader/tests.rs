@@ -16,7 +16,7 @@ fn byte(offset: usize) -> u8 {
     u8::try_from((offset / 256 + offset * 7) % 251).unwrap()
 }
 
-/// A server that gives an export of these sizes, and then does as it is told.
+/// A server with an export of these block sizes, driven by the test after the negotiation.
 struct Odd {
     socket: UnixStream,
 }
@@ -60,7 +60,7 @@ impl Odd {
     }
 }
 
-/// A reader, and what its server does after the negotiation.
+/// A reader, and a server that runs `serve` after the negotiation.
 fn reading<R: Send + 'static>(
     places: usize,
     sizes: BlockSizes,
@@ -77,7 +77,7 @@ fn many_threads_read_and_answers_come_in_any_order() {
     let (reader, server) = reading(4, BlockSizes::default(), |mut odd| {
         let mut kept = Vec::new();
         while let Some(asked) = odd.next() {
-            // An odd one is refused at once, and pushes out what waits.
+            // A read at an odd offset is refused at once; then the kept ones are answered.
             if asked.offset % 2 == 1 {
                 odd.head(asked.cookie, Err(Errno::IO));
                 kept.drain(..).rev().for_each(|asked| odd.answer(asked));
@@ -114,7 +114,7 @@ fn many_threads_read_and_answers_come_in_any_order() {
                 done.fetch_add(1, Relaxed);
             });
         }
-        // The last ones wait for company.
+        // The server keeps the last reads until another one is refused.
         while done.load(Relaxed) < 8 {
             assert!(reader.read(1, 0..1, &mut vec![0]).is_err());
         }
@@ -124,7 +124,7 @@ fn many_threads_read_and_answers_come_in_any_order() {
 }
 
 #[test]
-fn what_can_not_be_asked_is_not() {
+fn ranges_that_can_t_be_requested_are_refused() {
     let sizes = BlockSizes { minimum: 512, preferred: 4096, maximum: 70_000 };
     let (reader, server) = reading(1, sizes, |mut odd| odd.next().is_none());
     assert_eq!(reader.bytes_max(), 136 * 512);
@@ -145,7 +145,7 @@ fn what_can_not_be_asked_is_not() {
     assert!(server.join().unwrap(), "nothing was asked");
 }
 
-/// Three readers at a server that breaks off; all hear why.
+/// Checks that three readers get the same error when `break_off` ends the connection.
 fn broken(break_off: impl FnOnce(&mut Odd, RequestHeader) + Send + 'static) -> String {
     let (reader, server) = reading(3, BlockSizes::default(), move |mut odd| {
         let first = odd.next().unwrap();
@@ -172,7 +172,7 @@ fn broken(break_off: impl FnOnce(&mut Odd, RequestHeader) + Send + 'static) -> S
 }
 
 #[test]
-fn a_server_that_leaves_or_lies_is_left() {
+fn readers_fail_when_the_server_hangs_up_or_violates_the_protocol() {
     let text = broken(|odd, _| odd.socket.shutdown(std::net::Shutdown::Both).unwrap());
     assert!(text.ends_with("broke: the other end closed it"), "{text}");
     let text = broken(|odd, _| odd.head(12_345, Ok(())));
@@ -188,11 +188,11 @@ fn a_server_that_leaves_or_lies_is_left() {
 }
 
 #[test]
-fn who_waits_for_a_silent_server_can_be_stopped() {
+fn reads_from_a_silent_server_can_be_stopped() {
     let (reader, server) = reading(2, BlockSizes::default(), |mut odd| {
         let first = odd.next().unwrap();
         odd.next().unwrap();
-        // Half an answer.
+        // Half a reply.
         odd.head(first.cookie, Ok(()));
         odd.socket.write_all(&[1; 10]).unwrap();
         odd

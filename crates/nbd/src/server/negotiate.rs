@@ -1,4 +1,4 @@
-//! From the greeting to an export.
+//! The server's negotiation, from the greeting to the chosen export.
 
 use std::io::{Read, Write};
 
@@ -9,12 +9,12 @@ use crate::handshake::{
     OptionReplyHeader, write_name,
 };
 
-/// A client asks for a handful of things before it chooses. One that goes on
-/// and on must not keep a thread.
+/// Most options before the choice. Clients send a handful; one that never chooses must
+/// not occupy a thread.
 const OPTIONS_MAX: usize = 256;
 
-/// Negotiates until the client chose an export (its number in the list) or
-/// said goodbye.
+/// Negotiates until the client has chosen an export (its index in the list) or
+/// ended the negotiation.
 pub(crate) fn choose(
     mut from: impl Read,
     to: impl Write,
@@ -107,7 +107,8 @@ impl<W: Write> Talk<'_, W> {
         if self.option == OptionCode::GO { Turn::Chosen(chosen) } else { Turn::Next }
     }
 
-    /// This option has no errors: who asks for what isn't there is left.
+    /// Answers EXPORT_NAME. It has no error reply: if the export doesn't exist, the
+    /// connection ends.
     fn export_name(&mut self, content: &[u8]) -> Result<usize, ServerError> {
         let name = str::from_utf8(content)
             .map_err(|_| ProtocolError::Text { what: "the name of the export it wants" })?;
@@ -116,7 +117,7 @@ impl<W: Write> Talk<'_, W> {
         })?;
         let mut info = Vec::new();
         self.export_info(chosen).write(&mut info);
-        // The same as the information, without its kind before it.
+        // As INFO, without the type at the front.
         self.out.extend_from_slice(info.get(2..).unwrap_or_default());
         if self.zeroes {
             self.out.extend_from_slice(&[0; 124]);

@@ -1,4 +1,4 @@
-//! Answers, from any thread and in any order.
+//! Sends replies, from any thread and in any order.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -11,7 +11,7 @@ use super::ServerError;
 use crate::Errno;
 use crate::transmission::SimpleReply;
 
-/// Where the answers to one client go. Clones are the same.
+/// Sends the replies to one client. Clones share its connection.
 #[derive(Clone, Debug)]
 pub struct Replier {
     shared: Arc<Shared>,
@@ -20,7 +20,7 @@ pub struct Replier {
 #[derive(Debug)]
 struct Shared {
     socket: UnixStream,
-    /// Held while an answer is written, so that it goes out in one piece.
+    /// Held while a reply is written, so that it is sent in one piece.
     state: Mutex<State>,
 }
 
@@ -38,7 +38,7 @@ impl Replier {
     /// Tells the client that its request is done.
     ///
     /// # Errors
-    /// If the client can't be reached any more; then it never can.
+    /// If the connection has failed, as all later replies then do.
     pub fn ok(&self, cookie: u64) -> Result<(), ServerError> {
         self.answer(cookie, Ok(()))
     }
@@ -46,14 +46,14 @@ impl Replier {
     /// Tells the client that its request failed.
     ///
     /// # Errors
-    /// If the client can't be reached any more; then it never can.
+    /// If the connection has failed, as all later replies then do.
     pub fn fail(&self, cookie: u64, errno: Errno) -> Result<(), ServerError> {
         self.answer(cookie, Err(errno))
     }
 
-    /// Ends the connection now: whoever reads from it or writes to it wakes.
+    /// Ends the connection now: threads that read from it or write to it wake.
     pub fn shut_down(&self) {
-        // If it fails the connection is gone already, which is what we want.
+        // A failure means that the connection is gone already.
         let _ = self.shared.socket.shutdown(Shutdown::Both);
     }
 
@@ -68,7 +68,7 @@ impl Replier {
         }
         let reply = SimpleReply { cookie, outcome }.to_bytes();
         (&self.shared.socket).write_all(&reply).map_err(|error| {
-            // Half of an answer may be out: nothing sensible can follow it.
+            // Half of a reply may have been sent: nothing can follow it.
             *state = State::Broken;
             self.shut_down();
             ServerError::writing(error)

@@ -1,5 +1,5 @@
-//! Requests, as a blocking reader hands them on; those that can't be served
-//! are answered right here.
+//! Reads a client's requests, blocking; those that can't be served are answered
+//! here.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -9,10 +9,10 @@ use crate::Errno;
 use crate::handshake::PAYLOAD_BYTES_MAX;
 use crate::transmission::{Command, NO_HOLE, RequestHeader};
 
-/// What a client asks for; it lies in the export.
+/// A client's request, whose range lies in the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Names the request in its answer.
+    /// Identifies the request in its reply.
     pub cookie: u64,
     /// What to do.
     pub kind: RequestKind,
@@ -22,23 +22,23 @@ pub struct Request {
     pub bytes: u32,
 }
 
-/// What can be asked for.
+/// What a client can request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// To write the payload that follows, of [`Request::bytes`] bytes, at
     /// most 32 MiB.
     Write,
-    /// To write zeroes. That they must take space is not handed on: QEMU
-    /// says so of every hole, because a mirror's target is opened without
+    /// To write zeroes. A flag that they must take space is not passed on: QEMU
+    /// sets it for every hole, because a mirror's target is opened without
     /// `discard=unmap`.
     WriteZeroes,
-    /// To forget the content. Zeroes are as good as anything.
+    /// To discard the content. It may then read as anything, so as zeroes.
     Trim,
-    /// To make durable what was answered before.
+    /// To make requests durable that were answered before.
     Flush,
 }
 
-/// What one client asks for, in its order.
+/// The requests of one client, in order.
 #[derive(Debug)]
 pub struct Requests {
     reader: RequestReader<UnixStream>,
@@ -50,11 +50,11 @@ impl Requests {
         Self { reader: RequestReader::new(socket, export_bytes), replier }
     }
 
-    /// Waits for the next request; `None` if the client said goodbye. Answers
-    /// those that can't be served. What is left of a payload is skipped.
+    /// Waits for the next request; `None` if the client disconnects. Requests that
+    /// can't be served are answered, and the unread rest of a payload is skipped.
     ///
     /// # Errors
-    /// If the client hangs up or breaks the rules beyond repair.
+    /// If the client hangs up, or sends something other than requests.
     pub fn next_request(&mut self) -> Result<Option<Request>, ServerError> {
         loop {
             match self.reader.next()? {
@@ -99,11 +99,11 @@ pub(crate) struct RequestReader<R> {
 /// What to do with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Hand it on.
+    /// Return it to the caller.
     Serve(Request),
     /// Answer it at once.
     Answer { cookie: u64, outcome: Result<(), Errno> },
-    /// The client leaves.
+    /// The client disconnects.
     Goodbye,
 }
 
@@ -121,7 +121,7 @@ impl<R: Read> RequestReader<R> {
         if header.command == Command::WRITE {
             self.payload_left = header.bytes;
             if !matches!(step, Step::Serve(_)) {
-                // The client may send all of it before it looks for an answer.
+                // The client may send all of it before it reads the reply.
                 self.skip_payload()?;
             }
         }
@@ -150,7 +150,7 @@ impl<R: Read> RequestReader<R> {
     }
 }
 
-/// Whether a request can be served, by an export of that size.
+/// Decides whether an export of that size can serve a request.
 fn judge(header: RequestHeader, export_bytes: u64) -> Step {
     let RequestHeader { flags, command, cookie, offset, bytes } = header;
     let refuse = |errno| Step::Answer { cookie, outcome: Err(errno) };
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_served_is() {
+    fn valid_requests_are_served() {
         let table = [
             (1, 0, 0, 1, RequestKind::Write),
             (1, 0, 32 << 20, 32 << 20, RequestKind::Write),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_served_gets_the_right_error() {
+    fn other_requests_get_the_right_error() {
         let table = [
             (0, 0, 0, 512, Errno::NOT_PERMITTED),
             (1, 0, 0, (32 << 20) + 1, Errno::INVALID),

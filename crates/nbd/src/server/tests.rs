@@ -23,8 +23,8 @@ fn go(name: &str) -> Vec<u8> {
     content
 }
 
-/// What the server makes of these bytes after the client's flags, and what it
-/// says.
+/// Negotiates with a client that sends these flags and messages. Returns the outcome and
+/// what the server sends after its greeting.
 fn negotiated(flags: u32, said: &[Vec<u8>]) -> (Result<Option<usize>, ServerError>, Vec<u8>) {
     let mut from = flags.to_be_bytes().to_vec();
     from.extend(said.concat());
@@ -48,7 +48,7 @@ fn replies(said: Vec<u8>) -> Vec<(OptionCode, Answer, Vec<u8>)> {
 }
 
 #[test]
-fn a_client_looks_and_chooses_after_what_is_not_offered() {
+fn a_client_chooses_after_unsupported_options_and_queries() {
     let said = [
         option(OptionCode(11), &[]),
         option(OptionCode(8), &[]),
@@ -98,14 +98,14 @@ fn the_oldest_way_to_choose_works() {
 }
 
 #[test]
-fn a_client_that_only_looks_leaves_in_peace() {
+fn a_client_may_abort_without_choosing() {
     let (chosen, said) = negotiated(3, &[option(OptionCode::ABORT, &[])]);
     assert!(chosen.unwrap().is_none());
     assert_eq!(replies(said), [(OptionCode::ABORT, Answer::ACK, Vec::new())]);
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused_and_the_talk_goes_on() {
+fn invalid_options_are_refused_and_the_negotiation_goes_on() {
     let said = [
         option(OptionCode::GO, b"xx"),
         option(OptionCode::LIST, b"x"),
@@ -118,7 +118,7 @@ fn options_that_make_no_sense_are_refused_and_the_talk_goes_on() {
 }
 
 #[test]
-fn what_can_not_go_on_ends() {
+fn protocol_violations_end_the_negotiation() {
     let forever = vec![option(OptionCode::LIST, &[]); 300];
     assert!(matches!(negotiated(3, &forever).0, Err(ServerError::Client(_))));
     assert!(matches!(negotiated(4, &[]).0, Err(ServerError::Client(_))));
@@ -132,7 +132,7 @@ fn what_can_not_go_on_ends() {
 }
 
 #[test]
-fn a_client_that_is_gone_is_not_answered_for_ever() {
+fn replies_to_a_client_that_is_gone_fail() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&3_u32.to_be_bytes()).unwrap();
     theirs.write_all(&option(OptionCode::GO, &go("vda"))).unwrap();
@@ -143,7 +143,7 @@ fn a_client_that_is_gone_is_not_answered_for_ever() {
     assert!(matches!(connection.replier.ok(2), Err(ServerError::Socket { .. })));
     assert!(matches!(connection.replier.clone().ok(3), Err(ServerError::Broken)));
     let mut requests = connection.requests;
-    // What the client threw away unread comes back as a reset.
+    // The client left with unread data, which resets the connection.
     assert!(requests.next_request().is_err());
 }
 

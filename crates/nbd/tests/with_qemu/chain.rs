@@ -16,8 +16,8 @@ use crate::{noise, say};
 const MIB: usize = 1 << 20;
 const DISK: usize = 256 * MIB;
 
-/// The tap and the sink with nothing between. A request is answered when it
-/// is done at the destination; QEMU keeps overlapping ones apart.
+/// Forwards requests from the server to the client, without lanes. A request is answered
+/// when it is done at the destination; QEMU never has overlapping ones in flight.
 fn pass_on(listener: &UnixListener, sink: &Path) {
     let exports = [Export { name: "vda".to_owned(), bytes: DISK as u64 }];
     let Connection { mut requests, replier, .. } = accept(listener, &exports);

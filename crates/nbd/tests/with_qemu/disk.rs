@@ -1,4 +1,4 @@
-//! Our server with a disk in memory.
+//! This crate's server with a disk in memory.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -7,11 +7,11 @@ use std::thread::{self, JoinHandle};
 use nbd::Errno;
 use nbd::server::{Connection, Export, Replier, Request, RequestKind, Requests, negotiate};
 
-/// What is there before anything is written; never zero, so that zeroes that
-/// don't come are noticed.
+/// The disk's content before anything is written: not zero, so that missing zeroes
+/// are noticed.
 pub(crate) const BEFORE: u8 = 0xee;
 
-/// What became of a disk.
+/// A disk, and the requests that it has served.
 #[derive(Default)]
 pub(crate) struct Disk {
     pub(crate) bytes: Vec<u8>,
@@ -20,7 +20,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// How many requests of a kind came, and for how many bytes.
+    /// How many requests of a kind it has served, and for how many bytes.
     pub(crate) fn count(&self, kind: RequestKind) -> (usize, u64) {
         let of_kind = self.seen.iter().filter(|request| request.kind == kind);
         of_kind
@@ -62,8 +62,7 @@ impl Disk {
 /// Which requests fail.
 pub(crate) type Fail = fn(&Request) -> bool;
 
-/// A server for the next client that chooses a disk of this size; any number
-/// may look before.
+/// A server for the next client that chooses this disk; any number may query it before.
 pub(crate) fn listen(socket: &Path, name: &str, bytes: usize, fail: Fail) -> JoinHandle<Disk> {
     let listener = UnixListener::bind(socket).unwrap();
     let exports = [Export { name: name.to_owned(), bytes: bytes as u64 }];
@@ -74,7 +73,7 @@ pub(crate) fn listen(socket: &Path, name: &str, bytes: usize, fail: Fail) -> Joi
     thread::Builder::new().name("disk".to_owned()).spawn(serve).unwrap()
 }
 
-/// The next client that chooses something.
+/// The next client that chooses an export.
 pub(crate) fn accept(listener: &UnixListener, exports: &[Export]) -> Connection {
     loop {
         let socket: UnixStream = listener.accept().unwrap().0;

@@ -19,7 +19,7 @@ const DISK: usize = 64 * MIB;
 struct Nbd(Process);
 
 impl Nbd {
-    /// It is there when its socket is.
+    /// Starts it; with `--fork` it listens when this returns.
     fn start(dir: &Path, arguments: &str) -> Self {
         let at = dir.display();
         let common = format!("--fork --pid-file={at}/pid -t -k {at}/nbd -x vda");
@@ -40,7 +40,7 @@ impl Drop for Nbd {
     }
 }
 
-/// Writes a bit of everything and returns what the disk is then.
+/// Writes data and zeroes of many kinds, and returns the disk's expected content.
 fn fill(client: &Client<usize>, failed: &dyn Fn() -> usize) -> Vec<u8> {
     let mut content = vec![0; DISK];
     let mut tag = 0;
@@ -58,7 +58,7 @@ fn fill(client: &Client<usize>, failed: &dyn Fn() -> usize) -> Vec<u8> {
     client.sync().unwrap();
     client.write_zeroes(5 * MIB as u64, 512 << 10, next()).unwrap();
     content[5 * MIB..5 * MIB + (512 << 10)].fill(0);
-    // A large one over what is a hole already, and one over an odd range.
+    // A large range that is a hole already, and an unaligned one.
     client.write_zeroes(10 * MIB as u64, 29 * MIB as u64, next()).unwrap();
     client.write_zeroes(63 * MIB as u64 + 1000, 5000, next()).unwrap();
     content[63 * MIB + 1000..63 * MIB + 6000].fill(0);
@@ -76,7 +76,7 @@ fn connect(socket: &Path) -> (Client<usize>, impl Fn() -> usize + use<>) {
     (client.unwrap(), failed)
 }
 
-/// The image holds this, and not much more than what isn't zero.
+/// Checks that the image has this content, and allocates little more than what isn't zero.
 fn check(dir: &Path, format: &str, content: &[u8]) {
     say(dir, "qemu-img", &format!("convert -f {format} -O raw image back"));
     assert!(fs::read(dir.join("back")).unwrap() == content, "{format}");
@@ -128,7 +128,7 @@ fn a_waiting_vm_gets_its_disk() {
 }
 
 #[test]
-fn a_full_filesystem_is_said_clearly() {
+fn a_full_filesystem_is_reported_clearly() {
     let dir = tempdir().unwrap();
     say(dir.path(), "qemu-img", &format!("create -f raw image {DISK}"));
     let full = "driver=raw,file.driver=blkdebug,file.image.driver=file,\
@@ -149,7 +149,7 @@ fn a_full_filesystem_is_said_clearly() {
 }
 
 #[test]
-fn what_can_not_be_written_is_refused() {
+fn read_only_and_missing_exports_are_refused() {
     let dir = tempdir().unwrap();
     say(dir.path(), "qemu-img", "create -f raw image 1M");
     let nbd = Nbd::start(dir.path(), "-f raw -r image");

@@ -2,10 +2,10 @@
 //! and `qemu-img`, `qemu-io` and `qemu-nbd` from the path. Without them these
 //! tests fail.
 //!
-//! - `programs`: QEMU's programs against our server
-//! - `mirror`: a VM's disk mirrored into our server, while it is written
-//! - `export`: our client into `qemu-nbd` and into a waiting VM's export
-//! - `chain`: mirror, our server, our client, a waiting VM's export
+//! - `programs`: QEMU's programs against this crate's server
+//! - `mirror`: a VM's disk mirrored into the server, while it is written
+//! - `export`: this crate's client into `qemu-nbd` and into a waiting VM's export
+//! - `chain`: mirror, server, client, a waiting VM's export
 
 mod chain;
 mod disk;
@@ -27,7 +27,7 @@ fn run(dir: &Path, program: &str, arguments: &str) -> Output {
         .unwrap_or_else(|error| panic!("{program}: {error}; install qemu-utils"))
 }
 
-/// Arguments are divided by spaces; those between bars may have some.
+/// Splits arguments at spaces; a part between bars that begins with `'` is one argument.
 fn pieces(part: &str) -> Vec<&str> {
     match part.strip_prefix('\'') {
         Some(whole) => vec![whole],
@@ -35,7 +35,7 @@ fn pieces(part: &str) -> Vec<&str> {
     }
 }
 
-/// Runs a program that must succeed, and returns what it says.
+/// Runs a program that must succeed, and returns its output.
 fn say(dir: &Path, program: &str, arguments: &str) -> String {
     let output = run(dir, program, arguments);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -11,7 +11,7 @@ use crate::{noise, say};
 const MIB: usize = 1 << 20;
 const DISK: usize = 64 * MIB;
 
-/// An image with data in two places, and what its guest reads from it.
+/// Makes an image with data in two places, and returns what its guest reads from it.
 fn image(dir: &std::path::Path, format: &str) -> Vec<u8> {
     let mut content = vec![0; DISK];
     for at in [0, 33 * MIB] {
@@ -28,7 +28,7 @@ fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
 }
 
 #[test]
-fn a_disk_arrives_as_it_is_holes_as_zeroes() {
+fn a_mirrored_disk_arrives_complete_with_holes_as_zeroes() {
     for (format, discard) in [("raw", "ignore"), ("qcow2", "ignore"), ("raw", "unmap")] {
         let dir = tempdir().unwrap();
         let content = image(dir.path(), format);
@@ -48,7 +48,7 @@ fn a_disk_arrives_as_it_is_holes_as_zeroes() {
 }
 
 #[test]
-fn what_is_written_and_discarded_meanwhile_arrives_too() {
+fn writes_and_discards_during_the_mirror_arrive_too() {
     for copy_mode in ["background", "write-blocking"] {
         let dir = tempdir().unwrap();
         let mut content = image(dir.path(), "raw");
@@ -66,7 +66,7 @@ fn what_is_written_and_discarded_meanwhile_arrives_too() {
         }
         vm.guest("write -z 34M 64k");
         content[34 * MIB..34 * MIB + (64 << 10)].fill(0);
-        // A mirrored disk takes no discards (7.2), or the target gets them too.
+        // A mirrored disk ignores discards (7.2), or its target gets them, too.
         vm.guest("discard 1M 1M");
         vm.guest("write -f -P 99 60M 4k");
         content[60 * MIB..60 * MIB + 4096].fill(99);

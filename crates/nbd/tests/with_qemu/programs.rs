@@ -30,8 +30,8 @@ fn qemu_io_writes_zeroes_and_discards() {
     expected[..512].fill(9);
     assert!(disk.bytes == expected);
     assert!(disk.goodbye);
-    // Nothing is padded, zeroes and trims come as such, and a durable write
-    // is one with a flush behind it.
+    // Writes aren't padded, zeroes and trims arrive as such, and a flush follows
+    // a durable write.
     assert_eq!(disk.count(RequestKind::Write).1, (3000 + 5 * MIB + 512) as u64);
     assert_eq!(disk.count(RequestKind::WriteZeroes).1, (MIB + (64 << 10)) as u64);
     assert_eq!(disk.count(RequestKind::Trim).1, 512 << 10);
@@ -55,7 +55,7 @@ fn qemu_img_copies_an_image_and_its_holes() {
 }
 
 #[test]
-fn nothing_can_be_read_and_the_client_hears_why() {
+fn reads_are_refused_with_the_reason() {
     let dir = tempdir().unwrap();
     let disk = listen(&dir.path().join("nbd"), "vda", MIB, |_| false);
     let read = "-f raw nbd+unix:///vda?socket=nbd -c |'read 0 512| -c |'write -P 1 0 512";

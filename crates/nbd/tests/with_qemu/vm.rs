@@ -1,4 +1,4 @@
-//! VMs whose disk is written as a guest would, without a guest.
+//! VMs whose disk is written as a guest would write it, without a guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use qemu::machine::{By, Machine, Start};
 use qemu::qmp::Event;
 use serde_json::{Value, json};
 
-/// How long anything may take.
+/// How long to wait for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A VM with a disk, `disk0`, that ends with the test.
@@ -20,11 +20,11 @@ pub(crate) struct Vm {
 }
 
 impl Vm {
-    /// With a disk of that format. It never runs a guest.
+    /// Starts it with a disk of that format. It never runs a guest.
     pub(crate) fn start(dir: &Path, image: &str, format: &str, incoming: bool) -> Self {
         let qemu = std::env::var("DROVEWAY_QEMU");
         let qemu = qemu.unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
-        // Where users say nothing it is "ignore".
+        // "ignore" is QEMU's default.
         let discard = if incoming { "ignore" } else { "unmap" };
         let arguments = format!(
             "-machine q35 -m 64 -S -nodefaults -display none -accel tcg \
@@ -59,7 +59,7 @@ impl Vm {
         self.machine.qmp.execute(command, arguments).unwrap()
     }
 
-    /// What a guest would do, in qemu-io's words, through the guest's device.
+    /// Does what a guest would do: runs a qemu-io command through the guest's device.
     pub(crate) fn guest(&self, does: &str) {
         let line = format!("qemu-io -d /machine/peripheral/vda/virtio-backend \"{does}\"");
         let said = self.qmp("human-monitor-command", json!({ "command-line": line }));
@@ -86,7 +86,7 @@ impl Vm {
         self.wait("BLOCK_JOB_READY");
     }
 
-    /// Ends the mirror in order, all of it at the target.
+    /// Ends the mirror in order, once the target has everything.
     pub(crate) fn drain(&self) {
         self.qmp("block-job-cancel", json!({ "device": "m0" }));
         let ended = self.wait("BLOCK_JOB_COMPLETED");
@@ -103,8 +103,8 @@ impl Vm {
         }
     }
 
-    /// Opens a writable export of the image, by nodes of its own: the guest's
-    /// don't keep holes, and stay inactive this way until the VM runs.
+    /// Opens a writable export of the image through nodes of its own: the guest's nodes
+    /// don't keep holes, and this way they stay inactive until the VM runs.
     pub(crate) fn export(&self, socket: &Path, name: &str) {
         let file = json!({ "driver": "file", "filename": self.image, "discard": "unmap" });
         self.qmp(
@@ -119,7 +119,7 @@ impl Vm {
         );
     }
 
-    /// Closes it.
+    /// Closes the export.
     pub(crate) fn stop_export(&self) {
         self.qmp("nbd-server-stop", json!({}));
         while self.qmp("query-block-exports", json!({})) != json!([]) {

@@ -1,4 +1,4 @@
-//! What is packed comes back, and what is no packing is refused.
+//! Encoded content decodes to itself, and malformed input is refused.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{PageIndex, Pool, SLOT_BYTES};
 
 const PACKED: [Encoding; 2] = [Encoding::Lz4, Encoding::Zstd];
 
-/// Words that repeat with small changes: shrinks, but not to nothing.
+/// Words that repeat with small changes, which shrink, but not to nothing.
 fn text(pages: usize) -> Vec<u8> {
     (0..pages * PAGE_BYTES / 16).flat_map(|n| format!("{:015x} ", n * 7).into_bytes()).collect()
 }
@@ -38,7 +38,7 @@ fn batch_of(pool: &Arc<Pool>, content: &[u8], gap_bytes: usize) -> Batch {
 }
 
 #[test]
-fn what_shrinks_comes_back_whole_contiguous_or_not() {
+fn content_that_shrinks_round_trips_contiguous_or_not() {
     let pool = Pool::new(SLOT_BYTES);
     let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
     for pages in [1, 3, BATCH_PAGES] {
@@ -71,7 +71,7 @@ fn noise_and_nothing_go_raw() {
 }
 
 #[test]
-fn after_noise_what_shrinks_is_found_at_once() {
+fn content_that_shrinks_is_found_at_once_after_noise() {
     let pool = Pool::new(2 * SLOT_BYTES);
     for wanted in PACKED {
         let mut encoder = Encoder::new();
@@ -85,14 +85,14 @@ fn after_noise_what_shrinks_is_found_at_once() {
             for _ in 0..20 {
                 assert!(!is_packed(&noise(BATCH_PAGES), gap_bytes));
             }
-            // A quarter of it, in the middle.
+            // A quarter of it shrinks, in the middle.
             let mixed = [noise(40), text(32), noise(BATCH_PAGES - 72)].concat();
             assert!(is_packed(&mixed, gap_bytes));
         }
     }
 }
 
-/// Where four probes would not look.
+/// The content that shrinks lies where four probes would miss it.
 #[test]
 fn a_little_that_shrinks_among_noise_is_found() {
     let pool = Pool::new(2 * SLOT_BYTES);
@@ -179,7 +179,7 @@ fn counts_and_codes_beyond_the_protocol_are_refused() {
 fn content_that_unpacks_to_another_count_is_refused() {
     let pool = Pool::new(SLOT_BYTES);
     let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
-    // Zeros: the most that a small input can grow to.
+    // Zeros: a small input grows to the most.
     let batch = batch_of(&pool, &vec![0; BODIES_BYTES_MAX], 0);
     for wanted in PACKED {
         let packed = encoder.encode(wanted, &batch).bytes.to_vec();

@@ -1,4 +1,4 @@
-//! What the placer's tests stand before: a QEMU.
+//! The QEMU of the placer's tests.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -13,7 +13,7 @@ pub(crate) fn body(seed: u8) -> Vec<u8> {
     (0..PAGE_BYTES).map(|at| at.to_le_bytes()[0].wrapping_mul(3).wrapping_add(seed) | 1).collect()
 }
 
-/// The QEMU that loads the stream: keeps what it read.
+/// The QEMU that loads the stream: it keeps what it read.
 pub(crate) struct QemuEnd {
     ours: UnixStream,
     reading: JoinHandle<Vec<u8>>,
@@ -48,7 +48,7 @@ pub(crate) struct Record {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A stream taken apart, in the plainest way.
+/// A stream, parsed in the plainest way.
 pub(crate) struct Fed {
     pub(crate) records: Vec<Record>,
     pub(crate) sections: usize,

@@ -1,31 +1,30 @@
-//! Which VMs of a gang may begin to move now.
+//! Decides which VMs of a gang may start to move now.
 //!
-//! A host has a number of places for VMs that leave, and as many for VMs that
-//! arrive; a moving VM takes one of each. A VM that is about to finish gives up
-//! its places, so that the next one can start its QEMU and connect its lanes
-//! while the link drains. Only one at a time may do so at each end, so that VMs
-//! that never finish do not pile up.
+//! A host has a number of slots for VMs that leave, and as many for VMs that arrive; a moving VM
+//! takes one of each. A VM that is about to finish gives up its slots, so that the next one can
+//! start its QEMU and connect its lanes while the link drains. At each end at most one VM more than
+//! there are slots may move, so that VMs that never finish don't pile up.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// With more at a time each has so little of the link that no VM gets ahead of
-/// its own writes.
+/// With more at a time, each VM has so little of the link that it can't keep up with its own
+/// writes.
 pub const PARALLEL_MAX: usize = 16;
-/// A migration that ends in less than this is about to finish: preparing the
-/// next one takes about that long.
+/// A migration that ends within this time is about to finish: preparing the next one takes about as
+/// long.
 const LANDING_S: f64 = 2.0;
 
-/// How far a VM of a gang is.
+/// The stage of a gang's VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It has not begun.
+    /// It has not started.
     Waiting,
     /// It moves.
     Flying,
-    /// It moves, and is about to be through.
+    /// It moves, and is about to finish.
     Landing,
-    /// It has arrived, or stays.
+    /// It has arrived, or stays at the source.
     Over,
 }
 
@@ -38,19 +37,19 @@ pub struct Move<'m> {
     pub from: &'m str,
     /// The host that it goes to.
     pub to: &'m str,
-    /// What is to cross the network.
+    /// Bytes that have to cross the network.
     pub bytes: u64,
-    /// How far it is.
+    /// Its stage.
     pub stage: Stage,
 }
 
-/// Whether a migration is about to be through.
+/// Whether a migration is about to finish.
 #[must_use]
 pub fn is_landing(is_stopped: bool, time_left_s: Option<f64>) -> bool {
     is_stopped || time_left_s.is_some_and(|left| left <= LANDING_S)
 }
 
-/// What happens at one end of a host.
+/// The moves in one direction at a host.
 #[derive(Clone, Copy, Debug, Default)]
 struct End {
     flying: usize,
@@ -67,9 +66,8 @@ impl End {
     }
 }
 
-/// Those that may begin now, in the order in which they begin: from and to the
-/// hosts with least to do first, and of those the largest, so that none that
-/// takes long is left for the end.
+/// The VMs that may start now, in the order in which they start: those between the least busy hosts
+/// first, and of these the largest, so that no long move is left for the end.
 #[must_use]
 pub fn admit(moves: &[Move<'_>], parallel: usize) -> Vec<usize> {
     let parallel = parallel.clamp(1, PARALLEL_MAX);
@@ -138,17 +136,17 @@ mod tests {
         let sized = |vm, to, bytes| Move { bytes, ..one(vm, "x", to, Waiting) };
         let all = [sized("a", "y", 1), sized("b", "y", 5), sized("c", "z", 3), sized("d", "z", 3)];
         assert_eq!(admitted(&all, 1), ["b"]);
-        // After b, z has nothing to do and y has.
+        // After b, z is idle and y is busy.
         assert_eq!(admitted(&all, 2), ["b", "c"]);
     }
 
-    /// What is moving at x, and how many more may begin there.
+    /// Moves at x, and how many more may start there.
     #[test]
-    fn one_that_is_about_to_be_through_lets_one_more_begin() {
+    fn a_move_that_is_about_to_finish_lets_one_more_start() {
         for (under_way, parallel, more) in [
             (vec![Landing], 1, 1),
             (vec![Landing, Flying], 1, 0),
-            // Those that do not come to their end do not pile up.
+            // Moves that never finish don't pile up.
             (vec![Landing, Landing], 1, 0),
             (vec![Landing, Landing], 2, 1),
             (vec![Landing, Flying], 2, 1),
@@ -176,10 +174,10 @@ mod tests {
         }
     }
 
-    /// A rack of four hosts is emptied into another: time passes by steps in
-    /// which each VM that moves gets its share of its host's link.
+    /// A rack of four hosts is emptied into another. In each step, every VM that moves gets its
+    /// share of its host's link.
     #[test]
-    fn in_simulated_time_no_link_is_crowded_or_idle_and_all_arrive() {
+    fn all_vms_arrive_and_no_link_is_crowded_or_idle() {
         const STEP_BYTES: u64 = 12;
         let sources = ["s0", "s1", "s2", "s3"];
         let targets = ["t0", "t1", "t2", "t3"];
@@ -226,7 +224,7 @@ mod tests {
             steps += 1;
             assert!(steps < 10_000, "it has no end");
         }
-        // Four links that are never idle would take that long.
+        // The time that four links take if they are never idle.
         let least = total / (4 * STEP_BYTES);
         assert!(steps * 2 < least * 3, "{steps} steps, {least} at the least");
     }

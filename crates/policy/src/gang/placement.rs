@@ -1,13 +1,13 @@
-//! Which VM goes to which host: spread, so that all hosts keep about the same
-//! free memory, or packed, if they fit only that way.
+//! Decides which VM goes to which host: spread, so that all hosts keep about the same free memory,
+//! or packed, if they fit only that way.
 //!
-//! The largest VM goes first, to the host that has most left (worst fit,
-//! decreasing). Nothing depends on chance or on the order of the lists, so that
-//! a dry run says what the run will do.
+//! The largest VM goes first, to the host with the most memory left (worst fit, decreasing). The
+//! result is deterministic and independent of the order of the lists, so that a dry run shows what
+//! the run will do.
 
 use std::cmp::Reverse;
 
-/// Why a host can't have a VM at all, whatever its memory.
+/// Why a host can't take a VM at all, whatever its memory.
 pub type Unfit = Option<String>;
 
 /// A host that VMs may go to.
@@ -17,31 +17,31 @@ pub struct Host<'h> {
     pub name: &'h str,
     /// The rack it stands in.
     pub rack: Option<&'h str>,
-    /// What it can give to VMs that come.
+    /// Memory that it can give to arriving VMs.
     pub free_bytes: u64,
 }
 
-/// A VM that is to go.
+/// A VM to be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm<'v> {
     /// Its name.
     pub name: &'v str,
     /// The host that it is on.
     pub at: &'v str,
-    /// The rack which that stands in.
+    /// The rack of that host.
     pub rack: Option<&'v str>,
-    /// What it takes of a host's memory.
+    /// The host memory that it takes.
     pub ram_bytes: u64,
     /// Its virtual CPUs.
     pub vcpus: u32,
-    /// Why each host can't take it, if so, in the order of the hosts.
+    /// For each host, in their order, why it can't take the VM, if so.
     pub unfit: Vec<Unfit>,
 }
 
-/// A VM that has no place.
+/// Why there is no place for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlace {
-    /// There is too little memory.
+    /// There is not enough memory.
     #[error(
         "no room for {vm}: it has {} MiB of RAM, and {host} has most left of those that can have \
          it, {} MiB: {} MiB are missing. Leave some VMs out, name more hosts, or say \
@@ -55,29 +55,28 @@ pub enum NoPlace {
         vm: String,
         /// Its RAM.
         ram_bytes: u64,
-        /// The host with most left.
+        /// The host with the most memory left.
         host: String,
-        /// What that has left, with those VMs there that come before this one.
+        /// What that host has left after the VMs that were placed there before this one.
         left_bytes: u64,
     },
-    /// No host can have it.
+    /// No host can take it.
     #[error("no host can have {vm}: {}", .why.join("; "))]
     Hosts {
         /// Which VM.
         vm: String,
-        /// What speaks against each host.
+        /// The reason for each host.
         why: Vec<String>,
     },
 }
 
-/// For each VM the number of its host. With `overcommit` memory decides where
-/// VMs go, and refuses none.
+/// The index of each VM's host. With `overcommit`, memory decides where VMs go, but refuses none.
 ///
 /// # Errors
 /// With the first VM that has no place.
 pub fn place(vms: &[Vm<'_>], hosts: &[Host<'_>], overcommit: bool) -> Result<Vec<usize>, NoPlace> {
-    // Spreading may leave a small hole everywhere and none that is large enough
-    // for the last VM; packed, it may fit.
+    // Spreading may leave a small hole on every host and none large enough for the last VM; packed,
+    // it may fit.
     assign(vms, hosts, overcommit, Way::Spread)
         .or_else(|refused| assign(vms, hosts, overcommit, Way::Packed).map_err(|_| refused))
 }
@@ -88,7 +87,7 @@ enum Way {
     Packed,
 }
 
-/// What a host has left.
+/// What is left of a host.
 struct Left {
     bytes: i128,
     vcpus: u64,
@@ -111,7 +110,7 @@ fn assign(
         let able = || (0..hosts.len()).filter(|&host| refusal(vm, host, &hosts[host]).is_none());
         let rank = |&host: &usize| {
             let bytes = if way == Way::Spread { -left[host].bytes } else { left[host].bytes };
-            // In the VM's own rack its clients are near, and so is its storage.
+            // The VM's clients and storage are near in its own rack.
             let elsewhere = vm.rack.is_none() || vm.rack != hosts[host].rack;
             (bytes, left[host].vcpus, elsewhere, hosts[host].name)
         };
@@ -180,7 +179,7 @@ mod tests {
         Ok(placed.into_iter().map(|host| hosts[host].name).collect())
     }
 
-    /// VMs, hosts, and who goes where.
+    /// VMs, hosts, and the host of each VM.
     #[test]
     fn vms_are_spread_by_free_memory() {
         type Case = (Vec<Vm<'static>>, Vec<Host<'static>>, Vec<&'static str>);
@@ -194,7 +193,7 @@ mod tests {
                 vec![host("x", 8), host("y", 8)],
                 vec!["y", "x", "y"],
             ),
-            // Spread, each would have 1 left and the last VM needs 2: packed they fit.
+            // Spread, each host would have 1 left, and the last VM needs 2; packed, they fit.
             (
                 vec![vm("a", 3), vm("b", 3), vm("c", 2), vm("d", 2), vm("e", 2)],
                 vec![host("x", 6), host("y", 6)],
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn with_as_much_memory_vcpus_decide_and_then_the_rack() {
+    fn vcpus_break_ties_and_then_the_rack() {
         let busy = Vm { vcpus: 8, ..vm("a", 3) };
         let hosts = [host("x", 9), host("y", 9)];
         let vms = [busy, vm("b", 3), vm("c", 3)];
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(error, expected);
         let text = error.to_string();
         assert!(text.contains("big") && text.contains("2048 MiB are missing"), "{text}");
-        // Where the operator knows better it goes to the roomiest.
+        // With overcommit, it goes to the host with the most memory left.
         assert_eq!(names(&[vm("a", 3), vm("big", 6)], &hosts, true).unwrap(), ["x", "y"]);
     }
 
@@ -249,10 +248,10 @@ mod tests {
     }
 
     proptest! {
-        /// No host is given more than it has, none gets its own VM, and the same
-        /// is said whatever the order of the VMs.
+        /// No host gets more than it has room for, none gets its own VM, and the result does not
+        /// depend on the order of the VMs.
         #[test]
-        fn nobody_gets_more_than_he_has(
+        fn hosts_get_what_fits_and_never_their_own_vms(
             free in prop::collection::vec(0u64..64, 1..6),
             rams in prop::collection::vec((1u64..16, 0usize..6), 0..24),
         ) {

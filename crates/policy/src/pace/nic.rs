@@ -1,66 +1,65 @@
-//! What others leave of one NIC.
+//! Determines what other traffic leaves of one NIC.
 //!
-//! What others use can be measured, what they want can't: on a full NIC they
-//! may want more. So a NIC is never filled while others use it. If it is full
-//! all the same, others have grown. They keep what they took; if the NIC stays
-//! full, a quarter more, half, three quarters; and if they grew by much, twice
-//! that at once. As soon as it is no longer full, others use what they want,
-//! and the rest is spare.
+//! The traffic of others can be measured, their demand can't: on a full NIC they may want more. So
+//! a NIC is never filled while others use it. If it is full all the same, others have grown. They
+//! keep what they took; if the NIC stays full, they get a quarter of the spare bandwidth, then
+//! half, then three quarters; and if they grew by much, twice that growth at once. As soon as the
+//! NIC is no longer full, others use as much as they want, and the rest is spare.
 
 use super::NicUse;
 
-/// Lanes that spend this much of their time in writes fill their path.
+/// Lanes with this share of their time in writes fill their path.
 pub(super) const FILLING: f64 = 0.5;
-/// The lanes' least share of what crosses the NIC when it is they that fill it.
+/// The lanes' least share of a NIC's traffic if it is they that fill it.
 const FILLED_BY: f64 = 0.25;
-/// A NIC that carries more than the one at the other end, by this factor...
+/// A NIC that carries more than the NIC at the other end, by this factor...
 pub(super) const CARRIES_MORE: f64 = 1.25;
-/// ...and of that less than this share for the migration, may be what is full.
+/// ...with less than this share for the migration, may be the full one.
 pub(super) const MOSTLY: f64 = 0.5;
-/// What of a NIC's speed shows in its counters at least: preambles and gaps
-/// don't, and software that counts before it splits packets misses headers.
+/// The part of a NIC's speed that its counters show at least: they omit preambles and gaps, and
+/// software that counts before it splits packets misses headers.
 const SHOWN: f64 = 0.94;
-/// It is full if less is free than this share of what was meant to be...
+/// A NIC is full if less is free than this share of what was meant to be free...
 const FULL: f64 = 0.5;
-/// ...but at least and at most so much of what it can carry. The least is what a
-/// second's counters are exact to; the most is for when nothing was meant.
+/// ...within these bounds, as shares of its capacity. The least is the precision of a second's
+/// counters; the most applies if nothing was meant to be free.
 const FULL_LEAST: f64 = 0.002;
 const FULL_MOST: f64 = 0.01;
-/// Others that use less than this are background protocols, or the difference
-/// between bytes written and bytes on the wire.
+/// Traffic of others below this share is background protocols, or the difference between bytes
+/// written and bytes on the wire.
 const QUIET: f64 = 0.03;
 /// Samples without other traffic until none has to be spared any more.
 const QUIET_SAMPLES: u32 = 5;
-/// How much of the spare bandwidth is left free, so that it shows when others
-/// want more: at least, at most, and in mean changes of what they use.
+/// Share of the spare bandwidth that is left free, to show when others want more: at least, at
+/// most, and as a multiple of the mean change of their traffic.
 const FREE_LEAST: f64 = 0.08;
 const FREE_MOST: f64 = 0.12;
 const FREE_CHANGES: f64 = 1.0;
 /// Weight of the newest change in their mean.
 const CHANGE_WEIGHT: f64 = 0.2;
-/// A growth of others that is no fluctuation: of what the NIC carries, and in
-/// mean changes.
+/// Growth of others beyond fluctuation: as a share of the NIC's capacity, and as a multiple of the
+/// mean change.
 const MUCH: f64 = 0.1;
 const MUCH_CHANGES: f64 = 4.0;
-/// Whether the NIC carries more than it ever showed is tried by going this much
-/// beyond, for one sample; first after so many samples, then after twice as
-/// many, at most so many, until it shows that much more. One that shows most of
-/// what was tried is tried again at once, by twice as much.
+/// To learn whether a NIC carries more than it ever showed, lanes exceed that by this much for one
+/// sample: first after `TRY_FIRST` samples, then after twice as many each time, up to `TRY_LAST`,
+/// until the NIC shows more. If it shows most of what was tried, the next trial follows at once and
+/// is twice as large.
 const TRY: f64 = 0.1;
 const TRY_MOST: f64 = 1.0;
 const TRY_FIRST: u32 = 4;
 const TRY_LAST: u32 = 512;
 const TRY_GAIN: f64 = 1.005;
 const TRY_SHOWN: f64 = 0.5;
-/// What a migration leaves beside what other migrations use, when it takes what
-/// they don't.
+/// What a migration spares for other migrations, as a multiple of their traffic, when it takes what
+/// they don't use.
 const FELLOWS: f64 = 1.1;
 
 /// One NIC in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Nic {
     highest: f64,
-    /// Lanes have filled it, so the highest is what it can carry.
+    /// Whether lanes have filled it, so that the highest rate is its capacity.
     filled: bool,
     others: Option<f64>,
     change: f64,
@@ -79,7 +78,7 @@ impl Default for Nic {
             others: None,
             change: 0.0,
             free: f64::INFINITY,
-            // Nobody has been here yet.
+            // There was no other traffic yet.
             quiet: QUIET_SAMPLES,
             full: 0,
             trial: Trial { rest: TRY_FIRST, pause: TRY_FIRST, beyond: TRY, from: None },
@@ -88,13 +87,13 @@ impl Default for Nic {
 }
 
 impl Nic {
-    /// Bytes per second for a migration that now writes `mine` over it. None if
-    /// no other traffic has to be spared, or if the NIC's speed is not known
-    /// yet. `filling`: its lanes wrote as fast as their path allowed.
+    /// Bytes per second for a migration that now writes `mine` over the NIC. None if no other
+    /// traffic has to be spared, or if the NIC's speed is not known yet. `filling`: its lanes wrote
+    /// as fast as their path allowed.
     pub(super) fn next(&mut self, used: NicUse, mine: f64, filling: bool) -> Option<f64> {
         let all = used.all_bytes_per_s as f64;
         self.highest = self.highest.max(all);
-        // A path that lets little through is narrow elsewhere.
+        // If little gets through, the bottleneck is elsewhere.
         self.filled |= filling && mine >= all * FILLED_BY;
         let content = (used.content_bytes_per_s as f64).clamp(all / 4.0, all);
         let wire_per_content = if content > 0.0 { all / content } else { 1.0 };
@@ -124,7 +123,7 @@ impl Nic {
         Some(even.max(allowed - fellows * FELLOWS) / wire_per_content)
     }
 
-    /// By how much others grew, and whether that is much.
+    /// The growth of others since the previous sample.
     fn grown(&mut self, others: f64) -> Grown {
         let Some(before) = self.others.replace(others) else {
             return Grown { by: 0.0, changes: f64::INFINITY };
@@ -135,7 +134,7 @@ impl Nic {
         Grown { by, changes }
     }
 
-    /// What it can carry, as it counts.
+    /// Its capacity, as its counters show it.
     fn can(&self, speed: Option<u64>) -> Option<f64> {
         match speed {
             Some(speed) => Some(self.highest.clamp(speed as f64 * SHOWN, speed as f64)),
@@ -164,19 +163,19 @@ impl Nic {
 #[derive(Clone, Copy, Debug)]
 struct Grown {
     by: f64,
-    /// In mean changes.
+    /// As a multiple of the mean change.
     changes: f64,
 }
 
-/// When to try whether there is more.
+/// When to try whether the NIC carries more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Trial {
-    /// Samples until then.
+    /// Samples until the next trial.
     rest: u32,
     pause: u32,
-    /// What is tried, as a share.
+    /// By how much the next trial exceeds the capacity, as a share.
     beyond: f64,
-    /// The highest rate before the one that is on.
+    /// The highest rate before the current trial.
     from: Option<f64>,
 }
 
@@ -191,7 +190,7 @@ impl Trial {
         is_due
     }
 
-    /// One is over, after which the highest is so many times what it was.
+    /// Judges a trial after which the highest rate is `gain` times as large.
     fn judge(&mut self, gain: f64) {
         self.pause = if gain > TRY_GAIN { TRY_FIRST } else { (self.pause * 2).min(TRY_LAST) };
         self.rest = self.pause;

@@ -1,16 +1,16 @@
-//! Dividing what there is.
+//! Divides bandwidth.
 
-/// One of those who share.
+/// One participant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Part {
-    /// What it can use, as far as anybody knows.
+    /// What it can use, as far as is known.
     pub(super) want: f64,
-    /// What it may have.
+    /// What it may use.
     pub(super) most: f64,
 }
 
-/// Divides `total`: equally, as far as wants go; what is left then equally too,
-/// since a want is a guess from the past, as far as each may.
+/// Divides `total` equally up to the wants. The rest is divided equally too, up to what each may
+/// use, because a want is a guess from the past.
 pub(super) fn share(total: f64, parts: &[Part]) -> Vec<f64> {
     let wants: Vec<f64> = parts.iter().map(|part| part.want.min(part.most)).collect();
     let mut given = level(total, &wants);
@@ -22,7 +22,7 @@ pub(super) fn share(total: f64, parts: &[Part]) -> Vec<f64> {
     given
 }
 
-/// As water rises in vessels of these sizes: to the same level, or to the brim.
+/// Divides `total` as water fills vessels of these sizes: to the same level, or to the brim.
 fn level(total: f64, sizes: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by(|one, other| sizes[*one].total_cmp(&sizes[*other]));

@@ -1,4 +1,4 @@
-//! A network in simulated time, and what the policy makes of it.
+//! The pacing policy in a simulated network.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -12,9 +12,9 @@ use super::*;
 
 /// 1 Gbit/s.
 const LINK: f64 = 125e6;
-/// What of it the counters show when it is full.
+/// The part of it that counters show when it is full.
 const CAN: f64 = LINK * 0.984;
-/// In a second: neighbours begin and end in the middle of samples.
+/// Ticks in a second, so that neighbours can start and stop in the middle of a sample.
 const TICKS: usize = 10;
 
 /// Reproducible noise.
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// What a neighbour wants in a tick, in wire bytes per second.
+/// A neighbour's demand in a tick, in wire bytes per second.
 type Want = Box<dyn FnMut(usize) -> f64>;
 
 struct Wire {
@@ -49,17 +49,17 @@ impl Wire {
     }
 }
 
-/// What happened in one second.
+/// The traffic in one second.
 #[derive(Clone, Debug)]
 struct Second {
     /// Wire bytes of each lane.
     lanes: Vec<f64>,
-    /// Of the neighbours of all wires together.
+    /// Demand and traffic of the neighbours of all wires together.
     wanted: f64,
     got: f64,
-    /// What the neighbours left of their wires.
+    /// What the neighbours left of the source's wires.
     spare: f64,
-    /// What was decided after it.
+    /// The decision after it.
     paces: Vec<Option<u64>>,
 }
 
@@ -81,7 +81,7 @@ struct World {
 }
 
 impl World {
-    /// A wire and a lane on each, to one wide NIC.
+    /// A lane on each wire, all to one wide NIC.
     fn new(here: Vec<Wire>) -> Self {
         let lanes: Vec<_> = (0..here.len()).map(|nth| (nth, 0)).collect();
         let wide = Wire { can: 10.0 * CAN, speed: Some(10 * LINK as u64), want: Box::new(|_| 0.0) };
@@ -101,8 +101,7 @@ impl World {
         Self::new(vec![wire])
     }
 
-    /// A second before there are lanes: neighbours are seen before anything is
-    /// sent.
+    /// Adds a second before lanes exist, so that neighbours are seen before anything is sent.
     fn look(mut self) -> Self {
         let dead = std::mem::replace(&mut self.dead, vec![true; self.lanes.len()]);
         self.second();
@@ -136,8 +135,7 @@ impl World {
                     let on = |lane: usize| [self.lanes[lane].0, self.lanes[lane].1][end] == place;
                     let offered: f64 =
                         (0..lanes.len()).filter(|lane| on(*lane)).map(|lane| sends[lane]).sum();
-                    // A flow that pushes gets at least half, as TCP flows
-                    // share.
+                    // A flow that pushes gets at least half, as TCP flows share.
                     let room = (wire.can - want).max(wire.can / 2.0);
                     if offered > room {
                         (0..lanes.len())
@@ -260,7 +258,7 @@ fn a_neighbour_loses_little_and_most_of_what_it_leaves_is_used() {
 fn a_steady_neighbour_sees_no_swings() {
     for share in [0.1, 0.5, 0.85] {
         let mut world = World::one(Wire::known(move |_| CAN * share));
-        // Between two trials of whether the wire has more.
+        // Between two trials of whether the wire carries more.
         world.seconds(160);
         let seconds = world.seconds(50);
         let paces: Vec<_> = seconds.iter().map(|second| second.paces[0].unwrap()).collect();
@@ -270,7 +268,7 @@ fn a_steady_neighbour_sees_no_swings() {
 }
 
 #[test]
-fn who_begins_gets_room_within_two_samples_and_who_ends_leaves_it_at_once() {
+fn a_new_neighbour_gets_room_within_two_samples_and_leaves_it_at_once() {
     for share in [0.3, 0.6, 0.9] {
         for offset in 0..TICKS {
             let (from, to) = (20 * TICKS + offset, 40 * TICKS + offset);
@@ -278,8 +276,8 @@ fn who_begins_gets_room_within_two_samples_and_who_ends_leaves_it_at_once() {
             let mut world = World::one(Wire::known(want));
             let seconds = world.seconds(50);
             let loses = |second: &Second| second.wanted - second.got;
-            // It begins in second 20; the one that it is there for in whole is
-            // the first sample that shows it in whole.
+            // The neighbour starts in second 20. The first sample that it fills completely is the
+            // first that shows all of it.
             for (nth, second) in seconds.iter().enumerate().take(40).skip(23) {
                 assert!(loses(second) <= CAN * 0.02, "{share} {offset} {nth} {second:?}");
             }
@@ -293,7 +291,7 @@ fn who_begins_gets_room_within_two_samples_and_who_ends_leaves_it_at_once() {
 }
 
 #[test]
-fn who_wants_everything_gets_all_but_the_reserve() {
+fn a_neighbour_that_wants_everything_gets_all_but_the_reserve() {
     let reserve = 10_000_000;
     let mut world = World::one(Wire::known(|_| 10.0 * CAN));
     world.bounds.reserve_bytes_per_s = reserve;
@@ -304,9 +302,9 @@ fn who_wants_everything_gets_all_but_the_reserve() {
     }
 }
 
-/// Flows that back off and grow again don't fill a wire evenly.
+/// Flows that back off and grow again fill a wire unevenly.
 #[test]
-fn a_wire_that_is_not_filled_evenly_is_left_to_who_wants_it() {
+fn an_unevenly_filled_wire_is_left_to_its_neighbours() {
     for seed in 1..9 {
         let mut random = Random(seed);
         let mut world = World::one(Wire::known(|_| 10.0 * CAN));
@@ -337,7 +335,7 @@ fn lanes_on_one_nic_share_what_it_has() {
     let last = &seconds[19].paces;
     assert!(last.iter().all(|pace| *pace == last[0]), "{last:?}");
     assert!(used_of_spare(&seconds[10..]) >= 0.85);
-    // One dies: the others have its part.
+    // One lane dies: the others get its part.
     world.dead[1] = true;
     let seconds = world.seconds(20);
     assert!(used_of_spare(&seconds[5..]) >= 0.85, "{}", used_of_spare(&seconds[5..]));
@@ -355,7 +353,7 @@ fn a_neighbour_of_the_destination_counts_as_well() {
 }
 
 #[test]
-fn a_cap_is_used_by_whoever_can() {
+fn a_cap_is_used_by_the_lanes_that_can() {
     let mut world = World::new(vec![Wire::known(|_| CAN * 0.95), Wire::known(|_| 0.0)]);
     world.bounds.cap_bytes_per_s = Some(50_000_000);
     world.seconds(10);
@@ -382,7 +380,7 @@ fn two_migrations_on_a_nic_divide_its_spare() {
             ours_bytes_per_s: rates.iter().sum::<f64>() as u64,
             migrations: 2,
         }];
-        // The second has a cap in between, and leaves the rest to the first.
+        // The second migration has a cap for a while, and leaves the rest to the first.
         let cap = (10..20).contains(&second).then_some(5_000_000);
         for (nth, pace) in paces.iter_mut().enumerate() {
             let bytes_per_s = rates[nth] as u64;
@@ -405,15 +403,15 @@ fn two_migrations_on_a_nic_divide_its_spare() {
     }
 }
 
-/// Another migration leaves by the same NIC until a second before it ends, to
-/// another destination; the NICs' speeds are not known.
+/// Another migration uses the same NIC, to another destination, until a second before it ends; the
+/// NICs' speeds are not known.
 #[test]
-fn who_has_had_little_beside_a_fellow_has_all_when_that_ends() {
+fn a_migration_gets_the_whole_nic_when_another_ends() {
     let mut random = Random(7);
     let mut pace = Pace::new();
     let mut paced = None;
     for second in 0..30 {
-        // Beside the fellow, TCP gives it little.
+        // TCP gives it little while the other migration runs.
         let left = if second < 6 { 2e6 } else { CAN / WIRE_PER_CONTENT };
         let mine = paced.map_or(left, |paced| left.min(paced as f64));
         let fellow = if second < 6 { CAN - mine * WIRE_PER_CONTENT } else { 0.0 };
@@ -426,7 +424,7 @@ fn who_has_had_little_beside_a_fellow_has_all_when_that_ends() {
         };
         let wire = mine * WIRE_PER_CONTENT;
         let nics = [nic(wire + fellow, mine + fellow / WIRE_PER_CONTENT, 2)];
-        // What its sockets hold is read later.
+        // The content of its sockets is read later.
         let read = mine * (1.0 - 0.2 * random.next().abs());
         let destination = DestinationUse { nics: vec![nic(wire, read, 1)], lanes: vec![Some(0)] };
         let lanes = [LaneUse { nic: Some(0), bytes_per_s: mine as u64, writing: 1.0 }];
@@ -436,7 +434,7 @@ fn who_has_had_little_beside_a_fellow_has_all_when_that_ends() {
     }
 }
 
-/// What was taken for all that a NIC carries is not: it shows within seconds.
+/// What was taken for the NIC's capacity is not: that shows within seconds.
 #[test]
 fn a_nic_that_carries_ten_times_what_it_showed_is_used_soon() {
     let others = |_| CAN * 0.05;
@@ -449,7 +447,7 @@ fn a_nic_that_carries_ten_times_what_it_showed_is_used_soon() {
 }
 
 #[test]
-fn what_the_operator_sets_holds_at_once() {
+fn the_operators_bounds_apply_at_once() {
     let capped = |cap| PaceBounds { cap_bytes_per_s: cap, ..PaceBounds::default() };
     let mut pace = Pace::start(2, capped(Some(10_000_000)));
     let sum = |paces: &[Option<u64>]| paces.iter().copied().sum::<Option<u64>>();
@@ -460,7 +458,7 @@ fn what_the_operator_sets_holds_at_once() {
 }
 
 #[test]
-fn the_destination_is_understood() {
+fn the_destinations_report_survives_json() {
     let said = DestinationUse {
         nics: vec![NicUse { speed_bytes_per_s: Some(1), ..NicUse::default() }],
         lanes: vec![Some(0), None],
@@ -492,7 +490,7 @@ fn any_nic() -> impl Strategy<Value = NicUse> {
 
 proptest! {
     #[test]
-    fn whatever_is_said_paces_stay_between_reserve_and_cap(
+    fn paces_stay_between_reserve_and_cap_for_any_report(
         seconds in proptest::collection::vec(
             (
                 proptest::collection::vec(any_nic(), 0..4),
@@ -524,7 +522,7 @@ proptest! {
             let sample = PaceSample { nics, lanes: &uses, destination: Some(&destination) };
             let paces = pace.next(&sample, bounds);
             prop_assert_eq!(paces.len(), lanes.len());
-            // Some of what is said lets lanes go as fast as a number can say.
+            // Some inputs allow lanes the largest possible rate.
             let sum: Option<u64> =
                 paces.iter().copied().try_fold(0, |sum: u64, pace| Some(sum.saturating_add(pace?)));
             let lanes = lanes.len() as u64;

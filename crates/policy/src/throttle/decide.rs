@@ -1,4 +1,4 @@
-//! From a sample to a decision.
+//! Turns a sample into a decision.
 
 use std::time::Duration;
 
@@ -7,60 +7,57 @@ use super::wave::Trough;
 use super::{Decision, Look, OnStall, Ratio, Settings, Stall, Step, Throttle, Why};
 use crate::switchover::predicted_blackout;
 
-/// How long later passes are observed before the VM is throttled. QEMU's rates
-/// are over a second, and a burst that is over by then needs nothing. Longer
-/// observation spares only guests that rest soon, which mostly showed in the
-/// first pass, and for all others it is time without progress.
+/// How long later passes are observed before the VM is throttled. QEMU's rates are over a second,
+/// and a burst that is over by then needs nothing. Longer observation helps only guests that rest
+/// soon, which mostly showed in the first pass; for all others it is time without progress.
 const LOOK_S: f64 = 1.5;
-/// A rate near the boundary has to stay above it for this long...
+/// A rate near the boundary must stay above it for this long...
 const NEED_S: f64 = 1.0;
-/// ...and one this many times above it doesn't.
+/// ...but not a rate that exceeds it by this factor.
 const FAR: f64 = 1.3;
 /// Below this part of the boundary a VM is no longer throttled.
 const LET_GO: f64 = 0.7;
 /// A share is kept for at least this long, until its effect shows.
 const KEEP_S: f64 = 0.4;
-/// Smaller changes aren't made. Where the ratio is near 1 a small excess is all
-/// of the gain, so only this much of it may be lost.
+/// Smaller changes aren't made. If the ratio is near 1, a small excess is all of the gain, so only
+/// this much of it may be lost.
 const LOWER: f64 = 0.85;
 const LOWER_LEAST: f64 = 0.95;
 const RAISE: f64 = 1.2;
-/// The most that a share changes at once. Down has to be fast; up is an
-/// experiment.
+/// The largest change of a share at once. Lowering has to be fast; raising is an experiment.
 const LOWER_MOST: f64 = 0.25;
 const RAISE_MOST: f64 = 1.3;
-/// A share this close to 1 doesn't throttle.
+/// A share this close to 1 means no throttling.
 const ALL: f64 = 0.97;
-/// A rate that is this many times the believed one is believed at once.
+/// A rate that exceeds the believed one by this factor is believed at once.
 const JUMP: f64 = 1.5;
-/// This close to its end (times the budget) a VM's share isn't raised, for this
-/// long.
+/// When the remainder is within this multiple of the budget, the share isn't raised for this long.
 const NEAR: f64 = 2.0;
 const NEAR_S: f64 = 5.0;
 /// Waiting for troughs ends after this long in all.
 const WAIT_S: f64 = 20.0;
-/// Passes in a row whose sampled remainder was small enough, and yet QEMU has
-/// not stopped the VM: it just wasn't small enough for QEMU.
+/// Passes in a row whose sampled remainder was small enough without QEMU stopping the VM: it just
+/// wasn't small enough for QEMU.
 const ALMOST: u32 = 10;
-/// CPU use without a quota is the maximum over about this many seconds.
+/// CPU use without a quota is its maximum over about this many seconds.
 const USE_S: f64 = 10.0;
 const USE_SMOOTH_S: f64 = 0.5;
-/// A VM that used less is taken to have used this much.
+/// A VM that used less is assumed to have used this much.
 const USE_LEAST: f64 = 0.01;
-/// Readings are smoothed over this part of their span: quick passes give ten a
-/// second, while one over a long pass counts in full.
+/// Readings are smoothed over this part of their span: quick passes give ten per second, while one
+/// over a long pass counts in full.
 const BELIEVE: f64 = 0.5;
-/// Readings in a row that have to ask for a higher share.
+/// This many readings in a row have to ask for a higher share.
 const RAISE_SURE: u32 = 2;
 
 impl Throttle {
-    /// Nothing is known yet, and nothing is throttled.
+    /// Without knowledge yet, and without throttling.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What to do after one more sample. Settings may change between samples.
+    /// The decision after one more sample. Settings may change between samples.
     pub fn next(&mut self, settings: &Settings, look: &Look) -> Decision {
         let view = View::new(settings, look);
         self.note(look, view.as_ref());
@@ -72,7 +69,7 @@ impl Throttle {
         self.decision(settings, look, view.as_ref())
     }
 
-    /// Takes in what is now.
+    /// Notes the current state.
     fn note(&mut self, look: &Look, view: Option<&View>) {
         let at_s = look.at.as_secs_f64().max(self.at_s);
         let elapsed_s = at_s - self.at_s;
@@ -107,7 +104,7 @@ impl Throttle {
         }
     }
 
-    /// What the VM's vCPUs use is what a share is a share of.
+    /// Notes the CPU use of the VM's vCPUs, to which a share refers.
     fn note_use(&mut self, used_cpus: f64, elapsed_s: f64) {
         let weight = 1.0 - (-elapsed_s / USE_SMOOTH_S).exp();
         self.used += (used_cpus - self.used) * weight;
@@ -120,8 +117,8 @@ impl Throttle {
         }
     }
 
-    /// Takes in a dirty rate, as it is now and at full speed. Noise is
-    /// smoothed; a jump up is believed at once, because it costs most.
+    /// Notes a dirty rate, at the current share and at full speed. Noise is smoothed; a jump up is
+    /// believed at once, because it costs most.
     fn believe(&mut self, dirty: f64, full: f64) {
         let weight = 1.0 - (-(self.at_s - self.believed_s) / (self.trend.span_s() * BELIEVE)).exp();
         let blend = |before: Option<f64>, now: f64| match before {
@@ -134,7 +131,7 @@ impl Throttle {
         self.fresh = true;
     }
 
-    /// Nothing is slowed.
+    /// Throttles nothing.
     fn keep_off(&mut self) {
         self.set(1.0);
         self.why = Why::Nothing;
@@ -163,18 +160,18 @@ impl Throttle {
         }
     }
 
-    /// Whether a VM at full speed has to be slowed.
+    /// Decides whether a VM at full speed has to be throttled.
     fn decide_free(&mut self, view: &View, full: f64) {
         let dirty = self.dirty.unwrap_or(full);
         let bound = (view.boundary * view.rate).min(view.in_time());
         if view.missing() <= 0.0 && !self.pass_over {
-            // The rest of what the guest wrote shows when the pass ends.
+            // The rest of the guest's writes shows when the pass ends.
             return;
         }
         let is_little = view.missing() <= 0.0;
         self.almost = if is_little { self.almost + 1 } else { 0 };
-        // When the pass ended and QEMU compared the remainder with its threshold,
-        // there was more: what has been delivered since.
+        // When the pass ended and QEMU compared the remainder with its threshold, the remainder was
+        // larger by what has been delivered since.
         let left_then = view.left + view.rate * self.elapsed_s;
         let ends_soon = is_little && (self.almost < ALMOST || left_then <= view.budget);
         if ends_soon || dirty <= bound {
@@ -194,7 +191,7 @@ impl Throttle {
         }
     }
 
-    /// Whether the next trough is soon and long enough to be waited for.
+    /// Whether the next trough is soon and long enough to wait for.
     fn waits(&self, view: &View, dirty: f64) -> bool {
         let enough = |trough: Trough| {
             let most = self.trend.most_left().max(view.left);
@@ -209,7 +206,7 @@ impl Throttle {
         self.waited_s < WAIT_S && troughs.into_iter().flatten().any(enough)
     }
 
-    /// Whether a throttled VM has to be throttled more, or less.
+    /// Decides whether a throttled VM has to be throttled more, or less.
     fn decide_slowed(&mut self, view: &View, full: f64) {
         let near = view.left <= view.budget * NEAR;
         self.near_since = near.then(|| self.near_since.unwrap_or(view.at_s));
@@ -256,7 +253,7 @@ impl Throttle {
         };
     }
 
-    /// Readings at another share say nothing about this one.
+    /// Changes the share. Readings at another share say nothing about this one.
     fn set(&mut self, share: f64) {
         if share == self.share {
             return;
@@ -270,8 +267,8 @@ impl Throttle {
         self.fresh = false;
     }
 
-    /// The share that is wanted, whatever the floor (equation 9). Where the goal
-    /// would be met without, only the deadline counts.
+    /// The target share regardless of the floor (equation 9). If the goal would be met without
+    /// throttling, only the deadline counts.
     fn wanted(&self, view: &View, full: f64) -> f64 {
         let aim = if self.missed_alone { view.ratio * view.rate } else { f64::INFINITY };
         aim.min(view.in_time()).max(0.0) / full.max(1.0)
@@ -319,7 +316,7 @@ impl Throttle {
         (gain > 0.0).then(|| duration(view.missing() / gain))
     }
 
-    /// When the VM will arrive at the earliest, if that is past the deadline.
+    /// The earliest time at which the VM arrives, if that is past the deadline.
     fn misses(&mut self, settings: &Settings, view: &View) -> Option<Duration> {
         let deadline = settings.deadline?;
         let least = if settings.ratio == Ratio::Off { 1.0 } else { view.floor };
@@ -331,7 +328,7 @@ impl Throttle {
             false => Duration::MAX,
         };
         self.late_since = (total > deadline).then(|| self.late_since.unwrap_or(view.at_s));
-        // One look may be off.
+        // A single look may be wrong.
         self.late_since.filter(|since| view.at_s - since >= NEED_S).map(|_| total)
     }
 }

@@ -1,4 +1,4 @@
-//! What a migration would take, before there is one.
+//! Predicts a migration before it starts.
 
 use std::time::Duration;
 
@@ -6,30 +6,30 @@ use super::Settings;
 use super::view::{Aims, PASSES_ALONE};
 use crate::precopy::{Passes, Path, Prediction, Throttled, Vm, predict, predict_throttled};
 
-/// Halvings of what is between two shares: to a thousandth.
+/// Bisection steps between two shares: to a thousandth.
 const HALVINGS: u32 = 10;
 
-/// What a migration would take. Blackouts and totals include the fixed cost.
+/// The forecast for a migration. Downtimes and totals include the fixed cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
-    /// With nothing slowed.
+    /// Without throttling.
     pub free: Prediction,
-    /// As the settings are.
+    /// With the settings.
     pub slowed: Throttled,
     /// The ratio of dirty rate to delivered rate below which nothing is
     /// throttled.
     pub boundary: f64,
     /// The ratio that a VM is throttled to; none: throttling is off.
     pub ratio: Option<f64>,
-    /// When the deadline can't be met: what the migration takes at the least.
+    /// If the deadline can't be met, the shortest time that the migration takes.
     pub misses_deadline: Option<Duration>,
 }
 
-/// Predicts what a migration of a VM with this dirty rate takes when
-/// `bytes_per_s` are delivered, with the controller's own targets.
+/// Predicts a migration of a VM with this dirty rate when `bytes_per_s` are delivered, with the
+/// controller's own targets.
 ///
-/// A little optimistic where the guest writes in order, or in waves: the
-/// controller may have to observe it for longer.
+/// The forecast is a little optimistic if the guest writes in order, or in waves: the controller
+/// may have to observe it for longer.
 #[must_use]
 pub fn forecast(
     settings: &Settings,
@@ -61,8 +61,7 @@ pub fn forecast(
     }
 }
 
-/// The largest share, up to the wanted one, that meets the deadline; or the
-/// floor.
+/// The largest share up to `wanted` that meets the deadline, or else the floor.
 fn in_time(wanted: f64, floor: f64, is_in_time: impl Fn(f64) -> bool) -> f64 {
     if is_in_time(wanted) {
         return wanted;
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_goal_is_met_by_slowing_where_it_is_missed_without() {
+    fn throttling_meets_the_goal_that_is_missed_without() {
         for (times, alone) in [(0.25, true), (0.8, true), (1.5, false), (4.0, false)] {
             let forecast = of(&settings(), times);
             let goal = Duration::from_millis(301);

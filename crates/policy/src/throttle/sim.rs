@@ -1,5 +1,4 @@
-//! A VM, a QEMU and a path in simulated time, and what the controller makes of
-//! them.
+//! The controller with a VM, a QEMU and a path in simulated time.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -22,13 +21,12 @@ const LOOK_STEPS: u64 = 5;
 /// A quick pass takes at least this long, and QEMU reports a rate this often.
 const PASS_LEAST_S: f64 = 0.1;
 const TOLD_S: f64 = 1.0;
-/// What waits in front of the lanes while QEMU is held, and while it isn't, as
-/// the time to deliver it.
+/// The time to deliver what waits for the lanes, while QEMU is held and while it isn't.
 pub(super) const POOL_LARGE_S: f64 = 6.0;
 pub(super) const POOL_S: f64 = 1.0;
 pub(super) const POOL_SMALL_S: f64 = 0.05;
 
-/// What the controller is told of QEMU.
+/// What the controller knows of QEMU.
 struct Known {
     left: f64,
     rate: f64,
@@ -49,61 +47,58 @@ impl Random {
     }
 }
 
-/// Something in the guest that wants so much CPU and, with that, writes so much.
+/// A task in the guest: the CPU that it wants, and what it writes with that.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     pub(super) cpus: f64,
     pub(super) bytes_per_s: f64,
 }
 
-/// Factors over time.
+/// A factor as a function of time.
 type Over = fn(f64) -> f64;
 
 #[derive(Clone)]
 pub(super) struct Sim {
     pub(super) ram: f64,
     pub(super) set: f64,
-    /// Whether the set is written from its beginning to its end, and not at
-    /// random.
+    /// Whether the set is written from its beginning to its end, and not in random order.
     pub(super) in_order: bool,
     pub(super) works: Vec<Work>,
-    /// What the guest does over time, and the link.
+    /// The guest's activity over time, and the link's rate.
     pub(super) activity: Over,
     pub(super) link: Over,
-    /// The dirty rate that QEMU reports, and the rate that the link is taken to
-    /// have.
+    /// The error of the dirty rate that QEMU reports, and that of the link's measured rate.
     pub(super) told: Over,
     pub(super) measured: Over,
-    /// How much QEMU can be ahead: the more, the quicker are passes.
+    /// How far QEMU can be ahead: the further, the quicker its passes are.
     pub(super) pool_s: f64,
     pub(super) noise: f64,
-    /// QEMU can't be asked: its passes are counted.
+    /// QEMU can't be queried: its passes are counted.
     pub(super) counted: bool,
     pub(super) seed: u64,
     pub(super) settings: Settings,
-    /// How long little enough has to be left until QEMU stops the VM.
+    /// How long the remainder must have been small enough until QEMU stops the VM.
     pub(super) ends_in_s: f64,
     pub(super) until_s: f64,
 }
 
-/// What came of it.
+/// The result of a run.
 pub(super) struct Outcome {
-    /// Each look at the end of the first pass and later: when, and what was
-    /// decided.
+    /// Each look from the end of the first pass on: its time, and the decision.
     pub(super) looks: Vec<(f64, Decision)>,
     pub(super) first_pass_s: f64,
-    /// When the VM was stopped, and what was left for its blackout.
+    /// When the VM was stopped, and its downtime.
     pub(super) stopped_s: Option<f64>,
     pub(super) blackout_s: f64,
     pub(super) step: Step,
-    /// As the guest sees it: CPU that it wanted and didn't get, as a share.
+    /// CPU time that the guest wanted and didn't get, as seconds at full speed.
     pub(super) lost_s: f64,
-    /// Something was throttled before the first pass was over.
+    /// Whether the VM was throttled before the first pass was over.
     pub(super) early: bool,
 }
 
 impl Outcome {
-    /// After the first pass.
+    /// Seconds from the end of the first pass to the stop.
     pub(super) fn later_s(&self) -> f64 {
         self.stopped_s.map_or(f64::INFINITY, |at| at - self.first_pass_s)
     }
@@ -112,7 +107,7 @@ impl Outcome {
         self.looks.iter().map(|(_, decision)| decision.share).fold(1.0, f64::min)
     }
 
-    /// How often the share changed its direction by more than a fifth.
+    /// How often the share changed direction by more than a fifth.
     pub(super) fn turns(&self) -> usize {
         let (mut turns, mut up, mut edge) = (0, false, 1.0);
         for (_, Decision { share, .. }) in &self.looks {
@@ -147,17 +142,17 @@ pub(super) fn writer(times: f64) -> Sim {
     }
 }
 
-/// Where it stands.
+/// The state of the simulation.
 struct State {
     random: Random,
     throttle: Throttle,
-    /// Dirty as QEMU knows it, in the pool, and not known yet.
+    /// Bytes dirty as QEMU knows them, in the pool, and dirty without QEMU knowing yet.
     dirty: f64,
     pool: f64,
     unseen: f64,
     pass: u32,
     pass_s: f64,
-    /// What has gone into the pool, until when the pass began too.
+    /// Bytes that went into the pool so far, and until the current pass began.
     came: f64,
     came_then: f64,
     passes: passes::Passes,
@@ -241,11 +236,11 @@ impl Sim {
         outcome
     }
 
-    /// The guest works; says how much less than it wanted, in seconds.
+    /// Runs the guest; returns how much less CPU time it got than it wanted, in seconds.
     fn work(&self, state: &mut State, at_s: f64) -> f64 {
         let activity = (self.activity)(at_s).max(0.01);
         let wanted: f64 = self.works.iter().map(|work| work.cpus * activity).sum();
-        // The guest's scheduler is fair: who wants little gets all of it.
+        // The guest's scheduler is fair: a task that wants little gets all of it.
         let mut room = state.quota.unwrap_or(f64::INFINITY);
         let mut works: Vec<&Work> = self.works.iter().collect();
         works.sort_by(|a, b| a.cpus.total_cmp(&b.cpus));
@@ -267,7 +262,7 @@ impl Sim {
         (1.0 - used / wanted) * STEP_S
     }
 
-    /// The path delivers and QEMU goes on; says whether a pass has ended.
+    /// Delivers, and lets QEMU go on; returns whether a pass has ended.
     fn deliver(&self, state: &mut State, at_s: f64) -> bool {
         let rate = LINK * (self.link)(at_s) * (1.0 + self.noise * state.random.next());
         let all = rate * self.pool_s;
@@ -327,7 +322,7 @@ impl Sim {
         decision
     }
 
-    /// What a QEMU says that is asked, or what its passes say.
+    /// What a query of QEMU tells, or what its passes tell.
     fn known(&self, state: &mut State, at_s: f64, left: f64) -> Known {
         let asked = Known { left, rate: state.rate, dirty: state.told, counted_at_share: None };
         if !self.counted {

@@ -1,50 +1,49 @@
-//! When the floor isn't enough.
+//! Detects that a migration makes no progress at the floor.
 
 use std::time::Duration;
 
-/// What counts as progress: a remainder smaller than ever before, by this
-/// share.
+/// Progress is a remainder that is smaller than ever before, by this share.
 const GAIN: f64 = 0.1;
-/// At the floor: both have to pass without progress. The remainder goes up and
-/// down with passes, and a slow link takes long for each.
+/// At the floor, both have to pass without progress: the remainder fluctuates with passes, and each
+/// takes long on a slow link.
 const SECONDS: f64 = 6.0;
 const PASSES: u32 = 3;
-/// Above the floor it may take this many times as long: there is still
-/// something to try, but not without end.
+/// Above the floor it may take this many times as long: there is still something to try, but not
+/// forever.
 const ABOVE_FLOOR: f64 = 5.0;
 
-/// What to do when the floor isn't enough.
+/// What to do if the floor isn't enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnStall {
     /// Go on trying.
     Keep,
-    /// Stop the VM: accept the longer blackout.
+    /// Stop the VM and accept the longer downtime.
     Stop,
-    /// Give the migration up.
+    /// Cancel the migration.
     Cancel,
 }
 
-/// The numbers of a migration that gets nowhere.
+/// The state of a migration that makes no progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stall {
-    /// What the guest makes dirty, slowed as it is.
+    /// The dirty rate of the throttled guest.
     pub dirty_bytes_per_s: f64,
-    /// What is delivered.
+    /// The delivered rate.
     pub delivered_bytes_per_s: f64,
-    /// Its share.
+    /// The guest's share of CPU time.
     pub share: f64,
-    /// What is left.
+    /// The remainder.
     pub left_bytes: u64,
-    /// The blackout if the VM stopped now.
+    /// The downtime if the VM stopped now.
     pub predicted_blackout: Duration,
 }
 
-/// Ground gained while the VM is slowed.
+/// Tracks progress while the VM is throttled.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Patience {
-    /// What was least left, and when.
+    /// The smallest remainder, and when it was reached.
     best: Option<(f64, When)>,
-    /// Since when it is at the floor.
+    /// Since when the share is at the floor.
     floor: Option<When>,
 }
 
@@ -61,12 +60,12 @@ impl When {
 }
 
 impl Patience {
-    /// It starts anew.
+    /// Starts anew.
     pub(super) fn restart(&mut self) {
         *self = Self::default();
     }
 
-    /// Notes what is left at the end of a pass. Says whether patience is over.
+    /// Notes the remainder at the end of a pass; returns whether patience is over.
     pub(super) fn is_over(&mut self, left: f64, at_s: f64, pass: u32, floor: bool) -> bool {
         let now = When { at_s, pass };
         self.floor = floor.then(|| self.floor.unwrap_or(now));
@@ -84,26 +83,26 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// The second in which patience is over, with a pass in each.
+    /// The second in which patience is over, with one pass per second.
     fn ends(left: impl Fn(u32) -> f64, floor: impl Fn(u32) -> bool) -> Option<u32> {
         let mut patience = Patience::default();
         (0..100).find(|at| patience.is_over(left(*at), f64::from(*at), *at, floor(*at)))
     }
 
     #[test]
-    fn it_lasts_as_long_as_ground_is_gained() {
+    fn patience_lasts_as_long_as_there_is_progress() {
         assert_eq!(ends(|at| 100.0 * 0.88f64.powi(at.cast_signed()), |_| true), None);
         assert_eq!(ends(|_| 100.0, |_| true), Some(6));
         assert_eq!(ends(|_| 100.0, |_| false), Some(30));
-        // Worse than once, and up and down, is no gain.
+        // A remainder above the smallest so far, or one that fluctuates, is no progress.
         assert_eq!(ends(|at| 100.0 + f64::from(at % 3), |_| true), Some(6));
         assert_eq!(ends(|at| if at < 4 { 100.0 } else { 50.0 }, |_| true), Some(10));
     }
 
     #[test]
-    fn it_is_counted_from_when_the_floor_was_reached() {
+    fn patience_counts_from_reaching_the_floor() {
         assert_eq!(ends(|_| 100.0, |at| at >= 8), Some(14));
-        // A floor that is left now and then is none, but not for ever.
+        // A floor that is left now and then doesn't count, but the stall still ends.
         assert_eq!(ends(|_| 100.0, |at| at % 4 != 0), Some(30));
     }
 

@@ -14,7 +14,7 @@ fn with(sim: &Sim, set: impl Fn(&mut Settings)) -> Sim {
     sim
 }
 
-/// With a large pool, the usual one, and QEMU not held; written at random and in
+/// With a large pool, with the usual one, and with QEMU not held; writes in random order and in
 /// order.
 fn kinds(sim: &Sim) -> [(&'static str, Sim); 6] {
     [
@@ -75,10 +75,9 @@ fn it_converges_and_does_not_oscillate() {
     }
 }
 
-/// As of a QEMU that somebody else commands: it is not asked, and passes are all that
-/// is known of it.
+/// A QEMU that another manager commands is not queried, so only its passes are known.
 #[test]
-fn it_converges_by_what_passes_count() {
+fn it_converges_with_counted_passes() {
     println!("seconds after the first pass / work lost / lowest share");
     for in_order in [false, true] {
         for times in RATES {
@@ -105,7 +104,7 @@ fn burst(at_s: f64) -> f64 {
 }
 
 #[test]
-fn what_was_forecast_comes() {
+fn forecasts_match_the_simulation() {
     for times in RATES {
         let sim = Sim { until_s: 120.0, ..writer(times) };
         let forecast = forecast(&sim.settings, sim.vm(), LINK, times * LINK, Passes::Quick);
@@ -113,11 +112,11 @@ fn what_was_forecast_comes() {
             [Ratio::Auto, Ratio::Off].map(|ratio| with(&sim, |set| set.ratio = ratio).run());
         let total_s = forecast.slowed.prediction.total.as_secs_f64();
         let off = total_s / slowed.stopped_s.unwrap() - 1.0;
-        // Just as fast as the path, it may or may not be slowed.
+        // A guest that is just as fast as the path may or may not be throttled.
         assert!(off.abs() < if times == 1.0 { 0.25 } else { 0.15 }, "{times}: {off}");
         let off_s = forecast.slowed.work_lost.as_secs_f64() - slowed.lost_s - slowed.blackout_s;
         assert!(off_s.abs() < 2.0, "{times}: {off_s}");
-        // What is left at the ends of passes.
+        // The remainder at the ends of passes.
         assert_eq!(forecast.free.met, free.stopped_s.is_some(), "{times}");
         let blackouts = free.looks.iter().rev().take(200);
         let most = blackouts.filter_map(|(_, decision)| decision.predicted_blackout).max();
@@ -127,7 +126,7 @@ fn what_was_forecast_comes() {
 }
 
 #[test]
-fn what_the_floor_allows_is_reached_at_the_floor() {
+fn a_floor_that_is_low_enough_lets_the_vm_converge() {
     for (name, sim) in kinds(&writer(4.0)) {
         let sim = with(&sim, |set| set.floor = 0.2);
         let outcome = sim.run();
@@ -168,7 +167,7 @@ fn where_the_floor_gets_nowhere_the_operator_decides() {
 }
 
 #[test]
-fn wrong_figures_are_recovered_from() {
+fn wrong_measurements_do_not_prevent_convergence() {
     let sims: [(&str, Sim); 8] = [
         ("QEMU tells three times as much", Sim { told: |_| 3.0, ..writer(2.0) }),
         ("QEMU tells a third", Sim { told: |_| 0.33, ..writer(2.0) }),
@@ -244,8 +243,8 @@ fn a_light_writer_needs_a_share_of_the_little_it_uses() {
     let quota = alone.looks.iter().filter_map(|(_, decision)| decision.quota_cpus);
     assert!(quota.fold(0.0, f64::max) < 0.05);
 
-    // Beside something that uses CPU it keeps its rate down to a low share: the
-    // floor that is low enough is the operator's choice.
+    // Beside another task that uses CPU, it keeps its rate down to a low share: choosing a floor
+    // that is low enough is up to the operator.
     let spin = Work { cpus: 1.0, bytes_per_s: 0.0 };
     let beside = Sim { works: vec![paced, spin], ..writer(1.0) };
     assert!(matches!(beside.run().step, Step::GiveUp(_)));
@@ -259,17 +258,17 @@ fn a_light_writer_needs_a_share_of_the_little_it_uses() {
 }
 
 #[test]
-fn a_guest_that_soon_rests_is_switched_over_then_and_not_slowed() {
+fn a_guest_that_rests_soon_is_switched_over_without_throttling() {
     for seed in 1..=8 {
         let waves = Sim { activity: burst, set: 64.0 * MIB, seed, ..writer(4.0) };
         let outcome = waves.run();
         assert!(outcome.lowest() >= 1.0, "{seed}: {}", outcome.lowest());
         assert!(outcome.stopped_s.is_some_and(|at_s| at_s % 10.0 > 5.0), "{seed}");
         assert!(outcome.looks.iter().any(|(_, decision)| decision.why == Why::Waiting));
-        // More than a trough can take: it is slowed while it works.
+        // With more than a trough can take, it is throttled while it works.
         let large = Sim { set: 256.0 * MIB, ..waves.clone() }.run();
         assert!(large.lowest() < 1.0 && large.stopped_s.is_some(), "{seed}");
-        // And one that rested while all of RAM was sent, and then never again.
+        // A guest that rested while all of RAM was sent, and then never again.
         let never = |at_s| if at_s < 20.0 { burst(at_s) } else { 1.0 };
         let works = Sim { activity: never, ..waves }.run();
         assert!(works.lowest() < 1.0 && works.later_s() < 30.0, "{seed}: {}", works.later_s());
@@ -277,7 +276,7 @@ fn a_guest_that_soon_rests_is_switched_over_then_and_not_slowed() {
 }
 
 #[test]
-fn the_end_is_not_spoiled_by_letting_go_too_early() {
+fn the_share_is_not_raised_shortly_before_the_end() {
     for ends_in_s in [0.5, 2.0, 8.0] {
         let outcome = Sim { ends_in_s, ..writer(4.0) }.run();
         assert!(outcome.stopped_s.is_some() && outcome.blackout_s <= 0.31, "{ends_in_s}");
@@ -300,7 +299,7 @@ fn a_deadline_is_met_or_said_to_be_missed() {
             let spared = name == "below the boundary" && free_s < deadline_s;
             assert!(!spared || outcome.lowest() >= 1.0, "{name} {deadline_s}");
         }
-        // After the first pass it can just not be met any more.
+        // After the first pass it can no longer be met.
         let late = with(&sim, |set| set.deadline = Some(Duration::from_secs(28))).run();
         let said = late.looks.iter().find(|(_, decision)| decision.misses_deadline.is_some());
         let (said_s, total) = said.map(|(at_s, said)| (*at_s, said.misses_deadline)).unwrap();
@@ -309,7 +308,7 @@ fn a_deadline_is_met_or_said_to_be_missed() {
         let off_s = total.unwrap().as_secs_f64() - stopped_s;
         assert!(off_s.abs() < 3.0, "{name}: {total:?} {stopped_s}");
     }
-    // It is known from the beginning where not even RAM gets through.
+    // If not even RAM fits, that is known from the beginning.
     let mut throttle = Throttle::new();
     let settings = Settings { deadline: Some(Duration::from_secs(15)), ..writer(1.0).settings };
     let said = (1..=40).find_map(|tick| {
@@ -347,7 +346,7 @@ fn nothing_is_decided_without_a_rate_or_before_the_first_pass_is_over() {
 }
 
 #[test]
-fn switched_off_while_it_slows_it_lets_go_at_once() {
+fn switching_throttling_off_releases_the_vm_at_once() {
     let mut throttle = Throttle::new();
     let mut settings = Settings { on_stall: OnStall::Keep, ..Settings::default() };
     let mut look = Look { first_pass_over: true, ..FIRST };
@@ -368,7 +367,7 @@ fn switched_off_while_it_slows_it_lets_go_at_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever the guest: within bounds, and there if the floor allows it.
+    /// For any guest, shares stay within bounds, and the VM arrives if the floor allows it.
     #[test]
     fn any_guest(
         times in 0.1f64..6.0,
@@ -384,7 +383,7 @@ proptest! {
         let sim = with(&sim, |set| (set.floor, set.goal) = (floor, Duration::from_millis(goal_ms)));
         let outcome = sim.run();
         check("any", times, &sim, &outcome);
-        // With noise of a quarter some turns are chance; one that swings has dozens.
+        // With 25 % noise some turns are chance; an oscillating controller has dozens.
         prop_assert!(outcome.turns() <= 12, "{} turns", outcome.turns());
         if times < 0.7 {
             prop_assert!(outcome.lowest() >= 1.0, "{}", outcome.lowest());
@@ -394,7 +393,7 @@ proptest! {
         }
     }
 
-    /// Nonsense makes no panic, and no share out of bounds.
+    /// Invalid values cause no panic, and no share out of bounds.
     #[test]
     fn any_looks(
         looks in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<bool>(), any::<f64>(), any::<Option<f64>>()), 1..60),

@@ -1,28 +1,26 @@
-//! How fast the guest dirties pages, derived from how the remainder changes.
+//! Derives the guest's dirty rate from how the remainder changes.
 //!
-//! `left' = dirty - delivered`: so the remainders at the ends of two passes,
-//! and what was delivered between them, give the dirty rate that counts. QEMU's
-//! own figure is up to a second or a whole pass old, and wrong where pages are
-//! written over and over.
+//! `left' = dirty - delivered`: so the remainders at the ends of two passes, and what was delivered
+//! between them, give the dirty rate that counts. QEMU's own figure is up to a second or a whole
+//! pass old, and wrong if pages are written over and over.
 
 use std::collections::VecDeque;
 
 use super::view::View;
 
-/// Passes that count at most.
+/// The number of passes that count at most.
 const POINTS_MAX: usize = 64;
-/// How long a trend is observed before it is used, within bounds. The remainder
-/// is known to a percent or so of `left`. With ten passes a second that is an
-/// error in the slope of about `left / t^1.5`; this makes it a twentieth of
-/// what is delivered. With much left there is time to observe.
+/// How long a trend is observed before it is used, within bounds. The remainder is known to a
+/// percent or so of `left`. With ten passes a second that is an error in the slope of about
+/// `left / t^1.5`; this makes it a twentieth of what is delivered. With much left there is time to
+/// observe.
 const SPAN_FACTOR: f64 = 0.25;
 const SPAN_POWER: f64 = 2.0 / 3.0;
 const SPAN_S: (f64, f64) = (0.4, 3.0);
-/// And at most: times that.
+/// The longest time observed, as a multiple of that.
 const WINDOW: f64 = 1.5;
-/// The most of the working set that is taken to be dirty already when writes
-/// are derived from pages that got dirty: the more of it is dirty, the less is
-/// known.
+/// The largest part of the working set that is assumed to be dirty when writes are derived from
+/// pages that got dirty: the more of it is dirty, the less is known.
 const SATURATED_MOST: f64 = 0.8;
 
 /// Sums at the end of a pass.
@@ -35,13 +33,12 @@ struct Point {
     shared_s: f64,
 }
 
-/// What the ends of the last passes say.
+/// What the last passes tell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Reading {
-    /// Rate at which clean pages got dirty, at the share that was.
+    /// Rate at which clean pages got dirty, at the share that the guest had.
     pub(super) dirty: f64,
-    /// The same, if all of the guest's writes went to clean pages and its share
-    /// were 1.
+    /// The same rate, if all of the guest's writes went to clean pages and its share were 1.
     pub(super) full: f64,
 }
 
@@ -51,13 +48,12 @@ pub(super) struct Trend {
     points: VecDeque<Point>,
     pass: u32,
     span_s: f64,
-    /// The largest remainder after the first pass: the working set, or the part
-    /// of it that was seen.
+    /// The largest remainder after the first pass: the working set, or the part of it seen so far.
     most_left: f64,
 }
 
 impl Trend {
-    /// Notes a look; says whether a pass has ended.
+    /// Notes a look; returns whether a pass has ended.
     pub(super) fn note(&mut self, view: &View, sums: (f64, f64)) -> bool {
         let View { pass, at_s, left, rate, .. } = *view;
         if pass == self.pass {
@@ -71,7 +67,7 @@ impl Trend {
         }
         let (delivered, shared_s) = sums;
         self.points.push_back(Point { at_s, left, delivered, shared_s });
-        // Always two, however long passes are.
+        // At least two points remain, however long passes are.
         while self.points.len() > 2
             && self.points.get(1).is_some_and(|p| at_s - p.at_s > self.span_s * WINDOW)
         {
@@ -80,19 +76,19 @@ impl Trend {
         true
     }
 
-    /// The share has changed: earlier readings say nothing about later ones.
+    /// Drops earlier readings, because the share has changed.
     pub(super) fn restart(&mut self) {
         let last = self.points.pop_back();
         self.points.clear();
         self.points.extend(last);
     }
 
-    /// How long a trend is looked at, at the least.
+    /// The shortest time for which a trend is observed.
     pub(super) fn span_s(&self) -> f64 {
         self.span_s
     }
 
-    /// The most that was ever left.
+    /// The largest remainder so far.
     pub(super) fn most_left(&self) -> f64 {
         self.most_left
     }
@@ -111,9 +107,9 @@ impl Trend {
         Some(Reading { dirty, full: dirty / share.max(1e-3) * self.unsaturated(last.left) })
     }
 
-    /// How much more is written than gets dirty while `left` is dirty: writes
-    /// to pages that are dirty already don't show. The largest remainder so far
-    /// is taken for the whole working set, written in random order.
+    /// How much more is written than gets dirty while `left` is dirty: writes to pages that are
+    /// dirty already don't show. The largest remainder so far is assumed to be the whole working
+    /// set, written in random order.
     pub(super) fn unsaturated(&self, left: f64) -> f64 {
         let dirty_share = (left / self.most_left.max(1.0)).clamp(1e-6, SATURATED_MOST);
         -(-dirty_share).ln_1p() / dirty_share
@@ -130,8 +126,7 @@ impl Trend {
     }
 }
 
-/// The rate that QEMU reports. It is over at least a second, in which the share
-/// may have changed.
+/// The rate that QEMU reports, measured over at least a second in which the share may have changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Told {
     rate: Option<f64>,
@@ -140,7 +135,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// What a new rate would be at a share of 1; none if the rate isn't new.
+    /// The rate at a share of 1; none if the reported rate isn't new.
     pub(super) fn note(&mut self, rate: Option<f64>, at_s: f64, shared_s: f64) -> Option<f64> {
         if rate == self.rate {
             return None;
@@ -151,7 +146,7 @@ impl Told {
         rate.map(|rate| rate / share.clamp(1e-3, 1.0))
     }
 
-    /// The same for a rate that is known to be of a guest with this share.
+    /// The same for a rate that was measured while the guest had this share.
     pub(super) fn note_counted(&mut self, rate: Option<f64>, share: f64) -> Option<f64> {
         if rate == self.rate {
             return None;

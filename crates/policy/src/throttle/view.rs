@@ -1,4 +1,4 @@
-//! What follows from the settings for this VM at this rate.
+//! The targets that follow from the settings for this VM at this rate.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use super::{Look, Ratio, Settings};
 use crate::precopy::boundary;
 use crate::switchover::budget_bytes;
 
-/// Passes in which a VM may converge by itself: what QEMU and Xen allow.
+/// Passes in which a VM may converge by itself: the number that QEMU and Xen allow.
 pub(super) const PASSES_ALONE: u32 = 30;
-/// Passes in which a throttled VM should converge: with the ratio that gives,
-/// it takes less than twice as long as a stopped guest would.
+/// Passes in which a throttled VM should converge: with the resulting ratio, it takes less than
+/// twice as long as a stopped guest would.
 const PASSES_SLOWED: u32 = 5;
-/// Bounds of that ratio. Below, hardly any time is gained; above, a rate that is
-/// a little off means no gain at all.
+/// Bounds of that ratio. Below, hardly any time is gained; above, a slightly wrong rate means no
+/// gain at all.
 const RATIO: (f64, f64) = (0.25, 0.8);
 /// The least time for moving pages, when the fixed cost uses up the goal.
 const MOVE_LEAST: Duration = Duration::from_millis(10);
 /// No share is smaller, whatever the floor.
 const SHARE_LEAST: f64 = 1e-3;
-/// The part of a trough, or of a deadline's time, that is relied on.
+/// The part of a trough, or of the time to a deadline, that is relied on.
 pub(super) const COUNTED_ON: f64 = 0.8;
 
 /// The targets.
@@ -26,9 +26,9 @@ pub(super) const COUNTED_ON: f64 = 0.8;
 pub(super) struct Aims {
     /// The largest remainder with which the VM may be stopped.
     pub(super) budget_bytes: u64,
-    /// The ratio of rates below which nothing has to be done.
+    /// The ratio of rates below which the VM is not throttled.
     pub(super) boundary: f64,
-    /// The one to throttle a VM to; none: throttling is off.
+    /// The ratio to which a VM is throttled; none means that throttling is off.
     pub(super) ratio: Option<f64>,
     pub(super) floor: f64,
 }
@@ -58,11 +58,11 @@ pub(super) struct View {
     pub(super) pass: u32,
     pub(super) first_pass_over: bool,
     pub(super) left: f64,
-    /// Delivered per second.
+    /// Bytes delivered per second.
     pub(super) rate: f64,
     /// The largest remainder with which the VM may be stopped.
     pub(super) budget: f64,
-    /// The ratio of rates below which nothing has to be done, and the target.
+    /// The ratio of rates below which the VM is not throttled, and the target ratio.
     pub(super) boundary: f64,
     pub(super) ratio: f64,
     pub(super) floor: f64,
@@ -90,8 +90,7 @@ impl View {
         })
     }
 
-    /// Whether there is enough left to keep the path busy: otherwise less is
-    /// delivered than could be.
+    /// Whether enough is left to keep the path busy: otherwise less is delivered than possible.
     pub(super) fn is_busy(&self) -> bool {
         self.left >= self.budget
     }

@@ -1,37 +1,35 @@
-//! Whether a guest works in waves, and when the next trough is due.
+//! Detects whether a guest works in waves, and predicts the next trough.
 //!
-//! A guest that works hard for some seconds and then rests is best switched
-//! over while it rests, without throttling. Its activity is read from its CPU
-//! use, known from the beginning of the first pass on, and from its dirty rate,
-//! known only later.
+//! A guest that works hard for some seconds and then rests is best switched over while it rests,
+//! without throttling. Its activity is derived from its CPU use, known from the beginning of the
+//! first pass on, and from its dirty rate, known only later.
 
-/// The peak is forgotten over this long a time, the swing is smoothed over this
-/// short one.
+/// The peak decays over this time, and the signal is smoothed over this one.
 const PEAK_S: f64 = 30.0;
 const SMOOTH_S: f64 = 0.3;
-/// At rest below this share of the peak, at work above that.
+/// A guest is at rest below this share of the peak, and at work above that one.
 const REST: f64 = 0.3;
 const WORK: f64 = 0.5;
-/// A rest that was longer ago than this may not come again.
+/// After this much work, the last rest is too long ago to count on another.
 const FORGOTTEN_S: f64 = 30.0;
 /// Shorter rests are too short for a switchover.
 const REST_LEAST_S: f64 = 0.5;
-/// A trough with less than this share of it to go counts as over.
+/// A trough of which less than this share is left counts as over.
 const NEARLY_OVER: f64 = 0.2;
-/// A phase that lasts this much longer than the one before breaks the pattern.
+/// A phase that lasts this much longer than the previous one breaks the pattern.
 const OVERDUE: f64 = 1.5;
 const OVERDUE_S: f64 = 1.0;
 
-/// A trough to come.
+/// An expected trough.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Trough {
-    /// When it is due: already, if 0.
+    /// Seconds until it starts; 0 if it has started.
     pub(super) within_s: f64,
-    /// How long the last one was.
+    /// How long it is expected to last.
     pub(super) lasts_s: f64,
 }
 
-/// One swing: of CPU use, or of the dirty rate.
+/// The wave of one signal: CPU use, or the dirty rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Wave {
     smooth: Option<f64>,
@@ -43,7 +41,7 @@ pub(super) struct Wave {
 }
 
 impl Wave {
-    /// Notes what is now, `elapsed_s` after what was noted before.
+    /// Notes the signal's value, `elapsed_s` after the previous one.
     pub(super) fn note(&mut self, at_s: f64, value: f64, elapsed_s: f64) {
         let weight = 1.0 - (-elapsed_s / SMOOTH_S).exp();
         let before = *self.smooth.get_or_insert(value);
@@ -63,15 +61,15 @@ impl Wave {
         (self.at_rest, self.since_s) = (rests, at_s);
     }
 
-    /// The trough that is due, if there is a pattern and it still holds.
+    /// The next trough, if there is a pattern and it still holds.
     pub(super) fn trough(&self, at_s: f64) -> Option<Trough> {
         let lasted_s = at_s - self.since_s;
         let work_s = self.work_s?;
         if self.at_rest {
             let lasts_s = self.rest_s.unwrap_or(lasted_s).max(lasted_s);
             let left_s = lasts_s - lasted_s;
-            // Near a trough's end, or in the first one, the next one is meant:
-            // what is known about the guest is a little old.
+            // Near a trough's end, or in the first one, the next one is returned: what is known
+            // about the guest is a little old.
             return Some(if left_s > lasts_s * NEARLY_OVER {
                 Trough { within_s: 0.0, lasts_s: left_s }
             } else {
@@ -89,7 +87,7 @@ impl Wave {
 mod tests {
     use super::*;
 
-    /// What is known after so long of a guest of this activity.
+    /// The trough expected after `seconds` of this activity.
     fn after(seconds: f64, activity: impl Fn(f64) -> f64) -> Option<Trough> {
         let mut wave = Wave::default();
         let mut at_s = 0.0;
@@ -109,7 +107,7 @@ mod tests {
     fn a_trough_is_foreseen_once_one_was_seen() {
         assert_eq!(after(4.0, swing), None);
         let now = after(7.0, swing).unwrap();
-        // The first rest: how long it lasts isn't known.
+        // In the first rest, its duration isn't known.
         assert!(now.lasts_s >= REST_LEAST_S, "{now:?}");
         for (at_s, within_s) in [(11.0, 4.0), (13.0, 2.0), (14.5, 0.5), (32.0, 3.0)] {
             let trough = after(at_s, swing).unwrap();
@@ -126,7 +124,7 @@ mod tests {
         // Noise and short dips aren't rest.
         assert_eq!(after(60.0, |at_s| 0.8 + 0.2 * (at_s * 37.0).sin()), None);
         assert_eq!(after(60.05, |at_s| if at_s % 5.0 < 0.2 { 0.0 } else { 1.0 }), None);
-        // A guest that went on working when its rest was due.
+        // The guest went on working when its rest was due.
         assert_eq!(after(30.0, |at_s| if at_s < 10.0 { swing(at_s) } else { 1.0 }), None);
     }
 }

@@ -1,15 +1,15 @@
-//! A balloon by which the guest says which of its memory is free, put on a command line:
-//! QEMU leaves that out of a migration.
+//! Adds a balloon to a command line, through which the guest reports free memory: QEMU
+//! leaves that out of a migration.
 
 use super::guest_port::value;
 use super::{CommandLine, CommandLineError};
 
-/// The id of the device; that of its thread begins with it.
+/// The id of the device; the id of its thread begins with it.
 const BALLOON_ID: &str = "droveway-balloon";
 const DRIVER: &str = "virtio-balloon";
 
 impl CommandLine {
-    /// With such a balloon, the last device on the line. QEMU asks for a thread of its own
+    /// Adds such a balloon as the last device on the line. QEMU requires a thread of its own
     /// for it.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ impl CommandLine {
         Ok(line.and("-device", &device))
     }
 
-    /// Whether it has such a balloon, whoever put it there.
+    /// Whether it has such a balloon, the agent's or the owner's.
     #[must_use]
     pub fn has_free_page_hint(&self) -> bool {
         let is_on = |balloon: &str| {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_the_owners_counts() {
+    fn the_owner_s_balloon_counts() {
         for device in [
             "virtio-balloon-pci,free-page-hint=on,iothread=a",
             "{\"driver\":\"virtio-balloon-pci\",\"free-page-hint\":true}",

@@ -1,4 +1,4 @@
-//! The port for the helper in the guest, put on a command line.
+//! Adds the port for the helper in the guest to a command line.
 
 use std::os::fd::RawFd;
 
@@ -12,16 +12,16 @@ use super::machine::pieces;
 pub(crate) const GUEST_ID: &str = "droveway-guest";
 
 impl CommandLine {
-    /// Whether it has a port for the helper already, as somebody else made it.
+    /// Whether it has a port for the helper already, which the owner has added.
     #[must_use]
     pub fn has_guest_port(&self) -> bool {
         let mut devices = self.arguments("device");
         devices.any(|device| value(device, "name").as_deref() == Some(PORT_NAME))
     }
 
-    /// Whether a QEMU that runs was started with the port that
-    /// [`CommandLine::with_guest_port`] adds. One with the same ids and a socket of
-    /// its own is its owner's.
+    /// Whether a running QEMU was started with the port that
+    /// [`CommandLine::with_guest_port`] adds. A port with the same ids, but without
+    /// an inherited socket, is its owner's.
     #[must_use]
     pub fn has_our_guest_port(argv: &[String]) -> bool {
         let ours = |word: &String| {
@@ -30,9 +30,8 @@ impl CommandLine {
         argv.iter().any(ours)
     }
 
-    /// With a port for the helper, at a listening socket that QEMU inherits. It
-    /// is the last on the line, so all devices before it are where they would be
-    /// without.
+    /// Adds a port for the helper, at a listening socket that QEMU inherits. It
+    /// is the last device on the line, so that the others keep their addresses.
     #[must_use]
     pub fn with_guest_port(&self, listener: RawFd) -> Self {
         let is_bus = |device: &str| {
@@ -51,7 +50,7 @@ impl CommandLine {
     }
 }
 
-/// Whether an option is of those that [`CommandLine::with_guest_port`] adds.
+/// Whether an option is one that [`CommandLine::with_guest_port`] adds.
 pub(super) fn is_ours(option: &str, argument: &str) -> bool {
     let id = argument.split(',').find_map(|part| part.strip_prefix("id="));
     let suffix = id.and_then(|id| id.strip_prefix(GUEST_ID));
@@ -62,7 +61,7 @@ pub(super) fn is_ours(option: &str, argument: &str) -> bool {
     }
 }
 
-/// What `-device` says of one property.
+/// A property in the argument of an option such as `-device`.
 pub(crate) fn value(device: &str, key: &str) -> Option<String> {
     if device.trim_start().starts_with('{') {
         let device: Value = serde_json::from_str(device).ok()?;

@@ -1,20 +1,20 @@
-//! `-global migration.switchover-ack-legacy`, by which a QEMU from 11.1 on waits for
-//! an acknowledgement of each switchover, and not only where one of the VM's devices
-//! asks for it. Older ones always wait, and refuse to start with a property that they
-//! don't know.
+//! `-global migration.switchover-ack-legacy`, with which QEMU from 11.1 on waits for
+//! an acknowledgement of each switchover, and not only if one of the VM's devices
+//! requests it. Older versions always wait, and refuse to start with a property that
+//! they don't know.
 
 use super::machine::pieces;
 use super::{CommandLine, options};
 
-/// The type of QEMU's migration, which has it.
+/// The type of QEMU's migration object, which has the property.
 pub(crate) const MIGRATION: &str = "migration";
 /// The property.
 pub(crate) const LEGACY_ACK: &str = "switchover-ack-legacy";
-/// As [`CommandLine::with_switchover_ack`] adds it.
+/// The argument that [`CommandLine::with_switchover_ack`] adds.
 const OURS: &str = "migration.switchover-ack-legacy=on";
 
 impl CommandLine {
-    /// Waiting for the acknowledgement, unless the line says something about that
+    /// Makes QEMU wait for the acknowledgement, unless the line sets the property
     /// already. Only for a QEMU that knows the property.
     #[must_use]
     pub fn with_switchover_ack(&self) -> Self {
@@ -25,7 +25,7 @@ impl CommandLine {
     }
 }
 
-/// What a command line says about it last, which is what counts.
+/// The value of the property on a command line; the last setting counts.
 pub(crate) fn legacy_ack(argv: &[String]) -> Option<bool> {
     let mut said = None;
     let mut words = argv.iter().skip(1);
@@ -44,8 +44,8 @@ pub(super) fn is_ours(option: &str, argument: &str) -> bool {
     option == "global" && argument == OURS
 }
 
-/// What one `-global` says about it, in either of its forms. What is no truth value
-/// to QEMU ends it, so its word for that doesn't matter.
+/// The value of the property in one `-global`, in either of its forms. QEMU doesn't
+/// start with an invalid value, so any result will do for it.
 fn value(global: &str) -> Option<bool> {
     let is_on = |value: &str| matches!(value, "on" | "yes" | "true" | "y");
     let short = global
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_counts_in_either_form() {
+    fn the_last_setting_counts_in_either_form() {
         let long = "driver=migration,property=switchover-ack-legacy,value=";
         for (line, expected) in [
             ("qemu -m 1G".to_owned(), None),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_added_where_nothing_is_said_and_taken_off_again() {
+    fn it_is_added_if_not_set_and_removed_again() {
         for line in ["qemu -m 1G", "qemu -global ICH9-LPC.disable_s3=1"] {
             let typed = words(line);
             let started = CommandLine::parse(&typed).unwrap().with_switchover_ack().argv();

@@ -1,28 +1,27 @@
-//! What a command line says of accelerator, CPU model and memory.
+//! The accelerator, CPU model and memory on a command line.
 
 use std::path::Path;
 
 use super::CommandLine;
 
-/// One piece of memory that a command line makes.
+/// A memory backend on a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
     /// Its id.
     pub id: String,
     /// The file or directory that it maps.
     pub path: Option<String>,
-    /// Whether what is written to it goes to the file.
+    /// Whether writes to it reach the file.
     pub share: bool,
-    /// Whether it is made of huge pages that no file names.
+    /// Whether it has huge pages without a named file.
     pub hugetlb: bool,
-    /// How large those are, if it says so.
+    /// The size of its huge pages, if given.
     pub huge_page_bytes: Option<u64>,
 }
 
 impl CommandLine {
-    /// What runs the guest's instructions, as QEMU's `accel=` takes it: `kvm`,
-    /// `tcg`, or several with colons between, of which QEMU takes the first
-    /// that works.
+    /// The accelerator in the form of QEMU's `accel=`: `kvm`, `tcg`, or several
+    /// separated by colons, of which QEMU takes the first that works.
     #[must_use]
     pub fn accelerator(&self) -> String {
         let by_option: Vec<String> = self
@@ -49,20 +48,20 @@ impl CommandLine {
         if kvm { "kvm:tcg" } else { "tcg" }.to_owned()
     }
 
-    /// The model that `-cpu` names, without what is changed of it; none if
-    /// QEMU's default is taken.
+    /// The model that `-cpu` names, without its features; `None` for QEMU's
+    /// default.
     #[must_use]
     pub fn cpu_model(&self) -> Option<String> {
         pieces(self.arguments("cpu").last()?).into_iter().next()
     }
 
-    /// The directory or file of `-mem-path`, in which the base RAM is.
+    /// The directory or file of `-mem-path`, which holds the base RAM.
     #[must_use]
     pub fn memory_path(&self) -> Option<&str> {
         self.arguments("mem-path").last()
     }
 
-    /// The memory backends that it makes.
+    /// Its memory backends.
     #[must_use]
     pub fn backends(&self) -> Vec<Backend> {
         self.arguments("object").filter_map(backend).collect()
@@ -120,7 +119,7 @@ fn size(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The pieces of `a,b=c`, where `,,` is a comma of a piece's own.
+/// The pieces of `a,b=c`, where `,,` is a comma within a piece.
 pub(crate) fn pieces(argument: &str) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut piece = String::new();
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_none() {
+    fn sizes_are_parsed_or_refused() {
         assert_eq!(
             (size("1G"), size("4096"), size("2mB")),
             (Some(1 << 30), Some(4096), Some(2 << 20))

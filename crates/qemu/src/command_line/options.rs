@@ -1,7 +1,7 @@
-//! Which options stand alone, and which are refused.
+//! Which options have no argument, and which are refused.
 
 /// Options without an argument, in QEMU 7.2 to 10.0 and before. Any other
-/// takes the word that follows it, as QEMU does.
+/// takes the next word as its argument, as in QEMU.
 const ALONE: [&str; 52] = [
     "?",
     "S",
@@ -57,7 +57,7 @@ const ALONE: [&str; 52] = [
     "no-kvm-nesting",
 ];
 
-/// The name of an option, with one dash or two; none for another word.
+/// The name of an option, with one dash or two; `None` for other words.
 pub(super) fn name(word: &str) -> Option<&str> {
     let name = word.strip_prefix('-')?;
     let name = name.strip_prefix('-').unwrap_or(name);

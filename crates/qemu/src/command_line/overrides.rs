@@ -1,8 +1,8 @@
-//! `--set OLD=NEW`: texts that differ at the destination.
+//! `--set OLD=NEW`: text that is replaced at the destination.
 
 use super::CommandLineError;
 
-/// Reads `OLD=NEW`. The first `=` divides them.
+/// Parses `OLD=NEW`, split at the first `=`.
 ///
 /// # Errors
 /// If there is no `=` or nothing before it.
@@ -16,7 +16,7 @@ pub fn parse_override(text: &str) -> Result<(String, String), CommandLineError> 
 /// A command line with every OLD replaced by its NEW.
 ///
 /// # Errors
-/// If an OLD occurs nowhere: it is surely misspelt.
+/// If an OLD occurs nowhere: it must be misspelt.
 pub fn apply_overrides(
     argv: &[String],
     overrides: &[(String, String)],
@@ -31,8 +31,8 @@ pub fn apply_overrides(
     Ok(argv.iter().map(|word| overridden(word, overrides)).collect())
 }
 
-/// A text with every OLD replaced by its NEW: in one go, so that two names can
-/// be exchanged, and the longest OLD first where several fit.
+/// A text with every OLD replaced by its NEW: in one pass, so that two names can
+/// be exchanged, and by the longest OLD where several match.
 #[must_use]
 pub fn overridden(text: &str, overrides: &[(String, String)]) -> String {
     let mut result = String::with_capacity(text.len());

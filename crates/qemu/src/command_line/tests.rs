@@ -18,7 +18,7 @@ fn what_the_agent_does_not_need_is_kept_verbatim() {
                 file=a,,b.img,if=virtio -device {\"driver\":\"virtio-rng-pci\"} -S -enable-kvm -s";
     assert_eq!(parse(line).argv(), words(line));
     assert!(parse(line).has("display") && parse(line).has("enable-kvm"));
-    // What follows an option with an argument is that, even with a dash.
+    // The word after an option with an argument is the argument, even with a dash.
     let dashed = parse("qemu -append -daemonize -nographic disk.img");
     assert_eq!(dashed.arguments("append").next(), Some("-daemonize"));
 }
@@ -27,7 +27,7 @@ fn what_the_agent_does_not_need_is_kept_verbatim() {
 fn a_running_qemus_command_line_can_be_started_again() {
     let running = words("qemu -daemonize -m 64 --incoming tcp:0:4444 -S a.img");
     assert_eq!(CommandLine::of_running(&running), words("qemu -m 64 -S a.img"));
-    // One of ours, whose record is lost.
+    // A QEMU that the agent started, and whose record is lost.
     for typed in ["qemu -m 64", "qemu -chardev null,id=c -device virtio-serial -m 64"] {
         let line = parse(typed).with_qmp(3);
         assert_eq!(CommandLine::of_running(&line.argv()), words(typed));
@@ -36,7 +36,7 @@ fn a_running_qemus_command_line_can_be_started_again() {
         assert_eq!(CommandLine::of_running(&line.argv()), words(typed));
         assert!(CommandLine::has_our_guest_port(&line.argv()));
     }
-    // Its owner's, with the ids that ours would have.
+    // The owner's port, with the ids that the agent's would have.
     let owners = words(
         "qemu -chardev socket,id=droveway-guest,path=/h,server=on -device \
          virtserialport,id=droveway-guest-port,chardev=droveway-guest",
@@ -46,7 +46,7 @@ fn a_running_qemus_command_line_can_be_started_again() {
 }
 
 #[test]
-fn what_only_the_agent_may_say_is_refused() {
+fn options_that_the_agent_does_not_allow_are_refused() {
     let table = [
         ("qemu -daemonize", "watches its process"),
         ("qemu --incoming defer", "the agent adds it"),

@@ -1,17 +1,17 @@
-//! What a command line says of the user that QEMU runs as.
+//! The user that a command line makes QEMU run as.
 
 use super::machine::pieces;
 use super::{CommandLine, Item};
 
 impl CommandLine {
-    /// Whether QEMU is told to become another user by itself, which takes that
-    /// it is started by root.
+    /// Whether QEMU is told to become another user by itself, which requires that
+    /// root starts it.
     #[must_use]
     pub fn names_user(&self) -> bool {
         self.items.iter().any(|item| said_of_user(item).is_some())
     }
 
-    /// The same without that, and what was left out, as it was typed.
+    /// The command line without those options, and what was removed, as typed.
     #[must_use]
     pub fn without_user(&self) -> (Self, Vec<String>) {
         let mut line = Self { program: self.program.clone(), items: Vec::new() };
@@ -27,8 +27,8 @@ impl CommandLine {
         (line, left_out)
     }
 
-    /// An option that takes root's rights when QEMU starts, besides those that
-    /// [`CommandLine::without_user`] leaves out.
+    /// An option that needs root's rights when QEMU starts, other than those that
+    /// [`CommandLine::without_user`] removes.
     #[must_use]
     pub fn needs_root(&self) -> Option<String> {
         if let Some(dir) = self.arguments("chroot").next() {
@@ -39,7 +39,7 @@ impl CommandLine {
     }
 }
 
-/// `-runas USER`, or the piece of `-run-with` that says the same.
+/// `-runas USER`, or the piece of `-run-with` that does the same.
 fn said_of_user(item: &Item) -> Option<String> {
     let Item::Option { name, argument: Some(argument), .. } = item else { return None };
     match name.as_str() {
@@ -52,7 +52,7 @@ fn said_of_user(item: &Item) -> Option<String> {
     }
 }
 
-/// What stays of it without its user.
+/// What is left of the option without its user.
 fn rest_of(item: &Item) -> Option<Item> {
     let Item::Option { typed, name, argument: Some(argument) } = item else { return None };
     let others = pieces(argument).into_iter().filter(|piece| !piece.starts_with("user="));

@@ -1,5 +1,5 @@
-//! Speaking with the helper in its guest: with one migration at a time nobody else of this
-//! agent does.
+//! Communication with the helper in its guest. A VM has one migration at a time, so no other
+//! thread of this agent uses the port.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::guest_port::{self, GuestError, HasGuest, OpenPort};
 impl HasGuest for Commanded {
     fn open_guest_port(&self, _: Duration) -> Result<OpenPort<'_>, GuestError> {
         let socket = self.guest_port()?;
-        // Nobody says whether it is taken: then it is not answered.
+        // Whether another client has the port isn't known: if so, there is no answer.
         Ok(OpenPort { stream: guest_port::connect(&socket)?, taken: true, _turn: None })
     }
 

@@ -1,6 +1,6 @@
-//! The disks that a command line makes, as far as their images are files that its QEMU
-//! has open. What was plugged in, or put in front of an image, since then is not seen:
-//! what is read is verified by its hash.
+//! The disks on a command line, as far as their images are files that its QEMU has open.
+//! Disks that were hot-plugged, and overlays that were added, are not seen: pages that are
+//! read from an image are verified by their hash.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -15,7 +15,7 @@ use crate::guest_disks::{BACKEND, GuestDisk, Plugged, Said};
 
 /// Roles in which one node is below another.
 const ROLES: [&str; 3] = ["file", "backing", "data-file"];
-/// What of a node's options says only how it is used.
+/// Options of a node that only say how it is used.
 const USES: [&str; 10] = [
     "driver",
     "node-name",
@@ -28,12 +28,12 @@ const USES: [&str; 10] = [
     "force-share",
     "locking",
 ];
-/// A tree of more nodes is a loop.
+/// A deeper tree is a loop.
 const DEPTH_MAX: u32 = 64;
 const SECTOR_BYTES: u64 = 512;
 const QCOW2: [u8; 4] = *b"QFI\xfb";
 
-/// Files that a process has open, by their names.
+/// The files that a process has open, by their names.
 #[derive(Debug, Default)]
 pub(super) struct OpenFiles(BTreeMap<PathBuf, PathBuf>);
 
@@ -52,7 +52,7 @@ impl OpenFiles {
         self.0.get(name)
     }
 
-    /// Whether what has this name here is what it has open by it.
+    /// Whether the file of this name on this host is the one that it has open by it.
     pub(super) fn has(&self, name: &Path) -> bool {
         let theirs = self.get(name).and_then(|open| fs::metadata(open).ok());
         let ours = fs::metadata(name).ok();
@@ -61,7 +61,7 @@ impl OpenFiles {
     }
 }
 
-/// Those that a QEMU has whose relative paths are meant from `cwd`.
+/// The disks of a QEMU whose relative paths start at `cwd`.
 pub(super) fn of(words: Words<'_>, cwd: &Path, open: &OpenFiles) -> Vec<GuestDisk> {
     let mut nodes = Nodes { cwd, open, all: BTreeMap::new(), edges: Vec::new() };
     for one in words.all("blockdev").filter_map(Argument::json) {
@@ -76,7 +76,7 @@ pub(super) fn of(words: Words<'_>, cwd: &Path, open: &OpenFiles) -> Vec<GuestDis
     let (nodes, graph) = nodes.said(&sizes);
     let said = Said { drives: drives.into(), nodes, graph, pci: bridges(words), devices };
     let mut disks = said.disks(cwd);
-    // Where its bridges are is not said; with a serial number that does not matter.
+    // The buses' numbers are assumed; a serial number makes the address unnecessary.
     disks.iter_mut().filter(|disk| !disk.serial.is_empty()).for_each(|disk| disk.address = None);
     disks
 }
@@ -121,7 +121,7 @@ impl Nodes<'_> {
         self.open.get(&self.cwd.join(named))
     }
 
-    /// What is in a node; 0 if that isn't known.
+    /// The size of a node; 0 if it isn't known.
     fn bytes(&self, name: &str, depth: u32) -> u64 {
         let Some(options) = self.all.get(name).filter(|_| depth < DEPTH_MAX) else { return 0 };
         let number = |key: &str| options.get(key).and_then(Value::as_u64);
@@ -137,7 +137,7 @@ impl Nodes<'_> {
         }
     }
 
-    /// In QEMU's own words: the nodes, and what is below what.
+    /// The nodes and their graph, in the form of QMP's answers.
     fn said(&self, sizes: &[(String, u64)]) -> (Value, Value) {
         let is_so = |value: Option<&Value>| value.and_then(Value::as_bool).unwrap_or(false);
         let node = |(name, bytes): &(String, u64)| {
@@ -184,7 +184,7 @@ fn length(file: &Path) -> Option<u64> {
     Some(data.len())
 }
 
-/// What an image's header says of its disk.
+/// The disk size in the header of a qcow2 image.
 fn qcow2_bytes(file: &Path) -> Option<u64> {
     let mut header = [0; 32];
     File::open(file).ok()?.read_exact(&mut header).ok()?;
@@ -192,16 +192,16 @@ fn qcow2_bytes(file: &Path) -> Option<u64> {
     (header[..4] == QCOW2).then_some(u64::from_be_bytes(*size))
 }
 
-/// A drive without a device of its own, whose image is a file in a format.
+/// A `-drive` without a device of its own, whose image is a file of a given format.
 fn drive(one: Argument<'_>) -> Option<(String, Value)> {
     let (id, file, format) = (one.get("id")?, one.get("file")?, one.get("format")?);
-    // With a protocol in front of it, it is none.
+    // A name with a protocol in front is not a file.
     let is_file = one.get("if").as_deref() == Some("none") && !file.contains(':');
     let node = json!({ "driver": format, "file": { "driver": "file", "filename": file } });
     is_file.then_some((id, node))
 }
 
-/// Virtio disks, and which node each has.
+/// The virtio disks, and the node of each.
 fn plugged(words: Words<'_>) -> (Vec<Plugged>, Vec<Value>) {
     let (mut devices, mut drives) = (Vec::new(), Vec::new());
     for one in words.all("device") {
@@ -227,8 +227,8 @@ fn plugged(words: Words<'_>) -> (Vec<Plugged>, Vec<Value>) {
     (devices, drives)
 }
 
-/// Bridges of the first bus, with the numbers that firmware gives to what is below: one
-/// after the other, as none of them has more below.
+/// The bridges of the first bus, with the numbers that firmware gives to the buses behind
+/// them: consecutive, if none has another bridge behind it.
 fn bridges(words: Words<'_>) -> Value {
     let is_bridge = |one: &Argument<'_>| {
         let driver = one.get("driver").unwrap_or_default();
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::guest_disks::Reading;
 
-    /// As libvirt 9.0 starts a VM, and as people do.
+    /// Disks as on the command lines of libvirt 9.0, and of people.
     fn line(dir: &Path) -> Vec<String> {
         let at = |name: &str| dir.join(name).display().to_string();
         let json = |value: Value| value.to_string();
@@ -316,7 +316,7 @@ mod tests {
         add("-device", "virtio-blk-pci,drive=d,id=virtio-disk4,serial=d".to_owned());
         add("-drive", "file=rbd:pool/a,format=raw,if=none,id=r".to_owned());
         add("-device", "virtio-blk-pci,drive=r,id=virtio-disk5".to_owned());
-        // Not to be seen by the guest's helper.
+        // Not visible to the guest's helper.
         add("-device", "scsi-hd,drive=b,id=scsi0".to_owned());
         words
     }
@@ -357,7 +357,7 @@ mod tests {
         let direct = Reading::Direct { path: at("b.raw"), offset: 512 };
         assert_eq!(disks[1].reading, direct);
         assert!(matches!(&disks[2].reading, Reading::Nbd { export, .. } if export == "x"));
-        // By its name alone it may be any file of the host's.
+        // By name alone it could be any file of the host.
         assert!(open.has(&at("a.qcow2")) && !open.has(&at("gone")));
         fs::rename(at("b.raw"), at("a.qcow2")).unwrap();
         assert!(!open.has(&at("a.qcow2")), "another file has the name now");

@@ -1,4 +1,4 @@
-//! What a command line makes of the guest's memory.
+//! The guest's memory, from a command line.
 
 use super::words::{Argument, Words};
 use crate::guest_memory::PcMemory;
@@ -6,7 +6,7 @@ use crate::guest_memory::PcMemory;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The RAM of a PC in its blocks, and where it has its gap; or why that isn't known.
+/// The RAM blocks of a PC, and where its gap begins; or why that isn't known.
 pub(super) fn of(words: Words<'_>) -> Result<PcMemory, String> {
     let blocks = blocks(words).ok_or("its command line does not say what memory it has")?;
     let machine = machine(words).ok_or("its command line names no machine")?;
@@ -16,7 +16,8 @@ pub(super) fn of(words: Words<'_>) -> Result<PcMemory, String> {
     }
     let bytes = blocks.iter().try_fold(0, |sum: u64, (_, bytes)| sum.checked_add(*bytes));
     let bytes = bytes.ok_or("its command line does not say what memory it has")?;
-    // As these machines put it: a gap that ends at 4 GiB, at a whole GiB if it has to.
+    // These machines have a gap that ends at 4 GiB. If the RAM reaches it, it begins at a
+    // whole GiB instead.
     let (least, gap) = match name.as_str() {
         "q35" => (0xb000_0000, 2 * GIB),
         "pc" => (0xe000_0000, 3 * GIB),
@@ -28,7 +29,7 @@ pub(super) fn of(words: Words<'_>) -> Result<PcMemory, String> {
 }
 
 impl PcMemory {
-    /// All of it.
+    /// The size of all blocks together.
     pub(super) fn bytes(&self) -> u64 {
         self.blocks.iter().map(|(_, bytes)| bytes).sum()
     }
@@ -38,7 +39,7 @@ fn machine(words: Words<'_>) -> Option<Argument<'_>> {
     words.last("machine").or_else(|| words.last("M"))
 }
 
-/// The blocks that its base memory is of, in their order.
+/// The blocks of the base memory, in order.
 fn blocks(words: Words<'_>) -> Option<Vec<(String, u64)>> {
     let of_object = |id: &str| {
         let object = words.all("object").find(|one| one.get("id").as_deref() == Some(id))?;
@@ -65,7 +66,7 @@ fn blocks(words: Words<'_>) -> Option<Vec<(String, u64)>> {
     Some(vec![("pc.ram".to_owned(), bytes(&size, MIB)?)])
 }
 
-/// A size as QEMU takes it; without a letter it counts in `unit`.
+/// A size in QEMU's syntax; without a suffix it counts in `unit`.
 fn bytes(text: &str, unit: u64) -> Option<u64> {
     let (digits, unit) = match text.as_bytes().last()? {
         b'k' | b'K' => (&text[..text.len() - 1], 1 << 10),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::words::Words;
 use crate::guest_port::{NoPort, PORT_NAME};
 
-/// Of the QEMU that has this number.
+/// The path of the socket, for the QEMU that has this process id.
 pub(super) fn of(words: Words<'_>, pid: u32) -> Result<PathBuf, NoPort> {
     let is_it = |key: &str, wanted: &str| {
         let wanted = wanted.to_owned();
@@ -25,8 +25,8 @@ pub(super) fn of(words: Words<'_>, pid: u32) -> Result<PathBuf, NoPort> {
     socket.ok_or_else(|| elsewhere(chardev.0))
 }
 
-/// Where the unix socket with this number in a process listens: libvirt hands QEMU one
-/// that is open already.
+/// Where the unix socket with this descriptor in a process listens: libvirt passes QEMU
+/// an open socket.
 fn listens_at(pid: u32, fd: u32) -> Option<PathBuf> {
     let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
     let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned();

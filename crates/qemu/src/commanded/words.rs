@@ -1,19 +1,19 @@
-//! The words of a command line, for what can't be asked over QMP.
+//! The words of a command line, for a QEMU that can't be queried over QMP.
 
 use serde_json::Value;
 
 use crate::command_line::{pieces, value};
 
-/// A command line of QEMU's.
+/// QEMU's command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Words<'a>(pub(super) &'a [String]);
 
-/// What follows an option: JSON, or `a,b=c`.
+/// The argument of an option: JSON, or `a,b=c`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Argument<'a>(pub(super) &'a str);
 
 impl<'a> Words<'a> {
-    /// What follows each such option, in order.
+    /// The arguments of all options of that name, in order.
     pub(super) fn all(self, option: &'a str) -> impl DoubleEndedIterator<Item = Argument<'a>> {
         let is_it = move |word: &String| {
             let word = word.strip_prefix('-');
@@ -24,15 +24,15 @@ impl<'a> Words<'a> {
         self.0.windows(2).filter_map(follows)
     }
 
-    /// What follows the last such option, as QEMU takes it.
+    /// The argument of the last option of that name, which counts for QEMU.
     pub(super) fn last(self, option: &'a str) -> Option<Argument<'a>> {
         self.all(option).next_back()
     }
 }
 
 impl<'a> Argument<'a> {
-    /// One of its properties; of a driver, type or size that stands alone the key is
-    /// implied by who asks.
+    /// One of its properties. A first piece without a key is its `driver`; for options
+    /// whose first key is another one, see [`Argument::first`].
     pub(super) fn get(self, key: &str) -> Option<String> {
         value(self.0, key)
     }
@@ -42,7 +42,7 @@ impl<'a> Argument<'a> {
         pieces(self.0).into_iter().next().filter(|first| !first.contains('='))
     }
 
-    /// As JSON, if it is.
+    /// The argument as a JSON object, if it is one.
     pub(super) fn json(self) -> Option<Value> {
         serde_json::from_str(self.0).ok().filter(Value::is_object)
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the hardware or the volume manager calls the device of this number.
+/// The name that hardware or the volume manager gives the device of this number.
 pub(super) fn identity(number: u64) -> Result<String, String> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     identity_in(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
@@ -19,8 +19,8 @@ fn identity_in(folder: &Path) -> Result<String, String> {
 }
 
 fn whole(folder: &Path) -> Result<String, String> {
-    // Volumes of LVM and multipath devices carry the identity of what they are
-    // made of; other device-mapper names are a host's own.
+    // LVM volumes and multipath devices carry the identity of the underlying
+    // storage; other device-mapper names are local to a host.
     if let Some(uuid) = attribute(folder, "dm/uuid") {
         if uuid.starts_with("LVM-") || uuid.starts_with("mpath-") {
             return Ok(uuid);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_hosts_would_see_too_is_an_identity() {
+    fn only_names_that_other_hosts_see_are_identities() {
         let dir = sysfs(&[
             ("sda/device/wwid", "naa.5000c500a1b2c3d4\n"),
             ("sda/sda2/partition", "2\n"),

@@ -12,7 +12,7 @@ use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, Proof, block_device};
 use crate::process::{directory_of, proc_path};
 use crate::shape::{Image, Shape};
 
-/// What nonces' files are called, in the images' own directories.
+/// How the names of nonces' files begin, in the images' own directories.
 pub(super) const PREFIX: &str = ".droveway-";
 
 /// Protocols whose names mean the same service at every host.
@@ -21,8 +21,8 @@ pub(crate) const NETWORK: [&str; 11] =
 /// Protocols without content.
 pub(super) const EMPTY: [&str; 2] = ["null-co", "null-aio"];
 
-/// Challenges for all images of a live VM, and what removes their files again:
-/// keep it until the destination has answered. `id` names the migration.
+/// Challenges for all images of a live VM, and a guard that removes their files
+/// again: keep it until the destination has answered. `id` names the migration.
 #[must_use]
 pub fn challenges(shape: &Shape, id: &str) -> (Vec<Challenge>, Cleanup) {
     let mut cleanup = Cleanup::default();
@@ -70,7 +70,7 @@ fn network(file: &str) -> Proof {
     Proof::Network
 }
 
-/// The image's absolute path, if QEMU has open what is there.
+/// The image's absolute path, if QEMU has the file at that path open.
 fn local(image: &Image, pid: Option<u32>) -> Result<PathBuf, String> {
     let pid = pid.ok_or("QEMU's process can't be seen from here")?;
     let mut path = PathBuf::from(&image.file);
@@ -79,7 +79,7 @@ fn local(image: &Image, pid: Option<u32>) -> Result<PathBuf, String> {
     }
     let there = fs::metadata(&path).map_err(|error| error.to_string())?;
     let entries = fs::read_dir(proc_path(pid, "fd")).map_err(|error| error.to_string())?;
-    // Of a process in a container, or after a rename, the name leads elsewhere.
+    // For a process in a container, or after a rename, the name leads elsewhere.
     let open = entries.filter_map(Result::ok).filter_map(|entry| fs::metadata(entry.path()).ok());
     if open.into_iter().any(|file| (file.dev(), file.ino()) == (there.dev(), there.ino())) {
         Ok(path)
@@ -137,8 +137,8 @@ fn random() -> std::io::Result<String> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// Opens a file that another host has named, and nothing else that may have that name: a
-/// pipe would be waited for, and a device notice it.
+/// Opens a regular file that another host has named, and nothing else of that name: opening
+/// a pipe would block, and opening a device would have effects.
 pub(super) fn open_plain(path: &Path) -> std::io::Result<File> {
     let by_file = OFlags::PATH | OFlags::CLOEXEC;
     let found = rustix::fs::open(path, by_file, Mode::empty())?;

@@ -1,4 +1,4 @@
-//! Which disks move: what an operator said, and what that means for this VM.
+//! Which disks move: the operator's choice, applied to a VM.
 
 use std::convert::Infallible;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use crate::shape::Shape;
 /// Which disks an operator wants moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WhichDisks {
-    /// All that are this host's.
+    /// All that are on this host.
     All,
     /// Those of these names.
     Named(Vec<String>),
@@ -19,7 +19,7 @@ pub enum WhichDisks {
 impl FromStr for WhichDisks {
     type Err = Infallible;
 
-    /// Reads `all|NAME,...`.
+    /// Parses `all|NAME,...`.
     fn from_str(text: &str) -> Result<Self, Infallible> {
         if text == "all" {
             return Ok(Self::All);
@@ -38,26 +38,26 @@ pub struct Choice {
     pub staying: Vec<(String, String)>,
 }
 
-/// Disks can't be moved as the operator said.
+/// Why disks can't be moved as the operator chose.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     /// No disk has that name.
     #[error("the VM has no disk `{name}`; it has {there}")]
     Unknown {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// What there is.
+        /// The VM's disks.
         there: String,
     },
     /// Several disks have that name.
     #[error("`{name}` is the name of several disks of the VM: {there}")]
     Ambiguous {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// Which.
+        /// The disks.
         there: String,
     },
-    /// It is there and can't move.
+    /// The disk can't move.
     #[error("disk `{name}` can't move: {reason}")]
     Refused {
         /// Which.
@@ -67,11 +67,11 @@ pub enum ChoiceError {
     },
 }
 
-/// The disks that are meant.
+/// Applies the operator's choice.
 ///
 /// # Errors
-/// If a name is unknown, or a disk that is meant can't move. Of `all` disks
-/// are not meant that have nothing to move.
+/// If a name is unknown or ambiguous, or a chosen disk can't move. `all` does not
+/// choose disks that have nothing to move.
 pub fn choose(disks: &[Disk], which: &WhichDisks) -> Result<Choice, ChoiceError> {
     let named: Vec<&Disk> = match which {
         WhichDisks::All => Vec::new(),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_and_what_it_means() {
+    fn names_choose_disks_or_are_refused() {
         let vm = vm();
         let table: [(&str, Result<&[&str], &str>); 8] = [
             ("a", Ok(&["a"])),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_need_not_be_shared_and_has_nothing_behind_it() {
+    fn moving_disks_need_not_be_shared_and_have_no_backing_files() {
         let medium = |files: &[&str]| Medium {
             driver: "qcow2".to_owned(),
             files: files.iter().map(|&file| file.to_owned()).collect(),

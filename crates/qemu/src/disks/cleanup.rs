@@ -1,4 +1,4 @@
-//! Files that go when the migration no longer needs them.
+//! Files that are removed when the migration no longer needs them.
 
 use std::fs;
 use std::path::PathBuf;

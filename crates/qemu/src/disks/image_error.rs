@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// An image at the destination can't take a disk that moves.
+/// Why an image at the destination can't take a disk that moves.
 #[derive(Debug, thiserror::Error)]
 #[error("disk `{disk}` can't move to {}: {problem}", image.display())]
 pub struct ImageError {
@@ -18,13 +18,13 @@ pub struct ImageError {
 /// What is wrong with an image at the destination.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageProblem {
-    /// It isn't there.
+    /// It doesn't exist.
     #[error("it doesn't exist; make it, or allow it to be made (--create-disks)")]
     Missing,
-    /// It can't be made there.
+    /// Its directory doesn't exist.
     #[error("its directory isn't there")]
     NoDirectory,
-    /// QEMU's user may not do with it what the VM would.
+    /// QEMU's user lacks rights that the VM needs.
     #[error(
         "the user that QEMU runs as there may not {what}: give it that right, for instance with \
          setfacl"
@@ -33,7 +33,7 @@ pub enum ImageProblem {
         /// What it may not do.
         what: &'static str,
     },
-    /// It has no place in a file system.
+    /// It is something else than an image can be.
     #[error("it is neither a file nor a block device")]
     Odd,
     /// Its path can't be used.
@@ -45,7 +45,7 @@ pub enum ImageProblem {
         /// The other disk.
         other: String,
     },
-    /// It is smaller or larger: the guest must not see its disk change.
+    /// It has another size: the guest must not see its disk change.
     #[error("it has {here} bytes, the disk has {wanted}")]
     Size {
         /// Its size.
@@ -53,13 +53,13 @@ pub enum ImageProblem {
         /// The disk's.
         wanted: u64,
     },
-    /// There is something in it.
+    /// It holds data.
     #[error("it holds data; allow it to be overwritten (--overwrite-disks), or remove it")]
     NotEmpty,
-    /// It is what the VM runs from.
+    /// The VM runs from it at the source.
     #[error("it is the source's own image: on shared storage a disk stays where it is")]
     Same,
-    /// It may be what the VM runs from.
+    /// The VM may run from it at the source.
     #[error(
         "it can't be shown to be another image than the source's ({reason}), and copying an image \
          onto itself destroys it; remove it and allow it to be made (--create-disks)"
@@ -68,16 +68,16 @@ pub enum ImageProblem {
         /// Why not.
         reason: String,
     },
-    /// Somebody uses it.
+    /// It is in use.
     #[error("it is in use: {words}")]
     InUse {
-        /// The words of who found out.
+        /// The message of `qemu-img`.
         words: String,
     },
-    /// There is an image behind it.
+    /// It has a backing file.
     #[error("it has a backing file; what moves is one image: remove it, or flatten it")]
     Backing,
-    /// The disk is not one that can be made.
+    /// The source describes a disk that can't exist.
     #[error("the source describes the disk as it can't be: {0}")]
     Impossible(String),
     /// The file system is too small.
@@ -85,13 +85,13 @@ pub enum ImageProblem {
     NoRoom {
         /// What the disk takes up at the source.
         needed: u64,
-        /// What its file system has.
+        /// The room in its file system.
         available: u64,
     },
-    /// The tool says something else.
+    /// Another error of `qemu-img`.
     #[error("{0}")]
     Tool(String),
-    /// The system says something else.
+    /// Another error of the system.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

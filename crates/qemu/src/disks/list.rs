@@ -9,7 +9,7 @@ use crate::shape::Shape;
 /// A chain of backing files longer than this is a loop.
 const CHAIN_MAX: usize = 1000;
 
-/// Protocols of images that are this host's.
+/// Protocols of images on this host.
 const LOCAL: [&str; 2] = ["file", "host_device"];
 
 /// A disk of a VM.
@@ -17,11 +17,11 @@ const LOCAL: [&str; 2] = ["file", "host_device"];
 pub struct Disk {
     /// Its name, as in [`crate::shape::Drive`].
     pub name: String,
-    /// What else it may be called: its device's id, its node's name.
+    /// Its other names: its device's id, its node's name.
     pub other_names: Vec<String>,
     /// The node that the guest's device uses.
     pub node: String,
-    /// What QEMU calls the guest's device where it sets limits.
+    /// The id of the guest's device in `block_set_io_throttle`.
     pub guest: String,
     /// The image's format.
     pub format: Option<Format>,
@@ -29,13 +29,13 @@ pub struct Disk {
     pub protocol: String,
     /// The image, as QEMU names it.
     pub file: String,
-    /// The files behind it, nearest first.
+    /// Its backing files, nearest first.
     pub backing: Vec<String>,
     /// The size that the guest sees.
     pub bytes: u64,
     /// What the image takes up at the source.
     pub allocated_bytes: u64,
-    /// Whether QEMU uses the image past the host's page cache.
+    /// Whether QEMU bypasses the host's page cache for the image.
     pub direct: bool,
     /// Whether the guest can't write to it.
     pub read_only: bool,
@@ -43,14 +43,14 @@ pub struct Disk {
     pub removable: bool,
     /// Why it doesn't move, if so.
     pub stays: Option<Stays>,
-    /// What of the image a mirror leaves behind, in sentences.
+    /// What a mirror leaves behind of the image, in sentences for the operator.
     pub notes: Vec<String>,
 }
 
 /// Why a disk doesn't move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stays {
-    /// There is nothing to move, or it is there already.
+    /// There is nothing to move, or the destination has it already.
     ByNature(String),
     /// It would have to move, and can't.
     Refused(String),
@@ -66,7 +66,7 @@ impl Stays {
     }
 }
 
-/// The disks of a VM, of which `shape` was taken.
+/// The disks of the VM that has this shape.
 ///
 /// # Errors
 /// If QEMU doesn't say.
@@ -78,7 +78,7 @@ pub fn disks(qmp: &Qmp, shape: &Shape) -> Result<Vec<Disk>, QmpError> {
     Ok(disks)
 }
 
-/// What QEMU calls the guest's device where it sets limits.
+/// The id of the guest's device in `block_set_io_throttle`.
 pub(crate) fn guest_id(drive: &Value) -> String {
     let text = |name: &str| drive[name].as_str().unwrap_or_default().to_owned();
     let path = text("qdev");
@@ -126,8 +126,8 @@ fn other_names(drive: &Value, name: &str, node: &str) -> Vec<String> {
     names
 }
 
-/// The protocol and the file below all formats. QEMU describes what it can't
-/// name in JSON.
+/// The protocol and the file below all formats. QEMU describes an image in JSON if
+/// a name doesn't suffice.
 fn bottom(named: &str, shape: &Shape) -> (String, String) {
     if let Some(described) = named.strip_prefix("json:")
         && let Ok(mut node) = serde_json::from_str::<Value>(described)
@@ -226,8 +226,8 @@ fn stays(disk: &Disk, inserted: &Value, shape: &Shape) -> Option<Stays> {
     if image["format-specific"]["data"].get("data-file").is_some() {
         return refused("its data is in another file than its image (data-file)".to_owned());
     }
-    // The destination's QEMU would have it behind its image too, and what the
-    // guest deleted would show it.
+    // The destination's QEMU would have it as a backing file, too, and its content
+    // would reappear where the guest has deleted something.
     let named = shape.nodes.iter().find(|node| disk.backing.contains(&node.file));
     if let Some(node) = named {
         return refused(format!(
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_move_says_why() {
+    fn disks_that_stay_have_a_reason() {
         let whole = |file: &str| json!({"file": file, "drv": "raw"});
         let part = "json:{\"driver\": \"raw\", \"offset\": 512, \"file\": {\"driver\": \"file\", \
                     \"filename\": \"a\"}}";
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_qemu_describes_is_found() {
+    fn an_image_described_in_json_is_found() {
         let described = "json:{\"lazy-refcounts\": \"on\", \"driver\": \"qcow2\", \"file\": \
                          {\"driver\": \"host_device\", \"filename\": \"/dev/vg/a\"}}";
         let found = disk(&inserted(&json!({ "file": described })), &Shape::default());

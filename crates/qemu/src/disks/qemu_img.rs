@@ -1,9 +1,9 @@
-//! `qemu-img`: looking at images and making them.
+//! `qemu-img`: examines images and creates them.
 //!
-//! The format is always said, never found out from the image: a guest writes
-//! what is in a raw one, and could make it look like any other. It runs as the
-//! user that QEMUs run as, and is handed images as open files: another host
-//! says what they are called, and what is in them.
+//! The format is always given, never detected: a guest writes the content of a
+//! raw image, and could make it look like any other. The tool runs as QEMU's user,
+//! and gets images as open files, since another host chooses their names and
+//! content.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -18,10 +18,9 @@ use serde_json::Value;
 use super::{Format, ImageProblem, Qcow2};
 use crate::launch::{User, prepare_child};
 
-/// How long it may say nothing.
+/// How long it may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Most that is read of what it says of an image; one with thousands of
-/// snapshots fits.
+/// Most output that is read; an image with thousands of snapshots fits.
 const WORDS_MAX: u64 = 4 << 20;
 
 /// The tool.
@@ -32,19 +31,19 @@ pub struct QemuImg {
 }
 
 impl QemuImg {
-    /// This program, to run as that user; none is the agent's own. What it looks
-    /// at and makes is opened with that user's rights, too.
+    /// Runs this program as that user; `None` is the agent's own. Images are opened
+    /// and created with that user's rights, too.
     #[must_use]
     pub fn new(program: PathBuf, user: Option<&User>) -> Self {
         Self { program, user: user.cloned() }
     }
 
-    /// Whose rights it has; none are the agent's own.
+    /// The user that it runs as; `None` is the agent's own.
     pub(super) fn user(&self) -> Option<&User> {
         self.user.as_ref()
     }
 
-    /// What it says of an image. Fails if the image is in use.
+    /// Information about an image. Fails if the image is in use.
     pub(super) fn info(&self, driver: &str, image: &File) -> Result<Value, ImageProblem> {
         let mut run = self.run(&["info", "--output=json", "-f", driver], image, &[])?;
         let mut text = String::new();
@@ -53,11 +52,11 @@ impl QemuImg {
         serde_json::from_str(&text).map_err(|_| ImageProblem::Tool("qemu-img said nothing".into()))
     }
 
-    /// Whether there is anything but holes in an image.
+    /// Whether there is nothing but holes and zeros in an image.
     pub(super) fn is_empty(&self, driver: &str, image: &File) -> Result<bool, ImageProblem> {
         let mut run = self.run(&["map", "--output=json", "-f", driver], image, &[])?;
         loop {
-            // One extent a line; of a large image there are millions.
+            // One extent per line; a large image has millions.
             let mut line = String::new();
             match (&mut run.out).take(WORDS_MAX).read_line(&mut line) {
                 Ok(0) => return run.end(Ok(())).map(|()| true),
@@ -70,7 +69,7 @@ impl QemuImg {
         }
     }
 
-    /// Makes an image without content in an empty file.
+    /// Creates an image without content in an empty file.
     pub(super) fn create(
         &self,
         format: &Format,
@@ -91,7 +90,7 @@ impl QemuImg {
     }
 
     fn run(&self, before: &[&str], image: &File, after: &[&str]) -> Result<Run, ImageProblem> {
-        // Sockets, since a read from one can end after a while.
+        // Sockets and not pipes, since their reads can time out.
         let (out, child_out) = UnixStream::pair()?;
         let (err, child_err) = UnixStream::pair()?;
         for end in [&out, &err] {
@@ -112,7 +111,7 @@ impl QemuImg {
         let child = command.spawn().map_err(|error| {
             ImageProblem::Tool(format!("{} can't be started: {error}", self.program.display()))
         })?;
-        // It has the other ends of the sockets as well.
+        // It still holds the child's ends of the sockets.
         drop(command);
         Ok(Run { child, out: BufReader::new(out), err })
     }
@@ -126,7 +125,7 @@ struct Run {
 }
 
 impl Run {
-    /// After its output was read: how it came out.
+    /// How the run ended, after its output was read.
     fn end(mut self, read: std::io::Result<()>) -> Result<(), ImageProblem> {
         let silent = || ImageProblem::Tool("qemu-img does not answer".to_owned());
         read.map_err(|_| silent())?;
@@ -147,13 +146,13 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // Both fail if it ended, as it should have.
+        // Both fail if it has ended, as it should have.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The source's options, as far as they are what they can be.
+/// The source's options for qcow2, if they are valid.
 fn qcow2_options(qcow2: &Qcow2) -> Result<String, ImageProblem> {
     let odd = |what: &str| Err(ImageProblem::Impossible(what.to_owned()));
     if !qcow2.cluster_bytes.is_power_of_two()
@@ -168,7 +167,7 @@ fn qcow2_options(qcow2: &Qcow2) -> Result<String, ImageProblem> {
         "0.10" => Ok(format!("compat=0.10,{cluster}")),
         "1.1" => {
             let switch = |on: bool| if on { "on" } else { "off" };
-            // Older tools don't know it; it is off in them.
+            // Older tools don't know the option, which is off in them.
             let extended = if qcow2.extended_l2 { ",extended_l2=on" } else { "" };
             Ok(format!(
                 "compat=1.1,{cluster},lazy_refcounts={},refcount_bits={}{extended}",
@@ -185,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_a_peer_are_what_they_can_be_or_refused() {
+    fn invalid_options_of_a_peer_are_refused() {
         let usual = Qcow2::default();
         assert_eq!(
             qcow2_options(&usual).unwrap(),
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_there_is_named() {
+    fn a_missing_program_is_named() {
         let tool = QemuImg::new("/nonexistent/qemu-img".into(), None);
         let image = File::open("/dev/null").unwrap();
         let error = tool.info("raw", &image).unwrap_err().to_string();

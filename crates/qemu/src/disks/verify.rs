@@ -48,7 +48,7 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str, bytes: u64) -> Resu
 }
 
 fn same_content(path: &Path, bytes: u64, hash: &str) -> Result<(), String> {
-    // The cheap test first: it also bounds what a peer can have us read.
+    // The cheap test first: it also bounds what a peer can make this host read.
     if plain_file(path)? != bytes {
         return Err("it has another length here".to_owned());
     }

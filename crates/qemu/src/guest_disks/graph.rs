@@ -10,7 +10,7 @@ pub(super) struct Graph<'a> {
     nodes: BTreeMap<&'a str, Node<'a>>,
 }
 
-/// One of them.
+/// A block node.
 #[derive(Debug, Default)]
 pub(super) struct Node<'a> {
     pub(super) name: &'a str,
@@ -21,14 +21,14 @@ pub(super) struct Node<'a> {
     pub(super) read_only: bool,
     pub(super) direct: bool,
     pub(super) encrypted: bool,
-    /// What is below, by its role: `file`, `backing`, `data-file`.
+    /// The nodes below, by their roles: `file`, `backing`, `data-file`.
     pub(super) children: BTreeMap<&'a str, &'a str>,
     /// Jobs that work on it.
     pub(super) jobs: BTreeSet<&'a str>,
 }
 
 impl<'a> Graph<'a> {
-    /// Reads what `query-named-block-nodes` and `x-debug-query-block-graph` say.
+    /// Reads the answers to `query-named-block-nodes` and `x-debug-query-block-graph`.
     pub(super) fn of(nodes: &'a Value, graph: &'a Value) -> Self {
         let named = nodes.as_array().into_iter().flatten().filter_map(Node::of);
         let mut all = Self { nodes: named.map(|node| (node.name, node)).collect() };

@@ -1,31 +1,31 @@
-//! Which of QEMU's disks is the one that a guest speaks of.
+//! Which of QEMU's disks is the one that a guest reports.
 
 use cachemap::Device;
 
 use super::GuestDisk;
 
-/// What of a serial number virtio hands to the guest.
+/// How much of a serial number virtio passes to the guest.
 const SERIAL_BYTES: usize = 20;
 
-/// Why a guest's disk is none of QEMU's for sure.
+/// Why a guest's disk is not certain to be one of QEMU's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unmatched {
-    /// Nothing of QEMU's fits.
+    /// None of QEMU's disks matches.
     #[error("QEMU has no virtio disk with {what}")]
     Unknown {
         /// What was looked for.
         what: String,
     },
-    /// More than one fits.
+    /// More than one matches.
     #[error("several disks have {what}")]
     Ambiguous {
         /// What they have in common.
         what: String,
     },
-    /// What fits by its name differs otherwise.
+    /// One matches by serial number or address, and differs otherwise.
     #[error("QEMU's disk with {what} is {theirs}, and the guest's is {told}")]
     Differs {
-        /// By what it was found.
+        /// What it was found by.
         what: String,
         /// QEMU's.
         theirs: String,
@@ -34,9 +34,9 @@ pub enum Unmatched {
     },
 }
 
-/// For each device that a guest told, the number of its disk, if that is sure: the
-/// serial number fits, or the place on the bus where there is none, and so does
-/// all else that is known of both.
+/// The index of the disk for each device that a guest reports, if it is certain: the
+/// serial number matches, or, without one, the address on the bus, and so does everything
+/// else that is known of both.
 #[must_use]
 pub fn matched(devices: &[Device], disks: &[GuestDisk]) -> Vec<Result<usize, Unmatched>> {
     let found: Vec<Result<usize, Unmatched>> =
@@ -82,7 +82,7 @@ fn sought(device: &Device) -> String {
     }
 }
 
-/// A serial number as the guest's kernel shows it, and its helper.
+/// A serial number as the guest's kernel and the helper show it.
 fn seen(serial: &str) -> String {
     let cut = serial.as_bytes().get(..SERIAL_BYTES).unwrap_or(serial.as_bytes());
     let text: String =

@@ -12,13 +12,13 @@ use crate::disks::NETWORK;
 /// A tree of more nodes is a loop.
 const NODES_MAX: usize = 200;
 
-/// Nodes that hand on what is below them as it is.
+/// Drivers whose nodes read the same as the node below.
 const FILTERS: [&str; 4] = ["throttle", "copy-on-read", "compress", "preallocate"];
 
-/// Where files are whose names only QEMU's process can use.
+/// How file names begin that only QEMU's process can use.
 const HANDED_OVER: [&str; 3] = ["/proc/", "/dev/fd/", "/dev/fdset/"];
 
-/// Options of a protocol that name what only its QEMU has: keys and certificates.
+/// Options of a protocol that refer to what only its QEMU has: keys and certificates.
 const SECRETS: [&str; 6] = [
     "key-secret",
     "password-secret",
@@ -32,16 +32,16 @@ const SECRETS: [&str; 6] = [
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reading {
-    /// A file or a block device has it as it is, from a byte on.
+    /// A file or a block device holds it unchanged, from an offset on.
     Direct {
-        /// Which, by its whole path.
+        /// Its absolute path.
         path: PathBuf,
         /// The disk's first byte in it.
         offset: u64,
     },
-    /// An NBD export has it as it is, from a byte on.
+    /// An NBD export holds it unchanged, from an offset on.
     Nbd {
-        /// Who serves it.
+        /// The server.
         server: NbdServer,
         /// The export's name.
         export: String,
@@ -50,11 +50,11 @@ pub enum Reading {
     },
     /// It is in a format, or behind a protocol, that QEMU's own tools can read.
     ByQemuNbd {
-        /// What `qemu-nbd` takes as an image after `json:`; it opens nothing for
-        /// writing, and takes no locks.
+        /// The image as `qemu-nbd` takes it after `json:`; nothing is opened for
+        /// writing, and nothing is locked.
         image: Value,
     },
-    /// Nobody else reads the same.
+    /// Only its QEMU can read it.
     No {
         /// Why not.
         reason: String,
@@ -94,7 +94,7 @@ pub enum NbdServer {
     Tcp(String),
 }
 
-/// What is below a disk.
+/// The image of a disk.
 #[derive(Debug)]
 pub(super) struct Image {
     pub(super) format: String,
@@ -104,7 +104,7 @@ pub(super) struct Image {
     pub(super) reading: Reading,
 }
 
-/// What is below the topmost node.
+/// The image below the topmost node.
 pub(super) fn image(graph: &Graph<'_>, root: &Node<'_>, cwd: &Path) -> Image {
     let top = below_filters(graph, root);
     let bottom = bottom(graph, top);
@@ -150,16 +150,16 @@ fn backing(graph: &Graph<'_>, top: &Node<'_>) -> Vec<String> {
     files
 }
 
-/// A node as its QEMU has it, for another one.
+/// A node as its QEMU has it, for another reader.
 enum Described {
-    /// Bytes as they are, from an offset on, in what the protocol's options name.
+    /// Unchanged bytes, from an offset on, of what the protocol's options name.
     Plain { protocol: Map<String, Value>, offset: u64, cut: Option<u64> },
     /// Anything else.
     Other(Map<String, Value>),
 }
 
 impl Described {
-    /// As QEMU takes it.
+    /// The options in QEMU's form.
     fn options(self) -> Value {
         match self {
             Self::Plain { protocol, offset: 0, cut: None } => Value::Object(protocol),
@@ -200,7 +200,7 @@ impl Described {
 struct Walk<'g, 'a> {
     graph: &'g Graph<'a>,
     cwd: &'g Path,
-    /// How many nodes it has come by.
+    /// How many nodes it has visited.
     seen: Cell<usize>,
 }
 
@@ -232,7 +232,7 @@ impl<'g, 'a> Walk<'g, 'a> {
         }
     }
 
-    /// A part of what is below, or all of it.
+    /// A part of the node below, or all of it.
     fn raw(&self, node: &Node<'a>) -> Result<Described, String> {
         let own = described(node)?;
         let number = |name: &str| own.get(name).map_or(Ok(None), |value| number(value).map(Some));
@@ -260,7 +260,7 @@ impl<'g, 'a> Walk<'g, 'a> {
         let mut options = Map::new();
         options.insert("driver".to_owned(), "qcow2".into());
         options.insert("file".to_owned(), self.below(node, "file")?.options());
-        // Whatever the image's own header says.
+        // Overrides the backing file in the image's own header.
         options.insert("backing".to_owned(), Value::Null);
         for role in ["backing", "data-file"] {
             if node.children.contains_key(role) {
@@ -270,7 +270,7 @@ impl<'g, 'a> Walk<'g, 'a> {
         Ok(Described::Other(options))
     }
 
-    /// A protocol with what names the image, and none of what only tunes it.
+    /// A protocol with the options that name the image, without those that tune it.
     fn plain(&self, node: &Node<'a>) -> Result<Described, String> {
         let mut protocol = described(node)?;
         if let Some(secret) = SECRETS.iter().find(|secret| protocol.contains_key(**secret)) {
@@ -302,14 +302,14 @@ impl<'g, 'a> Walk<'g, 'a> {
     }
 }
 
-/// What QEMU describes in JSON, having no plain name for it; nothing otherwise. It
-/// cuts a description that is longer than a path.
+/// The options that QEMU describes in JSON, if it has no plain name for the node; else
+/// empty. QEMU cuts a description that is longer than a path.
 fn described(node: &Node<'_>) -> Result<Map<String, Value>, String> {
     let Some(json) = node.file.strip_prefix("json:") else { return Ok(Map::new()) };
     serde_json::from_str(json).map_err(|_| format!("QEMU describes {} by halves", node.name))
 }
 
-/// The file of a protocol's node.
+/// The file name of a protocol's node.
 fn filename(node: &Node<'_>) -> Option<String> {
     if !node.file.starts_with("json:") {
         return Some(node.file.to_owned()).filter(|name| !name.is_empty());
@@ -317,13 +317,13 @@ fn filename(node: &Node<'_>) -> Option<String> {
     Some(described(node).ok()?.get("filename")?.as_str()?.to_owned())
 }
 
-/// A number, which may be written as a text.
+/// A number, which may be written as a string.
 fn number(value: &Value) -> Result<u64, String> {
     let text = || value.as_str()?.parse().ok();
     value.as_u64().or_else(text).ok_or_else(|| format!("it begins or ends at `{value}`"))
 }
 
-/// An NBD node's server and export: of a description, else of
+/// An NBD node's server and export: from a description in JSON, or from
 /// `nbd://HOST:PORT/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`, in which QEMU
 /// escapes nothing.
 fn nbd(node: &Node<'_>, options: &Map<String, Value>) -> Option<Map<String, Value>> {

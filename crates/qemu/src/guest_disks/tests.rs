@@ -1,5 +1,5 @@
-//! What QEMU 7.2 and 10.0 said of a VM with all kinds of disks, and disks that are
-//! told by a guest.
+//! Answers of QEMU 7.2 and 10.0 about a VM with all kinds of disks, and disks that a
+//! guest reports.
 
 use cachemap::Device;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A VM with disks in files, behind NBD, in parts of files, encrypted, mirrored...,
-/// cut to what is read here.
+/// reduced to what is read here.
 fn texts() -> [&'static str; 2] {
     crate::fuzzing::seed_disks()
 }
@@ -85,7 +85,7 @@ fn disks_that_only_their_qemu_can_read() {
     }
 }
 
-/// The first recording, with one node of the first disk as told.
+/// A disk of the first recording, with one of its nodes changed.
 fn with_node(name: &str, more: &Value) -> GuestDisk {
     let mut answers: Value = recorded().next().unwrap();
     let nodes = answers["query-named-block-nodes"].as_array_mut().unwrap();
@@ -156,7 +156,7 @@ fn protocols_are_taken_as_their_qemu_has_them() {
 fn formats_are_read_only_where_they_read_the_same() {
     assert!(why_not(&with_node("c.qcow2", &json!({ "encrypted": true }))).contains("encrypted"));
     assert!(why_not(&with_node("c.qcow2", &json!({ "drv": "vmdk" }))).contains("`vmdk`"));
-    // What is behind counts like what is in front.
+    // Backing files are checked like the image itself.
     assert!(why_not(&with_node("b.qcow2", &json!({ "drv": "luks" }))).contains("encrypted"));
 }
 
@@ -235,7 +235,7 @@ fn a_guests_disk_is_found_if_all_that_is_known_fits() {
 }
 
 #[test]
-fn what_could_be_two_is_none() {
+fn ambiguous_disks_are_not_matched() {
     let answers = recorded().next().unwrap();
     let mut disks = of_answers(&answers);
     let device = told("disk-a", "0000:00:01.0", 16 << 20);

@@ -1,5 +1,5 @@
-//! What QEMU 7.2 and 10.0 say of machines, with the views cut short that nobody
-//! reads.
+//! Output of QEMU 7.2 and 10.0 for several machines, with views that are not read
+//! cut short.
 
 use proptest::prelude::*;
 
@@ -164,7 +164,7 @@ fn a_run_ends_with_its_range() {
 }
 
 #[test]
-fn what_cannot_be_right_has_no_place() {
+fn invalid_ranges_have_no_place() {
     let view = |lines: &str| format!("FlatView #0\n AS \"memory\", root: system\n{lines}");
     let ram = |line: &str| format!("  {line}\n");
     let whole = ram("0000000000000000-000000000000ffff (prio 0, ram): a @0000000000001000");

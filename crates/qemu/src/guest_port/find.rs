@@ -1,4 +1,4 @@
-//! Which of a VM's ports is the helper's, and whether somebody has it.
+//! Which of a VM's ports is the helper's, and whether a client has it.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,38 +14,38 @@ const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 /// A VM's port for the helper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its socket, as QEMU calls it: QEMU's directory matters if it is relative.
+    /// Its socket, as QEMU calls it; a relative path starts at QEMU's directory.
     pub socket: PathBuf,
-    /// Somebody is connected to it. QEMU serves one client at a time.
+    /// A client is connected to it. QEMU serves one at a time.
     pub taken: bool,
     /// A program in the guest has it open.
     pub open: bool,
 }
 
-/// There is no port for the helper that could be used.
+/// Why there is no port for the helper that can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPort {
     /// No device has the name.
     #[error("the VM has no virtio-serial port named {PORT_NAME}")]
     Missing,
-    /// It has one that we can't connect to.
+    /// The port can't be connected to.
     #[error(
         "the VM's port {PORT_NAME} leads to `{leads_to}`: to be asked it needs a chardev such as \
          socket,path=...,server=on,wait=off"
     )]
     Elsewhere {
-        /// Where, in QEMU's words.
+        /// Where, as QEMU describes it.
         leads_to: String,
     },
-    /// QEMU doesn't say.
+    /// QEMU doesn't answer.
     #[error(transparent)]
     Qmp(#[from] QmpError),
 }
 
-/// Finds the port of a VM, whoever made it; takes no longer than `within`.
+/// Finds the port of a VM, the agent's or the owner's; takes no longer than `within`.
 ///
 /// # Errors
-/// If there is none, it can't be used, or QEMU doesn't say.
+/// If there is none, it can't be used, or QEMU doesn't answer.
 pub fn find(qmp: &Qmp, within: Duration) -> Result<Port, NoPort> {
     let end = Instant::now() + within;
     let ask = |command: &str, arguments| {
@@ -84,7 +84,7 @@ fn port(chardevs: &Value, name: &str) -> Result<Port, NoPort> {
         Some(address) => (false, address),
         None => (true, leads_to),
     };
-    // `,server=on`, and `,server` of QEMUs that are older than ours.
+    // `,server=on`, or `,server` in older QEMUs.
     let socket = address
         .strip_prefix("unix:")
         .and_then(|rest| rest.strip_suffix(",server=on").or_else(|| rest.strip_suffix(",server")));

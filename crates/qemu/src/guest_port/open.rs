@@ -15,11 +15,11 @@ pub trait HasGuest: Send + Sync {
     /// agent uses it.
     ///
     /// # Errors
-    /// If there is none, no program in the guest has it open, or it isn't our turn
-    /// within that time.
+    /// If there is none, no program in the guest has it open, or another thread uses it
+    /// for longer than that time.
     fn open_guest_port(&self, within: Duration) -> Result<OpenPort<'_>, GuestError>;
 
-    /// What its memory is, as far as a helper can name pages of it.
+    /// The bounds of the pages that its helper can name.
     ///
     /// # Errors
     /// Why that isn't known.
@@ -31,16 +31,16 @@ pub trait HasGuest: Send + Sync {
     /// Why that isn't known.
     fn guest_memory(&self, blocks: &[(&str, u64)]) -> Result<GuestMemory, String>;
 
-    /// Whether it has not gone. One that has takes its helper with it.
+    /// Whether the VM is still on this host. If not, its helper isn't, either.
     fn is_here(&self) -> bool;
 }
 
-/// The port for the helper in a VM's guest, and nobody else of this agent at it.
+/// The port for the helper in a VM's guest, which no other thread of this agent uses.
 #[derive(Debug)]
 pub struct OpenPort<'a> {
-    /// What leads there; another thread may shut a clone of it down.
+    /// The connection to it; another thread may shut down a clone of it.
     pub stream: UnixStream,
-    /// Somebody had it before us.
+    /// Another client had, or may have had, the port before.
     pub(crate) taken: bool,
     pub(crate) _turn: Option<MutexGuard<'a, ()>>,
 }
@@ -83,7 +83,8 @@ impl OpenPort<'_> {
         heard.map_err(|error| self.explained(error))
     }
 
-    /// QEMU serves one client at a time: a second one gets no answer.
+    /// Explains a missing answer: QEMU serves one client at a time, and a second one
+    /// gets none.
     fn explained(&self, error: GuestError) -> GuestError {
         match error {
             GuestError::Absent { .. } if self.taken => GuestError::Taken,

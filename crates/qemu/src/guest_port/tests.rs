@@ -12,7 +12,7 @@ fn patience(greeting_ms: u64, all_ms: u64) -> Patience {
     Patience { greeting: ms(greeting_ms), all: ms(all_ms) }
 }
 
-/// What an ask gets from somebody who does this with the port's other end.
+/// The answer to a request, with `helper` at the port's other end.
 fn asked(
     patience: Patience,
     helper: impl FnOnce(UnixStream, Ask) + Send,
@@ -26,7 +26,7 @@ fn asked(
             helper(theirs, ask);
         });
         let answer = ask(&ours, RAM, Budget::default(), patience);
-        // Whoever still speaks is not listened to any more.
+        // Ends a helper that is still writing.
         ours.shutdown(Shutdown::Both).unwrap();
         answer
     })
@@ -44,7 +44,7 @@ fn with_runs(ask: &Ask, runs: &[Run]) -> Vec<u8> {
 }
 
 #[test]
-fn a_map_is_heard_whatever_was_left_in_the_port() {
+fn the_rest_of_an_older_answer_in_the_port_is_skipped() {
     let run = Run { page: 5, sector: 16, pages: 7, device: 0 };
     let map = asked(patience(9000, 9000), |mut port, ask| {
         let others = Ask { nonce: ask.nonce ^ 1, ..ask };
@@ -57,7 +57,7 @@ fn a_map_is_heard_whatever_was_left_in_the_port() {
     assert_eq!(map.unwrap().runs(), [run]);
 }
 
-/// The helper goes on only after its first part was handed on.
+/// The helper goes on only after its first part was passed on.
 #[test]
 fn parts_are_handed_on_while_the_helper_looks() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -100,7 +100,7 @@ fn parts_are_handed_on_while_the_helper_looks() {
 }
 
 #[test]
-fn silence_ends() {
+fn silence_ends_the_request() {
     let silent = |port: UnixStream, _: Ask| {
         // Until the other end gives up.
         let _ = (&port).read(&mut [0]);
@@ -132,7 +132,7 @@ fn one_byte_at_a_time_does_not_last_for_ever() {
 }
 
 #[test]
-fn lies_are_errors() {
+fn invalid_answers_are_errors() {
     let outside = Run { page: 999, sector: 0, pages: 2, device: 0 };
     let lies = [
         (vec![outside], "memory"),
@@ -142,7 +142,7 @@ fn lies_are_errors() {
     ];
     for (runs, word) in lies {
         let answer = asked(patience(9000, 9000), move |mut port, ask| {
-            // It may not be listened to up to the end.
+            // The reader may stop before the end.
             let _ = port.write_all(&with_runs(&ask, &runs));
         });
         let error = answer.unwrap_err();
@@ -159,7 +159,7 @@ fn lies_are_errors() {
 }
 
 #[test]
-fn garbage_without_end_is_not_heard_for_ever() {
+fn endless_garbage_ends_the_request() {
     let babbles = |mut port: UnixStream, _: Ask| while port.write_all(&[0x44; 4096]).is_ok() {};
     let error = asked(patience(60_000, 60_000), babbles).unwrap_err();
     assert!(matches!(error, GuestError::Said(Fault::NoGreeting { .. })), "{error}");

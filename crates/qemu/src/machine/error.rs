@@ -11,10 +11,10 @@ use crate::qmp::QmpError;
 /// Why a VM could not be started or found. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Its command line.
+    /// Its command line can't be used.
     #[error(transparent)]
     CommandLine(#[from] CommandLineError),
-    /// Its directory.
+    /// Its directory can't be used.
     #[error("the VM's directory {} can't be used: {source}", path.display())]
     Directory {
         /// Which.
@@ -22,7 +22,7 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
-    /// A socket for QMP or for the guest's port.
+    /// A socket for QMP or for the guest's port can't be made.
     #[error(
         "no socket for QEMU can be made at {}: {source} (its path may have 107 bytes at most)",
         path.display()
@@ -42,7 +42,7 @@ pub enum StartError {
         /// What it wrote.
         words: String,
     },
-    /// QMP answers, and no process can be told to be its QEMU.
+    /// QMP answers, and the process of its QEMU can't be found.
     #[error(
         "the QEMU that answers at {} is not to be seen among this host's processes: run the agent \
          where it can see them, outside of containers, and as root or with CAP_SYS_PTRACE",
@@ -52,10 +52,10 @@ pub enum StartError {
         /// Its QMP socket.
         path: PathBuf,
     },
-    /// QEMU is there but QMP isn't.
+    /// QEMU runs, and QMP fails.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// QEMU's process.
+    /// QEMU's process is gone, or can't be watched.
     #[error(transparent)]
     Process(#[from] ProcessError),
 }

@@ -1,5 +1,5 @@
-//! A QEMU that runs already: the agent's own after its restart, or one that
-//! somebody else started.
+//! A QEMU that runs already: the agent's own after the agent's restart, or one that
+//! another program started.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use crate::process::{
 use crate::qmp::{Qmp, QmpError};
 
 const CONNECT: Duration = Duration::from_secs(10);
-/// A QEMU that ends has closed its socket before its process is gone: with much
-/// memory to give back some seconds before.
+/// A QEMU that ends closes its socket before its process is gone: some seconds
+/// before, with much memory to free.
 const ENDING: Duration = Duration::from_secs(3);
 
 /// Finds a VM that an earlier run of the agent started or attached, and that
 /// has `dir` for what must survive the agent.
 ///
 /// # Errors
-/// [`ProcessError::Gone`] if its QEMU is gone. With any other error it may live,
-/// and isn't reachable as it was.
+/// [`ProcessError::Gone`] if its QEMU is gone. With any other error it may still run,
+/// but can't be reached as before.
 pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
     let process = Process::find(&record.process)?;
     let qmp = Qmp::connect(&record.socket, CONNECT).map_err(|error| {
@@ -50,8 +50,8 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
     })
 }
 
-/// Meets a VM that somebody else started, or one of ours without its record. What
-/// must survive the agent goes to `dir`, which has to be there when the VM moves.
+/// Attaches to a VM that another program started, or to one of the agent's whose record is
+/// lost. What must survive the agent goes to `dir`, which has to exist when the VM moves.
 ///
 /// # Errors
 /// If its QMP can't be reached or its process can't be found.
@@ -66,14 +66,14 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
         Err(ProcessError::Denied { .. }) => (PathBuf::from("/"), vec![relative_from_root(pid)]),
         cwd => (cwd?, Vec::new()),
     };
-    // It still answers, so the number was its own all along: what was read of the
-    // process is of this QEMU.
+    // It still answers, so the process id was its own all along, and what was read of
+    // the process is this QEMU's.
     qmp.run_state()?;
     Ok(Machine {
         argv: CommandLine::of_running(&running),
         cwd,
         notes,
-        // One that its owner made is on its command line.
+        // A port that the owner added is on the command line.
         guest_port: CommandLine::has_our_guest_port(&running),
         port_turn: Mutex::default(),
         dir: dir.to_owned(),
@@ -92,12 +92,13 @@ fn relative_from_root(pid: u32) -> String {
     )
 }
 
-/// Under another program's management the socket was made by that; a QEMU in
-/// a container counts threads in its own way. One of the two is QEMU.
+/// Finds QEMU's process. A management program may have made the socket, and then is
+/// its peer; a QEMU in a container reports threads by the container's ids. One of the
+/// two candidates is QEMU.
 fn qemu_process(qmp: &Qmp) -> Option<u32> {
     let is_qemu = |pid: &u32| {
-        // Its program, or, of a process that we may not look into, what it was
-        // started as.
+        // Its program, or the one on its command line if the agent may not inspect
+        // the process.
         let program = fs::read_link(proc_path(*pid, "exe")).ok();
         let started = || Some(command_line_of(*pid).ok()?.into_iter().next()?.into());
         let program: PathBuf = program.or_else(started).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Speaking with the helper in a VM's guest, one at a time.
+//! Communication with the helper in a VM's guest, by one thread at a time.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Starting a VM's QEMU with a QMP socket of the agent's.
+//! Starts a VM's QEMU with a QMP socket for the agent.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,8 +19,8 @@ use crate::qmp::{Qmp, QmpError};
 /// QEMU answers when the machine is built; with `prealloc=on` it touches all
 /// RAM before, at some GB/s.
 const UP_MAX: Duration = Duration::from_secs(300);
-/// What the note begins with of a VM that was to have a port for the helper in its
-/// guest, and can't have one.
+/// How the note begins for a VM that should have a port for the helper in its guest, and
+/// can't have one.
 pub const NO_GUEST_PORT: &str = "the VM has no port for a helper in the guest";
 const GONE_WAIT: Duration = Duration::from_secs(10);
 
@@ -31,33 +31,33 @@ pub struct Start<'a> {
     pub name: &'a str,
     /// QEMU and its arguments, as the user typed them.
     pub argv: &'a [String],
-    /// The directory that relative paths in them are meant from.
+    /// The directory at which relative paths in them start.
     pub cwd: &'a Path,
-    /// A directory for the VM's socket and log; made if it isn't there.
+    /// A directory for the VM's socket and log; created if it doesn't exist.
     pub dir: &'a Path,
     /// Whether to wait, stopped, for a migration.
     pub incoming: bool,
-    /// The machine type of the VM that is to come, with its version.
+    /// The machine type of the incoming VM, with its version.
     pub machine: Option<&'a str>,
-    /// Who says so.
+    /// Who requests the start.
     pub by: By<'a>,
-    /// Who QEMU runs as; none is the agent's own user.
+    /// The user that QEMU runs as; `None` is the agent's own.
     pub user: Option<&'a User>,
     /// Whether it gets a port for the helper in the guest.
     pub guest_port: GuestPort,
     /// Whether this QEMU knows `migration.switchover-ack-legacy` (11.1 and newer), and
-    /// so has to be told that it is to wait for our acknowledgement.
+    /// so must be told to wait for the agent's acknowledgement.
     pub knows_legacy_ack: bool,
 }
 
-/// Who has a QEMU started.
+/// Who requests the start of a QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By<'a> {
-    /// An operator of this host, who could do so without the agent. A command
-    /// line that has QEMU change its user by itself is left to do so.
+    /// An operator of this host, who could start it without the agent. A command
+    /// line that makes QEMU change its user by itself is respected.
     Operator,
     /// Another host. This file is executed, whatever the command line calls it,
-    /// and it never says who QEMU runs as.
+    /// and the command line doesn't decide which user QEMU runs as.
     Peer {
         /// As [`crate::programs::Programs`] found it.
         program: &'a Path,
@@ -72,19 +72,19 @@ pub enum GuestPort {
     None,
     /// It does if its machine can have one, and its command line has none.
     Wanted,
-    /// It does: the VM that is to come has one.
+    /// It does: the incoming VM has one.
     Needed,
 }
 
 /// Starts a VM's QEMU and waits until it answers.
 ///
 /// # Errors
-/// With QEMU's own words if it doesn't come up. Nothing is left behind.
+/// With QEMU's own message if it doesn't come up. Nothing is left behind.
 pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
     let line = as_said_by(start, CommandLine::parse(start.argv)?);
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
-    // QEMU has nothing to look for in it, whoever it runs as.
+    // QEMU needs no access to it, whatever its user.
     fs::set_permissions(start.dir, fs::Permissions::from_mode(0o700)).map_err(directory)?;
     let wanted = match start.guest_port {
         GuestPort::None => false,
@@ -92,8 +92,8 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
         GuestPort::Needed => true,
     };
     match start_line(start, &line, wanted) {
-        // QEMU names the option that it can't do: its machine has no PCI bus, or
-        // no place on it.
+        // QEMU names the option that it can't serve: its machine has no PCI bus, or
+        // no free slot on it.
         Err(StartError::Ended { words })
             if start.guest_port == GuestPort::Wanted && words.contains(GUEST_ID) =>
         {
@@ -105,7 +105,7 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
     }
 }
 
-/// A command line as far as the one who has it started may decide.
+/// A command line without the options that the requester may not use.
 fn as_said_by(start: &Start<'_>, line: CommandLine) -> CommandLine {
     if start.by == By::Operator || start.user.is_none() {
         return line;
@@ -147,7 +147,7 @@ fn start_line(
     let argv = line.argv();
     let (argv, cwd, log_file, inherit) = (&argv[..], start.cwd, &log, &inherit[..]);
     let launched = launch(&Launch { argv, program, cwd, instead, log: log_file, inherit, user });
-    // Only QEMU has the sockets now: if it ends, whoever connected hears so.
+    // Only QEMU has the sockets now: if it ends, connections to them end, too.
     drop(sockets);
     let socket = qmp_socket(start.dir);
     let remove_both = || {
@@ -174,7 +174,7 @@ fn start_line(
     })
 }
 
-/// Where QEMU is spoken to, and the helper in the guest.
+/// The listening sockets for QMP, and for the helper in the guest.
 struct Sockets {
     qmp: UnixListener,
     guest: Option<UnixListener>,
@@ -193,7 +193,7 @@ pub(super) fn qmp_socket(dir: &Path) -> PathBuf {
     dir.join("qmp")
 }
 
-/// No longer than the other one: a socket's path is short.
+/// No longer than the other one: the length of a socket's path is limited.
 pub(super) fn guest_socket(dir: &Path) -> PathBuf {
     dir.join("gst")
 }
@@ -202,7 +202,7 @@ fn listen(socket: &Path) -> Result<UnixListener, StartError> {
     let refused = |source| StartError::Socket { path: socket.to_owned(), source };
     remove(socket);
     let listener = UnixListener::bind(socket).map_err(refused)?;
-    // QMP is all power over the VM, and over what its QEMU may open.
+    // QMP has full control over the VM, and over what its QEMU may open.
     fs::set_permissions(socket, fs::Permissions::from_mode(0o600)).map_err(refused)?;
     Ok(listener)
 }
@@ -234,6 +234,6 @@ fn give_up(process: &Process) {
 }
 
 fn remove(socket: &Path) {
-    // It is there only if a QEMU was ended by force.
+    // There is none if QEMU has removed it.
     let _ = fs::remove_file(socket);
 }

@@ -1,11 +1,11 @@
-//! One mirror, and what QEMU has told of it.
+//! One mirror, and its state as QEMU reports it.
 
 use serde_json::Value;
 
 use super::{MirrorError, PREFIX, Side};
 use crate::disks::Disk;
 
-/// Where a mirror is.
+/// The state of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// It copies what the disk held.
@@ -14,9 +14,9 @@ pub(super) enum State {
     Ready,
     /// It ended, with nothing left to copy.
     Drained,
-    /// It ended otherwise.
+    /// It failed.
     Failed(Side, String),
-    /// Somebody else ended it.
+    /// Another program ended it, or how it ended isn't known.
     Ended,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub(super) guest: String,
     pub(super) bytes: u64,
     pub(super) state: State,
-    /// Whether it was told to end when nothing is left.
+    /// Whether it was asked to end when nothing is left.
     pub(super) finishing: bool,
     pub(super) write_blocking: bool,
     failing: Option<Side>,
@@ -39,7 +39,7 @@ pub(super) struct Job {
 impl Job {
     pub(super) fn new(nth: usize, disk: &Disk) -> Self {
         Self {
-            // The disk's own name may be a path, which QEMU doesn't take.
+            // The disk's own name may be a path, which QEMU doesn't accept.
             id: format!("{PREFIX}{nth}"),
             disk: disk.name.clone(),
             node: disk.node.clone(),
@@ -55,15 +55,15 @@ impl Job {
     pub(super) fn hear(&mut self, event: &str, data: &Value) {
         match event {
             "BLOCK_JOB_ERROR" => {
-                // Many requests fail at once; the first says which end.
+                // Many requests fail at once; the first shows which end failed.
                 self.failing.get_or_insert(match data["operation"].as_str() {
                     Some("read") => Side::Source,
                     _ => Side::Target,
                 });
             }
             "BLOCK_JOB_READY" if self.state == State::Copying => self.state = State::Ready,
-            // A job that lost its target ends like one that is done, and says
-            // why beside it.
+            // A job that lost its target ends with the same event as one that is
+            // done, but with an error.
             "BLOCK_JOB_COMPLETED" => self.end(data["error"].as_str()),
             "BLOCK_JOB_CANCELLED" => self.state = State::Ended,
             _ => {}
@@ -79,11 +79,11 @@ impl Job {
         };
     }
 
-    /// What QEMU's list of jobs says: whether it is ready, if it is there.
+    /// Processes QEMU's list of jobs: whether the job is ready, if it is listed.
     pub(super) fn seen(&mut self, ready: Option<bool>) {
         match (&self.state, ready) {
             (State::Copying, Some(true)) => self.state = State::Ready,
-            // It ended, and how was not told: never taken for done.
+            // How it ended isn't known, so it never counts as done.
             (State::Copying | State::Ready, None) => self.state = State::Ended,
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! Beginning the mirrors of a VM's disks.
+//! Starts the mirrors of a VM's disks.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use super::job::Job;
 use super::{MirrorError, Target, refused, undo};
 use crate::qmp::{Qmp, QmpError, list};
 
-/// Mirrored, but not yet acknowledged, bytes of one disk. With QEMU's 16 MiB
-/// a target that answers after 50 ms gets 273 MiB/s, with this 776.
+/// Most bytes of one disk that are mirrored and not yet acknowledged. With QEMU's
+/// 16 MiB a target that answers after 50 ms gets 273 MiB/s, with this 776.
 const BUFFER_BYTES: u64 = 64 << 20;
-/// What a write of the guest makes dirty at least. With QEMU's 64 KiB a guest
-/// that writes 4 KiB here and there has its disk copied sixteen times as fast
-/// as it writes. A bit for each must still be little memory.
+/// The least that a write of the guest makes dirty. With QEMU's 64 KiB, scattered
+/// writes of 4 KiB make the mirror copy sixteen times as much as the guest writes. A
+/// bit for each must still be little memory.
 const GRANULARITY_MIN: u64 = 4 << 10;
 const GRANULARITY_MAX: u64 = 64 << 10;
 const BITS_MAX: u64 = 64 << 20;
-/// Connecting to the export, which QEMU does in its main loop.
+/// For connecting to the export, which QEMU does in its main loop.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects to all targets, and begins when all are fit.
+/// Connects to all targets, and starts the mirrors if all have the right sizes.
 pub(super) fn start(qmp: &Qmp, jobs: &[Job], targets: &[Target]) -> Result<(), MirrorError> {
     for (job, target) in jobs.iter().zip(targets) {
         connect(qmp, job, target)?;
@@ -28,9 +28,8 @@ pub(super) fn start(qmp: &Qmp, jobs: &[Job], targets: &[Target]) -> Result<(), M
     compare_sizes(qmp, jobs)?;
     for job in jobs {
         mirror(qmp, job)?;
-        // To begin with the next disk's mirror QEMU 10 stands still, the
-        // guest with it, until all requests under way are answered: let there
-        // be few.
+        // To start the next disk's mirror, QEMU 10 waits until all requests in
+        // flight are answered, and the guest waits with it: a paused job has few.
         tell(qmp, job, "block-job-pause")?;
     }
     jobs.iter().try_for_each(|job| tell(qmp, job, "block-job-resume"))
@@ -42,10 +41,10 @@ fn connect(qmp: &Qmp, job: &Job, target: &Target) -> Result<(), MirrorError> {
         "node-name": job.id,
         "server": { "type": "unix", "path": target.socket },
         "export": target.export,
-        // Without it holes are sent as zeros that must take up room.
+        // Without it holes are sent as zeros that must be allocated.
         "discard": "unmap",
-        // Zeros that take up room here need none there. Of other data the
-        // first bytes tell, so that looking costs nothing.
+        // Zeros that are allocated here need not be there. Other data is told
+        // by its first bytes, so that the check costs nothing.
         "detect-zeroes": "unmap",
     });
     let added = qmp.execute_within("blockdev-add", node, CONNECT);
@@ -81,7 +80,7 @@ fn mirror(qmp: &Qmp, job: &Job) -> Result<(), MirrorError> {
         "device": job.node,
         "target": job.id,
         "sync": "full",
-        // Write-blocking from the start starves the guest behind the copy.
+        // Write-blocking from the start would starve the guest behind the copy.
         "copy-mode": "background",
         "on-source-error": "report",
         "on-target-error": "report",
@@ -93,7 +92,7 @@ fn mirror(qmp: &Qmp, job: &Job) -> Result<(), MirrorError> {
 
 fn tell(qmp: &Qmp, job: &Job, command: &str) -> Result<(), MirrorError> {
     match qmp.execute(command, json!({ "device": job.id })) {
-        // It ended already: the events say why.
+        // The job has ended already: the events say why.
         Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
         Err(error) => Err(refused(job, error)),
     }

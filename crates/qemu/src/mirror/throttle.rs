@@ -1,8 +1,8 @@
-//! Slowing what the guest writes to a disk, and lifting it again.
+//! Throttles the guest's writes to a disk, and lifts the throttle again.
 //!
-//! The limits from before are kept in the name of the throttle group that the
-//! disk is put in. So QEMU itself remembers them, and whoever finds the VM
-//! later can put them back.
+//! The previous limits are kept in the name of the throttle group that the
+//! disk is put in. So QEMU itself stores them, and an agent that finds the VM
+//! later can restore them.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ use crate::qmp::{Qmp, QmpError};
 
 /// Limits that must be given, each 0 where there is none.
 const LIMITS: [&str; 6] = ["bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"];
-/// What may come with them, as QEMU tells it and takes it.
+/// Optional settings, by the names that QEMU reports and accepts.
 const OPTIONAL: [&str; 14] = [
     "bps_max",
     "bps_rd_max",
@@ -29,7 +29,7 @@ const OPTIONAL: [&str; 14] = [
     "group",
 ];
 
-/// Slows the writes of the guest's device `guest`.
+/// Throttles the writes of the guest's device `guest`.
 pub(super) fn slow(qmp: &Qmp, guest: &str, bytes_per_s: u64) -> Result<(), QmpError> {
     let answer = qmp.execute_within("query-block", json!({}), ASK)?;
     let drives = answer.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -39,7 +39,7 @@ pub(super) fn slow(qmp: &Qmp, guest: &str, bytes_per_s: u64) -> Result<(), QmpEr
     set(qmp, guest, slowed(&before, bytes_per_s))
 }
 
-/// Lifts every throttle made here. Says whether there was one.
+/// Lifts every throttle made here. Returns whether there was one.
 pub(super) fn lift(qmp: &Qmp) -> Result<bool, QmpError> {
     let mut lifted = false;
     let answer = qmp.execute_within("query-block", json!({}), ASK)?;
@@ -57,7 +57,7 @@ fn set(qmp: &Qmp, guest: &str, mut limits: Map<String, Value>) -> Result<(), Qmp
     qmp.execute_within("block_set_io_throttle", Value::Object(limits), ASK).map(drop)
 }
 
-/// The limits of a disk that is not slowed.
+/// The limits of a disk that is not throttled here.
 fn limits(inserted: &Value) -> Map<String, Value> {
     let given = |name: &str| inserted.get(name).cloned();
     let limits = LIMITS.iter().map(|name| (*name, given(name).unwrap_or_else(|| 0.into())));
@@ -65,16 +65,16 @@ fn limits(inserted: &Value) -> Map<String, Value> {
     limits.chain(optional).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The limits from before, if the disk is slowed.
+/// The previous limits, if the disk is throttled here.
 fn remembered(inserted: &Value) -> Option<Map<String, Value>> {
     let text = inserted["group"].as_str()?.strip_prefix(PREFIX)?;
-    // Should it not be ours after all: no limits.
+    // If the group is not the agent's after all, no limits.
     let before = serde_json::from_str(text).ok().filter(Value::is_object);
     Some(limits(&before.unwrap_or(Value::Null)))
 }
 
 fn slowed(before: &Map<String, Value>, bytes_per_s: u64) -> Map<String, Value> {
-    // Where reads and writes together have a limit, QEMU takes none for writes.
+    // With a limit for reads and writes together, QEMU refuses one for writes.
     let together = before.get("bps").and_then(Value::as_u64).unwrap_or(0) > 0;
     let name = if together { "bps" } else { "bps_wr" };
     let lower = match before.get(name).and_then(Value::as_u64).unwrap_or(0) {
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_before_is_in_the_groups_name() {
+    fn the_group_s_name_holds_the_previous_limits() {
         let table = [
             (json!({}), "bps_wr", 1000),
             (json!({"bps_wr": 500, "bps_wr_max": 600, "group": "g"}), "bps_wr", 500),

@@ -1,4 +1,4 @@
-//! Removing all that mirrors disks from a QEMU, whatever state it is in.
+//! Removes everything that mirrors disks from a QEMU, in any state.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use crate::qmp::{Event, Qmp, QmpError, list};
 
 /// How long jobs may take to end before their connections are cut.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
-/// How long they may take then.
+/// How long they may take after that.
 const YANKED_WAIT: Duration = Duration::from_secs(10);
 
 /// Removes what mirrors disks, of this agent or of one that crashed: jobs,
-/// their targets, throttles. The VM and its disks are as they were. Says whether
+/// their targets, throttles. The VM and its disks are as they were. Returns whether
 /// there was anything.
 ///
-/// A target that doesn't answer keeps QEMU from ending the job, and some of
-/// QEMU's commands from being answered: then its connection is cut, out of
-/// band. That frees a QEMU that waits for answers; one whose write to a unix
-/// socket has not ended notices only when the other end is closed.
+/// A target that doesn't answer keeps QEMU from ending the job, and from
+/// answering some commands: then its connection is cut by an out-of-band command.
+/// That frees a QEMU that waits for replies; one that is blocked in a write to a unix
+/// socket notices only when the other end is closed.
 ///
 /// # Errors
 /// If QEMU is gone or something stays behind.
@@ -76,13 +76,13 @@ pub(super) fn yank(qmp: &Qmp) {
     }
 }
 
-/// Says whether there was a job.
+/// Cancels all jobs. Returns whether there was one.
 fn cancel(qmp: &Qmp) -> Result<bool, QmpError> {
     let jobs = jobs(qmp)?;
     for job in &jobs {
         let force = json!({ "device": job, "force": true });
         match qmp.execute_within("block-job-cancel", force, ASK) {
-            // It may have ended meanwhile.
+            // The job may have ended meanwhile.
             Ok(_) | Err(QmpError::Refused { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -102,7 +102,7 @@ fn wait_gone(qmp: &Qmp, events: &Receiver<Event>, timeout: Duration) -> Result<b
         if left.is_zero() {
             return Ok(false);
         }
-        // The end of a job is told in an event.
+        // The end of a job is an event.
         let _ = events.recv_timeout(left.min(LOOK));
     }
 }

@@ -1,10 +1,10 @@
 //! Whether QEMU waits for SWITCHOVER_ACK before it stops a running VM.
 //!
 //! With the capability `switchover-ack` a QEMU from 8.1 to 11.0 waits for one. From
-//! 11.1 on it waits for as many as the VM's devices ask for, which is usually none, and
-//! fails the migration when one more arrives; unless `migration.switchover-ack-legacy`
-//! is on. Machine types up to 11.0 turn that on, and so does a command line. QEMU tells
-//! nobody which it is, so it is on only where one of these is seen to say so.
+//! 11.1 on it waits for as many as the VM's devices request, which is usually none, and
+//! fails the migration when one more arrives, unless `migration.switchover-ack-legacy`
+//! is on. Machine types up to 11.0 turn that on, and a command line can. QEMU doesn't
+//! report the property's value, so it counts as on only where one of these turns it on.
 
 use serde_json::json;
 
@@ -20,14 +20,14 @@ use crate::shape;
 /// The last machine types that turn the property on by themselves.
 const LAST_LEGACY_MACHINE: (u32, u32) = (11, 0);
 
-/// Whether this QEMU can be held so.
+/// Whether this QEMU is held by a missing acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// It waits for exactly one acknowledgement.
     Awaited,
     /// It has no such capability.
     Unknown,
-    /// It may wait only for those that devices ask for: none is to be sent.
+    /// It may wait only for those that devices request: none must be sent.
     DevicesOnly,
 }
 
@@ -38,11 +38,11 @@ pub(super) fn of(machine: &Machine, settings: &Settings) -> Result<Hold, QmpErro
     if !knows_legacy_ack(&machine.qmp)? {
         return Ok(Hold::Awaited);
     }
-    // As it was started, with what the agent had added.
+    // As it was started, with what the agent has added.
     let argv = process::command_line_of(machine.process.pid()).unwrap_or_default();
     let is_on = match legacy_ack(&argv) {
         Some(said) => said,
-        // A file with options may say anything.
+        // A file with options may set anything.
         None if argv.is_empty() || argv.iter().any(|word| word.ends_with("-readconfig")) => false,
         None => is_legacy_machine(&shape::machine_of(&machine.qmp)?),
     };
@@ -57,8 +57,8 @@ fn knows_legacy_ack(qmp: &Qmp) -> Result<bool, QmpError> {
     }
 }
 
-/// By its name, such as `pc-q35-11.0`. One without a version, or with that of a
-/// distribution, may be as new as its QEMU.
+/// Whether a machine type turns the property on, by its name, such as `pc-q35-11.0`. One
+/// without a version, or with that of a distribution, may be as new as its QEMU.
 fn is_legacy_machine(name: &str) -> bool {
     let version = name.rsplit_once('-').and_then(|(_, version)| {
         let (major, minor) = version.split_once('.')?;

@@ -1,5 +1,5 @@
-//! What QEMU's settings were before a migration, on disk: QEMU outlives an
-//! agent that crashes, and would keep ours for its owner's.
+//! QEMU's settings from before a migration, saved on disk: QEMU outlives an
+//! agent that crashes, and would keep the agent's settings instead of its owner's.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ pub(super) struct Before {
 }
 
 impl Before {
-    /// What an earlier migration of this VM noted and did not put back.
+    /// What an earlier migration of this VM saved and did not restore.
     pub(super) fn read(dir: &Path) -> Result<Option<Self>, QmpError> {
         let path = dir.join(FILE);
         let noted = |source| QmpError::Note { path: path.clone(), source };
@@ -34,7 +34,7 @@ impl Before {
         }
     }
 
-    /// Notes it, whole or not at all.
+    /// Saves the settings, whole or not at all.
     pub(super) fn write(&self, dir: &Path) -> Result<(), QmpError> {
         let path = dir.join(FILE);
         let written = || {
@@ -48,8 +48,8 @@ impl Before {
         written().map_err(|source| QmpError::Note { path: path.clone(), source })
     }
 
-    /// Puts it back into QEMU, and drops the note. Each setting by itself if
-    /// QEMU refuses all at once, so that one odd value doesn't keep the others.
+    /// Restores the settings in QEMU, and removes the file. If QEMU refuses them
+    /// together, each is set by itself, so that one bad value doesn't block the others.
     pub(super) fn put_back(&self, qmp: &Qmp, dir: &Path) -> Result<(), QmpError> {
         let parameters = |values: Value| qmp.execute("migrate-set-parameters", values).map(drop);
         if !self.parameters.is_empty() {
@@ -71,7 +71,7 @@ impl Before {
             }
             other => other?,
         }
-        // While a migration goes on QEMU takes back none of it.
+        // QEMU restores none of them while a migration goes on: the file is kept.
         if Progress::query(qmp, PROGRESS_WAIT)?.status.is_going_on() {
             let why = "it still migrates: its settings are put back when that has ended";
             return Err(QmpError::Migration(why.to_owned()));
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_is_read_as_it_was_written_and_rubbish_is_no_note() {
+    fn saved_settings_are_read_back_and_garbage_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Before::read(dir.path()).unwrap(), None);
         let before = Before {

@@ -1,5 +1,5 @@
-//! How a migration of QEMU's ends: waited for, asked for, or, where an agent
-//! that crashed left one behind, made up for.
+//! How QEMU's migration ends: waited for, cancelled, or, where an agent that
+//! crashed left one behind, cleaned up.
 
 use std::time::{Duration, Instant};
 
@@ -12,28 +12,29 @@ use crate::machine::Machine;
 use crate::mirror::{self, MirrorError};
 use crate::qmp::{Event, Qmp, QmpError, RunState};
 
-/// A set-up that is read takes milliseconds; what takes longer won't end by
+/// A set-up whose stream is read takes milliseconds; one that takes longer won't end by
 /// itself.
 const SET_UP_MAX: Duration = Duration::from_secs(5);
-/// Its end comes as an event, unless somebody else takes that.
+/// Interval of queries: its end is an event, unless another thread takes that.
 const SET_UP_ASK: Duration = Duration::from_millis(100);
-/// Between two looks whether QEMU has let go.
+/// Interval of queries whether QEMU has cleaned up.
 const LET_GO_ASK: Duration = Duration::from_millis(5);
 
 /// Ends what an agent that crashed in the middle of a migration of this VM left
-/// in its QEMU, mirrors of its disks too, and puts QEMU's settings back. Says
+/// in its QEMU, including mirrors of its disks, and restores QEMU's settings. Returns
 /// whether there was anything.
+///
 /// A VM that QEMU stopped for that migration runs again, unless QEMU had sent
 /// it completely: then it stays stopped, since it may run elsewhere.
 ///
 /// # Errors
-/// If QEMU does not end the migration, or does not answer. What has to be put
-/// back stays noted.
+/// If QEMU does not end the migration, or does not answer. The settings to restore
+/// stay saved.
 pub fn make_up(machine: &Machine) -> Result<bool, QmpError> {
     let qmp = &machine.qmp;
-    // Before its migration: a QEMU that waits for a mirror can't cancel that.
-    // And whatever is noted: mirrors carry their names, and may be all that
-    // an agent could not remove.
+    // Before its migration: a QEMU that waits for a mirror can't cancel a migration.
+    // And even if nothing is saved: mirrors are found by their names, and may be all
+    // that an agent could not remove.
     let mirrored = mirror::remove_left(qmp);
     let migrated = end_migration(machine)?;
     mirrored.map(|mirrored| mirrored || migrated).map_err(|error| match error {
@@ -42,14 +43,14 @@ pub fn make_up(machine: &Machine) -> Result<bool, QmpError> {
     })
 }
 
-/// Says whether one was noted.
+/// Ends a migration whose settings are saved. Returns whether there was one.
 fn end_migration(machine: &Machine) -> Result<bool, QmpError> {
     let Some(before) = Before::read(&machine.dir)? else { return Ok(false) };
     let qmp = &machine.qmp;
     let events = qmp.events_named(&["MIGRATION"]);
     match Progress::query(qmp, PROGRESS_WAIT) {
         Ok(progress) if !progress.status.is_going_on() => {}
-        // One that does not answer now may cancel later.
+        // A QEMU that does not answer now may cancel later.
         Ok(_) | Err(QmpError::Timeout { .. }) => drop(cancel(qmp, &events)?),
         Err(error) => return Err(error),
     }
@@ -57,9 +58,9 @@ fn end_migration(machine: &Machine) -> Result<bool, QmpError> {
     Ok(true)
 }
 
-/// Has a VM go on that an earlier run of the agent was moving: ends what is
-/// left of that, and runs the VM if it ran, unless its guest has powered off. Doing it
-/// twice is the same as once.
+/// Resumes a VM that an earlier run of the agent was moving: ends what is left of the
+/// move, and runs the VM if `run`, unless its guest has powered off. It may be called
+/// repeatedly.
 ///
 /// # Errors
 /// As [`make_up`]; or if QEMU does not let the VM run.
@@ -67,13 +68,13 @@ pub fn resume(machine: &Machine, run: bool) -> Result<(), QmpError> {
     make_up(machine)?;
     if run && !matches!(machine.qmp.run_state()?, RunState::Running | RunState::Shutdown) {
         machine.qmp.cont()?;
-        // Switches may have learned that it left.
+        // Switches may have learned that the VM left.
         announce(machine);
     }
     Ok(())
 }
 
-/// Tells switches where the VM is, as QEMU does after a migration.
+/// Announces the VM to the network's switches, as QEMU does after a migration.
 pub fn announce(machine: &Machine) {
     let told = Settings::of(&machine.qmp).and_then(|settings| {
         let arguments = settings.announcement();
@@ -87,20 +88,20 @@ pub fn announce(machine: &Machine) {
     }
 }
 
-/// Ends it, if it has not ended, and says how it came out: it may have
+/// Cancels the migration, if it has not ended, and returns how it ended: it may have
 /// completed just before.
 ///
-/// A QEMU that does not answer now, since its storage hangs or it writes to a
-/// socket, cancels later: the tap reads all that it writes until then. It must not
-/// be yanked: if one multifd channel breaks while QEMU 10.0 waits for another one's
-/// end of a pass, that one's thread ends without a word, and QEMU waits for ever,
+/// A QEMU that does not answer now, because its storage hangs or it is blocked in a write
+/// to a socket, cancels later: the tap reads all that it writes until then. It must not
+/// be yanked: if one multifd channel breaks while QEMU 10.0 waits for another channel's
+/// end of a pass, that channel's thread ends silently, and QEMU waits for ever,
 /// with its big lock held.
 ///
 /// # Errors
-/// If QEMU is gone, or has not ended it after a while; a timeout, if it does not say
+/// If QEMU is gone, or has not ended it after a while; a timeout, if QEMU does not report
 /// whether it has.
 pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpError> {
-    // Told twice it ends no sooner.
+    // A second `migrate_cancel` doesn't end it sooner.
     if wait_set_up(qmp, events)? != Some(Status::Cancelling) {
         match qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
             Ok(_) | Err(QmpError::Timeout { .. }) => {}
@@ -110,17 +111,17 @@ pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpE
     wait_end(qmp, events, CANCEL_WAIT)
 }
 
-/// Waits until QEMU is through with its set-up, or has ended, and says where it is;
-/// none if it does not answer. A QEMU 10.0 that is cancelled while its multifd channels
-/// connect can crash, and its VM with it: an assertion in `yank_unregister_instance`,
-/// or a segmentation fault.
+/// Waits until the migration has passed its set-up, or has ended, and returns its status;
+/// `None` if QEMU does not answer. A QEMU 10.0 whose migration is cancelled while its multifd
+/// channels connect can crash, and its VM with it: an assertion in
+/// `yank_unregister_instance`, or a segmentation fault.
 fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, QmpError> {
     let deadline = Instant::now() + SET_UP_MAX;
     loop {
         match Progress::query(qmp, PROGRESS_WAIT) {
             Ok(Progress { status: Status::Setup, .. }) => {}
             Ok(progress) => return Ok(Some(progress.status)),
-            // One that holds its lock for long is past that, or hangs.
+            // A QEMU that holds its lock for long is past its set-up, or hangs.
             Err(QmpError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
@@ -132,8 +133,8 @@ fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, Qm
     }
 }
 
-/// Waits until QEMU has let go of a migration that has ended. `failed` shows
-/// before its main loop has cleaned up; a migration that is begun then was once
+/// Waits until QEMU has cleaned up a migration that has ended. It reports `failed`
+/// before its main loop has cleaned up; a migration that was begun then was once
 /// refused as a "duplicate yank instance", and QEMU 7.2 stayed in its set-up.
 pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
     let deadline = Instant::now() + SET_UP_MAX;
@@ -147,16 +148,16 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
             let why = "QEMU has not let go of the migration before; try again";
             return Err(QmpError::Migration(why.to_owned()));
         }
-        // Nothing tells of it; it takes QEMU's main loop one round.
+        // There is no event for it; it takes QEMU's main loop one iteration.
         std::thread::sleep(LET_GO_ASK);
     }
 }
 
-/// Blocks until it has ended, and says how.
+/// Blocks until the migration has ended, and returns how.
 ///
 /// # Errors
-/// If QEMU is gone, or says after `timeout` that it goes on. A timeout, if QEMU does not
-/// say what it does: whoever waited can't tell then, and has nothing new to ask for.
+/// If QEMU is gone, or reports after `timeout` that it goes on. A timeout, if QEMU does not
+/// answer: then the outcome is unknown, and another request would not help.
 pub(super) fn wait_end(
     qmp: &Qmp,
     events: &Receiver<Event>,
@@ -167,7 +168,7 @@ pub(super) fn wait_end(
     loop {
         let asked = Instant::now();
         let left = deadline.saturating_duration_since(asked);
-        // Ask first: the event may have come before we listened.
+        // Query first: the event may have been sent before `events` was created.
         match Progress::query(qmp, left.max(PROGRESS_WAIT)) {
             Ok(progress) if !progress.status.is_going_on() => return Ok(progress.status),
             Ok(_) => silent_since = None,
@@ -182,8 +183,8 @@ pub(super) fn wait_end(
             let waited = Duration::from_secs(since.elapsed().as_secs());
             return Err(QmpError::Timeout { command: "query-migrate".to_owned(), waited });
         }
-        // An event tells that there is something to ask; one that was taken by
-        // somebody else costs a second.
+        // An event means that there is something to query; one that another thread
+        // took costs a second.
         let _ = events.recv_timeout(left.min(PROGRESS_WAIT));
     }
 }
@@ -196,8 +197,8 @@ mod tests {
     use super::*;
     use crate::qmp::played::{Played, played};
 
-    /// A QEMU whose migration is in these states, each until it is asked again, and in the
-    /// last for good. Counts how often it is told to cancel.
+    /// A QEMU whose migration goes through these states, one per query, and stays in the
+    /// last. Counts how often it is told to cancel.
     fn qemu(states: &'static [&'static str]) -> (Played, Arc<AtomicUsize>) {
         let (asked, cancels) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let cancelled = Arc::clone(&cancels);
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_on_did_not_end_and_of_one_that_is_silent_nobody_can_tell() {
+    fn a_migration_that_goes_on_and_a_silent_qemu_are_different_errors() {
         let ((_dir, qmp, player), _) = qemu(&["active"]);
         let qmp = qmp.unwrap();
         let events = qmp.events_named(&["MIGRATION"]);

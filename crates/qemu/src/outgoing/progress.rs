@@ -1,4 +1,4 @@
-//! `query-migrate`, read.
+//! Parses the answer to `query-migrate`.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
 
-/// What QEMU says of its migration.
+/// The status of QEMU's migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
     /// There was none.
     None,
     /// It has begun.
     Setup,
-    /// Passes over RAM.
+    /// It makes passes over RAM.
     Active,
     /// The VM is stopped, disks are prepared.
     PreSwitchover,
@@ -72,7 +72,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// Where QEMU's migration is.
+/// The progress of QEMU's migration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
     /// Whether it goes on, and how it ended.
@@ -81,21 +81,21 @@ pub struct Progress {
     pub total_bytes: u64,
     /// Guest RAM that QEMU has yet to hand over.
     pub remaining_bytes: u64,
-    /// Bytes that it wrote to our sockets.
+    /// Bytes that it wrote to the agent's sockets.
     pub transferred_bytes: u64,
     /// Passes begun.
     pub dirty_sync_count: u32,
     /// Guest bytes dirtied per second, as QEMU estimated a while ago.
     pub dirty_bytes_per_s: u64,
-    /// Pages that were sent with their bytes.
+    /// Pages that were sent with their content.
     pub normal_pages: u64,
     /// Pages that were sent as one byte repeated.
     pub fill_pages: u64,
-    /// How long the VM was stopped, once it is over.
+    /// How long the VM was stopped, once the migration is over.
     pub downtime_ms: Option<u64>,
-    /// QEMU's words on what failed.
+    /// QEMU's error, if it failed.
     pub error: Option<String>,
-    /// QEMU's words on why it could not migrate this VM at all.
+    /// QEMU's reasons why this VM can't be migrated at all.
     pub blocked: Vec<String>,
 }
 
@@ -104,7 +104,7 @@ impl Progress {
         qmp.execute_within("query-migrate", json!({}), timeout).map(|answer| Self::parse(&answer))
     }
 
-    /// Fields come and go with the phase; one that isn't there counts as 0.
+    /// Which fields exist depends on the phase; a missing one counts as 0.
     fn parse(answer: &Value) -> Self {
         let ram = &answer["ram"];
         let number = |name: &str| ram[name].as_u64().unwrap_or(0);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn blocked_and_failed_come_in_qemus_words() {
+    fn reasons_and_errors_are_those_of_qemu() {
         let answer = json!({"blocked-reasons": ["9p is mounted"], "status": "failed",
             "error-desc": "Unable to write"});
         let progress = Progress::parse(&answer);

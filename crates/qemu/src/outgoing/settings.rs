@@ -1,4 +1,4 @@
-//! QEMU's migration capabilities and parameters: known, changed, put back.
+//! QEMU's migration capabilities and parameters: queried, changed, restored.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use crate::qmp::{Qmp, QmpError};
 const ANNOUNCE: [&str; 4] =
     ["announce-initial", "announce-max", "announce-rounds", "announce-step"];
 
-/// How QEMU was set when it was asked, and what of it was changed since.
+/// QEMU's settings when they were queried, and what was changed since.
 #[derive(Debug)]
 pub(crate) struct Settings {
     capabilities: BTreeMap<String, bool>,
     parameters: Map<String, Value>,
-    /// What to put back, and the directory where that is noted.
+    /// What to restore, and the directory where that is saved.
     changed: Option<(Before, PathBuf)>,
 }
 
@@ -45,7 +45,7 @@ impl Settings {
     }
 
     /// Sets every capability of this QEMU as wanted, and those of the wanted
-    /// parameters that it has. What they were is on disk before the first one
+    /// parameters that it has. The old values are on disk before the first one
     /// changes, for an agent that finds the VM after this one has crashed.
     pub(crate) fn change(
         &mut self,
@@ -59,8 +59,8 @@ impl Settings {
             .filter(|(name, state)| capability(name) != **state)
             .map(|(name, state)| (name.clone(), *state))
             .collect();
-        // Also those that are as wanted already: our policy sets some of them
-        // on the way.
+        // Also those that are as wanted already: the agent changes some of them
+        // during the migration.
         let had = |name: &str| Some((name.to_owned(), self.parameters.get(name)?.clone()));
         let old: Map<String, Value> = parameters.iter().filter_map(|(name, _)| had(name)).collect();
         let before = Before { capabilities: differ, parameters: old };
@@ -82,12 +82,12 @@ impl Settings {
         machine.qmp.execute("migrate-set-parameters", Value::Object(wanted)).map(drop)
     }
 
-    /// Puts back what was changed.
+    /// Restores what was changed.
     pub(crate) fn restore(&mut self, qmp: &Qmp) {
         let Some((before, dir)) = self.changed.take() else { return };
         if let Err(error) = before.put_back(qmp, &dir) {
-            // A QEMU that is gone, as one that moved is, needs nothing back.
-            // Another one is found with the note still there.
+            // A QEMU that is gone, as after a move, needs nothing restored. For
+            // another one the saved file remains.
             tracing::debug!(%error, "QEMU's migration settings are not put back");
         }
     }

@@ -4,7 +4,7 @@ use super::Settings;
 use crate::qmp::{Qmp, QmpError};
 use crate::shape::Device;
 
-/// QEMU's streams.
+/// The kinds of QEMU's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     /// One socket, one thread of QEMU.
@@ -13,10 +13,10 @@ pub enum StreamKind {
     Multifd(u8),
 }
 
-/// Kinds of device that write sections of their own before RAM has ended, by
-/// the start of their type's name. A classic stream with such a section can
-/// still be passed through whole; with multifd there is no whole to pass.
-/// What a virtio-mem device writes is known, and passed by.
+/// Devices that write sections of their own before RAM has ended, by how the names
+/// of their types begin. A classic stream with such a section can still be passed
+/// through as a whole; a multifd stream can't. The section of a virtio-mem device is
+/// known, and no obstacle.
 const ITERATING: [(&str, &str); 3] = [
     ("vfio", "sends its state while RAM is still being sent"),
     ("x-vfio", "sends its state while RAM is still being sent"),
@@ -27,7 +27,7 @@ const ITERATING: [(&str, &str); 3] = [
 /// else the classic stream and the reason.
 ///
 /// # Errors
-/// If QEMU doesn't say what it can.
+/// If QEMU doesn't answer.
 pub fn choose_stream(
     qmp: &Qmp,
     devices: &[Device],

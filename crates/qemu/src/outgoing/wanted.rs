@@ -1,4 +1,4 @@
-//! How QEMU is set for a migration of ours.
+//! QEMU's settings for a migration by the agent.
 
 use serde_json::Value;
 
@@ -6,23 +6,22 @@ use super::{Hold, Settings, StreamKind};
 use crate::machine::Machine;
 use crate::qmp::QmpError;
 
-/// Our policy decides when QEMU may finish, so its own budget stays as small
-/// as it can be. Never 0: QEMU 7.2 then stops the VM after one pass, with
-/// everything dirty left for the blackout.
+/// The agent's policy decides when QEMU may finish, so QEMU's own budget stays as
+/// small as it can be. Never 0: QEMU 7.2 then stops the VM after one pass, with
+/// all dirty memory left for the downtime.
 pub(super) const DOWNTIME_HELD_MS: u64 = 1;
 /// QEMU's own cap of `downtime-limit`.
 pub(super) const DOWNTIME_MAX_MS: u64 = 2_000_000;
-/// Bytes per second at which QEMU, where it can be told, computes its budget
-/// until our policy says more: 1 KiB in 1 ms, less than a page.
+/// Bytes per second from which QEMU, if it accepts a rate, computes its budget
+/// until the policy sets more: 1 KiB in 1 ms, less than a page.
 const SWITCHOVER_HELD: u64 = 1 << 20;
-/// No pace of QEMU's own. Beyond any memory, and within what 7.2 accepts.
+/// No limit of QEMU's own: faster than any memory, and within what 7.2 accepts.
 const BANDWIDTH_MAX: u64 = 1 << 50;
-/// Capabilities of which the tap knows what to make. All others that this QEMU
-/// has are switched off.
+/// Capabilities that the tap supports. All others that this QEMU has are switched off.
 const CAPABILITIES_ON: [&str; 2] = ["events", "multifd"];
 
-/// With these QEMU does not stop a running VM before it is told on its main channel
-/// that it may, see [`Hold`]. Without the first the second is refused.
+/// With these QEMU does not stop a running VM before it is permitted to on its main
+/// channel, see [`Hold`]. Without the first the second is refused.
 pub(super) const CAPABILITIES_HELD: [&str; 2] = ["return-path", "switchover-ack"];
 
 pub(super) fn set_up(
@@ -55,7 +54,7 @@ pub(super) fn set_up(
     if let Some(channels) = channels {
         parameters.push(("multifd-channels", channels.into()));
         parameters.push(("multifd-compression", "none".into()));
-        // Its channel threads look for zeros then, not its one main thread.
+        // So its channel threads look for zeros, not its one migration thread.
         parameters.push(("zero-page-detection", "multifd".into()));
     }
     settings.change(machine, wanted, &parameters)

@@ -1,14 +1,14 @@
-//! A program's answers, line by line.
+//! Parses a program's answers, line by line.
 
 use facts::program::Capabilities;
 use serde_json::Value;
 
 use crate::command_line::LEGACY_ACK;
 
-/// More than these many of a kind are of no QEMU.
+/// Most entries in a list; no QEMU has more.
 const LISTED_MAX: usize = 10_000;
 
-/// From all that it said; none if that isn't all that was asked for.
+/// The capabilities in its output; `None` if an answer is missing.
 pub(super) fn understood(said: &str) -> Option<Capabilities> {
     let mut version = None;
     let mut machines = None;
@@ -21,7 +21,7 @@ pub(super) fn understood(said: &str) -> Option<Capabilities> {
         }
         match value.get("id").and_then(Value::as_str) {
             Some("machines") => machines = Some(listed(&value["return"])?),
-            // A QEMU for machines without models answers with an error.
+            // A QEMU for machines without CPU models answers with an error.
             Some("cpus") => cpus = Some(listed(&value["return"]).unwrap_or_default()),
             Some("migration") => legacy_ack = has_property(&value["return"], LEGACY_ACK),
             _ => {}
@@ -72,7 +72,7 @@ pub(super) mod tests {
     );
 
     #[test]
-    fn what_it_says_is_understood() {
+    fn answers_are_parsed() {
         let known = understood(SAID).unwrap();
         assert_eq!(known.version_text(), "7.2.22");
         assert!(known.knows_machine("q35") && known.knows_machine("pc-q35-7.2"));

@@ -1,4 +1,4 @@
-//! What programs said before.
+//! Programs' answers from before.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -18,17 +18,17 @@ use crate::programs::{NotAllowed, Programs};
 /// A host has a handful of QEMUs.
 const KEPT_MAX: usize = 32;
 
-/// Programs that were asked, and what they said. They are asked again when
-/// their file has changed.
+/// Programs and their answers. A program is queried again when its file has
+/// changed.
 #[derive(Debug)]
 pub struct Probes {
     programs: Arc<Programs>,
     kept: Mutex<Vec<(Key, Arc<Capabilities>)>>,
-    /// Where the answers are for an agent that starts again; none: nowhere.
+    /// Where the answers are kept for the next run of the agent; `None`: nowhere.
     file: Option<PathBuf>,
 }
 
-/// Answers that hold as long as the host's kernel runs, for agents of one version.
+/// Answers that are valid until the host reboots, for agents of one version.
 #[derive(Deserialize, Serialize)]
 struct Stored {
     version: String,
@@ -42,7 +42,7 @@ impl Stored {
         Ok(Self { version, boot: process::boot()?, answers })
     }
 
-    /// What is there and still holds.
+    /// The stored answers, if they are still valid.
     fn read(file: &Path) -> io::Result<Vec<(Key, Capabilities)>> {
         let stored: Self = serde_json::from_slice(&fs::read(file)?)?;
         let now = Self::new(Vec::new())?;
@@ -68,14 +68,14 @@ struct Key {
 }
 
 impl Probes {
-    /// Of these programs, and no others.
+    /// Queries these programs, and no others.
     #[must_use]
     pub fn new(programs: Arc<Programs>) -> Self {
         Self { programs, kept: Mutex::default(), file: None }
     }
 
-    /// The same, with what is in this file from before, and keeping answers there. One
-    /// that can't be read is as good as none.
+    /// Also loads answers from this file, and keeps new ones there. A file that can't be
+    /// read counts as empty.
     #[must_use]
     pub fn kept_in(self, file: PathBuf) -> Self {
         let stored = Stored::read(&file).unwrap_or_default().into_iter().take(KEPT_MAX);
@@ -83,24 +83,24 @@ impl Probes {
         Self { kept: Mutex::new(kept), file: Some(file), ..self }
     }
 
-    /// The programs that can be asked, and started for other hosts.
+    /// The programs that can be queried, and started for other hosts.
     #[must_use]
     pub fn programs(&self) -> &Arc<Programs> {
         &self.programs
     }
 
-    /// What is known of a program without asking it.
+    /// What is known about a program without querying it.
     #[must_use]
     pub fn known(&self, program: &str, cwd: &Path, accelerator: &str) -> Option<Arc<Capabilities>> {
         let key = Key::of(self.programs.find(program, cwd).ok()?, accelerator)?;
         self.kept(&key)
     }
 
-    /// What a program can do; asks it if need be, which takes a tenth of a
+    /// What a program can do; queries it if necessary, which takes a tenth of a
     /// second.
     ///
     /// # Errors
-    /// If it is not there or gives no answer.
+    /// If it doesn't exist or doesn't answer.
     pub fn of(
         &self,
         program: &str,
@@ -129,7 +129,7 @@ impl Probes {
     }
 
     /// Whether the program of a command line is known to have the property
-    /// `switchover-ack-legacy`. One that can't be asked, or not by us, is not.
+    /// `switchover-ack-legacy`. One that can't, or may not, be queried is not.
     #[must_use]
     pub fn knows_legacy_ack(&self, argv: &[String], cwd: &Path) -> bool {
         let Ok(line) = CommandLine::parse(argv) else { return false };
@@ -168,7 +168,7 @@ mod tests {
     use super::super::answers::tests::SAID;
     use super::*;
 
-    /// Says what QEMU said once, and notes down that it was asked.
+    /// A program that prints recorded answers of QEMU, and logs each query.
     fn program(dir: &Path, answers: &str) -> String {
         fs::write(dir.join("answers"), answers).unwrap();
         let program = dir.join("qemu");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_again_knows_what_was_asked_since_the_host_started() {
+    fn answers_are_kept_for_the_next_agent_until_the_host_reboots() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("probes.json");
         let qemu = program(dir.path(), SAID);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gives_no_answer_says_why() {
+    fn a_program_that_does_not_answer_is_an_error_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let probes = probes(dir.path());
         let ask = |program: &str| probes.of(program, Path::new("/"), "kvm").unwrap_err();

@@ -1,13 +1,13 @@
-//! Whether a program can have a VM.
+//! Whether a program can run a VM.
 
 use super::Capabilities;
 
-/// What a VM takes of the program that is to have it.
+/// A program, and what a VM requires of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict<'v> {
     /// The program.
     pub program: &'v str,
-    /// What it says that it can do.
+    /// Its capabilities.
     pub known: &'v Capabilities,
     /// The VM's machine type, with its version.
     pub machine: &'v str,
@@ -15,10 +15,10 @@ pub struct Verdict<'v> {
     pub cpu: Option<&'v str>,
 }
 
-/// Why a program can't have a VM.
+/// Why a program can't run a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// It is older than the VM, or younger.
+    /// It doesn't know the machine type: it is older than the VM, or newer.
     #[error(
         "QEMU {version} there ({program}) doesn't know the machine type {machine}: install a QEMU \
          there that does{}, or have --set name another program",
@@ -32,7 +32,7 @@ pub enum Unfit {
         /// The VM's.
         machine: String,
     },
-    /// It has never heard of it.
+    /// It doesn't know the CPU model.
     #[error(
         "QEMU {version} there ({program}) doesn't know the CPU model {cpu}: install a QEMU there \
          that does, or have --set name another program"
@@ -48,17 +48,17 @@ pub enum Unfit {
 }
 
 impl Verdict<'_> {
-    /// What speaks against it.
+    /// Checks that the program can run the VM.
     ///
     /// # Errors
-    /// With the first reason.
+    /// With the first reason why it can't.
     pub fn check(&self) -> Result<(), Unfit> {
         let (version, program) = (self.known.version_text(), self.program.to_owned());
         if !self.known.knows_machine(self.machine) {
             return Err(Unfit::Machine { version, program, machine: self.machine.to_owned() });
         }
         match self.cpu {
-            // Where it lists none it was not understood.
+            // If it lists none, the answer was not understood.
             Some(cpu) if !self.known.cpus.is_empty() && self.known.cpu(cpu).is_none() => {
                 Err(Unfit::Cpu { version, program, cpu: cpu.to_owned() })
             }
@@ -66,8 +66,8 @@ impl Verdict<'_> {
         }
     }
 
-    /// Features of the CPU model that the host can't give it. A VM whose
-    /// command line switches them off can come all the same.
+    /// Features of the CPU model that the host can't provide. A VM whose command line
+    /// switches them off can still run there.
     #[must_use]
     pub fn unavailable(&self) -> &[String] {
         let model = self.cpu.and_then(|cpu| self.known.cpu(cpu));
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_program_does_not_know_is_named() {
+    fn unknown_machine_types_and_cpu_models_are_named() {
         let known = understood(SAID).unwrap();
         let verdict = |machine, cpu| Verdict { program: "/q", known: &known, machine, cpu };
         assert_eq!(verdict("pc-q35-7.2", Some("Haswell")).check(), Ok(()));

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A line that can't be.
+/// A line that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "qemu-programs: `{0}` is not a path of programs: write an absolute path, in whose last part a \
@@ -39,7 +39,7 @@ impl Place {
         Ok(Self { dir, begins: begins.to_owned(), ends })
     }
 
-    /// The file that it calls so, if it has the name.
+    /// The path of its program of that name, if it has one.
     pub(super) fn named(&self, name: &OsStr) -> Option<PathBuf> {
         let text = name.to_str()?;
         let rest = text.strip_prefix(&*self.begins)?;

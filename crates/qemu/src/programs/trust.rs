@@ -1,26 +1,26 @@
-//! Whether a file can be changed, or another put in its place, by root alone.
+//! Whether only root can change or replace a file.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Links that are followed; the kernel follows as many.
+/// Most links followed, as in the kernel.
 const LINKS_MAX: usize = 40;
-/// How files look whose owner a user namespace doesn't know.
+/// The apparent owner of files whose owner a user namespace doesn't map.
 const OVERFLOW_UID: u32 = 65_534;
 const WRITABLE_BY_GROUP: u32 = 0o020;
 const WRITABLE_BY_ALL: u32 = 0o002;
 
-/// Whose files are trusted.
+/// The users whose files are trusted.
 #[derive(Clone, Debug)]
 pub(super) struct Trust {
     owners: Vec<u32>,
-    /// Directories above it are taken as they are.
+    /// Directories above it are not checked.
     from: PathBuf,
 }
 
 impl Trust {
-    /// Root's, and those of the agent's own user.
+    /// Trusts root and the agent's own user.
     pub(super) fn here() -> Self {
         let mut owners = vec![0, rustix::process::geteuid().as_raw()];
         if !knows_root() {
@@ -34,12 +34,12 @@ impl Trust {
         Self { from: dir.to_owned(), ..self }
     }
 
-    /// The file that a path leads to, without a link in its name. No directory
-    /// on the way, and of the way of any link, can be changed by others: so it
-    /// stays what it is.
+    /// The file that a path leads to, as a path without links. No directory on
+    /// that path, or on the path of a followed link, can be changed by others, so
+    /// it stays the same file.
     pub(super) fn resolve(&self, path: &Path) -> Result<PathBuf, String> {
         let mut found = PathBuf::from("/");
-        // What is still to go, the next part last.
+        // The parts still to resolve, the next one last.
         let mut parts = reversed(path);
         let mut links = 0;
         while let Some(part) = parts.pop() {
@@ -76,7 +76,7 @@ impl Trust {
         if !self.owners.contains(&seen.uid()) {
             return Err(format!("{} is user {}'s, not root's", path.display(), seen.uid()));
         }
-        // Root's own group has no others in it.
+        // Root's group is assumed to have no other members.
         let by_group = seen.mode() & WRITABLE_BY_GROUP != 0 && seen.gid() != 0;
         if by_group || seen.mode() & WRITABLE_BY_ALL != 0 {
             return Err(format!("others than root can write to {}", path.display()));
@@ -98,8 +98,8 @@ fn why(path: &Path, error: &std::io::Error) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// Whether this user namespace knows the host's root. In one that doesn't, its
-/// files look like those of any stranger, and an agent is no root of the host.
+/// Whether this user namespace maps the host's root. If not, root's files look
+/// like any unmapped user's, and the agent is not root on the host.
 fn knows_root() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_whitespace().eq(["0", "0", "4294967295"])

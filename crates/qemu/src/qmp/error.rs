@@ -1,13 +1,13 @@
-//! What can go wrong between QEMU and us.
+//! Errors of QMP.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A QMP connection or command failed.
+/// Why a QMP connection or command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// Nobody listens at the socket.
+    /// The socket can't be connected to.
     #[error("cannot connect to QMP at {}: {source}", path.display())]
     Connect {
         /// The socket.
@@ -15,7 +15,7 @@ pub enum QmpError {
         /// Why.
         source: io::Error,
     },
-    /// Somebody listens but doesn't greet.
+    /// A server accepts the connection but doesn't greet.
     #[error(
         "no greeting from QMP at {}: QEMU serves one client at a time on a socket, \
          so another program may be connected to it; give QEMU one more -qmp socket",
@@ -43,13 +43,13 @@ pub enum QmpError {
     Timeout {
         /// The command.
         command: String,
-        /// How long we waited.
+        /// How long that was.
         waited: Duration,
     },
-    /// QEMU can't migrate, or could not: in its own words where it has any.
+    /// QEMU can't migrate, or failed to; with its own message if it has one.
     #[error("QEMU's migration: {0}")]
     Migration(String),
-    /// How QEMU was set can't be noted, so nothing was changed.
+    /// QEMU's previous settings can't be saved or read, so nothing was changed.
     #[error("the note of QEMU's settings, {}, can't be used: {source}", path.display())]
     Note {
         /// Where it is or should be.
@@ -57,13 +57,13 @@ pub enum QmpError {
         /// Why.
         source: io::Error,
     },
-    /// What came is not QMP.
+    /// The data received is not QMP.
     #[error("QMP said what can't be understood: {0}")]
     Garbage(String),
 }
 
 impl QmpError {
-    /// Whether QEMU (or the connection to it) is gone, rather than unwilling.
+    /// Whether QEMU (or the connection to it) is gone, rather than that it refused.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Closed | Self::Connect { .. })

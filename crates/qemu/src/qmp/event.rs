@@ -1,19 +1,19 @@
-//! Events, as QEMU tells them.
+//! QEMU's events.
 
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Something happened in QEMU.
+/// An event in QEMU.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// QEMU's name for it, such as `STOP`.
     pub name: String,
-    /// What comes with it; null if nothing does.
+    /// Its data; null if it has none.
     pub data: Value,
-    /// When we read it.
+    /// When it was read.
     pub at: Instant,
-    /// When QEMU says it happened, since 1970 by its host's clock.
+    /// When it happened according to QEMU, since 1970 by its host's clock.
     pub happened: Option<Duration>,
 }
 

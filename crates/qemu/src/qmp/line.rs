@@ -8,12 +8,12 @@ use serde_json::Value;
 use super::QmpError;
 
 /// Longest line. The longest that QEMU writes is its own schema, some 300 KiB;
-/// `query-named-block-nodes` of a host of disks is a few MiB.
+/// `query-named-block-nodes` of a VM with very many disks is a few MiB.
 pub(super) const LINE_BYTES_MAX: usize = 32 << 20;
 
 const READ_BYTES: usize = 64 << 10;
 
-/// Reads values. The buffer grows by what came, never by what is promised.
+/// Reads values. The buffer grows only by bytes received.
 pub(super) struct Lines<R> {
     source: R,
     pending: Vec<u8>,

@@ -1,4 +1,4 @@
-//! A socket that plays QEMU, for tests.
+//! A socket that acts as QEMU, for tests.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
@@ -10,14 +10,15 @@ use serde_json::Value;
 
 use super::{Qmp, QmpError};
 
-/// What it says first.
+/// Its greeting.
 pub(crate) const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": ""}, "capabilities": ["oob"]}}"#;
 
-/// The directory of the socket, who has connected to it, and who plays.
+/// The directory of the socket, the client connected to it, and the thread that
+/// acts as QEMU.
 pub(crate) type Played = (tempfile::TempDir, Result<Arc<Qmp>, QmpError>, thread::JoinHandle<()>);
 
-/// Greets one client, agrees, then answers each command with what `play` says, until
-/// that is none.
+/// Greets one client, negotiates, then answers each command with what `play` returns,
+/// until that is `None`.
 pub(crate) fn played(play: impl Fn(&Value) -> Option<String> + Send + 'static) -> Played {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qmp");

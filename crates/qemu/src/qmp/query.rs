@@ -1,10 +1,10 @@
-//! Queries with an answer that has a type.
+//! Queries with typed answers.
 
 use serde_json::{Value, json};
 
 use super::{Qmp, QmpError};
 
-/// What QEMU does with the VM.
+/// The VM's run state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunState {
     /// The vCPUs run.
@@ -20,11 +20,11 @@ pub enum RunState {
     FinishMigrate,
     /// Stopped: its migration was sent completely.
     PostMigrate,
-    /// The guest switched itself off and QEMU was told to stay.
+    /// The guest powered off, and QEMU was told to stay.
     Shutdown,
     /// The guest sleeps.
     Suspended,
-    /// Stopped by an error of a disk.
+    /// Stopped by a disk error.
     IoError,
     /// Any other, as QEMU calls it.
     Other(String),
@@ -67,7 +67,7 @@ impl std::fmt::Display for RunState {
 /// One vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vcpu {
-    /// QEMU's number for it.
+    /// QEMU's index for it.
     pub index: u32,
     /// Its thread on the host.
     pub thread: u32,
@@ -76,7 +76,7 @@ pub struct Vcpu {
 /// One memory backend object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBackend {
-    /// Its id; empty where QEMU made it without one.
+    /// Its id; empty if QEMU created it without one.
     pub id: String,
     /// Its size.
     pub bytes: u64,
@@ -85,10 +85,10 @@ pub struct MemoryBackend {
 }
 
 impl Qmp {
-    /// What QEMU does with the VM now.
+    /// The VM's current run state.
     ///
     /// # Errors
-    /// If QEMU doesn't say.
+    /// If QEMU doesn't answer.
     pub fn run_state(&self) -> Result<RunState, QmpError> {
         let answer = self.execute("query-status", json!({}))?;
         let status = answer["status"].as_str().ok_or_else(|| odd("query-status", &answer))?;
@@ -98,7 +98,7 @@ impl Qmp {
     /// The VM's vCPUs.
     ///
     /// # Errors
-    /// If QEMU doesn't say.
+    /// If QEMU doesn't answer.
     pub fn vcpus(&self) -> Result<Vec<Vcpu>, QmpError> {
         let answer = self.execute("query-cpus-fast", json!({}))?;
         let vcpu = |one: &Value| {
@@ -109,9 +109,10 @@ impl Qmp {
         list(&answer, "query-cpus-fast", vcpu)
     }
 
-    /// The process that the vCPUs' threads belong to, if it can be seen from
-    /// here. Unlike [`Qmp::peer_pid`] it is right whoever made the socket, but
-    /// only where QEMU counts processes as we do: see that it fits.
+    /// The process that the vCPUs' threads belong to, if it is visible to the
+    /// agent. Unlike [`Qmp::peer_pid`] it is right whichever program created the
+    /// socket, but only if QEMU is in the agent's PID namespace: the caller must
+    /// check that the process is this QEMU.
     pub(crate) fn process_of_vcpu(&self) -> Option<u32> {
         let thread = self.vcpus().ok()?.first()?.thread;
         let status = std::fs::read_to_string(crate::process::proc_path(thread, "status")).ok()?;
@@ -121,7 +122,7 @@ impl Qmp {
     /// Guest RAM: what the VM started with and what was plugged in since.
     ///
     /// # Errors
-    /// If QEMU doesn't say.
+    /// If QEMU doesn't answer.
     pub fn ram_bytes(&self) -> Result<u64, QmpError> {
         let answer = self.execute("query-memory-size-summary", json!({}))?;
         let base = answer["base-memory"]
@@ -133,7 +134,7 @@ impl Qmp {
     /// The VM's memory backends.
     ///
     /// # Errors
-    /// If QEMU doesn't say.
+    /// If QEMU doesn't answer.
     pub fn memory_backends(&self) -> Result<Vec<MemoryBackend>, QmpError> {
         let answer = self.execute("query-memdev", json!({}))?;
         let backend = |one: &Value| {
@@ -146,7 +147,7 @@ impl Qmp {
         list(&answer, "query-memdev", backend)
     }
 
-    /// Lets the vCPUs run.
+    /// Starts or resumes the vCPUs.
     ///
     /// # Errors
     /// If QEMU can't, such as when an image is locked by another QEMU.
@@ -163,7 +164,7 @@ impl Qmp {
     }
 }
 
-/// An answer that is a list, each of whose items has what `item` wants.
+/// Parses an answer that must be a list, each of whose items `item` accepts.
 pub(crate) fn list<T>(
     answer: &Value,
     command: &str,

@@ -1,4 +1,4 @@
-//! The thread that reads: answers go to who waits, events to who subscribed.
+//! The reader thread: answers go to waiting callers, events to subscribers.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
@@ -11,13 +11,13 @@ use serde_json::Value;
 use super::line::Lines;
 use super::{Event, QmpError};
 
-/// Events that a subscriber may leave unread. QEMU limits most kinds to one a
-/// second; this is for a guest that makes disk errors as fast as it can.
+/// Most events that a subscriber may leave unread. QEMU limits most kinds to one
+/// a second; this bound is for a guest that causes disk errors as fast as it can.
 const EVENTS_UNREAD_MAX: usize = 4096;
 
-/// In-band commands that QEMU may leave unanswered. It queues eight and then
-/// stops reading, so that what is out of band would no longer be heard either:
-/// and that is what gets a QEMU going again whose main loop is blocked.
+/// Most in-band commands that QEMU may leave unanswered. It queues eight and then
+/// stops reading, so it would no longer receive out-of-band commands either, which
+/// free a QEMU whose main loop is blocked.
 const IN_BAND_MAX: usize = 6;
 
 /// QEMU's error answer.
@@ -36,23 +36,23 @@ struct Subscriber {
 #[derive(Default)]
 struct State {
     waiting: HashMap<u64, Answer>,
-    /// Sent in band and not answered, whether or not somebody still waits.
+    /// In-band commands not answered, whether or not a caller still waits.
     in_band: HashSet<u64>,
     subscribers: Vec<Subscriber>,
     closed: bool,
 }
 
-/// What the reader and the callers share.
+/// The state that the reader and the callers share.
 #[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// An in-band command was answered, or the connection ended.
+    /// Notified when an in-band command was answered, or the connection ended.
     answered: Condvar,
 }
 
 impl Shared {
-    /// Says whether the command may be sent: not if QEMU left too many in-band
-    /// ones unanswered all the time.
+    /// Registers a command. Returns whether it may be sent: not if QEMU leaves too
+    /// many in-band ones unanswered for the whole `timeout`.
     pub(super) fn expect(
         &self,
         id: u64,
@@ -84,7 +84,7 @@ impl Shared {
     pub(super) fn subscribe(&self, names: Option<&'static [&'static str]>) -> Receiver<Event> {
         let (to, from) = bounded(EVENTS_UNREAD_MAX);
         let mut state = self.state.lock();
-        // After the end `to` is dropped here, and the receiver says so.
+        // After the end `to` is dropped here, and the receiver disconnects.
         if !state.closed {
             state.subscribers.push(Subscriber { names, to });
         }
@@ -105,7 +105,7 @@ impl Shared {
             if state.in_band.remove(&id) {
                 self.answered.notify_one();
             }
-            // Nobody waits any more after a timeout.
+            // After a timeout no caller waits any more.
             let Some(answer) = state.waiting.remove(&id) else { return };
             answer
         };
@@ -140,7 +140,7 @@ impl Shared {
     fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        // Dropping their senders wakes everybody who waits.
+        // Dropping their senders wakes all waiting callers.
         state.waiting.clear();
         state.subscribers.clear();
         self.answered.notify_all();

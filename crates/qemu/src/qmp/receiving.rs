@@ -4,8 +4,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-/// Reads up to a deadline, while there is one: not each read has so long, but all of
-/// them together.
+/// Reads with a deadline, if there is one, for all reads together and not for each.
 pub(super) struct Receiving {
     stream: UnixStream,
     deadline: Option<Instant>,
@@ -16,7 +15,7 @@ impl Receiving {
         Self { stream, deadline: Some(deadline) }
     }
 
-    /// From now on a read waits for as long as it takes.
+    /// Removes the deadline: from now on reads wait without limit.
     pub(super) fn without_end(&mut self) -> io::Result<()> {
         self.deadline = None;
         self.stream.set_read_timeout(None)

@@ -1,4 +1,4 @@
-//! The client against a socket that plays QEMU.
+//! The client against a socket that acts as QEMU.
 
 use std::os::unix::net::UnixListener;
 use std::thread;
@@ -15,7 +15,7 @@ fn answers_find_their_callers_whatever_their_order() {
             "{{\"return\": {}, \"id\": {}}}\n",
             command["arguments"]["n"], command["id"]
         ));
-        // Answer only once all four asked, last first.
+        // Answers only once all four have asked, the last first.
         let all = held.len() == 4;
         Some(if all { held.drain(..).rev().collect() } else { String::new() })
     });
@@ -32,7 +32,7 @@ fn answers_find_their_callers_whatever_their_order() {
 }
 
 #[test]
-fn a_refusal_carries_qemus_words() {
+fn a_refusal_has_qemu_s_message() {
     let (_dir, qmp, player) = played(|command| {
         Some(format!(
             "{{\"error\": {{\"class\": \"GenericError\", \"desc\": \"no such thing\"}}, \"id\": {}}}\n",
@@ -45,7 +45,7 @@ fn a_refusal_carries_qemus_words() {
 }
 
 #[test]
-fn events_reach_those_who_asked_for_them_until_the_end() {
+fn events_reach_their_subscribers_until_the_end() {
     let (_dir, qmp, player) = played(|command| {
         Some(format!(
             "{}\n{}\n{{\"return\": {{}}, \"id\": {}}}\n",
@@ -69,7 +69,7 @@ fn events_reach_those_who_asked_for_them_until_the_end() {
 }
 
 #[test]
-fn a_qemu_that_goes_away_wakes_who_waits() {
+fn waiting_callers_wake_when_qemu_is_gone() {
     let (_dir, qmp, player) = played(|_| None);
     let qmp = qmp.unwrap();
     assert!(matches!(qmp.execute("query-status", json!({})), Err(QmpError::Closed)));
@@ -98,9 +98,9 @@ fn no_answer_is_a_timeout_and_a_late_one_is_dropped() {
     player.join().unwrap();
 }
 
-/// As QEMU: with eight commands unanswered it reads no more.
+/// Like QEMU, the player stops reading with eight commands unanswered.
 #[test]
-fn what_is_out_of_band_is_heard_however_many_were_left_unanswered() {
+fn out_of_band_commands_work_with_many_left_unanswered() {
     let unanswered = Mutex::new(Vec::new());
     let (_dir, qmp, player) = played(move |command| {
         let mut unanswered = unanswered.lock();
@@ -117,7 +117,7 @@ fn what_is_out_of_band_is_heard_however_many_were_left_unanswered() {
             let asked = qmp.execute_within("query-migrate", json!({}), Duration::from_millis(5));
             assert!(matches!(asked, Err(QmpError::Timeout { .. })));
         }
-        // QEMU answers what was left, and there is room again.
+        // QEMU answers the commands left, and there is room again.
         qmp.execute_oob("yank", json!({})).unwrap();
     }
     drop(qmp);
@@ -137,7 +137,7 @@ fn garbage_ends_the_connection() {
 }
 
 #[test]
-fn answers_that_nobody_asked_for_change_nothing() {
+fn unexpected_answers_are_ignored() {
     let (_dir, qmp, player) = played(|command| {
         let stray = "{\"return\": 5}\n7\n[]\n{\"return\": 1, \"id\": 999}\n{\"id\": \"x\"}\n";
         Some(format!("{stray}{{\"return\": 3, \"id\": {}}}\n", command["id"]))
@@ -149,21 +149,21 @@ fn answers_that_nobody_asked_for_change_nothing() {
 }
 
 #[test]
-fn nobody_at_the_socket_is_said_so() {
+fn a_socket_without_a_server_is_an_error() {
     let error = Qmp::connect(Path::new("/nonexistent/qmp"), TIMEOUT).unwrap_err();
     assert!(error.to_string().starts_with("cannot connect to QMP at /nonexistent/qmp"));
 }
 
-/// Each byte comes in time, and all of them don't.
+/// Each byte arrives in time, but the whole greeting doesn't.
 #[test]
-fn a_greeting_comes_whole_in_its_time() {
+fn a_greeting_must_be_complete_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qmp");
     let listener = UnixListener::bind(&path).unwrap();
     let trickling = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         for byte in GREETING.bytes().chain([b'\n']) {
-            // Nobody listens any more.
+            // The client has given up.
             if stream.write_all(&[byte]).is_err() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Two shapes compared, and told in sentences.
+//! Compares two shapes, and describes the differences in sentences.
 
 use super::{Device, Drive, Medium, Node, Shape};
 use crate::command_line::overridden;
@@ -69,7 +69,7 @@ fn memory(here: &Shape, there: &Shape, found: &mut Vec<String>) {
     }
 }
 
-/// Devices are matched by name, those without one by their number of a type.
+/// Devices are matched by id; those without one, by their count per type.
 fn devices(here: &[Device], there: &[Device], found: &mut Vec<String>) {
     let mut unmatched: Vec<&Device> = there.iter().collect();
     for device in here {
@@ -95,7 +95,7 @@ fn drives(here: &Shape, there: &Shape, overrides: &[(String, String)], found: &m
         let other = there.drives.iter().find(|other| other.name == drive.name);
         match (other, &drive.medium) {
             (Some(other), _) => found.extend(drive_difference(drive, other, overrides)),
-            // Some versions make an empty drive by themselves, others don't.
+            // Some versions create an empty drive by themselves, others don't.
             (None, None) => {}
             (None, Some(medium)) => found.push(format!(
                 "the VM has a drive `{}` with {} that its command line doesn't: it was plugged \
@@ -228,9 +228,9 @@ mod tests {
         }
     }
 
-    /// Each change to the VM at the source, and a piece of what is said of it.
+    /// Each row: a change to the VM at the source, and a piece of its description.
     #[test]
-    fn every_drift_is_told() {
+    fn every_drift_is_described() {
         type Change = fn(&mut Shape);
         let table: [(Change, &str); 13] = [
             (|vm| vm.machine = "pc-q35-8.0".to_owned(), "-machine pc-q35-8.0"),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_equal_but_for_overrides_order_and_empty_drives_is_equal() {
+    fn overrides_order_and_empty_drives_make_no_difference() {
         assert_eq!(differences(&vm(), &vm(), &[]), Vec::<String>::new());
         let mut destination = vm();
         destination.devices.reverse();

@@ -1,8 +1,8 @@
-//! What a vCPU offers the guest, as CPUID tells it.
+//! The features that a vCPU offers the guest through CPUID.
 //!
-//! A guest finds out once, when it boots, and uses what it found for ever. So
-//! the destination's vCPU has to offer all of it. QEMU does not check that: a
-//! feature that its host lacks is left out with a line in its log.
+//! A guest queries them once, when it boots, and uses what it found from then on.
+//! So the destination's vCPU has to offer all of them. QEMU does not check that: it
+//! drops a feature that its host lacks with a line in its log.
 
 use facts::shape::FeatureWord;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ fn is_same_register(word: &FeatureWord, other: &FeatureWord) -> bool {
     (word.leaf, word.part, &word.register) == (other.leaf, other.part, &other.register)
 }
 
-/// What bit `bit` of a word is called.
+/// The name of bit `bit` of a word.
 fn name(word: &FeatureWord, bit: usize) -> String {
     let table = NAMES.iter().find(|(leaf, part, register, _)| {
         (*leaf, *part, *register) == (word.leaf, word.part.unwrap_or(0), &*word.register)
@@ -24,13 +24,13 @@ fn name(word: &FeatureWord, bit: usize) -> String {
     )
 }
 
-/// As `feature-words` says it. Empty where QEMU says something else: then
+/// Parses the property `feature-words`. Empty if the answer has another form: then
 /// nothing is compared.
 pub(super) fn words(answer: &Value) -> Vec<FeatureWord> {
     Vec::deserialize(answer).unwrap_or_default()
 }
 
-/// What `here` offers and `there` doesn't, by name.
+/// The features that `here` offers and `there` doesn't, by name.
 pub(super) fn missing(here: &[FeatureWord], there: &[FeatureWord]) -> Vec<String> {
     if there.is_empty() {
         return Vec::new();
@@ -44,8 +44,8 @@ pub(super) fn missing(here: &[FeatureWord], there: &[FeatureWord]) -> Vec<String
     lacking.collect()
 }
 
-/// The names of bits 0 to 31, as `-cpu` knows them. Of leaves that change with
-/// every new CPU only; others are named by their number.
+/// The names of bits 0 to 31, as in `-cpu`. Only for leaves that change with every
+/// new CPU; bits of others are named by number.
 const NAMES: [(u32, u32, &str, &str); 7] = [
     (
         1,

@@ -1,4 +1,4 @@
-//! Asking QEMU what it is made of.
+//! Queries QEMU for a VM's shape.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::qmp::{Qmp, QmpError, list, odd};
 /// A chain of backing files longer than this is a loop.
 const CHAIN_MAX: usize = 1000;
 
-/// Drivers whose nodes are where bytes are, not a layer over other nodes.
+/// Drivers whose nodes are layers over other nodes, not where the bytes are.
 const LAYERS: [&str; 22] = [
     "raw",
     "qcow2",
@@ -80,7 +80,7 @@ struct Vcpus {
     count: u32,
 }
 
-/// All are of one kind.
+/// The number and kind of the vCPUs; all are of one kind.
 fn vcpus(qmp: &Qmp) -> Result<Vcpus, QmpError> {
     let plugged = qmp.execute("query-cpus-fast", json!({}))?;
     let paths =
@@ -93,7 +93,7 @@ fn vcpus(qmp: &Qmp) -> Result<Vcpus, QmpError> {
     let kind = qmp.execute("qom-get", of_first("type"))?;
     let features = match qmp.execute("qom-get", of_first("feature-words")) {
         Ok(answer) => features::words(&answer),
-        // Other architectures tell it in other ways.
+        // Other architectures don't have this property.
         Err(QmpError::Refused { .. }) => Vec::new(),
         Err(error) => return Err(error),
     };
@@ -135,8 +135,8 @@ fn drives(qmp: &Qmp) -> Result<Vec<Drive>, QmpError> {
     Ok(drives)
 }
 
-/// The name of `-drive`, or of the device that `-device` put on a node: paths
-/// of devices that QEMU makes itself differ between versions.
+/// The id of `-drive`, or of the device that `-device` put on a node: paths of
+/// devices that QEMU creates itself differ between versions.
 pub(crate) fn drive_name(one: &Value) -> String {
     let device = one["device"].as_str().unwrap_or_default();
     if !device.is_empty() {

@@ -46,13 +46,13 @@ fn a_vm_gets_a_port_and_so_does_the_one_that_waits_for_it() {
 }
 
 #[test]
-fn nobody_in_the_guest_and_somebody_outside() {
+fn a_port_without_a_helper_or_with_another_client_is_an_error() {
     let vm = start("-machine q35 -m 32 -S", GuestPort::Wanted);
     let error = vm.open_guest_port(LONG).unwrap_err();
     assert!(matches!(error, GuestError::NobodyThere), "{error}");
     let port = guest_port::find(&vm.qmp, LONG).unwrap();
     let had = guest_port::connect(&port.socket).unwrap();
-    // QEMU takes them in the order in which they came.
+    // QEMU serves clients in the order of their connections.
     assert!(guest_port::find(&vm.qmp, LONG).unwrap().taken);
     let second = guest_port::connect(&port.socket).unwrap();
     let error = guest_port::greet(&second, Duration::from_millis(50)).unwrap_err();
@@ -69,7 +69,7 @@ fn a_port_of_the_owners_is_found_and_none_is_added() {
     assert!(!vm.guest_port);
     let port = guest_port::find(&vm.qmp, LONG).unwrap();
     assert_eq!(port.socket.to_str(), Some("own"));
-    // It is meant from QEMU's directory.
+    // The path is relative to QEMU's directory.
     guest_port::connect(&vm.cwd.join(port.socket)).unwrap();
 }
 

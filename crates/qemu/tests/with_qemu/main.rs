@@ -2,15 +2,15 @@
 //! Without one these tests fail. `DROVEWAY_QEMU_OTHER`, if set, is a QEMU of
 //! another version for the tests that have one at each end.
 //!
-//! - `start`: a VM started, found again, attached, ended; and refused
-//! - `memory`: RAM that the agent made is QEMU's RAM
-//! - `shape`: what QEMU says of itself
+//! - `start`: a VM started, reopened, attached, ended; and refused
+//! - `memory`: the guest's RAM, reached in QEMU's memory
+//! - `shape`: what a live VM consists of
 //! - `guest_port`: the port for the helper in a guest
 //! - `guest_disks`: the disks that a guest sees, and where their content is
 //! - `disks`: challenges for the images of a live VM
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
-//! - `mirror`: disks that move with their VM, and all that can go wrong with it;
-//!   a file for each kind of that
+//! - `mirror`: disks that move with their VM, and what can go wrong: a file for each
+//!   kind
 
 mod disks;
 mod guest_disks;
@@ -32,7 +32,8 @@ struct Vm {
 }
 
 impl Vm {
-    /// As after a restart of the agent: the connection ends, QEMU doesn't.
+    /// Reopens the VM as after a restart of the agent: the connection ends, QEMU
+    /// doesn't.
     fn found_again(mut self, record: &str) -> Self {
         self.machine = None;
         let record = serde_json::from_str(record).unwrap();
@@ -61,7 +62,7 @@ fn program() -> String {
     std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-/// QEMU with the arguments, divided by spaces.
+/// QEMU's command line with these arguments, split at spaces.
 fn argv(arguments: &str) -> Vec<String> {
     argv_of(&program(), arguments)
 }

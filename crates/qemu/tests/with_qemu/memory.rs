@@ -42,7 +42,7 @@ fn ram_above_four_gib_is_one_block() {
 }
 
 #[test]
-fn what_nobody_touched_is_known_to_be_a_hole() {
+fn untouched_memory_is_known_to_be_a_hole() {
     let vm = start("-machine q35 -m 1024 -S");
     let ram::DataRanges::Known(ranges) = only_block(&vm, "").mapping.data_ranges().unwrap() else {
         panic!("an own child's page map can be read")
@@ -59,7 +59,7 @@ fn numa_nodes_are_reached_each_or_left_to_qemus_stream() {
          -numa node,nodeid=0,memdev=a,cpus=0 -numa node,nodeid=1,memdev=b,cpus=1",
     );
     let blocks = RamBlocks::of(&vm);
-    // Before 8.0 QEMU says only where the first is.
+    // QEMU before 8.0 reports only the first block's address.
     let all = vm.qmp.version() >= (8, 0, 0);
     assert_eq!(blocks.reached.len(), if all { 2 } else { 1 }, "{blocks:?}");
     assert_eq!(blocks.notes.is_empty(), all);
@@ -103,7 +103,7 @@ fn a_page_of_the_guest_is_found_in_its_block() {
         let memory = GuestMemory::of(&vm.qmp, blocks).unwrap();
         let all = vm.qmp.version() >= (8, 0, 0);
         for (nth, address) in addresses.iter().enumerate() {
-            // Before 8.0 QEMU says only where the first block is.
+            // QEMU before 8.0 reports only the first block's address.
             let Some(place) = memory.lookup(address / 4096) else {
                 assert!(!all, "{address:#x} of {arguments}: {memory:?} {reached:?}");
                 continue;

@@ -32,7 +32,7 @@ pub(crate) fn socket(vm: &Vm) -> (Rendezvous, UnixListener) {
     (at, listener)
 }
 
-/// Tells a QEMU that it may stop its VM and end its migration.
+/// Sends the answers with which a held QEMU may stop its VM and end its migration.
 fn let_finish(outgoing: &Outgoing, mut main: &UnixStream) -> io::Result<()> {
     if outgoing.is_held() {
         main.write_all(&SWITCHOVER_ACK)?;
@@ -41,7 +41,7 @@ fn let_finish(outgoing: &Outgoing, mut main: &UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a migration and carries its one stream, whole, as it is.
+/// Starts a migration and forwards its one stream unchanged.
 pub(crate) fn carry(
     outgoing: &Outgoing,
     listener: &UnixListener,
@@ -138,7 +138,7 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
     assert_eq!(settings(&source.qmp), before);
 
     let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
-    // Nobody listens there any more.
+    // The socket has no listener any more.
     let started = outgoing.start();
     let ended = outgoing.wait_completed(WAIT).unwrap_err();
     assert!(started.is_err() || ended.to_string().contains("failed"), "{started:?} {ended}");
@@ -147,7 +147,7 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
     assert_eq!(settings(&source.qmp), before);
 }
 
-/// A VM with content, which doesn't fit the sockets' buffers.
+/// A VM whose memory has content that doesn't fit the sockets' buffers.
 fn start_filled() -> Vm {
     let vm = start("-machine q35 -m 256");
     let ram = RamBlocks::of(&vm).reached.remove(0);
@@ -157,7 +157,7 @@ fn start_filled() -> Vm {
     vm
 }
 
-/// Reads QEMU's sockets until they end, but only a little of each.
+/// Accepts QEMU's connections and reads only a little from each, so that QEMU blocks.
 fn starve(listener: &UnixListener, count: usize) -> Vec<UnixStream> {
     (0..count)
         .map(|_| {
@@ -181,7 +181,8 @@ fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
         assert!(progress.status.is_going_on(), "{progress:?}");
         let again = Outgoing::new(&source, kind, at.path()).unwrap_err();
         assert!(again.to_string().contains("another migration"), "{again}");
-        // As a tap that is stopped: cut in this moment, QEMU 7.2 may crash.
+        // Like a tap that stops, this reads on: if the connections are cut at this
+        // moment, QEMU 7.2 may crash.
         streams.into_iter().for_each(discard);
         outgoing.back_out(true).unwrap();
         assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
@@ -189,13 +190,13 @@ fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
     }
 }
 
-/// Throws away what QEMU writes, until it closes the connection.
+/// Discards what QEMU writes, until it closes the connection.
 fn discard(mut stream: UnixStream) {
     std::thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
 }
 
-/// Takes what QEMU writes and returns the main channel: the one without
-/// multifd's magic.
+/// Discards what QEMU writes on all channels, and returns the main channel: the one
+/// without multifd's magic.
 fn drink(listener: &UnixListener, count: usize) -> UnixStream {
     let mut main = None;
     for _ in 0..count {
@@ -210,7 +211,7 @@ fn drink(listener: &UnixListener, count: usize) -> UnixStream {
     main.unwrap()
 }
 
-/// As long as QEMU has looked for dirty pages this often, in vain at last.
+/// Waits until QEMU has looked for dirty pages 20 times, and found none at last.
 fn wait_until_nothing_is_dirty(outgoing: &Outgoing) {
     loop {
         let progress = outgoing.progress().unwrap();
@@ -226,7 +227,7 @@ fn version(vm: &Vm) -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// Only a QEMU from 8.1 on is held: of the two there may be, either.
+/// Only QEMU from 8.1 on is held: both QEMUs are tried, either of which may be one.
 #[test]
 fn a_held_vm_runs_on_with_nothing_dirty_and_stops_once_it_may() {
     for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
@@ -262,7 +263,7 @@ fn a_held_vm_runs_on_with_nothing_dirty_and_stops_once_it_may() {
 }
 
 #[test]
-fn a_held_vm_that_is_paused_is_not_held_and_its_migration_ends_with_the_answers() {
+fn a_held_migration_of_a_paused_vm_ends_only_with_the_answers() {
     let source = start_other(PLAIN);
     let (at, listener) = socket(&source);
     let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
@@ -281,7 +282,7 @@ fn a_held_vm_that_is_paused_is_not_held_and_its_migration_ends_with_the_answers(
     outgoing.back_out(false).unwrap();
 }
 
-/// Reads QEMU's one stream to its end. Says in which state it says that the VM was.
+/// Reads QEMU's one stream to its end. Returns the VM's state that the stream reports.
 fn state_in(mut main: UnixStream) -> JoinHandle<Option<String>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -312,7 +313,7 @@ fn its_stream_says_whether_a_vm_ran_until_qemu_stopped_it() {
     }
 }
 
-/// QEMU finishes with it at once: who asks for its state sees no more that it was paused.
+/// QEMU finishes at once, so a query no longer shows that the VM was paused.
 #[test]
 fn a_held_vm_that_is_paused_with_nothing_left_is_still_known_as_paused() {
     for is_cancelled in [false, true] {
@@ -341,20 +342,20 @@ fn a_held_vm_that_is_paused_with_nothing_left_is_still_known_as_paused() {
 }
 
 #[test]
-fn what_an_agent_left_that_crashed_is_made_up_for() {
+fn what_a_crashed_agent_left_is_cleaned_up() {
     for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
         let source = start_filled();
         let odd = json!({"downtime-limit": 777});
         source.qmp.execute("migrate-set-parameters", odd).unwrap();
         let before = settings(&source.qmp);
         let (at, listener) = socket(&source);
-        // Nothing of it is put back as this goes.
+        // Without `Drop`, nothing is restored.
         let outgoing = ManuallyDrop::new(Outgoing::new(&source, kind, at.path()).unwrap());
         outgoing.start().unwrap();
         let streams = starve(&listener, sockets);
         outgoing.allow(1 << 30, 5).unwrap();
         assert_ne!(settings(&source.qmp), before);
-        // The kernel closes what a process had open.
+        // The kernel closes a crashed process's sockets.
         drop((streams, listener));
         assert!(outgoing::make_up(&source).unwrap());
         assert_eq!(settings(&source.qmp), before);
@@ -370,7 +371,7 @@ fn what_an_agent_left_that_crashed_is_made_up_for() {
 }
 
 #[test]
-fn a_migration_whose_end_nobody_heard_of_does_not_pass_its_settings_on() {
+fn an_unfinished_migration_does_not_pass_its_settings_on() {
     let source = start("-machine q35 -m 64 -S");
     let before = settings(&source.qmp);
     let (at, _listener) = socket(&source);
@@ -380,7 +381,6 @@ fn a_migration_whose_end_nobody_heard_of_does_not_pass_its_settings_on() {
     assert_eq!(settings(&source.qmp), before);
 }
 
-/// Takes what QEMU writes, on all of its connections, until it closes them.
 #[test]
 fn a_migration_begins_as_soon_as_the_last_one_has_failed() {
     for source in [start(PLAIN), start_other(PLAIN)] {
@@ -396,6 +396,7 @@ fn a_migration_begins_as_soon_as_the_last_one_has_failed() {
     }
 }
 
+/// Discards what QEMU writes on all of its connections, until it closes them.
 fn swallow(listener: UnixListener, count: usize) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let streams: Vec<_> = listener.incoming().take(count).map_while(Result::ok).collect();
@@ -405,7 +406,7 @@ fn swallow(listener: UnixListener, count: usize) -> JoinHandle<()> {
 }
 
 #[test]
-fn a_migration_that_is_still_being_set_up_is_cancelled_as_long_as_somebody_reads() {
+fn a_migration_can_be_cancelled_during_its_set_up_while_its_stream_is_read() {
     let source = start("-machine q35 -m 64");
     let before = settings(&source.qmp);
     for round in 0..60u64 {
@@ -416,7 +417,7 @@ fn a_migration_that_is_still_being_set_up_is_cancelled_as_long_as_somebody_reads
         std::thread::sleep(Duration::from_micros(100 * (round % 20)));
         outgoing.back_out(true).unwrap();
         assert_eq!(source.qmp.run_state().unwrap(), RunState::Running, "round {round}");
-        // It is through with its set-up by now: all have connected.
+        // The set-up has ended by now: all channels have connected.
         swallowed.join().unwrap();
     }
     assert_eq!(settings(&source.qmp), before);
@@ -461,7 +462,7 @@ fn a_qemu_that_does_not_wait_is_no_destination() {
 }
 
 #[test]
-fn what_blocks_a_migration_is_said_before_it_starts() {
+fn migration_blockers_are_reported_before_the_start() {
     let vm = start(
         "-machine q35 -m 64 -S -device ivshmem-plain,memdev=m -object \
          memory-backend-ram,id=m,size=1M,share=on",

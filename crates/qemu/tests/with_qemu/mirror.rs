@@ -1,5 +1,5 @@
 //! Disks mirrored from a VM straight into the exports of the QEMU that waits
-//! for it, as the agents do with lanes between.
+//! for it: as between agents, but without lanes.
 
 mod hangs;
 mod listed;
@@ -31,7 +31,7 @@ const WAIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const FORMATS: [&str; 2] = ["raw", "qcow2"];
 
-/// Runs a tool of QEMU's and wants it to succeed.
+/// Runs one of QEMU's tools, which must succeed.
 fn tool(program: &str, arguments: &[&str]) {
     let done = Command::new(program).args(arguments).output().unwrap();
     assert!(done.status.success(), "{program} {arguments:?}: {done:?}");
@@ -41,11 +41,11 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Has QEMU write through the guest's device, as the guest would.
+/// Makes QEMU write through the guest's device, as the guest would.
 fn write(qmp: &Qmp, device: &str, pattern: u8, at: &str, length: &str) {
     let line = format!("qemu-io {device} \"write -P {pattern} {at} {length}\"");
     let said = qmp.execute_within("human-monitor-command", json!({"command-line": line}), WAIT);
-    // What QEMU prints when it works goes to its stdout.
+    // On success QEMU prints to its stdout.
     assert_eq!(said.unwrap(), "", "{line}");
 }
 
@@ -63,7 +63,7 @@ fn taken(path: &Path) -> u64 {
 }
 
 /// A VM with two disks, `d0` (raw) and `d1` (qcow2), each of 256 MiB with
-/// 20 MiB of content and 8 MiB of zeros that take up room.
+/// 20 MiB of content and 8 MiB of allocated zeros.
 struct Source {
     vm: Vm,
     cache: &'static str,
@@ -113,8 +113,8 @@ impl Source {
         self.images.path().join(format)
     }
 
-    /// The VM runs, from images that nobody else wrote to, and QEMU has
-    /// nothing of ours.
+    /// Checks that the VM runs from unmodified images, and that nothing of the agent
+    /// is left in QEMU.
     fn is_unhurt(&self) {
         let qmp = &self.vm.qmp;
         assert_eq!(qmp.run_state().unwrap(), RunState::Running);
@@ -131,7 +131,7 @@ impl Source {
     }
 }
 
-/// What waits for that VM, with images made for it.
+/// A QEMU that waits for that VM, with images created for it.
 struct Destination {
     vm: Vm,
     incoming: Incoming,
@@ -177,12 +177,12 @@ impl Destination {
         Mirrors::start(Arc::clone(&source.vm.qmp), &targets).unwrap()
     }
 
-    /// Starts the VM's migration to here, up to where its disks are drained.
+    /// Starts the VM's migration to here, up to the point where its disks are drained.
     fn migrate(&self, source: &Source) -> (Outgoing, Rendezvous) {
         let stream = self.incoming.open().unwrap();
         let (at, listener) = socket(&source.vm);
         let outgoing = Outgoing::pausing(&source.vm, StreamKind::Classic, at.path()).unwrap();
-        // It ends with the sockets.
+        // The thread ends with the sockets.
         drop(carry(&outgoing, &listener, stream));
         outgoing.allow(1 << 30, 300).unwrap();
         (outgoing, at)

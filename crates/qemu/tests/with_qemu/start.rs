@@ -19,7 +19,7 @@ fn a_vm_is_started_and_ended() {
     assert_eq!(vm.qmp.vcpus().unwrap().len(), 1);
     vm.quit().unwrap();
     assert!(!vm.process.is_alive());
-    // Whoever reads its socket may hear of the end a little later.
+    // The reader of its socket may notice the end a little later.
     let until = Instant::now() + Duration::from_secs(20);
     while !vm.qmp.is_closed() {
         assert!(Instant::now() < until, "QEMU is gone, and its socket is not");
@@ -57,7 +57,7 @@ fn a_vm_is_found_again_after_a_restart_with_the_ram_it_has() {
 }
 
 #[test]
-fn a_vm_of_somebody_elses_is_attached() {
+fn a_vm_that_the_agent_did_not_start_is_attached() {
     let vm = start("-machine q35 -m 64 -S -qmp unix:other,server=on,wait=off");
     let attached = machine::attach(&vm.dir.path().join("other"), vm.dir.path()).unwrap();
     assert_eq!(attached.process.pid(), vm.process.pid());
@@ -70,7 +70,7 @@ fn a_vm_of_somebody_elses_is_attached() {
 }
 
 #[test]
-fn what_qemu_refuses_is_said_in_its_words_and_nothing_stays() {
+fn a_refused_start_has_qemu_s_message_and_leaves_nothing() {
     let table = [
         ("-machine nosuch", "machine type"),
         ("-machine q35 -device nosuch", "nosuch"),

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_note_that_is_none_is_named_and_stays() {
+fn an_invalid_note_is_named_and_stays() {
     let dir = tempfile::tempdir().unwrap();
     let notes = Notes::open(dir.path()).unwrap();
     for (name, text) in [("1", "{"), ("2", "{\"pid\":2}"), ("3", "")] {
@@ -18,7 +18,7 @@ fn a_note_that_is_none_is_named_and_stays() {
     }
 }
 
-/// Of the version before, which made one group.
+/// The note is from the previous version, which made one group.
 #[test]
 fn a_note_of_one_group_is_still_understood() {
     let dir = tempfile::tempdir().unwrap();

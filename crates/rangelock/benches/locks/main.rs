@@ -1,10 +1,10 @@
-//! What a range lock buys where PMigrate had one, as Markdown tables.
+//! The benefit of a range lock where PMigrate had one, as Markdown tables.
 //!
 //! PMigrate locked ranges of an address space, because its threads mapped and
 //! unmapped guest memory batch by batch (its Table 9 and Figure 6). Droveway
 //! locks ranges of guest RAM, because its threads write it. `placing` compares
-//! ways to lock in the second case; `mapping` shows what the first costs on
-//! today's kernel, and what it costs not to map at all.
+//! locks for the second case; `mapping` shows the cost of the first on today's
+//! kernel, and the cost without mapping.
 
 #![allow(clippy::cast_possible_truncation, reason = "batches and threads counted here are few")]
 
@@ -17,14 +17,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const PAGE_BYTES: usize = 4096;
-/// As many as a batch of Droveway has.
+/// The pages of a Droveway batch.
 const BATCH_PAGES: usize = 128;
 const BATCH_BYTES: usize = BATCH_PAGES * PAGE_BYTES;
-/// Guest RAM: beyond any cache.
+/// Guest RAM, larger than any cache.
 const RAM_PAGES: usize = 1 << 16;
 const RAM_BYTES: usize = RAM_PAGES * PAGE_BYTES;
 const THREADS: [usize; 4] = [1, 2, 4, 8];
-/// Contenders take turns, so that what else happens here meets all of them.
+/// Contenders alternate, so that disturbances affect all of them.
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(200);
 
@@ -35,8 +35,8 @@ fn main() {
     mapping::print();
 }
 
-/// Where thread `number` of `threads` goes with its batch `nth`: through its own
-/// part, as lanes do within a pass, and with every sixteenth anywhere.
+/// The first page of batch `nth` of thread `number`: in the thread's own part,
+/// as lanes do within a pass, but every sixteenth batch anywhere.
 fn first_page(number: usize, threads: usize, nth: usize) -> usize {
     let part = RAM_PAGES / threads;
     let own = number * part + nth * BATCH_PAGES % part;
@@ -44,8 +44,9 @@ fn first_page(number: usize, threads: usize, nth: usize) -> usize {
     if nth % 16 == 15 { anywhere } else { own }
 }
 
-/// Runs threads for a while. Each makes its own `work`, which does the batch
-/// with the given first page. Returns the time it took, and all works.
+/// Runs threads for one round. Each makes its own `work`, which processes the
+/// batch at the given first page. Returns the elapsed time, the number of
+/// batches, and the works.
 fn run<W: FnMut(usize) + Send>(
     threads: usize,
     make: impl Fn() -> W + Sync,

@@ -1,4 +1,4 @@
-//! Threads that read batches from one guest's RAM: mapped for each batch, mapped
+//! Threads that read batches from one guest's RAM: mapped per batch, mapped
 //! once, or copied by the kernel.
 
 #![expect(unsafe_code, reason = "what mapping guest memory costs is measured")]
@@ -15,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use crate::{BATCH_BYTES, PAGE_BYTES, RAM_BYTES, ROUNDS, THREADS, gb_per_s, median, run};
 
 /// The steps of a batch, in the paper's words: mmap, guest map, munmap; and the
-/// copy, for which they are done.
+/// copy that they serve.
 const STEPS: usize = 4;
 
 /// Time spent in each step.
@@ -31,14 +31,14 @@ impl Spent {
     }
 }
 
-/// What one contender did in a round.
+/// A contender's result of one round.
 struct Round {
     gb_per_s: f64,
-    /// Microseconds of each step.
+    /// Microseconds in each step.
     steps_us: [f64; STEPS],
 }
 
-/// A file's bytes in this process, until it is dropped.
+/// A file's bytes, mapped into this process until dropped.
 struct Mapped {
     address: usize,
     bytes: usize,
@@ -47,7 +47,7 @@ struct Mapped {
 impl Mapped {
     fn new(file: &File, offset: usize, bytes: usize) -> Self {
         let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED);
-        // SAFETY: no address is asked for, so nothing that is mapped changes.
+        // SAFETY: no address is requested, so no existing mapping changes.
         let base =
             unsafe { mmap(std::ptr::null_mut(), bytes, protection, flags, file, offset as u64) }
                 .expect("address space");
@@ -56,15 +56,15 @@ impl Mapped {
 
     fn populate(&self) {
         let base = std::ptr::with_exposed_provenance_mut(self.address);
-        // SAFETY: the range is the one that is mapped, and this changes nothing
-        // that anybody can see.
+        // SAFETY: the range is the mapped one, and this has no visible effect.
         unsafe { madvise(base, self.bytes, Advice::LinuxPopulateRead) }.expect("pages");
     }
 
     fn copy(&self, at: usize, into: &mut [u8]) {
         assert!(at + into.len() <= self.bytes);
         let from = std::ptr::with_exposed_provenance::<u8>(self.address + at);
-        // SAFETY: inside the mapping, as just checked; nobody writes the file.
+        // SAFETY: inside the mapping, as just checked; no thread writes the
+        // file.
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         black_box(into);
     }
@@ -122,7 +122,7 @@ fn measure(threads: usize, batch: impl Fn(usize, &mut Spent, &mut [u8]) + Sync) 
     }
 }
 
-/// Adds up what its thread spent when the thread is done.
+/// Adds its thread's times to the sums when dropped.
 struct Worker<'s> {
     spent: Spent,
     buffer: Vec<u8>,
@@ -136,7 +136,7 @@ impl Drop for Worker<'_> {
     }
 }
 
-/// A guest's RAM as a file, all of it there.
+/// A guest's RAM as a file, fully allocated.
 fn file() -> File {
     let mut file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).expect("a memfd"));
     let piece = vec![1; 1 << 20];

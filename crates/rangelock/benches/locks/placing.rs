@@ -1,4 +1,4 @@
-//! Threads that write batches into one guest's RAM, kept apart by three locks.
+//! Threads that write batches into one guest's RAM, under three kinds of lock.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::{
     run,
 };
 
-/// A way to have a range of pages for oneself while `work` runs.
+/// Exclusive access to a range of pages while `work` runs.
 trait Exclusion: Sync {
     fn with(&self, pages: Range<usize>, work: &mut dyn FnMut());
 }
@@ -31,7 +31,7 @@ impl Exclusion for Mutex<()> {
     }
 }
 
-/// One for each page, taken in ascending order.
+/// A mutex per page, locked in ascending order.
 struct PerPage(Vec<Mutex<()>>);
 
 #[expect(unsafe_code, reason = "guards of many mutexes would need an allocation")]

@@ -64,7 +64,7 @@ fn holes_are_zeroes_and_a_cut_file_is_short() {
 }
 
 #[test]
-fn what_can_not_be_read_is_refused() {
+fn files_that_can_t_be_read_are_refused() {
     let (dir, path) = image(4096);
     let refused = |path: &Path, base| FileSource::open(path, base, None).unwrap_err().to_string();
     assert!(refused(&dir.path().join("nosuch"), 0).contains("No such file"));
@@ -77,7 +77,7 @@ fn what_can_not_be_read_is_refused() {
 
 #[test]
 fn a_file_system_without_direct_reads_is_read_with_its_cache() {
-    // Memory's file system has them or not; either way it is read.
+    // tmpfs may support direct reads or not; either way the file is read.
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("image");
     fs::write(&path, (0..10_000).map(byte).collect::<Vec<_>>()).unwrap();

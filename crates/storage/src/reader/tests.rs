@@ -15,11 +15,11 @@ fn byte(offset: u64) -> u8 {
 
 type Answer = dyn Fn(u64, usize) -> Result<usize, Failure> + Send + Sync;
 
-/// Storage that does what a closure says: reads so many bytes, or fails.
+/// Storage with a closure that decides how many bytes are read, or that a read fails.
 struct Fake {
     bytes: u64,
     answer: Box<Answer>,
-    /// Hears of the end by its being dropped.
+    /// Dropped with the storage, to tell the test.
     _dropped: Option<Sender<()>>,
 }
 
@@ -61,7 +61,7 @@ fn refused(offset: u64, bytes: usize) -> Failure {
     Failure::Refused { offset, bytes, reason: "as a test".to_owned() }
 }
 
-/// How each token ended, and what was said.
+/// How each token ended, and which failures were reported.
 struct Log {
     image_bytes: u64,
     unwanted: fn(u64) -> bool,
@@ -208,7 +208,7 @@ fn storage_that_fails_again_and_again_is_given_up() {
 }
 
 #[test]
-fn some_failures_among_much_that_is_well_are_too_many_in_the_end() {
+fn too_many_failures_altogether_end_the_reader() {
     let log = Log::of(200 << 20);
     let source = Fake::new(200 << 20, |offset, bytes| match (offset >> 20) % 2 {
         0 => Err(refused(offset, bytes)),
@@ -221,7 +221,7 @@ fn some_failures_among_much_that_is_well_are_too_many_in_the_end() {
 }
 
 #[test]
-fn a_broken_way_is_the_end_at_once() {
+fn a_broken_connection_ends_the_reader_at_once() {
     let log = Log::of(100 << 20);
     let source = Fake::new(100 << 20, |_, _| Err(Failure::Broken("gone".to_owned())));
     let reader = Reader::start(source, log.clone(), settings(3)).unwrap();
@@ -230,8 +230,8 @@ fn a_broken_way_is_the_end_at_once() {
     assert_eq!(log.count("failed"), 100);
 }
 
-/// Storage that doesn't answer until the sender goes; and who hears when it
-/// isn't used any more.
+/// Storage that doesn't answer until the sender is dropped. The receiver
+/// disconnects when the storage is dropped.
 fn stalled(first: u64) -> (Fake, Sender<()>, Receiver<()>) {
     let (release, released) = channel::<()>();
     let (dropped, gone) = channel();
@@ -247,7 +247,7 @@ fn stalled(first: u64) -> (Fake, Sender<()>, Receiver<()>) {
 }
 
 #[test]
-fn storage_without_an_answer_is_left_behind() {
+fn threads_without_an_answer_are_left_behind() {
     let (source, release, gone) = stalled(10 << 20);
     let log = Log::of(100 << 20);
     let patience = Duration::from_secs(1);
@@ -259,14 +259,14 @@ fn storage_without_an_answer_is_left_behind() {
     assert_eq!((progress.abandoned_threads, progress.in_flight), (3, 0));
     assert!(abandoned_threads() >= 3);
     assert_eq!((log.count("read"), log.count("failed")), (10, 90));
-    // It answers after all: the threads end, and nobody gets what they read.
+    // The storage answers after all: the threads end, and what they read is dropped.
     assert!(Arc::into_inner(log).is_some(), "they have nobody to give it to");
     drop(release);
     assert!(gone.recv().is_err());
 }
 
 #[test]
-fn whoever_stops_does_not_wait_for_storage_that_hangs() {
+fn stopping_does_not_wait_for_storage_that_hangs() {
     let (source, release, gone) = stalled(0);
     let log = Log::of(100 << 20);
     let patience = Duration::from_secs(3600);
@@ -280,7 +280,7 @@ fn whoever_stops_does_not_wait_for_storage_that_hangs() {
 }
 
 #[test]
-fn the_other_end_takes_what_is_not_begun() {
+fn items_that_are_not_begun_can_be_taken_from_the_end() {
     let (source, release, _gone) = stalled(0);
     let log = Log::of(100 << 20);
     let reader = Reader::start(source, log.clone(), settings(1)).unwrap();
@@ -301,7 +301,7 @@ fn the_other_end_takes_what_is_not_begun() {
 }
 
 #[test]
-fn who_takes_the_last_one_hears_that_it_is_idle() {
+fn taking_the_last_items_reports_idle() {
     let log = Log::of(100 << 20);
     let pace = Arc::new(Pace::new());
     // The pace holds the thread back for an hour.
@@ -332,14 +332,14 @@ impl Consumer for Panics {
 }
 
 #[test]
-fn a_consumer_that_panics_hangs_nobody() {
+fn a_consumer_that_panics_ends_the_reader() {
     let reader = Reader::start(Fake::sound(1 << 20), Arc::new(Panics), settings(2)).unwrap();
     reader.add(&items([0, 4096])).unwrap();
     assert_eq!(reader.wait_idle(), Err(Failure::Panicked));
 }
 
 #[test]
-fn a_server_that_says_it_is_endless_is_believed_within_reason() {
+fn an_absurd_image_size_is_capped() {
     let log = Log::of(u64::MAX);
     let reader = Reader::start(Fake::sound(u64::MAX), log.clone(), settings(1)).unwrap();
     reader.add(&items([u64::MAX, (1 << 63) - 1, 1 << 62])).unwrap();
@@ -349,8 +349,8 @@ fn a_server_that_says_it_is_endless_is_believed_within_reason() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// One adds, one takes from the end, storage fails here and there, some
-    /// are not wanted any more, and sometimes it is stopped in the middle.
+    /// One thread adds items and one takes them from the end; some reads fail, some
+    /// items are not wanted any more, and sometimes the reader is stopped in the middle.
     #[test]
     fn each_item_ends_once(
         batches in prop::collection::vec(prop::collection::vec(0..5000_u64, 1..200), 1..20),

@@ -1,14 +1,14 @@
-//! The thread that notices what doesn't answer, and clears up at the end.
+//! The watch thread, which notices requests without an answer, and cleans up at the end.
 
 use std::time::{Duration, Instant};
 
 use super::{Shared, State, abandon};
 use crate::Failure;
 
-/// How long requests may take at the end, when nobody needs them any more.
+/// How long requests may take at the end, when they are no longer needed.
 const PARTING: Duration = Duration::from_secs(1);
 
-/// However it ends, nobody waits for it.
+/// Wakes all waiting threads when the watch ends, even by a panic.
 struct Ending<'a>(&'a Shared);
 
 impl Drop for Ending<'_> {
@@ -22,7 +22,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// The life of that thread.
+/// Runs the watch thread.
 pub(super) fn watch(shared: &Shared) {
     let _ending = Ending(shared);
     let why = wait_over(shared);
@@ -54,7 +54,7 @@ fn wait_over(shared: &Shared) -> Failure {
             Some(due) if due <= Instant::now() => {
                 shared.end(&mut state, Failure::Stalled(shared.settings.patience));
             }
-            // Those that begin meanwhile are due later.
+            // Requests that begin meanwhile are due later.
             Some(due) => drop(shared.watched.wait_until(&mut state, due)),
         }
     }
@@ -62,7 +62,7 @@ fn wait_over(shared: &Shared) -> Failure {
 
 fn give_back_wanted(shared: &Shared, why: &Failure) {
     loop {
-        // By itself, so that the lock is gone before the consumer is called.
+        // A statement of its own, so that the lock is released before the consumer is called.
         let items = shared.state.lock().wanted.take_any();
         let Some(items) = items else { return };
         shared.give_back(&items, why);
@@ -70,7 +70,7 @@ fn give_back_wanted(shared: &Shared, why: &Failure) {
 }
 
 /// Gives back the items of requests that are due, and waits until the threads
-/// have ended; those that still ask when it is time to part are left behind.
+/// have ended; those that wait for the storage longer than [`PARTING`] are left behind.
 fn clear_desks(shared: &Shared, why: &Failure) {
     let parting = Instant::now() + PARTING;
     let mut state = shared.state.lock();
@@ -92,13 +92,13 @@ fn clear_desks(shared: &Shared, why: &Failure) {
             let due = first_due(&state).map_or(parting, |due| due.min(parting));
             let _ = shared.watched.wait_until(&mut state, due);
         } else {
-            // They are about to end by themselves.
+            // The other threads are about to end by themselves.
             shared.watched.wait(&mut state);
         }
     }
 }
 
-/// Whoever still asks hears of it when it comes back.
+/// Leaves behind all threads that still wait for the storage; they notice when it answers.
 fn leave_behind(state: &mut State) {
     for desk in state.desks.iter_mut().filter(|desk| desk.asks && !desk.abandoned) {
         desk.abandoned = true;

@@ -1,4 +1,4 @@
-//! A thread that reads.
+//! The threads that read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const BUFFER_BYTES: usize = ITEMS * PAGE_BYTES + 2 * (PAGE_BYTES + ALIGNMENT_MAX
 const ITEMS: usize = 256;
 const _: () = assert!(ITEMS as u64 * PAGE == STRETCH_BYTES);
 
-/// However the thread ends, the watch hears of it.
+/// Tells the watch that the thread ends, even by a panic.
 struct Leaving<'a> {
     shared: &'a Shared,
     desk: usize,
@@ -33,7 +33,7 @@ impl Drop for Leaving<'_> {
             came_back();
             return;
         }
-        // Only after a panic there is one.
+        // Only after a panic is there a request.
         let left = desk.request.take();
         desk.asks = false;
         state.live -= 1;
@@ -48,7 +48,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// The life of such a thread.
+/// Runs a reading thread.
 pub(super) fn work(shared: &Arc<Shared>, desk: usize) {
     let _leaving = Leaving { shared, desk };
     let _member = shared.settings.threads.as_ref().map(DataThreads::join);
@@ -67,8 +67,8 @@ pub(super) fn work(shared: &Arc<Shared>, desk: usize) {
 }
 
 impl Shared {
-    /// Waits for our turn, for something to be wanted and for the pace; takes
-    /// the next request's items. Returns what the pace gave; none at the end.
+    /// Waits for the turn, for wanted items and for the pace; takes the next
+    /// request's items. Returns the bytes that the pace allowed; `None` at the end.
     fn take_next(&self, items: &mut Vec<Item>) -> Option<u64> {
         let _turn = self.turn.lock();
         loop {
@@ -91,7 +91,7 @@ impl Shared {
                 if over {
                     return None;
                 }
-                // All was taken from the end meanwhile.
+                // All items were taken from the end meanwhile.
                 continue;
             }
             let told = self.settings.gap_bytes_max;
@@ -102,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// Reads and hands on. False: that took too long.
+    /// Reads the items and passes them on. Returns false if that took too long.
     fn serve(
         &self,
         desk: usize,
@@ -138,8 +138,8 @@ impl Shared {
         true
     }
 
-    /// Leaves out what nobody wants any more, or can have. Returns what is to
-    /// be read of the image.
+    /// Drops items that are no longer wanted or outside the image. Returns the
+    /// range to read.
     fn sift(&self, items: &mut Vec<Item>) -> Option<Range<u64>> {
         let image_bytes = self.image_bytes;
         if items.first()?.offset >= image_bytes {
@@ -156,7 +156,7 @@ impl Shared {
         Some(first..(last + PAGE).min(image_bytes))
     }
 
-    /// Puts the items where the watch sees them.
+    /// Registers the items as the thread's request, where the watch sees them.
     fn begin(&self, desk: usize, items: &mut Vec<Item>) -> Result<(), Failure> {
         let began = Instant::now();
         let due = began + self.settings.patience;
@@ -174,8 +174,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes the items back. False if the watch has given them back: then what
-    /// was read is of no use, and this thread is not needed any more.
+    /// Takes the items back from the request. Returns false if the watch has given
+    /// them to the consumer as failed: then the data is dropped, and the thread ends.
     fn answered(
         &self,
         desk: usize,
@@ -213,7 +213,7 @@ impl Shared {
         buffer: &mut [u8],
     ) {
         let mut end = range.end;
-        // The image's last page may be a part of one.
+        // The image's last page may be partial, and is filled up with zeroes.
         if failure.is_none() && start + range.len() as u64 == self.image_bytes {
             end = (end + PAGE_BYTES).min(buffer.len());
             if let Some(beyond) = buffer.get_mut(range.end..end) {
@@ -236,7 +236,7 @@ impl Shared {
 }
 
 impl State {
-    /// Counts a failed request. Returns why it was the last, if so.
+    /// Counts a failed request. Returns why it ends the reader, if so.
     fn count(&mut self, failure: &Failure) -> Option<Failure> {
         if failure.is_final() {
             return Some(failure.clone());

@@ -15,7 +15,7 @@ fn a_raw_file_is_read_from_where_the_disk_begins() {
     let path = dir.path().join("image");
     let mut content = noise(1, 16 * MIB + 5632);
     content[4 * MIB..12 * MIB].fill(0);
-    // Holes, and an end that no page has.
+    // With holes, and an end that is not aligned to pages.
     let file = fs::File::create(&path).unwrap();
     file.write_all_at(&content[..4 * MIB], 0).unwrap();
     file.write_all_at(&content[12 * MIB..], 12 << 20).unwrap();
@@ -43,7 +43,7 @@ fn a_raw_file_is_read_from_where_the_disk_begins() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_fails_what_is_gone() {
+fn a_truncated_file_fails_the_missing_pages() {
     let dir = TestDir::new();
     let path = dir.path().join("image");
     let content = noise(2, 64 * MIB);

@@ -38,7 +38,7 @@ fn serving(dir: &Path) -> Vec<Pid> {
     processes.collect()
 }
 
-/// Nothing is left of a reader: no process, no file but those that were there.
+/// Checks that a reader has left nothing: no process, and no new file.
 fn nothing_left(dir: &Path, files: usize) {
     assert_eq!(serving(dir), []);
     assert_eq!(fs::read_dir(dir).unwrap().count(), files);
@@ -53,7 +53,7 @@ fn any_format_is_read_and_nothing_is_left_behind() {
     fs::write(at.join("plain,raw"), &content).unwrap();
     say(at, "qemu-img", "convert -f raw -O qcow2 plain,raw base.qcow2");
     say(at, "qemu-img", "create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2");
-    // Above what it is based on, where that is a hole.
+    // Data in the overlay where its backing file has a hole.
     let write = Command::new("qemu-io")
         .args(["-f", "qcow2", "-c", "write -P 7 5M 1M", "top.qcow2"])
         .current_dir(at)
@@ -80,9 +80,9 @@ fn any_format_is_read_and_nothing_is_left_behind() {
     }
 }
 
-/// An image of a peer's choice says what it is based on.
+/// An image that a peer has chosen may name any backing file.
 #[test]
-fn what_root_alone_may_read_is_not_read_for_another() {
+fn backing_files_are_opened_with_the_user_s_rights() {
     if !rustix::process::geteuid().is_root() {
         // Only root has rights to give up.
         return;
@@ -115,7 +115,7 @@ fn what_root_alone_may_read_is_not_read_for_another() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_said_clearly() {
+fn a_missing_program_is_reported_clearly() {
     let dir = TestDir::new();
     let path = dir.path().join("image");
     fs::write(&path, [0; 4096]).unwrap();
@@ -150,7 +150,7 @@ fn an_image_that_a_vm_has_locked_is_read() {
     let content = noise(3, 4 * MIB);
     fs::write(at.join("plain"), &content).unwrap();
     say(at, "qemu-img", "convert -f raw -O qcow2 plain image");
-    // It writes, so it has the image to itself.
+    // It may write, so it locks the image.
     let log = fs::File::create(at.join("log")).unwrap();
     let mut holder = Command::new("qemu-nbd")
         .args(["-t", "-f", "qcow2", "-k"])
@@ -177,7 +177,8 @@ fn an_image_that_a_vm_has_locked_is_read() {
     kill_process(holder, Signal::KILL).unwrap();
 }
 
-/// A reader whose `qemu-nbd` gets a signal in the middle.
+/// Sends a signal to a reader's `qemu-nbd` in the middle. Returns the failure, and how many
+/// threads are left behind.
 fn signalled(signal: Signal) -> (Failure, usize) {
     let dir = TestDir::new();
     let path = dir.path().join("image");
@@ -200,24 +201,24 @@ fn signalled(signal: Signal) -> (Failure, usize) {
 }
 
 #[test]
-fn a_server_that_is_killed_is_the_end() {
+fn a_killed_server_ends_the_reader() {
     let (why, abandoned) = signalled(Signal::KILL);
     assert!(matches!(why, Failure::Broken(_)), "{why}");
     assert_eq!(abandoned, 0);
 }
 
 #[test]
-fn a_server_that_stands_still_is_left_and_no_thread_with_it() {
+fn a_stopped_server_ends_the_reader_and_keeps_no_thread() {
     let (why, abandoned) = signalled(Signal::STOP);
     assert!(matches!(why, Failure::Stalled(_)), "{why}");
     assert_eq!(abandoned, 0);
 }
 
-/// What names the image to hold, in another process of these tests.
+/// The environment variable with the image that another process of this test holds open.
 const HOLD: &str = "DROVEWAY_TEST_HOLD";
 const READY: &str = "it is open";
 
-/// No test by itself: what the next one starts, and kills.
+/// Not a test by itself: the next test starts it in a process, and kills that.
 #[test]
 fn held() {
     let Some(path) = env::var_os(HOLD).map(PathBuf::from) else { return };
@@ -229,7 +230,7 @@ fn held() {
 }
 
 #[test]
-fn a_server_ends_with_whoever_started_it() {
+fn a_server_ends_with_the_process_that_started_it() {
     let dir = TestDir::new();
     let path = dir.path().join("image");
     fs::write(&path, [7; 4096]).unwrap();

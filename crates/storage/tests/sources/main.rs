@@ -1,11 +1,11 @@
-//! Real images: files of this host, and what somebody else serves: `qemu-nbd`
-//! (with `qemu-img` and `qemu-io`, from the path; without them these tests
-//! fail), and servers that fail, stall or lie.
+//! Real images: files of this host, images that `qemu-nbd` serves (with `qemu-img`
+//! and `qemu-io`, from the path; without them these tests fail), and exports of
+//! servers that fail, stall or violate the protocol.
 //!
 //! - `files`: raw files of this host
-//! - `formats`: what `qemu-nbd` serves to us alone
-//! - `servers`: NBD servers of the storage, sound and otherwise
-//! - `odd`: such a server, written out
+//! - `formats`: other formats, through a `qemu-nbd` of the reader
+//! - `servers`: NBD servers of the storage, correct and faulty
+//! - `odd`: such a server
 
 mod files;
 mod formats;
@@ -32,7 +32,7 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     out
 }
 
-/// Pages as they came, and how many did not.
+/// The pages that were read, and those that failed.
 #[derive(Default)]
 struct Got {
     pages: Mutex<HashMap<u64, Vec<u8>>>,
@@ -44,7 +44,7 @@ impl Got {
         Arc::default()
     }
 
-    /// All of these were read, and are what the image has there.
+    /// Checks that all of these were read, with the content of the image.
     fn check(&self, items: &[Item], content: &[u8]) {
         assert_eq!(*self.failed.lock().unwrap(), []);
         let pages = self.pages.lock().unwrap();
@@ -76,7 +76,7 @@ impl Consumer for Got {
     }
 }
 
-/// Two thirds of the pages of an image, shifted by a sector, in no order.
+/// Two thirds of the pages of an image, shifted by a sector, unordered.
 fn wanted(image_bytes: usize) -> Vec<Item> {
     let pages = image_bytes as u64 / 4096;
     (0..pages)

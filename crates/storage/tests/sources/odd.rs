@@ -1,4 +1,4 @@
-//! An NBD server that serves as it is told.
+//! An NBD server whose answers a test decides.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -14,15 +14,15 @@ use storage::{Endpoint, Image};
 /// What it does with a read.
 #[derive(Clone)]
 pub(crate) enum Do {
-    /// These bytes are what is there.
+    /// Returns these bytes.
     Give(Vec<u8>),
-    /// It can't.
+    /// Replies with an error.
     Refuse,
-    /// Nothing, for ever.
+    /// Never replies.
     Wait,
-    /// It leaves.
+    /// Hangs up.
     Leave,
-    /// It says what makes no sense.
+    /// Sends bytes that are no reply.
     Lie,
 }
 

@@ -14,7 +14,7 @@ fn part(content: &[u8], offset: u64, bytes: usize) -> Vec<u8> {
     content[from..from + bytes].to_vec()
 }
 
-/// Reads what is wanted of an image, for as long as it goes.
+/// Reads the wanted pages of an image, until it fails.
 fn read(image: &Image) -> (std::sync::Arc<Got>, Result<(), Failure>, Progress) {
     let dir = TestDir::new();
     let source = open(image, &Opening::new(dir.path())).unwrap().source;
@@ -22,7 +22,7 @@ fn read(image: &Image) -> (std::sync::Arc<Got>, Result<(), Failure>, Progress) {
     let settings =
         Settings { patience: Duration::from_secs(2), in_flight: 4, ..Settings::default() };
     let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
-    // One request by itself, before whatever happens then.
+    // One request by itself, before anything fails.
     let items = wanted(BYTES);
     let (first, rest) = items.split_at(1);
     let idle = [first, rest]
@@ -33,7 +33,7 @@ fn read(image: &Image) -> (std::sync::Arc<Got>, Result<(), Failure>, Progress) {
 }
 
 #[test]
-fn what_a_server_exports_is_read_as_it_wants_it() {
+fn an_export_is_read_within_its_block_sizes() {
     let content = noise(1, BYTES);
     for (minimum, maximum) in [(1, 32 << 20), (512, 32 << 20), (512, 70_000), (1, 1000)] {
         let served = content.clone();
@@ -66,7 +66,7 @@ fn reads_that_fail_cost_their_own_pages() {
 }
 
 #[test]
-fn a_server_with_another_disk_is_read_and_found_out_by_who_compares() {
+fn a_server_with_another_disk_is_read_for_the_consumer_to_notice() {
     let (image, server) = serve(BYTES as u64, 1, 32 << 20, |_, bytes| Do::Give(vec![0xee; bytes]));
     let (got, idle, _) = read(&image);
     idle.unwrap();
@@ -75,7 +75,7 @@ fn a_server_with_another_disk_is_read_and_found_out_by_who_compares() {
 }
 
 #[test]
-fn a_server_that_leaves_lies_or_waits_is_the_end_and_keeps_no_thread() {
+fn a_faulty_server_ends_the_reader_and_keeps_no_thread() {
     for end in [Do::Leave, Do::Lie, Do::Wait] {
         let words = match end {
             Do::Lie => "no NBD peer",
@@ -98,7 +98,7 @@ fn a_server_that_leaves_lies_or_waits_is_the_end_and_keeps_no_thread() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_not_waited_for() {
+fn a_silent_server_can_t_be_opened() {
     let dir = TestDir::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = Endpoint::Tcp(listener.local_addr().unwrap().to_string());

@@ -1,32 +1,33 @@
-//! Sections that devices write before RAM has ended. They have no length, so only
-//! those whose content is known can be passed by; each goes to the destination as it
-//! is, before or after RAM as it comes.
+//! Sections that devices write before RAM has ended.
+//!
+//! They have no length, so only those whose format is known can be skipped. Each goes
+//! to the destination unchanged, before or after RAM as in the source's stream.
 
 use super::{HEAD_BYTES_MAX, Halt, Place, Splitter};
 use crate::cursor::{Cursor, Short};
 use crate::record::{SECTION_BYTES, VIRTIO_MEM_BYTES_MAX, WORD_BYTES, kind};
 use crate::{StreamError, Unsplittable};
 
-/// Dirty bitmaps of disks (capability `dirty-bitmaps`): a START after RAM's, and PARTs
-/// that say nothing until the VM has stopped.
+/// Dirty bitmaps of disks (capability `dirty-bitmaps`): a START section after RAM's,
+/// and PART sections that are empty until the VM has stopped.
 const DIRTY_BITMAP: &[u8] = b"dirty-bitmap";
-/// What a virtio-mem device has plugged, behind the device's path. Up to QEMU 10 it
-/// comes after RAM's START, in 11.1 before it.
+/// A virtio-mem device's plugged blocks; the device's path precedes this name. Up to
+/// QEMU 10 the section follows RAM's START, in 11.1 it precedes it.
 const VIRTIO_MEM: &[u8] = b"/virtio-mem-device-early";
 const VIRTIO_MEM_VERSION: u32 = 1;
 
-/// What the records of dirty bitmaps begin with.
+/// The first bytes of dirty bitmap records.
 mod bitmap {
     pub(super) const EOS: u8 = 0x01;
     pub(super) const BITMAP_NAME: u8 = 0x04;
     pub(super) const DEVICE_NAME: u8 = 0x08;
     pub(super) const START: u8 = 0x10;
-    /// Granularity, and flags of the bitmap.
+    /// The bitmap's granularity and flags.
     pub(super) const START_BYTES: usize = 5;
 }
 
 impl Splitter {
-    /// A START or FULL section that is not RAM's, up to its footer.
+    /// Parses a START or FULL section that is not RAM's, up to its footer.
     pub(super) fn early_section(&mut self, rest: &[u8]) -> Result<usize, Halt> {
         let mut cursor = Cursor::new(rest);
         let kind = cursor.u8()?;
@@ -53,8 +54,8 @@ impl Splitter {
         Ok(record.len())
     }
 
-    /// A PART of the dirty bitmaps before RAM has ended. It has nothing in it, and a
-    /// held QEMU writes thousands in a second: it is dropped.
+    /// Parses a PART section of the dirty bitmaps before RAM has ended. It is dropped,
+    /// because it is empty and a held QEMU writes thousands a second.
     pub(super) fn bitmap_part(&mut self, rest: &[u8], section: u32) -> Result<usize, Halt> {
         let flags = Cursor::new(&rest[SECTION_BYTES..]).u8();
         let flags = flags.map_err(|Short(need)| Short(SECTION_BYTES + need))?;
@@ -67,7 +68,7 @@ impl Splitter {
         Ok(record.len())
     }
 
-    /// The footer after such a section, or its absence.
+    /// Parses the footer after such a section, or notes its absence.
     pub(super) fn early_footer(
         &mut self,
         rest: &[u8],
@@ -92,7 +93,7 @@ impl Splitter {
         Ok(record.len())
     }
 
-    /// Into the head if that has not gone yet, else to where the stream goes on.
+    /// Adds a record to the head if that was not sent yet, otherwise to the tail.
     fn pass_by(&mut self, record: &[u8]) -> Result<(), StreamError> {
         if !self.head_sent {
             self.keep_whole(record)?;
@@ -106,7 +107,7 @@ impl Splitter {
     }
 }
 
-/// The bitmaps that are going to come: which disk has which, and how fine it is.
+/// Parses the announced bitmaps: the disk, name and granularity of each.
 fn bitmap_starts(cursor: &mut Cursor<'_>) -> Result<(), Halt> {
     loop {
         let flags = cursor.u8()?;
@@ -125,7 +126,8 @@ fn bitmap_starts(cursor: &mut Cursor<'_>) -> Result<(), Halt> {
     }
 }
 
-/// What the device says takes: where its memory is, and a bit for each of its blocks.
+/// The length of the device's data: where its memory is, and a bit for each of its
+/// blocks.
 fn virtio_mem_bytes(mut cursor: Cursor<'_>) -> Result<usize, Short> {
     let begin = cursor.at();
     let (_address, region_bytes, block_bytes) = (cursor.u64()?, cursor.u64()?, cursor.u64()?);

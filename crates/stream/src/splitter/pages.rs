@@ -1,4 +1,4 @@
-//! RAM sections: where the pages are.
+//! Parses RAM sections, which contain the pages.
 
 use page::{BlockId, PAGE_BYTES};
 
@@ -8,8 +8,8 @@ use crate::record::{FLAGS_MASK, WORD_BYTES, flag, kind};
 use crate::{StreamError, Unsplittable};
 
 impl Splitter {
-    /// The records of a RAM section, as many as there are. `at` moves past each
-    /// record that was taken.
+    /// Parses all complete records of a RAM section. `at` moves past each consumed
+    /// record.
     pub(super) fn pages<S: Sink>(
         &mut self,
         input: &[u8],
@@ -68,9 +68,9 @@ impl Splitter {
         }
     }
 
-    /// The first page that comes as the difference to what the destination has. Its
-    /// record begins a section there, and names its block: the one before it may be
-    /// one that was taken out.
+    /// Handles the first page that is sent as a difference to its previous version.
+    /// The rest starts with a new section and names the page's block, because the
+    /// record before it may have been taken out.
     fn differences(&mut self, word: u64, block: BlockId, end: bool) -> Halt {
         if !end {
             self.tail.push(kind::PART);
@@ -78,13 +78,13 @@ impl Splitter {
         }
         self.tail.extend_from_slice(&(word & !flag::CONTINUE).to_be_bytes());
         let name = self.blocks.block(block).map_or("", |block| &block.name);
-        // A block's name came out of such a byte.
+        // A block's name was read with a one-byte length.
         self.tail.push(u8::try_from(name.len()).unwrap_or_default());
         self.tail.extend_from_slice(name.as_bytes());
         Halt::Done(self.rest(Unsplittable::Xbzrle))
     }
 
-    /// A record's block, and where the record goes on after naming it.
+    /// A record's block, and the offset after its name.
     fn block_of(&self, rest: &[u8], flags: u64) -> Result<(BlockId, usize), Halt> {
         if flags & flag::CONTINUE != 0 {
             let block = self.block.ok_or(StreamError::ContinueWithoutBlock)?;
@@ -99,7 +99,7 @@ impl Splitter {
         Ok((block, cursor.at()))
     }
 
-    /// A record that is no page.
+    /// Parses a record that is not a page.
     fn mark<S: Sink>(
         &mut self,
         rest: &[u8],
@@ -121,7 +121,8 @@ impl Splitter {
                 }
                 Ok(())
             }
-            // QEMU 8.1 also marks streams without multifd; there it means nothing.
+            // QEMU 8.1 also marks streams without multifd, where the mark means
+            // nothing.
             flag::MULTIFD_FLUSH if self.stream == StreamKind::Classic => {
                 Ok(self.keep_whole(record)?)
             }

@@ -9,7 +9,7 @@ use crate::{StreamError, Unsplittable};
 const MACHINE_BYTES_MAX: u32 = 1024;
 /// Most capabilities that a configuration may list; QEMU 10 has 30 in all.
 const CAPABILITIES_MAX: u32 = 1024;
-/// x86's pages.
+/// x86's page size.
 const PAGE_BITS: u32 = page::PAGE_BYTES.trailing_zeros();
 
 impl Splitter {
@@ -24,7 +24,7 @@ impl Splitter {
         Ok(cursor.at())
     }
 
-    /// The machine's name, which streams of machine types before 2.4 lack.
+    /// Parses the machine's name, which streams of machine types before 2.4 lack.
     pub(super) fn configuration(&mut self, rest: &[u8]) -> Result<usize, Halt> {
         let mut cursor = Cursor::new(rest);
         if cursor.u8()? != kind::CONFIGURATION {
@@ -70,7 +70,7 @@ impl Splitter {
         Ok(cursor.at())
     }
 
-    /// A word of RAM's START section. Moves `at` by itself: the head may be due
+    /// Parses a word of RAM's START section. Moves `at` itself: the head may be due
     /// right after the word that ends the section.
     pub(super) fn ram_setup<S: Sink>(
         &mut self,
@@ -90,8 +90,8 @@ impl Splitter {
                 self.set_block_list(word & !FLAGS_MASK);
             }
             flag::MULTIFD_FLUSH => {
-                // Left out of the head: a destination without multifd would
-                // wait for channels.
+                // The head omits it: a destination without multifd would wait for
+                // channels.
                 self.keep_whole(record)?;
                 if self.stream == StreamKind::Multifd {
                     self.epoch_by_flush = true;
@@ -140,9 +140,8 @@ impl Splitter {
         };
     }
 
-    /// Multifd: hands on the head with the footer that is going to come.
-    /// Footers and the configuration record came into being with the same
-    /// machine type, 2.4.
+    /// Multifd: hands on the head with a predicted footer. Footers and the
+    /// configuration record were introduced with the same machine type, 2.4.
     fn foretell_footer(&mut self) -> Result<(), Halt> {
         if self.stream == StreamKind::Classic {
             return Ok(());
@@ -156,8 +155,8 @@ impl Splitter {
         self.send_head()
     }
 
-    /// The footer after RAM's START, or its absence: this is where a stream
-    /// shows whether it has footers.
+    /// Parses the footer after RAM's START, whose presence shows whether the stream
+    /// has footers.
     pub(super) fn setup_footer(&mut self, rest: &[u8]) -> Result<usize, Halt> {
         let sent = Cursor::new(rest).u8()? == kind::FOOTER;
         if self.head_sent && sent != self.footers {
@@ -178,9 +177,9 @@ impl Splitter {
     }
 }
 
-/// The size of a block's pages, which is there only if it isn't the usual one. What
-/// else can follow is a block's name, which is never empty, or the word that ends the
-/// section, which has flags.
+/// Parses the size of a block's pages, which is present only if it isn't the default.
+/// The alternatives are a block's name, which is never empty, and the word that ends
+/// the section, which has flags.
 fn page_size(cursor: &mut Cursor<'_>) -> Result<(), Halt> {
     let mut ahead = cursor.clone();
     let is_size = ahead.u64().map(|word| word.is_power_of_two() && word & FLAGS_MASK == 0)?;
@@ -190,8 +189,8 @@ fn page_size(cursor: &mut Cursor<'_>) -> Result<(), Halt> {
     Ok(())
 }
 
-/// The list names only capabilities that both ends must have: ignore-shared and
-/// mapped-ram until now, and each changes the stream.
+/// Refuses a non-empty list. It names only capabilities that both ends must have, so
+/// far ignore-shared and mapped-ram, and each changes the stream.
 fn no_capabilities(cursor: &mut Cursor<'_>) -> Result<(), Halt> {
     let count = cursor.u32()?;
     if count > CAPABILITIES_MAX {

@@ -17,7 +17,7 @@ fn whole(data: &[u8]) {
     assert!(matches!(error(StreamKind::Multifd, data), StreamError::Late(_)));
 }
 
-/// Header and RAM's setup, with section 2.
+/// Header and RAM's setup, as section 2.
 fn setup(footers: bool) -> Vec<u8> {
     let mut out = Vec::new();
     write::header(&mut out, footers.then_some("pc-q35-10.0"));
@@ -25,7 +25,7 @@ fn setup(footers: bool) -> Vec<u8> {
     out
 }
 
-/// The same of a QEMU that listens to answers.
+/// The same, of a QEMU that opens a return path.
 fn setup_that_asks(footers: bool) -> Vec<u8> {
     let mut out = Vec::new();
     write::header(&mut out, footers.then_some("pc-q35-10.0"));
@@ -76,9 +76,9 @@ fn splits_head_pages_and_tail() {
     }
 }
 
-/// A splitter for a destination that answers leaves the questions where they are.
+/// A splitter for an answered stream leaves requests for answers in place.
 #[test]
-fn questions_stay_in_a_stream_that_is_answered() {
+fn requests_for_answers_stay_in_an_answered_stream() {
     let mut data = setup_that_asks(true);
     let head_bytes = data.len();
     part(&mut data, true, 0);
@@ -124,7 +124,7 @@ fn a_multifd_head_is_complete_with_the_last_word_of_setup() {
 }
 
 #[test]
-fn a_footer_that_was_foretold_wrongly_ends_the_migration() {
+fn a_wrongly_predicted_footer_ends_the_migration() {
     let mut data = Vec::new();
     write::header(&mut data, Some("pc"));
     write::ram_setup(&mut data, 2, &seed_blocks(), false, false);
@@ -147,8 +147,8 @@ fn multifd_epochs_count_flushes_if_setup_has_one() {
     assert!(!head.windows(8).any(|window| window == flush));
     let tail = taken.tail.unwrap();
     assert!(!tail.windows(8).any(|window| window == flush));
-    // SWITCHOVER_START between the sections waited for the END; the PING was
-    // not for the destination.
+    // SWITCHOVER_START between the sections was kept for the END; the PING was
+    // dropped.
     assert_eq!(tail[..10], [8, 0, 11, 0, 0, 3, 0, 0, 0, 2]);
 }
 
@@ -174,7 +174,7 @@ fn passes_whole_what_it_cannot_split() {
     bitmaps.extend_from_slice(&[0x42; 5000]);
     whole(&bitmaps);
 
-    // Of another version, or with more blocks than there can be.
+    // Of another version, or with more blocks than possible.
     for (version, blocks) in [(2, 64_u64), (1, u64::MAX)] {
         let mut plugged = Vec::new();
         write::header(&mut plugged, Some("pc"));
@@ -194,7 +194,7 @@ fn passes_whole_what_it_cannot_split() {
 
     let mut postcopy = Vec::new();
     write::header(&mut postcopy, Some("pc"));
-    // It has turned to it.
+    // It has switched to postcopy.
     postcopy.extend_from_slice(&[8, 0, 3, 0, 0, 8, 0, 4, 0, 0]);
     whole(&postcopy);
 
@@ -224,7 +224,7 @@ fn after_pages_it_is_too_late_to_pass_whole() {
 }
 
 #[test]
-fn bits_of_dirty_bitmaps_before_ram_has_ended_come_too_late() {
+fn content_of_dirty_bitmaps_before_rams_end_is_refused() {
     let mut data = setup(true);
     write::section_header(&mut data, false, 3, "dirty-bitmap", 1);
     data.extend_from_slice(&[1, 0x7e, 0, 0, 0, 3]);

@@ -1,4 +1,4 @@
-//! The destination's machine and its journal, for a thread that blocks.
+//! Joins the destination's machine and its journal, for a blocking thread.
 
 use super::{Action, Event, Machine, Outcome, Record};
 use crate::Found;
@@ -7,7 +7,7 @@ use crate::journal::{Journal, JournalError, Reopened};
 use crate::message::{Envelope, ToSource};
 use crate::reason::Reason;
 
-/// What a destination's driver has done for it. Every method may block.
+/// The operations that a destination's driver needs. Every method may block.
 pub trait Effects {
     /// See [`Action::Say`].
     fn say(&mut self, said: &Envelope<ToSource>);
@@ -15,23 +15,21 @@ pub trait Effects {
     fn cont(&mut self) -> Event;
     /// See [`Action::QemuSettle`].
     fn settle(&mut self);
-    /// Whether QEMU's process is gone: see [`Action::QemuKill`].
+    /// Whether QEMU's process has ended: see [`Action::QemuKill`].
     fn kill(&mut self) -> bool;
     /// See [`Action::KeepInDoubt`].
     fn in_doubt(&mut self, doubt: &Doubt);
     /// See [`Action::Done`].
     fn done(&mut self, outcome: Outcome);
-    /// Whether what became of the VM is on disk elsewhere, so that the journal may
-    /// go. If not, this is asked again later; what can be done about it is tried
-    /// here.
+    /// Makes sure that the VM's fate is on disk elsewhere, so that the journal may be removed. If
+    /// it is not, this is called again later.
     ///
     /// # Errors
-    /// With what is in the way.
+    /// The reason why it is not.
     fn noted(&mut self) -> Result<(), Reason>;
 }
 
-/// A machine that keeps its journal: every step is on disk before anything
-/// that follows from it is done.
+/// A machine with its journal: every step is on disk before its consequences are carried out.
 #[derive(Debug)]
 pub struct Driver {
     machine: Machine,
@@ -39,13 +37,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A migration that begins.
+    /// A driver for a new migration.
     #[must_use]
     pub fn new(journal: Journal<Record>) -> Self {
         Self { machine: Machine::new(journal.opened().migration.clone()), journal }
     }
 
-    /// A migration that an earlier run of the agent left.
+    /// A driver for a migration that an earlier run of the agent left.
     pub fn restart(kept: Reopened<Record>, found: Found, effects: &mut impl Effects) -> Self {
         let found = if kept.same_boot { found } else { Found::Gone };
         let id = kept.journal.opened().migration.clone();
@@ -55,19 +53,19 @@ impl Driver {
         driver
     }
 
-    /// Tells it what happened, and does what follows.
+    /// Passes an event to the machine, and performs its actions.
     pub fn step(&mut self, event: Event, effects: &mut impl Effects) {
         let actions = self.machine.step(event);
         self.perform(actions, effects);
     }
 
-    /// Where it is.
+    /// The machine.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// What it keeps on disk.
+    /// The journal.
     #[must_use]
     pub fn journal(&self) -> &Journal<Record> {
         &self.journal
@@ -79,13 +77,13 @@ impl Driver {
         }
     }
 
-    /// One step; what came of its last action is the next event.
+    /// Performs one step. The result of its last action is the next event.
     fn perform_step(&mut self, actions: Vec<Action>, effects: &mut impl Effects) -> Option<Event> {
         let mut outcome = None;
         for action in actions {
             let written = match action {
                 Action::Journal(record) => self.journal.append(&record).map_err(worded),
-                // Without it nothing would say that the VM is here.
+                // Without the journal, there would be no record that the VM is here.
                 Action::Forget => {
                     effects.noted().and_then(|()| self.journal.forget().map_err(worded))
                 }

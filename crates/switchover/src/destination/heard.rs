@@ -1,5 +1,5 @@
-//! How the destination reacts to the source's messages, to what its QEMU does,
-//! and to the operator's decision.
+//! The destination's reactions to the source's messages, to its QEMU, and to the operator's
+//! decision.
 
 use super::{Action, Machine, Outcome, Record, State};
 use crate::Resolution;
@@ -14,7 +14,7 @@ impl Machine {
             (ToDestination::Aborted { reason }, State::Arriving | State::Loaded) => {
                 self.end(reason)
             }
-            // It has no journal, so it never gave the VM up.
+            // The source has no journal, so it never gave the VM up.
             (ToDestination::Unknown, State::Arriving | State::Loaded) => {
                 self.end(Reason::new("the source's agent knows nothing of this migration"))
             }
@@ -46,8 +46,8 @@ impl Machine {
         }
     }
 
-    /// The source gave the VM up. A VM that its owner paused is here as soon as
-    /// that is on disk; it never ran, and can be refused until then.
+    /// Takes the VM that the source gave up. A VM that its owner paused is here as soon as that is
+    /// on disk; it never ran, and can be refused until then.
     fn take(&mut self, run: bool) -> Vec<Action> {
         self.run = run;
         if run {
@@ -115,7 +115,7 @@ impl Machine {
                 self.state = State::Refused;
                 vec![self.not_here(), self.say_refused()]
             }
-            // Nobody will ask: the source has the VM.
+            // The source will not ask: it has the VM.
             State::Ending { known: false } => {
                 let mut actions = vec![self.not_here(), self.say_refused()];
                 actions.extend(self.forget());

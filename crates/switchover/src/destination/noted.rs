@@ -1,17 +1,17 @@
-//! What the destination's journal holds, and which state that means.
+//! The records of the destination's journal, and the state that they mean.
 
 use serde::{Deserialize, Serialize};
 
 use crate::journal::{Keeps, Opened, Side};
 use crate::reason::Reason;
 
-/// One thing that happened or was decided here.
+/// An event or a decision of this side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
 pub enum Record {
     /// The VM is loaded.
     Loaded,
-    /// The VM is to run here; written before it does.
+    /// The VM is to run here; written before it runs.
     Starting,
     /// The VM is here.
     Running,
@@ -22,17 +22,17 @@ pub enum Record {
     },
     /// The VM ran here, or may have, and died.
     Lost {
-        /// How.
+        /// How it died.
         reason: Reason,
     },
-    /// The VM was here, and is its owner's matter.
+    /// The VM was here, and is in its owner's hands now.
     Left,
 }
 
-/// The state that a journal's records mean: the last record's.
+/// The state that a journal's records mean: that of the last record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Noted {
-    /// There is none.
+    /// There is no record.
     Opened,
     /// [`Record::Loaded`].
     Loaded,
@@ -49,7 +49,7 @@ pub enum Noted {
 }
 
 impl Noted {
-    /// With one more record.
+    /// The state after one more record.
     #[must_use]
     pub fn with(self, record: &Record) -> Self {
         match record {

@@ -1,4 +1,4 @@
-//! Where a destination's machine continues after the agent was restarted.
+//! Continues a destination's machine after a restart of the agent.
 
 use super::{Action, Machine, Noted, State, writes};
 use crate::Found;
@@ -8,8 +8,8 @@ use crate::migration_id::MigrationId;
 use crate::reason::Reason;
 
 impl Machine {
-    /// A migration that an earlier run of the agent left: what its journal
-    /// says, and what there is of its QEMU. Do the actions first.
+    /// Restores a migration that an earlier run of the agent left, from its journal and the state
+    /// of its QEMU. Do the actions first.
     #[must_use]
     pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
         let mut machine = Self::new(id);
@@ -21,7 +21,7 @@ impl Machine {
 
     fn resume(&mut self, noted: Noted, found: Found) -> Vec<Action> {
         match (noted, found) {
-            // The source can't have heard `loaded`, and has the VM.
+            // The source can't have received `loaded`, so it has the VM.
             (Noted::Opened, Found::Gone) => {
                 self.state = State::Ending { known: false };
                 self.qemu_gone()

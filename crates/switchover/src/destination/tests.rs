@@ -45,7 +45,7 @@ fn refused_by(machine: &mut Machine) -> Vec<Action> {
 }
 
 #[test]
-fn it_runs_the_vm_when_it_is_told_and_not_before() {
+fn it_runs_the_vm_on_go_and_not_before() {
     let mut machine = after([]);
     assert_eq!(machine.step(go()), [], "it is not loaded");
     let loads = machine.step(Event::Loaded);
@@ -72,7 +72,7 @@ fn a_vm_that_its_owner_paused_stays_paused() {
 }
 
 #[test]
-fn a_loaded_vm_waits_for_the_sources_word_and_asks() {
+fn a_loaded_vm_waits_for_the_sources_decision_and_asks() {
     let mut machine = after([Event::Loaded]);
     let asks = machine.step(Event::Timeout);
     assert_eq!(asks, [say(ToSource::Loaded), Action::KeepInDoubt(Doubt::NoVerdict)]);
@@ -107,7 +107,7 @@ fn before_it_is_loaded_anything_ends_it_and_nothing_is_kept() {
 }
 
 #[test]
-fn what_can_not_run_is_refused_once_its_qemu_is_gone() {
+fn a_vm_that_cannot_run_is_refused_once_its_qemu_has_ended() {
     let mut machine = after([Event::Loaded, go()]);
     assert_eq!(refused_by(&mut machine), [refused(), Action::QemuKill]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuKill], "it did not end");
@@ -120,7 +120,7 @@ fn what_can_not_run_is_refused_once_its_qemu_is_gone() {
 }
 
 #[test]
-fn what_may_have_run_is_never_refused() {
+fn a_vm_that_may_have_run_is_never_refused() {
     let mut machine = after([Event::Loaded, go()]);
     let doubt = Action::KeepInDoubt(Doubt::CannotRun { reason: reason() });
     let unclear = Event::ContFailed { reason: reason(), never_ran: false };
@@ -132,7 +132,7 @@ fn what_may_have_run_is_never_refused() {
 }
 
 #[test]
-fn a_vm_that_died_here_is_lost_and_said_so_until_it_is_heard() {
+fn a_vm_that_died_here_is_reported_as_lost_until_acknowledged() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     let actions = machine.step(Event::QemuGone);
     let lost = say(ToSource::Lost { reason: "its QEMU ended".into() });
@@ -142,7 +142,7 @@ fn a_vm_that_died_here_is_lost_and_said_so_until_it_is_heard() {
 }
 
 #[test]
-fn a_vm_that_left_in_order_did_not_die() {
+fn a_vm_that_its_owner_ended_is_not_lost() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     assert_eq!(machine.step(Event::Left), [Action::Journal(Record::Left)]);
     assert_eq!(machine.step(Event::QemuGone), []);
@@ -150,7 +150,7 @@ fn a_vm_that_left_in_order_did_not_die() {
 }
 
 #[test]
-fn a_host_without_a_journal_to_write_refuses() {
+fn a_host_that_cannot_write_its_journal_refuses() {
     let failed = || Event::JournalFailed { reason: reason() };
     let mut machine = after([Event::Loaded]);
     assert_eq!(machine.step(failed()), [Action::QemuKill], "nobody was told");
@@ -164,11 +164,11 @@ fn a_host_without_a_journal_to_write_refuses() {
 }
 
 #[test]
-fn the_operators_word_is_enough() {
+fn the_operators_decision_is_enough() {
     let mut machine = after([Event::Loaded]);
     let actions = machine.step(Event::Resolve(Resolution::Here));
     assert_eq!(actions, [Action::Journal(Record::Starting), Action::QemuCont]);
-    // There is no other copy: it is kept, and tried again.
+    // There is no other copy, so it is kept, and tried again.
     assert!(matches!(refused_by(&mut machine)[..], [Action::KeepInDoubt(_)]));
     assert!(machine.takes(Resolution::There));
     let actions = machine.step(Event::Resolve(Resolution::There));
@@ -179,7 +179,7 @@ fn the_operators_word_is_enough() {
 }
 
 #[test]
-fn one_that_was_taken_back_is_not_ended_by_itself() {
+fn a_vm_that_was_taken_back_is_not_ended_here() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     let both = Action::KeepInDoubt(Doubt::TakenBack { reason: reason() });
     assert_eq!(machine.step(aborted()), [say(ToSource::Running), both]);
@@ -216,7 +216,7 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Noted::Lost, Found::Gone).len(), 1);
 }
 
-/// Effects whose QEMU does what it is told, and that note it.
+/// Effects whose QEMU always obeys, and that record the calls.
 #[derive(Default)]
 struct Notes {
     done: Vec<String>,
@@ -271,7 +271,7 @@ fn opened() -> Opened {
 }
 
 #[test]
-fn a_driver_takes_a_vm_in() {
+fn a_driver_receives_a_vm() {
     let dir = tempfile::tempdir().unwrap();
     let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut effects = Notes::default();
@@ -301,7 +301,7 @@ fn a_journal_stays_until_the_vm_is_noted_elsewhere() {
 }
 
 #[test]
-fn a_driver_refuses_and_remembers_it() {
+fn a_driver_refuses_and_records_it() {
     let dir = tempfile::tempdir().unwrap();
     let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut effects = Notes { cont_fails: true, ..Notes::default() };

@@ -1,16 +1,16 @@
-//! What a journal holds: what was known at the beginning, and one side's records.
+//! A journal's content: what was known at the beginning, and one side's records.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::migration_id::MigrationId;
 
-/// Which side of a migration a journal is of.
+/// The side of a migration that a journal belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The VM left, or was to leave.
     Source,
-    /// The VM came, or was to come.
+    /// The VM arrived, or was to arrive.
     Destination,
 }
 
@@ -23,30 +23,30 @@ impl Side {
     }
 }
 
-/// Records of one side, and what they amount to.
+/// Records of one side, and the state that they mean.
 pub trait Keeps: Serialize + DeserializeOwned {
-    /// Whose they are.
+    /// The side.
     const SIDE: Side;
-    /// What they amount to.
+    /// The state.
     type Noted;
 
-    /// What `records` amount to.
+    /// The state that `records` mean.
     fn noted(opened: &Opened, records: &[Self]) -> Self::Noted;
 }
 
-/// What is known when a migration begins.
+/// What is known when a migration starts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Opened {
     /// Its id.
     pub migration: MigrationId,
     /// The VM's name.
     pub vm: String,
-    /// The other side's host.
+    /// The host of the other side.
     pub peer: String,
     /// Where its agent listens.
     pub peer_address: String,
     /// Whether the VM runs; at the destination not known yet.
     pub run: bool,
-    /// What finds the VM's QEMU again; the agent's business.
+    /// How to find the VM's QEMU again, in the agent's own format.
     pub qemu: serde_json::Value,
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a journal.
+//! Errors of a journal.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,17 +12,17 @@ pub enum JournalError {
     /// The system refuses.
     #[error("the journal {}: {what}: {source}", path.display())]
     Io {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
-    /// It has become longer than any journal is.
+    /// It is longer than any journal.
     #[error("the journal {} is longer than {FILE_BYTES_MAX} bytes: it is none of ours", .0.display())]
     TooLong(PathBuf),
-    /// What was written is not there any more.
+    /// Its content is damaged.
     #[error(
         "the journal {} is damaged at byte {at}: {why}. It says who may run {}, so nothing is done \
          with that VM. Find out on both hosts where it runs (`droveway list`, QEMU's own status); \
@@ -31,11 +31,11 @@ pub enum JournalError {
         path.display(), vm.as_deref().unwrap_or("its VM")
     )]
     Damaged {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The VM's name, if that can still be read.
         vm: Option<String>,
-        /// Where.
+        /// The offset of the damage.
         at: usize,
         /// What is wrong there.
         why: &'static str,

@@ -1,5 +1,4 @@
-//! A journal's lines: a checksum, a space, JSON, a line feed. Behind the last
-//! one there are zeros.
+//! A journal's lines: a checksum, a space, JSON, a line feed. Zeros follow the last line.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,10 +8,9 @@ use serde_json::Value;
 use super::entry::{Keeps, Opened};
 use crate::migration_id::MigrationId;
 
-/// A journal longer than this is none of ours.
+/// Our journals are never longer.
 pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Hex digits of the checksum: half of what blake3 gives is plenty against
-/// what disks do.
+/// Hex digits of the checksum: half of a BLAKE3 hash is plenty against faults of disks.
 const SUM_DIGITS: usize = 32;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,18 +25,18 @@ struct Line {
     record: Option<Value>,
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug)]
 pub(crate) struct Contents<R> {
     pub(crate) boot: String,
     pub(crate) opened: Opened,
     pub(crate) records: Vec<R>,
-    /// Where the next record goes.
+    /// The offset of the next record.
     pub(crate) end: usize,
     pub(crate) torn: bool,
 }
 
-/// What is wrong with a file.
+/// The damage of a file.
 #[derive(Debug)]
 pub(crate) struct Damage {
     pub(crate) vm: Option<String>,
@@ -79,7 +77,7 @@ fn write(line: &Line) -> serde_json::Result<Vec<u8>> {
     Ok(sealed(&serde_json::to_vec(line)?))
 }
 
-/// JSON as a line.
+/// Makes JSON a line.
 pub(crate) fn sealed(json: &[u8]) -> Vec<u8> {
     let mut bytes = sum(json).into_bytes();
     bytes.push(b' ');
@@ -88,7 +86,7 @@ pub(crate) fn sealed(json: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A whole file. The end of the last record may be missing; nothing else may.
+/// Reads a whole file. The end of the last record may be missing, but nothing else.
 pub(crate) fn read<R: Keeps>(bytes: &[u8]) -> Result<Contents<R>, Damage> {
     let damage =
         |vm: Option<&Opened>, at, why| Damage { vm: vm.map(|opened| opened.vm.clone()), at, why };
@@ -122,7 +120,7 @@ pub(crate) fn read<R: Keeps>(bytes: &[u8]) -> Result<Contents<R>, Damage> {
     Ok(Contents { boot, opened, records, end, torn })
 }
 
-/// The line that `bytes` begin with, and its length.
+/// The line at the start of `bytes`, and its length.
 fn line_at(bytes: &[u8]) -> Option<(Line, usize)> {
     let length = bytes.iter().position(|byte| *byte == b'\n')?;
     let (digits, json) = bytes.get(..length)?.split_at_checked(SUM_DIGITS)?;
@@ -148,7 +146,7 @@ fn sum(json: &[u8]) -> String {
     digits
 }
 
-/// For humans only: nothing is decided by it.
+/// For humans only: nothing depends on it.
 fn now_unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

@@ -40,7 +40,7 @@ fn records() -> Vec<Record> {
     ]
 }
 
-/// A journal with all of [`records`], and where each of them ends.
+/// A journal with all of [`records`]; returns where each of them ends.
 fn written(dir: &Path) -> Vec<usize> {
     let mut journal = journals(dir, "boot-1").create::<Record>(opened("m1")).unwrap();
     let mut ends = vec![journal.end];
@@ -52,7 +52,7 @@ fn written(dir: &Path) -> Vec<usize> {
 }
 
 #[test]
-fn what_was_written_is_read_again_and_goes_on() {
+fn a_journal_is_read_again_and_continued() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
     let mut kept = only_source(&journals(dir.path(), "boot-1"));
@@ -66,12 +66,12 @@ fn what_was_written_is_read_again_and_goes_on() {
 }
 
 #[test]
-fn another_boot_is_told_apart() {
+fn another_boot_is_recognized() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
     let mut kept = only_source(&journals(dir.path(), "boot-2"));
     assert!(!kept.same_boot);
-    // What is written in the new boot does not make the QEMU one of it.
+    // A record written in the new boot does not make the QEMU one of it.
     kept.journal.append(&Record::Dropped).unwrap();
     assert!(!only_source(&journals(dir.path(), "boot-2")).same_boot);
 }
@@ -91,7 +91,7 @@ fn both_sides_of_a_migration_can_be_on_one_host() {
 }
 
 #[test]
-fn a_migration_comes_once() {
+fn a_migration_has_one_journal() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
     let error = journals(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap_err();
@@ -99,7 +99,7 @@ fn a_migration_comes_once() {
 }
 
 #[test]
-fn what_is_forgotten_stays_so() {
+fn a_removed_journal_stays_removed() {
     let dir = tempfile::tempdir().unwrap();
     let journals = journals(dir.path(), "boot-1");
     let mut journal = journals.create::<Record>(opened("m1")).unwrap();
@@ -144,13 +144,13 @@ fn a_journal_that_was_never_whole_is_removed() {
     journals.create::<Record>(opened("m1")).unwrap();
 }
 
-/// The next record takes the place of one that failed, whatever is left of it.
+/// The next record replaces one that failed, whatever is left of it.
 #[test]
-fn what_a_failed_write_left_does_not_come_back() {
+fn a_failed_write_leaves_no_record() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = journals(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
     let long = Record::Aborted { reason: "x".repeat(500).into() };
-    // As if its flush had failed: written, and not counted.
+    // As if the flush had failed: the record is written, but not counted.
     journal.write(&long).unwrap();
     journal.append(&Record::Dropped).unwrap();
     let kept = only_source(&journals(dir.path(), "boot-1"));
@@ -196,7 +196,7 @@ fn a_destinations_records_are_not_a_sources() {
 }
 
 #[test]
-fn a_full_directory_entry_is_an_error_and_leaves_nothing() {
+fn a_journal_that_is_too_long_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let journals = journals(dir.path(), "boot-1");
     let mut large = opened("m1");
@@ -216,8 +216,8 @@ fn the_fuzzers_seed_is_sound() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Wherever a crash cuts the file, what was whole before is there, and
-    /// the journal goes on.
+    /// Wherever a crash cuts the file, its complete records are there, and the journal can be
+    /// continued.
     #[test]
     fn a_torn_end_is_dropped(cut in 0usize..600, keep_length in any::<bool>()) {
         let dir = tempfile::tempdir().unwrap();
@@ -241,8 +241,8 @@ proptest! {
         prop_assert!(!kept.torn);
     }
 
-    /// One byte that changed is never taken for something else: a record but
-    /// the last is missed, and of the last is dropped.
+    /// A changed byte is never taken for other content: in the last record it makes the record
+    /// dropped, and anywhere else it is an error.
     #[test]
     fn a_changed_byte_is_seen(at in 0usize..2000, flip in 1u8..) {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The source's machine and its journal, for a thread that blocks.
+//! Joins the source's machine and its journal, for a blocking thread.
 
 use super::{Action, Event, Machine, Outcome, Record};
 use crate::Found;
@@ -6,7 +6,7 @@ use crate::doubt::Doubt;
 use crate::journal::{Journal, Reopened};
 use crate::message::{Envelope, ToDestination};
 
-/// What a source's driver has done for it. Every method may block.
+/// The operations that a source's driver needs. Every method may block.
 pub trait Effects {
     /// See [`Action::Say`].
     fn say(&mut self, said: &Envelope<ToDestination>);
@@ -22,8 +22,7 @@ pub trait Effects {
     fn done(&mut self, outcome: Outcome);
 }
 
-/// A machine that keeps its journal: every step is on disk before anything
-/// that follows from it is done.
+/// A machine with its journal: every step is on disk before its consequences are carried out.
 #[derive(Debug)]
 pub struct Driver {
     machine: Machine,
@@ -31,14 +30,14 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A migration that begins.
+    /// A driver for a new migration.
     #[must_use]
     pub fn new(journal: Journal<Record>) -> Self {
         let opened = journal.opened();
         Self { machine: Machine::new(opened.migration.clone(), opened.run), journal }
     }
 
-    /// A migration that an earlier run of the agent left.
+    /// A driver for a migration that an earlier run of the agent left.
     pub fn restart(kept: Reopened<Record>, found: Found, effects: &mut impl Effects) -> Self {
         let found = if kept.same_boot { found } else { Found::Gone };
         let id = kept.journal.opened().migration.clone();
@@ -48,19 +47,19 @@ impl Driver {
         driver
     }
 
-    /// Tells it what happened, and does what follows.
+    /// Passes an event to the machine, and performs its actions.
     pub fn step(&mut self, event: Event, effects: &mut impl Effects) {
         let actions = self.machine.step(event);
         self.perform(actions, effects);
     }
 
-    /// Where it is.
+    /// The machine.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// What it keeps on disk.
+    /// The journal.
     #[must_use]
     pub fn journal(&self) -> &Journal<Record> {
         &self.journal
@@ -72,7 +71,7 @@ impl Driver {
         }
     }
 
-    /// One step; what came of its last action is the next event.
+    /// Performs one step. The result of its last action is the next event.
     fn perform_step(&mut self, actions: Vec<Action>, effects: &mut impl Effects) -> Option<Event> {
         let mut outcome = None;
         for action in actions {

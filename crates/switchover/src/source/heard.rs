@@ -1,5 +1,5 @@
-//! How the source reacts to the destination's messages, to QEMU's end, and to
-//! the operator's decision.
+//! The source's reactions to the destination's messages, to QEMU's end, and to the operator's
+//! decision.
 
 use super::{Action, By, Copy, Machine, Outcome, Record, State};
 use crate::Resolution;
@@ -18,7 +18,7 @@ impl Machine {
             },
             State::Aborting { risky } => match said {
                 ToSource::Loaded => vec![self.say_aborted()],
-                // Whatever is on our disk: it can't run there any more.
+                // The VM can't run there any more, whatever is on our disk.
                 ToSource::Refused { .. } if risky => {
                     self.state = State::Aborting { risky: false };
                     self.doubt = None;
@@ -75,9 +75,8 @@ impl Machine {
                 let record = Record::Reclaimed { by: By::Destination, reason };
                 vec![Action::Journal(record), Action::QemuGoOn { run: self.run }]
             }
-            // Since it left it may have written to its disks and talked to its
-            // network: the copy here is out of date. Only an operator can know
-            // whether it is of use.
+            // Since it left, the VM may have written to its disks and used its network, so the copy
+            // here is out of date. Only an operator can know whether it is of use.
             (ToSource::Lost { reason }, _) => {
                 self.doubting(Doubt::LostThere { reason }, Vec::new())
             }
@@ -100,8 +99,7 @@ impl Machine {
         }
         self.copy = Copy::Dead;
         match self.state {
-            // It had completed its migration: the destination's copy is as
-            // good.
+            // QEMU had completed its migration, so the destination's copy is as good.
             State::Ours { completed: true, .. } => Vec::new(),
             State::Ours { .. } | State::Aborting { .. } | State::Reclaiming | State::TakingBack => {
                 self.reason = Reason::new("its QEMU ended");
@@ -116,8 +114,8 @@ impl Machine {
         }
     }
 
-    /// Nothing is left of the VM. Without a journal a restart has nothing to
-    /// give to the destination either.
+    /// Nothing is left of the VM. Without a journal, a restart has nothing to give to the
+    /// destination either.
     pub(super) fn died(&mut self) -> Vec<Action> {
         let done = Action::Done(Outcome::Lost { reason: self.reason.clone() });
         self.forget(vec![done])

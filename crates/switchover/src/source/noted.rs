@@ -1,24 +1,23 @@
-//! What the source's journal holds, and which state that means.
+//! The records of the source's journal, and the state that they mean.
 
 use serde::{Deserialize, Serialize};
 
 use crate::journal::{Keeps, Opened, Side};
 use crate::reason::Reason;
 
-/// One thing that the source has decided.
+/// A decision of the source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
 pub enum Record {
-    /// QEMU has stopped the VM; or before that its owner has paused it, or lets it run
-    /// again. It has no record of its own for that: agents of earlier releases could not
-    /// read it.
+    /// QEMU has stopped the VM; or before that, its owner has paused it or let it run again. There
+    /// is no separate record for the latter, because agents of earlier releases could not read it.
     Stopped {
-        /// Whether it runs when it goes on.
+        /// Whether the VM runs when it goes on.
         run: bool,
     },
     /// The VM is given up.
     Committed {
-        /// Whether it runs there.
+        /// Whether it runs at the destination.
         run: bool,
     },
     /// The VM was never given up, and stays.
@@ -28,16 +27,16 @@ pub enum Record {
     },
     /// The VM was given up, and came back.
     Reclaimed {
-        /// By whose word.
+        /// Who decided that.
         by: By,
         /// Why.
         reason: Reason,
     },
-    /// The VM was given up, and by the operator's word so is the copy here.
+    /// The VM was given up, and the operator decided to give up the copy here too.
     Dropped,
 }
 
-/// By whose word a VM came back.
+/// Who decided that a VM came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum By {
@@ -47,7 +46,7 @@ pub enum By {
     Operator,
 }
 
-/// What a journal's records amount to.
+/// The state that a journal's records mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Noted {
     /// The last decision.
@@ -59,9 +58,9 @@ pub struct Noted {
 /// The last decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// None.
+    /// There is none.
     Opened,
-    /// None, and the VM was stopped.
+    /// There is none, but the VM was stopped.
     Stopped,
     /// The VM is given up.
     Committed,
@@ -69,7 +68,7 @@ pub enum Phase {
     Aborted,
     /// The VM came back.
     Reclaimed(By),
-    /// The VM is given up, and the copy here too.
+    /// The VM is given up, and so is the copy here.
     Dropped,
 }
 
@@ -80,7 +79,7 @@ impl Noted {
         Self { phase: Phase::Opened, run }
     }
 
-    /// With one more record.
+    /// The state after one more record.
     #[must_use]
     pub fn with(self, record: &Record) -> Self {
         let run = self.run;

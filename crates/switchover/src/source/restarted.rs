@@ -1,4 +1,4 @@
-//! Where a source's machine continues after the agent was restarted.
+//! Continues a source's machine after a restart of the agent.
 
 use super::{Action, By, Copy, Machine, Noted, Phase, State, writes};
 use crate::Found;
@@ -7,8 +7,8 @@ use crate::migration_id::MigrationId;
 use crate::reason::Reason;
 
 impl Machine {
-    /// A migration that an earlier run of the agent left: what its journal
-    /// says, and what there is of its QEMU. Do the actions first.
+    /// Restores a migration that an earlier run of the agent left, from its journal and the state
+    /// of its QEMU. Do the actions first.
     #[must_use]
     pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
         let mut machine = Self::new(id, noted.run);
@@ -39,7 +39,7 @@ impl Machine {
             (Phase::Reclaimed(By::Destination), found) => {
                 self.resume_here(State::Reclaiming, found)
             }
-            // It went on, and what happened to it since is up to its owner.
+            // The VM went on, and its owner is responsible for it since.
             (Phase::Reclaimed(By::Operator), Found::Gone | Found::Runs) => {
                 self.state = State::TakenBack;
                 vec![self.say_aborted()]

@@ -34,7 +34,7 @@ fn reason() -> Reason {
     "a lock".into()
 }
 
-/// A source to which all this happened.
+/// A source after these events.
 fn after(events: impl IntoIterator<Item = Event>) -> Machine {
     let mut machine = Machine::new(id(), true);
     for event in events {
@@ -68,14 +68,14 @@ fn a_vm_that_its_owner_paused_arrives_paused() {
 }
 
 #[test]
-fn what_its_owner_does_while_it_moves_is_noted_once() {
+fn pauses_by_the_owner_are_noted_once() {
     let noted = |run| [Action::Note(Record::Stopped { run })];
     let mut machine = after([]);
     assert_eq!(machine.step(Event::ByOwner { run: true }), [], "it runs");
     assert_eq!(machine.step(Event::ByOwner { run: false }), noted(false));
     assert_eq!(machine.step(Event::ByOwner { run: false }), []);
     assert_eq!(machine.step(Event::ByOwner { run: true }), noted(true));
-    // Also when QEMU was seen to stop it: it may have been its owner.
+    // Also if QEMU was seen to stop the VM: its owner may have stopped it.
     let mut machine = after([Event::Stopped { run: true }]);
     assert_eq!(machine.step(Event::ByOwner { run: false }), noted(false));
     let _ = machine.step(Event::Completed);
@@ -137,7 +137,7 @@ fn after_the_commit_none_of_it_matters() {
 }
 
 #[test]
-fn it_quits_when_it_hears_running_and_forgets_when_qemu_is_gone() {
+fn it_quits_on_running_and_removes_its_journal_when_qemu_has_ended() {
     let mut machine = committed();
     assert_eq!(machine.step(heard(ToSource::Running)), [Action::QemuQuit]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
@@ -160,7 +160,7 @@ fn a_vm_that_was_refused_goes_on() {
 }
 
 #[test]
-fn a_vm_that_died_there_is_not_brought_back_from_the_past() {
+fn a_vm_that_died_there_does_not_go_on_here_by_itself() {
     let mut machine = committed();
     let doubt = Doubt::LostThere { reason: reason() };
     let lost = heard(ToSource::Lost { reason: reason() });
@@ -205,23 +205,23 @@ fn the_operator_decides_only_what_is_in_doubt() {
 }
 
 #[test]
-fn a_commit_that_is_not_written_is_none() {
+fn a_commit_that_is_not_written_is_aborted() {
     let mut machine = committed();
     let actions = machine.step(Event::JournalFailed { reason: reason() });
     let aborted = Action::Journal(Record::Aborted { reason: reason() });
     let said = say(ToDestination::Aborted { reason: reason() });
     assert_eq!(actions, [aborted, go_on(), said.clone()]);
-    // That fails too: `committed` may be on disk, so it must not go on yet.
+    // If that fails too, `committed` may be on disk, so the VM must not go on yet.
     let doubt = Action::KeepInDoubt(Doubt::CannotNote { reason: reason() });
     assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), [said, doubt]);
     assert_eq!(machine.step(Event::Timeout).len(), 3, "it tries again");
     let _ = machine.step(Event::JournalFailed { reason: reason() });
-    // It can't run there any more, whatever is on disk.
+    // The VM can't run there any more, whatever is on disk.
     assert_eq!(machine.step(heard(ToSource::Refused { reason: reason() })), [go_on()]);
 }
 
 #[test]
-fn before_a_commit_was_tried_a_full_disk_keeps_nobody_from_going_on() {
+fn a_full_disk_before_the_commit_does_not_keep_the_vm_from_going_on() {
     let mut machine = after([Event::Stopped { run: true }]);
     let _ = machine.step(Event::Timeout);
     let actions = machine.step(Event::JournalFailed { reason: reason() });
@@ -229,7 +229,7 @@ fn before_a_commit_was_tried_a_full_disk_keeps_nobody_from_going_on() {
 }
 
 #[test]
-fn a_failure_that_comes_out_of_turn_is_no_failure_of_the_commit() {
+fn a_late_journal_failure_does_not_undo_the_commit() {
     let mut machine = committed();
     let _ = machine.step(Event::Timeout);
     assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), []);
@@ -237,7 +237,7 @@ fn a_failure_that_comes_out_of_turn_is_no_failure_of_the_commit() {
 }
 
 #[test]
-fn a_qemu_that_died_after_it_had_let_go_does_not_keep_the_vm_from_leaving() {
+fn a_qemu_that_ends_after_completion_does_not_stop_the_switchover() {
     let mut machine = after([Event::Stopped { run: true }, Event::Completed, Event::QemuGone]);
     assert_eq!(machine.step(heard(ToSource::Loaded))[1], go());
     assert_eq!(machine.step(heard(ToSource::Running)), forgets(Outcome::Gone));
@@ -279,7 +279,7 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Phase::Dropped, Found::Gone), [go()]);
 }
 
-/// Effects that note what they are asked for.
+/// Effects that record the calls.
 #[derive(Default)]
 struct Notes {
     done: Vec<String>,
@@ -334,7 +334,7 @@ fn kept(dir: &Path) -> Option<Reopened<Record>> {
 }
 
 #[test]
-fn a_driver_goes_through_a_whole_switchover() {
+fn a_driver_performs_a_whole_switchover() {
     let dir = tempfile::tempdir().unwrap();
     let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut effects = Notes::default();
@@ -365,7 +365,7 @@ fn a_driver_restarts_from_its_journal() {
     assert!(driver.machine().is_over());
 }
 
-/// Its journal began with a VM that ran.
+/// The journal was created while the VM ran.
 #[test]
 fn a_vm_that_its_owner_paused_stays_paused_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -379,16 +379,16 @@ fn a_vm_that_its_owner_paused_stays_paused_after_a_restart() {
     assert!(driver.machine().is_over());
 }
 
-/// The journal is full: nothing can be written.
+/// The journal is full, so nothing can be written.
 #[test]
-fn a_driver_says_nothing_that_it_could_not_write() {
+fn a_driver_sends_nothing_that_it_could_not_write() {
     let dir = tempfile::tempdir().unwrap();
     let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut huge = opened();
     huge.qemu = json!("x".repeat((1 << 20) - 10_000));
     let mut effects = Notes::default();
     let mut journal = journals.create(huge).unwrap();
-    // Until nothing more fits.
+    // Fills the journal.
     while journal.append(&Record::Aborted { reason: "y".repeat(999).into() }).is_ok() {}
     while journal.append(&Record::Dropped).is_ok() {}
     let mut driver = Driver::new(journal);

@@ -1,5 +1,4 @@
-//! What comes of a world when nothing fails any more: agents restart, what is
-//! said is heard, waits end in time.
+//! Runs a world without further failures: agents restart, messages arrive, waits time out.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -9,27 +8,26 @@ use switchover::{Doubt, Resolution};
 use crate::step::Step;
 use crate::world::{Agent, DestinationQemu, SourceQemu, World};
 
-/// Rounds of waits that ended. Three would do.
+/// Rounds of timeouts. Three would do.
 const ROUNDS_MAX: usize = 20;
-/// Steps between two waits.
+/// Steps between two timeouts.
 const STEPS_MAX: usize = 200;
 
 const SIDES: [Side; 2] = [Side::Source, Side::Destination];
 
-/// Worlds that end well.
+/// The worlds that were found to end well.
 #[derive(Default)]
 pub(crate) struct Calm {
     seen: HashSet<u64>,
 }
 
 impl Calm {
-    /// How many were tried.
+    /// How many worlds were tried.
     pub(crate) fn tried(&self) -> usize {
         self.seen.len()
     }
 
-    /// Whether both sides come to an end by themselves, or an operator is
-    /// asked and ends it.
+    /// Checks that both sides end by themselves, or that an operator is asked and can end it.
     pub(crate) fn ends_well(&mut self, world: &World) -> Result<(), String> {
         if !self.seen.insert(world.calm_fingerprint()) {
             return Ok(());
@@ -42,7 +40,7 @@ impl Calm {
     }
 }
 
-/// What it comes to, when `first` is the one whose waits end first.
+/// The final world, if the waits of `first` time out first.
 fn settled(world: &World, first: Side) -> Result<World, String> {
     let mut world = world.clone();
     (world.said, world.faults_left) = (0, 0);
@@ -66,7 +64,7 @@ fn settled(world: &World, first: Side) -> Result<World, String> {
     Err("it goes on for ever".to_owned())
 }
 
-/// Until nothing happens without a wait that ends.
+/// Takes steps until nothing more happens without a timeout.
 fn run_dry(world: &mut World) -> Result<(), String> {
     for _ in 0..STEPS_MAX {
         let Some(step) = next(world) else { return Ok(()) };
@@ -116,7 +114,7 @@ fn next(world: &mut World) -> Option<Step> {
 }
 
 fn judge(world: &World, first: Side) -> Result<(), String> {
-    // Then it needs a human, who may find none of us to tell him.
+    // Then it needs a human, and possibly no agent is left to report it.
     if world.history.journal_lost {
         return Ok(());
     }
@@ -127,7 +125,7 @@ fn judge(world: &World, first: Side) -> Result<(), String> {
         let told = over || doubts.iter().any(Option::is_some);
         return if told || !both_up { Ok(()) } else { Err("the VM is gone, untold".to_owned()) };
     }
-    // An operator who has decided may leave two sides that disagree.
+    // After an operator's decision, the two sides may disagree.
     let operator = world.history.operator;
     if world.running() == 1 && (over || !both_up || operator) {
         return Ok(());
@@ -142,7 +140,7 @@ fn judge(world: &World, first: Side) -> Result<(), String> {
     decide(world, first)
 }
 
-/// The operator fences the other side, and has the VM here.
+/// The operator fences the other side, and decides for the VM to be here.
 fn decide(world: &World, first: Side) -> Result<(), String> {
     let mut decided = false;
     for (side, other) in [(Side::Source, Side::Destination), (Side::Destination, Side::Source)] {

@@ -1,4 +1,4 @@
-//! What a step makes of a world.
+//! The effect of a step on a world.
 
 use switchover::journal::Side;
 use switchover::{Resolution, destination, source};
@@ -8,7 +8,7 @@ use crate::step::{Failure, Step};
 use crate::world::{Agent, DestinationQemu, Said, SourceQemu, World};
 
 impl World {
-    /// What comes of a step.
+    /// Applies a step.
     pub(crate) fn take(&mut self, step: Step) {
         match step {
             Step::Does(Side::Source) => self.source_does(),
@@ -158,7 +158,7 @@ impl World {
         }
     }
 
-    /// Sees what its QEMU is in, if that is something to be told.
+    /// The agent sees its QEMU's state, if that state is an event.
     fn notices(&mut self, side: Side) {
         match side {
             Side::Source => match self.source_qemu {
@@ -183,7 +183,7 @@ impl World {
 
     fn resolves(&mut self, side: Side, resolution: Resolution) {
         self.history.operator = true;
-        // He gives up a copy, and answers for it.
+        // The operator gives up a copy, and is responsible for that.
         match (side, resolution) {
             (Side::Source, Resolution::There) => self.history.source_fault = true,
             (Side::Destination, Resolution::There) => self.history.destination_fault = true,
@@ -198,7 +198,7 @@ impl World {
     fn source_does(&mut self) {
         use source::{Action, Event, Record};
         let Agent::Up { doing, came, .. } = &mut self.source else { return };
-        // What came of an action is told when the step is done.
+        // An action's result becomes an event when the step is done.
         let Some(action) = doing.pop_front() else {
             if let Some(event) = came.take() {
                 self.tell_source(event);
@@ -282,7 +282,7 @@ impl World {
             Action::Journal(record) => {
                 self.destination_disk = self.destination_disk.map(|noted| noted.with(&record));
                 match record {
-                    // A paused VM is its owner's from here on.
+                    // From here on, a paused VM is its owner's.
                     Record::Running if !self.run => self.destination_runs(),
                     Record::Left => self.destination_qemu = DestinationQemu::Dead,
                     _ => {}
@@ -334,7 +334,7 @@ impl World {
             }
             _ => {
                 let never_ran = how == Failure::Refused;
-                // A copy that can't be run is none.
+                // A copy that can't be run is lost.
                 self.history.destination_fault |= never_ran;
                 *came = Some(Event::ContFailed { reason: "QEMU".into(), never_ran });
             }

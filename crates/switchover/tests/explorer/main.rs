@@ -1,19 +1,16 @@
-//! Every state that a switchover can get into, one after the other.
+//! Visits every state that a switchover can reach.
 //!
-//! Both machines, what they have on disk, both QEMUs and both hosts are one
-//! [`World`]. From each world all things that can happen next are tried: an
-//! agent does its next action, crashes between two of them, restarts; a host
-//! boots, or is gone for good; a disk fails with or without having written;
-//! `cont` fails; a QEMU dies, or resumes by itself; an operator decides. Any
-//! message that was ever said can be heard at any time, again, or never, which
-//! is all that a network can do. What is counted is only how many of the things
-//! that go wrong do so on one path.
+//! Both machines, their journals, both QEMUs and both hosts form one [`World`]. From each world,
+//! all possible next steps are tried: an agent does its next action, crashes between two of them,
+//! restarts; a host boots, or fails for good; a disk fails, with or without having written; `cont`
+//! fails; a QEMU dies, or resumes by itself; an operator decides. Any message that was ever sent
+//! can be received at any time, again, or never, which covers everything that a network can do.
+//! Only the number of failures on one path is limited.
 //!
-//! In each world: never two QEMUs run the VM, none runs it after its state was
-//! run elsewhere, and it is not gone unless faults took it. A VM that goes on
-//! never waits until the other side has read something. And from each world: once
-//! nothing fails any more, both sides come to an end by themselves, or one says
-//! that an operator must decide, and his decision ends it.
+//! In each world: two QEMUs never run the VM, none runs it after its state was run elsewhere, and
+//! it is not lost unless faults destroyed it. A VM that goes on never waits until the other side
+//! has read something. And from each world, once nothing fails any more, both sides end by
+//! themselves, or one asks for an operator, whose decision ends it.
 
 mod calm;
 mod effect;
@@ -31,7 +28,7 @@ fn no_state_runs_the_vm_twice_and_none_loses_it() {
     let found = explore(Mutation::None, true, 5);
     println!("{found}");
     assert!(found.violation.is_none(), "{found}");
-    // Fewer, and something was not explored.
+    // With fewer, something was not explored.
     assert!(found.worlds >= 1_000_000, "only {} worlds", found.worlds);
     assert_eq!(found.doubts, 10, "every kind of doubt there is");
 }
@@ -44,7 +41,7 @@ fn a_vm_that_its_owner_paused_is_as_safe() {
     assert!(found.worlds >= 500_000, "only {} worlds", found.worlds);
 }
 
-/// What the explorer is worth: each of these is a plausible mistake.
+/// Tests the explorer: each of these is a plausible mistake.
 #[test]
 fn mistakes_are_found() {
     let missed: Vec<Mutation> = Mutation::MISTAKES

@@ -1,42 +1,42 @@
-//! Machines with one mistake each, to see that it is found.
+//! Machines with one mistake each, to check that it is found.
 
 use switchover::{Envelope, ToDestination, ToSource, destination, source};
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
-    /// None.
+    /// No mistake.
     None,
     /// The source says `go` before `committed` is on disk.
     GoBeforeJournal,
     /// The source believes that QEMU has completed.
     CompletedUnseen,
-    /// The source takes the VM back when nothing is heard.
+    /// The source takes the VM back on a timeout.
     SourceResumesAlone,
-    /// The source ends its QEMU when it has said `go`.
+    /// The source ends its QEMU once it has said `go`.
     QuitAfterGo,
     /// After a failed commit the VM goes on before `aborted` is on disk.
     AbortUnwritten,
-    /// The VM goes on only when the destination was told that it does.
+    /// The VM goes on only once the destination was told.
     SayBeforeGoOn,
-    /// The source takes a destination that knows nothing for one that refused.
+    /// The source treats a destination that knows nothing like one that refused.
     UnknownMeansRefused,
-    /// A source that finds its VM lost at the destination takes it back.
+    /// The source takes a VM back that was lost at the destination.
     LostMeansRefused,
-    /// The destination runs the VM when nothing is heard.
+    /// The destination runs the VM on a timeout.
     ContOnTimeout,
     /// The destination runs the VM before `starting` is on disk.
     ContBeforeJournal,
-    /// The destination ends its QEMU when nothing is heard.
+    /// The destination ends its QEMU on a timeout.
     KillOnTimeout,
     /// The destination says `refused` while it may still run the VM.
     RefusedBeforeKill,
-    /// The destination forgets as soon as it has said `running`.
+    /// The destination removes its journal as soon as it has said `running`.
     ForgetUnheard,
 }
 
 impl Mutation {
-    /// All but none.
+    /// All mistakes.
     pub(crate) const MISTAKES: [Self; 13] = [
         Self::GoBeforeJournal,
         Self::CompletedUnseen,
@@ -53,7 +53,7 @@ impl Mutation {
         Self::ForgetUnheard,
     ];
 
-    /// One step of the source.
+    /// A step of the source.
     pub(crate) fn source(
         self,
         machine: &mut source::Machine,
@@ -88,7 +88,7 @@ impl Mutation {
         actions
     }
 
-    /// One step of the destination.
+    /// A step of the destination.
     pub(crate) fn destination(
         self,
         machine: &mut destination::Machine,

@@ -1,11 +1,11 @@
-//! What is said, for a network that keeps all of it.
+//! Messages, for a network that keeps all of them.
 
 use switchover::journal::Side;
 use switchover::{Envelope, ToDestination, ToSource};
 
 use crate::world::id;
 
-/// A message without its words.
+/// A message without its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Said {
     Go,
@@ -34,7 +34,7 @@ impl Said {
         1 << self as u8
     }
 
-    /// Who hears it.
+    /// Its receiver.
     pub(crate) fn to(self) -> Side {
         match self {
             Self::Go | Self::Aborted | Self::SourceUnknown => Side::Destination,

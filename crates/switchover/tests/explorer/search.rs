@@ -1,4 +1,4 @@
-//! Breadth first, so that the first violation has the shortest story.
+//! A breadth-first search, so that the first violation has the shortest history.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -9,21 +9,21 @@ use crate::mutation::Mutation;
 use crate::step::Step;
 use crate::world::World;
 
-/// What was found.
+/// The result of a search.
 pub(crate) struct Found {
-    /// Worlds seen, each once.
+    /// Number of different worlds.
     pub(crate) worlds: usize,
-    /// Steps tried.
+    /// Number of steps tried.
     pub(crate) steps: usize,
-    /// Worlds from which all was let come to its end.
+    /// Number of worlds that were run to their end.
     pub(crate) ends: usize,
-    /// Kinds of doubt that a side was in.
+    /// Number of kinds of doubt that occurred.
     pub(crate) doubts: usize,
-    /// The first thing that must not be.
+    /// The first violation.
     pub(crate) violation: Option<Violation>,
 }
 
-/// Something that must not be, and how it came about.
+/// A violation, and how it came about.
 pub(crate) struct Violation {
     what: String,
     story: Vec<String>,
@@ -42,7 +42,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// All worlds with at most `faults` faults on the way to them.
+/// Visits all worlds with at most `faults` faults on the way to them.
 pub(crate) fn explore(mutation: Mutation, run: bool, faults: u8) -> Found {
     let first = World::new(mutation, run, faults);
     let mut search = Search::new(first.clone());

@@ -1,26 +1,26 @@
-//! All that can happen next, and what it makes of a world.
+//! The steps that are possible in a world.
 
 use switchover::journal::Side;
 use switchover::{Resolution, destination, source};
 
 use crate::world::{DestinationQemu, Said, SourceQemu, World};
 
-/// One thing that happens.
+/// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// An agent does its next action, or takes in what came of it.
+    /// An agent does its next action, or handles the result of one.
     Does(Side),
     /// Its next action fails.
     Fails(Side, Failure),
     Crashes(Side),
     Restarts(Side),
     Boots(Side),
-    /// A host is gone for good: it failed, or it was fenced.
+    /// A host fails for good, or is fenced.
     GoesOff(Side),
     /// The destination's agent comes back without its state directory.
     LosesJournal,
     Hears(Said),
-    /// What an agent waits for does not come in time.
+    /// An agent's wait times out.
     Late(Side),
     CutOff(Side),
     GivesUp(Side),
@@ -33,16 +33,16 @@ pub(crate) enum Step {
     SourceResumes,
     DestinationLoads,
     QemuDies(Side),
-    /// The VM is stopped by its owner, through its agent.
+    /// The owner stops the VM through its agent.
     OwnerEnds,
 }
 
 /// How an action fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The disk has nothing of it.
+    /// Nothing is on disk.
     Unwritten,
-    /// The disk has it all the same.
+    /// It is on disk nevertheless.
     WrittenAllTheSame,
     /// QEMU refuses.
     Refused,
@@ -55,7 +55,7 @@ pub(crate) enum Failure {
 const SIDES: [Side; 2] = [Side::Source, Side::Destination];
 
 impl World {
-    /// All that can happen next.
+    /// All possible steps.
     pub(crate) fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::with_capacity(24);
         for side in SIDES {
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// An operator fences first: the other host is off, or he has looked.
+    /// An operator fences first: the other host is off, or the operator has checked it.
     fn decisions(&self, side: Side, steps: &mut Vec<Step>) {
         let mut decide = |resolution, may| {
             let takes = match side {
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// It has a machine, which waits for something to happen.
+    /// Whether its machine is waiting for an event.
     pub(crate) fn idle_machine(&self, side: Side) -> bool {
         let machine = match side {
             Side::Source => self.source.machine().is_some(),

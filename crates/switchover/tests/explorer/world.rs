@@ -1,5 +1,4 @@
-//! Everything there is: two agents, two disks, two QEMUs, two hosts, and what
-//! was said.
+//! The state of the model: two agents, two disks, two QEMUs, two hosts, and the messages sent.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,11 +22,11 @@ pub(crate) fn id() -> MigrationId {
 pub(crate) enum SourceQemu {
     /// The VM runs and is streamed.
     Streaming,
-    /// `finish-migrate`: all is written, and QEMU has not said how it ended.
+    /// `finish-migrate`: everything is written, and QEMU has not reported how it ended.
     Finishing,
     /// `completed` and `postmigrate`.
     Completed,
-    /// The VM runs, and its migration is over.
+    /// The VM runs, and QEMU's migration is over.
     WentOn,
     Dead,
 }
@@ -74,13 +73,13 @@ impl DestinationQemu {
 #[derive(Clone, Debug, Hash)]
 pub(crate) enum Agent<M, A, E> {
     Down,
-    /// It keeps no journal of the migration.
+    /// It has no journal of the migration.
     Stranger,
     Up {
         machine: M,
-        /// Actions not done yet.
+        /// Actions that are not done yet.
         doing: VecDeque<A>,
-        /// What came of the last one.
+        /// The result of the last action.
         came: Option<E>,
     },
 }
@@ -104,7 +103,7 @@ impl<M, A, E> Agent<M, A, E> {
         }
     }
 
-    /// It is in the middle of a step.
+    /// Whether it is in the middle of a step.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self, Self::Up { doing, came, .. } if came.is_some() || !doing.is_empty())
     }
@@ -113,7 +112,7 @@ impl<M, A, E> Agent<M, A, E> {
         matches!(self, Self::Down)
     }
 
-    /// It has nothing to do with the migration, or not any more.
+    /// Whether it does not take part in the migration, or no longer.
     pub(crate) fn is_stranger(&self) -> bool {
         matches!(self, Self::Stranger)
     }
@@ -123,7 +122,7 @@ pub(crate) type SourceAgent = Agent<source::Machine, source::Action, source::Eve
 pub(crate) type DestinationAgent =
     Agent<destination::Machine, destination::Action, destination::Event>;
 
-/// What is known only from outside.
+/// What only an outside observer knows.
 #[derive(Clone, Copy, Debug, Default, Hash)]
 pub(crate) struct History {
     /// The VM ran at the destination.
@@ -136,15 +135,15 @@ pub(crate) struct History {
     pub(crate) source_fault: bool,
     /// A fault took the destination's copy, or made it useless.
     pub(crate) destination_fault: bool,
-    /// An operator decided, and answers for it.
+    /// An operator decided, and is responsible.
     pub(crate) operator: bool,
     /// The destination's agent came back without its state directory.
     pub(crate) journal_lost: bool,
-    /// Its owner ended the VM.
+    /// The owner ended the VM.
     pub(crate) ended: bool,
 }
 
-/// Everything.
+/// The state of everything.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     pub(crate) mutation: Mutation,
@@ -159,18 +158,18 @@ pub(crate) struct World {
     pub(crate) destination_off: bool,
     /// The source's QEMU has written its stream to the end.
     pub(crate) streamed: bool,
-    /// Bits of all that was ever said.
+    /// A bit for each message that was ever sent.
     pub(crate) said: u8,
     pub(crate) faults_left: u8,
     pub(crate) history: History,
-    /// What was said and not heard yet, in its order: only when all is calm.
+    /// Messages in flight, in order; only in a calm world.
     pub(crate) mail: Option<VecDeque<Said>>,
-    /// What must never be.
+    /// A violation.
     pub(crate) broken: Option<&'static str>,
 }
 
 impl World {
-    /// A migration begins: both journals are open.
+    /// The start of a migration: both journals are open.
     pub(crate) fn new(mutation: Mutation, run: bool, faults: u8) -> Self {
         Self {
             mutation,
@@ -192,7 +191,7 @@ impl World {
         }
     }
 
-    /// What tells it from other worlds.
+    /// Identifies the world.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.said, self.faults_left).hash(&mut hasher);
@@ -200,7 +199,7 @@ impl World {
         hasher.finish()
     }
 
-    /// The same, whatever was said and may still fail.
+    /// Identifies it without regard to messages sent and faults left.
     pub(crate) fn calm_fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.source, &self.destination).hash(&mut hasher);
@@ -224,7 +223,7 @@ impl World {
             + usize::from(self.destination_qemu == DestinationQemu::Runs)
     }
 
-    /// Nobody holds the VM.
+    /// Whether no QEMU holds the VM.
     pub(crate) fn is_gone(&self) -> bool {
         self.source_qemu == SourceQemu::Dead && !self.destination_qemu.holds()
     }
@@ -276,8 +275,7 @@ impl World {
     }
 
     pub(crate) fn destination_restarts(&mut self) {
-        // The record that was thought to have failed is there: the paused VM is
-        // its owner's.
+        // The record that seemed to have failed is there: the paused VM is its owner's.
         let paused_here = self.destination_disk == Some(destination::Noted::Running);
         if paused_here && self.destination_qemu == DestinationQemu::Loaded {
             self.destination_runs();
@@ -289,7 +287,7 @@ impl World {
         });
     }
 
-    /// What must never be, if it is.
+    /// The violation in this world, if any.
     pub(crate) fn check(&self) -> Option<&'static str> {
         if self.broken.is_some() {
             return self.broken;
@@ -306,8 +304,8 @@ impl World {
         None
     }
 
-    /// The source is to say something before it has its VM go on: that takes as long
-    /// as the destination likes.
+    /// Whether the source sends something before it lets its VM go on, which takes as long as the
+    /// destination likes.
     fn waits_for_reader(&self) -> bool {
         let Agent::Up { doing, .. } = &self.source else { return false };
         let says = doing.iter().position(|action| matches!(action, source::Action::Say(_)));
@@ -316,7 +314,7 @@ impl World {
         matches!((says, goes_on), (Some(says), Some(goes_on)) if says < goes_on)
     }
 
-    /// A VM dies with whoever has it. Between `committed` and running both do.
+    /// A VM dies with the side that has it. Between `committed` and running, both have it.
     fn may_be_gone(&self) -> bool {
         let History { source_fault, destination_fault, .. } = self.history;
         match self.history {
@@ -329,7 +327,7 @@ impl World {
 }
 
 impl World {
-    /// What either side can't know or do.
+    /// The doubts of both sides.
     pub(crate) fn doubts(&self) -> [Option<&Doubt>; 2] {
         [
             self.source.machine().and_then(source::Machine::doubt),
@@ -337,7 +335,7 @@ impl World {
         ]
     }
 
-    /// What an agent is about to do.
+    /// The next action of an agent.
     pub(crate) fn doing(&self, side: Side) -> String {
         match (side, &self.source, &self.destination) {
             (Side::Source, Agent::Up { doing, came, .. }, _) => {

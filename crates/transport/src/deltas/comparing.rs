@@ -1,4 +1,4 @@
-//! What a lane makes of a batch whose pages the destination has in older versions.
+//! How a lane makes deltas of a batch whose pages the destination has in older versions.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -6,11 +6,11 @@ use page::{Batch, BlockId, DeltaWriter, Epoch, PAGE_BYTES, PageIndex};
 
 use super::{Deltas, Fingerprints};
 
-/// What the destination has of the pages of one batch.
+/// The destination's versions of the pages of one batch.
 #[derive(Debug, Default)]
 pub(super) struct Bases {
     of: Option<(BlockId, Epoch)>,
-    /// In the bodies' order, those that have one.
+    /// The bodies that have a base, in order.
     pages: Vec<(PageIndex, Epoch)>,
     fingerprints: Vec<Fingerprints>,
 }
@@ -27,13 +27,14 @@ impl Bases {
         self.fingerprints.push(*fingerprints);
     }
 
-    /// Whether it says anything of this batch, from which pages may have been taken out.
+    /// Whether these are the bases of `batch`, from which pages may have been removed
+    /// since.
     fn are_of(&self, batch: &Batch) -> bool {
         !self.pages.is_empty() && self.of == Some((batch.block, batch.epoch))
     }
 
-    /// The base of a page, and which parts are other ones there. Pages are asked for in
-    /// their batch's order; `next` is where to look.
+    /// The base of a page, and the parts that differ from it. Pages must be passed in
+    /// their batch's order; `next` is where the search continues.
     fn changed(
         &self,
         next: &mut usize,
@@ -50,7 +51,7 @@ impl Bases {
     }
 }
 
-/// One lane's use of what is known, with buffers that are used again.
+/// One lane's comparison, with reused buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Comparing {
     bases: Bases,
@@ -64,8 +65,8 @@ impl Comparing {
         deltas.leave(batch, &mut self.bases)
     }
 
-    /// Notes what a batch's bodies contain, which are about to be sent. Its deltas, if
-    /// those are less.
+    /// Notes the content of a batch's bodies, which are about to be sent. Returns the
+    /// batch's deltas, if they are worthwhile.
     pub(crate) fn compare(&mut self, deltas: &Deltas, batch: &Batch) -> Option<&[u8]> {
         let Self { bases, now, writer } = self;
         let bodies = batch.bodies();

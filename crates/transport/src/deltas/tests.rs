@@ -6,7 +6,7 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Of a block that the destination can read, with noting on.
+/// Deltas for a block that the destination can read, with noting on.
 fn deltas() -> Deltas {
     let deltas = Deltas::default();
     let block = |name: &str| Announced { name: name.to_owned(), bytes: 4 * MIB };
@@ -27,7 +27,8 @@ fn batch(pool: &Arc<Pool>, block: u16, epoch: u32, pages: &[(u32, u8)]) -> Batch
     batch
 }
 
-/// Takes and sends it as a lane does. The base of each page, if it goes as deltas.
+/// Takes and sends a batch as a lane does. Returns each page's base if it goes as
+/// deltas.
 fn send(deltas: &Deltas, lane: &mut Comparing, batch: &mut Batch) -> Option<Vec<Option<u32>>> {
     lane.leave(deltas, batch);
     let bytes = lane.compare(deltas, batch)?;
@@ -36,7 +37,7 @@ fn send(deltas: &Deltas, lane: &mut Comparing, batch: &mut Batch) -> Option<Vec<
 }
 
 #[test]
-fn what_was_placed_is_the_base_of_what_is_sent_next() {
+fn a_placed_version_is_the_base_of_the_next() {
     let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
     let mut lane = Comparing::default();
     let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
@@ -44,7 +45,7 @@ fn what_was_placed_is_the_base_of_what_is_sent_next() {
     let mut second = batch(&pool, 0, 2, &[(3, 2), (4, 2)]);
     assert_eq!(send(&deltas, &mut lane, &mut second), None, "it may not have come");
     deltas.placed(&first);
-    // Page 3 has left in a newer version, which may come at any time.
+    // A newer version of page 3 has left, which may arrive at any time.
     let mut third = batch(&pool, 0, 3, &[(3, 3), (5, 3)]);
     assert_eq!(send(&deltas, &mut lane, &mut third), Some(vec![None, Some(1)]));
     deltas.placed(&second);
@@ -53,7 +54,8 @@ fn what_was_placed_is_the_base_of_what_is_sent_next() {
     let bases = send(&deltas, &mut lane, &mut fourth);
     assert_eq!(bases, Some(vec![Some(3), Some(2), Some(3), None]));
     assert_eq!(deltas.pages(), 4);
-    // What is sent again by another lane goes whole: nothing newer is there.
+    // A batch sent again by another lane goes whole, because the same version is already
+    // there.
     deltas.placed(&fourth);
     assert_eq!(send(&deltas, &mut lane, &mut fourth), None);
 }
@@ -75,13 +77,13 @@ fn an_older_version_does_not_leave_after_a_newer_one() {
     assert_eq!(left, [5], "the others have left in a newer version");
     let fill = |first| Fill { first: PageIndex(first), count: 1, byte: 0 };
     assert_eq!(second.fills(), [fill(8), fill(10)]);
-    // It goes as a delta, and what comes twice is no older one.
+    // Page 5 goes as a delta, and a batch that is taken twice is not older than itself.
     assert!(lane.compare(&deltas, &second).is_some());
     assert_eq!(lane.leave(&deltas, &mut third), 0);
 }
 
 #[test]
-fn only_what_has_changed_goes() {
+fn only_changed_parts_are_sent() {
     let (deltas, pool) = (deltas(), Pool::new(4 * SLOT_BYTES));
     let mut lane = Comparing::default();
     let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1)]);
@@ -99,13 +101,13 @@ fn only_what_has_changed_goes() {
 }
 
 #[test]
-fn what_leaves_in_another_form_is_no_base() {
+fn a_page_sent_in_another_form_is_no_base() {
     let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
     let (mut lane, mut other) = (Comparing::default(), Comparing::default());
     let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
     send(&deltas, &mut lane, &mut first);
     deltas.placed(&first);
-    // One as a fill, and one by its name: a stage takes it out of the batch.
+    // One page goes as a fill, and one by name: a stage removes it from the batch.
     let mut second = batch(&pool, 0, 2, &[(4, 2)]);
     second.push_fill(PageIndex(3), 0);
     other.leave(&deltas, &mut second);
@@ -128,13 +130,13 @@ fn a_batch_from_which_pages_were_taken_is_compared_by_its_pages() {
     second.retain_bodies(|nth, _| nth % 2 == 1);
     let bytes = lane.compare(&deltas, &second).unwrap();
     assert_eq!(bytes.len(), 2 * 8 + PART_BYTES, "page 4 has not changed");
-    // What a lane knows of one batch says nothing of another.
+    // A lane's bases for one batch don't apply to another.
     let third = batch(&pool, 0, 3, &[(4, 1)]);
     assert_eq!(lane.compare(&deltas, &third), None);
 }
 
 #[test]
-fn neither_ram_that_can_not_be_read_there_nor_a_busy_cpu_has_bases() {
+fn there_are_no_bases_for_unreadable_ram_or_a_busy_cpu() {
     let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
     let mut lane = Comparing::default();
     for block in [1, 2] {
@@ -153,7 +155,7 @@ fn neither_ram_that_can_not_be_read_there_nor_a_busy_cpu_has_bases() {
 }
 
 #[test]
-fn records_go_to_what_is_sent_again() {
+fn records_go_to_pages_that_are_sent_again() {
     let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
     deltas.known.lock().records_max = 4;
     let mut lane = Comparing::default();
@@ -163,7 +165,7 @@ fn records_go_to_what_is_sent_again() {
         deltas.placed(&batch);
         bases.is_some()
     };
-    // Two that are sent again and again, among many that are not.
+    // Two pages are sent again and again, among many that are not.
     for epoch in 1..200 {
         let is_known = [again(epoch, 7), again(epoch, 8)];
         assert_eq!(is_known, [epoch > 1; 2], "{epoch}");
@@ -173,7 +175,7 @@ fn records_go_to_what_is_sent_again() {
 }
 
 #[test]
-fn pages_of_a_block_for_whose_tables_there_is_no_room_go_whole() {
+fn pages_of_a_block_without_tables_go_whole() {
     let (deltas, pool) = (Deltas::default(), Pool::new(8 * SLOT_BYTES));
     let endless = Announced { name: "ram".to_owned(), bytes: u64::MAX >> 4 };
     deltas.announce(&[endless.clone(), endless]);
@@ -188,10 +190,10 @@ fn pages_of_a_block_for_whose_tables_there_is_no_room_go_whole() {
     }
 }
 
-/// QEMU before 9.0 may send a page twice in one epoch, in two versions, and which one is
-/// placed last depends on the lanes.
+/// QEMU before 9.0 may send a page twice in one epoch, in two versions, and the lanes
+/// decide which one is placed last.
 #[test]
-fn what_has_left_twice_in_an_epoch_is_no_base() {
+fn a_page_sent_twice_in_an_epoch_is_no_base() {
     for placed_between in [false, true] {
         let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
         let [mut one, mut other] = [Comparing::default(), Comparing::default()];
@@ -209,7 +211,7 @@ fn what_has_left_twice_in_an_epoch_is_no_base() {
             deltas.placed(&first);
         }
         deltas.placed(&second);
-        // So is what has left as one page and as a run's.
+        // The same holds for a page that left as a body and as part of a fill run.
         let mut fills = batch(&pool, 0, 1, &[]);
         fills.push_fill(PageIndex(5), 0);
         one.leave(&deltas, &mut fills);
@@ -235,7 +237,7 @@ fn a_run_that_would_become_too_many_leaves_whole() {
         lane.leave(&deltas, &mut batch);
         batch.fills().len()
     };
-    // Every other page of a quarter, and then of all.
+    // Every other page of a quarter, and then of the whole run.
     for (part, left) in [(4, FILLS_MAX / 2), (1, 1)] {
         leave(&mut lane, 2, &mut (0..pages / part).step_by(2));
         assert_eq!(leave(&mut lane, 1, &mut (0..pages)), left, "{part}");

@@ -1,31 +1,31 @@
-//! What a stage does to what is out: it stands between the queue and the lanes, and
-//! knows of batches that lanes don't have any more, or never had.
+//! How a stage, which stands between the queue and the lanes, accounts for batches that
+//! lanes no longer have or never had.
 
 use std::time::Instant;
 
 use super::{LITTLE, Queue};
 use crate::load::Load;
 
-/// What changes at once. All of it is none by default.
+/// A set of changes applied at once; the default changes nothing.
 #[derive(Debug)]
 pub struct Change<X> {
-    /// Batches of pages that are out from now on, though no lane has them.
+    /// Batches of pages that are in flight from now on, though no lane has them.
     pub entered: usize,
-    /// Batches of pages that are not any more.
+    /// Batches of pages that are no longer in flight.
     pub left: usize,
-    /// Batches that were kept, and are answered.
+    /// Batches that were kept for an answer and are answered.
     pub answered: usize,
-    /// Pages that are delivered as bytes.
+    /// Bytes of pages delivered as bytes.
     pub body_bytes: u64,
-    /// Pages that are delivered without.
+    /// Bytes of pages delivered without being sent.
     pub found_bytes: u64,
-    /// Fills that are delivered.
+    /// Bytes of delivered fills.
     pub fill_bytes: u64,
-    /// Pages that were submitted, and that something else is out for.
+    /// Bytes of submitted pages that another batch in flight covers.
     pub covered_bytes: u64,
-    /// What the destination has from elsewhere later, if that has changed.
+    /// Bytes that the destination awaits from other hosts or disks, if that has changed.
     pub awaited_bytes: Option<u64>,
-    /// What is sent before all that waits. It is out, too.
+    /// Loads to send before everything that waits. They count as in flight.
     pub again: [Option<X>; 2],
 }
 
@@ -46,12 +46,12 @@ impl<X> Default for Change<X> {
 }
 
 impl<X> Queue<X> {
-    /// What is out has changed. What is entered is not drained before it has left.
+    /// Applies a change. The queue is not drained before every entered batch has left.
     pub fn count(&self, change: Change<X>) {
         self.change(change, false);
     }
 
-    /// As [`Queue::count`], and all lanes that wait look what to do.
+    /// As [`Queue::count`], and wakes waiting lanes to check for work.
     pub fn settle(&self, change: Change<X>) {
         self.change(change, true);
     }
@@ -81,14 +81,14 @@ impl<X> Queue<X> {
         self.has_less(state);
     }
 
-    /// A batch is kept until it is answered. While there are many of them, no more of
-    /// what waits is taken.
+    /// Notes that a batch is kept until it is answered. While there are many of those, no
+    /// waiting batch is taken.
     pub fn asks(&self) {
         self.state.lock().asked += 1;
     }
 
-    /// How many pages lanes have to send, by what a stage says of its own; none if those
-    /// are more than a little.
+    /// The number of pages that lanes have to send, where `pages` counts a stage's load;
+    /// none if that is more than a little.
     pub fn queued(&self, pages: impl Fn(&X) -> u64) -> Option<u64> {
         let state = self.state.lock();
         if state.waiting.len() > LITTLE {
@@ -101,10 +101,12 @@ impl<X> Queue<X> {
         Some(again.sum::<u64>() + (state.waiting.len() * page::BATCH_PAGES) as u64)
     }
 
-    /// A batch that will be sent first counts as submitted: nothing is drained before it
-    /// is delivered. Blocks until it `may` be, by what the destination awaits from
-    /// elsewhere, in bytes, and how many such batches wait. None if there will be no more
-    /// batches, or once it is `over`.
+    /// Reserves a batch that will be sent first: it counts as submitted, so nothing is
+    /// drained before it is delivered.
+    ///
+    /// Blocks until `may` permits it, given the bytes that the destination awaits from
+    /// other hosts or disks and the number of such batches that wait. None if no more
+    /// batches are accepted, or once it is `over`.
     pub fn reserve(&self, over: impl Fn() -> bool, may: impl Fn(u64, usize) -> bool) -> Option<()> {
         let mut state = self.state.lock();
         loop {
@@ -120,13 +122,13 @@ impl<X> Queue<X> {
         }
     }
 
-    /// Who waits to reserve looks again.
+    /// Makes threads that wait to reserve check again.
     pub fn wake_reserving(&self) {
         let _state = self.state.lock();
         self.has_room.notify_all();
     }
 
-    /// Queues what was reserved: pages of so many bytes.
+    /// Queues the reserved batch, with `bytes` of pages.
     pub fn submit_first(&self, reserved: X, bytes: u64) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
@@ -140,7 +142,7 @@ impl<X> Queue<X> {
         self.work.notify_one();
     }
 
-    /// What was reserved is not used.
+    /// Releases a reservation unused.
     pub fn give_up(&self) {
         let mut state = self.state.lock();
         state.leaves();

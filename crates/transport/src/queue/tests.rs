@@ -1,4 +1,4 @@
-//! Batches that go, come back, and are answered for.
+//! Batches that are sent, returned and answered.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,8 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Lanes that can't connect wait beside those that carry, and have no use
-/// for a batch: woken for one, they would leave it lying for ever.
+/// Lanes that can't connect also wait, but take no batch: if one of them were woken
+/// for it, the batch would be left lying.
 #[test]
 fn a_batch_wakes_a_lane_that_takes_it() {
     const DEAD: usize = 8;
@@ -20,7 +20,7 @@ fn a_batch_wakes_a_lane_that_takes_it() {
         for _ in 0..DEAD {
             scope.spawn(|| while queue.could_not_connect("x", Duration::from_secs(1)) {});
         }
-        // Most of them wait by now; which ones does not matter.
+        // Most of them are waiting by now; it does not matter which.
         thread::sleep(Duration::from_millis(50));
         let carrier = scope.spawn(|| {
             let mut carried = 0;
@@ -77,7 +77,7 @@ fn blocks(pool: &Arc<Pool>, sequence: u64) -> Load {
     blocks.into()
 }
 
-/// What would go next: a batch of blocks by its number, or a page.
+/// The number of a batch of blocks; none for pages.
 fn number(load: &Load) -> Option<u64> {
     match load {
         Load::Blocks(batch) => Some(batch.sequence),
@@ -99,13 +99,13 @@ fn pages_pass_blocks_that_have_no_room() {
     let numbers: Vec<_> = went.iter().map(number).collect();
     assert_eq!(numbers, [Some(0), None, Some(1), None, None, None]);
     assert_eq!(queue.delivered().blocks_held, 2);
-    // It is a count of all, and what was promised stays so.
+    // The room is a total, and never falls.
     queue.set_block_room(3);
     queue.set_block_room(1);
     let third = take().unwrap();
     assert_eq!(number(&third), Some(2));
     assert!(take().is_none());
-    // What a dead lane had needs no room: it has some already.
+    // A dead lane's batch needs no room: it already has some.
     queue.hand_back([third].into_iter());
     let third = take().unwrap();
     assert_eq!(number(&third), Some(2));
@@ -120,7 +120,7 @@ fn pages_pass_blocks_that_have_no_room() {
 }
 
 #[test]
-fn what_has_no_answer_yet_holds_up_what_waits() {
+fn unanswered_batches_hold_up_waiting_ones() {
     let pool = Pool::new((ASKED_MAX + 4) * page::SLOT_BYTES);
     let queue = Queue::<usize>::new();
     let submit = || queue.submit(Load::from(pool.take().unwrap())).unwrap();
@@ -137,7 +137,7 @@ fn what_has_no_answer_yet_holds_up_what_waits() {
     assert!(take().is_none());
     queue.settle(Change { left: 1, answered: 1, ..Change::default() });
     queue.placed(take().unwrap());
-    // A lane has died: all of it is sent anew, and before what waits.
+    // A lane has died: all its batches are sent again, before those that wait.
     queue.hand_back(asked.into_iter().skip(1));
     submit();
     let back: Vec<_> = std::iter::from_fn(take).collect();
@@ -147,10 +147,10 @@ fn what_has_no_answer_yet_holds_up_what_waits() {
     }
 }
 
-/// What a stage holds is neither lost nor drained, and a lane that waits looks when it
-/// has settled something.
+/// A batch that a stage holds is neither lost nor drained, and a waiting lane checks
+/// for work when the stage reports an outcome.
 #[test]
-fn what_a_stage_holds_is_out_until_it_has_left() {
+fn a_batch_held_by_a_stage_is_out_until_it_has_left() {
     let queue = Queue::<&str>::new();
     assert_eq!(queue.reserve(|| false, |awaited, first| awaited == 0 && first == 0), Some(()));
     thread::scope(|scope| {
@@ -182,7 +182,7 @@ fn what_a_stage_holds_is_out_until_it_has_left() {
 }
 
 #[test]
-fn who_waits_to_reserve_looks_when_less_is_out_or_it_is_over() {
+fn a_thread_waiting_to_reserve_checks_again_when_less_is_out_or_at_the_end() {
     let queue = Queue::<()>::new();
     let over = std::sync::atomic::AtomicBool::new(false);
     let is_over = || over.load(std::sync::atomic::Ordering::SeqCst);
@@ -223,7 +223,7 @@ fn room_wakes_a_lane_and_a_failure_drops_what_has_none() {
     assert_eq!(pool.out_bytes(), 0);
 }
 
-/// What happens to a queue.
+/// An event of a queue.
 #[derive(Clone, Debug)]
 enum Step {
     Submit { is_page: bool },
@@ -244,9 +244,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever lanes take, place and lose: never more batches of blocks
-    /// are out than there is room for, each is placed once and in the end
-    /// all are, and no page waits for room.
+    /// Whatever lanes take, place and lose: no more batches of blocks are in flight
+    /// than there is room for, each is placed once and in the end all are, and no page
+    /// waits for room.
     #[test]
     fn room_bounds_blocks_and_holds_nothing_else_up(
         steps in prop::collection::vec(step(), 1..120),
@@ -279,7 +279,7 @@ proptest! {
                             None => pages_waiting -= 1,
                         }
                         prop_assert!(taken.len() as u64 <= room);
-                        // Those that were never sent go in their order.
+                        // Batches that were never sent go in order.
                         prop_assert!(taken.iter().copied().eq(0..taken.len() as u64));
                         flying.push(load);
                     }
@@ -310,7 +310,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_handed_back_after_a_failure_is_dropped() {
+fn batches_handed_back_after_a_failure_are_dropped() {
     let pool = page::Pool::new(4 * page::SLOT_BYTES);
     let queue = Queue::<Infallible>::new();
     queue.submit(pool.take().unwrap().into()).unwrap();

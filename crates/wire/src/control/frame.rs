@@ -12,14 +12,14 @@ use serde::de::DeserializeOwned;
 use crate::error::WireError;
 use crate::read::le32;
 
-/// Longest message. A shape of a VM with hundreds of devices is some 100 KiB.
+/// The longest message. The shape of a VM with hundreds of devices has some 100 KiB.
 const MESSAGE_BYTES_MAX: u64 = 2 << 20;
-/// Most values in a message, and so what it takes when it is read: a number is
-/// two bytes in JSON and 32 in memory, a field of an object over 100. A shape of
-/// a VM with hundreds of devices has some thousands.
+/// The most values in a message, which limits its memory when it is read: a number is two bytes in
+/// JSON and 32 in memory, a field of an object over 100. The shape of a VM with hundreds of devices
+/// has some thousands.
 const MESSAGE_VALUES_MAX: u64 = 1 << 17;
-/// Longest piece of the non-RAM stream in a frame. The head of a VM (its block list) is
-/// some KiB, with a thousand blocks below 1 MiB; the tail is cut into pieces.
+/// The longest piece of the non-RAM stream in a frame. A VM's head (its block list) has some KiB,
+/// or below 1 MiB with a thousand blocks; the tail is cut into pieces.
 const RESIDUE_BYTES_MAX: u64 = 4 << 20;
 
 /// One frame.
@@ -31,14 +31,13 @@ pub enum Frame {
     Head(Vec<u8>),
     /// A piece of its tail.
     Tail(Vec<u8>),
-    /// A piece of a stream that could not be split. Empty: the end of one that is
-    /// relayed.
+    /// A piece of a stream that could not be split. If empty, the end of a relayed stream.
     Whole(Vec<u8>),
-    /// From the destination: what its QEMU, or disk server, said. Empty: it has closed.
+    /// From the destination: what its QEMU or disk server wrote. If empty, it has closed.
     Back(Vec<u8>),
 }
 
-/// What stands before a frame's content.
+/// The header before a frame's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
     kind: u8,
@@ -49,10 +48,10 @@ impl FrameHeader {
     /// Its length on the wire.
     pub const BYTES: usize = 5;
 
-    /// From a peer's bytes.
+    /// Parses a peer's bytes.
     ///
     /// # Errors
-    /// If the kind is unknown or the length above the kind's cap.
+    /// If the kind is unknown, or the length is above the kind's cap.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         let header = Self { content_bytes: le32(bytes, 0), kind: bytes[4] };
         let (what, max) = match header.kind {
@@ -74,7 +73,7 @@ impl Frame {
     /// A message as a frame.
     ///
     /// # Errors
-    /// If it can't be put as JSON or is too long, which is our own doing.
+    /// If it can't be serialized or is too long, which is our own error.
     pub fn message<M: Serialize>(message: &M) -> Result<Self, WireError> {
         Ok(Self::Message(serde_json::to_vec(message)?))
     }
@@ -92,13 +91,13 @@ impl Frame {
     /// Writes it in one piece.
     ///
     /// # Errors
-    /// If it is longer than a peer would take, or the writer fails.
+    /// If it is longer than a peer would accept, or the writer fails.
     pub fn write_to(&self, out: &mut impl Write) -> Result<(), WireError> {
         let (kind, content) = self.parts();
         write_frame(kind, content, out)
     }
 
-    /// Writes `bytes` that came back as frames, without a copy.
+    /// Writes `bytes` as [`Frame::Back`] frames, without a copy.
     ///
     /// # Errors
     /// If the writer fails.
@@ -106,7 +105,7 @@ impl Frame {
         bytes.chunks(1 << 20).try_for_each(|piece| write_frame(4, piece, out))
     }
 
-    /// Writes `residue` as tail (or `whole` stream) frames, without a copy.
+    /// Writes `residue` as [`Frame::Tail`] (or `whole`, [`Frame::Whole`]) frames, without a copy.
     ///
     /// # Errors
     /// If the writer fails.
@@ -133,12 +132,12 @@ fn write_frame(kind: u8, content: &[u8], out: &mut impl Write) -> Result<(), Wir
     Ok(out.flush()?)
 }
 
-/// Reads what a message's frame holds.
+/// Reads the message of a frame.
 ///
 /// # Errors
-/// If it is not such a message, or has more in it than any has.
+/// If it is not such a message, or has more values than any message.
 pub fn read_message<M: DeserializeOwned>(json: &[u8]) -> Result<M, WireError> {
-    // Before any value but the first stands one of these; some are in texts.
+    // One of these precedes any value but the first; texts may contain them too.
     let marks = json.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count() as u64;
     if marks > MESSAGE_VALUES_MAX {
         let what = "a message with a number of values";
@@ -150,7 +149,7 @@ pub fn read_message<M: DeserializeOwned>(json: &[u8]) -> Result<M, WireError> {
 /// Reads one frame. `None` if the peer closed the connection between frames.
 ///
 /// # Errors
-/// If the connection breaks or the peer breaks the rules.
+/// If the connection breaks or the peer violates the protocol.
 pub fn read_frame(from: &mut impl Read) -> Result<Option<Frame>, WireError> {
     let mut header = [0; FrameHeader::BYTES];
     let first = from.read(&mut header)?;
@@ -182,7 +181,7 @@ mod tests {
         assert!(matches!(error, WireError::TooLarge { .. }), "{error}");
     }
 
-    /// What is short on the wire must not be large in memory.
+    /// A message that is short on the wire must not be large in memory.
     #[test]
     fn a_message_of_very_many_values_is_refused() {
         let numbers = |count: usize| format!("[0{}]", ",0".repeat(count - 1)).into_bytes();

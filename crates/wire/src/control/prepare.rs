@@ -9,47 +9,46 @@ use switchover::MigrationId;
 
 use crate::part::Part;
 
-/// What the source asks the destination to prepare for.
+/// The order to prepare for a VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Prepare {
     /// The migration's id, for both ends' logs and reports.
     pub migration: String,
-    /// What both sides' journals call it: no other migration ever has it.
+    /// The id in both sides' journals, which no other migration ever has.
     pub switchover: MigrationId,
-    /// The port that the agent that asks listens at, on the host that its
-    /// connection comes from.
+    /// The port of the source agent, on the host that its connection comes from.
     pub agent_port: u16,
-    /// The agent that asks.
+    /// The source agent's name.
     pub from: String,
     /// The VM's name.
     pub vm: String,
     /// QEMU and its arguments, as the user typed them.
     pub argv: Vec<String>,
-    /// The directory its relative paths are meant from.
+    /// The directory that relative paths refer to.
     pub cwd: String,
     /// Texts to replace in `argv`.
     pub overrides: Vec<(String, String)>,
     /// The source QEMU's version.
     pub qemu: String,
-    /// What the live VM is made of.
+    /// The configuration of the live VM.
     pub shape: Part<Shape>,
-    /// How the destination can see that storage is shared.
+    /// How the destination can verify that storage is shared.
     pub disks: Part<Vec<Challenge>>,
-    /// The operator's word that it is.
+    /// The operator asserts that it is.
     pub shared_disks: bool,
     /// Disks that move; lanes number them in this order.
     pub moving: Part<Vec<Moving>>,
     /// What the operator allows for their images.
     pub allowed: Part<Allowed>,
-    /// QMP socket of a QEMU that somebody else started there.
+    /// QMP socket of a QEMU that another manager started there.
     pub incoming_qmp: Option<String>,
-    /// The operator's word that less memory than its RAM is enough.
+    /// The operator asserts that less memory than the VM's RAM is enough.
     #[serde(default)]
     pub overcommit: bool,
-    /// For the destination's data threads.
+    /// How the destination's data threads are scheduled.
     #[serde(default)]
     pub terms: SchedParams,
-    /// Pages may come by name.
+    /// Pages may be sent by name.
     #[serde(default)]
     pub sharing: Option<SharingOrder>,
     /// Pages may be read from the VM's own disks.
@@ -58,13 +57,13 @@ pub struct Prepare {
     /// The sharing domain that the VM belongs to from now on.
     #[serde(default)]
     pub share_domain: Domain,
-    /// The VM has a port for the helper in the guest besides what `argv` says.
+    /// The VM has a port for the guest's helper in addition to `argv`.
     #[serde(default)]
     pub guest_port: bool,
     /// What is compared before the VM is loaded.
     #[serde(default)]
     pub audit: AuditOrder,
-    /// The hashes that the audit may be made by, beside XXH3.
+    /// The hashes that the audit may use, besides XXH3.
     #[serde(default)]
     pub hashes: Vec<String>,
 }
@@ -76,42 +75,42 @@ pub enum AuditOrder {
     /// Not at all.
     #[default]
     Off,
-    /// By what was placed.
+    /// By fingerprints of what was placed.
     On,
-    /// Also by what RAM holds.
+    /// Also by reading RAM back.
     Deep,
 }
 
-/// With whom content may be shared, and how it is named.
+/// The VMs that may share content, and how it is named.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharingOrder {
     /// The domain that the VM belongs to.
     pub domain: Domain,
-    /// What shows that both ends make names with the same key.
+    /// Proves that both ends make names with the same key.
     pub print: String,
-    /// Content may come from other hosts of the destination's rack.
+    /// Content may be provided by other hosts of the destination's rack.
     #[serde(default)]
     pub rack: bool,
-    /// Nobody asked for it by name: what the destination is not configured for is
-    /// no news.
+    /// Sharing was not requested explicitly: a destination that isn't configured for it reports
+    /// nothing.
     #[serde(default)]
     pub auto: bool,
-    /// It is not worth its while unless there is anything to find.
+    /// Share only if there is content to share.
     #[serde(default)]
     pub if_any: bool,
-    /// If there is nothing yet, the source may be told to begin later on.
+    /// If there is nothing yet, the source may be told to start later.
     #[serde(default)]
     pub may_sleep: bool,
 }
 
-/// Which disks pages may be read from, and how these are named.
+/// The disks that pages may be read from, and how their content is named.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StorageOrder {
-    /// QEMU's paths of the devices; places number them in this order.
+    /// QEMU's paths of the devices; places refer to them by index.
     pub devices: Vec<String>,
-    /// A secret that names are made with unless content is shared, in hex.
+    /// A secret that keys the names if content is not shared, in hex.
     pub secret: String,
-    /// The most bytes per second that are read; none: no bound.
+    /// The limit of bytes read per second; none means no limit.
     #[serde(default)]
     pub bytes_per_s: Option<u64>,
 }
@@ -126,28 +125,28 @@ impl std::fmt::Debug for StorageOrder {
     }
 }
 
-/// The destination's answer, when it is ready.
+/// The destination's answer when it is ready.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Prepared {
-    /// What lanes identify themselves with, in hex.
+    /// The token that identifies lanes, in hex.
     pub token: String,
     /// The destination QEMU's version.
     pub qemu: String,
     /// Features not used at the destination, and why.
     pub notes: Vec<String>,
-    /// Why pages are not read from storage, or not well.
+    /// Why pages are not read from storage, or only slowly.
     #[serde(default)]
     pub storage_notes: Vec<String>,
-    /// Pages may come by name, as was ordered.
+    /// Pages may be sent by name, as ordered.
     #[serde(default)]
     pub sharing: bool,
-    /// Whether pages are read from each of the disks of the order.
+    /// Whether pages are read from each of the ordered disks.
     #[serde(default)]
     pub storage: Vec<bool>,
-    /// The hash that the audit is made by; none: XXH3.
+    /// The hash of the audit; none means XXH3.
     #[serde(default)]
     pub hash: Option<String>,
-    /// Pages may come as deltas.
+    /// Pages may be sent as deltas.
     #[serde(default)]
     pub deltas: bool,
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::carry::Target;
 
 #[test]
-fn messages_come_back_as_they_went() {
+fn messages_round_trip() {
     let said = ToDestination::Complete { residue_bytes: 77, audit: vec![u64::MAX, 0] };
     let mut bytes = Vec::new();
     Frame::message(&said).unwrap().write_to(&mut bytes).unwrap();
@@ -21,7 +21,7 @@ fn messages_come_back_as_they_went() {
 }
 
 #[test]
-fn what_is_carried_goes_both_ways() {
+fn a_carried_stream_round_trips() {
     let said = ToDestination::Carry(Box::new(Carry {
         migration: "1".to_owned(),
         from: "a".to_owned(),
@@ -44,14 +44,14 @@ fn what_is_carried_goes_both_ways() {
         came.push(piece.len());
     }
     assert_eq!(came, [1 << 20, 1_500_000 - (1 << 20), 0]);
-    // Where to is what another version may say in other words.
+    // Another version may express the target in another form.
     let json = r#"{"say":"carry","migration":"1","from":"a","target":{"vsock":[2,3]}}"#;
     let ToDestination::Carry(carry) = read_message(json.as_bytes()).unwrap() else { panic!() };
     assert!(carry.target.read().is_err());
 }
 
 #[test]
-fn what_a_vm_is_made_of_is_on_the_wire_as_it_always_was() {
+fn a_vms_shape_keeps_its_form_on_the_wire() {
     let shape = r#"{"machine":"pc-q35-7.2","cpu":"max","cpu_features":[{"cpuid-input-eax":7,"cpuid-register":"EBX","features":9}],"vcpus":2,"ram_bytes":5,"memory":[{"id":"m","bytes":5}],"memory_devices":[],"devices":[{"id":null,"kind":"virtio-net-pci"}],"drives":[{"name":"d0","removable":false,"medium":{"driver":"qcow2","files":["/a"],"read_only":false,"bytes":9}}],"nodes":[{"name":"n","driver":"raw","file":"/a","read_only":true}],"images":[{"driver":"file","file":"/a","read_only":false,"bytes":9}]}"#;
     let disks = r#"[{"image":"/a","proof":{"by":"nonce","image":"a","file":"f","nonce":"n","bytes":9}},{"image":"/b","proof":{"by":"network"}}]"#;
     let moving = r#"[{"disk":"d0","format":{"qcow2":{"cluster_bytes":65536,"compat":"1.1","lazy_refcounts":false,"refcount_bits":16,"extended_l2":false}},"bytes":9,"allocated_bytes":5,"challenge":{"image":"/a","proof":{"by":"identity","identity":"i"}}},{"disk":"d1","format":"raw","bytes":9,"allocated_bytes":5,"challenge":{"image":"/a","proof":{"by":"content","bytes":9,"hash":"h"}}}]"#;
@@ -67,7 +67,7 @@ fn what_a_vm_is_made_of_is_on_the_wire_as_it_always_was() {
 }
 
 #[test]
-fn what_another_version_says_of_a_vm_costs_that_part_alone() {
+fn an_unknown_form_of_a_part_affects_that_part_alone() {
     let said = r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/","overrides":[],"qemu":"10.0.2","shape":{"machine":[]},"disks":7,"shared_disks":false,"moving":[],"allowed":{"create":true,"overwrite":true,"more":1},"incoming_qmp":null}"#;
     let heard = read_message::<ToDestination>(said.as_bytes()).unwrap();
     let ToDestination::Prepare(order) = heard else { panic!("{heard:?}") };

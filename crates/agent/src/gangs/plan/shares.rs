@@ -1,5 +1,5 @@
-//! What VMs of a gang need not send: from samples of what they hold, and of what
-//! VMs hold that run at their destinations.
+//! The content that VMs of a gang need not send, by samples of their content and of that of
+//! VMs at their destinations.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -13,15 +13,16 @@ use crate::gangs::sampled::Content;
 use wire::gang::Counted;
 use wire::gang::HINTS_MAX;
 
-/// Contents of all VMs that are looked at: 16 MiB of them.
+/// The most names in the samples of all VMs: 16 MiB of them.
 const ALL_HINTS_MAX: u64 = 1 << 22;
 
 /// A VM, by its host and its name.
 type Which = (String, String);
 
 impl Planner<'_> {
-    /// For each of these what it need not send, where that is known. What is not
-    /// is noted, with the reason.
+    /// For each VM, the content that it need not send, if that is known.
+    ///
+    /// If not, the reason is noted.
     pub(super) fn shares(&mut self, chosen: &[Chosen]) -> Vec<Option<SharedParts>> {
         if self.request.options.sharing.share == Share::Off {
             return vec![None; chosen.len()];
@@ -53,14 +54,14 @@ impl Planner<'_> {
         shares
     }
 
-    /// By default what isn't known is no news.
+    /// Adds a note, but not with [`Share::Auto`], where unknown content is normal.
     fn note(&mut self, note: String) {
         if self.request.options.sharing.share != Share::Auto {
             self.notes.push(note);
         }
     }
 
-    /// What those contain that go, and those that are where they go to.
+    /// The content of the VMs to move, and of the VMs at their destinations.
     fn contents(&mut self, chosen: &[Chosen]) -> HashMap<Which, Content> {
         let mut wanted: BTreeMap<String, Vec<Counted>> = BTreeMap::new();
         for one in chosen {
@@ -95,7 +96,7 @@ impl Planner<'_> {
         known
     }
 
-    /// In another domain everything has other names.
+    /// Whether the VM stays in its domain; in another domain, equal content has other names.
     fn stays_in_domain(&mut self, vm: &Counted) -> bool {
         let wanted = self.request.options.sharing.domain.as_ref();
         let stays = wanted.is_none_or(|domain| *domain == vm.share_domain);
@@ -106,7 +107,7 @@ impl Planner<'_> {
         stays
     }
 
-    /// The hosts of which one has what the others have too, with a VM on this one.
+    /// The hosts that share content with this one: its rack, or only itself.
     fn mates(&self, host: &str) -> Vec<String> {
         let rack = match self.request.options.sharing.share {
             Share::Auto | Share::Rack => self.racks.get(host).and_then(Option::as_ref),
@@ -117,12 +118,12 @@ impl Planner<'_> {
         of_it.map(|(host, _)| host.clone()).collect()
     }
 
-    /// These hosts, by the first of them.
+    /// The first of these hosts, as a key for all of them.
     fn place(&self, host: &str) -> String {
         self.mates(host).swap_remove(0)
     }
 
-    /// Those that are at a host, and stay there.
+    /// The VMs that are at a host and stay there.
     fn residents(&self, host: &str, chosen: &[Chosen]) -> Vec<Counted> {
         let leaves =
             |vm: &Counted| chosen.iter().any(|one| one.from == host && one.vm.name == vm.name);
@@ -131,7 +132,7 @@ impl Planner<'_> {
         there.filter(|vm| vm.is_settled() && !leaves(vm)).cloned().collect()
     }
 
-    /// What is at each place.
+    /// The content at each place.
     fn held(
         &self,
         chosen: &[Chosen],
@@ -155,7 +156,7 @@ fn which(host: &str, vm: &Counted) -> Which {
     (host.to_owned(), vm.name.clone())
 }
 
-/// How fine samples are: as fine as what may be said of each VM and kept of all.
+/// The rate of samples: as fine as the limits for one VM and for all VMs permit.
 fn one_in<'v>(vms: impl Iterator<Item = &'v Counted>) -> u32 {
     let (mut most, mut all) = (0_u64, 0_u64);
     for vm in vms {

@@ -1,4 +1,4 @@
-//! Gangs that are taken up again.
+//! Gangs that are resumed.
 
 use std::net::TcpListener;
 use std::{fs, thread};
@@ -35,7 +35,7 @@ fn interrupted() -> GangReport {
 }
 
 #[test]
-fn of_two_who_resume_a_gang_one_does() {
+fn only_one_of_two_requests_resumes_a_gang() {
     let site = Site::new();
     let there = TcpListener::bind("127.0.0.1:0").unwrap();
     site.api.migrations.routes().peers.replace(vec![PeerEntry {
@@ -51,7 +51,7 @@ fn of_two_who_resume_a_gang_one_does() {
     let gangs = &site.api.gangs;
     thread::scope(|scope| {
         let first = scope.spawn(|| gangs.resume(ID));
-        // It asks that host, which says nothing; nobody else gets that far.
+        // It asks that host, which does not answer; the second request is refused before that.
         let asked = there.accept().unwrap();
         drop(there);
         let denied = gangs.resume(ID).unwrap_err();
@@ -63,6 +63,6 @@ fn of_two_who_resume_a_gang_one_does() {
     gangs.close();
     let report = gangs.report(ID).unwrap();
     assert_eq!(report.outcome, Some(GangOutcome::Failed));
-    // Its turn is over: what came of it can be resumed.
+    // The first request is over, so the gang could be resumed again.
     assert_eq!(gangs.resume(ID).unwrap_err(), Denied::Closing);
 }

@@ -1,8 +1,8 @@
-//! What can't be told ends no QEMU, and removes nothing.
+//! In doubt, the agent ends no QEMU and removes nothing.
 
 use super::*;
 
-/// What its list says then, and what becomes of a record.
+/// A part of the VM's problem, and the damage to its record that causes it.
 type Damage = (&'static str, fn(&Path));
 
 const DAMAGE: [Damage; 5] = [
@@ -52,7 +52,7 @@ fn a_vm_whose_record_cannot_be_read_is_left_alone_until_it_is_attached() {
         assert!(is_alive(pid), "{says}");
         assert_unreadable(&registry, says);
         assert_unreadable(&registry, "record.json");
-        // Whatever is said now, its QEMU lives.
+        // Its QEMU survives any request.
         let running = registry.forget_unreadable("web1").unwrap_err();
         assert!(running.to_string().contains("never ends"), "{running}");
         let mut wrong = attach(&vm);
@@ -91,7 +91,7 @@ fn an_open_journal_does_not_end_a_vm_without_its_record() {
     assert_eq!(registry.show("web1").unwrap().status, VmStatus::InDoubt);
     let vm = registry.state().vm("web1");
     assert!(registry.attach(&attach(&vm)).is_err());
-    // Its journal says that it goes on here.
+    // As when its journal says that it goes on here.
     registry.stays("web1");
     assert_unreadable(&registry, "damaged");
     assert_eq!(registry.attach(&attach(&vm)).unwrap().status, VmStatus::Running);
@@ -104,7 +104,7 @@ fn an_operator_has_a_vm_run_again_or_forgets_it() {
     let machine = leave(dir.path(), Some(Standing::Arriving), false, false);
     let pid = machine.process.pid();
     drop(machine);
-    // Loaded, it may be the only copy: nothing says that its source kept it.
+    // A loaded VM may be the only copy: nothing shows that its source kept it.
     let registry = open(dir.path());
     assert!(is_alive(pid));
     assert_unreadable(&registry, "was arriving");
@@ -196,7 +196,7 @@ fn an_arrival_that_cannot_be_noted_stays_and_is_noted_later() {
     let pid = claim.fill(machine::start(&start).unwrap(), "").unwrap().machine().unwrap();
     let pid = pid.process.pid();
     claim.note(Standing::Arriving).unwrap();
-    // As a full disk: nothing can take the record's place.
+    // As on a full disk: nothing can replace the record.
     let record = claim.dir.join("record.json");
     let kept = fs::read(&record).unwrap();
     fs::remove_file(&record).unwrap();

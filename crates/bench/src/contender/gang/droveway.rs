@@ -1,5 +1,5 @@
-//! Droveway: an agent on each host of all racks, and a migration for each VM of
-//! a gang, all begun together.
+//! Droveway: an agent on each host of all racks, and a migration for each VM of a gang, all started
+//! together.
 
 use std::fmt;
 use std::process::{Command, Output};
@@ -17,11 +17,11 @@ use lab::error::{LabError, Result, SystemContext};
 use lab::hosts::RackHost;
 use lab::program;
 
-/// With whom a VM's content is shared.
+/// The VMs that a VM shares content with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// With nobody.
+    /// With no VM.
     Off,
     /// With VMs on the same destination host.
     Host,
@@ -42,25 +42,24 @@ impl fmt::Display for Share {
 /// Agents on all hosts, and guests under them.
 pub struct DrovewayGang {
     share: Share,
-    /// By the name of their host.
+    /// The agents of all hosts.
     agents: Vec<Agent>,
     reports: Vec<Report>,
 }
 
-/// How a command of `droveway` is told with whom a VM's content is shared; none
-/// if it can't be told so.
+/// Arguments that set sharing for a command of `droveway`; none if it lacks the option.
 ///
 /// # Errors
-/// If it can't be run.
+/// If `droveway` can't be run.
 pub fn sharing(command: &str, share: Share) -> Result<Option<Vec<String>>> {
     let words = ["--share".to_owned(), share.to_string()];
-    // What stands before it is looked at first.
+    // Arguments before `--help` are parsed first: an unknown one fails.
     let asked = program::run(Command::new(binary()).arg(command).args(&words).arg("--help"))?;
     Ok(asked.status.success().then(|| words.to_vec()))
 }
 
 impl DrovewayGang {
-    /// That shares content so far.
+    /// A contender that shares content this far.
     #[must_use]
     pub fn new(share: Share) -> Self {
         Self { share, agents: Vec::new(), reports: Vec::new() }
@@ -78,7 +77,7 @@ impl DrovewayGang {
     fn sharing(&self) -> Result<Vec<String>> {
         match sharing("migrate", self.share)? {
             Some(words) => Ok(words),
-            // As a droveway without sharing does.
+            // As a droveway that can't share.
             None if self.share == Share::Off => Ok(Vec::new()),
             None => Err(self.failed("`droveway migrate` can't be told so".to_owned())),
         }
@@ -98,7 +97,7 @@ impl DrovewayGang {
         Ok(command)
     }
 
-    /// The report of a migration that should have brought its VM.
+    /// The report of a migration that should have moved its VM.
     fn arrived(&self, member: &Member<'_>, output: &Output) -> Result<Report> {
         let vm = &member.spec.name;
         let report = report(output).ok_or_else(|| {
@@ -119,7 +118,7 @@ impl GangContender for DrovewayGang {
     }
 
     fn start(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<()> {
-        // Before anything boots in vain.
+        // Fail before anything boots in vain.
         self.sharing()?;
         self.agents = agents(ground.racks)?;
         for Member { spec, from, .. } in members {
@@ -158,7 +157,7 @@ impl GangContender for DrovewayGang {
     }
 }
 
-/// Runs commands at the same time: what each said, and when it ended.
+/// Runs commands at the same time; returns each one's output and when it ended.
 fn together<'m, 'g>(
     moves: Vec<(&'m Member<'g>, Command)>,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! QEMU's own migration, one for each VM of a gang, all begun together.
+//! QEMU's own migration, one for each VM of a gang, all started together.
 
 use std::time::Instant;
 
@@ -9,20 +9,20 @@ use crate::contender::Moved;
 use crate::contender::qemu::{End, Events, Failure, Mode, launch};
 use lab::error::{LabError, Result};
 
-/// The first VM's port; the next one has the next.
+/// Port of the first VM; each further VM has the next.
 const PORT: u16 = 7820;
 
 /// QEMUs on all hosts.
 pub struct QemuGang {
     mode: Mode,
-    /// Where each member started.
+    /// QEMUs of all members at their start.
     here: Vec<End>,
-    /// Where each that moves goes.
+    /// QEMUs at the destinations of the members that move.
     there: Vec<End>,
 }
 
 impl QemuGang {
-    /// With this setting.
+    /// A contender with this mode.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self { mode, here: Vec::new(), there: Vec::new() }

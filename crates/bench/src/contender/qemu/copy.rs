@@ -1,9 +1,9 @@
-//! A disk's copy by QEMU's own means: a mirror at the source that writes to an
-//! NBD export of the destination, over TCP.
+//! Copy of a disk by QEMU's own means: a mirror at the source that writes to an NBD export of the
+//! destination, over TCP.
 //!
-//! The disk comes first, then the memory. Both at once need as many bytes on the
-//! same link, which either alone fills; and QEMU stops a VM whose memory has
-//! come, whether its disk has or not.
+//! The disk is copied first, then the memory. Both at once would need as many bytes on the same
+//! link, which either alone fills; and QEMU stops a VM whose memory has arrived, whether its disk
+//! has or not.
 
 use std::fs::{self, File};
 use std::net::IpAddr;
@@ -16,15 +16,15 @@ use lab::error::{FileContext, LabError, Result};
 use lab::hosts::Hosts;
 
 const PORT: u16 = 7812;
-/// Bytes under way: QEMU's 16 MiB are few for a long way. The same as Droveway's.
+/// Bytes in flight: QEMU's 16 MiB are few for a long link. The same as Droveway's.
 const BUFFER_BYTES: u64 = 64 << 20;
-/// What a write makes dirty at least: QEMU's 64 KiB have small writes copied
-/// sixteen times over. The same as Droveway's.
+/// Unit of dirty tracking: with QEMU's 64 KiB, small writes are copied sixteen times over. The same
+/// as Droveway's.
 const GRANULARITY: u64 = 4 << 10;
-/// The mirror, and the node that it writes to.
+/// Name of the mirror job and of the node that it writes to.
 const JOB: &str = "copy";
 
-/// Makes the image at host b that host a's disk goes to.
+/// Makes the image on host b that host a's disk is copied to.
 pub(super) fn make_room(hosts: &Hosts) -> Result<()> {
     let [from, to] = [&hosts.a, &hosts.b].map(|host| host.run_dir.join(image::FILE));
     let bytes = fs::metadata(&from).at("look at", &from)?.len();
@@ -32,7 +32,7 @@ pub(super) fn make_room(hosts: &Hosts) -> Result<()> {
     file.set_len(bytes).at("make", &to)
 }
 
-/// Has the destination's QEMU take what is written to its disk.
+/// Has the destination's QEMU export its disk for writing.
 pub(super) fn export(there: &End, address: IpAddr) -> Result<()> {
     let server = json!({ "type": "inet", "data": place(address) });
     there.tell("nbd-server-start", json!({ "addr": server }))?;
@@ -46,7 +46,7 @@ pub(super) fn export(there: &End, address: IpAddr) -> Result<()> {
     there.tell("block-export-add", export).map(drop)
 }
 
-/// Begins to copy.
+/// Starts the copy.
 pub(super) fn begin(here: &End, address: IpAddr) -> Result<()> {
     let mut server = place(address);
     server["type"] = "inet".into();
@@ -55,7 +55,7 @@ pub(super) fn begin(here: &End, address: IpAddr) -> Result<()> {
         "node-name": JOB,
         "server": server,
         "export": JOB,
-        // Holes stay holes, and so do zeros that take up room: as Droveway has it.
+        // Holes stay holes, and written zeros become holes, as with Droveway.
         "discard": "unmap",
         "detect-zeroes": "unmap",
     });
@@ -76,7 +76,7 @@ fn place(address: IpAddr) -> serde_json::Value {
     json!({ "host": address.to_string(), "port": PORT.to_string() })
 }
 
-/// Waits until all was copied once.
+/// Waits until everything was copied once.
 pub(super) fn wait_ready(leaving: &Events) -> std::result::Result<(), Failure> {
     let told =
         leaving.wait(|event| ["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"].contains(&&*event.name))?;
@@ -86,7 +86,7 @@ pub(super) fn wait_ready(leaving: &Events) -> std::result::Result<(), Failure> {
     Err(Failure::Other(format!("the mirror failed: {}", told.data)))
 }
 
-/// With the VM stopped: has the rest copied, and only then lets the VM go on.
+/// While the VM is stopped: has the rest copied, and only then continues the migration.
 pub(super) fn finish(
     here: &End,
     there: &End,

@@ -6,12 +6,12 @@ use lab::certificates::Certificates;
 use lab::error::{FileContext, Result};
 use lab::hosts::{Hosts, RUN_DIR};
 
-/// QEMU's name for them.
+/// Id of QEMU's object for them.
 pub(super) const CREDENTIALS: &str = "tls";
-/// Who the destination shows to be.
+/// Name in the destination's certificate.
 pub(super) const DESTINATION: &str = "host-b";
 
-/// Gives both hosts theirs, with the names that QEMU looks for.
+/// Gives both hosts their certificates, under the file names that QEMU expects.
 pub(super) fn give(hosts: &Hosts) -> Result<()> {
     let certificates = Certificates::new()?;
     for (host, name) in [(&hosts.a, "host-a"), (&hosts.b, DESTINATION)] {
@@ -30,8 +30,8 @@ pub(super) fn give(hosts: &Hosts) -> Result<()> {
     Ok(())
 }
 
-/// What QEMU is told of them, as `server` or `client`. It would want keys that can
-/// encipher others, which TLS 1.3 has no use for.
+/// QEMU's arguments for them, with `server` or `client` as the endpoint. Without `sanity-check=off`
+/// it would demand keys for key encipherment, which TLS 1.3 doesn't use.
 pub(super) fn arguments(endpoint: &str) -> Vec<String> {
     let dir = format!("{RUN_DIR}/tls");
     let object = format!("tls-creds-x509,id={CREDENTIALS},dir={dir},endpoint={endpoint}");

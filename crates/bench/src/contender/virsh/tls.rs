@@ -14,8 +14,8 @@ use rcgen::{
 pub(super) const DESTINATION: &str = "host-b";
 const DIR: &str = "qemu-tls";
 
-/// Gives both hosts theirs, with the names that QEMU looks for, and what QEMU wants them to
-/// be for. Says what `qemu.conf` is to say of them.
+/// Gives both hosts certificates, under the file names that QEMU looks for and with the key usages
+/// that QEMU demands; returns the lines of `qemu.conf` for them.
 pub(super) fn give(hosts: &Hosts) -> Result<String> {
     let authority = Authority::new()?;
     for (host, name) in [(&hosts.a, "host-a"), (&hosts.b, DESTINATION)] {

@@ -31,11 +31,11 @@ fn runs(trace: &Trace, residents: usize) -> [Outcome; 3] {
 }
 
 #[test]
-fn each_page_crosses_the_core_as_often_as_it_is_to() {
+fn pages_cross_the_core_as_often_as_sharing_allows() {
     let [off, host, rack] = runs(&mix().trace(), 0);
     let mib = |bytes: f64| bytes / MIB as f64;
     assert!(near(mib(off.body_bytes), 8.0 * 84.0), "{off:?}");
-    // All of one host come once: the system, what is common, a page, their own.
+    // Once per host: the system, the common content and the repeated page. Also each VM's own.
     assert!(near(mib(host.body_bytes), 2.0 * 64.0 + 8.0 * 16.0), "{host:?}");
     assert!(near(mib(rack.body_bytes), 64.0 + 8.0 * 16.0), "{rack:?}");
     assert!(near(mib(rack.peer_bytes), 64.0), "{rack:?}");
@@ -46,27 +46,27 @@ fn each_page_crosses_the_core_as_often_as_it_is_to() {
     assert_eq!(rack.rack_duplicate_bytes, [0]);
     assert!(off.rack_duplicate_bytes[0] > host.rack_duplicate_bytes[0]);
     assert!(near(mib(host.rack_duplicate_bytes[0] as f64), 64.0), "{host:?}");
-    // Two edges of the target rack are what limits it.
+    // Two edges of the target rack are the limit.
     let edge = 250e6 / 8.0 / 1.046;
     let expected_s = off.body_bytes / (2.0 * edge) + 0.6;
     assert!(near(off.total_s.unwrap(), expected_s), "{off:?}, not {expected_s}");
-    // And they limit what is shared in the rack too: what one gets from the other
-    // crosses their edges as well.
+    // They limit sharing in the rack, too: what one target gets from the other crosses their edges
+    // as well.
     let [off_s, host_s, rack_s] = [off, host, rack].map(|one| one.total_s.unwrap());
     assert!(host_s < off_s / 1.5 && rack_s < host_s * 1.1, "{off_s} {host_s} {rack_s}");
 }
 
 #[test]
-fn what_is_in_the_rack_need_not_come() {
+fn content_in_the_rack_is_not_sent() {
     let trace = mix().trace().repeated(9);
     let [_, _, rack] = runs(&trace, 1);
-    // The resident is like the first one, so that one has nothing of its own.
+    // The resident equals the first VM, which therefore has nothing of its own.
     assert!(near(rack.body_bytes / MIB as f64, 7.0 * 16.0), "{rack:?}");
     assert_eq!(rack.rack_duplicate_bytes, [0]);
 }
 
 #[test]
-fn a_vm_that_writes_goes_round_until_it_fits_or_is_stopped() {
+fn a_writing_vm_takes_passes_until_it_fits_or_is_stopped() {
     let mix = Mix { vms: 1, dirty_bytes_per_s: 10_000_000, working_set_bytes: 64 * MIB, ..mix() };
     let trace = mix.trace();
     let busy =
@@ -81,7 +81,7 @@ fn a_vm_that_writes_goes_round_until_it_fits_or_is_stopped() {
 }
 
 #[test]
-fn where_cores_are_few_they_limit_it() {
+fn few_cores_limit_a_gang() {
     let trace = mix().trace();
     let with = |machines| {
         let pace = Pace { machines, ..example(Machines::Unlimited) };
@@ -92,19 +92,19 @@ fn where_cores_are_few_they_limit_it() {
     assert!(near(with(Machines::Each(16.0)).0, unlimited_s));
     let (total_s, few) = with(Machines::One(1.5));
     assert!(total_s > unlimited_s * 1.2, "{total_s}, {unlimited_s}");
-    // All of them was used, nearly all of the time, and not more.
+    // Nearly all of the cores' time was used, and not more.
     let used = few.cpu_s / (1.5 * total_s);
     assert!((0.9..1.01).contains(&used) && few.cpu_s > unlimited.cpu_s, "{used}, {few:?}");
     assert!(near(few.body_bytes, unlimited.body_bytes), "{few:?}");
 }
 
 #[test]
-fn as_many_at_a_time_as_may() {
+fn at_most_as_many_vms_move_at_a_time_as_allowed() {
     let one_by_one = Pace { parallel: 1, ..example(Machines::Unlimited) };
     let ground = Ground { source_racks: 1, source_hosts: 1, target_hosts: 1, ..Ground::like_lab() };
     let trace = Mix { vms: 3, ..mix() }.trace();
     let alone = run(Share::Off, &ground, &one_by_one, &trace, 0).unwrap();
-    // The next is prepared while one lands.
+    // The next VM is prepared while one lands.
     let edge = 250e6 / 8.0 / 1.046;
     let sending_s = alone.body_bytes / edge;
     let total_s = alone.total_s.unwrap();

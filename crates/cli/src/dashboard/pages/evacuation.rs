@@ -1,4 +1,4 @@
-//! A dry run of an evacuation: as a picture, and as a table with the same in it.
+//! A dry run of an evacuation, as a picture and as a table with the same contents.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ use super::{Page, Place, forms};
 use crate::cluster::Known;
 use crate::output::{amount, full_stop};
 
-/// Units of the drawing; a screen scales them.
+/// The drawing's width, in units that the browser scales.
 const WIDTH: f64 = 900.0;
-/// Where VMs leave, and where they arrive.
+/// The x positions of the source and of the destinations.
 const LEAVE: f64 = 210.0;
 const ARRIVE: f64 = 560.0;
 const THICK: f64 = 14.0;
 const TOP: f64 = 12.0;
-/// The height of all VMs together, more where there are many.
+/// The least height of all VMs together; many VMs need more.
 const HEIGHT: f64 = 300.0;
-/// What a VM has at least, so that its name can be read beside it.
+/// The least height of a VM, so that its name beside it is legible.
 const VM_MIN: f64 = 18.0;
-/// Between two destinations.
+/// The gap between two destinations.
 const GAP: f64 = 34.0;
-/// More VMs are drawn as one band for each destination.
+/// Above this number, VMs are drawn as one band for each destination.
 const VMS_MAX: usize = 40;
 
 pub(crate) type Planned<'p> = (&'p str, &'p Result<GangPlan, String>);
@@ -126,7 +126,7 @@ fn as_table(plan: &GangPlan) -> Markup {
     table("Where each VM would go", columns, plan.moves.iter().map(row))
 }
 
-/// A VM, or all that go to one host where there are many.
+/// A VM, or all VMs that move to one host if there are many.
 struct Band<'p> {
     name: String,
     to: &'p str,
@@ -134,7 +134,7 @@ struct Band<'p> {
     height: f64,
 }
 
-/// Those of one destination are beside each other, so that bands don't cross.
+/// The bands, grouped by destination so that they don't cross.
 fn bands(plan: &GangPlan) -> Vec<Band<'_>> {
     let mut by_host: BTreeMap<&str, Vec<&PlannedMove>> = BTreeMap::new();
     for one in &plan.moves {
@@ -168,7 +168,7 @@ fn picture(host: &str, plan: &GangPlan) -> Markup {
         all
     };
     let right = left + GAP * (destinations.len() as f64 - 1.0);
-    // The shorter side is in the middle.
+    // The source's side is shorter, and centred.
     let mut from_y = TOP + (right - left) / 2.0;
     let mut to_y = TOP;
     let mut drawn = Vec::new();
@@ -224,7 +224,7 @@ fn room<'p>(plan: &'p GangPlan, host: &str) -> Option<&'p HostRoom> {
     plan.rooms.iter().find(|room| room.host == host)
 }
 
-/// A host's name, and what becomes of its room.
+/// A host's name, and its memory before and after.
 fn destination(name: &str, from: f64, to: f64, room: Option<&HostRoom>) -> Markup {
     const BAR: f64 = 290.0;
     let x = ARRIVE + THICK + 14.0;
@@ -243,7 +243,7 @@ fn destination(name: &str, from: f64, to: f64, room: Option<&HostRoom>) -> Marku
     }
 }
 
-/// From one side to the other.
+/// The path of a band from one side to the other.
 fn ribbon(from_y: f64, to_y: f64, height: f64) -> String {
     let (left, right) = (LEAVE + THICK, ARRIVE);
     let middle = f64::midpoint(left, right);
@@ -258,7 +258,7 @@ fn tenths(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// A name that fits beside the drawing; the table has all of it.
+/// A name shortened to fit beside the drawing; the table has the whole name.
 fn short(name: &str) -> String {
     const LETTERS_MAX: usize = 20;
     if name.chars().count() <= LETTERS_MAX {

@@ -1,4 +1,4 @@
-//! The form that moves a VM, and the fields that it has in common with an evacuation's.
+//! The form that moves a VM, and the fields that it shares with the form of an evacuation.
 
 use api::HostVm;
 use maud::{Markup, html};
@@ -55,7 +55,7 @@ fn form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {
     }
 }
 
-/// How VMs move.
+/// The fields for how VMs are moved.
 pub(super) fn choice(choice: &Choice) -> Markup {
     html! {
         div.field {

@@ -1,4 +1,4 @@
-//! What goes on: migrations and gangs.
+//! Running migrations and gangs.
 
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use maud::{Markup, html};
@@ -11,7 +11,7 @@ use crate::cluster::{EndedAs, Known, Running};
 use crate::output::amount;
 use crate::watch::migration::{limit, phase};
 
-/// For screen readers: it changes when something begins or ends, and not in between.
+/// A status for screen readers, which changes only when a migration begins or ends.
 pub(super) fn status(known: &Known, running: usize) -> Markup {
     let last = known.history().into_iter().next();
     let runs = match running {
@@ -36,7 +36,7 @@ pub(super) fn status(known: &Known, running: usize) -> Markup {
     }
 }
 
-/// A card for each; above so many, those of gangs are in their gang's table alone.
+/// The most migrations with a card; those of gangs are also in their gang's table.
 const CARDS_MAX: usize = 12;
 
 pub(super) fn running(all: &[Running<'_>], gate: &Gate) -> Markup {
@@ -114,7 +114,7 @@ fn cancel(gate: &Gate, agent: usize, id: &str, what: &str) -> Markup {
     }
 }
 
-/// Gangs that run.
+/// Running gangs.
 pub(super) fn gangs(known: &Known, gate: &Gate) -> Markup {
     let running: Vec<&GangProgress> = known.gangs().filter(|gang| gang.outcome.is_none()).collect();
     html! {

@@ -1,4 +1,4 @@
-//! A migration's rates so far, as inline SVG.
+//! A migration's rates so far as inline SVG.
 
 use maud::{Markup, html};
 
@@ -13,8 +13,8 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = WIDTH - 8.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = HEIGHT - 22.0;
-/// So many times what nine of ten values are below, a peak is cut: pages of zeros come at
-/// rates that no network has.
+/// A peak is cut if it is above this multiple of the 90th percentile: zero pages are
+/// delivered far faster than a network carries.
 const PEAK: f64 = 4.0;
 const ABOVE_USUAL: f64 = 1.5;
 
@@ -26,7 +26,7 @@ const CURVES: [Curve; 3] = [
     ("dirtied", "dirty", |point| point.dirty),
 ];
 
-/// A figure with its legend, which says the latest values.
+/// A figure with a legend that has the latest values.
 pub(super) fn rates(one: &Running<'_>) -> Markup {
     let Some(last) = one.points.last() else { return Markup::default() };
     html! {
@@ -61,7 +61,7 @@ fn drawing(points: &[Point]) -> Markup {
                     @if tick == 0.0 { "0" } @else { (amount::rate(tick)) }
                 }
             }
-            // A label at the very edge would be cut.
+            // A label at the edge would be cut off.
             @for tick in time.ticks().skip(1).filter(|tick| time.place(*tick) < 0.97) {
                 text x=(format!("{:.1}", x(tick))) y=(HEIGHT - 6.0) text-anchor="middle" {
                     (time_label(tick, time.step))

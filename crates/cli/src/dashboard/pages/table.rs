@@ -1,14 +1,14 @@
-//! A table: with a caption for those who don't see it, and scrolled by itself where it is
-//! wider than the page.
+//! A table with a caption for screen readers, which scrolls separately if it is wider than
+//! the page.
 
 use maud::{Markup, html};
 
-/// A column's head.
+/// A column with its heading.
 #[derive(Clone, Copy)]
 pub(super) enum Column {
     Text(&'static str),
     Number(&'static str),
-    /// As wide as there is room.
+    /// As wide as the page permits.
     Wide(&'static str),
     /// Links and buttons.
     Actions,
@@ -25,7 +25,7 @@ impl Column {
     }
 }
 
-/// `rows` have a cell for each of the columns.
+/// A table whose `rows` have a cell for each column.
 pub(super) fn table(
     caption: &str,
     columns: impl IntoIterator<Item = Column>,

@@ -10,7 +10,7 @@ use crate::cluster::{Ended, EndedAs, HostState, Known};
 use crate::output::vm::state;
 use crate::output::{Tone, amount, date};
 
-/// A page's address with its query.
+/// The address of a page with a query.
 pub(super) fn link(page: &str, query: &[(&str, &str)]) -> String {
     let query: Vec<String> =
         query.iter().map(|(name, value)| format!("{name}={}", segment(value))).collect();
@@ -74,7 +74,8 @@ fn memory(host: &HostState) -> u64 {
     host.ram_bytes().saturating_add(host.free_bytes().unwrap_or(0))
 }
 
-/// What it shows is in the cells beside it.
+/// A bar of used and free memory, hidden from screen readers: the cells beside it have the
+/// figures.
 fn room_bar(used: u64, free: u64, most: u64) -> Markup {
     let share = |bytes: u64| format!("{:.2}", bytes as f64 / most as f64 * 100.0);
     html! {
@@ -98,7 +99,7 @@ pub(super) fn host_facts(host: &HostState) -> Markup {
     }
 }
 
-/// What a badge of it looks like.
+/// The CSS class of a badge with this tone.
 pub(super) fn class(tone: Tone) -> &'static str {
     match tone {
         Tone::Good => "good",

@@ -1,4 +1,4 @@
-//! The few figures that people look for first.
+//! The few figures that readers look for first.
 
 use api::Report;
 use maud::{Markup, html};
@@ -48,13 +48,13 @@ pub(super) fn tiles(report: &Report) -> Markup {
     }
 }
 
-/// Unlike [`ratio`], may exceed 1: a VM that writes is sent more than once.
+/// Unlike [`ratio`], may exceed 1: pages that the VM rewrites are sent again.
 #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Nothing is called all, and something is not called nothing.
+/// A percentage that is rounded to 0 or 100 only if it is exact.
 fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent > 0.0 && percent < 0.5 {

@@ -1,5 +1,5 @@
-//! One plot over time as inline SVG: bands for the phases, the blackout, lines
-//! or stacked areas, axes.
+//! One plot over time as inline SVG: bands for the phases, the downtime, lines or stacked
+//! areas, axes.
 
 use api::{Phase, Report};
 use maud::{Markup, html};
@@ -7,56 +7,56 @@ use maud::{Markup, html};
 use super::scale::{Scale, positive, time_label};
 use crate::output::{amount, phase_name};
 
-/// Units of the drawing; a screen scales them.
+/// The drawing's width, in units that the browser scales.
 pub(super) const WIDTH: f64 = 992.0;
 const HEIGHT: f64 = 216.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = WIDTH - 10.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = HEIGHT - 24.0;
-/// A blackout of 2 ms in a minute must still be seen.
+/// The least width of the downtime, so that 2 ms in a minute are visible.
 const BLACKOUT_WIDTH_MIN: f64 = 2.0;
-/// Of the blackout's label, which ends where the blackout ends.
+/// The width of the downtime's label, which ends where the downtime ends.
 const BLACKOUT_LABEL: f64 = 112.0;
-/// So many times what nine of ten values are below, a peak is cut.
+/// A peak is cut if it is above this multiple of the 90th percentile.
 const PEAK: f64 = 4.0;
-/// Where the axis ends then, beside those.
+/// The end of the axis if a peak is cut, as a multiple of the 90th percentile.
 const ABOVE_USUAL: f64 = 1.5;
-/// A letter of a band's label is about this wide.
+/// The approximate width of a letter of a band's label.
 const LETTER: f64 = 6.2;
 
 /// One curve.
 pub(super) struct Series {
-    /// For the legend.
+    /// Its name, for the legend.
     pub(super) name: String,
     /// A CSS colour.
     pub(super) colour: String,
-    /// One for each sample.
+    /// Its values, one for each sample.
     pub(super) values: Vec<f64>,
 }
 
 /// How curves are drawn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
-    /// Each a line, the first with a faint area below it.
+    /// Each as a line, the first with a faint area below it.
     Lines,
     /// On top of each other.
     Stacked,
 }
 
-/// What values are.
+/// The unit of values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Bytes.
     Bytes,
     /// Bytes per second.
     Rate,
-    /// Of 100.
+    /// Percent.
     Percent,
 }
 
 impl Unit {
-    /// What the script puts behind a value.
+    /// What the script appends to a value.
     fn behind(self) -> &'static str {
         match self {
             Self::Bytes => "",
@@ -66,17 +66,17 @@ impl Unit {
     }
 }
 
-/// All that a plot needs.
+/// One plot.
 pub(super) struct Plot<'r> {
     /// Its heading.
     pub(super) title: &'static str,
-    /// What its values mean, in a few words.
+    /// The meaning of its values, in a few words.
     pub(super) about: &'static str,
-    /// What values are.
+    /// The unit of its values.
     pub(super) unit: Unit,
-    /// How.
+    /// How its curves are drawn.
     pub(super) style: Style,
-    /// What.
+    /// Its curves.
     pub(super) series: Vec<Series>,
     /// When each value was measured.
     pub(super) at: &'r [f64],
@@ -88,7 +88,7 @@ pub(super) struct Plot<'r> {
 const LEGEND_MAX: usize = 12;
 
 impl Plot<'_> {
-    /// A `<figure>` with its legend.
+    /// The plot as a `<figure>` with its legend.
     pub(super) fn figure(&self) -> Markup {
         let time = time_axis(self.report, self.at);
         let values = match self.unit {
@@ -135,7 +135,7 @@ impl Plot<'_> {
         }
     }
 
-    /// The most, but for moments that would flatten all else to the axis.
+    /// The highest value, without short peaks that would flatten all else to the axis.
     fn usual_most(&self) -> f64 {
         let mut values: Vec<f64> = match self.style {
             Style::Lines => {
@@ -143,7 +143,7 @@ impl Plot<'_> {
             }
             Style::Stacked => self.sums().collect(),
         };
-        // What does nothing most of the time has no usual rate.
+        // Zeros don't count: a series that is mostly 0 would have no usual rate.
         values.retain(|value| *value > 0.0);
         values.sort_by(f64::total_cmp);
         let usual = values.get(values.len() * 9 / 10).copied().unwrap_or(0.0);
@@ -163,7 +163,7 @@ impl Plot<'_> {
         }
     }
 
-    /// Names with their peaks; the script puts the values at the pointer there.
+    /// Names with their peaks, which the script replaces by the values at the pointer.
     fn legend(&self) -> Markup {
         if self.series.len() > LEGEND_MAX {
             return html! { p.legend { (self.series.len()) " curves" } };
@@ -197,7 +197,7 @@ impl Plot<'_> {
                 }
                 @for tick in time.ticks() {
                     @let x = x(time, tick);
-                    // A label at the very edge would be cut.
+                    // A label at the edge would be cut off.
                     @let anchor = if x > RIGHT - 16.0 { "end" } else { "middle" };
                     text x=(tenths(x)) y=(tenths(BOTTOM + 16.0)) text-anchor=(anchor) {
                         (time_label(tick, time.step))
@@ -207,7 +207,7 @@ impl Plot<'_> {
         }
     }
 
-    /// A tick is round: `150 MiB/s`, not `1.50`.
+    /// The label of a tick, without trailing zeros: `150 MiB/s`.
     fn tick(&self, value: f64) -> String {
         let text = self.shown(value);
         let (number, unit) = text.split_once(' ').unwrap_or((&text, ""));
@@ -249,8 +249,8 @@ impl Plot<'_> {
             layers.push((series, below.clone()));
         }
         html! {
-            // The highest first, so that each covers the part that is not its own
-            // and the edge of its own layer stays on top.
+            // The highest layer first, so that each covers the part below its own and its
+            // edge stays visible.
             @for (series, sums) in layers.iter().rev() {
                 @let edge = |n: usize| sums.get(n).copied().unwrap_or(0.0);
                 @let line = points(time, values, self.at, edge);
@@ -269,7 +269,7 @@ pub(super) fn time_axis(report: &Report, at: &[f64]) -> Scale {
     Scale::time(positive(report.total_s).max(last))
 }
 
-/// Where the script finds the axis, in units of the drawing.
+/// The two ends of the time axis for the script, in units of the drawing.
 pub(super) fn time_span() -> [f64; 2] {
     [LEFT, RIGHT]
 }
@@ -292,7 +292,7 @@ fn y(values: Scale, value: f64) -> f64 {
     BOTTOM - values.place(value) * (BOTTOM - TOP)
 }
 
-/// As precise as a drawing needs.
+/// A length, as precise as a drawing needs.
 fn tenths(length: f64) -> String {
     format!("{length:.1}")
 }
@@ -306,7 +306,7 @@ fn points(time: Scale, values: Scale, at: &[f64], value: impl Fn(usize) -> f64) 
     out
 }
 
-/// A line's area down to 0.
+/// The area between a line and 0.
 fn closed(line: &str, at: &[f64], time: Scale) -> String {
     let (first, last) = (at.first().copied().unwrap_or(0.0), at.last().copied().unwrap_or(0.0));
     format!("{line}L{:.1} {BOTTOM}L{:.1} {BOTTOM}Z", x(time, last), x(time, first))
@@ -314,11 +314,11 @@ fn closed(line: &str, at: &[f64], time: Scale) -> String {
 
 /// Phases behind the curves, every other one tinted, named where there is room.
 fn bands(report: &Report, time: Scale) -> Markup {
-    // The blackout's own label needs its place.
+    // The downtime's own label needs this space.
     let room = blackout_span(report, time).map_or(RIGHT, |(_, right)| right - BLACKOUT_LABEL);
     let ends = report.phases.iter().skip(1).map(|next| next.start_s).chain([time.max]);
     let bands = report.phases.iter().zip(ends).enumerate();
-    // The blackout is marked by itself.
+    // The downtime is marked separately.
     let before = bands.filter(|(_, (phase, _))| phase.phase < Phase::Stopped);
     html! {
         g.bands {
@@ -343,7 +343,7 @@ fn label_width(label: &str) -> f64 {
     label.len() as f64 * LETTER
 }
 
-/// The time without the VM, on top of everything.
+/// The downtime, drawn on top of everything.
 fn blackout(report: &Report, time: Scale) -> Markup {
     let (Some((left, right)), Some(ms)) = (blackout_span(report, time), report.downtime_ms) else {
         return Markup::default();
@@ -359,7 +359,7 @@ fn blackout(report: &Report, time: Scale) -> Markup {
     }
 }
 
-/// Where the blackout is drawn.
+/// The two ends of the drawn downtime.
 fn blackout_span(report: &Report, time: Scale) -> Option<(f64, f64)> {
     let stopped = report.phases.iter().find(|phase| phase.phase == Phase::Stopped)?.start_s;
     let left = x(time, stopped).min(RIGHT - BLACKOUT_WIDTH_MIN);

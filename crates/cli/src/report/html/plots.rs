@@ -1,4 +1,4 @@
-//! The plots of a report, and the numbers that the script shows at the pointer.
+//! The plots of a report, and the values that the script shows at the pointer.
 
 use api::Report;
 use maud::{Markup, PreEscaped, html};
@@ -6,7 +6,7 @@ use maud::{Markup, PreEscaped, html};
 use super::plot::{Plot, Series, Style, Unit, time_axis, time_span};
 use super::scale::positive;
 
-/// All plots, or a word on why there is none.
+/// All plots, or the reason why there are none.
 pub(super) fn sections(report: &Report) -> Markup {
     if report.samples.len() < 2 {
         return html! {
@@ -36,7 +36,7 @@ fn rate(report: &Report, name: &str, colour: &str, value: fn(&api::Sample) -> f6
     }
 }
 
-/// What costs bytes.
+/// The rates that cost bytes on the wire.
 fn wire<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     Plot {
         title: "On the wire",
@@ -52,7 +52,8 @@ fn wire<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     }
 }
 
-/// And what may cost none: zero pages come a hundred times as fast as a network carries.
+/// The delivered rate, in its own plot: zero pages, which cost nothing on the wire, are
+/// delivered a hundred times as fast as a network carries.
 fn delivered<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     Plot {
         title: "Delivered",
@@ -66,7 +67,7 @@ fn delivered<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     }
 }
 
-/// Of a VM that was slowed.
+/// The share of CPU time of a throttled VM.
 fn share<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     let series = report.slowed.iter().map(|_| Series {
         name: "share".to_owned(),
@@ -128,14 +129,14 @@ fn lanes<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     }
 }
 
-/// Neighbours differ, and the order can be seen: two hues, mixed.
+/// A lane's colour: a mix of two hues, so that neighbours differ and the order is visible.
 pub(super) fn lane_colour(lane: usize, count: usize) -> String {
     #[allow(clippy::cast_precision_loss, reason = "64 lanes at most")]
     let share = if count < 2 { 0.0 } else { lane as f64 / (count - 1) as f64 * 100.0 };
     format!("color-mix(in oklab, var(--lane-last) {share:.0}%, var(--lane-first))")
 }
 
-/// Numbers only: nothing in it can end the script element.
+/// The values as JSON; it has only numbers, so nothing in it can end the script element.
 fn numbers(report: &Report, at: &[f64], plots: &[Plot<'_>]) -> PreEscaped<String> {
     let values: Vec<Vec<Vec<f64>>> = plots
         .iter()

@@ -1,11 +1,11 @@
-//! Axes: round values for their ticks.
+//! Axes with round values for their ticks.
 
 /// A linear axis from 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     /// Where the axis ends.
     pub(crate) max: f64,
-    /// Between two ticks.
+    /// The distance between two ticks.
     pub(crate) step: f64,
 }
 
@@ -15,8 +15,8 @@ const BYTE_TICKS: f64 = 4.0;
 const TIME_TICKS: f64 = 10.0;
 
 impl Scale {
-    /// For bytes: steps of 1, 2 or 5 times 1, 10 or 100 of a binary unit, and
-    /// the end at a step.
+    /// An axis for bytes: steps of 1, 2 or 5 times 1, 10 or 100 of a binary unit, and the end
+    /// at a step.
     pub(crate) fn bytes(most: f64) -> Self {
         let most = positive(most).max(1.0);
         let raw = most / BYTE_TICKS;
@@ -29,12 +29,12 @@ impl Scale {
         Self { max: (most / step).ceil() * step, step }
     }
 
-    /// For shares of 100.
+    /// An axis for percentages.
     pub(crate) fn percent() -> Self {
         Self { max: 100.0, step: 25.0 }
     }
 
-    /// For seconds: round steps, and the end where the data ends.
+    /// An axis for seconds: round steps, and the end where the data ends.
     pub(crate) fn time(most: f64) -> Self {
         let most = positive(most).max(0.001);
         let raw = most / TIME_TICKS;
@@ -50,7 +50,7 @@ impl Scale {
 
     /// The ticks, 0 first.
     pub(crate) fn ticks(self) -> impl Iterator<Item = f64> {
-        // Half a step of slack: the last tick must not be lost to rounding.
+        // Some slack, so that the last tick is not lost to rounding.
         let last = self.max + self.step * 1e-6;
         (0..64u32).map(move |n| f64::from(n) * self.step).take_while(move |&tick| tick <= last)
     }
@@ -61,7 +61,7 @@ impl Scale {
     }
 }
 
-/// A tick of a time axis.
+/// The label of a tick of a time axis.
 pub(crate) fn time_label(seconds: f64, step: f64) -> String {
     if step >= 60.0 {
         format!("{:.0} min", seconds / 60.0)
@@ -76,7 +76,7 @@ pub(crate) fn time_label(seconds: f64, step: f64) -> String {
     }
 }
 
-/// 0 for what is no number or below 0.
+/// The value, or 0 if it is not finite or is negative.
 pub(crate) fn positive(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
 }

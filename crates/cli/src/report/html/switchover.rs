@@ -1,4 +1,4 @@
-//! The switchover to scale: what the blackout was made of, against its goal.
+//! The switchover to scale: the parts of the downtime, against its goal.
 
 use api::{Phase, Report};
 use maud::{Markup, html};
@@ -7,8 +7,9 @@ use super::scale::positive;
 use crate::output::amount;
 use crate::report::summary::goal;
 
-/// A bar from the VM's stop, with marks for the goal and the prediction. Empty
-/// where the VM never stopped.
+/// A bar from the VM's stop, with marks for the goal and the prediction.
+///
+/// Empty if there was no downtime.
 pub(super) fn section(report: &Report) -> Markup {
     let Some(downtime_ms) = report.downtime_ms else {
         return Markup::default();
@@ -50,7 +51,7 @@ pub(super) fn section(report: &Report) -> Markup {
     }
 }
 
-/// A stretch of the blackout, in milliseconds from its begin.
+/// A part of the downtime, in milliseconds from its beginning.
 struct Part {
     class: &'static str,
     name: &'static str,
@@ -58,8 +59,9 @@ struct Part {
     to_ms: f64,
 }
 
-/// The engine's phases divide the blackout; its length is what QEMU's own events
-/// say.
+/// The parts of the downtime.
+///
+/// The engine's phases divide it; its length is from QEMU's events.
 fn parts(report: &Report, downtime_ms: f64) -> Vec<Part> {
     let part = |class, name, from_ms, to_ms| Part { class, name, from_ms, to_ms };
     let start = |phase| report.phases.iter().find(|p| p.phase == phase).map(|p| p.start_s);
@@ -79,7 +81,7 @@ fn parts(report: &Report, downtime_ms: f64) -> Vec<Part> {
 }
 
 fn mark(class: &str, place: f64, text: &str) -> Markup {
-    // Near the right edge the text stands left of its mark.
+    // Near the right edge, the text is left of its mark.
     let side = if place > 70.0 { "before" } else { "after" };
     html! {
         u.(class).(side) style=(format!("left:{place:.2}%")) { span { (text) } }

@@ -1,4 +1,4 @@
-//! The question to the helper in the guest, and what is made of its answer.
+//! Queries the guest's helper, and maps its answer to RAM blocks.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -16,26 +16,26 @@ use super::GuestPageCache;
 use super::map::{Map, Room, stretches};
 use crate::source::StorageNotes;
 
-/// Another one who speaks at the port is waited for so long.
+/// The longest wait for another user of the port.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
 const NO_ROOM: &str = "only a part of what the guest's helper tells is read from storage: what is \
                        kept of it may be as large as a quarter of this agent's buffers; a larger \
                        pool-mib allows more";
 
-/// The thread that asks. Dropping it ends it.
+/// The querying thread. Dropping it ends the thread.
 pub struct Asking {
     stream: Arc<Mutex<Option<UnixStream>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Asking {
-    /// Asks the helper of this VM where its memory is on `disks`, numbered in this
-    /// order, as far as it is in `blocks`. The answer may cost the guest `budget` and us
-    /// `room`, and of what it says so many percent count.
+    /// Asks the VM's helper which pages of `blocks` are on `disks`, which are numbered in this
+    /// order. The answer may cost the guest `budget` and this agent `room`. With `percent`, only
+    /// that share of it is used.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub fn start(
         machine: Arc<dyn HasGuest>,
         disks: Vec<GuestDisk>,
@@ -56,7 +56,7 @@ impl Asking {
                     notes.note(cached.without_the_rest(&why));
                 }
                 cached.knows_all();
-                // QEMU serves one at a time, and the helper waits for whom it answers.
+                // QEMU serves one connection at a time, and the helper waits for its reader.
                 drop(stream.lock().take());
             }
         })?;
@@ -67,7 +67,7 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         if let Some(stream) = &*self.stream.lock() {
-            // It may be closed already.
+            // The stream may be closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
         if let Some(thread) = self.thread.take() {
@@ -76,7 +76,7 @@ impl Drop for Asking {
     }
 }
 
-/// What is asked, and of whom.
+/// The query, and the VM it goes to.
 struct Ask<'a> {
     machine: &'a dyn HasGuest,
     disks: &'a [GuestDisk],
@@ -118,7 +118,7 @@ impl Ask<'_> {
             cached.learn(map);
         };
         let summary = if let Some(percent) = self.percent {
-            // Which are the lowest is known only at the end.
+            // Which pages are lowest on disk is known only at the end.
             let whole = port.ask(limits, *budget, patience).map_err(|error| said(&error))?;
             let summary = whole.summary().clone();
             let mut map = understood(whole);
@@ -135,8 +135,8 @@ impl Ask<'_> {
         Ok(())
     }
 
-    /// A part in terms of blocks, and of disks by their numbers; and why disks are not
-    /// read that were not looked at before.
+    /// Converts a part to RAM blocks and disk numbers. Also returns why disks are not read, for
+    /// those that earlier parts did not have.
     fn understood(
         &self,
         part: &CacheMap,
@@ -155,7 +155,7 @@ impl Ask<'_> {
     }
 }
 
-/// What the operator can do about a map that is not whole.
+/// A note for the operator about an incomplete map.
 fn unfinished(end: End) -> Option<String> {
     let what = match end {
         End::Complete => return None,

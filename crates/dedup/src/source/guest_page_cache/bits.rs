@@ -1,24 +1,22 @@
-//! What has happened to each page of a block, as far as it bears on what was told of
-//! it ahead.
+//! What has happened to each page of a block, as far as it affects whether an announcement still
+//! holds.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use page::PageIndex;
 
-/// Bits for the pages of a block.
+/// Bits for each page of a block.
 #[derive(Debug)]
 pub(super) struct Bits {
-    /// QEMU has handed it over.
+    /// Handed over by QEMU.
     handed: Box<[AtomicU64]>,
-    /// QEMU has handed it over more than once.
+    /// Handed over by QEMU more than once.
     again: Box<[AtomicU64]>,
-    /// It was read anew for the destination, and may have been something else than
-    /// what was told.
+    /// Read again for the destination, and possibly different from what was announced.
     read: Box<[AtomicU64]>,
 }
 
-/// Everything here is set before something else is looked at, on both sides: one of
-/// the two sees the other.
+/// Both sides set their bit before they look at the other's, so one of the two sees the other.
 impl Bits {
     pub(super) fn new(pages: u64) -> Self {
         let words = || (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
@@ -39,7 +37,7 @@ impl Bits {
         is_set(&self.again, page)
     }
 
-    /// Says whether it was not yet.
+    /// Returns whether it was not set yet.
     pub(super) fn read(&self, page: PageIndex) -> bool {
         set(&self.read, page)
     }

@@ -1,4 +1,4 @@
-//! The destination's half of the audit: what was placed, shown to the source.
+//! The destination's part of the audit: shows the source what was placed.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use super::prepare::Prepared;
 use super::receive::{Delivered, Opened};
 use crate::link::Heard;
 
-/// Digests in a message.
+/// Digests in one message.
 const DIGESTS_AT_ONCE: usize = 1 << 14;
-/// All wrong pages are counted, and so many are named.
+/// All wrong pages are counted, but only this many are named.
 const EXAMPLES_MAX: usize = 8;
 
 /// How a migration is audited.
@@ -27,12 +27,12 @@ pub(super) struct Auditing {
 }
 
 impl Auditing {
-    /// As ordered, by one of the hashes that the source offers.
+    /// As ordered, with one of the hashes that the source offers.
     pub(super) fn new(order: AuditOrder, offered: &[String]) -> Self {
         Self { order, hash: Hash::choose(offered) }
     }
 
-    /// Of what is placed there is a ledger, if it is audited.
+    /// Adds a ledger of what is placed, if the migration is audited.
     pub(super) fn of_placer(self, placer: Placer) -> Result<Placer, End> {
         match self.order {
             AuditOrder::Off => Ok(placer),
@@ -40,13 +40,13 @@ impl Auditing {
         }
     }
 
-    /// What the source has to know of it.
+    /// The chosen hash for the source, if it is not the default.
     pub(super) fn chosen(self) -> Option<String> {
         (self.hash != Hash::default()).then(|| self.hash.name().to_owned())
     }
 }
 
-/// All of the VM is here, and as QEMU handed it over.
+/// The whole VM is here, as QEMU handed it over.
 pub(super) struct Proved<'a, 's> {
     pub(super) tail: Vec<u8>,
     pub(super) cost: Cost,
@@ -54,7 +54,7 @@ pub(super) struct Proved<'a, 's> {
 }
 
 impl<'a, 's> Delivered<'a, 's> {
-    /// Has the source compare. From then on nothing is placed, and nothing is found by
+    /// Makes the source compare. From then on nothing is placed, and no content is looked up by
     /// name.
     pub(super) fn prove(self) -> Result<Proved<'a, 's>, End> {
         let Self { opened, tail, totals, sharing, prepared } = self;
@@ -78,8 +78,8 @@ impl<'a, 's> Delivered<'a, 's> {
 }
 
 impl Connected<'_> {
-    /// Compares what was placed with what QEMU handed over, `totals` for each RAM
-    /// block. Returns once the source says that nothing differs.
+    /// Compares what was placed with what QEMU handed over, whose `totals` are one for each RAM
+    /// block. Returns once the source accepts the result.
     pub(super) fn audit(
         &self,
         ledger: &Ledger,
@@ -146,7 +146,7 @@ impl Connected<'_> {
         }
     }
 
-    /// Reads RAM back that was written, and says how many pages that were.
+    /// Reads RAM back; returns the number of pages read.
     fn read_back(&self, ledger: &Ledger, mappings: &[Option<Arc<Mapping>>]) -> Result<u64, End> {
         let (mut read, mut wrong, mut examples) = (0, 0_u64, Vec::new());
         for ((number, block), mapping) in ledger.blocks().zip(mappings) {
@@ -165,13 +165,13 @@ impl Connected<'_> {
             return Ok(read);
         }
         self.say(&ToSource::AuditReread { pages: wrong, examples })?;
-        // The source has the VM go on.
+        // The source lets the VM go on.
         Err(ended(self.next()?))
     }
 }
 
-/// One block whose RAM is read back. Holes stay holes: where the kernel says that
-/// there is no memory, and only zeros were placed, there is nothing to be read.
+/// A block whose RAM is read back. Holes stay holes: if the kernel reports no memory, and only
+/// zeros were placed, nothing is read.
 struct RereadBlock<'b> {
     block: &'b BlockLedger,
     mapping: &'b Mapping,
@@ -187,7 +187,7 @@ impl<'b> RereadBlock<'b> {
         Ok(Self { block, mapping, data, bytes, read: 0 })
     }
 
-    /// The pages that don't hold what was placed in them last.
+    /// The pages that don't hold what was placed last.
     fn wrong(&mut self) -> Result<Vec<PageIndex>, RamError> {
         let pages = self.mapping.bytes() / PAGE_BYTES as u64;
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_back_is_what_was_placed_and_holes_stay_holes() {
+    fn reading_back_finds_wrong_pages_and_keeps_holes() {
         const PAGES: u64 = 4096;
         let mapping = Mapping::own(PAGES * PAGE_BYTES as u64);
         let ledger = Ledger::new(Hash::fastest(), [PAGES]).unwrap();
@@ -262,9 +262,9 @@ mod tests {
         assert_eq!(wrong, [0_u32; 0]);
         assert!((7..4096).contains(&read), "{read} pages were read");
         mapping.fill(PageIndex(130).offset() + 77, 1, 8).unwrap();
-        // Placed, and not there.
+        // Placed, but not in RAM.
         place(2000, 9);
-        // There, and not placed.
+        // In RAM, but not placed.
         mapping.fill(PageIndex(3000).offset(), 1, 1).unwrap();
         assert_eq!(look().1, [130, 2000, 3000]);
     }

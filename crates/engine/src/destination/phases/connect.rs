@@ -1,4 +1,4 @@
-//! The source's control connection, and what is heard by it in any phase.
+//! The source's control connection, and messages that are handled in any phase.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::destination::lanes::ArrivingLanes;
 use crate::link::{Heard, Link};
 use crate::waits::Pulse;
 
-/// How often it is looked whether anything comes.
+/// How often arriving data is checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// So many times as long as a source waits before it gives up a migration that
-/// makes no progress: one that does not is none.
+/// Multiple of the time for which a source waits before it gives up a migration without progress: a
+/// source that is silent for longer has ended.
 pub(super) const SILENCE: u32 = 2;
 
 /// A source's agent has connected.
@@ -25,10 +25,10 @@ pub(super) struct Connected<'s> {
     pub(super) shared: &'s Shared,
     pub(super) link: Arc<Link<ToSource>>,
     pub(super) hear: Receiver<Heard<ToDestination>>,
-    /// What its lanes show.
+    /// The token of its lanes.
     pub(super) token: Token,
     pub(super) lanes: Arc<ArrivingLanes>,
-    /// Where a lane tells what ends the migration.
+    /// Receives errors of lanes that end the migration.
     pub(super) broken: Receiver<String>,
     pub(super) peer: SocketAddr,
     /// The host at the other end, if its certificate says so.
@@ -72,7 +72,7 @@ impl<'s> Connected<'s> {
                 }
             };
             match heard {
-                // In whatever phase, they hold from now on.
+                // In any phase, they hold from now on.
                 Heard::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
                 heard => return Ok(heard),
             }
@@ -84,7 +84,7 @@ impl<'s> Connected<'s> {
     }
 }
 
-/// What something that was not expected means.
+/// Interprets an unexpected message.
 pub(super) fn ended(heard: Heard<ToDestination>) -> End {
     match heard {
         Heard::Message(ToDestination::Abort { reason }) => {

@@ -1,4 +1,4 @@
-//! Does what the switchover decides at the destination: tells the source, runs the VM,
+//! Carries out the switchover's decisions at the destination: informs the source, runs the VM,
 //! settles it, or ends its QEMU.
 
 use std::net::SocketAddr;
@@ -17,13 +17,12 @@ use crate::destination::lanes::ArrivingLanes;
 use crate::host::Arriving;
 use crate::link::Link;
 
-/// Holds the VM until it is clear who has it. Dropped before that, the VM is
-/// discarded.
+/// Holds the VM until it is decided who has it. If it is dropped before that, the VM is discarded.
 pub(super) struct Keeper {
     machine: Arc<Machine>,
     arriving: Option<Box<dyn Arriving>>,
     adopted: bool,
-    /// The VM is here, and the agent could not write that down yet.
+    /// The VM is here, but the agent could not record that yet.
     unnoted: bool,
     link: Arc<Link<ToSource>>,
     lanes: Arc<ArrivingLanes>,
@@ -37,7 +36,7 @@ pub(super) struct Keeper {
 /// A VM that its QEMU has loaded.
 pub(super) struct Loaded {
     pub(super) incoming: Arc<Incoming>,
-    /// As far as pages by name go.
+    /// The cost of pages sent by name.
     pub(super) cost: Cost,
 }
 
@@ -60,7 +59,7 @@ impl Keeper {
         }
     }
 
-    /// Its QEMU has loaded it.
+    /// QEMU has loaded the VM.
     pub(super) fn loaded(&mut self, loaded: Loaded, pool_high_water_bytes: u64) {
         self.loaded = Some(loaded);
         self.pool_high_water_bytes = pool_high_water_bytes;
@@ -82,14 +81,14 @@ impl Keeper {
         self.arriving.as_ref()?.source_address()
     }
 
-    /// For the agent, which settles it later: QEMU's end of the migration, and the VM
+    /// Hands over to the agent, which settles the VM later: QEMU's incoming migration, and the VM
     /// if it is not decided who has it.
     pub(super) fn undecided(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
         let undecided = if self.adopted { None } else { self.arriving.take() };
         (self.loaded.take().map(|loaded| loaded.incoming), undecided)
     }
 
-    /// The VM stays as it is: the agent goes on by its journal.
+    /// Leaves the VM as it is: the agent continues from its journal.
     pub(super) fn leave(mut self) {
         std::mem::forget(self.arriving.take());
     }
@@ -109,7 +108,7 @@ impl Keeper {
 
 impl Effects for Keeper {
     fn say(&mut self, said: &Envelope<switchover::ToSource>) {
-        // What is lost is said again, or asked for.
+        // A lost message is repeated, or requested.
         if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {
             tracing::info!(%error, "not said");
         }
@@ -124,8 +123,8 @@ impl Effects for Keeper {
         let Some(Loaded { incoming, .. }) = &self.loaded else {
             return Step::ContFailed { reason: "it never waited for a VM".into(), never_ran: true };
         };
-        // One that ended before it was told to run the VM never ran it: the VM goes
-        // on at its source.
+        // A QEMU that ended before it was told to run the VM never ran it: the VM goes on at its
+        // source.
         if self.ran.is_none() && !self.machine.process.is_alive() {
             let reason = "its QEMU had ended before it was to run the VM".into();
             return Step::ContFailed { reason, never_ran: true };
@@ -171,7 +170,7 @@ impl Effects for Keeper {
 
     fn done(&mut self, outcome: Outcome) {
         match outcome {
-            // One that was here is shown as what it is: dead.
+            // A VM that died here is shown as dead.
             Outcome::Here | Outcome::Lost { .. } => {
                 self.adopted = true;
                 if let Some(Err(error)) = self.arriving.as_mut().map(|arriving| arriving.adopt()) {

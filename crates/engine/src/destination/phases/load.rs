@@ -1,8 +1,8 @@
-//! Everything was delivered: disks are made durable, lanes end, QEMU loads the VM.
+//! Loads the VM after everything was delivered: disks are flushed, lanes end, QEMU loads.
 //!
-//! Each of these can hang: storage that does not answer, memory whose pages come
-//! from such storage, a QEMU that is stuck. So a thread of its own waits for them,
-//! and the one that leads hears the source meanwhile.
+//! Each of these can hang: unresponsive storage, memory whose pages come from such storage, a QEMU
+//! that is stuck. So a separate thread waits for them, while the leading thread listens to the
+//! source.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +23,10 @@ use crate::destination::lanes::ArrivingLanes;
 use crate::destination::nic_use::Telling;
 use crate::link::Heard;
 
-/// When a QEMU has ended that hung, what waited for it comes back at once.
+/// When a QEMU that hung has ended, the thread that waited for it returns at once.
 const BACK_MAX: Duration = Duration::from_secs(2);
 
-/// What is done once everything was delivered.
+/// The work after everything was delivered.
 struct Loading {
     telling: Telling,
     disks: Option<Arc<ArrivingDisks>>,
@@ -34,7 +34,7 @@ struct Loading {
     incoming: Arc<Incoming>,
     feeder: Arc<Feeder>,
     tail: Vec<u8>,
-    /// For QEMU to load it.
+    /// The time limit for QEMU's load.
     wait: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Loading {
 }
 
 impl Proved<'_, '_> {
-    /// Has QEMU load the VM.
+    /// Makes QEMU load the VM.
     pub(super) fn load(self) -> Result<Loaded, End> {
         let Self { tail, cost, prepared } = self;
         let Prepared { connected, machine, telling, disks, feeder, incoming, .. } = prepared;
@@ -66,14 +66,14 @@ impl Proved<'_, '_> {
 }
 
 impl Connected<'_> {
-    /// Has QEMU load the VM. Nothing but the source's end of the migration can be
-    /// heard meanwhile; that ends whatever hangs here, as far as it can be ended.
+    /// Makes QEMU load the VM. Meanwhile the only expected message is the source's end of the
+    /// migration, which ends whatever hangs here, as far as possible.
     fn load(&self, machine: &Machine, loading: Loading) -> Result<(), End> {
         let late = after(SILENCE * loading.wait);
         let (feeder, disks) = (Arc::clone(&loading.feeder), loading.disks.clone());
         let (tell, done) = bounded(1);
         data_threads::spawn("arrival-load", move || {
-            // If this thread was left behind, the receiver has gone.
+            // If this thread was left behind, the receiver is dropped.
             let _ = tell.send(loading.run());
         })
         .map_err(End::failed)?;
@@ -89,8 +89,8 @@ impl Connected<'_> {
                 recv(late) -> _ => break End::failed("its QEMU here does not load it"),
             };
             match heard {
-                // All data is here, and flushed: no thread is left that they are for. What
-                // flushes disks while the VM runs may have asked just before it stopped.
+                // All data is here and flushed, so no thread is left that these concern. A flush
+                // that was requested while the VM ran may arrive late.
                 Ok(Heard::Message(
                     ToDestination::Terms(_)
                     | ToDestination::FlushDisk { .. }
@@ -104,7 +104,7 @@ impl Connected<'_> {
         Err(end)
     }
 
-    /// The VM doesn't come: ends what the other thread waits for.
+    /// Ends what the other thread waits for, because the VM doesn't arrive.
     fn stop_loading(
         &self,
         machine: &Machine,

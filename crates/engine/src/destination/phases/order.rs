@@ -1,4 +1,4 @@
-//! The first word of a connection: which VM is to come, or a question.
+//! The first message of a connection: an order for a VM, or a question.
 
 use std::time::Duration;
 
@@ -9,26 +9,26 @@ use super::End;
 use super::connect::Connected;
 use crate::link::Heard;
 
-/// Between connecting and the order.
+/// The longest time between connecting and the order.
 const ORDER_MAX: Duration = Duration::from_secs(10);
 
-/// What another agent wants.
+/// An order of another agent.
 pub(super) enum Order {
-    /// A VM is to come.
+    /// Prepare for a VM.
     Prepare(Box<Prepare>),
-    /// Somebody else moves one.
+    /// Carry a VM that another manager moves.
     Carry(Box<Carry>),
 }
 
 impl Connected<'_> {
-    /// None if another agent only wanted to know something, and was told.
+    /// The order; none if another agent only asked a question, which is answered.
     pub(super) fn hear_order(&self) -> Result<Option<Order>, End> {
         match self.hear.recv_timeout(ORDER_MAX) {
             Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),
             Ok(Heard::Message(ToDestination::Carry(order))) => Ok(Some(Order::Carry(order))),
             Ok(Heard::Message(ToDestination::Examine { question })) => {
                 let answer = self.shared.host.examine(question);
-                // Nobody waits for it any more if it can't be said.
+                // If the answer can't be sent, the peer no longer waits for it.
                 let _ = self.link.say(&ToSource::Examined { answer });
                 Ok(None)
             }
@@ -38,7 +38,7 @@ impl Connected<'_> {
         }
     }
 
-    /// With certificates nobody orders in another host's name.
+    /// With certificates, a host can't order in another host's name.
     pub(super) fn check_from(&self, from: &str) -> Result<(), End> {
         match &self.certified {
             Some(certified) if certified != from => Err(End::failed(format!(

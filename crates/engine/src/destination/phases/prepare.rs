@@ -1,4 +1,4 @@
-//! A QEMU that waits for the VM, and what its stream will go into; told to the source.
+//! Prepares a QEMU that waits for the VM and the receivers of its stream, and tells the source.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use crate::destination::disks::ArrivingDisks;
 use crate::destination::nic_use::Telling;
 use crate::resources::Pools;
 
-/// The source may stream. What tells the source something goes first, and QEMU last.
+/// Ready for the source's stream. The reporting thread is dropped first, and QEMU last.
 pub(super) struct Prepared<'a, 's> {
     pub(super) connected: &'a Connected<'s>,
     pub(super) machine: &'a Machine,
-    /// What pages that come by name are found by.
+    /// How pages that are sent by name are found.
     pub(super) found: Found,
     pub(super) telling: Telling,
-    /// None: no disk comes.
+    /// None: no disks move.
     pub(super) disks: Option<Arc<ArrivingDisks>>,
-    /// What is written directly.
+    /// RAM that is written directly.
     pub(super) ram: Vec<Reached>,
     pub(super) feeder: Arc<Feeder>,
     pub(super) incoming: Arc<Incoming>,
@@ -38,7 +38,7 @@ pub(super) struct Prepared<'a, 's> {
 }
 
 impl<'s> Connected<'s> {
-    /// From here on a restart of the agent knows of the migration.
+    /// Creates the journal: from here on a restarted agent knows of the migration.
     pub(super) fn open_journal(&self, order: &Prepare, keeper: &Keeper) -> Result<Driver, End> {
         let qemu = serde_json::to_value(keeper.machine().record()).map_err(End::failed)?;
         let seen = self.peer.ip();
@@ -57,7 +57,7 @@ impl<'s> Connected<'s> {
         self.shared.local.journals.create(opened).map(Driver::new).map_err(End::failed)
     }
 
-    /// Has the waiting QEMU take the disks that come with the VM.
+    /// Makes the waiting QEMU receive the disks that move with the VM.
     pub(super) fn open_disks(
         &self,
         machine: &Machine,
@@ -80,7 +80,7 @@ impl<'s> Connected<'s> {
         Ok(Some(disks))
     }
 
-    /// Has QEMU wait for the stream, and tells the source so.
+    /// Makes QEMU wait for the stream, and tells the source.
     pub(super) fn prepare<'a>(
         &'a self,
         machine: &'a Machine,

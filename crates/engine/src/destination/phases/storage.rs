@@ -1,4 +1,4 @@
-//! The disks of a VM that arrives, as far as its pages are read from them.
+//! Opens the disks of a VM that arrives, to read its pages from them.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use wire::StorageOrder;
 
 use crate::host::Local;
 
-/// More disks are not read: a VM with more of them is another one's.
+/// More disks are not read.
 const DISKS_MAX: usize = 64;
 
-/// The QEMU that waits.
+/// The waiting QEMU.
 pub(super) struct Waiting {
-    /// Its disks; or why they aren't known.
+    /// Its disks, or why they aren't known.
     pub(super) disks: Result<Vec<GuestDisk>, String>,
-    /// With whose rights their images are read; none are our own.
+    /// The user with whose rights their images are read; none means the agent's own.
     pub(super) user: Option<User>,
 }
 
-/// Opens the disks of an order, as the QEMU that waits has them. Says of each
-/// that is not read why not.
+/// Opens the disks of an order, as the waiting QEMU has them. Returns for each that is not read why
+/// not.
 pub(super) fn open(
     waiting: Waiting,
     order: &StorageOrder,
@@ -82,7 +82,7 @@ fn open_one(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Open
     storage::open(&image, &how).map_err(|error| error.to_string())
 }
 
-/// An image in a file.
+/// An image of a format, in a file.
 fn of_a_format(image: &serde_json::Value) -> Result<Image, String> {
     let (format, file) = (image["driver"].as_str(), &image["file"]);
     let path = file["filename"].as_str().filter(|_| file["driver"] == "file");

@@ -1,5 +1,4 @@
-//! From a loaded VM to one that runs here, or not: what the source says, until it is
-//! decided.
+//! From a loaded VM to its fate: follows the source's messages until it is decided.
 
 use std::time::Duration;
 
@@ -12,15 +11,14 @@ use super::connect::Connected;
 use super::effects::Keeper;
 use crate::link::Heard;
 
-/// For the source's next word, as long as there is a connection: it has QEMU
-/// say first how its migration ended, or end.
+/// The time limit for the source's next message, as long as there is a connection: the source first
+/// waits for QEMU's report of how its migration ended, or for QEMU's end.
 const WORD_MAX: Duration = Duration::from_secs(5);
-/// What went wrong just now is tried again after this.
+/// The interval between retries after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Connected<'_> {
-    /// Hears the source until the switchover is over on this side, or there is
-    /// no connection to hear it by.
+    /// Follows the source until the switchover is over on this side, or the connection is lost.
     pub(super) fn see_it_through(&self, driver: &mut Driver, keeper: &mut Keeper) {
         while let Some(wait) = driver.machine().wait() {
             let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };

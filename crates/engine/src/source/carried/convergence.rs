@@ -1,7 +1,8 @@
-//! Throttles a VM that is carried and does not converge: by the same controller and the
-//! same cgroups as a VM of the agent's own, from what passes count. QEMU isn't asked, so
-//! it can't be stopped for moments either. Whatever comes of it, libvirt, or what else
-//! commands both QEMUs, decides.
+//! Throttles a carried VM that does not converge, with the same controller and cgroups as
+//! for the agent's own migrations, from counts of passes.
+//!
+//! QEMU isn't queried, so the VM can't be stopped for moments either. The consequence is up
+//! to libvirt, or another program that commands both QEMUs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::process::Qemu;
 use crate::report_builder::ReportBuilder;
 use crate::source::control::throttle::{Brakes, Throttling, Vcpus, settings};
 
-/// Why a VM is not stopped for moments where cgroups can't do it.
+/// Why a VM is not stopped for moments where cgroups are unavailable.
 const NOT_OURS: &str = "it is stopped only by those who command its QEMU";
 
 pub(super) struct Convergence {
@@ -24,7 +25,7 @@ pub(super) struct Convergence {
     report_builder: Arc<ReportBuilder>,
     counts: passes::Passes,
     throttling: Throttling,
-    /// It may be throttled.
+    /// Throttling is allowed.
     allowed: bool,
     goal: Duration,
     share: f64,
@@ -32,39 +33,39 @@ pub(super) struct Convergence {
     began_s: f64,
 }
 
-/// What lanes and pool say.
+/// Figures of the lanes and the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flowing {
     pub(super) ram_bytes: u64,
-    /// QEMU has it still in its first pass.
+    /// Bytes that QEMU has not yet handed over in its first pass.
     pub(super) pending_bytes: u64,
-    /// In flight.
+    /// Bytes in flight.
     pub(super) backlog_bytes: u64,
     pub(super) bodies_per_s: Option<f64>,
     pub(super) first_pass_over: bool,
 }
 
-/// What it has come to.
+/// The current state of convergence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Come {
     pub(super) pass: u32,
     pub(super) dirty_bytes_per_s: f64,
     pub(super) share: f64,
-    /// It is throttled, or about to be, and may converge by that.
+    /// The VM is throttled, or about to be, and may converge by that.
     pub(super) helped: bool,
-    /// None if it is not known.
+    /// None if unknown.
     pub(super) to_come: Option<ToCome>,
     pub(super) left_bytes: u64,
     pub(super) time_left: Option<Duration>,
 }
 
-/// What QEMU has dirty.
+/// What QEMU still has dirty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ToCome {
-    /// What the pass that runs has still to bring, and what was dirtied since that began.
+    /// Bytes that the current pass has still to send, and bytes dirtied since it began.
     pub(super) bytes: f64,
-    /// How long the pass before it took. The guest writes some pages again and again, so
-    /// what it dirties in a short time is more than its share of what it does in a long one.
+    /// Duration of the previous pass. The guest writes some pages again and again, so it
+    /// dirties more in a short time than that time's share of a longer one.
     pub(super) pass: Duration,
 }
 
@@ -109,8 +110,8 @@ impl Convergence {
         self.passes.seen().pass > 1
     }
 
-    /// One more look: throttles the VM as far as it takes, and not at all any more once
-    /// it is stopped, or can't be followed.
+    /// Takes a sample and throttles the VM as far as necessary, but no longer once it is
+    /// stopped or can't be followed.
     pub(super) fn look(&mut self, flowing: &Flowing) -> Come {
         let at_s = self.report_builder.elapsed_s();
         let seen = self.passes.seen();
@@ -165,7 +166,7 @@ impl Convergence {
     fn count(&mut self, at_s: f64, seen: &Seen, flowing: &Flowing) -> Counted {
         let ago = seen.began.elapsed();
         let at = Duration::from_secs_f64(at_s);
-        // The first pass began before its first page came.
+        // The first pass began before its first page arrived.
         let first = Duration::from_secs_f64(self.began_s);
         self.counts.next(&passes::Look {
             at,
@@ -178,7 +179,7 @@ impl Convergence {
         })
     }
 
-    /// What is not done, and why.
+    /// Notes what is not done, and why.
     fn tell(&mut self, decision: &Decision, share: f64) {
         let is_needed = matches!(decision.why, Why::Needed | Why::Floor);
         if !self.allowed && is_needed {
@@ -187,7 +188,7 @@ impl Convergence {
                  `throttle` is off under [carry] in the agent's file",
             );
         }
-        // One that can't be throttled at all was noted already.
+        // A VM that can't be throttled at all was noted already.
         let is_done = self.allowed && share <= decision.share;
         if let Some(stall) = decision.stalled.filter(|_| is_done)
             && !std::mem::replace(&mut self.told_stall, true)
@@ -197,16 +198,17 @@ impl Convergence {
     }
 }
 
-/// What the agent's operator has set. One that may not be throttled is followed as one
-/// that keeps all of its CPU time: the report says that it would be.
+/// The operator's settings. A VM that may not be throttled is followed as one that keeps all
+/// of its CPU time, so the report tells that it would be throttled.
 fn of_request(request: &CarryRequest) -> Settings {
     let by_request = settings(request.downtime_ms, &request.slowing, Duration::ZERO);
     let ratio = if by_request.ratio == Ratio::Off { Ratio::Auto } else { by_request.ratio };
     Settings { ratio, on_stall: OnStall::Keep, ..by_request }
 }
 
-/// What can be delivered. Where QEMU itself brings less, by its bandwidth limit perhaps,
-/// its passes become no shorter than that. Passes that are short anyway say nothing.
+/// The rate that can be delivered. Where QEMU itself sends less, perhaps because of its
+/// bandwidth limit, its passes become no shorter than at that rate. Short passes tell
+/// nothing about it.
 fn delivered(counted: &Counted, flowing: &Flowing, goal: Duration) -> Option<f64> {
     let by_lanes = flowing.bodies_per_s?;
     let is_much = flowing.first_pass_over
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_never_given_up_and_never_throttled_where_that_is_off() {
+    fn a_carried_vm_is_never_given_up_and_not_throttled_if_off() {
         let of = |throttle| {
             let slowing = Slowing { throttle, floor: 0.1, ..Slowing::default() };
             let settings = of_request(&CarryRequest { slowing, ..CarryRequest::default() });
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qemu_that_brings_less_than_lanes_carry_is_what_counts() {
+    fn a_qemu_slower_than_the_lanes_sets_the_rate() {
         let goal = Duration::from_millis(300);
         let of = |lanes, brought, left_bytes, first_pass_over| {
             let counted =
@@ -271,7 +273,7 @@ mod tests {
             (Some(30e6), Some(20_000_000), true),
             (Some(30e6), None, true),
             (Some(30e6), much, false),
-            // It has brought nothing, and something is left that was a guess.
+            // It has sent nothing, and the remainder is a guess.
             (Some(0.0), much, true),
         ] {
             assert_eq!(of(lanes, brought, left, later), lanes, "{brought:?} {left:?} {later}");

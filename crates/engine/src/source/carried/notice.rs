@@ -1,25 +1,25 @@
-//! What the threads of a migration that is carried tell the one that leads it.
+//! Notices from the threads of a carried migration to its leading thread.
 
 use crate::error::MigrationError;
 
-/// Something that threads of this migration tell the one that leads it.
+/// A notice from one of the migration's threads to the leading thread.
 pub(super) enum Notice {
     /// The block list is known.
     FirstPassBegins,
     /// RAM has ended on the main connection.
     TailBegins,
-    /// And on all others: every page is handed on.
+    /// RAM has ended on all connections: every page is handed on.
     RamOver,
-    /// One more came after that.
+    /// A page arrived after that.
     PageAfterRam,
-    /// The stream is passed through whole after all, and why.
+    /// The stream is passed through whole after all, for this reason.
     Unsplittable(String),
-    /// From here on it is passed through as it is, and why.
+    /// From here on the stream is passed through unchanged, for this reason.
     SplitEnds(String),
-    /// All pages are placed, or can't be.
+    /// All pages are placed, or an error.
     Placed(Result<(), MigrationError>),
     /// QEMU has closed its connections, or its stream can't be read.
     Ended(Result<tap::Summary, MigrationError>),
-    /// A thread of this name has panicked.
+    /// A thread has panicked; its name.
     Panicked(String),
 }

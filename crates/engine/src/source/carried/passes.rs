@@ -1,9 +1,9 @@
-//! QEMU's passes, as its pages show them.
+//! QEMU's passes, as its pages reveal them.
 //!
-//! QEMU goes over RAM in the order of its blocks and their pages, and from its end on
-//! begins again. So a page that is not behind those before it begins a pass. Where
-//! multifd channels bring pages in no order, epochs have one: each is a pass of its own
-//! or, with machine types up to 8.0, a RAM section, of which there are many in a pass.
+//! QEMU scans RAM in the order of its blocks and their pages, and starts again at its end.
+//! So a page that is not beyond the previous ones begins a pass. Multifd channels deliver
+//! pages in no order, but epochs are in order: each is a pass of its own or, with machine
+//! types up to 8.0, a RAM section, of which a pass has many.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
@@ -11,48 +11,48 @@ use std::time::Instant;
 use page::{Batch, BlockId, PAGE_BYTES, PageIndex};
 use parking_lot::Mutex;
 
-/// QEMU looks at the clock after so many pages: a RAM section with fewer ended because
+/// QEMU checks the clock after this many pages: a RAM section with fewer ended because
 /// nothing was dirty any more.
 const SECTION_PAGES: u64 = 64;
 
-/// What says that a pass has begun.
+/// The indication that a pass has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Pages come in their order.
+    /// Pages arrive in order.
     Pages,
     /// An epoch is a pass.
     Epochs,
-    /// An epoch is a RAM section: its pages follow those of the one before it.
+    /// An epoch is a RAM section, whose pages follow those of the one before it.
     Sections,
 }
 
-/// What was seen by now.
+/// What was seen so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     /// Passes that have begun; the first is 1.
     pub(super) pass: u32,
-    /// When the last of them did.
+    /// When the last of them began.
     pub(super) began: Instant,
-    /// Bytes of bodies that had come by then. Pages that are one byte repeated are not
-    /// counted: to send them takes next to nothing.
+    /// Bytes of bodies that had arrived by then. Fill pages are not counted: sending them
+    /// takes next to nothing.
     pub(super) bytes_then: u64,
-    /// Bytes of bodies that have come.
+    /// Bytes of bodies that have arrived.
     pub(super) bytes: u64,
 }
 
-/// What QEMU brings between two moments in which it has nothing dirty left that it knows of.
-/// While it waits until it may stop the VM, these are as short as the pool lets them be.
+/// QEMU's sweeps: what it sends between two moments at which it knows of nothing dirty.
+/// While it waits for permission to stop the VM, sweeps are as short as the pool allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sweeps {
-    /// So many are over.
+    /// Completed sweeps.
     pub(super) over: u64,
     /// Bytes of bodies in the last of them.
     pub(super) last_bytes: u64,
-    /// And in the one that runs.
+    /// Bytes of bodies in the current one.
     pub(super) running_bytes: u64,
 }
 
-/// Counts passes, for the threads of the tap.
+/// Counts passes; called by the tap's threads.
 pub(super) struct Passes {
     order: Order,
     state: Mutex<State>,
@@ -65,13 +65,13 @@ type Place = (BlockId, PageIndex);
 struct State {
     seen: Seen,
     sweeps: Sweeps,
-    /// Bytes of bodies since an epoch ended last.
+    /// Bytes of bodies since the last epoch ended.
     epoch_bytes: u64,
     epoch: u32,
-    /// The page that pages were behind until now, or until this epoch.
+    /// The furthest page of the pass until now, or until this epoch.
     last: Option<Place>,
-    /// The furthest page of this epoch, and the furthest of those that are not behind
-    /// `last`: with them a pass has begun.
+    /// The furthest page of this epoch beyond `last`, and the furthest of those not beyond
+    /// it, which show that a pass has begun.
     ahead: Option<Place>,
     again: Option<Place>,
 }
@@ -85,7 +85,7 @@ impl Passes {
         Self { order, state: Mutex::new(state), ended: AtomicBool::new(false) }
     }
 
-    /// QEMU has stopped the VM, or pages come where they can't be seen.
+    /// QEMU has stopped the VM, or pages are no longer visible.
     pub(super) fn end(&self) {
         self.ended.store(true, Relaxed);
     }
@@ -112,8 +112,8 @@ impl Passes {
         state.epoch_bytes += bytes;
     }
 
-    /// An epoch has ended, for all channels. Says what a sweep has brought that has ended by
-    /// that.
+    /// Notes that an epoch has ended on all channels. Returns the bytes of a sweep that
+    /// ended with it.
     pub(super) fn epoch_ended(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let epoch_bytes = std::mem::take(&mut state.epoch_bytes);
@@ -152,14 +152,14 @@ impl State {
     fn epoch(&mut self, epoch: u32) {
         if epoch > self.epoch {
             self.epoch = epoch;
-            // QEMU ends an epoch before its first page too.
+            // QEMU also ends an epoch before its first page.
             if self.seen.bytes > self.seen.bytes_then {
                 self.begin();
             }
         }
     }
 
-    /// One that comes late, by another channel, says nothing new.
+    /// A section that arrives late, on another channel, tells nothing new.
     fn section(&mut self, epoch: u32, places: impl Iterator<Item = Place>) {
         if epoch < self.epoch {
             return;
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// The pass after each batch: its epoch, its block, and its pages.
+    /// The pass after each batch, given by epoch, block, and pages.
     fn passes(order: Order, batches: &[(u32, u16, &[u32])]) -> Vec<u32> {
         let (passes, pool) = (Passes::new(order), Pool::new(1 << 20));
         let of = |(epoch, block, pages): &(u32, u16, &[u32])| {
@@ -204,12 +204,12 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_not_behind_the_last_begins_a_pass() {
-        // A section, and so an epoch, ends anywhere.
+    fn a_page_that_is_not_beyond_the_last_begins_a_pass() {
+        // A section, and so an epoch, ends at an arbitrary page.
         let batches: [(u32, u16, &[u32]); 8] = [
             (0, 0, &[0, 1, 2]),
             (1, 0, &[3, 9]),
-            // Behind it, in another block.
+            // Beyond them, in another block.
             (1, 1, &[0, 1]),
             (2, 0, &[3, 9]),
             (2, 0, &[10, 11]),
@@ -225,13 +225,13 @@ mod tests {
     #[test]
     fn an_epoch_with_pages_is_a_pass() {
         let batches: [(u32, u16, &[u32]); 6] = [
-            // It begins with an empty one.
+            // The stream begins with an empty epoch.
             (1, 0, &[5, 6]),
             (1, 0, &[3]),
             (2, 0, &[3]),
-            // Late, by another channel.
+            // Late, on another channel.
             (1, 0, &[9]),
-            // Two without pages between them.
+            // Two epochs without pages between them.
             (5, 0, &[3]),
             (5, 0, &[1]),
         ];
@@ -239,18 +239,18 @@ mod tests {
     }
 
     #[test]
-    fn a_section_with_a_page_that_is_not_behind_the_one_before_begins_a_pass() {
+    fn a_section_with_a_page_not_beyond_the_last_section_begins_a_pass() {
         let batches: [(u32, u16, &[u32]); 11] = [
-            // Within a section channels bring them in any order.
+            // Within a section channels deliver pages in any order.
             (0, 0, &[4, 5]),
             (0, 0, &[0, 1]),
             (1, 0, &[8, 9]),
             (1, 0, &[6, 7]),
-            // To the end of RAM and on, which is told once.
+            // To the end of RAM and on from its start, which counts once.
             (2, 1, &[0, 1]),
             (2, 0, &[2, 3]),
             (2, 0, &[0, 1]),
-            // It goes on from there.
+            // It continues from there.
             (3, 0, &[4, 9]),
             // Late.
             (2, 0, &[1]),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_ends_where_nothing_is_dirty_any_more() {
+    fn a_sweep_ends_when_nothing_is_dirty() {
         let pool = Pool::new(1 << 20);
         let of = |order, epochs: &[u32]| {
             let passes = Passes::new(order);

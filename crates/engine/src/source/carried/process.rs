@@ -1,7 +1,7 @@
-//! The process of a QEMU that has connected to a door.
+//! Finds the process of a QEMU that has connected to a door.
 //!
-//! libvirt may have made the connection and given it to QEMU: over loopback the kernel
-//! says who has it now, of a unix socket only who made it.
+//! libvirt may have made the connection and passed it to QEMU: over loopback the
+//! kernel tells which process has it now, for a unix socket only which one made it.
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -10,17 +10,17 @@ use qemu::commanded::vcpu_threads;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{getpeername, getsockname};
 
-/// It, and the threads of its vCPUs.
+/// A QEMU process, and the threads of its vCPUs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Qemu {
     pub(super) pid: u32,
     pub(super) vcpus: Vec<u32>,
 }
 
-/// The QEMU at the other end.
+/// Finds the QEMU at the other end of a connection.
 ///
 /// # Errors
-/// Why it can't be known, or which of its threads are vCPUs.
+/// If it or its vCPU threads can't be determined.
 pub(super) fn of(main: &UnixStream) -> Result<Qemu, String> {
     let holders = holders(main)?;
     let with_vcpus = |pid: u32| {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_who_has_the_connection_and_vcpus() {
+    fn qemu_is_the_process_with_the_connection_and_vcpus() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let taken = UnixStream::from(OwnedFd::from(listener.accept().unwrap().0));

@@ -1,7 +1,9 @@
-//! Twenty times a second: what is, for whoever watches; how much may be in flight, how
-//! bodies are encoded, how far the VM is throttled, and until when the word is kept that it
-//! may be stopped. QEMU is asked nothing: what it has left is what it has not handed over
-//! yet of its first pass, or what its passes let expect; and what is in flight.
+//! Twenty times a second: shows progress, and decides how much may be in flight, how bodies
+//! are encoded, how far the VM is throttled, and how long the permission to stop it is held
+//! back.
+//!
+//! QEMU is not queried. Its remainder is the part of its first pass that it has not handed
+//! over yet, or an estimate from its passes, plus the data in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,7 +26,7 @@ use crate::source::control::sampler::window::Window;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::{self, Lanes};
 
-/// Of RAM, this much is handed over when its first pass is about to end.
+/// The fraction of RAM handed over when the first pass is about to end.
 const NEAR_END: f64 = 0.9;
 
 pub(super) struct Watched {
@@ -36,11 +38,11 @@ pub(super) struct Watched {
     pub(super) convergence: Convergence,
     pub(super) passes: Arc<Passes>,
     pub(super) way_back: Arc<WayBack>,
-    /// Of the downtime, what is needed without any pages.
+    /// The part of the downtime that is needed without any pages.
     pub(super) fixed: Duration,
 }
 
-/// Starts it. Dropped with its thread, what throttles the VM ends.
+/// Starts the sampler. Its end also ends throttling.
 pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, stage, .. } = &watched;
     let deliveries = Deliveries::new(state, lanes, *compress, stage.clone());
@@ -57,7 +59,7 @@ struct Sampling {
     waiting: Waiting,
 }
 
-/// However this ends, QEMU waits for nothing that nobody says any more.
+/// However sampling ends, QEMU must not wait for a permission that never comes.
 impl Drop for Sampling {
     fn drop(&mut self) {
         self.watched.way_back.let_stop();
@@ -78,7 +80,8 @@ impl Sampling {
         self.show(&window, &come);
     }
 
-    /// Each page comes once in it, and none twice. With a balloon some don't come at all.
+    /// Detects the end of the first pass, in which each page comes once. With a balloon
+    /// some pages don't come at all.
     fn look_for_first_pass(&self) {
         let Watched { state, report_builder, convergence, stage, .. } = &self.watched;
         let ram_bytes = state.ram_bytes();
@@ -110,8 +113,7 @@ impl Sampling {
         self.watched.convergence.look(&flowing)
     }
 
-    /// Has a QEMU that waits for the destination's word wait until what is left fits the
-    /// downtime goal.
+    /// Keeps QEMU waiting for the permission until what is left fits the downtime goal.
     fn keep_waiting(&mut self, come: &Come, window: &Window) {
         let Watched { state, way_back, passes, fixed, report_builder, .. } = &self.watched;
         if !way_back.is_kept() || !state.first_pass_over.load(Relaxed) {
@@ -120,7 +122,7 @@ impl Sampling {
         let delivered = &self.deliveries.last().delivered;
         let Some(to_come) = self.waiting.dirty(passes.sweeps(), come.to_come) else { return };
         if delivered.awaited_bytes > 0 {
-            // The VM would stand still while the destination waits for it.
+            // The VM would be stopped while the destination waits for that content.
             return;
         }
         let left = Left {

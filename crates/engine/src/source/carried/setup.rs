@@ -1,4 +1,4 @@
-//! What a QEMU that connects begins with: what it is, and up to the end of RAM's setup
+//! Reads the beginning of a QEMU's connection, up to the end of RAM's setup, and decides
 //! whether its stream can be split.
 
 use std::io::{self, Read};
@@ -10,40 +10,40 @@ use stream::{Progress, Sink, Splitter, Step, StreamError, StreamKind};
 use tap::Taken;
 
 const READ_BYTES: usize = 16 << 10;
-/// Its QEMU is through with it when it has written all, and what of that isn't delivered
-/// by then nobody could take back.
+/// Without a return path QEMU's migration is finished once it has written everything,
+/// and data not delivered by then could not be taken back.
 const NO_RETURN_PATH: &str = "without the capability return-path QEMU does not wait until its \
                               destination has loaded the VM";
 
 /// The first bytes of a connection.
 #[derive(Debug)]
 pub(super) enum Setup {
-    /// A main stream to the end of its setup, and perhaps more.
+    /// A main stream up to the end of its setup, or beyond.
     Split {
-        /// What was read.
+        /// The bytes read.
         before: Vec<u8>,
         /// Each RAM section ends an epoch.
         epoch_by_section: bool,
     },
-    /// Anything else.
+    /// Any other connection.
     Whole {
-        /// What was read.
+        /// The bytes read.
         before: Vec<u8>,
-        /// None: it could not have been one.
+        /// None: it is not a migration stream.
         why: Option<Reason>,
     },
 }
 
-/// Why a stream of QEMU's is passed on as it is.
+/// Why a QEMU stream is passed on unchanged.
 #[derive(Debug)]
 pub struct Reason {
     /// For the operator.
     pub(super) text: String,
-    /// The destination's QEMU says when it has loaded the VM.
+    /// Whether the destination's QEMU reports when it has loaded the VM.
     pub(super) is_answered: bool,
 }
 
-/// Reads a connection that has something to say. Nothing was answered until then: a
+/// Reads the beginning of a connection that has data. Nothing was answered until then:
 /// QEMU writes all of its setup without waiting for its destination.
 pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
     let mut splitter = Splitter::answered(StreamKind::Multifd);
@@ -92,7 +92,7 @@ pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
     }
 }
 
-/// Why a stream is passed on as it is. Something else than one needs no reason.
+/// Why a stream is passed on unchanged; none if it is not a migration stream.
 fn reason(error: &StreamError) -> Option<String> {
     match error {
         StreamError::NotAStream { .. } => None,
@@ -101,7 +101,7 @@ fn reason(error: &StreamError) -> Option<String> {
     }
 }
 
-/// There are none before the end of setup.
+/// A sink for a setup, which has no pages.
 struct NoPages;
 
 impl Sink for NoPages {
@@ -129,7 +129,7 @@ mod tests {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let writer = thread::spawn(move || {
             for piece in bytes.chunks(11) {
-                // It may have been read as far as it matters.
+                // The reader may stop once it has read enough.
                 let _ = ours.write_all(piece);
             }
         });
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_answers_passes_whole() {
+    fn a_stream_without_a_return_path_passes_whole() {
         let bytes = stream(true, false);
         let Setup::Whole { before, why: Some(why) } = of(bytes.clone()) else { panic!() };
         assert!(bytes.starts_with(&before) && !why.is_answered);

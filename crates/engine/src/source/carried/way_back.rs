@@ -1,9 +1,9 @@
-//! What the destination's QEMU answers to the one here, and the one answer that is kept for
-//! a while: its word that the VM may be stopped (SWITCHOVER_ACK).
+//! Relays the destination QEMU's answers to the one here, and holds one of them back for a
+//! while: the permission to stop the VM (SWITCHOVER_ACK).
 //!
-//! A QEMU from 8.1 on that libvirt gives the capability `switchover-ack` stops no running VM
-//! before it has that word. So it is kept here until what is left fits the downtime goal.
-//! Where none comes, QEMU stops the VM by itself, as ever.
+//! A QEMU from 8.1 on to which libvirt gives the capability `switchover-ack` does not stop a
+//! running VM before that permission. So it is held back until what is left fits the
+//! downtime goal. Without the capability QEMU stops the VM by itself, as ever.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,8 @@ use std::os::unix::net::UnixStream;
 use parking_lot::Mutex;
 use stream::return_path::{Follower, SWITCHOVER_ACK};
 
-/// A destination has one, and from QEMU 11.1 on one for each device that asks for it.
+/// Most acknowledgements kept: a destination sends one, and from QEMU 11.1 on one for each
+/// device that requests it.
 const KEPT_MAX: usize = 1024;
 
 pub(super) struct WayBack {
@@ -21,20 +22,21 @@ pub(super) struct WayBack {
 struct State {
     socket: UnixStream,
     answers: Follower,
-    /// So many acknowledgements.
+    /// The number of acknowledgements kept.
     kept: usize,
-    /// None is kept any more.
+    /// No acknowledgement is kept any more.
     may_stop: bool,
 }
 
-/// What became of an answer.
+/// The outcome for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passed {
-    /// QEMU has it.
+    /// QEMU has received it.
     On,
-    /// QEMU has all but its first acknowledgement: it does not stop the VM now.
+    /// QEMU has received it except its first acknowledgement, so it does not stop the VM
+    /// now.
     ButAcknowledgement,
-    /// QEMU has it, and it says that the destination has loaded the VM.
+    /// QEMU has received it, and it tells that the destination has loaded the VM.
     Loaded,
 }
 
@@ -45,14 +47,14 @@ impl WayBack {
         Self { state: Mutex::new(state) }
     }
 
-    /// Passes on what the destination's QEMU has answered.
+    /// Passes on an answer of the destination's QEMU.
     pub(super) fn pass(&self, bytes: &[u8]) -> io::Result<Passed> {
         let mut state = self.state.lock();
         let (was_kept, was_loaded) = (state.kept > 0, state.is_loaded());
         let mut rest = Vec::with_capacity(bytes.len());
         let acks = state.answers.sift(bytes, &mut rest);
         state.kept += acks;
-        // Its last word comes last.
+        // SHUT comes last.
         state.may_stop |= state.answers.shut().is_some() || state.kept > KEPT_MAX;
         state.say_kept()?;
         state.socket.write_all(&rest)?;
@@ -65,7 +67,8 @@ impl WayBack {
         })
     }
 
-    /// QEMU may stop the VM. Whether it has waited for that; if it is gone, others see that.
+    /// Permits QEMU to stop the VM. Returns whether QEMU was waiting for that; a QEMU that
+    /// has ended is noticed elsewhere.
     pub(super) fn let_stop(&self) -> bool {
         let mut state = self.state.lock();
         state.may_stop = true;
@@ -74,12 +77,12 @@ impl WayBack {
         was_kept
     }
 
-    /// Whether QEMU waits for what is kept.
+    /// Whether QEMU waits for a kept acknowledgement.
     pub(super) fn is_kept(&self) -> bool {
         self.state.lock().kept > 0
     }
 
-    /// The destination has said that it has loaded the VM.
+    /// Whether the destination has reported that it loaded the VM.
     pub(super) fn is_loaded(&self) -> bool {
         self.state.lock().is_loaded()
     }
@@ -109,7 +112,7 @@ mod tests {
 
     const PONG: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 1];
 
-    /// What has come by now.
+    /// The bytes received so far.
     fn came(qemu: &mut UnixStream) -> Vec<u8> {
         qemu.set_nonblocking(true).unwrap();
         let mut came = vec![0; 64];
@@ -130,7 +133,7 @@ mod tests {
         assert_eq!(came(&mut qemu), [PONG, PONG].concat());
         assert!(way.let_stop() && !way.is_kept());
         assert_eq!(came(&mut qemu), SWITCHOVER_ACK);
-        // What comes later isn't kept, and nothing is said twice.
+        // A later one isn't kept, and nothing is sent twice.
         assert_eq!(way.pass(&SWITCHOVER_ACK).unwrap(), Passed::On);
         assert!(!way.let_stop());
         assert_eq!(came(&mut qemu), SWITCHOVER_ACK);
@@ -138,9 +141,9 @@ mod tests {
         assert!(way.is_loaded());
     }
 
-    /// A VM that is paused is not waited for.
+    /// QEMU is not kept waiting for a paused VM.
     #[test]
-    fn the_last_word_is_never_kept_nor_overtaken() {
+    fn shut_is_never_kept_nor_overtaken() {
         let (ours, mut qemu) = UnixStream::pair().unwrap();
         let way = WayBack::new(ours);
         let said = [&SWITCHOVER_ACK[..], &PONG].concat();

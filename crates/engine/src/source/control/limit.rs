@@ -1,33 +1,33 @@
-//! What keeps a migration from being faster, as its progress shows it.
+//! The bottleneck of a migration, as its progress shows it.
 
 use api::Limit;
 use policy::effort;
 
-/// A guest that dirties more than this share of what is delivered is what a
-/// later pass waits for.
+/// A guest that dirties more than this fraction of the delivered rate is the
+/// bottleneck of a later pass.
 const GUEST_DIRTIES: f64 = 0.8;
-/// Lanes that write more than this share of what the operator lets them could
-/// write more if they were let. Below it something else slows them.
+/// Lanes that write more than this fraction of the operator's limit could write
+/// more without it. Below it something else slows them.
 const NEAR_CAP: f64 = 0.85;
 
-/// The figures of a moment that decide it.
+/// The figures that decide it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// The first pass is over.
     pub(crate) later: bool,
-    /// What the guest dirties.
+    /// The guest's dirty rate.
     pub(crate) dirty_bytes_per_s: f64,
-    /// What can be delivered, where that is known.
+    /// The rate that can be delivered, if known.
     pub(crate) bodies_per_s: Option<f64>,
     /// How lanes spend their time.
     pub(crate) lanes: effort::Sample,
-    /// Blocks wait until the destination's disks have room for them.
+    /// Disk blocks wait for room on the destination's disks.
     pub(crate) disks_full: bool,
-    /// QEMU is read more slowly than it could be.
+    /// QEMU is read more slowly than possible.
     pub(crate) held: bool,
-    /// What lanes write.
+    /// The rate at which lanes write.
     pub(crate) wire_bytes_per_s: f64,
-    /// What the operator lets them write, if that has a bound.
+    /// The operator's limit on that rate, if any.
     pub(crate) cap_bytes_per_s: Option<f64>,
 }
 
@@ -42,7 +42,7 @@ impl Seen {
         if most <= 0.0 {
             Limit::Unknown
         } else if self.lanes.lacks_cpu() {
-            // Whatever else they seem to wait for.
+            // Whatever else they appear to wait for.
             Limit::Cpu
         } else if waiting >= most {
             if self.disks_full { Limit::Disk } else { Limit::Qemu }
@@ -51,7 +51,7 @@ impl Seen {
         } else if self.held && !self.later {
             Limit::Hold
         } else if self.cap_bytes_per_s.is_some_and(|cap| self.wire_bytes_per_s > NEAR_CAP * cap) {
-            // The time for which a lane keeps to its pace is time in a write.
+            // A paced lane's waiting counts as time in a write.
             Limit::Bound
         } else {
             Limit::Network
@@ -74,7 +74,7 @@ mod tests {
         }
     }
 
-    /// A later pass of lanes that write 10 MB a second most of their time.
+    /// A later pass, with lanes that write 10 MB/s most of the time.
     fn writing() -> Seen {
         Seen {
             later: true,
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_takes_most_of_the_time_limits() {
+    fn the_activity_that_takes_most_time_is_the_limit() {
         let of = |writing_: f64, encoding: f64, waiting: f64| {
             Seen { lanes: lanes(writing_, encoding, waiting), ..writing() }.limit()
         };
@@ -97,7 +97,8 @@ mod tests {
         assert_eq!(of(0.3, 0.6, 0.1), Limit::Cpu);
         assert_eq!(of(0.1, 0.3, 0.6), Limit::Qemu);
         assert_eq!(of(0.0, 0.0, 0.0), Limit::Unknown);
-        // Pages still go while blocks wait: these alone are not the limit.
+        // Pages still flow while blocks wait, so full disks alone are not the
+        // limit.
         let full = Seen { disks_full: true, ..writing() };
         assert_eq!(full.limit(), Limit::Network);
         assert_eq!(Seen { lanes: lanes(0.1, 0.3, 0.6), ..full }.limit(), Limit::Disk);
@@ -117,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_limits_only_lanes_that_use_what_they_may() {
+    fn the_operators_bound_limits_only_lanes_that_reach_it() {
         let of = |cap: f64, seen: Seen| Seen { cap_bytes_per_s: Some(cap), ..seen }.limit();
         assert_eq!(of(10e6, writing()), Limit::Bound);
         assert_eq!(of(11e6, writing()), Limit::Bound);
-        // The network gives less than what is allowed.
+        // The network provides less than the limit.
         assert_eq!(of(25e6, writing()), Limit::Network);
         assert_eq!(of(10e6, Seen { lanes: lanes(0.1, 0.8, 0.1), ..writing() }), Limit::Cpu);
         assert_eq!(of(10e6, Seen { dirty_bytes_per_s: 17e6, ..writing() }), Limit::Guest);

@@ -1,5 +1,5 @@
-//! Once a second: how fast each lane may go, and which of the operator's settings the
-//! system refuses.
+//! Decides once a second how fast each lane may send, and reports which of the
+//! operator's settings the system refuses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,7 +30,7 @@ enum News {
     Bounds(PaceBounds),
 }
 
-/// What the operator set, in bytes.
+/// The operator's bounds, in bytes.
 pub(crate) fn pace_bounds(bounds: &Bounds) -> PaceBounds {
     PaceBounds {
         reserve_bytes_per_s: bounds.reserve_bits_per_s.map_or(0, api::BitRate::bytes_per_s),
@@ -68,26 +68,26 @@ impl Pacing {
         Ok(Self { tell: Some(tell), thread: Some(thread) })
     }
 
-    /// The destination's word.
+    /// Passes on the destination's use of its NICs.
     pub(crate) fn hear(&self, used: DestinationUse) {
         self.news(News::Destination(used));
     }
 
-    /// The operator's.
+    /// Sets the operator's new bounds.
     pub(crate) fn set(&self, bounds: PaceBounds) {
         self.news(News::Bounds(bounds));
     }
 
     fn news(&self, news: News) {
         if let Some(tell) = &self.tell {
-            // A thread that is gone paces nothing.
+            // A thread that has ended paces nothing.
             let _ = tell.send(news);
         }
     }
 }
 
 impl Pacing {
-    /// Ends it: lanes keep the pace that they have.
+    /// Ends the thread; lanes keep their last pace.
     pub(crate) fn stop(&mut self) {
         self.tell = None;
         if let Some(thread) = self.thread.take() {
@@ -102,7 +102,7 @@ impl Drop for Pacing {
     }
 }
 
-/// Each lane at its NIC, if that is known.
+/// Each lane's flow at its NIC, if that is known.
 fn flows(
     lanes: &Arc<Lanes>,
     network: &Arc<Network>,
@@ -126,7 +126,7 @@ fn flows(
     endpoints.iter().enumerate().map(flow).collect()
 }
 
-/// One lane so far.
+/// A lane's counters.
 struct Count {
     bytes: u64,
     times: LaneTimes,
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_operator_sets_is_bits_and_what_lanes_get_bytes() {
+    fn the_operators_bits_become_bytes_for_lanes() {
         let bounds = Bounds {
             limit_bits_per_s: Some("200M".parse().unwrap()),
             reserve_bits_per_s: Some("8M".parse().unwrap()),

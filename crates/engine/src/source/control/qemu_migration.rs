@@ -1,4 +1,4 @@
-//! What the sampler needs of QEMU's migration.
+//! The sampler's interface to QEMU's migration.
 
 use crossbeam_channel::Receiver;
 use qemu::outgoing::{Outgoing, Progress};
@@ -6,7 +6,8 @@ use qemu::qmp::{Event, QmpError};
 
 /// QEMU's migration, as far as the sampler follows it. Another program may command it.
 pub(crate) trait QemuMigration: Send + Sync {
-    /// Where QEMU is. An error if it doesn't say, such as while it stops the VM.
+    /// QEMU's progress. An error if QEMU doesn't answer, such as while it stops the
+    /// VM.
     fn progress(&self) -> Result<Progress, QmpError>;
     /// See [`Outgoing::passes`].
     fn passes(&self) -> Receiver<Event>;

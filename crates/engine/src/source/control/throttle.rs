@@ -1,5 +1,5 @@
-//! Slows the VM just enough, and only if it has to be: what `policy::throttle`
-//! decides, done.
+//! Throttles the VM just enough, and only if necessary: carries out the decisions
+//! of `policy::throttle`.
 
 mod slices;
 mod vcpus;
@@ -16,28 +16,28 @@ pub(crate) use slices::OurStops;
 use slices::Slices;
 pub(crate) use vcpus::Vcpus;
 
-/// What slows the VM.
+/// The mechanism that throttles the VM.
 enum Means {
-    /// Nothing was needed so far.
+    /// None was needed so far.
     Unused,
     Group(quota::Slowed),
     Slices(Slices),
-    /// There is none.
+    /// None is available.
     Missing,
 }
 
-/// What a VM can be slowed by.
+/// The mechanisms for throttling a VM.
 pub(crate) struct Brakes {
-    /// Or why they can't be seen.
+    /// The vCPUs, or why they can't be measured.
     pub(crate) vcpus: Result<Vcpus, String>,
-    /// None: without cgroups.
+    /// None: no cgroups are used.
     pub(crate) notes: Option<quota::Notes>,
-    /// Where cgroups can't do it; or why this can't either.
+    /// The fallback without cgroups, or why it is unavailable.
     pub(crate) slicing: Result<Slicing, &'static str>,
     pub(crate) report_builder: Arc<ReportBuilder>,
 }
 
-/// What stopping a VM for moments takes.
+/// The parts needed to stop a VM for moments.
 pub(crate) struct Slicing {
     pub(crate) qmp: Arc<Qmp>,
     pub(crate) stops: Arc<OurStops>,
@@ -52,7 +52,7 @@ pub(crate) struct Throttling {
     means: Means,
     slowed: Slowed,
     told_late: bool,
-    /// The VM is stopped, or the migration over.
+    /// The VM is stopped, or the migration is over.
     lifted: bool,
 }
 
@@ -70,7 +70,7 @@ impl Throttling {
         }
     }
 
-    /// Slows the VM as far as it takes now. Says what it has come to.
+    /// Throttles the VM as far as necessary now, and returns the decision.
     pub(crate) fn look(&mut self, look: Look) -> Decision {
         let slow = !matches!(self.means, Means::Unused);
         if let Some(used) = self.brakes.vcpus.as_mut().ok().and_then(|vcpus| vcpus.look(slow)) {
@@ -85,22 +85,23 @@ impl Throttling {
         decision
     }
 
-    /// Whether there is nothing to throttle it with.
+    /// Whether no mechanism is available.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self.means, Means::Missing)
     }
 
-    /// What the VM keeps of its CPU time now.
+    /// The share of its CPU time that the VM keeps now.
     pub(crate) fn share(&self, decided: &Decision) -> f64 {
         if self.lifted || self.is_missing() { 1.0 } else { decided.share }
     }
 
-    /// Whether it is stopped for moments: QEMU ends its migration in one of them.
+    /// Whether the VM is stopped for moments: QEMU ends its migration in one of
+    /// those.
     pub(crate) fn is_sliced(&self, share: f64) -> bool {
         share < 1.0 && matches!(self.means, Means::Slices(_))
     }
 
-    /// Whatever slows it goes.
+    /// Ends throttling.
     pub(crate) fn lift(&mut self) {
         if std::mem::replace(&mut self.lifted, true) {
             return;
@@ -123,7 +124,7 @@ impl Throttling {
             Means::Unused | Means::Missing => {}
             Means::Slices(slices) => slices.set(decision.share),
             Means::Group(group) => {
-                // One that can't be added does not keep the others where they are.
+                // A thread that can't be added does not exempt the others.
                 let mut added = Ok(());
                 for thread in vcpus.writers() {
                     added = added.and(group.add(thread));
@@ -205,7 +206,7 @@ impl Drop for Throttling {
     }
 }
 
-/// What the operator asks for, as the policy has it.
+/// The operator's settings as the policy's.
 pub(crate) fn settings(goal_ms: u64, slowing: &api::Slowing, fixed: Duration) -> Settings {
     Settings {
         goal: Duration::from_millis(goal_ms.max(1)),
@@ -214,8 +215,8 @@ pub(crate) fn settings(goal_ms: u64, slowing: &api::Slowing, fixed: Duration) ->
         ratio: match (slowing.throttle, slowing.on_stall) {
             (Wanted::Ratio(ratio), _) => Ratio::Constant(ratio),
             (Wanted::Off, None | Some(OnStall::Keep)) => Ratio::Off,
-            // With all of its CPU time as its floor it isn't slowed either, but
-            // it is seen when it can't be followed.
+            // With a floor of all its CPU time the VM isn't throttled either, but
+            // failure to converge is detected.
             (Wanted::Off, Some(_)) | (Wanted::Auto, _) => Ratio::Auto,
         },
         deadline: slowing.deadline_s.map(Duration::from_secs),
@@ -244,7 +245,7 @@ mod tests {
     use api::Slowing;
 
     #[test]
-    fn a_vm_that_may_not_be_slowed_is_given_up_only_if_that_was_asked_for() {
+    fn an_unthrottled_vm_is_given_up_only_on_request() {
         let of = |throttle, on_stall| {
             let slowing = Slowing { throttle, on_stall, ..Slowing::default() };
             let settings = settings(300, &slowing, Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Flushes of disks that the destination was asked for and has not done yet.
+//! Disk flushes that were requested of the destination and are not done yet.
 
 use std::collections::HashMap;
 
@@ -21,8 +21,8 @@ struct State {
 }
 
 impl Flushes {
-    /// Asks, and blocks until the destination has done it. An end of the
-    /// migration ends the wait.
+    /// Requests a flush, and blocks until the destination has done it or the
+    /// migration ends.
     pub(crate) fn ask(&self, link: &Link<ToDestination>, disk: u16) -> Outcome {
         let (tell, outcome) = bounded(1);
         let ticket = {
@@ -46,7 +46,7 @@ impl Flushes {
         }
     }
 
-    /// Nobody answers any more.
+    /// Fails all waiting and later requests.
     pub(crate) fn end(&self) {
         let mut state = self.0.lock();
         state.over = true;

@@ -1,8 +1,9 @@
-//! What room the destination's disks have, from the control connection to the
-//! lanes.
+//! Passes the room of the destination's disks from the control connection to
+//! the lanes.
 //!
-//! The thread that reads the connection brings it there itself. The one that
-//! leads may be waiting for QEMU, which waits for a disk, which waits for room.
+//! The thread that reads the connection does this itself, because the leading
+//! thread may be waiting for QEMU, which waits for a disk, which waits for
+//! room.
 
 use std::sync::{Arc, Weak};
 
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 use crate::source::lanes::Lanes;
 use wire::ToSource;
 
-/// What was heard, for lanes that may not be there yet.
+/// The last reported room, for lanes that may not exist yet.
 #[derive(Debug, Default)]
 pub(crate) struct DiskRoom(Mutex<State>);
 
@@ -22,7 +23,7 @@ struct State {
 }
 
 impl DiskRoom {
-    /// Takes what concerns it, and passes on all else.
+    /// Takes messages about room, and returns all others.
     pub(crate) fn hear(&self, message: ToSource) -> Option<ToSource> {
         let ToSource::DiskRoom { batches } = message else { return Some(message) };
         let mut state = self.0.lock();
@@ -33,7 +34,7 @@ impl DiskRoom {
         None
     }
 
-    /// The lanes are there.
+    /// Sets the lanes.
     pub(crate) fn is_for(&self, lanes: &Arc<Lanes>) {
         let mut state = self.0.lock();
         state.lanes = Arc::downgrade(lanes);
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_about_room_is_passed_on() {
+    fn other_messages_are_passed_on() {
         let room = DiskRoom::default();
         assert!(room.hear(ToSource::DiskRoom { batches: 7 }).is_none());
         assert_eq!(room.0.lock().batches, Some(7), "for lanes that are not there yet");

@@ -1,8 +1,8 @@
-//! Has the destination's storage catch up with the mirrors before the VM stops.
+//! Lets the destination's storage catch up with the mirrors before the VM stops.
 //!
-//! A mirror has caught up when the disk tap has taken everything. What the tap
-//! took may still be in buffers, on lanes, in the sink and in the destination's
-//! page cache: on slow storage that is seconds. So it is flushed while the VM
+//! A mirror has caught up when the disk tap has accepted everything. That data may
+//! still be in buffers, on lanes, in the sink and in the destination's page cache,
+//! which on slow storage takes seconds to write. So it is flushed while the VM
 //! runs, until a flush is short.
 
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use disk::DiskSource;
 use policy::mirror::Behind;
 
-/// Between two flushes while memory is not ready yet: what came since is little,
-/// and a flush costs the storage something.
+/// Interval between flushes while memory is not ready yet: little was written
+/// since, and a flush costs the storage something.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// What the thread that watches the mirrors decides by.
+/// The state by which the thread that watches the mirrors decides.
 pub(crate) struct Settle {
     ask: Sender<()>,
-    /// How long a flush of all disks took.
+    /// Receives the duration of each flush of all disks.
     pub(crate) done: Receiver<Duration>,
     behind: Behind,
     under_way: bool,
@@ -37,7 +37,7 @@ impl Settle {
         let flush = move || {
             for () in asked {
                 let begun = Instant::now();
-                // Whatever stops a flush ends the migration by another way.
+                // A failed flush ends the migration in another way.
                 if sources.iter().any(|source| source.flush().is_err())
                     || tell.send(begun.elapsed()).is_err()
                 {
@@ -50,7 +50,7 @@ impl Settle {
         Ok((Self { ask, done, behind, under_way: false, ended: None, may_stop: false }, thread))
     }
 
-    /// A flush is over.
+    /// Notes the end of a flush.
     pub(crate) fn hear(&mut self, took: Duration) {
         tracing::debug!(?took, "disks flushed at the destination");
         (self.behind, self.may_stop) = self.behind.next(took);
@@ -58,8 +58,8 @@ impl Settle {
         self.ended = Some(Instant::now());
     }
 
-    /// Whether the VM may stop as far as its disks go, whose mirrors have caught
-    /// up or not.
+    /// Whether the VM may stop as far as its disks are concerned; `caught_up` tells
+    /// whether their mirrors have caught up.
     pub(crate) fn may_stop(&mut self, caught_up: bool) -> bool {
         if !caught_up {
             return false;
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_flushed_before_mirrors_have_caught_up_nor_again_at_once() {
+    fn disks_are_flushed_once_mirrors_have_caught_up_and_not_again_at_once() {
         let (mut settle, thread) = Settle::start(Vec::new()).unwrap();
         assert!(!settle.may_stop(false));
         assert!(!settle.under_way);

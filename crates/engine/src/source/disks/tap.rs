@@ -38,7 +38,7 @@ struct State {
 }
 
 impl DiskTap {
-    /// Serves the disks, each as an export of its name.
+    /// Serves each disk as an export with its name.
     pub(crate) fn start(
         listener: UnixListener,
         socket: Rendezvous,
@@ -58,13 +58,13 @@ impl DiskTap {
         Ok(Self { shared, socket, accepting: Mutex::new(Some(accepting)) })
     }
 
-    /// Where QEMU finds it.
+    /// The socket's path, for QEMU.
     pub(crate) fn path(&self) -> &Path {
         self.socket.path()
     }
 
-    /// Takes nothing more, and closes QEMU's connections. Does not wait for the
-    /// threads.
+    /// Accepts nothing more, and closes QEMU's connections. Does not wait for
+    /// the threads.
     pub(crate) fn shut(&self) {
         let mut state = self.shared.state.lock();
         state.over = true;
@@ -76,7 +76,7 @@ impl DiskTap {
         }
     }
 
-    /// As [`DiskTap::shut`], and waits for them.
+    /// As [`DiskTap::shut`], and waits for the threads.
     pub(crate) fn end(&self) {
         self.shut();
         let threads = std::mem::take(&mut self.shared.state.lock().threads);
@@ -112,7 +112,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
     }
 }
 
-/// Serves one connection of QEMU, which is one disk's mirror.
+/// Serves one connection of QEMU, the mirror of one disk.
 fn carry(shared: &Shared, socket: UnixStream) {
     let _member = shared.threads.join();
     let served = match negotiate(socket, &shared.exports) {

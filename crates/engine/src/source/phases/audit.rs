@@ -1,9 +1,9 @@
-//! The source's half of the audit: what QEMU handed over, and the comparison.
+//! The source's half of the audit: the record of QEMU's pages, and the comparison.
 //!
-//! With the word that all is delivered goes one number for each RAM block. The
-//! destination answers that its own are the same, or sends the digests of a
-//! block's ranges; then the source asks for the entries of those that differ, and
-//! looks which pages those are.
+//! The message that everything is delivered has one number per RAM block. The
+//! destination answers that its numbers are the same, or sends the digests of a block's
+//! ranges. The source then requests the entries of the ranges that differ, and finds the
+//! pages.
 
 use std::sync::Arc;
 
@@ -15,29 +15,29 @@ use wire::{ToDestination, ToSource};
 use super::stream::Streaming;
 use crate::error::MigrationError;
 
-/// Ranges whose entries are asked for at a time: 32 KiB each.
+/// Ranges whose entries are requested at a time: 32 KiB each.
 const RANGES_AT_ONCE: usize = 16;
-/// The comparison ends once it has found so many wrong pages...
+/// The comparison ends once it has found this many wrong pages ...
 const DIFFERENCES_MAX: usize = 1000;
-/// ... of which so many are described.
+/// ... of which this many are described.
 const EXAMPLES_MAX: usize = 8;
 
-/// A comparison with a destination that has something else.
+/// A comparison with a destination whose digests differ.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
-    /// Ranges that differ and were not looked at yet, by block.
+    /// Ranges that differ and were not examined yet, by block.
     differing: Vec<(u16, u32)>,
-    /// Those that the destination was asked for.
+    /// Ranges whose entries were requested.
     asked: Vec<(u16, u32)>,
     found: usize,
     examples: Vec<String>,
-    /// The destination has said that all is as it should be.
+    /// The destination has reported that the audit succeeded.
     is_over: bool,
 }
 
 impl Streaming<'_> {
-    /// What to compare the destination's with: a number for each RAM block, none if
-    /// nothing is audited.
+    /// The totals to compare with the destination's: one per RAM block, none if there is
+    /// no audit.
     pub(crate) fn audit_totals(&self) -> Vec<u64> {
         let why = match self.handed_over.ledger() {
             Ok(ledger) => return ledger.totals(),
@@ -65,33 +65,32 @@ impl Streaming<'_> {
     }
 }
 
-/// What follows from what the destination says in an audit.
+/// The consequence of a message of the audit.
 pub(crate) enum Compared {
-    /// Nothing yet.
+    /// Wait for more.
     Waits,
-    /// All is as it should be.
+    /// The audit succeeded.
     Same { reread_pages: u64 },
-    /// This is to be said.
+    /// Send this.
     Asks(ToDestination),
-    /// Something is not.
+    /// The audit failed.
     Differs { pages: u64, examples: Vec<String> },
-    /// It answers what it was not asked.
+    /// The message was not requested.
     Unasked,
 }
 
-/// What a destination has done that chooses so.
+/// The error for a destination that chooses an unknown hash.
 pub(crate) const UNKNOWN_HASH: &str = "it chose a hash for the audit that it was not offered";
-/// What a destination has done that answers so.
+/// The error for a destination that sends entries unasked.
 pub(crate) const UNASKED: &str = "it sent entries for the audit that it was not asked for";
 
 impl Comparison {
-    /// Whether the destination may say that it has loaded the VM.
+    /// Whether the destination may report the VM as loaded.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// What the destination says in an audit of what `streamed`. None if it is something
-    /// else.
+    /// Handles a message of the audit for `streamed`. None if it is another message.
     pub(crate) fn hear(
         &mut self,
         streamed: &Streaming<'_>,
@@ -112,8 +111,8 @@ impl Comparison {
         })
     }
 
-    /// What the destination says, compared with what was handed over. None if it is
-    /// something else.
+    /// Compares a message of the audit with the source's record. None if it is another
+    /// message.
     pub(crate) fn compare(&mut self, ours: &HandedOver, heard: &ToSource) -> Option<Compared> {
         Some(match heard {
             ToSource::Audited { reread_pages } => {
@@ -155,7 +154,7 @@ impl Comparison {
         let left = differing.len().saturating_sub(RANGES_AT_ONCE);
         *asked = differing.split_off(left);
         let ranges = asked.clone();
-        // Only pages differ that QEMU never handed over: they may be anything.
+        // Only pages that QEMU never handed over differ: their content is arbitrary.
         Compared::Asks(if ranges.is_empty() {
             ToDestination::AuditAccepted
         } else {
@@ -187,7 +186,7 @@ impl Comparison {
     }
 }
 
-/// The audit, as the order to the destination has it.
+/// The audit setting for the destination's order.
 pub(crate) fn ordered(audit: Audit) -> wire::AuditOrder {
     match audit {
         Audit::Off => wire::AuditOrder::Off,
@@ -196,8 +195,8 @@ pub(crate) fn ordered(audit: Audit) -> wire::AuditOrder {
     }
 }
 
-/// Where the data path's threads note what QEMU hands over, by the hash that the
-/// destination has chosen. None if that is not one it was offered.
+/// The record in which the data path's threads note QEMU's pages, with the hash that the
+/// destination has chosen. None if it was not offered that hash.
 pub(crate) fn handed_over(audit: Audit, chosen: Option<&str>) -> Option<Arc<HandedOver>> {
     let hash = chosen.map_or_else(|| Some(Hash::default()), Hash::named)?;
     Some(Arc::new(HandedOver::new((audit != Audit::Off).then_some(hash))))

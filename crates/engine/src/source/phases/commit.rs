@@ -1,4 +1,4 @@
-//! The point of no return, and what follows until the VM runs at the destination.
+//! The point of no return, and the wait until the VM runs at the destination.
 
 use std::time::{Duration, Instant};
 
@@ -14,14 +14,15 @@ use super::{Ended, Failed};
 use crate::error::MigrationError;
 use crate::link::Heard;
 
-/// A note on disk there, and what it has cost, after that.
+/// Time for the destination to write its journal and then report its costs.
 const NOTED_MAX: Duration = Duration::from_secs(5);
 
 impl<'m> Loaded<'m> {
-    /// Gives the VM up, and waits until it runs there.
+    /// Gives the VM up, and waits until it runs at the destination.
     pub(crate) fn commit(self) -> Result<Ended, Failed<'m>> {
         let Self { mut streamed, said } = self;
-        // With QEMU's word that it is completed: journals `committed`, and says `go`.
+        // If QEMU reports its migration completed, this journals `committed` and
+        // sends `go`.
         streamed.step(Step::Heard(said));
         streamed.wait_running();
         match streamed.concluded() {
@@ -43,8 +44,8 @@ impl Journaled<Streaming<'_>> {
                     self.step(Step::Heard(said));
                 }
                 Ok(_) => {}
-                // Nobody else resumes it here, and the destination's copy is as
-                // good.
+                // With QEMU gone nothing can resume the VM here, and the
+                // destination's copy is as good.
                 Err(MigrationError::VmGone(_)) => {
                     self.phase.connected.context.qemu_events = crossbeam_channel::never();
                     self.step(Step::QemuGone);
@@ -62,7 +63,7 @@ impl Journaled<Streaming<'_>> {
         }
     }
 
-    /// What the switchover has come to.
+    /// The switchover's result.
     fn concluded(&self) -> Result<(), MigrationError> {
         let context = &self.phase.connected.context;
         let (vm, host) = (&context.vm.name, &context.peer.name);
@@ -103,8 +104,9 @@ impl Streaming<'_> {
         context.report_builder.tell(|report| report.downtime_ms = Some(downtime_ms));
     }
 
-    /// The destination hangs up once it has noted that the VM is its own. So a
-    /// caller that hears of the end finds the VM there, free to move on.
+    /// Waits until the destination closes the connection, which it does once its
+    /// journal records that it owns the VM. So a caller finds the VM there when the
+    /// migration ends, free to move on.
     fn wait_noted(&self) {
         let until = Instant::now() + NOTED_MAX;
         while let Ok(heard) = self.connected.control.hear.recv_deadline(until) {

@@ -1,5 +1,5 @@
-//! Does what the switchover decides at the source: tells the destination, waits for
-//! QEMU, lets the VM go on, or ends it.
+//! Carries out the switchover's decisions at the source: sends messages to the
+//! destination, waits for QEMU, lets the VM go on, or ends it.
 
 use std::marker::PhantomData;
 
@@ -10,7 +10,7 @@ use wire::ToDestination;
 
 use super::journaled::Reversible;
 
-/// One step of the switchover, in some phase.
+/// A step of the switchover in some phase.
 pub(crate) struct Switching<'s, 'm, P> {
     phase: &'s mut P,
     fate: &'s mut Option<Fate>,
@@ -31,7 +31,7 @@ impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
             context.committed = true;
             context.report_builder.enter(Phase::Committed);
         }
-        // What is lost is said again, or asked for.
+        // A lost message is sent again, or queried.
         if let Err(error) = connected.send(&ToDestination::Switchover { said: said.clone() }) {
             tracing::info!(%error, "not said");
         }
@@ -42,7 +42,7 @@ impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
     }
 
     fn go_on(&mut self, run: bool) -> Step {
-        // Its owner may have paused it meanwhile.
+        // The owner may have paused it meanwhile.
         let run = run && self.phase.connected().context.was_running;
         let backed_out = self.phase.back_out(run);
         match backed_out {

@@ -1,5 +1,5 @@
-//! A phase of a migration that has a journal: `switchover::source` decides who has the
-//! VM, and what is done about it.
+//! A phase of a migration that has a journal: `switchover::source` decides who owns
+//! the VM, and what to do.
 
 use api::Outcome;
 use qemu::qmp::QmpError;
@@ -9,40 +9,40 @@ use super::Ended;
 use super::connect::Connected;
 use super::effects::Switching;
 
-/// A phase, and what decides who has the VM.
+/// A phase, and the state machine that decides who owns the VM.
 pub(crate) struct Journaled<P> {
     pub(crate) phase: P,
     pub(crate) driver: Driver,
-    /// What it has decided. None: nothing yet.
+    /// Its decision; none yet.
     pub(crate) fate: Option<Fate>,
 }
 
-/// A phase that the switchover can end, one way or the other.
+/// A phase that the switchover can end, by commit or by undoing it.
 pub(crate) trait Reversible<'m> {
     fn connected(&self) -> &Connected<'m>;
 
     fn connected_mut(&mut self) -> &mut Connected<'m>;
 
-    /// Nothing here waits for the destination any more, nor QEMU for us. Whatever
-    /// throttles the VM goes.
+    /// Stops waiting for the destination, and making QEMU wait. Ends throttling.
     fn let_go(&mut self);
 
-    /// Waits until QEMU says how its migration ended.
+    /// Waits until QEMU reports how its migration ended.
     fn await_completed(&self) -> Step;
 
-    /// The VM runs again if it ran before, and QEMU is as it was.
+    /// Lets the VM run again if `run`, and restores QEMU.
     fn back_out(&mut self, run: bool) -> Result<(), QmpError>;
 
-    /// All was delivered: ends in order.
+    /// Ends in an orderly way, after everything was delivered.
     fn finish(&mut self);
 
-    /// The VM is not here any more, or in doubt: what QEMU still writes goes nowhere.
+    /// Ends when the VM is no longer here, or in doubt: what QEMU still writes is
+    /// discarded.
     fn abandon(&mut self);
 
-    /// What became of the disks, for the report.
+    /// Reports the disks' figures.
     fn account_disks(&self);
 
-    /// What it cost, for the report.
+    /// Reports the costs.
     fn account(&self);
 }
 
@@ -53,7 +53,7 @@ impl<P> Journaled<P> {
 }
 
 impl<'m, P: Reversible<'m>> Journaled<P> {
-    /// Tells the switchover, and does what follows.
+    /// Passes an event to the switchover, and carries out its decision.
     pub(crate) fn step(&mut self, event: Step) {
         let Self { phase, driver, fate } = self;
         driver.step(event, &mut Switching::new(phase, fate));
@@ -64,7 +64,7 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
         phase.account();
         let unsettled = Some(driver).filter(|driver| !driver.machine().is_over());
         let decided = fate.is_some() || unsettled.is_none();
-        // QEMU's settings are back, and its sockets closed, when this is.
+        // This restores QEMU's settings and closes its sockets.
         drop(phase);
         Ended { outcome, unsettled, decided }
     }

@@ -1,4 +1,4 @@
-//! What the thread that leads waits for, in any phase.
+//! The events that the leading thread waits for, in any phase.
 
 use std::time::{Duration, Instant};
 
@@ -14,23 +14,23 @@ use crate::link::Heard;
 use crate::source::blackout::Missing;
 use crate::source::context::{Notice, sched_params};
 
-/// Something that the phase has to answer.
+/// An event that the phase must handle.
 pub(crate) enum Happening {
     Qemu(Event),
     Peer(ToSource),
-    /// Of the switchover.
+    /// A message of the switchover.
     Said(Envelope<switchover::ToSource>),
     Notice(Notice),
 }
 
-/// What ends a wait.
+/// The end of a wait.
 enum Woken {
     By(Happening),
-    /// The operator has changed what the migration may use.
+    /// The operator has changed the migration's bounds.
     Rebound,
-    /// The VM has stood still for as long as it may.
+    /// The VM has reached its blackout bound.
     BlackoutBound,
-    /// What was waited for has not come in its time.
+    /// The wait timed out.
     Late,
 }
 
@@ -38,27 +38,27 @@ enum Woken {
 pub(crate) trait Listening<'m> {
     fn connected(&self) -> &Connected<'m>;
 
-    /// Hands on what one of its parts waits for. What comes back is for the thread that
-    /// leads.
+    /// Hands a message to the part that waits for it; returns messages for the leading
+    /// thread.
     fn hand_on(&self, message: ToSource) -> Option<ToSource>;
 
-    /// The operator has changed what it may use.
+    /// Applies the operator's new bounds.
     fn rebound(&self, bounds: &Bounds);
 
-    /// What is accepted as downtime.
+    /// The accepted downtime.
     fn goal(&self) -> Duration;
 
-    /// What has not arrived.
+    /// The data that has not arrived.
     fn missing(&self) -> Missing;
 
-    /// The next thing that matters; what ends any phase is an error here, and so
-    /// is a wait that was too long.
+    /// The next event for the phase. Events that end any phase are errors here, and so is
+    /// a timeout.
     fn next(&self, until: Instant) -> Result<Happening, MigrationError> {
         let happening = self.next_or_late(until)?;
         happening.ok_or_else(|| self.connected().context.lost("it did not answer in time"))
     }
 
-    /// As [`Listening::next`]; none if nothing came in time.
+    /// As [`Listening::next`], but none on a timeout.
     fn next_or_late(&self, until: Instant) -> Result<Option<Happening>, MigrationError> {
         let connected = self.connected();
         let context = &connected.context;
@@ -76,7 +76,7 @@ pub(crate) trait Listening<'m> {
                         return Ok(Some(Happening::Peer(message)));
                     }
                 }
-                // Of a VM that was given up, all has arrived.
+                // After the commit everything has arrived.
                 Woken::By(Happening::Notice(Notice::Panicked(thread))) => {
                     if !context.committed {
                         return Err(MigrationError::Panicked { thread });
@@ -98,8 +98,8 @@ pub(crate) trait Listening<'m> {
 }
 
 impl Connected<'_> {
-    /// Waits for one thing, at most until then. At `blackout_ends` the VM has stood still
-    /// for as long as it may.
+    /// Waits for one event, at most until `until`. At `blackout_ends` the VM reaches its
+    /// blackout bound.
     fn wake(
         &self,
         until: Instant,
@@ -141,7 +141,7 @@ impl Connected<'_> {
         }
     }
 
-    /// The operator has changed what the migration may use: so it is at this end.
+    /// Applies the operator's new bounds at this end.
     fn rebind(&self) -> Bounds {
         let context = &self.context;
         let bounds = context.report_builder.watch().bounds();
@@ -151,9 +151,9 @@ impl Connected<'_> {
         bounds
     }
 
-    /// And at the other.
+    /// Sends the new bounds to the other end.
     fn say_bounds(&self, bounds: &Bounds) -> Result<(), MigrationError> {
-        // With the VM given up, no data thread is left to be told.
+        // After the commit no data thread is left.
         if self.context.committed {
             return Ok(());
         }
@@ -161,7 +161,7 @@ impl Connected<'_> {
         self.send(&ToDestination::Terms(params))
     }
 
-    /// What the destination said of the switchover before it was to.
+    /// The error for a message of the switchover that came too early.
     pub(crate) fn said_early(&self, said: &Envelope<switchover::ToSource>) -> MigrationError {
         use switchover::ToSource::{Loaded, Lost, Refused, Running, Unknown};
         let reason = match &said.message {
@@ -178,7 +178,7 @@ impl Connected<'_> {
     }
 }
 
-/// Before there is a stream.
+/// The phases before the stream.
 impl<'m> Listening<'m> for Connected<'m> {
     fn connected(&self) -> &Connected<'m> {
         self
@@ -186,7 +186,7 @@ impl<'m> Listening<'m> for Connected<'m> {
 
     fn hand_on(&self, message: ToSource) -> Option<ToSource> {
         match message {
-            // Nothing waits for them yet.
+            // Nothing waits for these yet.
             ToSource::DiskFlushed { .. } | ToSource::NicUse(_) | ToSource::Late { .. } => None,
             message => Some(message),
         }

@@ -1,4 +1,4 @@
-//! Has the destination load what was delivered, once it is proved to be the same.
+//! Lets the destination load the VM, once the audit has proved it identical.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -15,14 +15,14 @@ use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
 
-/// The destination has loaded the VM, and says so.
+/// The destination reports that it has loaded the VM.
 pub(crate) struct Loaded<'m> {
     pub(crate) streamed: Journaled<Streaming<'m>>,
     pub(crate) said: Envelope<switchover::ToSource>,
 }
 
 impl<'m> Delivered<'m> {
-    /// Lets the destination load, and waits until it has.
+    /// Lets the destination load the VM, and waits until it has.
     pub(crate) fn load(self) -> Result<Loaded<'m>, Failed<'m>> {
         let Self(mut streamed) = self;
         match streamed.wait_loaded() {
@@ -68,7 +68,7 @@ impl Journaled<Streaming<'_>> {
 }
 
 impl Streaming<'_> {
-    /// An error if lanes failed, even if the VM was loaded all the same.
+    /// Fails if lanes failed, even if the VM was loaded.
     fn check_lanes(&self) -> Result<(), MigrationError> {
         let host = &self.connected.context.peer.name;
         match self.flow.lanes.failure() {

@@ -1,5 +1,5 @@
-//! The destination checks, and starts a QEMU that waits, while QEMU here is set up for its
-//! migration; then a journal is opened.
+//! The destination checks the order and starts a waiting QEMU, while QEMU here is set up
+//! for its migration; then a journal is opened.
 
 use std::time::Instant;
 
@@ -26,17 +26,17 @@ use crate::source::context::{local, sched_params};
 use crate::source::disks::{self, Chosen};
 use crate::source::from_disks::FromDisks;
 
-/// What the destination is told, and what is known with that.
+/// The order sent to the destination, and related state.
 struct Order {
     id: MigrationId,
     ram: RamBlocks,
     /// None: no page is read from the VM's disks.
     storage: Option<FromDisks>,
-    /// What the VM has.
+    /// The VM's devices.
     devices: Vec<Device>,
     /// None: no disk moves.
     chosen: Option<Chosen>,
-    /// The challenges' files beside the images go when this is dropped.
+    /// Removes the challenge files beside the images when dropped.
     challenges: Cleanup,
 }
 
@@ -46,7 +46,7 @@ impl Order {
     }
 }
 
-/// The destination has its order, and QEMU here is set up.
+/// The destination has its order, and QEMU here is set up for its migration.
 pub(crate) struct Ordered<'m> {
     connected: Connected<'m>,
     order: Order,
@@ -57,7 +57,7 @@ pub(crate) struct Ordered<'m> {
 pub(crate) struct Prepared<'m> {
     pub(crate) connected: Connected<'m>,
     pub(crate) id: MigrationId,
-    /// What the destination answered.
+    /// The destination's answer.
     pub(crate) there: wire::Prepared,
     pub(crate) ram: RamBlocks,
     /// None: no page is read from the VM's disks.
@@ -67,7 +67,7 @@ pub(crate) struct Prepared<'m> {
 }
 
 impl<'m> Connected<'m> {
-    /// Has the destination check, and start a QEMU that waits.
+    /// Orders the destination to check and to start a waiting QEMU.
     pub(crate) fn order(mut self) -> Result<Ordered<'m>, Failed<'m>> {
         let ordered = self.say_order().and_then(|order| {
             let set_up = self.set_up(&order.devices, order.moves_disks())?;
@@ -131,7 +131,7 @@ impl<'m> Connected<'m> {
 }
 
 impl<'m> Ordered<'m> {
-    /// While the destination makes its QEMU.
+    /// Waits while the destination starts its QEMU.
     pub(crate) fn wait_prepared(mut self) -> Result<(Prepared<'m>, SetUp), Failed<'m>> {
         let there = match self.connected.hear_prepared() {
             Ok(there) => there,
@@ -183,7 +183,7 @@ impl Connected<'_> {
 }
 
 impl<'m> Prepared<'m> {
-    /// From here on a restart of the agent knows of the migration.
+    /// From here on the agent finds the migration after a restart.
     pub(crate) fn open_journal(self) -> Result<Journaled<Prepared<'m>>, Failed<'m>> {
         match self.journal() {
             Ok(driver) => Ok(Journaled::new(self, driver)),
@@ -247,7 +247,7 @@ impl<'m> Reversible<'m> for Prepared<'m> {
 impl Undo for Ordered<'_> {
     fn undo(self: Box<Self>, error: &MigrationError) -> Ended {
         let Self { connected, order: Order { storage, chosen, challenges, .. }, set_up } = *self;
-        // Their files go at once, and QEMU's settings are as they were.
+        // This removes the challenge files and restores QEMU's settings at once.
         drop((chosen, challenges, set_up));
         let ended = Box::new(connected).undo(error);
         drop(storage);

@@ -1,4 +1,4 @@
-//! The way back: whatever happened before the commit, the VM goes on here.
+//! Undoes a migration: before the commit, the VM always goes on here.
 
 use api::Outcome;
 use switchover::source::{Event as Step, Outcome as Fate};
@@ -10,7 +10,7 @@ use super::{Ended, Undo};
 use crate::error::MigrationError;
 use crate::source::context::Context;
 
-/// Without a journal the destination can't have the VM.
+/// Without a journal the destination can't own the VM.
 fn undone(error: &MigrationError) -> Ended {
     let outcome = match error {
         MigrationError::VmGone(_) => Outcome::Failed(error.to_string()),
@@ -41,7 +41,7 @@ impl Undo for Connected<'_> {
     fn undo(self: Box<Self>, error: &MigrationError) -> Ended {
         self.control.cut_if_stuck();
         self.context.warn(error);
-        // It may be the connection that was lost.
+        // This fails if the connection is what was lost.
         let _ = self.send(&ToDestination::Abort { reason: error.to_string() });
         undone(error)
     }
@@ -55,7 +55,7 @@ impl<'m, P: Reversible<'m>> Undo for Journaled<P> {
 }
 
 impl<'m, P: Reversible<'m>> Journaled<P> {
-    /// Ends the migration and has the VM go on here, unless it was given up.
+    /// Ends the migration and lets the VM go on here, unless it was given up.
     fn take_back(&mut self, error: &MigrationError) -> Outcome {
         let reason = error.to_string();
         self.phase.let_go();
@@ -70,7 +70,7 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
             self.phase.abandon();
             return Outcome::Failed(reason);
         }
-        // It has come back already, if that had begun.
+        // Does nothing if the switchover was already undone.
         self.step(Step::GiveUp { reason: reason.as_str().into() });
         let cancelled = matches!(error, MigrationError::Cancelled);
         let reason = if cancelled { reason } else { stays(error) };

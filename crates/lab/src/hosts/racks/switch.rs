@@ -1,4 +1,4 @@
-//! What joins the hosts of a rack, and racks.
+//! Switches, which join the hosts of a rack, and racks.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ impl Switch {
     pub(super) fn new(namespace: String) -> Result<Self> {
         program::output(program::command("ip").args(["netns", "add", &namespace]))?;
         let switch = Self { namespace };
-        // Without STP, which would wait for half a minute: there is no loop.
+        // Without STP, which would wait for half a minute: there are no loops.
         switch.ip(&["link", "add", BRIDGE, "type", "bridge", "stp_state", "0"])?;
         quiet(&switch.namespace, BRIDGE)?;
         switch.ip(&["link", "set", BRIDGE, "up"])?;
@@ -31,7 +31,7 @@ impl Switch {
         ip(&self.namespace, args)
     }
 
-    /// Joins it to another by a link whose ends are ports of both.
+    /// Joins it to another switch by a link between two ports.
     pub(super) fn join(
         &self,
         other: &Self,
@@ -44,7 +44,7 @@ impl Switch {
         other.attach(others_port, mbit)
     }
 
-    /// Makes a device a port, shaped on the way out.
+    /// Makes a device a port, and shapes its output.
     pub(super) fn attach(&self, port: &str, mbit: u32) -> Result<()> {
         self.ip(&["link", "set", port, "master", BRIDGE, "up"])?;
         shape(&self.namespace, port, mbit)
@@ -54,12 +54,12 @@ impl Switch {
         &self.namespace
     }
 
-    /// What has left by each port.
+    /// Bytes sent by each port.
     pub(super) fn all_sent(&self) -> Result<HashMap<String, u64>> {
         counters::shaped(&self.namespace)
     }
 
-    /// What has left by a port.
+    /// Bytes sent by a port.
     pub(super) fn sent(&self, port: &str) -> Result<u64> {
         let sent = self.all_sent()?;
         sent.get(port).copied().ok_or_else(|| LabError::Text {
@@ -78,7 +78,7 @@ impl Drop for Switch {
     }
 }
 
-/// A link between two namespaces, both of its ends still down.
+/// Makes a link between two namespaces, with both ends down.
 pub(super) fn pair(one: &str, device: &str, other: &str, others_device: &str) -> Result<()> {
     program::output(program::command("ip").args([
         "link",
@@ -98,8 +98,8 @@ pub(super) fn pair(one: &str, device: &str, other: &str, others_device: &str) ->
     quiet(other, others_device)
 }
 
-/// Without an IPv6 address a device announces nothing by itself, which would
-/// cross the core and be counted.
+/// Keeps the device from getting an IPv6 address: it would announce it by itself, which would cross
+/// the core and be counted.
 pub(super) fn quiet(namespace: &str, device: &str) -> Result<()> {
     ip(namespace, &["link", "set", device, "addrgenmode", "none"]).map(drop)
 }

@@ -1,5 +1,5 @@
-//! libvirt as the current Debian has it, with the libraries that it wants. Laid over
-//! `/usr`, they serve what is older as well.
+//! libvirt of the current Debian, with the libraries that it needs. Laid over `/usr`, they serve
+//! older programs as well.
 
 use std::fs;
 use std::path::Path;
@@ -19,13 +19,13 @@ const PACKAGES: [&str; 5] = [
     "libvirt-clients",
 ];
 const LIBRARIES: &str = "lib/x86_64-linux-gnu";
-/// What of these packages, and of those that they depend on, is laid over `/usr`.
+/// The parts of these packages, and of their dependencies, that are laid over `/usr`.
 const PARTS: [&str; 5] = ["bin/virsh", "sbin/libvirtd", "lib/libvirt", LIBRARIES, "share/libvirt"];
-/// Not that: hosts have QEMUs of their own, which would find these modules.
+/// Left out: hosts have QEMUs of their own, which would find these modules.
 const NOT: &str = "lib/x86_64-linux-gnu/qemu";
 
-/// None where packages are not Debian's, or this is no newer one than `usual`, of which it
-/// takes the rest.
+/// None where packages are not Debian's, or the system is the current Debian. All other fields are
+/// those of `usual`.
 pub(super) fn ensure(store: &Path, usual: &Libvirt) -> Result<Option<Libvirt>> {
     let home = store.join(NAME);
     if !home.is_dir() {

@@ -14,7 +14,7 @@ use super::{Destination, FORMATS, MIB, Source, WAIT, drives, prepared, text, too
 use crate::migrate::{PLAIN, TYPE};
 use crate::{Vm, try_start, wait_for};
 
-/// A file system of a few MiB, gone with the test.
+/// A file system of a few MiB, unmounted with the test.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -33,10 +33,10 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_full_file_system_is_told_with_the_disk() {
+fn a_full_file_system_is_reported_with_its_disk() {
     let source = Source::start();
     let mut disks = source.disks();
-    // As if the guest had written all of it since the disks were looked at.
+    // As if the guest had written everything after the disks were examined.
     disks.iter_mut().for_each(|disk| disk.allocated_bytes = 0);
     let small = Small::mount(4 * MIB);
     let images = tempfile::tempdir_in(small.0.path()).unwrap();
@@ -80,7 +80,7 @@ fn images_are_exported_only_where_they_are_what_was_prepared() {
     assert!(matches!(refused(&without), ExportError::Unknown { .. }));
     assert!(matches!(refused(&source.vm), ExportError::NotWaiting { .. }));
 
-    // Of another program, the image is locked.
+    // An image that another program has locked.
     let waits = wait_for(&drives(mine.path()), TYPE);
     let dir = tempfile::tempdir().unwrap();
     let machine = try_start(&drives(mine.path()), dir.path()).unwrap();

@@ -1,5 +1,5 @@
-//! Whoever gives up, and when: the source is as it was, and QEMU has nothing of
-//! ours.
+//! Whenever mirrors are given up, the source is as it was, and nothing of the agent is
+//! left in QEMU.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What comes back from the QEMU, or disk server, that waits here: as it is, at once.
+//! Passes on what the QEMU, or disk server, here sends back: unchanged and at once.
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -15,14 +15,14 @@ use crate::link::Link;
 
 const READ_BYTES: usize = 256 << 10;
 
-/// It has said all.
+/// It has sent everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed {
-    /// What it said last, read as the answers of a QEMU.
+    /// The code of the SHUT in its answers, if it is a QEMU and sent one.
     pub(super) shut: Option<u32>,
 }
 
-/// The thread that passes it on. Ends its connection when it is dropped.
+/// The thread that passes it on. Dropping this ends the connection.
 pub(super) struct Back {
     socket: UnixStream,
     pub(super) closed: Receiver<Closed>,
@@ -38,8 +38,8 @@ impl Back {
         let thread = data_threads::spawn("carry-back", {
             let (socket, hushed) = (ours.try_clone()?, Arc::clone(&hushed));
             move || {
-                // The receiver may be gone. Sent before the source hears of the end, since it
-                // closes its connection then.
+                // The receiver may be dropped. Sent before the source is told of the end, because
+                // the source then closes its connection.
                 let _ = tell.send(pass(socket, &link));
                 if !hushed.load(SeqCst) {
                     let _ = link.back_ends();
@@ -49,7 +49,7 @@ impl Back {
         Ok(Self { socket: ours, closed, hushed, thread: Some(thread) })
     }
 
-    /// The source is told no more of its end.
+    /// The source is not told of the end any more.
     pub(super) fn hush(&self) {
         self.hushed.store(true, SeqCst);
     }
@@ -57,7 +57,7 @@ impl Back {
 
 impl Drop for Back {
     fn drop(&mut self) {
-        // It may have been closed there.
+        // The other end may have closed it.
         let _ = self.socket.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -65,7 +65,7 @@ impl Drop for Back {
     }
 }
 
-/// Passes on all that is said. A source that can't be told is gone, which others see.
+/// Passes on everything. If the source can't be reached, others notice.
 fn pass(mut socket: UnixStream, link: &Link<ToSource>) -> Closed {
     let mut follower = Follower::default();
     let mut buffer = vec![0; READ_BYTES];

@@ -1,5 +1,5 @@
-//! The multifd channels of a QEMU that waits for them, though its pages come in another
-//! way: their first messages, and a SYNC for each RAM section where it waits for one.
+//! The multifd channels of a QEMU that waits for them, though its pages arrive in another way:
+//! their first messages, and a SYNC for each RAM section if QEMU waits for one.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -21,7 +21,7 @@ pub(super) struct Channels {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How many SYNCs every channel is to have.
+/// The number of SYNCs for every channel.
 #[derive(Default)]
 pub(super) struct Syncs {
     wanted: Mutex<Wanted>,
@@ -35,13 +35,13 @@ struct Wanted {
 }
 
 impl Syncs {
-    /// One more. Does not wait.
+    /// Adds one, without blocking.
     pub(super) fn one_more(&self) {
         self.wanted.lock().each += 1;
         self.changed.notify_one();
     }
 
-    /// Blocks until more than `done` are wanted. False once it is over.
+    /// Blocks until more than `done` are due. False once it is over.
     fn wait(&self, done: u64) -> bool {
         let mut wanted = self.wanted.lock();
         while !wanted.over && wanted.each <= done {
@@ -52,8 +52,8 @@ impl Syncs {
 }
 
 impl Channels {
-    /// Opens them one after the other, in the order of the source's: a QEMU 7.2 takes
-    /// connections for what they are by the order in which it accepts them.
+    /// Opens them one after the other, in the source's order: QEMU 7.2 identifies connections by
+    /// the order in which it accepts them.
     pub(super) fn open(onward: &Onward, order: &carry::Channels) -> Result<Self, End> {
         let mut sockets = Vec::with_capacity(order.first.len());
         for first in &order.first {
@@ -69,8 +69,8 @@ impl Channels {
         Ok(channels)
     }
 
-    /// SYNCs are written by a thread of their own: QEMU reads one only once it has come
-    /// to the end of its section on the main connection, which must not wait for it.
+    /// Starts a thread that writes SYNCs: QEMU reads a SYNC only at the end of its section on the
+    /// main connection, whose writer must not wait for it.
     fn start_syncs(&mut self) -> Result<(), End> {
         let syncs = Arc::<Syncs>::default();
         let sockets = self.sockets.iter().map(UnixStream::try_clone);
@@ -84,7 +84,7 @@ impl Channels {
         Ok(())
     }
 
-    /// Where to tell of RAM sections, if QEMU waits at their ends.
+    /// The counter for RAM sections, if QEMU waits at their ends.
     pub(super) fn syncs(&self) -> Option<&Arc<Syncs>> {
         self.syncs.as_ref()
     }
@@ -111,7 +111,7 @@ fn write_syncs(syncs: &Syncs, mut sockets: Vec<UnixStream>) {
     write_head(&mut sync, "", &[], &[], true);
     let mut done = 0;
     while syncs.wait(done) {
-        // A QEMU that doesn't take it any more says so on its main connection.
+        // If QEMU accepts it no more, the main connection shows that.
         if sockets.iter_mut().any(|socket| socket.write_all(&sync).is_err()) {
             return;
         }
@@ -119,7 +119,7 @@ fn write_syncs(syncs: &Syncs, mut sockets: Vec<UnixStream>) {
     }
 }
 
-/// A channel's first message.
+/// Parses a channel's first message.
 fn message(hex: &str) -> Result<[u8; INIT_BYTES], End> {
     let strange = || End::failed("the source sent a channel's first message that is none");
     let mut bytes = [0; INIT_BYTES];
@@ -147,13 +147,13 @@ mod tests {
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
         let mut channels = Channels { sockets: ours, syncs: None, thread: None };
         channels.start_syncs().ok().unwrap();
-        // More than a socket holds: who counts sections must not wait.
+        // More than a socket holds: counting sections must not block.
         for _ in 0..5000 {
             channels.syncs().unwrap().one_more();
         }
         let mut sync = Vec::new();
         write_head(&mut sync, "", &[], &[], true);
-        // All at once: SYNCs go to one channel after the other.
+        // The channels are read concurrently, because SYNCs are written to one after the other.
         let readers: Vec<_> = theirs
             .into_iter()
             .map(|mut channel| {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_first_message_is_refused() {
+    fn an_invalid_first_message_is_refused() {
         let mut init = Vec::new();
         Init { uuid: [5; 16], id: 3 }.write(&mut init);
         let hex: String = init.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,4 @@
-//! Pages of a VM that is carried which are read from its disks.
+//! Pages of a carried VM that are read from its disks.
 
 use qemu::process::ProcessError;
 use wire::{StorageOrder, ToSource};
@@ -9,7 +9,7 @@ use crate::destination::phases::connect::Connected;
 use crate::destination::phases::storage::{self, Waiting};
 
 impl Carried<'_> {
-    /// Has its disks read, as far as the QEMU that waits here has them.
+    /// Starts reading its disks, as far as the QEMU that waits here has them.
     pub(super) fn read_disks(&mut self, order: StorageOrder) -> Result<(), End> {
         let Connected { shared, lanes, .. } = self.connected;
         let whose = self.whose.as_ref().ok_or("which process waits for the VM is not known");
@@ -26,7 +26,7 @@ impl Carried<'_> {
         self.connected.say(&ToSource::StorageRead { disks: read, notes })
     }
 
-    /// The source could send so many of the pages that disks are read for.
+    /// The source could send this many of the pages for which disks are read.
     pub(super) fn spare(&self, pages: u64) {
         let by_name = self.split.as_ref().and_then(|split| split.opened.by_name.as_ref());
         if let Some(by_name) = by_name {

@@ -1,4 +1,4 @@
-//! The way from this agent to the QEMU, or disk server, that waits here.
+//! Connects this agent to the QEMU, or disk server, that waits here.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -15,20 +15,20 @@ use wire::carry::Target;
 use super::super::End;
 use crate::host::Carrying;
 
-/// One that listens on this very host accepts at once.
+/// A listener on this very host accepts at once.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Where something waits, which may be connected to several times.
+/// A place to connect to, possibly several times.
 pub(super) enum Onward {
     Port(SocketAddr),
-    /// Kept open: a path may be another's by the next time.
+    /// Kept open, because the path may lead to another socket the next time.
     Path(OwnedFd),
-    /// As that, in a pod.
+    /// The same, in a pod.
     Pod(OwnedFd, Launcher),
 }
 
 impl Onward {
-    /// What the source's order means here, if carrying is allowed to go there.
+    /// Resolves the source's target, if carried migrations may arrive there.
     pub(super) fn find(target: &Target, carrying: &Carrying) -> Result<Self, End> {
         match (target, carrying) {
             (Target::Port(port), Carrying::Host { address, ports, .. }) if ports.contains(port) => {
@@ -65,14 +65,14 @@ impl Onward {
         }
     }
 
-    /// The process that listens there, if that can be known before connecting.
+    /// The listening process, if it can be determined before connecting.
     fn listener(&self) -> Option<u32> {
         let Self::Port(address) = self else { return None };
         let found = nic::listener_at(*address);
         found.inspect_err(|error| tracing::warn!(%error, "whose a port is")).ok().flatten()
     }
 
-    /// Connects once more.
+    /// Opens a connection.
     pub(super) fn connect(&self) -> Result<UnixStream, End> {
         let refused = |what: String| {
             move |error| End::failed(format!("nothing takes the VM at {what}: {error}"))
@@ -82,7 +82,7 @@ impl Onward {
                 let stream = TcpStream::connect_timeout(address, CONNECT_MAX);
                 let stream = stream.map_err(refused(address.to_string()))?;
                 stream.set_nodelay(true).map_err(End::failed)?;
-                // A stream socket is one, whatever it goes over.
+                // A `UnixStream` works for any stream socket.
                 Ok(UnixStream::from(OwnedFd::from(stream)))
             }
             Self::Path(socket) | Self::Pod(socket, _) => {
@@ -92,14 +92,14 @@ impl Onward {
         }
     }
 
-    /// Connects for the first time, and looks whose QEMU that is.
+    /// Opens the first connection, and determines whose QEMU it leads to.
     pub(super) fn meet(&self) -> Result<(UnixStream, Option<Commanded>), End> {
         let before = self.listener();
         let socket = self.connect()?;
         let pid = match self {
             Self::Port(_) => before,
             Self::Path(_) => who_listened(&socket),
-            // One of the pod may have ended, and its number be another pod's.
+            // A process of the pod may have ended, and its PID belong to another pod.
             Self::Pod(_, launcher) => who_listened(&socket).filter(|pid| launcher.runs(*pid)),
         };
         let whose = pid.and_then(|pid| {
@@ -110,13 +110,13 @@ impl Onward {
     }
 }
 
-/// The process that made what a connection leads to.
+/// The process that made the socket to which a connection leads.
 fn who_listened(socket: &UnixStream) -> Option<u32> {
     let peer = rustix::net::sockopt::socket_peercred(socket).ok()?;
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
 }
 
-/// Opens the socket at which a pod's QEMU waits for a VM of KubeVirt's.
+/// Opens the socket at which a KubeVirt pod's QEMU waits for a VM.
 fn in_pod(node: &Node, uid: &str, port: u16) -> Result<Onward, End> {
     let vmi: Vmi = uid.parse().map_err(End::failed)?;
     let launcher = node.launcher(&vmi).map_err(End::failed)?;
@@ -133,9 +133,8 @@ fn in_pod(node: &Node, uid: &str, port: u16) -> Result<Onward, End> {
     }
 }
 
-/// Opens the socket at `path` if it is inside `directory`, and no link leads there:
-/// what lies there may be made by the user that QEMU runs as, and the agent may reach
-/// more than that.
+/// Opens the socket at `path` if it is inside `directory` and the path has no links: its files may
+/// be made by the user that QEMU runs as, and the agent may have access to more than that user.
 fn socket_below(directory: &Path, path: &Path) -> Result<OwnedFd, End> {
     let outside = || {
         End::failed(format!(
@@ -206,14 +205,14 @@ mod tests {
         for name in ["dir/out.sock", "gone.sock"] {
             assert!(refusal(&inside, &text(name)).contains("nothing takes"), "{name}");
         }
-        // The link itself is opened, not what it leads to.
+        // The link itself is opened, not its target.
         for name in ["file", "link.sock"] {
             assert!(refusal(&inside, &text(name)).contains("no socket"), "{name}");
         }
     }
 
     #[test]
-    fn only_ports_that_are_carried_are_connected_to() {
+    fn only_permitted_targets_are_connected_to() {
         let carrying = Carrying::Host {
             address: "127.0.0.1".parse().unwrap(),
             ports: 49152..=49215,

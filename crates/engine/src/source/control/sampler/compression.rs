@@ -1,4 +1,4 @@
-//! Has lanes compress as hard as pays, by what they deliver.
+//! Makes lanes compress as hard as pays, judging by what they deliver.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ pub(crate) struct Compression {
     lanes: Arc<Lanes>,
     compress: Compress,
     effort: Effort,
-    /// What was counted when the effort was last judged, and when.
+    /// The counters and time when the effort was last judged.
     judged: (Counts, Instant),
 }
 
@@ -27,7 +27,7 @@ impl Compression {
         }
     }
 
-    /// `counts` is what they have done until `now`.
+    /// Adapts the encoding; `counts` are the lanes' counters at `now`.
     pub(crate) fn decide(&mut self, counts: &Counts, now: Instant) {
         if self.compress != Compress::Auto {
             return;

@@ -1,4 +1,4 @@
-//! What the lanes deliver: how much a second, and how hard it pays to compress.
+//! Measures what the lanes deliver per second, and how hard compression pays.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use super::window::{Counts, Window};
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::Lanes;
 
-/// The delivered rate is the mean over so many windows...
+/// The delivered rate is the mean over this many windows ...
 const RATE_WINDOWS: usize = 16;
-/// ... of at least this length: some looks come soon after one another.
+/// ... of at least this length, because some samples follow each other quickly.
 const WINDOW_LEAST: Duration = Duration::from_millis(40);
-/// Less busy time than this says nothing about a rate.
+/// Less busy time than this yields no rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
-/// The filter drops pages as long as it dropped one within so many looks.
+/// The filter counts as dropping if it dropped a page within this many samples.
 const DROPPING_LOOKS: u32 = 4;
 
 pub(crate) struct Deliveries {
     state: Arc<StreamState>,
     lanes: Arc<Lanes>,
-    /// What asks the destination whether it has pages.
+    /// The stage that queries the destination for pages.
     by_name: Option<Arc<Stage>>,
-    /// Looks since the filter last dropped a page.
+    /// Samples since the filter last dropped a page.
     since_dropped: u32,
     last: Counts,
     last_at: Instant,
@@ -34,7 +34,7 @@ pub(crate) struct Deliveries {
     compression: Compression,
 }
 
-/// What was delivered in one window of the rate.
+/// Deliveries in one window of the rate.
 struct Busy {
     elapsed: Duration,
     bodies: u64,
@@ -60,13 +60,13 @@ impl Deliveries {
         }
     }
 
-    /// What was counted last.
+    /// The last counters.
     pub(crate) fn last(&self) -> &Counts {
         &self.last
     }
 
-    /// Counts, notes the rate and how deep a pool lanes can use, and has bodies compressed as hard as pays. Says what was
-    /// done since the last time, if that is any time ago.
+    /// Counts, updates the rate and the pool depth that lanes can use, and adapts the
+    /// compression. Returns the activity since the last call, if any time has passed.
     pub(crate) fn look(&mut self) -> Option<Window> {
         let counts = Counts::of(&self.lanes);
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Something that is done some twenty times a second, on a thread of its own.
+//! Runs a function about twenty times a second on a thread of its own.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -8,21 +8,21 @@ use crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
 use qemu::outgoing;
 use qemu::qmp::Event;
 
-/// As often as things change.
+/// The usual interval, as often as figures change.
 pub(crate) const USUAL: Duration = Duration::from_millis(50);
-/// What waits for this costs downtime, or the whole migration time.
+/// The interval while waiting costs downtime or migration time.
 pub(crate) const SOON: Duration = Duration::from_millis(10);
 
-/// Ends when it is dropped.
+/// The thread, which ends when this is dropped.
 pub(crate) struct Ticking {
-    /// None once it is to end.
+    /// None once it must end.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Ticking {
-    /// `sample` says when it is to be called again. It is also called when QEMU's first
-    /// pass is over, by these events.
+    /// Starts it; `sample` returns the time until its next call. It is also called when
+    /// QEMU's first pass ends, according to `passes`.
     pub(crate) fn start(
         mut passes: Receiver<Event>,
         mut sample: impl FnMut() -> Duration + Send + 'static,
@@ -35,7 +35,8 @@ impl Ticking {
                     recv(next) -> _ => {}
                     recv(passes) -> event => match event {
                         Ok(event) if !outgoing::ends_first_pass(&event) => continue,
-                        // Once: a QEMU that is held makes hundreds of passes a second.
+                        // Only once, because a held QEMU makes hundreds of passes a
+                        // second.
                         _ => passes = never(),
                     },
                     recv(stopped) -> _ => return,
@@ -47,7 +48,7 @@ impl Ticking {
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Ends it, and what it holds.
+    /// Ends the thread, and drops the function.
     pub(crate) fn stop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -74,14 +75,14 @@ mod tests {
     const NEVER: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn the_end_of_the_first_pass_is_looked_at_once() {
+    fn the_end_of_the_first_pass_is_sampled_once() {
         let (qemu, passes) = unbounded();
         let (looks, looked) = unbounded();
         let _ticking = Ticking::start(passes, move || {
             let _ = looks.send(());
             NEVER
         });
-        // The usual one.
+        // The usual tick.
         looked.recv().unwrap();
         let pass = |pass| Event {
             name: "MIGRATION_PASS".to_owned(),
@@ -92,7 +93,7 @@ mod tests {
         qemu.send(pass(1)).unwrap();
         qemu.send(pass(2)).unwrap();
         looked.recv().unwrap();
-        // Its end is not heard, nor anything else of it.
+        // No later event of QEMU is followed.
         while qemu.send(pass(3)).is_ok() {}
         assert!(looked.try_recv().is_err());
     }

@@ -1,4 +1,4 @@
-//! What happened between two samples.
+//! The activity between two samples.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use transport::{Delivered, LaneTimes};
 
 use crate::source::lanes::Lanes;
 
-/// Counters at one instant.
+/// Counters at one moment.
 #[derive(Clone, Default)]
 pub(crate) struct Counts {
     pub(crate) delivered: Delivered,
@@ -28,11 +28,11 @@ impl Counts {
     }
 }
 
-/// What happened between two samples.
+/// The activity between two samples.
 pub(crate) struct Window {
     pub(crate) elapsed: Duration,
     pub(crate) bodies: u64,
-    /// Data of disks, or of what is relayed.
+    /// Data of disks, or of relayed streams.
     pub(crate) blocks: u64,
     pub(crate) dropped: u64,
     pub(crate) busy: Duration,

@@ -1,4 +1,4 @@
-//! What the VM's vCPUs use of the CPUs, and which of them are worth slowing.
+//! The VM's vCPUs' use of CPUs, and which of them are worth throttling.
 
 use std::time::{Duration, Instant};
 
@@ -6,20 +6,20 @@ use qemu::machine::Machine;
 use qemu::qmp::QmpError;
 use quota::used;
 
-/// Between two looks: the kernel's count is exact, but a guest works in bursts.
+/// Interval between samples: the kernel's count is exact, but a guest works in
+/// bursts.
 const EVERY: Duration = Duration::from_millis(200);
-/// A vCPU that uses less than this, and less than this share of the busiest one,
-/// writes little: it is left alone.
+/// A vCPU that uses less than this, and less than this fraction of the busiest
+/// one, writes little and is left alone.
 const CPUS_LEAST: f64 = 0.02;
 const SHARE_LEAST: f64 = 0.2;
-/// What a look adds to what is known of a vCPU: a tick of the guest's clock is
-/// no work.
+/// The weight of a new sample: a tick of the guest's clock is no work.
 const NEW: f64 = 0.3;
 
 pub(crate) struct Vcpus {
     pub(super) pid: u32,
     threads: Vec<Thread>,
-    /// The most that one of them ever used: slowed, they use less.
+    /// The most that one of them ever used; throttled vCPUs use less.
     most: f64,
     looked: Instant,
 }
@@ -30,7 +30,7 @@ struct Thread {
     time: Duration,
     /// CPU seconds a second.
     cpus: f64,
-    /// The same over the last second or two.
+    /// The mean over the last second or two.
     mean: f64,
     writes: bool,
 }
@@ -38,13 +38,13 @@ struct Thread {
 impl Vcpus {
     pub(crate) fn of(machine: &Machine) -> Result<Self, QmpError> {
         let mut ids: Vec<u32> = machine.qmp.vcpus()?.iter().map(|vcpu| vcpu.thread).collect();
-        // One thread may run several.
+        // One thread may run several vCPUs.
         ids.sort_unstable();
         ids.dedup();
         Ok(Self::of_threads(machine.process.pid(), &ids))
     }
 
-    /// These threads of a process.
+    /// Measures these threads of a process.
     pub(crate) fn of_threads(pid: u32, ids: &[u32]) -> Self {
         let threads = used(pid, ids);
         let threads = threads.iter().map(|used| Thread {
@@ -57,8 +57,8 @@ impl Vcpus {
         Self { pid, threads: threads.collect(), most: 0.0, looked: Instant::now() }
     }
 
-    /// CPU seconds a second that the busy vCPUs use together, if it is time for
-    /// another look. With `slow`, they are being slowed by now.
+    /// CPU seconds per second that the busy vCPUs use together, if a sample is
+    /// due. `slow` tells that they are being throttled.
     pub(super) fn look(&mut self, slow: bool) -> Option<f64> {
         let elapsed = self.looked.elapsed();
         if elapsed < EVERY {
@@ -68,7 +68,7 @@ impl Vcpus {
         let ids: Vec<u32> = self.threads.iter().map(|thread| thread.id).collect();
         let used = used(self.pid, &ids);
         for thread in &mut self.threads {
-            // One that has ended, with its vCPU unplugged, uses nothing.
+            // A thread that has ended, with its vCPU unplugged, uses nothing.
             let now = used.iter().find(|used| used.thread == thread.id).map(|used| used.time);
             let time = now.unwrap_or(thread.time);
             thread.cpus = time.saturating_sub(thread.time).as_secs_f64() / elapsed.as_secs_f64();
@@ -79,15 +79,16 @@ impl Vcpus {
         Some(self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.cpus).sum())
     }
 
-    /// The threads of those that are worth slowing.
+    /// The threads that are worth throttling.
     pub(super) fn writers(&self) -> impl Iterator<Item = u32> {
         self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.id)
     }
 }
 
-/// Marks those that are worth slowing, where one used `most` before. Says what
-/// one has used at most by now. One that is slowed stays marked: the guest may
-/// move its work around. Before that, what counts is what they do just now.
+/// Marks the threads that are worth throttling, where one used `most` before;
+/// returns the most used so far. While throttled, a marked thread stays marked,
+/// because the guest may move its work around. Before that, only current use
+/// counts.
 fn mark(threads: &mut [Thread], most: f64, slow: bool) -> f64 {
     let most = threads.iter().map(|thread| thread.mean).fold(most, f64::max);
     for thread in threads {
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_idle_beside_a_busy_one_are_left_alone() {
+    fn vcpus_that_idle_beside_a_busy_one_are_left_alone() {
         let thread =
             |id, mean| Thread { id, time: Duration::ZERO, cpus: mean, mean, writes: false };
         let mut threads = [thread(1, 0.9), thread(2, 0.05), thread(3, 0.0), thread(4, 0.3)];
@@ -111,13 +112,13 @@ mod tests {
         };
         let most = mark(&mut threads, 0.0, false);
         assert_eq!(writers(&threads), [1, 4]);
-        // What was a burst is over.
+        // A burst is over.
         threads[1].mean = 0.5;
         mark(&mut threads, most, false);
         threads[1].mean = 0.05;
         mark(&mut threads, most, false);
         assert_eq!(writers(&threads), [1, 4]);
-        // Slowed ones use less: the others are no busier for that.
+        // Throttled ones use less, which makes the others no busier.
         threads[0].mean = 0.1;
         threads[1].mean = 0.1;
         mark(&mut threads, most, true);
