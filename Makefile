@@ -5,11 +5,11 @@ FUZZ_SECONDS ?= 600
 N ?= 1000
 SEED ?= 1
 CARGO ?= cargo
-# Chosen by name and not by package, programs are built with the features that
-# all packages want together, and not once more for each of them.
+# By name, not by package: cargo then builds programs with the features that all packages need
+# together, and not once more for each of them.
 AS_ROOT = $(CARGO) run --quiet --bin lab -- as-root --
 LAB = $(CARGO) run --quiet --release --bin lab --
-# What cargo builds with the tests.
+# Cargo's output directory for tests.
 DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
 
 # Rust may just have been installed.
@@ -37,13 +37,13 @@ help:
 toolchain:
 	@scripts/toolchain
 
-# Cargo says what it compiles: from nothing it takes minutes.
+# Cargo prints what it compiles: a first build takes minutes.
 setup: toolchain
 	@echo 'setup: compiling the lab (some minutes the first time)'
 	@$(CARGO) build --release --bin lab
 	@$(LAB) setup
 
-# Packages are fetched, and guests built, beside it.
+# Fetches packages and builds guests at the same time.
 build: toolchain
 	@echo 'setup: compiling the lab, then droveway (some minutes the first time)'
 	@$(CARGO) build --release --bin lab
@@ -62,17 +62,17 @@ lint: toolchain
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 	$(CARGO) clippy --package bare-guest --features kernel --target x86_64-unknown-none -- --deny warnings
 
-# Of the dependencies: licences, versions, sources, advisories.
+# Licences, versions, sources and advisories of the dependencies.
 .PHONY: deny check
 deny: toolchain
 	@scripts/deny
 
-# Before a commit: all that needs no VM to move.
+# Before a commit: all that moves no VM.
 check: lint deny unit
 
-# With the tests, the programs that they run: droveway, lab and suite. It is what
-# `cargo test --workspace --no-run` builds, which names each of a hundred programs
-# when there is nothing to compile.
+# Also builds the programs that tests run: droveway, lab and suite. It builds the same as `cargo
+# test --workspace --no-run`, which prints the names of a hundred programs even when there is
+# nothing to compile.
 tests: toolchain
 	$(CARGO) build --workspace --bins --tests --examples
 	@$(DEBUG)/lab setup --tests
@@ -85,29 +85,29 @@ unit: tests
 end-to-end: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end
 
-# With real libvirts, all of it: some four minutes. `make test` has a part of it.
+# All tests with real libvirts: some four minutes. `make test` runs a part of them.
 .PHONY: libvirt-test
 libvirt-test: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
 	LAB_LIBVIRT=newest $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
 
-# KubeVirt's own proxies and notes of pods at both ends, and Kubernetes' own reading of the
+# KubeVirt's own proxies and records of pods at both ends, and Kubernetes' own parser for the
 # manifests.
 .PHONY: kubevirt-test
 kubevirt-test: tests
 	KUBEVIRT_PROXIES=$$(scripts/kubevirt-proxies) $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end kubevirt::
 
-# With OpenSSH at both ends of what Proxmox VE would have it forward.
+# With OpenSSH at both ends, forwarding what Proxmox VE has it forward.
 .PHONY: proxmox-test
 proxmox-test: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end proxmox::
 
-# With agents of the release before this one, which has to be compiled first.
+# With agents of the previous release, which has to be compiled first.
 .PHONY: upgrade-test
 upgrade-test: tests
 	PREVIOUS_DROVEWAY=$$(scripts/previous) $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end upgrade
 
-# For Debian and for RPM, into target/packages.
+# Debian and RPM packages, into target/packages.
 .PHONY: packages packages-test
 packages: toolchain
 	@scripts/packages
@@ -153,7 +153,7 @@ bench-locks: toolchain
 bench-storage: toolchain
 	@$(CARGO) bench --quiet --package storage --bench read
 
-# Large VMs that have used little, in all four ways.
+# Large VMs that have used little of their memory, in all four variants.
 .PHONY: bench-large
 bench-large: bench-large-memfd bench-large-memfd-hint bench-large-anonymous bench-large-anonymous-hint
 

@@ -1,5 +1,5 @@
-// KubeVirt's own virt-handler proxies, and its note of a pod, as programs that the tests
-// start on a lab's hosts: `make kubevirt-test`. All that matters is KubeVirt's code.
+// KubeVirt's own virt-handler proxies and its record of a pod, as programs that the tests start on
+// a lab's hosts: `make kubevirt-test`. All that matters is KubeVirt's code.
 //
 //	proxies note DIRECTORY UID SOCKET
 //	proxies target UID DIRECTORY LIBVIRT-SOCKET PORTS-FILE
@@ -51,13 +51,13 @@ func run(args []string) error {
 	return fmt.Errorf("what is wanted: note, target or source?")
 }
 
-// note writes what virt-handler keeps of a pod.
+// note writes virt-handler's record of a pod.
 func note(directory, uid, socket string) error {
 	store := virtcache.InitializeGhostRecordCache(virtcache.NewIterableCheckpointManager(directory))
 	return store.Add("default", "vm", socket, types.UID(uid))
 }
 
-// target opens KubeVirt's proxies at the destination, and says by which ports.
+// target opens KubeVirt's proxies at the destination, and writes their ports to a file.
 func target(uid, directory, libvirt, portsFile string) error {
 	manager, err := manager()
 	if err != nil {
@@ -75,7 +75,7 @@ func target(uid, directory, libvirt, portsFile string) error {
 	if err != nil {
 		return err
 	}
-	// Whole or not at all: somebody waits for it.
+	// Whole or not at all, since a test waits for it.
 	if err := os.WriteFile(portsFile+".new", ports, 0o600); err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func target(uid, directory, libvirt, portsFile string) error {
 	return nil
 }
 
-// source opens those at the source, which lead to these ports.
+// source opens the proxies at the source, which lead to these ports.
 func source(uid, directory, address, portsJSON string) error {
 	manager, err := manager()
 	if err != nil {
@@ -105,7 +105,7 @@ func source(uid, directory, address, portsJSON string) error {
 	return nil
 }
 
-// manager has TLS between both, as KubeVirt's own tests set it up.
+// manager uses TLS between both ends, set up as in KubeVirt's own tests.
 func manager() (migrationproxy.ProxyManager, error) {
 	directory, err := os.MkdirTemp("", "proxies")
 	if err != nil {
@@ -129,7 +129,7 @@ func manager() (migrationproxy.ProxyManager, error) {
 	return migrationproxy.NewMigrationProxyManager(config, config, config, cluster), nil
 }
 
-// manifests builds what `kubectl apply -k` would send, and reads it as the API server
+// manifests builds what `kubectl apply -k` would send, and parses it as the API server
 // does: a field that Kubernetes doesn't know is an error.
 func manifests(directory string) error {
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), directory)

@@ -1,6 +1,6 @@
-//! End-to-end tests: two hosts, an agent on each, a guest that checks itself,
-//! the command as people type it. The tests are the files in `tests/`, each
-//! for one behaviour and named by it. They need root, as the lab does.
+//! End-to-end tests: two hosts, an agent on each, a guest that checks itself, and commands as
+//! people type them. The tests are the files in `tests/`, each for the behaviour in its name. They
+//! need root, as the lab does.
 
 pub mod browser;
 pub mod commander;
@@ -26,17 +26,16 @@ mod world;
 use std::io::Write;
 
 pub use goal::{assert_fits_goal, fits_goal_bytes};
-pub use moving::{Ended, Frozen, Moving, kill};
+pub use moving::{Ended, Frozen, Moving, kill, terminate};
 pub use racks::RackWorld;
 pub use systemd::Systemd;
 pub use terminal::Terminal;
 pub use world::{Side, World, assert_intact, bare, guest, own_qmp_argument, twin, until};
 
-/// Says something that the suite repeats in the end, also of a test that passes: what
-/// this machine doesn't let it try. Not by `println!`, which is heard of tests only
-/// that fail.
+/// Prints what this machine can't test; the suite repeats it at the end, also if the test passes.
+/// Not by `println!`, whose output is captured unless the test fails.
 pub fn note(text: &str) {
-    // The test's name may be in this line. Whoever closed it wants to hear nothing.
+    // This line may begin with the test's name. A reader that has closed it is no error.
     let _ = writeln!(std::io::stdout(), "\nsuite note: {text}");
 }
 

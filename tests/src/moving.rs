@@ -1,4 +1,4 @@
-//! One `droveway migrate` that is under way.
+//! A running `droveway migrate`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -12,36 +12,36 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::until;
 
-/// What any migration here takes at most, on a busy machine too. One that takes
-/// longer is cancelled, which ends its test.
+/// Longest time that a migration may take, on a busy machine too. A longer one is cancelled, which
+/// ends its test.
 const MIGRATION_MAX: Duration = Duration::from_secs(120);
 
 /// `droveway migrate --json`, running.
 pub struct Moving {
     child: Child,
-    /// A report fits no pipe: somebody reads it at once, or who waits for a line
-    /// that doesn't come would wait for ever.
+    /// Reads standard output at once: a report doesn't fit a pipe, so a test that waits for a
+    /// missing line would otherwise wait for ever.
     output: JoinHandle<String>,
     lines: BufReader<ChildStderr>,
     said: String,
-    /// Dropped with this, it calls the watch off.
+    /// Dropped with this, it ends the watch.
     _over: Sender<()>,
 }
 
 /// How it ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Whether its exit code says that the VM moved.
+    /// Whether its exit code says that the VM has moved.
     pub success: bool,
     /// Its report.
     pub report: Report,
-    /// What it said meanwhile.
+    /// Its standard error.
     pub said: String,
 }
 
 impl Ended {
-    /// Every page was as QEMU had handed it over, and RAM was read back, unless the
-    /// test asked for less.
+    /// Asserts that every page was as QEMU had handed it over, and that RAM was read back, unless
+    /// the test asked for less.
     ///
     /// # Panics
     /// If not.
@@ -49,7 +49,7 @@ impl Ended {
         let audit = &self.report.audit;
         let is_clean = match audit {
             Audited::Same { pages, .. } => *pages > 0,
-            // A stream that was passed through has nothing to compare.
+            // A stream that was passed through as a whole has nothing to compare.
             Audited::Nothing { .. } => self.report.tap == "whole",
             Audited::Differences { .. } => false,
         };
@@ -57,7 +57,7 @@ impl Ended {
     }
 }
 
-/// A move in a test is audited as deeply as can be, unless the test says otherwise.
+/// Has a test's move audited as deeply as possible, unless the test chooses an audit.
 pub(crate) fn audited(migrate: &mut Vec<&str>) {
     if !migrate.contains(&"--audit") {
         migrate.extend(["--audit", "deep"]);
@@ -84,10 +84,10 @@ impl Moving {
         Self { child, output, lines, said: String::new(), _over: over }
     }
 
-    /// Waits until it says that it is in a phase.
+    /// Waits until it prints that it is in a phase.
     ///
     /// # Panics
-    /// If it ends without.
+    /// If it ends before.
     pub fn wait_for(&mut self, phase: Phase) {
         let shown = match phase {
             Phase::Prepare => "  preparing",
@@ -99,18 +99,18 @@ impl Moving {
         self.wait_line(shown);
     }
 
-    /// Waits until it says something.
+    /// Waits until it prints a text.
     ///
     /// # Panics
-    /// If it ends without.
+    /// If it ends before.
     pub fn wait_line(&mut self, text: &str) {
         self.wait_until(text, |line| line.contains(text));
     }
 
-    /// Waits until a pass is shown that is this one, or a later one.
+    /// Waits until it prints this pass, or a later one.
     ///
     /// # Panics
-    /// If it ends without.
+    /// If it ends before.
     pub fn wait_pass(&mut self, pass: u32) {
         let shown = |line: &str| {
             let (_, rest) = line.split_once("  pass ")?;
@@ -132,12 +132,12 @@ impl Moving {
         }
     }
 
-    /// Presses Ctrl-C.
+    /// Interrupts it, as Ctrl-C does.
     pub fn interrupt(&self) {
         interrupt(self.child.id());
     }
 
-    /// Waits for its end, which comes with a report.
+    /// Waits for its end, and for its report.
     ///
     /// # Panics
     /// If there is no report.
@@ -149,21 +149,21 @@ impl Moving {
         Ended { success, report, said }
     }
 
-    /// Waits for its end, whatever it is: whether it says that the VM moved,
-    /// its standard output, and what it said meanwhile.
+    /// Waits for its end, whatever the result. Returns whether its exit code says that the VM has
+    /// moved, its standard output, and its standard error.
     ///
     /// # Panics
-    /// If it says something that isn't text.
+    /// If its output isn't text.
     #[must_use]
     pub fn wait_any(self) -> (bool, String, String) {
         let (status, output, said) = self.wait_status();
         (status == Some(0), output, said)
     }
 
-    /// The same with its exit code, if no signal ended it.
+    /// The same with its exit code; none if a signal ended it.
     ///
     /// # Panics
-    /// If it says something that isn't text.
+    /// If its output isn't text.
     #[must_use]
     pub fn wait_status(mut self) -> (Option<i32>, String, String) {
         self.lines.read_to_string(&mut self.said).unwrap();
@@ -188,13 +188,17 @@ pub fn kill(pid: u32) {
     signal(pid, Signal::KILL);
 }
 
-/// A process that stands still until this is dropped.
+/// Asks a process to end, as systemd does.
+pub fn terminate(pid: u32) {
+    signal(pid, Signal::TERM);
+}
+
+/// A process that is stopped until this is dropped.
 pub struct Frozen(u32);
 
 impl Frozen {
-    /// Has it stand still, and comes back when it does: it is one of its threads
-    /// that has to run once more to stop the others, and on a busy machine they
-    /// may answer somebody before.
+    /// Stops a process, and returns once all its threads have stopped: one thread has to run once
+    /// more to stop the others, and on a busy machine these may answer a peer before.
     #[must_use]
     pub fn new(pid: u32) -> Self {
         signal(pid, Signal::STOP);
@@ -203,12 +207,13 @@ impl Frozen {
     }
 }
 
-/// Whether none of a process's threads runs: they are stopped, or gone.
+/// Whether no thread of a process runs: each is stopped, or gone.
 fn stands_still(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.filter_map(Result::ok).all(|thread| {
         let Ok(stat) = fs::read_to_string(thread.path().join("stat")) else { return true };
-        // What follows the name, which may have anything in it; `t` if it is traced.
+        // The state follows the name, which may contain anything; it is `t` if the thread is
+        // traced.
         stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z', 'X']))
     })
 }

@@ -1,8 +1,11 @@
-//! What lanes bring a VM that others command: all that they bring one of the agents' own.
+//! Lanes do for a VM that others command all that they do for one of the agents' own.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use api::{Audited, Outcome, Progress, Report};
 use end_to_end::commander::{Commander, carrying, port};
@@ -18,7 +21,7 @@ fn usual_qemu() -> std::path::PathBuf {
     setup::ensure().unwrap().qemu
 }
 
-/// What each of A's NICs has sent.
+/// Bytes that each of A's NICs has sent.
 fn sent(world: &World) -> Vec<u64> {
     let host = world.host(Side::A);
     (0..host.addresses.len()).map(|nic| host.sent_by(nic).unwrap().bytes).collect()
@@ -30,7 +33,7 @@ fn assert_by_both(world: &World, before: &[u64], least: u64) {
     }
 }
 
-/// By TLS, and with RAM read back at the destination.
+/// With TLS, and with RAM read back at the destination.
 #[test]
 fn a_disk_and_memory_by_all_nics() {
     let (world, _certificates) = World::secured(TWO_NICS);
@@ -56,7 +59,7 @@ fn assert_deep(report: &Report) {
     assert_eq!(report.placement, "mapped");
 }
 
-/// The same content in each, which doesn't shrink.
+/// Bytes of the same incompressible content in each VM.
 const COMMON: u64 = 48 * MIB;
 const SCAN: &str = "scan-cpu = \"50%\"";
 
@@ -64,15 +67,15 @@ fn common(name: &str) -> GuestSpec {
     twin(name, "160M", COMMON, 0)
 }
 
-/// Moves one of the agents' own.
+/// Moves one of the agents' own VMs.
 fn move_own(world: &World, guest: &Guest, from: Side, share: &str) -> Report {
     let ended = world.begin(guest, from, &["--share", share]).wait();
     assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
     ended.report
 }
 
-/// Moves one of the agents' own to B again and again, until what it has in common with
-/// others is found there.
+/// Moves one of the agents' own VMs to B again and again, until its content in common with others
+/// is found there.
 fn assert_found(world: &World, guest: &Guest) {
     until("what it has in common with others is found", || {
         let there = move_own(world, guest, Side::A, "host");
@@ -95,16 +98,16 @@ fn what_vms_there_have_is_not_sent() {
     assert!(carried.named_bytes >= COMMON, "{carried:#?}");
     assert!(matches!(carried.audit, Audited::Same { .. }), "{:?}", carried.audit);
     assert!(carried.wire_bytes < sent.wire_bytes / 2, "{} bytes", carried.wire_bytes);
-    // What it has is there for others, also when the first is gone.
+    // Other VMs find its content, also when the first one is gone.
     commander.world.says(Side::B, &["stop", "own1", "--force"]);
     assert_found(&commander.world, &last);
     assert_intact(&commander.guest);
 }
 
-/// When it begins there is nothing to be found; then another one comes.
+/// When it begins, there is nothing to be found; then another VM arrives.
 #[test]
 fn what_comes_with_another_one_is_sent_once() {
-    // Slow enough that most of the one is not sent when the other begins.
+    // Slow enough that most of one is not sent when the other begins.
     let world = World::new(Link::one(50));
     let mut commander = Commander::with(world, common("web1"), &usual_qemu(), ["", ""]);
     let own = commander.world.boot(&common("own1"));
@@ -122,7 +125,7 @@ fn what_comes_with_another_one_is_sent_once() {
     assert_intact(&own);
 }
 
-/// A VM of this QEMU goes from and to hosts of one rack, another VM of which has the same.
+/// Moves a VM of this QEMU between hosts of one rack, where another VM has the same content.
 fn shares_with_the_rack(qemu: &std::path::Path, ways: &[(Side, u8)]) {
     let mut world = World::new(Link::one(500));
     world.share_a_rack();
@@ -140,22 +143,22 @@ fn shares_with_the_rack(qemu: &std::path::Path, ways: &[(Side, u8)]) {
     assert_intact(&resident);
 }
 
-/// The source keeps bodies meanwhile, and QEMU is not held for it.
+/// The source keeps bodies meanwhile, and doesn't hold QEMU for it.
 #[test]
 fn what_another_host_of_the_rack_has_comes_from_there() {
     shares_with_the_rack(&usual_qemu(), &[(Side::A, 4)]);
 }
 
-/// There sections end epochs.
+/// With it, sections end epochs.
 #[test]
 fn with_the_oldest_qemu_what_is_there_is_not_sent() {
     let oldest = setup::ensure().unwrap().qemu_system;
     shares_with_the_rack(&oldest, &[(Side::A, 4), (Side::B, 0)]);
 }
 
-/// There was nothing to be found when it came, so that nothing of it had a name.
+/// There was nothing to be found when it arrived, so nothing of it had a name.
 #[test]
-fn what_one_that_was_carried_has_is_not_sent() {
+fn content_of_a_carried_vm_is_not_sent_again() {
     let world = World::new(Link::one(500));
     let mut commander = Commander::with(world, common("web1"), &usual_qemu(), [SCAN, ""]);
     let own = commander.world.boot(&common("own1"));
@@ -166,7 +169,7 @@ fn what_one_that_was_carried_has_is_not_sent() {
     assert_intact(&commander.guest);
 }
 
-/// A disk server at B that answers with what it was told, turned around.
+/// A disk server at B that answers with what it received, reversed.
 fn server(world: &World) -> JoinHandle<()> {
     let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
     let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
@@ -192,7 +195,7 @@ fn random(bytes: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(bytes / 8).flatten().collect()
 }
 
-/// The migrations that A's agent shows: just one.
+/// The only migration that A's agent lists.
 fn only_one(world: &World) -> Progress {
     let listed = world.tells(Side::A, &["list", "--migrations", "--json"]);
     let [one] = &serde_json::from_str::<Vec<Progress>>(&listed).unwrap()[..] else {
@@ -201,10 +204,10 @@ fn only_one(world: &World) -> Progress {
     one.clone()
 }
 
-/// What was on its way by that lane comes by the other one, and all in its order. It is
-/// seen, and bound, as a migration is.
+/// What was in flight on the cut lane goes by the other one, and all arrives in order. The copy is
+/// listed and limited like a migration.
 #[test]
-fn a_lane_that_is_cut_while_a_disk_flies() {
+fn a_lane_is_cut_while_a_disk_is_copied() {
     let mut world = World::new(TWO_NICS);
     carrying(&mut world);
     let server = server(&world);
@@ -244,7 +247,38 @@ fn a_lane_that_is_cut_while_a_disk_flies() {
     assert_eq!(report.bounds_changes.len(), 1);
 }
 
-/// Both agents hold to what the operator says in the middle of it.
+/// The source's agent holds bytes that its client doesn't take, and heeds the operator all the same.
+#[test]
+fn a_disk_whose_client_reads_nothing_is_cancelled() {
+    let mut world = World::new(Link::one(1000));
+    carrying(&mut world);
+    let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
+    let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
+    let written = Arc::<AtomicU64>::default();
+    let server = thread::spawn({
+        let written = Arc::clone(&written);
+        move || {
+            let (mut disk, _) = listener.accept().unwrap();
+            while let Ok(count) = disk.write(&[7; 64 << 10]) {
+                written.fetch_add(count as u64, Relaxed);
+            }
+        }
+    });
+    let here = ("127.7.0.2", port(Side::B) + 1);
+    let client = world.host(Side::A).within(|| TcpStream::connect(here).unwrap());
+    let mut before = 0;
+    until("all buffers are full", || {
+        thread::sleep(Duration::from_millis(500));
+        let now = written.load(Relaxed);
+        now > 0 && std::mem::replace(&mut before, now) == now
+    });
+    world.says(Side::A, &["cancel", &only_one(&world).id]);
+    until("it is cancelled", || only_one(&world).outcome == Some(Outcome::Cancelled));
+    server.join().unwrap();
+    drop(client);
+}
+
+/// Both agents apply an operator's change in the middle of a migration.
 #[test]
 fn what_it_may_use_is_changed_while_it_moves() {
     let mut spec = bare("256M", 200_000);

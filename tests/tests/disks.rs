@@ -1,10 +1,10 @@
-//! Disks of a host's own go with their VM: every byte, no more space than they
-//! had, and nothing of it is left where the VM is not.
+//! A host's own disks move with their VM: every byte, with no more space than before, and nothing
+//! of them is left where the VM is not.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use api::{Phase, Report};
+use api::{Outcome, Phase, Report, VmStatus};
 use end_to_end::disk::{
     DISK_BYTES, WRITTEN, allocated_bytes, assert_disk_intact, image, with_disk,
 };
@@ -14,7 +14,7 @@ use qemu::qmp::Qmp;
 use rustix::fs::{FallocateFlags, fallocate};
 use serde_json::json;
 
-/// The image takes what was written, and not the disk's size.
+/// Asserts that the image takes the space of what was written, not the disk's size.
 fn assert_sparse(world: &World, side: Side) {
     let allocated = allocated_bytes(world, side);
     assert!((WRITTEN..2 * WRITTEN).contains(&allocated), "{allocated} bytes allocated");
@@ -34,7 +34,7 @@ fn there_and_back(format: &str) {
     assert_moved_once(&moved);
     assert_disk_intact(&guest);
     assert_sparse(&world, Side::B);
-    // What stayed behind holds old data: it is not overwritten by accident.
+    // The image left behind holds old data: it is not overwritten by accident.
     let said = world.refuses(Side::B, &["migrate", "web1", "host-a", "--disks", "data"]);
     assert!(said.contains("--overwrite-disks"), "{said}");
     let args = ["--disks", "data", "--overwrite-disks"];
@@ -53,8 +53,8 @@ fn qcow2_there_and_back_under_writes() {
     there_and_back("qcow2");
 }
 
-/// A guest that writes faster than the link carries: its writes are made to
-/// wait at the end, and that is said.
+/// A guest that writes faster than the link carries: its writes are delayed at the end, and the
+/// report says so.
 #[test]
 fn of_a_guest_that_writes_faster_than_the_link() {
     let world = World::new(Link::one(100));
@@ -65,7 +65,7 @@ fn of_a_guest_that_writes_faster_than_the_link() {
     assert_disk_intact(&guest);
 }
 
-/// The guest goes on with its own disk, and what was made for it is gone.
+/// The guest goes on with its own disk, and the image that was made for it is gone.
 #[test]
 fn stay_with_a_vm_that_stays() {
     let world = World::new(Link::one(100));
@@ -83,7 +83,7 @@ fn stay_with_a_vm_that_stays() {
     assert_disk_intact(&guest);
 }
 
-/// What can't be done is said, with what to do, and nothing has changed.
+/// What can't be done is refused with advice, and nothing has changed.
 #[test]
 fn that_cannot_move_are_refused() {
     let world = World::new(Link::one(1000));
@@ -131,18 +131,17 @@ fn to_an_image_that_is_in_use_are_refused() {
     assert_disk_intact(&guest);
 }
 
-/// Has QEMU do to a disk what a guest would ask of it.
+/// Has QEMU do to a disk what a guest would request.
 fn qemu_io(qmp: &Qmp, what: &str) {
     let line = format!("qemu-io data \"{what}\"");
     let said = qmp.execute("human-monitor-command", json!({ "command-line": line })).unwrap();
-    // What works is told on QEMU's own standard output.
+    // On success, the result is on QEMU's own standard output.
     assert_eq!(said, "", "{line}");
 }
 
-/// Of what the image holds besides the guest's own, three parts of as many
-/// bytes: a hole that its host made, one that the guest discards before the
-/// move, and one that it zeroes when that has been copied. (What a guest
-/// discards while its disk is mirrored QEMU leaves as it is.)
+/// Besides the guest's own data, the image holds three parts of the same size: a hole that its host
+/// made, a part that the guest discards before the move, and a part that the guest zeroes after it
+/// was copied. (While a disk is mirrored, QEMU leaves what a guest discards as it is.)
 #[test]
 fn with_holes_old_and_new() {
     const PART: u64 = 2 * MIB;
@@ -187,4 +186,25 @@ fn with_holes_old_and_new() {
     }
     let allocated = allocated_bytes(&world, Side::B);
     assert!(allocated < guest.spec.orders.disk_bytes + PART, "{allocated} bytes allocated");
+}
+
+/// QEMU doesn't hold a VM that its owner has paused: its memory follows its disks, and copying
+/// these takes as long as it takes.
+#[test]
+fn of_a_paused_vm_take_longer_than_a_running_vms_drain_may() {
+    let mut world = World::new(Link::one(50));
+    let file = world.hosts.a.run_dir.join("short.toml");
+    fs::write(&file, "[waits]\ndrain = 2\n").unwrap();
+    world.restart_agents_with(&["--config", file.to_str().unwrap()]);
+    let mut spec = with_disk(&world, "raw", 1_000_000);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    world.own_qmp(Side::A, "web1").execute("stop", json!({})).unwrap();
+    guest.expect_on(&world.hosts.b).unwrap();
+    let ended = world.begin(&guest, Side::A, &["--disks", "all", "--create-disks"]).wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    assert_eq!(world.vm(Side::B, "web1").unwrap().status, VmStatus::Paused);
+    world.own_qmp(Side::B, "web1").execute("cont", json!({})).unwrap();
+    world.assert_intact(&guest);
+    assert_disk_intact(&guest);
 }

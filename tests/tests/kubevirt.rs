@@ -1,18 +1,23 @@
-//! VMs of KubeVirt's: each in a pod with a libvirtd of its own, moved as KubeVirt moves
-//! them, between virt-handlers; agents beside these carry what leaves.
+//! KubeVirt's VMs: each in a pod with a libvirtd of its own, moved as KubeVirt moves them, between
+//! virt-handlers; agents beside these carry the migrations.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 
 use end_to_end::disk::assert_disk_intact;
 use end_to_end::libvirt::carried::Carried;
 use end_to_end::libvirt::virt_handlers::{PORTS, VirtHandlers};
-use end_to_end::{MIB, Side, assert_intact, guest};
+use end_to_end::{MIB, Side, assert_intact, guest, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Migration};
 
-/// Of the VM.
+/// UID of the VM.
 const UID: &str = "8a9c3f6e-0d5b-4f3e-9c62-6a1f5e7d2b10";
+/// The first bytes of a multifd channel.
+const CHANNEL_MAGIC: u32 = 0x1122_3344;
 
-/// What KubeVirt says to libvirt (`generateMigrationParams`, `generateMigrationFlags`).
+/// KubeVirt's parameters for libvirt (`generateMigrationParams`, `generateMigrationFlags`).
 fn way(carried: &Carried, from: Side, parallel: Option<u8>, disks: bool) -> Migration {
     let pod = carried.world.daemon(from).pod().unwrap();
     let uri = |port| format!("unix://{}", pod.socket(Some(port)));
@@ -43,8 +48,8 @@ fn image(carried: &Carried, side: Side) -> Disk {
     Disk::make(carried.world.host(side), "disk.img", "qcow2", 256 * MIB).unwrap()
 }
 
-/// There by one connection, back by four: the agents have all of it, and what they stood
-/// for is there again.
+/// There by one connection, back by four: the agents carry all of it, and restore the sockets that
+/// they replaced.
 #[test]
 fn what_leaves_a_pod_is_carried() {
     let carried = Carried::in_pods(Link::one(1000), UID);
@@ -58,7 +63,7 @@ fn what_leaves_a_pod_is_carried() {
     }
 }
 
-/// With no agent at the destination, and with one that has gone since it said yes.
+/// With no agent at the destination, and with one that has ended since it agreed.
 #[test]
 fn without_an_agent_there_it_goes_kubevirts_own_way() {
     let mut carried = Carried::in_pods(Link::one(1000), UID);
@@ -78,8 +83,23 @@ fn without_an_agent_there_it_goes_kubevirts_own_way() {
     assert!(carried.last(Side::A).is_none());
 }
 
-/// An agent that is killed leaves a socket that leads nowhere: the migration fails, the VM
-/// runs on, and the agent that starts again makes it good.
+/// Its main connection went to virt-handler just before the agent took over the socket.
+#[test]
+fn a_channel_without_its_main_connection_goes_kubevirts_own_way() {
+    let carried = Carried::in_pods(Link::one(1000), UID);
+    let _guest = start(&carried, false);
+    let handlers = VirtHandlers::open(&carried.world, Side::A);
+    carried.wait_until_it_leads_here(Side::A, PORTS[0]);
+    let (pod, host) = (carried.world.daemon(Side::A).pod().unwrap(), carried.world.host(Side::A));
+    let socket = format!("/proc/{}/root{}", pod.pid(host).unwrap(), pod.socket(Some(PORTS[0])));
+    let mut channel = UnixStream::connect(socket).unwrap();
+    channel.write_all(&CHANNEL_MAGIC.to_be_bytes()).unwrap();
+    until("virt-handler has it", || handlers.by_ports().is_none_or(|connections| connections == 1));
+    assert!(carried.last(Side::A).is_none());
+}
+
+/// A killed agent leaves a socket that leads nowhere: the migration fails, the VM runs on, and the
+/// restarted agent repairs it.
 #[test]
 fn an_agent_that_starts_again_takes_up_its_sockets() {
     let mut carried = Carried::in_pods(Link::one(1000), UID);

@@ -1,6 +1,6 @@
-//! What an agent is told: flags, a TOML file with the same keys, and the peers
-//! file. Flags win over the file, the file over this host's own entry among the
-//! peers.
+//! An agent's configuration: flags, a TOML file with the same keys, and the peers file.
+//!
+//! Flags override the file, and the file overrides this host's own entry in the peers file.
 
 pub mod carry;
 mod directory;
@@ -26,20 +26,23 @@ use qemu::programs::USUAL;
 
 use crate::name::{self, NameError};
 
-/// Where the command looks for the agent.
+/// The default path of the API's socket, for the agent and the command.
 pub const API_DEFAULT: &str = "/run/droveway/api.sock";
-/// Where an agent keeps what must survive it.
+/// The default state directory.
 pub const STATE_DEFAULT: &str = "/var/lib/droveway";
-/// Where an agent looks for its certificate, if it isn't told.
+/// The default directory of an agent's certificate.
 pub const TLS_DEFAULT: &str = "/etc/droveway/tls";
-/// Buffers of all migrations in one direction. A migration alone fills no more
-/// than what its link has in flight, and a dozen share this well.
+/// Buffers of all migrations in one direction.
+///
+/// A single migration fills no more than its link has in flight, and a dozen migrations share this
+/// well.
 pub const POOL_MIB_DEFAULT: u32 = 128;
-/// The least is enough for seven migrations at a time, or three with disks.
-/// Above the most, memory is wasted: no link has that much in flight.
+/// The minimum suffices for seven migrations at a time, or three with disks.
+///
+/// More than the maximum wastes memory: no link has that much in flight.
 const POOL_MIB: std::ops::RangeInclusive<u32> = 16..=16_384;
 
-/// What was typed. Everything may be missing.
+/// The flags as typed; each may be missing.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
     /// The TOML file.
@@ -48,122 +51,124 @@ pub struct Flags {
     pub name: Option<String>,
     /// The rack it stands in.
     pub rack: Option<String>,
-    /// Where other agents reach this one.
+    /// The address at which other agents reach this one.
     pub listen: Option<SocketAddr>,
     /// Addresses of the NICs that carry data.
     pub nics: Vec<IpAddr>,
-    /// What NICs carry that can't say it themselves.
+    /// The speeds of NICs that don't report theirs.
     pub nic_speeds: Vec<NicSpeed>,
     /// The peers file.
     pub peers: Option<PathBuf>,
-    /// Where the rack's directory is.
+    /// The location of the rack's directory.
     pub directory: Option<DirectoryChoice>,
     /// The state directory.
     pub state: Option<PathBuf>,
     /// The API's socket.
     pub api: Option<PathBuf>,
-    /// The group that may use it.
+    /// The group that may use that socket.
     pub api_group: Option<String>,
-    /// Where the API is served over TCP too.
+    /// The address at which the API is served over TCP too.
     pub api_listen: Option<SocketAddr>,
-    /// Where metrics are served, to anybody.
+    /// The address at which metrics are served, without authentication.
     pub metrics_listen: Option<SocketAddr>,
     /// Buffers, in MiB.
     pub pool_mib: Option<u32>,
-    /// Who QEMUs run as.
+    /// The user that QEMUs run as.
     pub qemu_user: Option<String>,
-    /// The programs that other hosts can have started.
+    /// The programs that other hosts may start here.
     pub qemu_programs: Vec<String>,
     /// The directory with this host's certificate and key.
     pub tls: Option<PathBuf>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
-    /// What looking at the content of VMs may take of one CPU.
+    /// The share of one CPU that scanning VMs may take.
     pub scan_cpu: Option<CpuShare>,
 }
 
-/// What it means.
+/// The configuration, checked and with all defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This host's name.
     pub name: String,
     /// The rack it stands in.
     pub rack: Option<String>,
-    /// Where other agents reach this one.
+    /// The address at which other agents reach this one.
     pub listen: SocketAddr,
     /// Addresses of the NICs that carry data; empty means that routing decides.
     pub nics: Vec<IpAddr>,
-    /// What NICs carry that can't say it themselves.
+    /// The speeds of NICs that don't report theirs.
     pub nic_speeds: Vec<NicSpeed>,
     /// The other hosts.
     pub peers: Vec<PeerEntry>,
-    /// This host as the peers file has it.
+    /// This host's own entry in the peers file.
     pub own: Option<PeerEntry>,
-    /// Where they were read.
+    /// The peers file.
     pub peers_file: Option<PathBuf>,
     /// The state directory.
     pub state: PathBuf,
     /// The API's socket.
     pub api: PathBuf,
-    /// The group that may use it; none: only the agent's user.
+    /// The group that may use that socket; none: only the agent's user.
     pub api_group: Option<String>,
-    /// Where the API is served over TCP too, to people with certificates.
+    /// The address at which the API is served over TCP too, to people with certificates.
     pub api_listen: Option<SocketAddr>,
-    /// Where metrics are served, to anybody.
+    /// The address at which metrics are served, without authentication.
     pub metrics_listen: Option<SocketAddr>,
     /// Buffers of all migrations in one direction.
     pub pool_bytes: usize,
-    /// Who QEMUs run as; none is the agent's own user.
+    /// The user that QEMUs run as; none: the agent's own user.
     pub qemu_user: Option<String>,
-    /// The programs that other hosts can have started.
+    /// The programs that other hosts may start here.
     pub qemu_programs: Vec<String>,
-    /// The directory with this host's certificate and key; none: peers may be
-    /// anybody, and nothing is encrypted.
+    /// The directory with this host's certificate and key; none: peers are not authenticated,
+    /// and nothing is encrypted.
     pub tls: Option<PathBuf>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
-    /// VMs are slowed by cgroups, where the host has them; in the file only.
+    /// Whether VMs are throttled by cgroups, where the host has them; only in the file.
     pub cgroups: bool,
-    /// VMs that come share content with others; in the file only.
+    /// Whether arriving VMs share content with others; only in the file.
     pub sharing: bool,
-    /// Where hosts of the rack find what content the others have.
+    /// The location of the rack's directory.
     pub directory: DirectoryChoice,
-    /// What looking at the content of VMs may take of one CPU.
+    /// The share of one CPU that scanning VMs may take.
     pub scan_cpu: CpuShare,
-    /// The hosts whose agents may have VMs of this one move; none: all of the
-    /// peers file. In the file only.
+    /// The hosts whose agents may order moves of this host's VMs; none: all of the peers file.
+    ///
+    /// Only in the file.
     pub coordinators: Option<Vec<String>>,
-    /// How long migrations wait for what; in the file only.
+    /// The timeouts of migrations; only in the file.
     pub waits: engine::Waits,
-    /// How migrations are carried that somebody else commands; none: they are not. In
-    /// the file only.
+    /// How migrations that others command are carried; none: they are not.
+    ///
+    /// Only in the file.
     pub carry: Option<Carry>,
-    /// Where events are sent to; none: nowhere. In the file only.
+    /// The receiver of events, if there is one; only in the file.
     pub webhook: Option<Webhook>,
 }
 
-/// What is wrong with it, for whoever wrote it.
+/// Why a configuration can't be used, for its author.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file can't be read.
     #[error("reading {}: {source}", file.display())]
     Unreadable {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// A file says something else than it may.
+    /// A file has the wrong syntax or content.
     #[error("{}:{line}: {message}", file.display())]
     Malformed {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// Where in it.
+        /// The line of the mistake.
         line: usize,
         /// What is wrong.
         message: String,
     },
-    /// An entry of the peers file can't be.
+    /// An entry of the peers file is invalid.
     #[error("{}: host `{host}`: {message}", file.display())]
     Peer {
         /// The file.
@@ -173,18 +178,18 @@ pub enum ConfigError {
         /// What is wrong.
         message: String,
     },
-    /// Something that has no default.
+    /// A setting without a default is missing.
     #[error("no {what}: give --{flag}, or `{flag}` in the file of --config")]
     Missing {
-        /// For a person.
+        /// The setting, in words.
         what: &'static str,
         /// The flag and the key.
         flag: &'static str,
     },
-    /// No name.
+    /// The host's name is invalid.
     #[error("name: {0}")]
     Name(#[from] NameError),
-    /// Listening where others could read along.
+    /// It would listen unencrypted where others can reach it.
     #[error(
         "listening at {listen} without a certificate, others on that network could read guest \
          memory and start VMs. Make a CA once (`droveway ca init`), a certificate for each host \
@@ -194,24 +199,24 @@ pub enum ConfigError {
         dir = TLS_DEFAULT
     )]
     Plaintext {
-        /// Where it would listen.
+        /// The address at which it would listen.
         listen: SocketAddr,
         /// This host.
         name: String,
     },
-    /// Both at once.
+    /// Both `tls` and `insecure-plaintext` are set.
     #[error("tls and insecure-plaintext contradict one another: leave one of them out")]
     Contradiction,
-    /// No port.
-    #[error("listen: {0} needs a port that peers can know, such as :7450")]
+    /// The address to listen at has no port.
+    #[error("listen: {0} needs a port that peers can know, such as :7800")]
     Port(SocketAddr),
-    /// An API that nobody could be let into.
+    /// The API over TCP lacks the certificate by which it admits people.
     #[error(
         "api-listen: over TCP the API is for people with certificates, so this host needs one too: \
          `droveway ca issue {0}`, --tls"
     )]
     ApiWithoutTls(String),
-    /// Lanes would come to an address where nobody listens.
+    /// Lanes would connect to an address at which the agent doesn't listen.
     #[error(
         "nic {nic} can't be reached while listening at {listen} alone: listen at {any}, or leave \
          the nic out"
@@ -219,31 +224,30 @@ pub enum ConfigError {
     NicNotListened {
         /// The NIC.
         nic: IpAddr,
-        /// Where the agent listens.
+        /// The address at which the agent listens.
         listen: SocketAddr,
-        /// Where it would hear all.
+        /// The address at which it would listen for all NICs.
         any: SocketAddr,
     },
-    /// A speed of something else.
+    /// A speed is given for an address that is no NIC.
     #[error("nic-speed: {0} is not one of this host's nics")]
     NicSpeed(IpAddr),
-    /// What is said under `[carry]`.
+    /// A setting under `[carry]` is wrong.
     #[error("[carry] {0}")]
     Carry(String),
-    /// What is said under `[webhook]`.
+    /// A setting under `[webhook]` is wrong.
     #[error("[webhook] {0}")]
     Webhook(String),
-    /// A pool of a strange size.
+    /// The pool's size is out of range.
     #[error("pool-mib: {0} is outside {low} to {high}", low = POOL_MIB.start(), high = POOL_MIB.end())]
     Pool(u32),
 }
 
 impl Config {
-    /// Reads the files and checks everything that can be checked without
-    /// touching the host.
+    /// Reads the files and checks everything that can be checked without access to the host.
     ///
     /// # Errors
-    /// With the place and what to do.
+    /// If something is wrong, with its place and what to do.
     pub fn new(flags: &Flags) -> Result<Self, ConfigError> {
         Self::with_tls_default(flags, Path::new(TLS_DEFAULT))
     }
@@ -320,7 +324,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether lanes may use this NIC. Where none are named, routing decides.
+    /// Whether lanes may use this NIC; if none are named, routing decides.
     fn has(&self, nic: IpAddr) -> bool {
         self.nics.is_empty() || self.nics.contains(&nic)
     }
@@ -329,9 +333,8 @@ impl Config {
         if self.listen.port() == 0 {
             return Err(ConfigError::Port(self.listen));
         }
-        // Who can reach the port can start a VM here, which is to run a
-        // program of his choice: loopback is the only place that is safe
-        // without certificates.
+        // A peer that can reach the port can start a VM here, and so run a program of its choice.
+        // Without certificates only loopback is safe.
         let is_open = self.tls.is_none() && !self.insecure_plaintext;
         if is_open && !self.listen.ip().is_loopback() {
             let (listen, name) = (self.listen, self.name.clone());
@@ -362,14 +365,13 @@ impl Config {
     }
 }
 
-/// Where the certificate is, or that there shall be none.
+/// The directory of the certificate, or the choice to use none.
 struct Protection {
     tls: Option<PathBuf>,
     insecure_plaintext: bool,
 }
 
-/// What is typed wins over the file, and either over a directory that happens to
-/// be there.
+/// Flags override the file, and both override a default directory that happens to exist.
 fn choose_protection(
     flags: &Flags,
     file: &file::File,
@@ -392,7 +394,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
         .map_err(|source| ConfigError::Unreadable { file: path.to_owned(), source })
 }
 
-/// Parses TOML, and says where it goes wrong.
+/// Parses TOML; an error has its line.
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();

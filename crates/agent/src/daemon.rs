@@ -1,11 +1,11 @@
-//! The agent from its first line to its last.
+//! The agent's start, service and shutdown.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use api::HostInfo;
 use dedup::destination::Sharing;
@@ -15,7 +15,8 @@ use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};
 use sd_notify::NotifyState;
 use switchover::journal::{JournalDir, JournalError};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
@@ -40,15 +41,18 @@ use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
 use crate::webhook;
 
-/// For answers that are being written when the agent ends.
+/// How long a stopping agent waits for responses that are being written.
 const ANSWERS_WAIT: Duration = Duration::from_secs(5);
-/// For QEMUs of VMs that were arriving and are not wanted any more.
+/// How long a stopping agent waits for the QEMUs of cancelled arrivals to end.
 const ARRIVALS_WAIT: Duration = Duration::from_secs(30);
+/// How long a stopping agent waits for carried VMs in post-copy, which stop if their connections
+/// break. The units in dist/ give the agent more time than that to end.
+const POSTCOPY_WAIT: Duration = Duration::from_secs(300);
 
-/// Why an agent does not run.
+/// Why an agent can't run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// What it is told.
+    /// Its configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Its state directory.
@@ -60,36 +64,36 @@ pub enum AgentError {
     /// Its API's socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The user that QEMUs shall run as.
+    /// The user that QEMUs are to run as.
     #[error(transparent)]
     User(#[from] UserError),
-    /// What other hosts can have started.
+    /// The programs that other hosts may start here.
     #[error(transparent)]
     Programs(#[from] PlaceError),
-    /// Nothing can be heard at its address.
+    /// It can't listen at its address.
     #[error("listening at {address}: {source}")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// A NIC is not this host's.
+    /// A NIC does not belong to this host.
     #[error("nic {nic} can't be used: {source}; is it an address of this host?")]
     Nic {
-        /// Which.
+        /// Its address.
         nic: IpAddr,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// Its certificate isn't there.
+    /// Its certificate is missing.
     #[error(
         "{source}; `droveway ca issue {name}` makes what belongs in {dir} (and `droveway ca init` \
          the CA)",
         dir = dir.display()
     )]
     NoCertificate {
-        /// Where it was looked for.
+        /// The directory that was searched.
         dir: PathBuf,
         /// This host.
         name: String,
@@ -99,16 +103,16 @@ pub enum AgentError {
     /// Its certificate can't be used.
     #[error(transparent)]
     Certificate(IdentityError),
-    /// What an earlier run noted can't be read.
+    /// An earlier run's notes of throttled VMs can't be read.
     #[error(transparent)]
     Slowed(#[from] QuotaError),
-    /// The directory that it is to ask, or to keep.
+    /// The rack's directory can't be used or kept.
     #[error(transparent)]
     Rack(#[from] RackError),
-    /// Where it is to stand for other hosts.
+    /// The doors at which it stands for other hosts.
     #[error(transparent)]
     Doors(#[from] DoorsError),
-    /// Something else of this host.
+    /// Another operation on this host failed.
     #[error("{what}: {source}")]
     Local {
         /// What was tried.
@@ -118,11 +122,13 @@ pub enum AgentError {
     },
 }
 
-/// Runs an agent until a signal ends it. VMs live on.
+/// Runs an agent until a signal ends it; VMs keep running.
 ///
 /// # Errors
 /// If it can't start, in words for the operator.
 pub fn run(flags: &Flags) -> Result<(), AgentError> {
+    // First, because SIGHUP ends an agent that does not handle it.
+    let (runtime, hangups) = runtime()?;
     let config = Config::new(flags)?;
     log::begin();
     if let Err(error) = qemu::launch::raise_open_files() {
@@ -159,8 +165,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         sharing: sharing(&config, security)?,
         carrying: config.carry.as_ref().map(carrying),
     };
-    // Before VMs are looked for, so that a second start by mistake is told
-    // what is wrong and touches none.
+    // Before the search for VMs, so that a second agent that is started by mistake fails
+    // here with a clear error and touches no VM.
     let api_group = config.api_group.as_deref().map(user::group).transpose()?;
     let (socket, api_listener) = ApiSocket::bind(&config.api, api_group)?;
     let port = match (config.api_listen, &identity) {
@@ -181,7 +187,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
     let events = Events::new(Limits::default())
         .map_err(|source| local_error("reading random numbers", source))?;
-    // From the first event on: VMs in doubt are told of before anything is served.
+    // Reads from the first event on: VMs in doubt are published before anything is served.
     let webhook = config.webhook.clone().and_then(|webhook| {
         let reader = events.read(None);
         let reader =
@@ -198,7 +204,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         peers.clone(),
     );
     let kept_hosts: Vec<IpAddr> = kept::hosts(&kept).collect();
-    // Before anybody can ask for one of them.
+    // Before a peer or a user can ask for one of them.
     settlers.take_up(kept);
     let routes = Routes { peers: peers.clone(), insecure_plaintext: config.insecure_plaintext };
     let examiner = Arc::new(Examiner::new(
@@ -260,16 +266,31 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     };
     let listeners = Listeners { api: api_listener, people: port, metrics };
     let certificate = identity.clone().zip(config.tls.as_deref().map(Files::within));
-    let followed = Followed { certificate, peers: reading, webhook };
-    let served = serve(listeners, followed, api, server);
-    drop(doors);
+    let followed = Followed { certificate, peers: reading, webhook, hangups };
+    let served = serve(runtime, listeners, followed, api, (server, doors));
     settlers.close();
     drop(socket);
     tracing::info!("ended; VMs keep running");
     served
 }
 
-/// Where migrations that others command go here.
+/// What serves the API, and each SIGHUP from now on for the two that follow it.
+fn runtime() -> Result<(Runtime, [Signal; 2]), AgentError> {
+    let starting = |source| local_error("starting the API", source);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("api")
+        .enable_all()
+        .build()
+        .map_err(starting)?;
+    let within = runtime.enter();
+    let hangup = || signal(SignalKind::hangup()).map_err(starting);
+    let hangups = [hangup()?, hangup()?];
+    drop(within);
+    Ok((runtime, hangups))
+}
+
+/// Where carried migrations reach this host's QEMUs.
 fn carrying(carry: &Carry) -> Carrying {
     match carry.manager {
         Manager::Libvirt => Carrying::Host {
@@ -282,7 +303,7 @@ fn carrying(carry: &Carry) -> Carrying {
     }
 }
 
-/// VMs that were slowed when an earlier run was killed run as they did.
+/// Lifts the throttles of VMs that an earlier run left behind when it was killed.
 fn let_go(state: &StateDir) -> Result<Notes, AgentError> {
     let notes = Notes::open(&state.slowed())?;
     for left in notes.left()? {
@@ -298,14 +319,14 @@ fn let_go(state: &StateDir) -> Result<Notes, AgentError> {
     Ok(notes)
 }
 
-/// Where the API is heard, and its metrics.
+/// The sockets of the API and of the metrics.
 struct Listeners {
     api: UnixListener,
     people: Option<Port>,
     metrics: Option<TcpListener>,
 }
 
-/// The peers file, and who has what it says.
+/// The peers file, and all that use its contents.
 struct PeersReading {
     file: PeersFile,
     peers: Peers,
@@ -314,7 +335,7 @@ struct PeersReading {
 
 struct ToldOfPeers {
     known_hosts: KnownHosts,
-    /// Of switchovers that were not over at the agent's start.
+    /// The hosts of switchovers that were unfinished when the agent started.
     kept_hosts: Vec<IpAddr>,
     doors: Option<Reopener>,
 }
@@ -328,31 +349,27 @@ impl Told for ToldOfPeers {
     }
 }
 
-/// The addresses that hosts are known to have.
+/// All known addresses of other hosts.
 fn hosts(peers: &[PeerEntry], kept: &[IpAddr]) -> Vec<IpAddr> {
     peers.iter().flat_map(PeerEntry::addresses).chain(kept.iter().copied()).collect()
 }
 
-/// What is followed while the API is served.
+/// What is watched while the API is served.
 struct Followed {
     certificate: Option<(Arc<Identity>, Files)>,
     peers: Option<PeersReading>,
     webhook: Option<(Webhook, Reader)>,
+    hangups: [Signal; 2],
 }
 
-/// Serves the API until a signal comes, and takes everything down in order.
+/// Serves the API until a signal arrives, then shuts everything down in order.
 fn serve(
+    runtime: Runtime,
     Listeners { api: listener, people, metrics }: Listeners,
     followed: Followed,
     api: impl FnOnce(watch::Receiver<bool>) -> Api,
-    mut server: Server,
+    (mut server, mut doors): (Server, Option<Doors>),
 ) -> Result<(), AgentError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("api")
-        .enable_all()
-        .build()
-        .map_err(|source| local_error("starting the API", source))?;
     let result = runtime.block_on(async {
         let serving = |source| local_error("serving the API", source);
         listener.set_nonblocking(true).map_err(serving)?;
@@ -382,21 +399,19 @@ fn serve(
         let serving_api = tokio::spawn(
             axum::serve(listener, router(api))
                 .with_graceful_shutdown(async move {
-                    // An error means that the sender is gone: also an end.
+                    // An error means that the sender was dropped, which is an end as well.
                     let _ = closed.wait_for(|closing| *closing).await;
                 })
                 .into_future(),
         );
         tracing::info!(host = host.name, listen = host.listen, "the agent is ready");
         service_manager::tell(NotifyState::Ready);
-        // Where there is nothing to read again it is no reason to end.
-        let told = signal(SignalKind::hangup()).map_err(serving)?;
+        let [for_peers, for_certificate] = followed.hangups;
         if let Some(PeersReading { file, peers, others }) = followed.peers {
-            tokio::spawn(peers::follow(file, peers, others, told));
+            tokio::spawn(peers::follow(file, peers, others, for_peers));
         }
         if let Some((identity, files)) = followed.certificate {
-            let told = signal(SignalKind::hangup()).map_err(serving)?;
-            tokio::spawn(renewal::follow(identity, files, Arc::clone(&events), told));
+            tokio::spawn(renewal::follow(identity, files, Arc::clone(&events), for_certificate));
         }
         let sending_events = followed
             .webhook
@@ -415,12 +430,26 @@ fn serve(
         signals().await;
         tracing::info!("stopping; migrations are cancelled, VMs keep running");
         service_manager::tell(NotifyState::Stopping);
-        // While it winds down the API answers, but starts nothing.
+        // During the shutdown the API answers, but starts nothing.
         let _ = refuse.send(true);
         let winding_down = tokio::task::spawn_blocking(move || {
-            // They take the end of this agent's migrations for no failure.
+            let until = Instant::now() + POSTCOPY_WAIT;
+            if let Some(doors) = &mut doors {
+                doors.stop_accepting();
+            }
+            // First, so that gangs don't take the end of this agent's migrations for failures.
             gangs.close();
-            migrations.close();
+            migrations.close(until);
+            // Joins the threads of what was carried, which publish how it ended.
+            drop(doors);
+            let vms = server.wait_postcopies(until);
+            if vms > 0 {
+                tracing::error!(
+                    vms,
+                    "broken off in post-copy: VMs that run here stop now, until whoever commands \
+                     them resumes their migrations"
+                );
+            }
             server.stop();
             if !registry.wait_none_arriving(ARRIVALS_WAIT) {
                 tracing::warn!("a VM that was arriving is still there");
@@ -428,10 +457,10 @@ fn serve(
         });
         tokio::select! {
             _ = winding_down => {}
-            // Whoever insists gets it: the next start cleans up.
+            // A second signal ends the agent at once; the next start cleans up.
             () = signals() => return Ok(()),
         }
-        // Only now: the ends of migrations are events too.
+        // Only now, because the ends of migrations are events too.
         events.close();
         let _ = close.send(true);
         let _ = tokio::time::timeout(ANSWERS_WAIT, serving_api).await;
@@ -447,7 +476,7 @@ fn serve(
     result
 }
 
-/// Who this host is, by what `droveway ca issue` made.
+/// Loads this host's identity from the files that `droveway ca issue` made.
 fn identify(name: &str, dir: &Path) -> Result<Identity, AgentError> {
     let identity = Identity::load(name, &Files::within(dir)).map_err(|source| match source {
         IdentityError::File(FileError::Unreadable { .. }) => {
@@ -462,14 +491,14 @@ fn identify(name: &str, dir: &Path) -> Result<Identity, AgentError> {
     Ok(identity)
 }
 
-/// What VMs that come have in common, unless the operator doesn't want that.
+/// Starts sharing content between arriving VMs; none if the operator disabled it.
 fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, AgentError> {
     if !config.sharing {
         return Ok(None);
     }
     let secret = match &config.tls {
         Some(dir) => Files::within(dir).content_secret().map_err(IdentityError::File),
-        // Whoever listens sees the content itself.
+        // An eavesdropper sees the content itself, so a secret would protect nothing.
         None => Ok(Some(Vec::new())),
     };
     let Some(secret) = secret.map_err(AgentError::Certificate)? else {
@@ -484,7 +513,7 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     sharing.map(Some).map_err(|source| local_error("starting a thread", source))
 }
 
-/// What VMs here hold, unless nobody is to look.
+/// Starts the scan of this host's VMs; none if it is disabled.
 fn holdings(
     config: &Config,
     sharing: Option<&Arc<Sharing>>,
@@ -495,7 +524,7 @@ fn holdings(
     started.map(Some).map_err(|source| local_error("starting a thread", source))
 }
 
-/// Each must be an address that lanes can leave by.
+/// Checks that lanes can be bound to each address.
 fn check_nics(nics: &[IpAddr]) -> Result<(), AgentError> {
     for &nic in nics {
         TcpListener::bind((nic, 0)).map_err(|source| AgentError::Nic { nic, source })?;
@@ -515,7 +544,7 @@ fn host_info(config: &Config) -> HostInfo {
     }
 }
 
-/// How it is, in a few words.
+/// The agent's state, for the line of `systemctl status`.
 fn in_a_line(registry: &Registry, migrations: &Migrations) -> String {
     let running = migrations.list().iter().filter(|one| one.outcome.is_none()).count();
     format!("VMs: {}, migrations from here: {running}", registry.count())
@@ -523,4 +552,27 @@ fn in_a_line(registry: &Registry, migrations: &Migrations) -> String {
 
 fn local_error(what: &'static str, source: io::Error) -> AgentError {
     AgentError::Local { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_waits_for_a_post_copy_is_not_killed_before() {
+        let stop = "TimeoutStopSec=";
+        let files = [
+            (include_str!("../../../dist/systemd/droveway.service"), stop),
+            (include_str!("../../../dist/systemd/droveway-carry.service"), stop),
+            (
+                include_str!("../../../dist/kubevirt/daemonset.yaml"),
+                "terminationGracePeriodSeconds: ",
+            ),
+        ];
+        for (text, key) in files {
+            let seconds = text.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap();
+            let time = Duration::from_secs(seconds.parse().unwrap());
+            assert!(time > POSTCOPY_WAIT + ARRIVALS_WAIT + 3 * ANSWERS_WAIT, "{key}{seconds}");
+        }
+    }
 }

@@ -1,5 +1,5 @@
-//! The API of an agent: HTTP and JSON, on a unix socket and, for people with
-//! certificates, over TCP.
+//! The API of an agent: HTTP and JSON, on a unix socket and, for people with certificates,
+//! over TCP.
 
 mod answer;
 mod document;
@@ -41,13 +41,13 @@ pub(crate) use people::Port;
 pub(crate) use progress::Watchers;
 use routes::routes;
 
-/// A command line of a thousand disks has some 100 KB.
+/// The longest body; a command line with a thousand disks has some 100 KB.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// What requests are answered from.
+/// The state from which requests are answered.
 #[derive(Clone)]
 pub(crate) struct Api {
-    /// Without its peers.
+    /// This host, without its peers.
     pub(crate) host: Arc<HostInfo>,
     pub(crate) peers: Peers,
     pub(crate) registry: Arc<Registry>,
@@ -56,7 +56,7 @@ pub(crate) struct Api {
     pub(crate) gangs: Arc<Gangs>,
     pub(crate) examiner: Arc<Examiner>,
     pub(crate) events: Arc<Events>,
-    /// What this host shows to others, if connections are encrypted.
+    /// This host's certificate, if connections are encrypted.
     pub(crate) identity: Option<Arc<Identity>>,
     pub(crate) watchers: Watchers,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
@@ -209,9 +209,10 @@ async fn set(State(api): State<Api>, id: Name, body: Body<BoundsChange>) -> Answ
     }
 }
 
-async fn watch(State(api): State<Api>, id: Name) -> Response {
+async fn watch(State(api): State<Api>, caller: Option<Extension<Caller>>, id: Name) -> Response {
+    let caller = caller.as_deref();
     match id.map_err(named_wrong) {
-        Ok(Path(id)) => progress::of_migration(api.migrations, id, &api.watchers).await,
+        Ok(Path(id)) => progress::of_migration(api.migrations, id, &api.watchers, caller).await,
         Err(denied) => answer::refusal(&denied),
     }
 }
@@ -230,7 +231,7 @@ async fn report(State(api): State<Api>, id: Name) -> Answer<Report> {
     }
 }
 
-/// It is the same for as long as the agent runs.
+/// The document, which never changes while the agent runs.
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document::of(routes()));
 
 async fn openapi() -> Json<&'static Value> {
@@ -252,7 +253,7 @@ impl Api {
     }
 }
 
-/// QEMU is asked over blocking sockets, and may take its time.
+/// Runs `work` on a blocking thread: QEMU is asked over blocking sockets, and may be slow.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Denied> + Send + 'static,
 ) -> Result<T, Denied> {

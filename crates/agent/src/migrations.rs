@@ -1,5 +1,5 @@
-//! Migrations that leave this host: those that run, each on a thread of its
-//! own, and those that ended, with their reports.
+//! Migrations that leave this host: running ones, each on its own thread, and ended ones,
+//! with their reports.
 
 mod ended;
 mod happenings;
@@ -33,26 +33,28 @@ pub(crate) use reports::random_id;
 
 /// Ended migrations that are listed; older ones are still found by their id.
 const LISTED_MAX: usize = 100;
-/// From a migration's last word to its report.
+/// How long to wait for the report of a migration that has ended.
 const REPORT_WAIT: Duration = Duration::from_secs(30);
+/// How long a stopping agent waits for carried migrations that it has cancelled.
+const CANCELLED_WAIT: Duration = Duration::from_secs(30);
 
-/// What moves a VM: the engine, or a stand-in whose faults a test chooses.
+/// The function that moves a VM: the engine's, or a test's with chosen faults.
 pub(crate) type Mover =
     dyn Fn(&Local, &Peer, SourceVm, &MigrateRequest, &Arc<Watch>) -> Migrated + Send + Sync;
 
-/// Where VMs can go from here.
+/// The hosts that VMs can move to.
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     pub(crate) peers: Peers,
     pub(crate) insecure_plaintext: bool,
 }
 
-/// What is carried for somebody else.
+/// What is carried for another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A VM.
     Migration,
-    /// A disk of one, which is copied before and while it moves.
+    /// A VM's disk, which is copied before and while the VM moves.
     Disk,
 }
 
@@ -67,7 +69,7 @@ pub(crate) struct Migrations {
     reports: Reports,
     metrics: Metrics,
     table: Mutex<Table>,
-    /// Told when a migration has ended and its report is there.
+    /// Notified when a migration has ended and its report is available.
     ended: Condvar,
 }
 
@@ -109,30 +111,31 @@ impl Migrations {
         }
     }
 
-    /// What those that ended add up to.
+    /// The sums over ended migrations.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// For what leaves, and for what comes.
+    /// The buffers for outgoing and for incoming migrations.
     pub(crate) fn buffers(&self) -> [Buffers; 2] {
         self.local.resources.buffers()
     }
 
-    /// Where VMs can go from here.
+    /// The hosts that VMs can move to.
     pub(crate) fn routes(&self) -> &Routes {
         &self.routes
     }
 
-    /// Starts one; it goes on by itself.
+    /// Starts a migration, which continues on its own thread.
     pub(crate) fn start(self: &Arc<Self>, request: MigrateRequest) -> Result<String, Denied> {
         let id = self.unused_id(&self.table.lock())?;
         self.begin(&id, request)?;
         Ok(id)
     }
 
-    /// Starts one that was given its id by somebody else. Told so again, it is
-    /// the same one.
+    /// Starts a migration with an id that a coordinator chose.
+    ///
+    /// A repeated call with the same id and request changes nothing.
     pub(crate) fn start_as(
         self: &Arc<Self>,
         id: &str,
@@ -149,13 +152,13 @@ impl Migrations {
         }
     }
 
-    /// An id for one that somebody else commands.
+    /// An id for a migration that is carried for another program.
     pub(crate) fn new_id(&self) -> Result<String, Denied> {
         self.unused_id(&self.table.lock())
     }
 
-    /// Shows one that somebody else commands, of a VM that is none of this agent's, while
-    /// `run` carries it, and keeps its report.
+    /// Lists a migration that another program commands, of a VM that this agent does not own,
+    /// while `run` carries it, and keeps its report.
     pub(crate) fn carry(
         &self,
         (id, vm, to): (&str, &str, &str),
@@ -193,7 +196,7 @@ impl Migrations {
         }
     }
 
-    /// Saves its report, for all who wait for it.
+    /// Saves its report, and wakes all that wait for it.
     fn keep(&self, id: &str, report: Report) {
         self.metrics.count(&report);
         let happening = ended(&report);
@@ -201,7 +204,7 @@ impl Migrations {
         self.events.tell(happening);
     }
 
-    /// The same of what is no migration by itself: it is not counted as one.
+    /// As `keep`, but without counting it as a migration or publishing its end.
     fn keep_quietly(&self, id: &str, report: Report) {
         if let Err(error) = self.reports.save(&report) {
             tracing::warn!(id, %error, "the migration's report can't be saved");
@@ -216,7 +219,8 @@ impl Migrations {
 
     fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
         let peer = self.peer(&request.to)?;
-        api::check_blackout(request.downtime_ms, request.blackout_max_s).map_err(Denied::Asked)?;
+        api::check_times(request.downtime_ms, request.blackout_max_s, request.timeout_s)
+            .map_err(Denied::Asked)?;
         request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         request.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         if self.table.lock().closing {
@@ -254,7 +258,7 @@ impl Migrations {
         Ok(())
     }
 
-    /// A host that VMs can go to from here.
+    /// A host that VMs can move to.
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
             let text = format!("{name} is this host: the VM is there already");
@@ -273,7 +277,7 @@ impl Migrations {
             };
             return Err(Denied::Coded(ErrorCode::NoSuchHost, text));
         };
-        // Going out is as open as coming in.
+        // Outgoing migrations need the same protection as incoming ones.
         let may_leave = self.local.security.is_secure() || self.routes.insecure_plaintext;
         if !may_leave && !is_private(&peer) {
             let text = format!(
@@ -298,7 +302,7 @@ impl Migrations {
         Err(Denied::Local("no id is free: remove old reports".to_owned()))
     }
 
-    /// What shows it, and tells of its phases.
+    /// The watch that shows its progress and publishes its phases.
     fn watch(&self, progress: Progress, bounds: Bounds) -> Arc<Watch> {
         let events = Arc::clone(&self.events);
         let (migration, vm) = (progress.id.clone(), progress.vm.clone());
@@ -308,7 +312,7 @@ impl Migrations {
         }))
     }
 
-    /// The whole migration, and what it means for the VM's place here.
+    /// Runs the migration, and then removes the VM here or frees it.
     fn perform(
         &self,
         id: &str,
@@ -351,15 +355,16 @@ impl Migrations {
         self.keep(id, report);
     }
 
-    /// The engine's thread is gone, and whose the VM is says only its journal, if
-    /// it had come to that: whoever settles it goes on from there.
+    /// Handles a panic in the engine.
+    ///
+    /// Only the journal, if there is one yet, says whose the VM is, so settling continues from it.
     fn after_fault(&self, vm: &Vm, watch: &Watch) -> Migrated {
         let kept = self.settlers.kept_leaving(&vm.name);
         let decided = !self.settlers.take_up_after_fault(&vm.name, kept);
         Migrated { decided, ..fault(watch, "a fault in the agent; its log says more") }
     }
 
-    /// All that run, and the last that ended; the latest first.
+    /// All running migrations, and the last ended ones; the latest first.
     pub(crate) fn list(&self) -> Vec<Progress> {
         let table = self.table.lock();
         let mut entries: Vec<&Entry> = table.entries.values().collect();
@@ -367,7 +372,7 @@ impl Migrations {
         entries.into_iter().map(Entry::progress).collect()
     }
 
-    /// Where a migration is, or how it ended.
+    /// The progress of a migration, or how it ended.
     pub(crate) fn show(&self, id: &str) -> Result<Progress, Denied> {
         if let Some(entry) = self.table.lock().entries.get(id) {
             return Ok(entry.progress());
@@ -375,9 +380,10 @@ impl Migrations {
         Ok(ended_progress(&*self.saved(id)?))
     }
 
-    /// Blocks until there is something newer than `version` (at most
-    /// `timeout`). The last state, which has an outcome, comes only once the
-    /// VM's place is settled and the report is there.
+    /// Blocks until there is a state newer than `version`, at most `timeout`.
+    ///
+    /// The last state, which has an outcome, is returned only once the VM is removed or freed here
+    /// and the report is available.
     pub(crate) fn wait(
         &self,
         id: &str,
@@ -391,17 +397,17 @@ impl Migrations {
         };
         let (version, progress) = watch.wait(version, timeout);
         if progress.outcome.is_none() {
-            // A fault ends a migration without a word of its own.
+            // A panic ends a migration without an outcome.
             let ended = self.table.lock().entries.get(id).is_some_and(|e| e.report.is_some());
             return if ended { Ok((version, self.show(id)?)) } else { Ok((version, progress)) };
         }
-        // Waits until it is there.
+        // Waits until the report is available.
         self.report(id)?;
         Ok((version, self.show(id)?))
     }
 
-    /// Blocks until it is in another phase than `seen`, or has ended (at most
-    /// `timeout`).
+    /// Blocks until the migration is in another phase than `seen`, or has ended, at most
+    /// `timeout`.
     pub(crate) fn wait_phase(
         &self,
         id: &str,
@@ -420,7 +426,7 @@ impl Migrations {
         Ok(progress)
     }
 
-    /// How a migration went. Waits for one that is just ending.
+    /// The report of a migration; waits for one that is just ending.
     pub(crate) fn report(&self, id: &str) -> Result<Arc<Report>, Denied> {
         let mut table = self.table.lock();
         let deadline = Instant::now() + REPORT_WAIT;
@@ -440,22 +446,28 @@ impl Migrations {
         }
     }
 
-    /// Has a migration end with its VM here.
+    /// Cancels a migration before its point of no return: its VM stays here.
     pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
-        self.running(id)?.cancel();
+        let (watch, progress) = self.running(id)?;
+        if self.table.lock().has_committed(&progress) {
+            let Progress { vm, to, .. } = progress;
+            let text = format!("it is too late: {vm} already belongs to {to}");
+            return Err(Denied::Coded(ErrorCode::MigrationCommitted, text));
+        }
+        watch.cancel();
         Ok(())
     }
 
-    /// Changes what a migration may use. Says what it may use from now on.
+    /// Changes the bounds of a migration, and returns the new ones.
     pub(crate) fn set(&self, id: &str, change: BoundsChange) -> Result<Bounds, Denied> {
         if change.is_empty() {
             return Err(Denied::Asked("there is nothing to change".to_owned()));
         }
-        Ok(self.running(id)?.set(change))
+        Ok(self.running(id)?.0.set(change))
     }
 
-    /// One that is before its point of no return.
-    fn running(&self, id: &str) -> Result<Arc<Watch>, Denied> {
+    /// A migration that has not ended.
+    fn running(&self, id: &str) -> Result<(Arc<Watch>, Progress), Denied> {
         let table = self.table.lock();
         let Some(entry) = table.entries.get(id) else {
             drop(table);
@@ -466,31 +478,73 @@ impl Migrations {
         if progress.outcome.is_some() {
             return Err(has_ended(id));
         }
-        if progress.phase >= Phase::Committed {
-            let Progress { vm, to, .. } = progress;
-            let text = format!("it is too late: {vm} already belongs to {to}");
-            return Err(Denied::Coded(ErrorCode::MigrationCommitted, text));
-        }
-        Ok(Arc::clone(&entry.watch))
+        Ok((Arc::clone(&entry.watch), progress))
     }
 
-    /// Starts no more, cancels those that run, and waits for them.
-    pub(crate) fn close(&self) {
+    /// Whether a VM that belongs to host `to` already is still moving there.
+    pub(crate) fn has_committed_to(&self, to: &str) -> bool {
+        let table = self.table.lock();
+        table.entries.values().map(Entry::progress).any(|one| one.to == to && is_committed(&one))
+    }
+
+    /// Starts no more, cancels those that run, and waits for them. Those past their point of no
+    /// return are not cancelled; carried ones, such as post-copies, have time until `until`.
+    pub(crate) fn close(&self, until: Instant) {
         let mut threads = Vec::new();
         {
             let mut table = self.table.lock();
             table.closing = true;
-            for (id, entry) in &mut table.entries {
-                if entry.report.is_none() {
+            for (id, entry) in &table.entries {
+                if entry.report.is_some() {
+                    continue;
+                }
+                if table.has_committed(&entry.progress()) {
+                    tracing::warn!(id, "past its commit: the agent waits for it before it ends");
+                } else {
                     tracing::info!(id, "cancelling: the agent is stopping");
                     entry.watch.cancel();
                 }
-                threads.extend(entry.thread.take());
             }
+            threads.extend(table.entries.values_mut().filter_map(|entry| entry.thread.take()));
         }
         for thread in threads {
-            // A panic in it was caught and reported there.
+            // A panic in the thread was caught and logged there.
             let _ = thread.join();
+        }
+        self.wait_carried(until);
+    }
+
+    /// Waits for the ends of carried migrations, which run on threads of their doors.
+    fn wait_carried(&self, until: Instant) {
+        let cancelled_until = Instant::now() + CANCELLED_WAIT;
+        let mut table = self.table.lock();
+        loop {
+            let running = table.entries.values().filter(|entry| entry.report.is_none());
+            let running: Vec<Progress> = running.map(Entry::progress).collect();
+            let until = if running.iter().any(is_committed) { until } else { cancelled_until };
+            if running.is_empty() {
+                return;
+            }
+            if !self.ended.wait_until(&mut table, until).timed_out() {
+                continue;
+            }
+            for entry in table.entries.values().filter(|entry| entry.report.is_none()) {
+                let one = entry.progress();
+                let Progress { id, vm, to, .. } = &one;
+                entry.watch.break_off();
+                if is_committed(&one) {
+                    tracing::error!(
+                        id,
+                        vm,
+                        to,
+                        "broken off past its commit: in post-copy the VM stops now, until whoever \
+                         commands it resumes the migration"
+                    );
+                } else {
+                    tracing::warn!(id, vm, to, "cancelled, and still not over");
+                }
+            }
+            return;
         }
     }
 
@@ -506,20 +560,37 @@ impl Migrations {
     }
 }
 
+impl Table {
+    /// Whether a running migration is past its point of no return. A VM in post-copy may have
+    /// several connections, which are listed one by one: none of them may be broken off.
+    fn has_committed(&self, running: &Progress) -> bool {
+        self.entries.values().any(|entry| {
+            let other = entry.progress();
+            let is_of_it = (&other.vm, &other.to) == (&running.vm, &running.to);
+            is_of_it && is_committed(&other)
+        })
+    }
+}
+
 impl Entry {
     fn progress(&self) -> Progress {
         let mut progress = self.watch.progress().1;
-        // Until the report is there it has not ended for anybody.
+        // Without its report, a migration is not shown as ended.
         progress.outcome = self.report.as_ref().map(|report| report.outcome.clone());
         progress
     }
+}
+
+/// Whether a migration is running past its point of no return.
+fn is_committed(progress: &Progress) -> bool {
+    progress.outcome.is_none() && progress.phase >= Phase::Committed
 }
 
 fn has_ended(id: &str) -> Denied {
     Denied::Coded(ErrorCode::MigrationEnded, format!("migration {id} has ended"))
 }
 
-/// The address of a network that nobody else is on.
+/// Whether all addresses of the peer are on loopback, which no other host can reach.
 fn is_private(peer: &PeerEntry) -> bool {
     let addresses = std::iter::once(peer.address).map(|address: SocketAddr| address.ip());
     addresses.chain(peer.nics.iter().copied()).all(|address| address.is_loopback())
@@ -531,7 +602,7 @@ fn forget_oldest(table: &mut Table) {
         let Some((id, _)) = ended.min_by_key(|(_, entry)| entry.number) else { return };
         let id = id.clone();
         if let Some(thread) = table.entries.remove(&id).and_then(|entry| entry.thread) {
-            // It has written its report, and has nothing left to do.
+            // The thread has saved the report, and has nothing left to do.
             let _ = thread.join();
         }
     }

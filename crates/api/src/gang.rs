@@ -1,4 +1,4 @@
-//! Many VMs moved as one operation: asked for, planned, watched, ended.
+//! Many VMs moved as one operation: its request, plan, progress and report.
 
 mod report;
 
@@ -15,47 +15,49 @@ use crate::slowing::Slowing;
 use crate::storage::FromStorage;
 pub use report::{Figures, GangReport, MoveReport};
 
-/// Most VMs that leave one host, or arrive at one, at a time.
+/// The most VMs that leave one host, or arrive at one, at a time.
 pub const PARALLEL_MAX: u16 = 16;
 
-/// One VM that shall move.
+/// One VM to move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WantedMove {
     /// Its name.
     pub vm: String,
-    /// The host that it is on, where two have a VM of that name.
+    /// The host that it is on: needed if two hosts have a VM of that name.
     #[serde(default)]
     pub from: Option<String>,
-    /// The host that it shall go to.
+    /// The destination host.
     pub to: String,
 }
 
-/// A host whose VMs shall all leave.
+/// A host to drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evacuation {
     /// The host.
     pub host: String,
-    /// Where its VMs may go; by default to every other host of the peers file.
+    /// The hosts that its VMs may go to; by default every other host of the peers file.
     #[serde(default)]
     pub to: Vec<String>,
 }
 
-/// How the VMs of a gang are moved: as in [`MigrateRequest`], without what
-/// makes sense for one VM alone.
+/// How the VMs of a gang are moved: the fields of [`MigrateRequest`] that make sense for
+/// more than one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GangOptions {
     /// See [`MigrateRequest::lanes`].
     pub lanes: Option<u16>,
     /// See [`MigrateRequest::downtime_ms`].
+    #[schema(minimum = 1, maximum = 60_000)]
     pub downtime_ms: u64,
     /// See [`MigrateRequest::blackout_max_s`].
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 86_400)]
     pub blackout_max_s: Option<u64>,
-    /// See [`MigrateRequest::slowing`]; a deadline counts for each VM from its own
-    /// begin.
+    /// See [`MigrateRequest::slowing`]; each VM's deadline counts from the start of its own
+    /// move.
     pub slowing: Slowing,
     /// See [`MigrateRequest::compress`].
     pub compress: Compress,
@@ -68,8 +70,9 @@ pub struct GangOptions {
     /// See [`MigrateRequest::create_disks`].
     pub create_disks: bool,
     /// See [`MigrateRequest::timeout_s`]; of each VM.
+    #[schema(minimum = 1, maximum = 86_400)]
     pub timeout_s: Option<u64>,
-    /// What each migration may use.
+    /// The resources that each migration may use.
     pub bounds: Bounds,
     /// See [`MigrateRequest::overcommit_memory`].
     pub overcommit_memory: bool,
@@ -104,7 +107,7 @@ impl Default for GangOptions {
 }
 
 impl GangOptions {
-    /// What moves one VM.
+    /// The request that moves one VM.
     #[must_use]
     pub fn request(&self, vm: &str, to: &str) -> MigrateRequest {
         MigrateRequest {
@@ -132,7 +135,7 @@ impl GangOptions {
     }
 }
 
-/// `POST /v1/gangs`: VMs by name, or all of a host.
+/// `POST /v1/gangs`: VMs by name, or all VMs of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GangRequest {
@@ -145,19 +148,19 @@ pub struct GangRequest {
     /// How they are moved.
     #[serde(default)]
     pub options: GangOptions,
-    /// How many leave one host at a time, and how many arrive at one.
+    /// How many VMs leave one host, and how many arrive at one, at a time.
     #[serde(default = "default_parallel")]
     pub parallel: u16,
-    /// Whether the first that fails ends those that have not moved yet.
+    /// Whether the first failure cancels the VMs that have not moved yet.
     #[serde(default)]
     pub atomic: bool,
-    /// Only say what would be done.
+    /// Only return the plan.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// One VM's preparation and end fit under the other's pages, and each still has
-/// half of the link.
+/// One VM's preparation and end overlap with the other's pages, and each still has half of
+/// the link.
 fn default_parallel() -> u16 {
     2
 }
@@ -173,86 +176,85 @@ pub struct PlannedMove {
     pub to: String,
     /// Its RAM.
     pub ram_bytes: u64,
-    /// Of it, what it uses: what is expected to cross the network, before
-    /// compression.
+    /// Of that, what it uses: the bytes expected to cross the network, before compression.
     pub used_bytes: u64,
-    /// Of that, what is expected not to be sent; none if nobody knows.
+    /// Of that, what is expected not to be sent; none if that is not known.
     #[serde(default)]
     pub shared_bytes: Option<u64>,
-    /// Why not.
+    /// Why it need not be sent.
     #[serde(default)]
     pub shared: Option<SharedParts>,
 }
 
-/// What of a VM is expected not to be sent: an estimate, from samples.
+/// The part of a VM that is expected not to be sent: an estimate from samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SharedParts {
-    /// VMs at the destination have it.
+    /// Content that VMs at the destination have.
     pub held_bytes: u64,
-    /// Of the rest, what is more than once in this VM.
+    /// Of the rest, content that this VM has more than once.
     pub within_bytes: u64,
-    /// Of the rest, what VMs of the gang bring that come before it in the plan.
+    /// Of the rest, content that VMs before it in the gang's plan provide.
     pub common_bytes: u64,
 }
 
 impl SharedParts {
-    /// All of it.
+    /// The sum of all parts.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.held_bytes.saturating_add(self.within_bytes).saturating_add(self.common_bytes)
     }
 }
 
-/// A host's memory, before and after.
+/// A host's memory, before and after the gang.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostRoom {
     /// The host.
     pub host: String,
-    /// What it can give to VMs that come.
+    /// Memory available for arriving VMs.
     pub free_bytes: u64,
-    /// Of it, what is left when all are there.
+    /// Of that, what is left once all have arrived.
     pub left_bytes: u64,
 }
 
-/// What a gang does.
+/// The plan of a gang.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GangPlan {
     /// Each VM, the largest first.
     pub moves: Vec<PlannedMove>,
     /// The hosts that VMs go to.
     pub rooms: Vec<HostRoom>,
-    /// What to know before.
+    /// Notes for the operator.
     pub notes: Vec<String>,
 }
 
 /// What `POST /v1/gangs` and `POST /v1/gangs/ID/resume` answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GangStarted {
-    /// The gang, for watching and cancelling it; none after a dry run.
+    /// The gang's id, for watching and cancelling it; none after a dry run.
     pub id: Option<String>,
-    /// What it does.
+    /// Its plan.
     pub plan: GangPlan,
 }
 
-/// How far one VM of a gang is.
+/// The state of one VM of a gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveState {
-    /// Its turn has not come.
+    /// Its move has not begun.
     Waiting,
     /// It moves.
     Moving,
     /// It is at its destination.
     Done,
-    /// It is not, and why is said.
+    /// Its move failed; `reason` says why.
     Failed,
-    /// It was taken back, or never begun, since the gang was cancelled or
-    /// another one failed.
+    /// Its move was taken back, or never begun, because the gang was cancelled or another
+    /// VM failed.
     Cancelled,
 }
 
 impl MoveState {
-    /// Whether nothing comes any more.
+    /// Whether this state is final.
     #[must_use]
     pub fn is_over(self) -> bool {
         !matches!(self, Self::Waiting | Self::Moving)
@@ -270,20 +272,20 @@ pub struct MoveProgress {
     pub to: String,
     /// Its RAM.
     pub ram_bytes: u64,
-    /// How far it is.
+    /// Its state.
     pub state: MoveState,
-    /// Its migration, at the host that it leaves.
+    /// Its migration, at its source host.
     pub migration: Option<String>,
     /// Why it failed or was cancelled.
     pub reason: Option<String>,
-    /// How its migration goes, while it moves.
+    /// The progress of its migration, while it moves.
     pub progress: Option<Progress>,
 }
 
 /// All VMs of a gang together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GangTotals {
-    /// VMs whose turn has not come.
+    /// VMs whose move has not begun.
     pub waiting: usize,
     /// VMs that move.
     pub moving: usize,
@@ -293,12 +295,11 @@ pub struct GangTotals {
     pub failed: usize,
     /// VMs that were taken back or never begun.
     pub cancelled: usize,
-    /// What all VMs use, as it was planned.
+    /// Memory that all VMs use, by the plan.
     pub used_bytes: u64,
-    /// Of it, what belongs to VMs that have arrived, and the part of the others
-    /// that has.
+    /// Of that, all of the VMs that have arrived, and the part of the others that has.
     pub moved_bytes: u64,
-    /// Bytes per second on the lanes of all.
+    /// Bytes per second on all lanes of all VMs.
     pub wire_bytes_per_s: f64,
 }
 
@@ -308,11 +309,11 @@ pub struct GangTotals {
 pub enum GangOutcome {
     /// All VMs are at their destinations.
     Done,
-    /// Some are not, and each says why.
+    /// Some are not; each says why.
     Failed,
     /// It was cancelled.
     Cancelled,
-    /// Its agent ended before it did: it can be taken up again.
+    /// Its agent ended before the gang did: the gang can be resumed.
     Interrupted,
 }
 
@@ -322,20 +323,20 @@ pub enum GangOutcome {
 pub struct GangProgress {
     /// The gang.
     pub id: String,
-    /// Seconds since it was begun, or taken up again.
+    /// Seconds since it was begun, or resumed.
     pub elapsed_s: f64,
     /// Each VM.
     pub moves: Vec<MoveProgress>,
-    /// All of them together.
+    /// The sums over all VMs.
     pub totals: GangTotals,
-    /// What to know of it.
+    /// Notes for the operator.
     pub notes: Vec<String>,
     /// Set once it ended.
     pub outcome: Option<GangOutcome>,
 }
 
 impl MoveProgress {
-    /// The part of it that is at its destination, from 0 to 1.
+    /// The part of the VM that is at its destination, from 0 to 1.
     #[must_use]
     pub fn share(&self) -> f64 {
         match (self.state, &self.progress) {

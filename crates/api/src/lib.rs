@@ -1,5 +1,6 @@
-//! What the agent's HTTP API says, as types: shared by the agent and the
-//! command, and the format of a saved report.
+//! Types of the agent's HTTP API, shared by the agent and the command.
+//!
+//! They are also the format of a saved report.
 
 mod audit;
 mod bounds;
@@ -15,6 +16,7 @@ mod report;
 mod sharing;
 mod slowing;
 mod storage;
+mod times;
 mod vm;
 
 pub use audit::{Audit, Audited};
@@ -32,13 +34,13 @@ pub use helper_budget::{HelperBudget, HelperBudgetError};
 pub use host::{HostCensus, HostInfo, HostVm, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
-    check_blackout,
 };
 pub use prediction::{FreeMemory, Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
 pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use storage::{FromStorage, ReadDisks};
+pub use times::{DOWNTIME_MS_MAX, SECONDS_MAX, check_downtime, check_times};
 pub use vm::{
     AttachRequest, GuestHelper, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd,
     StopHow, Stopped, VmStatus, VmSummary,

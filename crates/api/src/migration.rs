@@ -1,4 +1,4 @@
-//! One migration: asked for, watched, ended.
+//! One migration: its request, phases, progress and outcome.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,14 +13,14 @@ use crate::storage::FromStorage;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Compress {
-    /// By who waits for whom.
+    /// Chosen by what the lanes wait for.
     #[default]
     Auto,
     /// Never.
     Off,
-    /// Always lz4, but for content that doesn't shrink.
+    /// Always lz4, except for content that doesn't shrink.
     Lz4,
-    /// Always zstd, but for content that doesn't shrink.
+    /// Always zstd, except for content that doesn't shrink.
     Zstd,
 }
 
@@ -45,24 +45,27 @@ pub struct MigrateRequest {
     pub vm: String,
     /// The host to move it to, as named in the peers file.
     pub to: String,
-    /// Connections to carry it; by default one per core up to 8, and at least
-    /// one per NIC.
+    /// The number of lanes; by default one per core up to 8, and at least one per NIC.
     #[serde(default)]
     pub lanes: Option<u16>,
-    /// The blackout that the operator accepts.
+    /// The downtime goal.
     #[serde(default = "default_downtime_ms")]
+    #[schema(minimum = 1, maximum = 60_000)]
     pub downtime_ms: u64,
-    /// How long it may stand still before the move is taken back: in seconds; by
-    /// default ten times as long, and 3 s at least.
+    /// The blackout bound: how long the VM may stand still, in seconds, before the move is taken
+    /// back.
+    ///
+    /// By default ten times the downtime goal, and at least 3 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 86_400)]
     pub blackout_max_s: Option<u64>,
-    /// How far the VM may be slowed for it.
+    /// How far the VM may be throttled.
     #[serde(default)]
     pub slowing: Slowing,
-    /// What content it has in common with others.
+    /// How it shares content with other VMs.
     #[serde(default)]
     pub sharing: Sharing,
-    /// What of its memory its disks have.
+    /// Which pages are read from its disks.
     #[serde(default)]
     pub storage: FromStorage,
     /// How bodies are encoded.
@@ -74,33 +77,33 @@ pub struct MigrateRequest {
     /// The operator's word that both hosts see the same storage.
     #[serde(default)]
     pub shared_disks: bool,
-    /// `OLD=NEW`: texts of the command line that differ at the destination.
+    /// `OLD=NEW`: replacements in the command line of the destination's QEMU.
     #[serde(default)]
     pub set: Vec<String>,
-    /// Disks to move with the VM: `all`, or names with commas between; none of
-    /// them by default.
+    /// Disks to move with the VM: `all`, or names separated by commas; none by default.
     #[serde(default)]
     pub disks: Option<String>,
-    /// Make images at the destination that aren't there.
+    /// Create images that do not exist at the destination.
     #[serde(default)]
     pub create_disks: bool,
     /// Overwrite images at the destination that hold data.
     #[serde(default)]
     pub overwrite_disks: bool,
-    /// How long it may take until the VM is given up.
+    /// How long it may take until the source gives the VM up.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 86_400)]
     pub timeout_s: Option<u64>,
-    /// What it may use.
+    /// The resources that it may use.
     #[serde(default)]
     pub bounds: Bounds,
-    /// QMP socket, at the destination, of a QEMU that waits with
-    /// `-incoming defer -S` and was started by somebody else.
+    /// QMP socket, at the destination, of a QEMU that waits with `-incoming defer -S` and that
+    /// the agent did not start.
     #[serde(default)]
     pub incoming_qmp: Option<String>,
-    /// Let it go to a host that has less memory free than its RAM.
+    /// Permit a destination with less free memory than the VM's RAM.
     #[serde(default)]
     pub overcommit_memory: bool,
-    /// What is compared before the VM is given up.
+    /// What is compared before the source gives the VM up.
     #[serde(default)]
     pub audit: Audit,
 }
@@ -108,25 +111,8 @@ pub struct MigrateRequest {
 /// What `POST /v1/migrations` answers.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MigrationStarted {
-    /// The migration, for watching and cancelling it.
+    /// The migration's id, for watching and cancelling it.
     pub id: String,
-}
-
-/// Whether what is allowed for a VM's blackout goes together.
-///
-/// # Errors
-/// If it does not, with the reason.
-pub fn check_blackout(downtime_ms: u64, blackout_max_s: Option<u64>) -> Result<(), String> {
-    if downtime_ms == 0 {
-        return Err("a downtime of 0 ms can't be kept: allow 1 at least".to_owned());
-    }
-    match blackout_max_s {
-        Some(seconds) if seconds.saturating_mul(1000) < downtime_ms => Err(format!(
-            "a move that is taken back after {seconds} s can't have a downtime of {downtime_ms} \
-             ms: raise --blackout-max, or lower --downtime-ms"
-        )),
-        _ => Ok(()),
-    }
 }
 
 /// 300 ms: QEMU's own default for its downtime-limit.
@@ -134,32 +120,34 @@ pub(crate) fn default_downtime_ms() -> u64 {
     300
 }
 
-/// A VM that is not slowed.
+/// The share of CPU time of a VM that is not throttled.
 pub(crate) fn all() -> f64 {
     1.0
 }
 
-/// Where a migration is. In this order; a failure may end it at any point.
+/// The phase of a migration.
+///
+/// Phases follow in this order; a failure may end any of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Both ends check, the destination starts QEMU, lanes connect.
+    /// Both agents check, the destination starts QEMU, lanes connect.
     Prepare,
-    /// QEMU's first sweep over all of RAM.
+    /// QEMU's first pass over all of RAM.
     FirstPass,
-    /// Further sweeps over what was dirtied meanwhile.
+    /// Further passes over pages that were dirtied meanwhile.
     LaterPass,
-    /// The VM is stopped; the last pages and the device state travel.
+    /// The VM is stopped; the last pages and the device state are sent.
     Stopped,
     /// The destination has loaded everything and is paused.
     Loaded,
     /// The source gave the VM up. The point of no return.
     Committed,
-    /// The VM runs at the destination (or is paused there, as it was here).
+    /// The VM runs at the destination, or is paused there as it was at the source.
     Running,
 }
 
-/// What keeps a migration from being faster.
+/// What limits the speed of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
@@ -169,7 +157,7 @@ pub enum Limit {
     Network,
     /// Lanes keep to the operator's `--limit`.
     Bound,
-    /// Lanes are busy encoding, or have no CPU.
+    /// Lanes are busy encoding, or get no CPU.
     Cpu,
     /// Lanes wait for QEMU to hand pages over.
     Qemu,
@@ -177,19 +165,19 @@ pub enum Limit {
     Guest,
     /// QEMU is held until the backlog fits the downtime goal.
     Hold,
-    /// The destination's disks take blocks more slowly than they come.
+    /// The destination's disks write blocks more slowly than they arrive.
     Disk,
 }
 
-/// How it ended.
+/// How a migration ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "reason")]
 pub enum Outcome {
     /// The VM runs at the destination.
     Done,
-    /// It goes on at the source, and why.
+    /// The VM goes on at the source; the text says why.
     Failed(String),
-    /// The operator cancelled; it goes on at the source.
+    /// The operator cancelled; the VM goes on at the source.
     Cancelled,
 }
 
@@ -199,19 +187,19 @@ pub enum Outcome {
 pub struct Progress {
     /// The migration.
     pub id: String,
-    /// Which VM.
+    /// The VM.
     pub vm: String,
-    /// From which host.
+    /// The source host.
     pub from: String,
-    /// To which host.
+    /// The destination host.
     pub to: String,
-    /// Where it is.
+    /// Its phase.
     pub phase: Phase,
     /// Seconds since the command.
     pub elapsed_s: f64,
     /// Guest RAM that counts as 100 %.
     pub ram_bytes: u64,
-    /// Of it, how much the destination has in its newest known version.
+    /// The part of it that the destination has in its newest known version.
     pub percent: f64,
     /// Guest bytes per second placed at the destination.
     pub delivered_bytes_per_s: f64,
@@ -219,20 +207,20 @@ pub struct Progress {
     pub wire_bytes_per_s: f64,
     /// Guest bytes per second that the guest dirties, as QEMU estimates.
     pub dirty_bytes_per_s: f64,
-    /// The share of its CPU time that the VM keeps: 1 unless it is slowed.
+    /// The share of its CPU time that the VM keeps: 1 unless it is throttled.
     #[serde(default = "all")]
     pub share: f64,
-    /// QEMU's sweeps so far, the present one counted.
+    /// QEMU's passes so far, including the present one.
     pub pass: u32,
-    /// Guest bytes not yet placed, QEMU's and ours together.
+    /// Guest bytes not yet placed: those still in QEMU and those in flight.
     pub left_bytes: u64,
-    /// Size of the disks that move, with what was written to them again.
+    /// Size of the disks that move, plus what was written to them again.
     #[serde(default)]
     pub disk_bytes: u64,
-    /// Of it, what is not yet mirrored.
+    /// Of that, what is not yet mirrored.
     #[serde(default)]
     pub disk_left_bytes: u64,
-    /// Seconds to the end, where that can be said.
+    /// Seconds to the end, if they can be estimated.
     pub time_left_s: Option<f64>,
     /// What limits it now.
     pub limit: Limit,
@@ -243,8 +231,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of the migration of a VM, by its id and name, between these hosts, before anything
-    /// was done.
+    /// The progress of a migration that has not begun, with its id, VM and hosts.
     #[must_use]
     pub fn new((id, vm): (&str, &str), (from, to): (&str, &str), ram_bytes: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What a migration would take, before it is begun.
+//! A prediction of what a migration would take.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,27 +12,27 @@ use crate::slowing::Slowing;
 pub struct PredictRequest {
     /// The host to move it to.
     pub to: String,
-    /// The blackout that the operator accepts.
+    /// The downtime goal.
+    #[schema(minimum = 1, maximum = 60_000)]
     pub downtime_ms: u64,
-    /// How far the VM may be slowed.
+    /// How far the VM may be throttled.
     #[serde(default)]
     pub slowing: Slowing,
-    /// What the migration can have of the network; by default all that its
-    /// network cards carry.
+    /// The bandwidth that the migration can use; by default all that its network cards carry.
     #[serde(default)]
     pub rate_bits_per_s: Option<BitRate>,
 }
 
-/// A migration that has not been.
+/// The predicted course of one migration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Outlook {
     /// From the command to the VM running at the destination.
     pub total_s: f64,
-    /// What is sent, uncompressed.
+    /// Bytes to send, before compression.
     pub bytes: u64,
-    /// How long the VM is gone.
+    /// The downtime.
     pub downtime_ms: f64,
-    /// Whether that is within the goal.
+    /// Whether the downtime is within the goal.
     pub met: bool,
 }
 
@@ -41,49 +41,49 @@ pub struct Outlook {
 pub struct Prediction {
     /// The VM.
     pub vm: String,
-    /// Where to.
+    /// The destination host.
     pub to: String,
     /// The downtime goal.
     pub downtime_goal_ms: u64,
     /// Memory that the VM has touched.
     pub used_bytes: u64,
-    /// What it dirtied per second while it was watched.
+    /// Bytes that it dirtied per second while it was sampled.
     pub dirty_bytes_per_s: f64,
-    /// What it writes to over and over, if that is less than could be told from
-    /// all of its memory.
+    /// The memory that it keeps writing to; none if the samples could not tell that from all
+    /// of its memory.
     pub working_set_bytes: Option<u64>,
-    /// Of a page that it writes again, the share that changes, and is sent again; none if
-    /// too few were seen to change.
+    /// The share of a rewritten page that changes and so is sent again; none if too few pages
+    /// were seen to change.
     pub changed_share: Option<f64>,
-    /// What can be delivered per second, uncompressed.
+    /// Bytes that can be delivered per second, before compression.
     pub delivered_bytes_per_s: f64,
-    /// If it isn't slowed.
+    /// Without throttling.
     pub free: Outlook,
-    /// If it is, as far as it may be.
+    /// With as much throttling as is permitted.
     pub slowed: Outlook,
-    /// The share of its CPU time that it keeps then.
+    /// The share of its CPU time that the VM keeps when throttled.
     pub share: f64,
-    /// Its work that is lost then, as seconds of undisturbed work.
+    /// The work that throttling costs it, as seconds of undisturbed work.
     pub lost_s: f64,
-    /// If the deadline can't be met: what it takes at least.
+    /// If the deadline can't be met: the least time that the move takes.
     pub misses_deadline_s: Option<f64>,
     /// Memory that the guest doesn't use.
     #[serde(default)]
     pub free_memory: FreeMemory,
 }
 
-/// Memory that a guest doesn't use, as far as it makes a difference.
+/// Memory that a guest doesn't use, as far as it affects the migration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FreeMemory {
-    /// Shared memory that was never used, and that QEMU reads nonetheless: it is
-    /// allocated by that.
+    /// Shared memory that was never used; QEMU reads it all the same, which allocates it.
     pub unused_shared_bytes: u64,
-    /// What that adds to both outlooks, by how fast this host allocates. Some of it is done
-    /// ahead of QEMU, while the link is busy.
+    /// What that adds to both outlooks, by the speed at which this host allocates.
+    ///
+    /// Some of it is allocated ahead of QEMU, while the link is busy.
     pub reading_s: f64,
-    /// The guest can tell QEMU what is free (free-page-hint), and that is not sent.
+    /// The guest can tell QEMU which memory is free (free-page-hint); that is not sent.
     pub hinted: bool,
-    /// Whether the guest's kernel clears each page that it allocates, by its helper; then
-    /// it writes to all that it calls free.
+    /// Whether the guest's kernel clears each page that it allocates, as the helper says: it
+    /// then writes to all memory that it reports as free.
     pub guest_clears: Option<bool>,
 }

@@ -1,4 +1,4 @@
-//! How far a VM may be slowed so that its migration comes to an end.
+//! How far a VM may be throttled so that its migration converges.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,22 +6,23 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Whether a VM that writes faster than it can be followed is slowed.
+use crate::times::{SECONDS_MAX, is_in_range};
+
+/// Whether a VM that dirties memory faster than it can be delivered is throttled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Throttle {
-    /// If it won't come within its downtime goal otherwise, and as far as that
-    /// takes.
+    /// If the migration would not meet its downtime goal otherwise, and as far as needed.
     #[default]
     Auto,
     /// Never.
     Off,
-    /// If it won't otherwise; and then so that it dirties this share of what can
-    /// be delivered.
+    /// If the migration would not converge otherwise, so that the VM dirties this share of
+    /// what can be delivered.
     Ratio(f64),
 }
 
-/// What was typed is neither.
+/// The text is not a throttle setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not auto, off, or a number above 0 and below 1 such as 0.7")]
 pub struct ThrottleError(String);
@@ -52,35 +53,39 @@ impl fmt::Display for Throttle {
     }
 }
 
-/// What to do with a VM that can't be followed even at its floor.
+/// What to do with a VM that does not converge even at its floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStall {
     /// Keep trying.
     Keep,
-    /// Stop it and move what is left, however long it is gone.
+    /// Stop it and move what is left, however long the downtime.
     Stop,
-    /// Give up; it stays where it is.
+    /// Cancel the migration; the VM stays at its source.
     Cancel,
 }
 
-/// How far a VM may be slowed.
+/// How far a VM may be throttled.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Slowing {
-    /// Whether.
+    /// Whether it is throttled.
     pub throttle: Throttle,
-    /// It keeps at least this share of the CPU time that it used.
+    /// The least share of its CPU time that it keeps.
     pub floor: f64,
-    /// When it shall be at its destination, in seconds from the command; it is
-    /// slowed as far as that takes.
+    /// When it is to have arrived, in seconds from the command.
+    ///
+    /// It is throttled as far as that takes.
+    #[schema(minimum = 1, maximum = 86_400)]
     pub deadline_s: Option<u64>,
-    /// If even the floor doesn't do. By default a migration that may slow the VM
-    /// is given up then, and one that may not goes on.
+    /// What to do if even the floor does not suffice.
+    ///
+    /// By default a migration that may throttle its VM is then cancelled, and one that may not goes
+    /// on.
     pub on_stall: Option<OnStall>,
 }
 
-/// Below a fifth of its speed a VM's service fails, rather than being slow.
+/// Below a fifth of its speed, a VM's service fails rather than slows down.
 const FLOOR: f64 = 0.2;
 
 impl Default for Slowing {
@@ -89,27 +94,33 @@ impl Default for Slowing {
     }
 }
 
-/// A request that says something impossible.
+/// A request with a value out of range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SlowingError {
-    /// No share.
+    /// The floor is not a share.
     #[error(
         "a throttle floor of {0} is not a share of the VM's CPU time: it is above 0 and at most 1"
     )]
     Floor(f64),
-    /// No ratio.
+    /// The ratio is out of range.
     #[error("{0} is not a throttle ratio: that is above 0 and below 1")]
     Ratio(f64),
+    /// The deadline is out of range.
+    #[error("a deadline of {0} s is outside 1 to {max}", max = SECONDS_MAX)]
+    Deadline(u64),
 }
 
 impl Slowing {
-    /// Says what is wrong with it.
+    /// Checks that its values are in range.
     ///
     /// # Errors
-    /// If anything is.
+    /// If one is not.
     pub fn check(&self) -> Result<(), SlowingError> {
         if !is_share(self.floor) {
             return Err(SlowingError::Floor(self.floor));
+        }
+        if let Some(seconds) = self.deadline_s.filter(|seconds| !is_in_range(*seconds)) {
+            return Err(SlowingError::Deadline(seconds));
         }
         match self.throttle {
             Throttle::Ratio(ratio) if !is_share(ratio) || ratio >= 1.0 => {
@@ -147,9 +158,16 @@ mod tests {
             parse(r#"{"throttle":{"ratio":0.6},"floor":0.05,"deadline_s":60,"on_stall":"stop"}"#);
         assert_eq!(full.unwrap().throttle, Throttle::Ratio(0.6));
         assert!(parse(r#"{"florr":0.1}"#).is_err());
-        for wrong in [r#"{"floor":0}"#, r#"{"floor":1.5}"#, r#"{"throttle":{"ratio":1.0}}"#] {
+        for wrong in [
+            r#"{"floor":0}"#,
+            r#"{"floor":1.5}"#,
+            r#"{"throttle":{"ratio":1.0}}"#,
+            r#"{"deadline_s":0}"#,
+            r#"{"deadline_s":18446744073709551615}"#,
+        ] {
             assert!(parse(wrong).unwrap().check().is_err(), "{wrong}");
         }
+        parse(r#"{"deadline_s":86400}"#).unwrap().check().unwrap();
         Slowing::default().check().unwrap();
     }
 }

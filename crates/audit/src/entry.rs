@@ -1,4 +1,4 @@
-//! What is kept of one page, in 8 bytes.
+//! A ledger's entry for one page, in 8 bytes.
 
 use page::Epoch;
 
@@ -8,23 +8,24 @@ const TAG_BITS: u32 = u64::BITS - fingerprint::BITS;
 
 /// At the source: the page was left out after it was handed over.
 const LEFT_OUT: u64 = 1 << (TAG_BITS - 1);
-/// At the source: the page was read again after it was handed over, was something else by
-/// then, and was sent so.
-const REREAD: u64 = LEFT_OUT >> 1;
-/// At the source: the epoch. Passes are at least milliseconds apart: four million
-/// take more than an hour, and from then on the order of arrival decides.
-const EPOCH: u64 = REREAD - 1;
+/// At the source: the page held something else before in the same epoch, and lanes decide which of
+/// the two the destination holds. It was reread after it was handed over, and sent as read; or QEMU
+/// handed it over twice, as it may before 9.0.
+const EITHER: u64 = LEFT_OUT >> 1;
+/// At the source: the epoch. Passes are at least milliseconds apart, so four million take more than
+/// an hour; from then on the order of arrival decides.
+const EPOCH: u64 = EITHER - 1;
 
-/// At the destination: how it came, above the low bits of its epoch.
+/// At the destination: the delivery, above the low bits of the epoch.
 const DELIVERY_SHIFT: u32 = TAG_BITS - 4;
 const LOW_EPOCH: u64 = (1 << DELIVERY_SHIFT) - 1;
 
-/// How a page came to the destination's RAM.
+/// How a page reached the destination's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// Its bytes came from the source.
     Body,
-    /// The source said that it is one byte repeated.
+    /// The source sent it as one byte, repeated.
     Fill,
     /// It was copied from another VM on the destination.
     SameHost,
@@ -50,8 +51,7 @@ impl std::fmt::Display for Delivery {
     }
 }
 
-/// What is kept of one page: a fingerprint, and where it is from. 0 is a page of
-/// which nothing is known.
+/// One page's fingerprint and its origin. 0 means that nothing is known of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(pub(crate) u64);
 
@@ -69,9 +69,23 @@ impl Entry {
         Self(self.0 | LEFT_OUT)
     }
 
-    /// At the source: it was read again, contained this, and was sent so.
+    /// At the source: the page was reread with this content, and sent so.
     pub(crate) fn reread(self, fingerprint: Fingerprint) -> Self {
-        Self(fingerprint.0 << TAG_BITS | REREAD | (self.0 & (LEFT_OUT | EPOCH)))
+        Self(fingerprint.0 << TAG_BITS | EITHER | (self.0 & (LEFT_OUT | EPOCH)))
+    }
+
+    /// At the source: the entry of a page that is handed over with this one and has the entry
+    /// `before`; none if that is newer.
+    pub(crate) fn after(self, before: Self) -> Option<Self> {
+        if !before.is_known() || before.epoch() < self.epoch() {
+            return Some(self);
+        }
+        if before.epoch() > self.epoch() {
+            return None;
+        }
+        let is_same = before.fingerprint() == self.fingerprint() && !before.is_either();
+        // In the last epoch the order of arrival decides.
+        Some(if is_same || self.epoch() == EPOCH { self } else { Self(self.0 | EITHER) })
     }
 
     pub(crate) fn is_known(self) -> bool {
@@ -93,17 +107,17 @@ impl Entry {
     }
 
     /// At the source.
-    pub(crate) fn is_reread(self) -> bool {
-        self.0 & REREAD != 0
+    pub(crate) fn is_either(self) -> bool {
+        self.0 & EITHER != 0
     }
 
-    /// At the destination; none if this is no entry of a destination.
+    /// At the destination; none if this is not an entry of a destination.
     pub(crate) fn delivery(self) -> Option<Delivery> {
         let delivery = self.0 >> DELIVERY_SHIFT & 0xf;
         usize::try_from(delivery).ok().and_then(|at| Delivery::ALL.get(at)).copied()
     }
 
-    /// At the destination: its epoch, which is at most `about`.
+    /// At the destination: its epoch, of which the entry has the low bits. It is at most `about`.
     pub(crate) fn epoch_below(self, about: u64) -> u64 {
         let low = self.0 & LOW_EPOCH;
         let epoch = (about & !LOW_EPOCH) | low;
@@ -116,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn an_entry_returns_what_was_put_into_it() {
         let fingerprint = crate::Hash::default().of(b"content");
         for epoch in [0, 1, 77, u32::MAX] {
             let entry = Entry::handed_over(fingerprint, Epoch(epoch));
@@ -126,7 +140,7 @@ mod tests {
             assert_eq!(entry.left_out().epoch(), entry.epoch());
             let other = crate::Hash::default().of(b"other content");
             let reread = entry.reread(other);
-            assert!(!entry.is_reread() && reread.is_reread() && !reread.is_left_out());
+            assert!(!entry.is_either() && reread.is_either() && !reread.is_left_out());
             assert_eq!((reread.fingerprint(), reread.epoch()), (other, entry.epoch()));
             for delivery in Delivery::ALL {
                 let entry = Entry::placed(fingerprint, Epoch(epoch), delivery);

@@ -12,14 +12,14 @@ use crate::hash::Hash;
 /// Pages in a range: 16 MiB of RAM, 32 KiB of entries.
 pub const RANGE_PAGES: usize = 4096;
 
-/// What one end knows of all pages of a VM. Written by any number of threads; what
-/// is read makes sense once they have ended.
+/// One end's entries for all pages of a VM. Any number of threads write it; what is read is
+/// consistent once they have ended.
 #[derive(Debug)]
 pub struct Ledger {
     blocks: Vec<BlockLedger>,
 }
 
-/// Of one RAM block.
+/// The entries and digests of one RAM block.
 #[derive(Debug)]
 pub struct BlockLedger {
     hash: Hash,
@@ -28,14 +28,14 @@ pub struct BlockLedger {
 }
 
 impl Ledger {
-    /// For blocks of so many pages. None if there is no memory for it.
+    /// A ledger for blocks with these numbers of pages; none if there is no memory for it.
     pub fn new(hash: Hash, pages: impl IntoIterator<Item = u64>) -> Option<Self> {
         let block = |pages| BlockLedger::new(hash, pages);
         let blocks = pages.into_iter().map(block).collect::<Option<_>>()?;
         Some(Self { blocks })
     }
 
-    /// Of one block.
+    /// The ledger of one block.
     #[must_use]
     pub fn block(&self, block: BlockId) -> Option<&BlockLedger> {
         self.blocks.get(usize::from(block.0))
@@ -46,7 +46,7 @@ impl Ledger {
         (0..).map(BlockId).zip(&self.blocks)
     }
 
-    /// All of each block in one number.
+    /// The total of each block: the sum of its digests.
     #[must_use]
     pub fn totals(&self) -> Vec<u64> {
         let total = |block: &BlockLedger| {
@@ -61,7 +61,7 @@ impl Ledger {
         self.blocks.iter().map(|block| block.entries.len() as u64).sum()
     }
 
-    /// QEMU hands these bodies of a batch over at the source, in this epoch.
+    /// Records bodies of a batch that QEMU hands over at the source in this epoch.
     pub fn bodies_handed_over(&self, batch: &Batch, bodies: &[Body], epoch: Epoch) {
         let Some(block) = self.block(batch.block) else { return };
         let mut writing = block.write();
@@ -71,7 +71,7 @@ impl Ledger {
         }
     }
 
-    /// QEMU hands the fills of a batch over at the source, in this epoch.
+    /// Records the fills of a batch that QEMU hands over at the source in this epoch.
     pub fn fills_handed_over(&self, batch: &Batch, epoch: Epoch) {
         let Some(block) = self.block(batch.block) else { return };
         let mut writing = block.write();
@@ -94,18 +94,18 @@ impl BlockLedger {
         })
     }
 
-    /// What makes the fingerprints of its pages.
+    /// The hash that makes its fingerprints.
     #[must_use]
     pub fn hash(&self) -> Hash {
         self.hash
     }
 
-    /// To write entries of pages that are near each other.
+    /// Writes entries of pages that are near each other.
     pub fn write(&self) -> Writing<'_> {
         Writing { block: self, range: 0, change: 0 }
     }
 
-    /// The source left this page out after it was handed over, since the guest had
+    /// Marks a page that the source left out after it was handed over, because the guest had
     /// changed it: QEMU hands it over again.
     pub fn left_out(&self, page: PageIndex, epoch: Epoch) {
         let Some(place) = self.entries.get(page.0 as usize) else { return };
@@ -113,7 +113,7 @@ impl BlockLedger {
             let (before, this) = (Entry(before), Entry::handed_over(Fingerprint(0), epoch));
             (before.is_known() && before.epoch() == this.epoch()).then_some(before.left_out().0)
         };
-        // A newer one that is there by now needs no mark.
+        // If the entry is newer by now, it needs no mark.
         let _ = place.fetch_update(Relaxed, Relaxed, marked);
     }
 
@@ -122,17 +122,17 @@ impl BlockLedger {
         self.digests.iter().map(|digest| digest.load(Relaxed))
     }
 
-    /// The entries of a range, as they go to the other end; none if there is no such
-    /// range.
+    /// The entries of a range, as sent to the other end; none if there is no such range.
     #[must_use]
     pub fn entries(&self, range: u32) -> Option<Vec<u64>> {
         Some(self.range(range)?.map(|entry| entry.0).collect())
     }
 
-    /// What `theirs`, the destination's entries of a range, has otherwise than QEMU
-    /// handed it over here. A page that QEMU never handed over may be anything, and one
-    /// that was read again may be as it was before. None if that is no range, or not one
-    /// of so many pages.
+    /// Pages for which `theirs`, the destination's entries of a range, differ from what QEMU handed
+    /// over here. A page that QEMU never handed over may hold anything. One that was reread, or
+    /// handed over twice in one epoch, with another content may hold either, and its entry has one
+    /// fingerprint: it may hold anything that was placed there. None if there is no such range, or
+    /// `theirs` has the wrong number of entries.
     #[must_use]
     pub fn differences(&self, range: u32, theirs: &[u64]) -> Option<Vec<crate::Difference>> {
         let ours = self.range(range)?;
@@ -145,14 +145,14 @@ impl BlockLedger {
             let theirs = Entry(*theirs);
             let is_right = !ours.is_known()
                 || ours.fingerprint() == theirs.fingerprint()
-                || ours.is_reread() && theirs.is_known();
+                || ours.is_either() && theirs.is_known();
             (!is_right).then(|| crate::Difference::new(page, ours, theirs))
         };
         Some(pages.filter_map(differs).collect())
     }
 
-    /// Which of the pages from `first` on, whose bytes were read back, don't hold
-    /// what was placed there last.
+    /// Those pages from `first` on that don't hold what was placed there last. `bytes` is what was
+    /// read back.
     pub fn not_as_placed(&self, first: PageIndex, bytes: &[u8]) -> Vec<PageIndex> {
         let pages = (first.0..).map(PageIndex).zip(bytes.chunks_exact(PAGE_BYTES));
         let is_wrong = |(page, bytes): &(PageIndex, &[u8])| {
@@ -181,8 +181,7 @@ impl BlockLedger {
     }
 }
 
-/// Writes entries, and brings the digest of their range up to date once for all of
-/// them.
+/// Writes entries, and updates the digest of their range once for all of them.
 #[derive(Debug)]
 pub struct Writing<'l> {
     block: &'l BlockLedger,
@@ -191,21 +190,18 @@ pub struct Writing<'l> {
 }
 
 impl Writing<'_> {
-    /// At the source: from several threads, of which one may be an epoch behind.
+    /// At the source. Several threads call this, and one of them may be an epoch behind.
     pub fn handed_over(&mut self, page: PageIndex, fingerprint: Fingerprint, epoch: Epoch) {
         let entry = Entry::handed_over(fingerprint, epoch);
         let Some(place) = self.block.entries.get(page.0 as usize) else { return };
-        let newer = |before: u64| {
-            let before = Entry(before);
-            (!before.is_known() || before.epoch() <= entry.epoch()).then_some(entry.0)
-        };
+        let newer = |before: u64| Some(entry.after(Entry(before))?.0);
         if let Ok(before) = place.fetch_update(Relaxed, Relaxed, newer) {
             self.changed(page, Entry(before), entry);
         }
     }
 
-    /// At the source: what the page contains that was noted so, unless QEMU has handed it
-    /// over again.
+    /// At the source: replaces the entry `noted` with what was reread, unless QEMU has handed the
+    /// page over again.
     pub(crate) fn reread(&mut self, page: PageIndex, noted: Entry, fingerprint: Fingerprint) {
         let Some(place) = self.block.entries.get(page.0 as usize) else { return };
         let now = noted.reread(fingerprint);
@@ -281,6 +277,34 @@ mod tests {
         assert_ne!(ledger.totals(), before);
     }
 
+    /// A balloon may have returned the page in between, and then QEMU doesn't hand it over again.
+    #[test]
+    fn of_two_contents_in_one_epoch_the_destination_may_hold_either() {
+        let source = ledger([10]);
+        let (page, ours) = (PageIndex(3), source.block(BlockId(0)).unwrap());
+        let hand_over = |content, epoch| {
+            ours.write().handed_over(page, print(content), Epoch(epoch));
+        };
+        let is_right = |content| {
+            let destination = ledger([10]);
+            let theirs = destination.block(BlockId(0)).unwrap();
+            theirs.write().placed(page, print(content), Epoch(2), Delivery::Body);
+            ours.differences(0, &theirs.entries(0).unwrap()).unwrap().is_empty()
+        };
+        hand_over(1, 2);
+        hand_over(1, 2);
+        assert!(is_right(1) && !is_right(2), "the same content twice");
+        for _ in 0..2 {
+            hand_over(2, 2);
+            assert!(is_right(1) && is_right(2));
+        }
+        hand_over(2, 3);
+        assert!(!is_right(1) && is_right(2), "a newer epoch");
+        hand_over(1, u32::MAX - 1);
+        hand_over(2, u32::MAX);
+        assert!(!is_right(1) && is_right(2), "epochs that are not distinguished");
+    }
+
     #[test]
     fn content_in_another_place_is_another_sum() {
         let total = |places: [(u32, u32); 2]| {
@@ -312,8 +336,8 @@ mod tests {
     const THREE_RANGES: u32 = 3 * 4096;
 
     proptest! {
-        /// Both ends go through the same pages in different orders; some of them
-        /// differ in the end, and just those are found.
+        /// Both ends note the same pages in different orders. The pages that differ in the end are
+        /// found, and no others.
         #[test]
         fn what_differs_is_what_is_found(
             pages in prop::collection::vec((0..THREE_RANGES, 0..4_u32), 1..60),

@@ -1,8 +1,8 @@
-/* From what loads the kernel to Rust: 64-bit code with the lower 4 GiB of memory
-   where they are, and no other. */
+/* From the boot loader to Rust: 64-bit code, with only the lower 4 GiB of memory
+   mapped, at their own addresses. */
 
 .set MAGIC, 0x1badb002
-.set FLAGS, 0x00010002              /* how much memory there is; addresses below */
+.set FLAGS, 0x00010002              /* memory size wanted; addresses below */
 
 .section .multiboot, "a"
 .balign 4
@@ -15,10 +15,10 @@ header:
 .globl start
 start:
     movl $stack_end, %esi
-    movl %ebx, %edi                 /* what the loader says */
+    movl %ebx, %edi                 /* the loader's information */
     movl $boot, %ebp
 
-/* To 64-bit code with the stack %esi, at %ebp, which gets %edi. */
+/* Enters 64-bit code at %ebp, with the stack %esi and the argument %edi. */
 enter_long_mode:
     movl $tables, %eax
     movl %eax, %cr3

@@ -19,19 +19,22 @@ use crate::problem::Problem;
 pub(crate) use self::events::EventStream;
 pub(crate) use self::route::Route;
 
-/// A report of a long migration has some thousand samples of 64 lanes: below
-/// 10 MiB.
+/// The longest body.
+///
+/// The report of a long migration has some thousand samples of 64 lanes, which is below 10 MiB.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// One state of a migration is a few hundred bytes and its notes; a gang may have
-/// a thousand.
+/// The longest line.
+///
+/// The state of a migration is a few hundred bytes and its notes, and a gang may have a thousand
+/// migrations.
 const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// The agent, and how it is reached.
+/// A client of one agent.
 pub(crate) struct Client {
     route: Route,
 }
 
-/// No body.
+/// A request without a body.
 pub(crate) const NOTHING: Option<&()> = None;
 
 impl Client {
@@ -43,12 +46,12 @@ impl Client {
         self.ask(Method::GET, path, NOTHING).await
     }
 
-    /// Asks what goes on at `path` to end.
+    /// Cancels the operation at `path`.
     pub(crate) async fn cancel(&self, path: &str) -> Result<(), Problem> {
         self.ask(Method::POST, &format!("{path}/cancel"), NOTHING).await
     }
 
-    /// Asks and reads the whole answer.
+    /// Sends a request and reads the whole response.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -59,7 +62,7 @@ impl Client {
         let ok = response.status().is_success();
         let bytes = self.whole(response).await?;
         if ok {
-            // An answer without a body reads as `null`: `()`.
+            // A response without a body is read as `null`, which is `()`.
             let json: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
             serde_json::from_slice(json).map_err(|error| {
                 self.lost(format!("its answer is from another version of droveway ({error})"))
@@ -69,29 +72,37 @@ impl Client {
         }
     }
 
-    /// Asks for lines of JSON that go on until there is nothing more to say.
+    /// Requests a stream of lines of JSON.
     pub(crate) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
         let response = self.send(Method::GET, path, NOTHING).await?;
         if response.status().is_success() {
             Ok(self.lines_of(response))
         } else {
-            Err(Problem::Refused(refusal(&self.whole(response).await?)))
+            Err(self.refused(response).await)
         }
     }
 
-    /// Asks for events from now on, or after the one with the id `last`.
+    /// Requests the events from now on, or after the one with the id `last`.
     pub(crate) async fn events(&self, last: Option<&str>) -> Result<EventStream, Problem> {
         let mut request = request(Method::GET, "/v1/events");
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }
         let response = self.send_as(request, "/v1/events", NOTHING).await?;
-        match response.status() {
-            status if status.is_success() => Ok(EventStream::new(self.lines_of(response))),
-            StatusCode::SERVICE_UNAVAILABLE => {
-                Err(Problem::NotNow(refusal(&self.whole(response).await?)))
-            }
-            _ => Err(Problem::Refused(refusal(&self.whole(response).await?))),
+        if response.status().is_success() {
+            Ok(EventStream::new(self.lines_of(response)))
+        } else {
+            Err(self.refused(response).await)
+        }
+    }
+
+    /// What an agent says that sends no lines.
+    async fn refused(&self, response: Response<Incoming>) -> Problem {
+        let is_full = response.status() == StatusCode::SERVICE_UNAVAILABLE;
+        match self.whole(response).await {
+            Ok(bytes) if is_full => Problem::NotNow(refusal(&bytes)),
+            Ok(bytes) => Problem::Refused(refusal(&bytes)),
+            Err(problem) => problem,
         }
     }
 
@@ -117,7 +128,7 @@ impl Client {
         let stream = self.route.take().await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
-        // Ends with the connection; an error there reaches the request too.
+        // The task ends with the connection, whose errors also reach the request.
         tokio::spawn(connection);
         let body = match body {
             Some(body) => {
@@ -138,12 +149,15 @@ impl Client {
         Ok(body.collect().await.map_err(|error| self.lost(error.to_string()))?.to_bytes())
     }
 
-    /// An agent that doesn't want us says so with the first that is read.
+    /// The problem of a failed connection.
+    ///
+    /// An agent that rejects the certificate reports that only at the first read.
     fn broken(&self, error: &(dyn Error + 'static)) -> Problem {
         self.lost(identity::explain(error).unwrap_or_else(|| error.to_string()))
     }
 
-    fn lost(&self, why: String) -> Problem {
+    /// The connection broke, or the agent does not answer.
+    pub(crate) fn lost(&self, why: String) -> Problem {
         Problem::Lost { at: self.route.to_string(), why }
     }
 }
@@ -152,7 +166,7 @@ fn request(method: Method, path: &str) -> Builder {
     Request::builder().method(method).uri(path).header("host", "droveway")
 }
 
-/// What an answer that is not 2xx says.
+/// The text of a response that is not 2xx.
 fn refusal(bytes: &[u8]) -> String {
     match serde_json::from_slice::<api::ErrorBody>(bytes) {
         Ok(body) => body.error,
@@ -160,7 +174,7 @@ fn refusal(bytes: &[u8]) -> String {
     }
 }
 
-/// Lines of JSON as they come.
+/// A stream of lines of JSON.
 pub(crate) struct Lines {
     body: Incoming,
     ready: Vec<u8>,
@@ -168,14 +182,15 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// The next one; none at the end. Safe to drop while it waits: what has
-    /// come stays for the next call.
+    /// The next value; none at the end.
+    ///
+    /// The future can be dropped at any time: data that has arrived stays for the next call.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
         let Some(line) = self.line().await? else { return Ok(None) };
         serde_json::from_slice(&line).map(Some).map_err(|e| self.lost(&e))
     }
 
-    /// The next one as it is.
+    /// The next line.
     async fn line(&mut self) -> Result<Option<Vec<u8>>, Problem> {
         loop {
             if let Some(end) = self.ready.iter().position(|&byte| byte == b'\n') {
@@ -201,8 +216,10 @@ impl Lines {
     }
 }
 
-/// A name as one segment of a path: what is not plain is percent-encoded, so
-/// that a wrong name meets the agent's own check and not another route.
+/// A name as one segment of a path.
+///
+/// Special characters are percent-encoded, so that a wrong name reaches the agent's check instead
+/// of another route.
 pub(crate) fn segment(name: &str) -> String {
     use std::fmt::Write;
     let mut out = String::new();

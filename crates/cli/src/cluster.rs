@@ -1,5 +1,5 @@
-//! What agents say of hosts, migrations and gangs, kept up to date while somebody looks:
-//! a browser at the dashboard's pages, or a terminal.
+//! The state of hosts, migrations and gangs as agents report it, kept up to date while it is
+//! shown: in a browser with the dashboard's pages, or in a terminal.
 
 mod ended;
 #[cfg(test)]
@@ -7,7 +7,8 @@ pub(crate) mod example;
 mod known;
 mod trace;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{GangReport, HostInfo, Report};
@@ -25,67 +26,101 @@ use known::Said;
 pub(crate) use known::{HostState, Known, Running};
 pub(crate) use trace::Point;
 
-/// Between two looks at migrations.
+/// The interval between queries about migrations.
 const MOVES_EVERY: Duration = Duration::from_secs(1);
-/// Between two looks at hosts, each of which has its agent ask its QEMUs.
+/// The interval between queries about hosts, for each of which an agent asks its QEMUs.
 const HOSTS_EVERY: Duration = Duration::from_secs(10);
-/// How often hosts are looked at that somebody waits for.
+/// The interval of checks while a caller waits for hosts' answers.
 const HOSTS_SOON: Duration = Duration::from_millis(20);
-/// A browser that asks no more has been closed.
+/// A browser that makes no request for this long has been closed.
 const LOOKS_FOR: Duration = Duration::from_secs(60);
-/// What an answer may take. An agent waits for another one for 15 s.
+/// How long an answer may take; an agent waits up to 15 s for another agent.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
-/// How long a page waits for a first answer.
+/// How long a page waits for a first answer, and a round for agents that have answered so far.
 const FIRST_MAX: Duration = Duration::from_secs(3);
-/// Hosts that are asked at a time.
+/// Hosts that are asked in parallel.
 const HOSTS_AT_ONCE: usize = 8;
 
-/// The agents, and what they said.
+/// The agents, and their latest answers.
 pub(crate) struct Cluster {
     agents: Vec<Agent>,
     known: Mutex<Known>,
     looked: Mutex<Instant>,
     wanted: Notify,
-    /// Rounds that are through.
+    /// Completed rounds of queries.
     rounds: watch::Sender<u64>,
 }
 
-/// An agent that is asked directly.
+/// An agent with a direct connection.
 struct Agent {
     client: Arc<Client>,
-    host: String,
+    /// Its host, once it has answered.
+    host: OnceLock<String>,
+}
+
+/// Agents that are being asked.
+#[derive(Default)]
+struct Asking {
+    numbers: HashSet<usize>,
+    tasks: JoinSet<usize>,
 }
 
 impl Cluster {
-    /// Asks each agent who it is.
+    /// Asks each agent for its host and peers. It is an error only if none answers: the others
+    /// are asked again in each round.
     pub(crate) async fn meet(clients: Vec<Client>) -> Result<Self, Problem> {
         let mut known = Known::default();
         known.stale = true;
-        let mut agents = Vec::new();
-        for client in clients {
-            let info: HostInfo = client.get("/v1/host").await?;
-            let racks = info.peers.into_iter().map(|peer| (peer.name, peer.rack));
-            for (name, rack) in racks.chain([(info.name.clone(), info.rack)]) {
-                known.hosts.entry(name).or_default().rack = rack;
-            }
-            agents.push(Agent { client: Arc::new(client), host: info.name });
-            known.said.push(Said::default());
-        }
-        Ok(Self {
-            agents,
+        known.said.resize_with(clients.len(), Said::default);
+        let agent = |client| Agent { client: Arc::new(client), host: OnceLock::new() };
+        let cluster = Self {
+            agents: clients.into_iter().map(agent).collect(),
             known: Mutex::new(known),
             looked: Mutex::new(Instant::now()),
             wanted: Notify::new(),
             rounds: watch::channel(0).0,
-        })
+        };
+        let mut asking = JoinSet::new();
+        for (number, agent) in cluster.agents.iter().enumerate() {
+            let client = Arc::clone(&agent.client);
+            asking.spawn(async move {
+                (number, within::<HostInfo>(FIRST_MAX, &client, "/v1/host").await)
+            });
+        }
+        let mut silent = None;
+        // A fault in one of the tasks is reported by the runtime.
+        while let Some(Ok((number, answer))) = asking.join_next().await {
+            match answer {
+                Ok(info) => cluster.note_host(number, info),
+                Err(problem) => {
+                    cluster.known().said[number].problem = Some(problem.to_string());
+                    silent = Some(problem);
+                }
+            }
+        }
+        match silent {
+            Some(problem) if cluster.agents.iter().all(|one| one.host.get().is_none()) => {
+                Err(problem)
+            }
+            _ => Ok(cluster),
+        }
+    }
+
+    fn note_host(&self, number: usize, info: HostInfo) {
+        let mut known = self.known();
+        let racks = info.peers.into_iter().map(|peer| (peer.name, peer.rack));
+        for (name, rack) in racks.chain([(info.name.clone(), info.rack)]) {
+            known.hosts.entry(name).or_default().rack = rack;
+        }
+        // A name that is known stays.
+        let _ = self.agents[number].host.set(info.name);
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody looks: from now on for a while all is kept up to date. Waits for a first
-    /// answer.
+    /// Keeps everything up to date for a while from now on; waits for a first answer.
     pub(crate) async fn look(&self) {
         let mut rounds = self.rounds.subscribe();
         let was_asleep = {
@@ -94,14 +129,14 @@ impl Cluster {
         };
         self.wanted.notify_waiters();
         if was_asleep || *rounds.borrow_and_update() == 0 {
-            // Without an answer what is known is shown.
+            // Without an answer, the known state is shown.
             let _ = timeout(FIRST_MAX, rounds.changed()).await;
         }
     }
 
-    /// Waits until migrations were asked for once more.
+    /// Waits for the next round of queries about migrations.
     pub(crate) async fn next_round(&self) {
-        // The sender is here.
+        // This can't fail: `self` owns the sender.
         let _ = self.rounds.subscribe().changed().await;
     }
 
@@ -112,13 +147,14 @@ impl Cluster {
                 sleep(HOSTS_SOON).await;
             }
         };
-        // What is known is shown.
+        // After a timeout, the known state is shown.
         let _ = timeout(ANSWER_MAX, all).await;
     }
 
-    /// The agent that something is asked of which any can do.
+    /// An agent for requests that any agent can answer.
     pub(crate) fn any(&self) -> Arc<Client> {
-        Arc::clone(&self.agents[0].client)
+        let number = self.known().said.iter().position(|said| said.problem.is_none());
+        Arc::clone(&self.agents[number.unwrap_or(0)].client)
     }
 
     /// The agent with this number, as in [`Running::agent`].
@@ -126,31 +162,32 @@ impl Cluster {
         self.agents.get(number).map(|agent| Arc::clone(&agent.client))
     }
 
-    /// That of a host, if it is asked directly.
+    /// The agent of a host, if there is a direct connection to it.
     pub(crate) fn agent_of(&self, host: &str) -> Option<Arc<Client>> {
-        let agent = self.agents.iter().find(|agent| agent.host == host)?;
+        let of_host = |agent: &&Agent| agent.host.get().is_some_and(|name| name == host);
+        let agent = self.agents.iter().find(of_host)?;
         Some(Arc::clone(&agent.client))
     }
 
-    /// Something was ordered: look at once.
+    /// Has hosts queried at once, because an order was given.
     pub(crate) fn hurry(&self) {
         self.known().stale = true;
     }
 
-    /// Keeps all up to date, for ever.
+    /// Keeps everything up to date, for ever.
     pub(crate) async fn watch(self: Arc<Self>) {
         let hosts = tokio::spawn(Arc::clone(&self).watch_hosts());
         let _hosts = AbortOnDrop(hosts);
+        let mut asking = Asking::default();
         loop {
             self.awaken().await;
-            self.ask_for_moves().await;
-            self.ask_for_reports().await;
+            self.ask_agents(&mut asking).await;
             self.rounds.send_modify(|rounds| *rounds += 1);
             sleep(MOVES_EVERY).await;
         }
     }
 
-    /// Returns when a browser shows pages.
+    /// Returns once the state is shown somewhere.
     async fn awaken(&self) {
         loop {
             let wanted = self.wanted.notified();
@@ -194,26 +231,70 @@ impl Cluster {
         while asking.join_next().await.is_some() {}
     }
 
-    async fn ask_for_moves(&self) {
-        for (number, agent) in self.agents.iter().enumerate() {
-            let migrations = ask(&agent.client, "/v1/migrations").await;
-            let gangs = ask(&agent.client, GANGS).await;
-            let mut known = self.known();
-            let said = &mut known.said[number];
-            match (migrations, gangs) {
-                (Ok(migrations), Ok(gangs)) => {
-                    *said = Said { migrations, gangs, problem: None };
+    /// Asks all agents, but one that is silent keeps nobody waiting for the others.
+    async fn ask_agents(self: &Arc<Self>, asking: &mut Asking) {
+        let Asking { numbers, tasks } = asking;
+        let mut awaited = HashSet::new();
+        for number in 0..self.agents.len() {
+            if numbers.insert(number) {
+                tasks.spawn(Arc::clone(self).ask_agent(number));
+                if self.known().said[number].problem.is_none() {
+                    awaited.insert(number);
                 }
-                (Err(problem), _) | (_, Err(problem)) => said.problem = Some(problem),
             }
+        }
+        let answers = async {
+            while !awaited.is_empty() {
+                let Some(Ok(number)) = tasks.join_next().await else { return };
+                numbers.remove(&number);
+                awaited.remove(&number);
+            }
+        };
+        // The next round has what is late.
+        let _ = timeout(FIRST_MAX, answers).await;
+        while let Some(Ok(number)) = tasks.try_join_next() {
+            numbers.remove(&number);
         }
         self.known().note_running();
     }
 
-    /// Those that are new.
-    async fn ask_for_reports(&self) {
+    /// Asks one agent for its migrations and gangs, and for new reports; returns its number.
+    async fn ask_agent(self: Arc<Self>, number: usize) -> usize {
+        let said = self.ask_for_moves(number).await;
+        let is_silent = said.problem.is_some();
+        {
+            let mut known = self.known();
+            let last = &mut known.said[number];
+            match said.problem {
+                // What it said before is still shown.
+                Some(problem) => last.problem = Some(problem),
+                None => *last = said,
+            }
+        }
+        if !is_silent {
+            self.ask_for_reports(number).await;
+        }
+        number
+    }
+
+    async fn ask_for_moves(&self, number: usize) -> Said {
+        let Agent { client, host } = &self.agents[number];
+        let asked = async {
+            if host.get().is_none() {
+                self.note_host(number, ask(client, "/v1/host").await?);
+            }
+            let migrations = ask(client, "/v1/migrations").await?;
+            Ok::<_, String>((migrations, ask(client, GANGS).await?))
+        };
+        match asked.await {
+            Ok((migrations, gangs)) => Said { migrations, gangs, problem: None },
+            Err(problem) => Said { problem: Some(problem), ..Said::default() },
+        }
+    }
+
+    async fn ask_for_reports(&self, number: usize) {
         let wanted = self.known().wanted_reports();
-        for (number, operation) in wanted {
+        for (_, operation) in wanted.into_iter().filter(|(of, _)| *of == number) {
             let client = &self.agents[number].client;
             let path = format!("{}/report", operation.path());
             match operation {
@@ -240,15 +321,26 @@ impl Drop for AbortOnDrop {
 }
 
 async fn ask<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, String> {
-    match timeout(ANSWER_MAX, client.get(path)).await {
-        Ok(answer) => answer.map_err(|problem| problem.to_string()),
-        Err(_) => Err(format!("no answer within {} s", ANSWER_MAX.as_secs())),
+    within(ANSWER_MAX, client, path).await.map_err(|problem| problem.to_string())
+}
+
+async fn within<T: DeserializeOwned>(
+    time: Duration,
+    client: &Client,
+    path: &str,
+) -> Result<T, Problem> {
+    match timeout(time, client.get(path)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(client.lost(format!("no answer within {} s", time.as_secs()))),
     }
 }
 
 #[cfg(test)]
+mod tests;
+
+#[cfg(test)]
 impl Cluster {
-    /// Without agents, and as if a round was through.
+    /// A cluster without agents, after one round.
     pub(crate) fn example(known: Known) -> Self {
         Self {
             agents: Vec::new(),

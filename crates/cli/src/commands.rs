@@ -1,5 +1,4 @@
-//! What can be typed, and the commands: each with its arguments beside the code
-//! that runs it.
+//! The command line and its commands, each with its arguments beside the code that runs it.
 
 pub(crate) mod agent;
 pub(crate) mod agents;
@@ -91,14 +90,14 @@ pub(crate) enum Command {
     Ca(CaArgs),
     /// Lead libvirt's migrations to this host through its agent
     Libvirt(LibvirtArgs),
-    /// Print what completes commands in a shell
+    /// Print a shell's completion script
     Completions(CompletionsArgs),
     /// Write man pages into a directory
     #[command(hide = true)]
     Man(ManArgs),
 }
 
-/// What commands wait in that ask agents.
+/// The runtime of commands that ask agents.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -106,7 +105,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
         .map_err(|source| Problem::Local { what: "starting".to_owned(), source })
 }
 
-/// What an agent is asked for.
+/// A command that is a request to an agent.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Request {
     /// Start a VM under this host's agent
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused() {
+    fn invalid_commands_are_refused() {
         for (line, kind) in [
             ("", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
             ("fly web1", ErrorKind::InvalidSubcommand),
@@ -206,6 +205,11 @@ mod tests {
             ("gang a=b --parallel 0", ErrorKind::ValueValidation),
             ("gang a=b --file plan.toml", ErrorKind::ArgumentConflict),
             ("gang --resume g1 --file plan.toml", ErrorKind::ArgumentConflict),
+            ("gang --resume g1 --dry-run", ErrorKind::ArgumentConflict),
+            ("gang --resume g1 --parallel 3", ErrorKind::ArgumentConflict),
+            ("gang --resume g1 --atomic", ErrorKind::ArgumentConflict),
+            ("gang --resume g1 --limit 1G", ErrorKind::ArgumentConflict),
+            ("gang --downtime-ms 100 --resume g1", ErrorKind::ArgumentConflict),
             ("evacuate", ErrorKind::MissingRequiredArgument),
             ("evacuate a --set x=y", ErrorKind::UnknownArgument),
             ("set 1", ErrorKind::MissingRequiredArgument),

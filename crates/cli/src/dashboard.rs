@@ -1,14 +1,13 @@
-//! Pages for a browser on this machine: hosts with their VMs, migrations as they go,
-//! history, a plan of an evacuation, and forms that move VMs.
+//! Pages for a browser on this machine: hosts with their VMs, running migrations, history,
+//! the plan of an evacuation, and forms that move VMs.
 //!
-//! Everything is rendered here, from what agents last said; the script only fetches
-//! pages again and filters tables. Without it all of this works after a reload.
+//! Everything is rendered here, from agents' latest answers. The script only refreshes pages
+//! and filters tables; without it, everything works after a reload.
 
 mod gate;
 mod orders;
 mod pages;
 
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -24,6 +23,7 @@ use tokio::net::TcpListener;
 
 use crate::cluster::Cluster;
 use crate::commands::agents::Agents;
+use crate::output::{eprint_line, print_line};
 use crate::problem::Problem;
 use gate::Gate;
 
@@ -31,7 +31,7 @@ const STYLE: &str = include_str!("dashboard/style.css");
 const SCRIPT: &str = include_str!("dashboard/script.js");
 const ICON: &str = include_str!("dashboard/icon.svg");
 
-/// What all requests are answered from.
+/// The state from which requests are answered.
 pub(crate) struct Dashboard {
     gate: Gate,
     cluster: Arc<Cluster>,
@@ -46,10 +46,10 @@ pub(crate) async fn serve(listen: SocketAddr, agents: Agents) -> Result<(), Prob
     let listener = TcpListener::bind(listen).await.map_err(listening)?;
     let address = listener.local_addr().map_err(listening)?;
     let gate = Gate::new(address, agents.read_only)?;
-    eprintln!(
+    eprint_line(format_args!(
         "droveway: open this address in a browser on this machine. It works once; then another one \
          is printed. Ctrl-C ends the dashboard"
-    );
+    ));
     announce(&gate);
     let watching = tokio::spawn(Arc::clone(&cluster).watch());
     let app = router(Arc::new(Dashboard { gate, cluster }));
@@ -61,17 +61,18 @@ pub(crate) async fn serve(listen: SocketAddr, agents: Agents) -> Result<(), Prob
     served.map_err(|source| Problem::Local { what: format!("serving {address}"), source })
 }
 
-/// The address that opens the pages next.
+/// Prints the next address that opens the pages.
 fn announce(gate: &Gate) {
-    // What reads it may have been closed: pages go on.
-    let _ = writeln!(io::stdout(), "{}", gate.address());
+    // Standard output may be full, which does not end the pages.
+    let _ = print_line(format_args!("{}", gate.address()));
 }
 
 /// All pages, behind the gate.
 fn router(dashboard: Arc<Dashboard>) -> Router {
     let at = |page: &str| dashboard.gate.path(page);
     Router::new()
-        .route("/open", get(open))
+        // Without a handler of its own, HEAD would use up the key.
+        .route("/open", get(open).head(|| async { StatusCode::NO_CONTENT }))
         .route(&at(""), get(overview))
         .route(&at("vms"), get(vms))
         .route(&at("host"), get(host))
@@ -96,7 +97,7 @@ struct Opening {
     key: String,
 }
 
-/// The address that was printed: from now on the browser is known by its cookie.
+/// Serves the printed address, and gives the browser its cookie.
 async fn open(State(site): Site, Query(Opening { key }): Query<Opening>) -> Response {
     match site.gate.open(&key) {
         Some(cookie) => {
@@ -114,7 +115,7 @@ async fn overview(State(site): Site) -> Response {
     page(StatusCode::OK, pages::overview(&known, &site.gate))
 }
 
-/// The words that a table is filtered by.
+/// The words to filter a table by.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Filter {

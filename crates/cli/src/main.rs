@@ -1,6 +1,8 @@
-//! The `droveway` command: the agent of a host, and what people say to it.
+//! The `droveway` command: it runs a host's agent, and sends requests to agents.
 
 #![forbid(unsafe_code)]
+// These panic once nobody reads: `output` has what doesn't.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod client;
 mod cluster;
@@ -23,13 +25,14 @@ use clap::Parser;
 
 use crate::client::{Client, Route};
 use crate::commands::{Args, Command, agent, ca};
+use crate::output::eprint_line;
 use crate::problem::Problem;
 
 fn main() -> ExitCode {
     match perform(Args::parse()) {
         Ok(code) => code,
         Err(problem) => {
-            eprintln!("droveway: {problem}");
+            eprint_line(format_args!("droveway: {problem}"));
             ExitCode::FAILURE
         }
     }
@@ -37,14 +40,14 @@ fn main() -> ExitCode {
 
 fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
     match command {
-        // The agent has a runtime of its own, made once its configuration holds.
+        // The agent makes its own runtime after its configuration is checked.
         Command::Agent(args) => agent::run(args, api, tls),
         Command::Init(args) => commands::init::run(args),
         Command::Ca(args) => ca::run(&args),
         Command::Dashboard(args) => commands::dashboard::run(args, api, tls.as_deref()),
         Command::Top(args) => commands::top::run(args, api, tls.as_deref()),
         Command::Libvirt(args) => commands::libvirt::run(&args),
-        Command::Completions(args) => Ok(commands::completions::run(&args)),
+        Command::Completions(args) => commands::completions::run(&args),
         Command::Man(args) => commands::completions::man(&args),
         Command::Request(request) => {
             let client = Client::new(Route::new(api, tls.as_deref())?);

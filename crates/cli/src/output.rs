@@ -1,4 +1,4 @@
-//! What commands print: figures, tables, JSON, words.
+//! Formatting for the commands' output: figures, tables, JSON, words.
 
 pub(crate) mod amount;
 mod bounds;
@@ -6,6 +6,7 @@ pub(crate) mod date;
 pub(crate) mod event;
 mod json;
 mod phase;
+mod printing;
 mod sentence;
 mod shell;
 mod stayed;
@@ -16,6 +17,7 @@ pub(crate) mod vm;
 pub(crate) use bounds::described;
 pub(crate) use json::print_json;
 pub(crate) use phase::phase_name;
+pub(crate) use printing::{eprint_line, print, print_line};
 pub(crate) use sentence::full_stop;
 pub(crate) use shell::quoted;
 pub(crate) use stayed::Stayed;

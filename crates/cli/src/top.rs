@@ -8,7 +8,7 @@ mod overview;
 mod plot;
 mod view;
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,16 +22,17 @@ use tokio::time::timeout;
 use crate::cluster::Cluster;
 use crate::commands::agents::Agents;
 use crate::operation::Operation;
+use crate::output::print;
 use crate::problem::Problem;
 use crate::watch::Signals;
 use keys::{State, Wish};
 
-/// What an agent may take to begin to cancel something.
+/// How long an agent may take to accept a cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(20);
-/// Where nobody says how wide the text may be.
+/// The width of the text if `COLUMNS` is not set.
 const COLUMNS_DEFAULT: u16 = 120;
 
-/// Until somebody presses `q`, or Ctrl-C.
+/// Shows the cluster until `q` or Ctrl-C is pressed.
 pub(crate) async fn watch(agents: Agents) -> Result<(), Problem> {
     let cluster = Arc::new(Cluster::meet(agents.clients).await?);
     let watching = tokio::spawn(Arc::clone(&cluster).watch());
@@ -46,7 +47,7 @@ pub(crate) async fn watch(agents: Agents) -> Result<(), Problem> {
         let wish = tokio::select! {
             event = events.recv() => match event {
                 Some(event) => state.take(&event, &cluster.known()),
-                // The terminal is gone.
+                // The terminal was closed.
                 None => Wish::Leave,
             },
             Some(answer) = answers.recv() => {
@@ -63,7 +64,7 @@ pub(crate) async fn watch(agents: Agents) -> Result<(), Problem> {
                 let (cluster, told) = (Arc::clone(&cluster), told.clone());
                 tokio::spawn(async move {
                     let answer = cancel(&cluster, agent, &id).await;
-                    // Nobody reads it any more after the end.
+                    // After the end, nothing reads it.
                     let _ = told.send(answer);
                 });
             }
@@ -74,7 +75,7 @@ pub(crate) async fn watch(agents: Agents) -> Result<(), Problem> {
     Ok(())
 }
 
-/// As text, on standard output.
+/// Prints the cluster as text on standard output.
 pub(crate) async fn once(agents: Agents) -> Result<(), Problem> {
     let cluster = Arc::new(Cluster::meet(agents.clients).await?);
     let watching = tokio::spawn(Arc::clone(&cluster).watch());
@@ -90,11 +91,10 @@ pub(crate) async fn once(agents: Agents) -> Result<(), Problem> {
         overview::draw_text(&known, area, &mut buffer);
         lines(&buffer)
     };
-    let printing = |source| Problem::Local { what: "printing".to_owned(), source };
-    io::stdout().write_all(text.as_bytes()).map_err(printing)
+    print(format_args!("{text}"))
 }
 
-/// What is to be seen, without colours.
+/// The contents of a buffer as text, without colours.
 fn lines(buffer: &Buffer) -> String {
     let mut text = String::new();
     for y in 0..buffer.area.height {
@@ -116,7 +116,7 @@ async fn cancel(cluster: &Cluster, agent: usize, id: &str) -> String {
     }
 }
 
-/// The terminal, which is given back as it was, also after a panic.
+/// The terminal, which is restored when this is dropped, and after a panic.
 struct Taken(DefaultTerminal);
 
 impl Taken {
@@ -140,8 +140,9 @@ fn drawing(source: io::Error) -> Problem {
     Problem::Local { what: "drawing in this terminal".to_owned(), source }
 }
 
-/// Keys, and changes of the terminal's size. The thread ends with the program, or when the
-/// terminal is gone.
+/// Starts the thread that reads keys and changes of the terminal's size.
+///
+/// It ends with the program, or when the terminal is closed.
 fn listen() -> UnboundedReceiver<Event> {
     let (sender, receiver) = unbounded_channel();
     std::thread::spawn(move || {

@@ -1,19 +1,18 @@
-//! Who on this host has which content: a table from names to places.
+//! Which VM on this host has which content: a table from names to places.
 //!
-//! The places are pages of VMs that run here or are arriving. The index keeps no
-//! copies: what it says is a hint, as old as the moment when somebody looked at the
-//! page. So [`Index::find`] copies the page, names the copy, and has found it only
-//! if that is the name asked for.
+//! A place is a page of a VM that runs here or is arriving. The index keeps no copies: an entry
+//! is a hint, as old as the last look at the page. So [`Index::find`] copies the page and names
+//! the copy, and has found it only if that is the name asked for.
 //!
 //! # What it costs
-//! For each page of its members 12 bytes of the table, at least, and 4 of what is
-//! known by page; 0.4 % of RAM. The table knows 32 bits of a name (`table`), and
-//! the check that has to be made anyway does the rest.
+//! For each page of a member, at least 12 bytes of the table, and 4 for the page's last name; 0.4
+//! % of RAM. The table stores 32 bits of a name (`table`), and the check, which is needed anyway,
+//! does the rest.
 //!
 //! # Locks
-//! A lock is held while a bucket is copied or an entry written, never while a
-//! holder reads: that may take as long as it likes. A member that leaves while it
-//! is read from stays until the copy is made.
+//! A lock is held while a bucket is copied or an entry written, but never while a holder reads,
+//! which may take any time. A member that leaves while it is being read stays until the copy is
+//! made.
 
 mod members;
 mod table;
@@ -29,14 +28,13 @@ use crate::{Key, Name, Sample};
 
 pub(crate) use self::members::Seat;
 
-/// A VM's RAM, to be copied from. Pages are numbered over all its blocks, in
-/// whatever way whoever joined numbers them.
+/// A VM's RAM, to be copied from. Pages are numbered over all its blocks, in any way that the
+/// caller of [`Index::join`] chooses.
 pub trait Holder: Send + Sync {
-    /// Copies a page of [`PAGE_BYTES`]; false if it can't any more.
+    /// Copies a page of [`PAGE_BYTES`]. False if it can't any more.
     fn read(&self, page: u64, into: &mut [u8]) -> bool;
 
-    /// Copies pages one after the other, and says how many of the first ones it
-    /// could.
+    /// Copies pages in order until one can't be copied. Returns how many were.
     fn read_many(&self, pages: &[u64], into: &mut [u8]) -> usize {
         let mut done = 0;
         for (page, into) in pages.iter().zip(into.chunks_exact_mut(PAGE_BYTES)) {
@@ -48,9 +46,8 @@ pub trait Holder: Send + Sync {
         done
     }
 
-    /// Which of the pages from `first` on, one for each of `present`, have memory
-    /// behind them. The others hold what a file does, or nothing; reading them might give
-    /// them memory.
+    /// Marks which of the pages from `first` on, one for each of `present`, have memory behind
+    /// them. The others have a file's content, or none; reading them might give them memory.
     fn present(&self, first: u64, present: &mut [bool]) {
         let _ = first;
         present.fill(true);
@@ -63,14 +60,14 @@ pub struct Index {
     seats: Seats,
     living: Living,
     numbers: Arc<Numbers>,
-    /// More pages than that make the table no larger.
+    /// The table does not grow for more pages than this.
     pages_max: u64,
-    /// How many pages the members have. Who changes it changes the table's size.
+    /// How many pages the members have. Locked while the table's size changes.
     covered: Mutex<u64>,
 }
 
 impl Index {
-    /// An index for a host with so many pages of RAM. It grows as members join.
+    /// An index for a host with up to `pages_max` pages of RAM. It grows as members join.
     #[must_use]
     pub fn new(pages_max: u64) -> Arc<Self> {
         Arc::new(Self {
@@ -83,8 +80,8 @@ impl Index {
         })
     }
 
-    /// A VM with so many pages, whose content is found by whoever has `key`, takes
-    /// part until the guard is dropped. None if 4095 do already.
+    /// Adds a VM with so many pages, whose content is found with `key`, until the guard is
+    /// dropped. None if there are 4095 members already.
     #[must_use = "the member leaves when this is dropped"]
     pub fn join(self: &Arc<Self>, holder: Arc<dyn Holder>, key: Key, pages: u64) -> Option<Member> {
         let mut covered = self.covered.lock();
@@ -101,12 +98,12 @@ impl Index {
         self.table.fit(covered.min(self.pages_max), &self.living);
     }
 
-    /// Looks for the content of each of `names`, copies it to its place in `into`,
-    /// and says in `found` of which names it is there now. Returns how many those
-    /// are. What else is in `into` afterwards means nothing.
+    /// Looks for the content of each of `names` and copies it to its place in `into`. `found`
+    /// tells for each name whether it was found; the number of these is returned. The rest of
+    /// `into` is undefined.
     ///
     /// # Panics
-    /// If there is not one page of `into` for each name.
+    /// If `into` does not have one page for each name.
     pub fn find(&self, names: &[Name], key: &Key, into: &mut [u8], found: &mut Vec<bool>) -> usize {
         assert_eq!(into.len(), names.len() * PAGE_BYTES, "a page for each name");
         found.clear();
@@ -118,7 +115,7 @@ impl Index {
         found.iter().filter(|found| **found).count()
     }
 
-    /// Whether somebody seems to have the content; nothing is read.
+    /// Whether a member seems to have the content; nothing is read.
     #[must_use]
     pub fn has(&self, name: &Name) -> bool {
         self.table.places(Hint::of(name), &self.living).next().is_some()
@@ -132,15 +129,15 @@ impl Index {
         fixed + self.table.bytes() + members
     }
 
-    /// Those who take part now.
+    /// The current members.
     pub(crate) fn seats(&self) -> impl Iterator<Item = Arc<Seat>> {
         self.living.all().filter_map(|member| self.seats.of(member))
     }
 
-    /// The pages have these names now. `changed` is told of those that had another
-    /// one, or none.
+    /// Notes the pages' current names. `changed` is called for those that had another name, or
+    /// none.
     pub(crate) fn note(&self, seat: &Seat, named: &[(u64, Name)], mut changed: impl FnMut(Name)) {
-        // One who has left can't be found, but need not fill buckets either.
+        // A member that has left can't be found, but should not fill buckets either.
         if !self.living.has(seat.number) {
             return;
         }
@@ -158,7 +155,7 @@ impl Index {
         }
     }
 
-    /// The page has no content that is worth a name.
+    /// Notes that the page has no content that is worth a name.
     pub(crate) fn forget(&self, seat: &Seat, page: u64) {
         let Some((page, Some(before))) = seat.replace(page, None) else { return };
         self.table.take(before, Place { member: seat.number, page });
@@ -171,7 +168,7 @@ impl Index {
         }
         let mut at = 0;
         while at < names.len() {
-            // Whose pages follow one another is asked for them in one go.
+            // Adjacent names of one member are one read.
             let member = |place: &Option<Place>| place.map(|place| place.member);
             let same = |place: &&Option<Place>| member(place) == member(&places[at]);
             let run = at..at + places[at..names.len()].iter().take_while(same).count();
@@ -182,7 +179,7 @@ impl Index {
         }
     }
 
-    /// Finds names at places that one member has, or else anywhere.
+    /// Finds names at places of one member, or else anywhere.
     fn find_run(
         &self,
         names: &[Name],
@@ -207,7 +204,7 @@ impl Index {
         }
     }
 
-    /// Finds a name wherever it may be.
+    /// Finds a name at any of its places.
     fn find_one(&self, name: &Name, key: &Key, into: &mut [u8]) -> bool {
         for place in self.table.places(Hint::of(name), &self.living) {
             let Some(seat) = self.seats.of(place.member).filter(|seat| seat.key == *key) else {
@@ -222,8 +219,8 @@ impl Index {
         false
     }
 
-    /// Whether `copy`, made of `place`, is what `name` is the name of. An entry
-    /// that was wrong goes; it may also be right, and another name's.
+    /// Whether `copy`, made of `place`, has this name. A wrong entry is removed, unless it is
+    /// right for another name with the same hint.
     fn is_right(&self, name: &Name, place: Place, key: &Key, copy: &[u8]) -> bool {
         let copied = key.name(copy);
         if copied == *name {
@@ -239,42 +236,48 @@ impl Index {
 /// How much of a member is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// How many times a scanner has looked at all of its pages.
+    /// How many times a scanner has scanned all of its pages.
     pub rounds: u64,
-    /// At how many it has looked in this round.
+    /// How many pages it has scanned in this round.
     pub pages: u64,
-    /// How many have a name: those that were noted, and not forgotten.
+    /// How many pages have a name: those that were noted, and not forgotten.
     pub named: u64,
 }
 
-/// A VM's place in the index. When it is dropped all its entries are void at once,
-/// and its holder is dropped as soon as nobody reads from it. If the index covers
-/// less than half of what it did it is then made smaller, which means to write what
-/// is left of it once: not something for a blackout.
+/// A VM's membership in the index. When it is dropped, all its entries become invalid at once,
+/// and its holder is dropped as soon as it is not being read. If the index then covers less than
+/// half of what it did, it is made smaller by writing what is left of it once: do not do this
+/// during a VM's downtime.
 pub struct Member {
     index: Arc<Index>,
     seat: Arc<Seat>,
 }
 
 impl Member {
-    /// The pages have these names now.
+    /// Notes the pages' current names.
     pub fn note(&self, named: &[(u64, Name)]) {
         self.index.note(&self.seat, named, |_| {});
     }
 
-    /// The page has no content that is worth a name: it is zero, or a hole.
+    /// Notes that the page has no content that is worth a name: it is zero, or a hole.
     pub fn forget(&self, page: u64) {
         self.index.forget(&self.seat, page);
     }
 
-    /// What there is here, as far as it is known: one in `one_in` contents.
+    /// A sample of this member's known content: one in `one_in`.
     #[must_use]
     pub fn sample(&self, one_in: u32) -> Sample {
         Sample::of(self.seat.hints(), one_in)
     }
 
-    /// How much of this member is known. It looks at all pages' notes, so it is
-    /// not for each batch.
+    /// Whether any page of this member has a name. May search the notes of all pages.
+    #[must_use]
+    pub fn has_names(&self) -> bool {
+        self.seat.hints().next().is_some()
+    }
+
+    /// How much of this member is known. It counts the notes of all pages, so do not call it for
+    /// each batch.
     #[must_use]
     pub fn scanned(&self) -> Scanned {
         self.seat.scanned()

@@ -1,17 +1,22 @@
-//! Content that need not be sent: pages that come by name, and are found on this
-//! host.
+//! The destination's half of deduplication: pages that the source sends by name.
 //!
-//! A source names the pages of QEMU's first pass. What this host has is copied
-//! from the RAM of the VM that has it, named once more, and placed only if the name
-//! is the same. What is on its way here already, for another VM or another page, is
-//! waited for. Else, if the VM may have content of the rack, its directory is asked,
-//! and what another host has or gets comes from there. All else is asked of the
-//! source. A name that nobody has, a copy that has changed, a VM that never comes, a
-//! host that is gone cost time, not content.
+//! The source names the pages of QEMU's first pass. For each name, the first that applies:
+//!
+//! - Content that a VM on this host has is copied from its RAM, named again, and placed only if
+//!   the name is the same.
+//! - Content in flight to this host, for another VM or another page, is awaited.
+//! - Content that one of the VM's disks should have is read there ([`storage`](crate::storage)).
+//! - If the VM may use the rack's content, the directory is queried, and content that another
+//!   host has or gets is fetched from that host.
+//! - Anything else is requested from the source.
+//!
+//! A name that no host has, a copy that has changed, a VM that never arrives, or a host that is
+//! gone costs time, not correctness.
 
 mod blocks;
 mod brought;
 mod copies;
+mod drained;
 mod exchange;
 mod in_flight;
 mod kept;
@@ -20,6 +25,8 @@ mod recipient;
 mod resolve;
 mod settle;
 mod sharing;
+#[cfg(test)]
+mod tests;
 
 pub use blocks::Blocks;
 pub(crate) use exchange::{Exchange, Page, Waiter};

@@ -1,8 +1,9 @@
-//! The other hosts of this one's rack: what they have need not come from a source.
+//! The rack: content that other hosts have need not come from a source.
 
 mod claims;
 mod effort;
 mod line;
+mod patience;
 mod publisher;
 mod serve;
 
@@ -26,11 +27,11 @@ use publisher::Publisher;
 pub(crate) use serve::RemoteWaiter;
 pub use serve::serve;
 
-/// A batch waits so long for the directory at most: its answer may be behind others'
-/// content in a full network card.
+/// The longest wait for the directory. Its answer may be queued behind others' content in a full
+/// network card.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
-/// After a failure nobody asks it for so long, and after each one that follows twice
-/// as long: one that does not answer at all soon costs nearly nothing.
+/// The directory is not queried for this long after a failure, and for twice as long after each
+/// one that follows. So one that never answers soon costs nearly nothing.
 const REST_LEAST: Duration = Duration::from_millis(500);
 const REST_MOST: Duration = Duration::from_secs(8);
 
@@ -46,7 +47,7 @@ pub struct Mate {
 /// Where a rack's directory is.
 #[derive(Debug)]
 pub enum DirectoryAt {
-    /// Here.
+    /// In this agent.
     Here(Arc<Embedded>),
     /// In the agent of this host of the rack.
     At(Mate),
@@ -60,18 +61,18 @@ pub struct Rack {
     me: HostName,
     security: Security,
     directory: Arc<dyn Directory>,
-    /// What others ask, if it is here.
+    /// The directory that other hosts query, if it is here.
     embedded: Option<Arc<Embedded>>,
-    /// Since its last answer it has failed.
+    /// Set if the directory has failed since its last answer.
     rests: Mutex<Option<Rest>>,
     mates: HashMap<HostName, Mate>,
-    /// Connections by which content comes, by host.
+    /// Connections that carry content to this host, by peer.
     lines: Mutex<HashMap<HostName, Arc<Line>>>,
     last_line: AtomicU64,
     publisher: Publisher,
 }
 
-/// A directory that is not asked for a while.
+/// A time in which the directory is not queried.
 #[derive(Clone, Debug)]
 struct Rest {
     until: Instant,
@@ -82,7 +83,7 @@ struct Rest {
 impl Rest {
     fn after(before: Option<&Self>, why: DirectoryError, now: Instant) -> Self {
         let time = before.map_or(REST_LEAST, |rest| {
-            // Those that asked together failed together.
+            // Queries that failed together count as one failure.
             if now < rest.until { rest.time } else { (rest.time * 2).min(REST_MOST) }
         });
         Self { until: now + time, time, why }
@@ -93,7 +94,7 @@ impl Rack {
     /// The rack of the host `me`, where `mates` are the others.
     ///
     /// # Errors
-    /// If a name is none, or the system gives no thread.
+    /// If a name is invalid, or a thread can't be started.
     pub fn new(
         me: &str,
         mates: Vec<Mate>,
@@ -123,17 +124,17 @@ impl Rack {
         }))
     }
 
-    /// The directory that is kept here, for others of the rack.
+    /// The directory that this agent keeps for the rack.
     #[must_use]
     pub fn embedded(&self) -> Option<&Arc<Embedded>> {
         self.embedded.as_ref()
     }
 
-    /// Where these contents are or go to, one answer for each: none is here or at
-    /// nobody's, and is this host's now.
+    /// Claims these contents. Returns for each the other host that has or gets it. None if it is
+    /// here, or no host has it: then this host has claimed it.
     ///
     /// # Errors
-    /// If the directory doesn't answer, or is let rest because it didn't before.
+    /// If the directory doesn't answer, or is not queried because it didn't before.
     pub(crate) fn claim(&self, names: &[Name]) -> Result<Vec<Option<HostName>>, DirectoryError> {
         if let Some(rest) = &*self.rests.lock()
             && Instant::now() < rest.until
@@ -157,18 +158,18 @@ impl Rack {
         Ok(answers.into_iter().map(elsewhere).collect())
     }
 
-    /// These contents are here.
+    /// Publishes that these contents are here.
     pub(crate) fn holds(&self, names: Vec<Name>) {
         self.publisher.holds(names);
     }
 
-    /// These contents are not here, whatever the directory says.
+    /// Publishes that these contents are not here, whatever the directory says.
     fn lacks(&self, names: Vec<Name>) {
         self.publisher.lacks(names);
     }
 }
 
-/// Asks the directory that another agent keeps.
+/// A client of the directory that another agent keeps.
 fn ask_at(mate: Mate, security: Security) -> io::Result<Remote> {
     let at = format!("the agent of {}", mate.name);
     Remote::new(at, move |_until| {
@@ -193,7 +194,7 @@ mod tests {
         for _ in 0..6 {
             let fails = |before: Option<&Rest>| Some(Rest::after(before, late(), now));
             rest = fails(rest.as_ref());
-            // Another one who asked at the same time.
+            // A second query that was made at the same time.
             rest = fails(rest.as_ref());
             let next: &Rest = rest.as_ref().unwrap();
             times.push(next.time.as_millis());

@@ -1,10 +1,12 @@
-//! Pages that the VM's own disks have: its page cache, mostly. They are read from
-//! the storage that both hosts share, while the network carries the others.
+//! Pages that the VM's own disks have, mostly its page cache. They are read from the storage that
+//! both hosts share, while the network carries the others.
 //!
-//! The source names a page and says where a disk should have it. What nobody here
-//! has or brings is read there, upwards; what the network has room for is asked of
-//! the source, from the other end. Where the two meet all is there. What was read
-//! counts only if it has the name: a disk may have changed, or be another one.
+//! The source names a page and the place where a disk should have it. Pages that no VM here has
+//! or provides are read from the disk, upwards. As much as the network has room for is requested
+//! from the source, starting at the other end. When the two meet, all pages have arrived. A page
+//! that was read counts only if it has the name: the disk may have changed, or be another one.
+
+mod names;
 
 use std::sync::Arc;
 use std::sync::Weak;
@@ -18,15 +20,15 @@ use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings
 use wire::DiskPlace;
 
 use crate::destination::{Arriving, Exchange, Outbox, Provider, Resolving};
+use names::Names;
 
 const SECTOR_BYTES: u64 = 512;
 
-/// The disks of one VM that arrives, as far as they are read. Dropping it ends
-/// their readers.
+/// The disks of one arriving VM that are read. Dropping it ends their readers.
 pub(crate) struct DiskReaders {
     number: u64,
     exchange: Weak<Exchange>,
-    /// By the numbers that the source knows them by.
+    /// By the source's numbers for them.
     disks: Vec<Option<Disk>>,
     spare: Mutex<Spare>,
 }
@@ -36,33 +38,33 @@ struct Disk {
     taking: Arc<Taking>,
 }
 
-/// What the source could send of what is read here.
+/// Pages that are read here and that the source could send.
 #[derive(Default)]
 struct Spare {
-    /// All that it ever could, in pages.
+    /// All that it ever offered, in pages.
     said: u64,
-    /// What it was asked for.
+    /// What it was asked for, in pages.
     used: u64,
 }
 
-/// Gets what one disk's reader reads.
+/// Takes what one disk's reader reads.
 struct Taking {
     number: u64,
     exchange: Weak<Exchange>,
-    /// What is read, by the reader's tokens.
-    names: Mutex<Vec<Name>>,
-    /// Whoever reads it is over.
+    /// The names of wanted pages.
+    names: Mutex<Names>,
+    /// Whether the readers have been dropped.
     over: AtomicBool,
     stale_pages: AtomicU64,
-    /// Why pages were not read: of the first, or of all.
+    /// Why pages were not read: the first failure, or the reason why reading ended.
     why: Mutex<Option<Failure>>,
 }
 
 impl Taking {
-    fn names(&self, tokens: impl Iterator<Item = u64>) -> Vec<Name> {
-        let names = self.names.lock();
-        let name = |token| usize::try_from(token).ok().and_then(|at| names.get(at)).copied();
-        tokens.filter_map(name).collect()
+    /// The names of items that have ended.
+    fn take(&self, tokens: impl Iterator<Item = u64>) -> Vec<Name> {
+        let mut names = self.names.lock();
+        tokens.filter_map(|token| names.take(token)).collect()
     }
 }
 
@@ -74,7 +76,7 @@ impl Consumer for Taking {
     fn read(&self, pages: Pages<'_>) {
         let Some(exchange) = self.exchange.upgrade() else { return };
         let (tokens, bodies): (Vec<u64>, Vec<&[u8; PAGE_BYTES]>) = pages.iter().unzip();
-        let names = self.names(tokens.into_iter());
+        let names = self.take(tokens.into_iter());
         let by = Provider::Disk(self.number);
         let wrong = exchange.brought(by, &names, &|nth| &bodies[nth][..]);
         self.stale_pages.fetch_add(wrong as u64, Relaxed);
@@ -86,7 +88,7 @@ impl Consumer for Taking {
             self.why.lock().get_or_insert_with(|| why.clone());
         }
         let Some(exchange) = self.exchange.upgrade() else { return };
-        let names = self.names(items.iter().map(|item| item.token));
+        let names = self.take(items.iter().map(|item| item.token));
         exchange.not_brought(Provider::Disk(self.number), &names);
     }
 
@@ -98,30 +100,29 @@ impl Consumer for Taking {
     }
 }
 
-/// What names the pages of a VM whose content is not shared: source and destination
-/// have a secret for the one migration.
+/// The key that names the pages of a VM whose content is not shared. Source and destination have
+/// a secret for the one migration.
 #[must_use]
 pub fn key(secret: &str) -> Key {
     Key::new(secret.as_bytes(), &Domain::default())
 }
 
-/// A VM arrives whose content is not shared: its pages are read from its disks, or
-/// found among those that it has already. Its source is to be told what the
-/// [`Outbox`] says.
+/// Admits a VM whose content is not shared: its pages are read from its disks, or found among
+/// those that it has already. The caller sends the [`Outbox`]'s messages to its source.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If a thread can't be started.
 pub fn admit(
     secret: &str,
     vm: Arriving,
     threads: &Arc<DataThreads>,
 ) -> std::io::Result<(Resolving, Outbox)> {
-    Exchange::start(vm.blocks.pages(), None)?.admit(key(secret), None, vm, threads)
+    Exchange::start_for_one(vm.blocks.pages())?.admit(key(secret), None, vm, threads)
 }
 
 /// Disks that can be read, and how.
 pub struct Disks {
-    /// By the numbers that the source knows them by.
+    /// By the source's numbers for them.
     pub opened: Vec<Option<Opened>>,
     /// How fast, and by which threads.
     pub settings: Settings,
@@ -132,17 +133,17 @@ pub struct Disks {
 pub struct Stored {
     /// Pages that are placed.
     pub placed_bytes: u64,
-    /// What was read, with what lies between wanted pages.
+    /// What was read, including the gaps between wanted pages.
     pub read_bytes: u64,
-    /// Pages that were something else by then.
+    /// Pages that had other content on disk.
     pub stale_pages: u64,
     /// Pages that storage failed to give.
     pub failed_pages: u64,
 }
 
 impl DiskReaders {
-    /// Reads these disks for the VM with that number. What can't be read is told,
-    /// and passed by.
+    /// Starts reading disks for the VM with that number. Disks that can't be read are logged and
+    /// skipped.
     pub(crate) fn new(number: u64, exchange: &Arc<Exchange>, disks: Disks) -> Self {
         let Disks { opened, settings } = disks;
         let exchange = Arc::downgrade(exchange);
@@ -167,7 +168,7 @@ impl DiskReaders {
         Self { number, exchange: Weak::clone(&exchange), disks, spare: Mutex::default() }
     }
 
-    /// Whether a place is one that is read.
+    /// Whether the place's disk is read.
     pub(crate) fn has(&self, place: DiskPlace) -> bool {
         self.disk(place.disk).is_some()
     }
@@ -176,7 +177,7 @@ impl DiskReaders {
         self.disks.get(usize::from(number))?.as_ref()
     }
 
-    /// These are wanted from there.
+    /// Queues pages to be read from disks.
     pub(crate) fn want(&self, wanted: &mut [(DiskPlace, Name)]) {
         wanted.sort_unstable_by_key(|(place, _)| (place.disk, place.sector));
         for run in wanted.chunk_by(|(one, _), (next, _)| one.disk == next.disk) {
@@ -184,26 +185,23 @@ impl DiskReaders {
                 continue;
             };
             let mut names = disk.taking.names.lock();
-            let first = names.len() as u64;
-            names.extend(run.iter().map(|(_, name)| *name));
-            drop(names);
-            let item = |(token, (place, _)): (u64, &(DiskPlace, Name))| Item {
-                token,
+            let item = |(place, name): &(DiskPlace, Name)| Item {
+                token: names.add(*name),
                 offset: place.sector.saturating_mul(SECTOR_BYTES),
             };
-            let items: Vec<Item> = (first..).zip(run).map(item).collect();
+            let items: Vec<Item> = run.iter().map(item).collect();
+            drop(names);
             if disk.reader.add(&items).is_err()
                 && let Some(exchange) = self.exchange.upgrade()
             {
-                let names: Vec<Name> = run.iter().map(|(_, name)| *name).collect();
+                let names = disk.taking.take(items.iter().map(|item| item.token));
                 exchange.not_brought(Provider::Disk(self.number), &names);
             }
         }
         self.give_back();
     }
 
-    /// The source could send so many pages that are read here, all that it ever
-    /// could counted.
+    /// The source could send so many pages that are read here, counted from the beginning.
     pub(crate) fn spare(&self, pages: u64) {
         let mut spare = self.spare.lock();
         spare.said = spare.said.max(pages);
@@ -211,7 +209,8 @@ impl DiskReaders {
         self.give_back();
     }
 
-    /// Has the source send what it can of what is furthest from being read.
+    /// Requests as many pages as the source can send, starting with those furthest from being
+    /// read.
     fn give_back(&self) {
         let mut spare = self.spare.lock();
         let Some(exchange) = self.exchange.upgrade() else { return };
@@ -225,12 +224,12 @@ impl DiskReaders {
                 return;
             }
             spare.used += taken.len() as u64;
-            let names = disk.taking.names(taken.iter().copied());
+            let names = disk.taking.take(taken.iter().copied());
             exchange.not_brought(Provider::Disk(self.number), &names);
         }
     }
 
-    /// What was read by now.
+    /// What was read so far.
     pub(crate) fn read(&self) -> Stored {
         let mut read = Stored::default();
         for Disk { reader, taking } in self.disks.iter().flatten() {
@@ -242,7 +241,7 @@ impl DiskReaders {
         read
     }
 
-    /// What was not as the guest's helper said, for whoever reads the report.
+    /// Notes for the report on what was not as the guest's helper reported.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let stale_pages = self.read().stale_pages;

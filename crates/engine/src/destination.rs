@@ -1,5 +1,5 @@
-//! The destination's side: takes connections from other agents, and sorts them
-//! into arrivals and their lanes.
+//! The destination's side: accepts connections from other agents, and sorts them into arrivals and
+//! their lanes.
 
 mod by_name;
 mod connections;
@@ -8,6 +8,7 @@ mod lanes;
 mod nic_use;
 mod orders;
 mod phases;
+mod postcopies;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -27,11 +28,12 @@ use wire::{
 use crate::host::{Host, Local};
 use connections::{Connections, Place};
 use lanes::ArrivingLanes;
+use postcopies::Postcopies;
 
-/// A peer that has connected says who it is at once.
+/// The time in which a peer that has connected must identify itself.
 const PREAMBLE_MAX: Duration = Duration::from_secs(5);
 
-/// The agent's ear for other agents. Dropping it stops it.
+/// Listens for other agents. Dropping it stops it.
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -44,13 +46,14 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
     arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
     connections: Arc<Connections>,
+    postcopies: Arc<Postcopies>,
 }
 
-/// Takes connections from other agents from now on. Strangers can't keep out those
-/// that come from `hosts`, addresses that other hosts are known to have.
+/// Starts to accept connections from other agents. Strangers can't keep out connections from
+/// `hosts`, the known addresses of other hosts.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If the system can't start a thread.
 pub fn serve(
     listener: TcpListener,
     hosts: impl IntoIterator<Item = IpAddr>,
@@ -64,6 +67,7 @@ pub fn serve(
         stopping: AtomicBool::new(false),
         arrivals: Mutex::default(),
         connections: Connections::new(hosts),
+        postcopies: Arc::default(),
     });
     let accepting = thread::Builder::new().name("peers".to_owned()).spawn({
         let shared = Arc::clone(&shared);
@@ -72,37 +76,44 @@ pub fn serve(
     Ok(Server { shared, address, accepting: Some(accepting) })
 }
 
-/// The addresses that other hosts are known to have.
+/// The known addresses of other hosts.
 #[derive(Clone, Debug)]
 pub struct KnownHosts(Arc<Connections>);
 
 impl KnownHosts {
-    /// From now on these are known, and no others.
+    /// Replaces the known addresses.
     pub fn are(&self, hosts: impl IntoIterator<Item = IpAddr>) {
         self.0.know_hosts(hosts);
     }
 }
 
 impl Server {
-    /// What can be changed while it listens.
+    /// The known addresses, which can be changed while it listens.
     #[must_use]
     pub fn known_hosts(&self) -> KnownHosts {
         KnownHosts(Arc::clone(&self.shared.connections))
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Takes no more connections and breaks off those there are: VMs that are
-    /// arriving stay at their sources.
+    /// Waits until the carried VMs in post-copy have all of their memory here, at most until
+    /// `until`. Returns how many have not.
+    #[must_use]
+    pub fn wait_postcopies(&self, until: Instant) -> usize {
+        self.shared.postcopies.wait_none(until)
+    }
+
+    /// Accepts no more connections and breaks off the open ones: VMs that are arriving stay at
+    /// their sources.
     pub fn stop(&mut self) {
         self.shared.stopping.store(true, SeqCst);
         self.shared.connections.end_all();
         let Some(accepting) = self.accepting.take() else { return };
-        // Wakes the accept: a connection to ourselves, turned away.
+        // Wakes the accept by a connection to ourselves, which is turned away.
         let mut address = self.address;
         if address.ip().is_unspecified() {
             address.set_ip(match address {
@@ -131,7 +142,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, or a connection that was gone at once.
+                // Out of descriptors, or the peer has closed the connection at once.
                 tracing::warn!(%error, "cannot take a connection");
                 thread::sleep(Duration::from_millis(50));
                 continue;
@@ -141,7 +152,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             tracing::warn!(%peer, "too many connections; turned away");
             continue;
         };
-        // Without a thread it is dropped, and its place with it.
+        // Without a thread, the connection is dropped together with its place.
         let spawned = thread::Builder::new().name(format!("peer-{number}")).spawn({
             let shared = Arc::clone(shared);
             move || {
@@ -163,21 +174,21 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 /// Why a connection is not served.
 #[derive(Debug, thiserror::Error)]
 enum TurnedAway {
-    /// The peer has no right to speak here, or speaks in another way.
+    /// The peer has no right to connect here, or does not speak TLS as expected.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// It has, and breaks the rules.
+    /// The peer violates the protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// It breaks the rules of a directory.
+    /// The peer violates the directory's protocol.
     #[error(transparent)]
     Directory(#[from] directory::ServeError),
-    /// It speaks in another host's name.
+    /// The peer claims another host's name.
     #[error("it says that it is {said}, and its certificate that it is {certified}")]
     OtherName {
-        /// What it says.
+        /// The name that it claims.
         said: String,
-        /// What its certificate says.
+        /// The name in its certificate.
         certified: String,
     },
 }
@@ -188,8 +199,7 @@ impl From<io::Error> for TurnedAway {
     }
 }
 
-/// Finds out who a connection is from and what it is for, and serves it to its
-/// end.
+/// Identifies a connection's peer and purpose, and serves it to its end.
 fn serve_one(
     shared: &Arc<Shared>,
     stream: TcpStream,
@@ -220,7 +230,7 @@ fn serve_one(
                 return Ok(());
             };
             place.is_known();
-            // Also without certificates: nobody else has heard the token.
+            // Also without certificates: only the source knows the token.
             place.is_of_host();
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
             arrival.carry(connection, number);
@@ -238,7 +248,7 @@ fn serve_one(
                 return Ok(());
             }
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
-            // With certificates nobody says what another host has.
+            // With certificates, a host can only register its own content.
             let peer = connection.peer().map(str::to_owned);
             let is_he = |host: &HostName| peer.as_ref().is_none_or(|peer| peer == host.as_str());
             let (reader, writer) = connection.halves();
@@ -275,7 +285,7 @@ fn serve_one(
     Ok(())
 }
 
-/// One word about a switchover, and at most one back.
+/// Answers one message of a switchover, with at most one message.
 fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway> {
     let Some(Frame::Message(json)) = read_frame(connection)? else { return Ok(()) };
     let inquiry: Inquiry = read_message(&json)?;
@@ -286,7 +296,7 @@ fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway
     }
 }
 
-/// With certificates nobody speaks in another host's name.
+/// With certificates, a host can't use another host's name.
 fn check_name(connection: &Connection, said: &str) -> Result<(), TurnedAway> {
     match connection.peer() {
         Some(certified) if certified != said => {
@@ -296,7 +306,7 @@ fn check_name(connection: &Connection, said: &str) -> Result<(), TurnedAway> {
     }
 }
 
-/// Hears what a connection is for, and which version of the protocol it speaks.
+/// Reads a connection's purpose, and the version of the protocol that both speak.
 fn greet(connection: &mut Connection) -> Result<(Kind, u16), TurnedAway> {
     connection.set_read_deadline(Some(Instant::now() + PREAMBLE_MAX))?;
     let mut bytes = [0; Preamble::BYTES];
@@ -308,7 +318,7 @@ fn greet(connection: &mut Connection) -> Result<(Kind, u16), TurnedAway> {
             connection.close();
             return Err(error.into());
         }
-        // A stranger gets no answer.
+        // A peer that is not Droveway gets no answer.
         Err(error) => return Err(error.into()),
     };
     connection.set_read_deadline(None)?;

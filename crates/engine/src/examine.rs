@@ -1,4 +1,4 @@
-//! Asking another agent something, on a connection of its own.
+//! Sends a question to another agent, on a connection of its own.
 
 use std::time::{Duration, Instant};
 
@@ -11,27 +11,35 @@ use crate::host::{Local, Peer, lane_endpoint};
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Examined {
-    /// What it is.
+    /// The answer.
     pub answer: Answer,
-    /// How long it took, without the making of the connection.
+    /// The round trip, without connecting.
     pub took: Duration,
 }
 
-/// There is none.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ExamineError {
-    /// The agent isn't there, or doesn't take the connection.
+    /// The agent isn't there, or doesn't accept the connection.
     #[error(transparent)]
     Connect(#[from] LaneError),
-    /// The connection broke, or the peer breaks the rules.
+    /// The connection broke, or the peer violated the protocol.
     #[error(transparent)]
     Broken(#[from] WireError),
-    /// It closed the connection.
+    /// The peer closed the connection.
     #[error("it hangs up: it may be of a version that can't be asked")]
     HungUp,
-    /// It said something else.
+    /// The peer sent another message.
     #[error("it answers something else")]
     OutOfTurn,
+}
+
+impl ExamineError {
+    /// Whether the agent may take a connection in a moment.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Connect(error) if error.may_pass())
+    }
 }
 
 /// Asks the agent of the host `peer` at `endpoint`.
@@ -60,7 +68,7 @@ pub fn examine(
     }
 }
 
-/// The ways that lanes to `peer` take, each once.
+/// The pairs of addresses that lanes to `peer` use, each once.
 #[must_use]
 pub fn ways(local: &Local, peer: &Peer) -> Vec<Endpoint> {
     let count = local.nics.len().max(peer.nics.len()).max(1);

@@ -1,5 +1,4 @@
-//! Records what happens in one migration: as progress while it happens, and for the
-//! report.
+//! Records the events of one migration, as progress while they happen, and for the report.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -11,14 +10,14 @@ use wire::Cost;
 
 use crate::watch::Watch;
 
-/// Most samples kept. When there are more, every second one goes and they are
-/// taken half as often.
+/// The most samples kept. When there are more, every second one is dropped and they are taken half
+/// as often.
 const SAMPLES_MAX: usize = 1200;
 
-/// Most notes kept. They may come from a peer, and the report is in memory.
+/// The most notes kept. They may come from a peer, and the report is in memory.
 const NOTES_MAX: usize = 64;
 
-/// Most changes of bounds kept; the oldest go.
+/// The most changes of bounds kept; the oldest are dropped.
 const CHANGES_MAX: usize = 100;
 
 pub(crate) struct ReportBuilder {
@@ -29,7 +28,7 @@ pub(crate) struct ReportBuilder {
 
 struct State {
     report: Report,
-    /// Samples passed by for each one kept.
+    /// Samples skipped for each one kept.
     thin: u32,
     passed: u32,
 }
@@ -43,7 +42,7 @@ impl ReportBuilder {
             downtime_goal_ms: goal_ms,
             bounds: watch.bounds(),
             phases: vec![PhaseTime { phase: Phase::Prepare, start_s: 0.0 }],
-            // Until it is known how it ends.
+            // A placeholder until the outcome is known.
             ..Report::empty(&progress, started_unix_s, Outcome::Cancelled)
         };
         let state = Mutex::new(State { report, thin: 0, passed: 0 });
@@ -58,7 +57,7 @@ impl ReportBuilder {
         &self.watch
     }
 
-    /// The migration is in `phase` from now on. Phases only go forward.
+    /// The migration enters `phase`. Phases only go forward.
     pub(crate) fn enter(&self, phase: Phase) {
         let start_s = self.elapsed_s();
         let mut state = self.state.lock();
@@ -70,18 +69,13 @@ impl ReportBuilder {
         tracing::info!(?phase, at_s = start_s, "phase");
         drop(state);
         self.watch.update(|progress| {
-            // Another thread may have told of a later one since.
+            // Another thread may have reported a later one since.
             progress.phase = progress.phase.max(phase);
             progress.elapsed_s = progress.elapsed_s.max(start_s);
         });
     }
 
-    /// Whether the VM is stopped, for its switchover.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.state.lock().report.phases.last().is_some_and(|last| last.phase >= Phase::Stopped)
-    }
-
-    /// A feature that is not used, and why.
+    /// Notes a feature that is not used, and why.
     pub(crate) fn note(&self, note: impl Into<String>) {
         let note = String::from(Reason::new(note));
         let mut state = self.state.lock();
@@ -94,7 +88,7 @@ impl ReportBuilder {
         self.watch.update(|progress| progress.notes.push(note));
     }
 
-    /// The operator has changed what it may use.
+    /// The operator has changed the migration's bounds.
     pub(crate) fn rebound(&self, bounds: &Bounds) {
         let at_s = self.elapsed_s();
         self.tell(|report| {
@@ -131,13 +125,12 @@ impl ReportBuilder {
         });
     }
 
-    /// Changes what the report says.
+    /// Changes the report.
     pub(crate) fn tell(&self, change: impl FnOnce(&mut Report)) {
         change(&mut self.state.lock().report);
     }
 
-    /// The end: the report, after the outcome is shown as progress.
-    /// The destination has said what it took there.
+    /// The destination has reported its cost.
     pub(crate) fn took_there(&self, cost: &Cost) {
         self.tell(|report| {
             report.cpu_destination_s = cost.cpu_s;
@@ -146,12 +139,13 @@ impl ReportBuilder {
             report.again_bytes = cost.again_bytes;
             report.stored_bytes = cost.stored_bytes;
             report.storage_read_bytes = cost.storage_read_bytes;
-            // It ran before we heard so.
+            // The VM ran before we were told.
             let ran_ms = cost.ran_ms.max(0.0);
             report.downtime_ms = report.downtime_ms.map(|ms| (ms - ran_ms).max(0.0));
         });
     }
 
+    /// Ends the migration: shows the outcome as progress, and returns the report.
     pub(crate) fn end(&self, outcome: Outcome) -> Report {
         let mut report = self.state.lock().report.clone();
         report.outcome = outcome.clone();

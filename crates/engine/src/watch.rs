@@ -1,4 +1,4 @@
-//! Watching a migration, and cancelling it, from other threads.
+//! Lets other threads watch and cancel a migration.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use api::{Bounds, BoundsChange, Phase, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
-/// A handle shared by the migration and those that watch it.
+/// A handle shared by the migration and its watchers.
 pub struct Watch {
     state: Mutex<State>,
     changed: Condvar,
@@ -15,7 +15,7 @@ pub struct Watch {
     rebind: Sender<()>,
     rebound: Receiver<()>,
     entered: Option<Box<Entered>>,
-    /// Phases are told in their order, whichever threads come to them.
+    /// Keeps phases in order for `entered`, whichever threads report them.
     telling: Mutex<()>,
 }
 
@@ -25,17 +25,18 @@ struct State {
     progress: Progress,
     version: u64,
     bounds: Bounds,
+    is_broken_off: bool,
 }
 
 impl Watch {
-    /// A watch that shows `progress` until the migration says more, of one that
-    /// may use what `bounds` say.
+    /// A watch that shows `progress` until the migration reports more; the migration may use what
+    /// `bounds` permit.
     #[must_use]
     pub fn new(progress: Progress, bounds: Bounds) -> Self {
         let (cancel, cancelled) = bounded(1);
         let (rebind, rebound) = bounded(1);
         Self {
-            state: Mutex::new(State { progress, version: 0, bounds }),
+            state: Mutex::new(State { progress, version: 0, bounds, is_broken_off: false }),
             changed: Condvar::new(),
             cancel,
             cancelled,
@@ -46,27 +47,26 @@ impl Watch {
         }
     }
 
-    /// The same; `entered` is told of each phase that it comes to. A watcher may miss one
-    /// that is over at once. It must not wait for anything: the VM may stand still.
+    /// The same; `entered` is called with each phase that the migration enters, even one that is
+    /// over at once, which a watcher may miss. It must not block: the VM may be stopped.
     #[must_use]
     pub fn with_entered(self, entered: impl Fn(Phase) + Send + Sync + 'static) -> Self {
         Self { entered: Some(Box::new(entered)), ..self }
     }
 
-    /// Changes what the migration may use, at both ends. Says what it may use
-    /// from now on.
+    /// Changes the migration's bounds at both ends; returns the new ones.
     pub fn set(&self, change: BoundsChange) -> Bounds {
         let bounds = {
             let mut state = self.state.lock();
             state.bounds = change.apply(std::mem::take(&mut state.bounds));
             state.bounds.clone()
         };
-        // A change that is not heard yet is heard together with this one.
+        // A pending change is handled together with this one.
         let _ = self.rebind.try_send(());
         bounds
     }
 
-    /// What the migration may use.
+    /// The migration's bounds.
     #[must_use]
     pub fn bounds(&self) -> Bounds {
         self.state.lock().bounds.clone()
@@ -75,8 +75,18 @@ impl Watch {
     /// Asks the migration to end and leave the VM at its source. After the
     /// point of no return this changes nothing.
     pub fn cancel(&self) {
-        // A second cancel finds the first still there: nothing to add.
+        // A second cancel finds the first one pending: nothing to add.
         let _ = self.cancel.try_send(());
+    }
+
+    /// Asks a carried migration to end even after its point of no return: the agent ends.
+    pub fn break_off(&self) {
+        self.state.lock().is_broken_off = true;
+        self.cancel();
+    }
+
+    pub(crate) fn is_broken_off(&self) -> bool {
+        self.state.lock().is_broken_off
     }
 
     /// The state now, and its version for [`Watch::wait`].
@@ -110,7 +120,7 @@ impl Watch {
         }
     }
 
-    /// Told when [`Watch::bounds`] have changed.
+    /// Receives when [`Watch::bounds`] have changed.
     pub(crate) fn rebound(&self) -> &Receiver<()> {
         &self.rebound
     }

@@ -1,7 +1,7 @@
-//! Whose the TCP sockets of this host are, as its kernel lists them.
+//! Owners of this host's TCP sockets, from the kernel's list.
 
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::NicError;
@@ -10,7 +10,7 @@ use crate::NicError;
 const ESTABLISHED: u8 = 0x01;
 const LISTENING: u8 = 0x0a;
 
-/// A line of the kernel's list.
+/// A line of that list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Line {
     local: SocketAddr,
@@ -21,28 +21,30 @@ struct Line {
 }
 
 impl Line {
-    /// Whether it connects `local` with `remote`, and somebody still has it: of a socket that
-    /// was closed, the kernel says that root has it.
+    /// Whether it connects `local` with `remote` and a process still holds it: the kernel lists a
+    /// closed socket as root's.
     fn connects(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        let (local, remote) = (unmapped(local), unmapped(remote));
         let is_held = self.state == ESTABLISHED && self.inode != 0;
         is_held && self.local == local && self.remote == remote
     }
 }
 
-/// The user whose socket connects `local` with `remote`, both as that socket sees
-/// them. None if there is no such socket on this host, or it is closed.
+/// The user whose socket connects `local` with `remote`, as that socket sees them. None if there is
+/// no such socket on this host, or it is closed.
 ///
 /// # Errors
-/// If the system does not say.
+/// If the system refuses.
 pub fn user_of(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, NicError> {
     Ok(lines(local)?.find(|line| line.connects(local, remote)).map(|line| line.uid))
 }
 
-/// The processes that have the socket that connects `local` with `remote`, both as that
-/// socket sees them, as far as we may look into them. None if it isn't on this host.
+/// The processes that hold the socket that connects `local` with `remote`, as that socket sees
+/// them. Processes that the agent may not inspect are missing. Empty if this host has no such
+/// socket.
 ///
 /// # Errors
-/// If the system does not say.
+/// If the system refuses.
 pub fn processes_of(local: SocketAddr, remote: SocketAddr) -> Result<Vec<u32>, NicError> {
     let Some(line) = lines(local)?.find(|line| line.connects(local, remote)) else {
         return Ok(Vec::new());
@@ -53,17 +55,19 @@ pub fn processes_of(local: SocketAddr, remote: SocketAddr) -> Result<Vec<u32>, N
     })
 }
 
-/// The process that listens at `address`, if it is the only one and we may see it.
+/// The process that listens at `address`, if it is the only one and the agent may inspect it.
 ///
 /// # Errors
-/// If the system does not say.
+/// If the system refuses.
 pub fn listener_at(address: SocketAddr) -> Result<Option<u32>, NicError> {
+    let address = unmapped(address);
     let is_it = |line: &Line| {
         let hears = line.local.ip() == address.ip() || line.local.ip().is_unspecified();
         line.state == LISTENING && hears && line.local.port() == address.port()
     };
-    // One for exactly this address hears before one for any.
-    let rank = |line: &Line| line.local.ip().is_unspecified();
+    // A listener for exactly this address takes precedence over one for any address, and that over
+    // one for any address of both families, which may be for IPv6 only: the list doesn't say.
+    let rank = |line: &Line| (line.local.ip().is_unspecified(), line.local.is_ipv6());
     let found = lines(address)?.filter(is_it).min_by_key(rank);
     let Some(line) = found else { return Ok(None) };
     let holding = holders(line.inode).map_err(|source| NicError::System {
@@ -74,27 +78,51 @@ pub fn listener_at(address: SocketAddr) -> Result<Option<u32>, NicError> {
     Ok(Some(pid))
 }
 
-/// Sockets of the same family as `like`.
+/// Sockets that packets to or from addresses like this one may belong to. For IPv4 these are also
+/// IPv6 sockets: of a mapped address, or of any.
 fn lines(like: SocketAddr) -> Result<impl Iterator<Item = Line>, NicError> {
-    let table = if like.is_ipv4() { "tcp" } else { "tcp6" };
-    // Of the network that the calling thread is in.
-    let text = fs::read_to_string(format!("/proc/thread-self/net/{table}"))
-        .map_err(|source| NicError::System { action: "reading the list of TCP sockets", source })?;
-    let lines: Vec<_> = text.lines().filter_map(parse).collect();
+    let reading = |source| NicError::System { action: "reading the list of TCP sockets", source };
+    let is_four = unmapped(like).is_ipv4();
+    let mut lines = Vec::new();
+    if is_four {
+        lines = table("tcp").map_err(reading)?;
+    }
+    // Without IPv6, the kernel has no such list.
+    let six = match table("tcp6") {
+        Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+        six => six.map_err(reading)?,
+    };
+    let may_be = |line: &Line| match is_four {
+        true => line.local.is_ipv4() || line.local.ip().is_unspecified(),
+        false => line.local.is_ipv6(),
+    };
+    lines.extend(six.into_iter().filter(may_be));
     Ok(lines.into_iter())
+}
+
+/// One of the kernel's lists, for the calling thread's network namespace.
+fn table(name: &str) -> io::Result<Vec<Line>> {
+    let text = fs::read_to_string(format!("/proc/thread-self/net/{name}"))?;
+    Ok(text.lines().filter_map(parse).collect())
+}
+
+/// An IPv4 address that is mapped to IPv6, as IPv4; any other as it is.
+fn unmapped(address: SocketAddr) -> SocketAddr {
+    let SocketAddr::V6(six) = address else { return address };
+    six.ip().to_ipv4_mapped().map_or(address, |four| (four, six.port()).into())
 }
 
 fn parse(line: &str) -> Option<Line> {
     let mut words = line.split_ascii_whitespace().skip(1);
-    let local = address(words.next()?)?;
-    let remote = address(words.next()?)?;
+    let local = unmapped(address(words.next()?)?);
+    let remote = unmapped(address(words.next()?)?);
     let state = u8::from_str_radix(words.next()?, 16).ok()?;
     let uid = words.nth(3)?.parse().ok()?;
     let inode = words.nth(1)?.parse().ok()?;
     Some(Line { local, remote, state, uid, inode })
 }
 
-/// Words of 32 bits in the processor's order, in hex, and a port.
+/// Parses an address: 32-bit words in the processor's byte order, in hex, and a port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -115,7 +143,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     }
 }
 
-/// The processes that have this socket open, but for those we may not look into.
+/// The processes that have this socket open, without those that the agent may not inspect.
 fn holders(inode: u64) -> io::Result<Vec<u32>> {
     let wanted = format!("socket:[{inode}]");
     let mut found = Vec::new();
@@ -123,7 +151,7 @@ fn holders(inode: u64) -> io::Result<Vec<u32>> {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // It may have ended.
+        // The process may have ended.
         let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         let links = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
         if links.into_iter().any(|link| link.as_os_str() == wanted.as_str()) {
@@ -167,16 +195,41 @@ mod tests {
         let us = rustix::process::geteuid().as_raw();
         assert_eq!(user_of(from, to).unwrap(), Some(us));
         assert_eq!(user_of(from, "127.0.0.1:9".parse().unwrap()).unwrap(), None);
-        // One that is closed while the other end is open is nobody's, and not root's.
+        // A socket that is closed while the other end is open has no owner, not root.
         let other = TcpStream::connect(at).unwrap();
         let closed = (other.local_addr().unwrap(), at);
         drop(other);
         assert_eq!(user_of(closed.0, closed.1).unwrap(), None);
         assert_eq!(processes_of(from, to).unwrap(), [std::process::id()]);
         assert!(processes_of(from, "127.0.0.1:9".parse().unwrap()).unwrap().is_empty());
-        // Our own files can be looked at even without rights.
+        // A process can inspect its own files even without privileges.
         assert_eq!(listener_at(at).unwrap(), Some(std::process::id()));
         drop((client, listener));
         assert_eq!(listener_at(at).unwrap(), None);
+    }
+
+    /// IPv4 clients of an IPv6 socket see it at their own kind of address.
+    #[test]
+    fn ipv4_addresses_lead_to_ipv6_sockets_too() {
+        let us = Some(std::process::id());
+        // The standard library's listeners take both families.
+        let any = TcpListener::bind("[::]:0").unwrap();
+        let port = any.local_addr().unwrap().port();
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        assert_eq!(listener_at(at).unwrap(), us);
+        assert_eq!(listener_at((Ipv6Addr::LOCALHOST, port).into()).unwrap(), us);
+        let client = TcpStream::connect(at).unwrap();
+        let (accepted, from) = any.accept().unwrap();
+        assert!(from.is_ipv6(), "{from}");
+        // As either end sees the two sockets.
+        assert!(user_of(accepted.local_addr().unwrap(), from).unwrap().is_some());
+        assert!(user_of(at, client.local_addr().unwrap()).unwrap().is_some());
+        assert!(user_of(from, accepted.local_addr().unwrap()).unwrap().is_some());
+
+        let mapped = TcpListener::bind("[::ffff:127.0.0.1]:0").unwrap();
+        let at = mapped.local_addr().unwrap();
+        assert_eq!(listener_at(at).unwrap(), us);
+        assert_eq!(listener_at((Ipv4Addr::LOCALHOST, at.port()).into()).unwrap(), us);
+        assert_eq!(listener_at((Ipv6Addr::LOCALHOST, at.port()).into()).unwrap(), None);
     }
 }

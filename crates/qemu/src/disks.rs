@@ -1,15 +1,15 @@
-//! Do both hosts see the same disks? Shown, not believed.
+//! Proves that both hosts see the same disks.
 //!
 //! A file of the same name at the destination may be a stale copy, and a VM
-//! that runs from it destroys its data quietly. So for each image the source
+//! that runs from it silently loses data. So for each image the source
 //! makes a challenge that only a host with the same storage can meet: a file
 //! with a nonce beside the image, or the identity that a block device's
 //! hardware or volume manager gives it, or, where nothing writes to the image,
 //! its content.
 //!
-//! Disks that move instead are the other way round: their images at the
-//! destination must be shown to be others than the source's, or the copy would
-//! overwrite what it is made from.
+//! For disks that move it is the reverse: their images at the destination must
+//! be proven to be others than the source's, or the copy would overwrite its own
+//! source.
 
 mod block_device;
 mod challenge;
@@ -29,6 +29,7 @@ pub use challenge::challenges;
 pub use choose::{Choice, ChoiceError, WhichDisks, choose, without_moving};
 pub use cleanup::Cleanup;
 pub use image_error::{ImageError, ImageProblem};
+pub(crate) use images::identity_of;
 pub use images::{Prepared, PreparedImage, moving, prepare, remove_made};
 pub(crate) use list::guest_id;
 pub use list::{Disk, Stays, disks};
@@ -38,7 +39,7 @@ pub use qemu_img::QemuImg;
 /// ends at once, a disk of 200 MB/s takes 20 s for it.
 const CONTENT_BYTES_MAX: u64 = 4 << 30;
 
-/// An image that the two hosts were not shown to share.
+/// An image that is not proven to be shared by both hosts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{image} is not shown to be the same at both hosts: {reason}")]
 pub struct NotShared {
@@ -48,8 +49,8 @@ pub struct NotShared {
     pub reason: String,
 }
 
-/// Whether this host meets a challenge; `overrides` say what the image is called
-/// here. The challenge comes from a peer.
+/// Checks that this host meets a peer's challenge; `overrides` say what the image is
+/// called here.
 ///
 /// # Errors
 /// With the reason if it doesn't.

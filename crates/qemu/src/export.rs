@@ -1,19 +1,17 @@
 //! The destination's side of moving disks: exports that write the images.
 //!
-//! What arrives is written through QEMU, which knows the images' formats, but
-//! through nodes of our own over the same files: they punch holes where there
-//! are zeros, whatever the VM's command line says, and they go before the VM
-//! runs. The VM's own nodes stay as inactive as they are until then, hold no
-//! locks, and read the images anew when it does.
+//! Blocks are written through QEMU, which knows the images' formats, but
+//! through separate nodes over the same files: these punch holes for zeros,
+//! whatever the VM's command line says, and are removed before the VM runs. Until
+//! then the VM's own nodes stay inactive and hold no locks; they read the images
+//! anew when the VM runs.
 //!
-//! Images and socket are handed to QEMU as open files: so it need not be
-//! allowed to open them by itself any more (`-runas`), and what it writes is
-//! what was looked at.
+//! QEMU gets images and socket as open files: so it needs no rights to open them
+//! any more (`-runas`), and it writes to the file that was checked.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,27 +21,27 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use serde_json::json;
 
-use crate::disks::{Disk, Format, PreparedImage, disks};
+use crate::disks::{Disk, Format, PreparedImage, disks, identity_of};
 use crate::process::directory_of;
 use crate::qmp::{Qmp, QmpError, RunState, odd};
 use crate::shape::{self, Shape};
 
-/// How the names begin that everything made here has.
+/// How the names of nodes and exports made here begin.
 const PREFIX: &str = "droveway-export-";
-/// What QEMU calls the listening socket until it has taken it.
+/// QEMU's name for the listening socket until it uses it.
 const LISTENER: &str = "droveway-exports";
-/// Opening an image, which QEMU does in its main loop.
+/// For opening an image, which QEMU does in its main loop.
 const OPEN: Duration = Duration::from_secs(30);
-/// Closing them: what the host's page cache holds of them is written first.
+/// For closing images: their dirty pages in the host's page cache are written first.
 const CLOSE: Duration = Duration::from_secs(120);
 
-/// A disk can't be exported. Nothing was written to it.
+/// Why a disk can't be exported. Nothing was written to it.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The VM is loaded, or runs, or does not wait.
+    /// QEMU does not wait for an incoming VM.
     #[error("the destination's QEMU is {state} and doesn't wait for a VM's disks")]
     NotWaiting {
-        /// What it is.
+        /// Its state.
         state: RunState,
     },
     /// QEMU has no such disk.
@@ -52,7 +50,7 @@ pub enum ExportError {
         /// Which.
         disk: String,
     },
-    /// QEMU has it otherwise than it was prepared.
+    /// QEMU's disk differs from the prepared image.
     #[error("disk `{disk}` of the destination's QEMU: {reason}")]
     Differs {
         /// Which.
@@ -65,15 +63,15 @@ pub enum ExportError {
     Qemu {
         /// Which.
         disk: String,
-        /// Its words.
+        /// QEMU's error.
         source: QmpError,
     },
-    /// Another process has its image.
+    /// Another process uses its image.
     #[error("disk `{disk}` can't be written at the destination: its image is in use: {source}")]
     InUse {
         /// Which.
         disk: String,
-        /// QEMU's words.
+        /// QEMU's error.
         source: QmpError,
     },
     /// The socket can't be made.
@@ -84,7 +82,7 @@ pub enum ExportError {
         /// Why.
         source: io::Error,
     },
-    /// QEMU doesn't say, or is gone.
+    /// QEMU doesn't answer, or is gone.
     #[error(transparent)]
     Qmp(#[from] QmpError),
 }
@@ -114,16 +112,16 @@ pub struct Exports {
 struct Open {
     serves: bool,
     nodes: Vec<String>,
-    /// QEMU's numbers for the images that it was handed.
+    /// QEMU's fd sets that hold the images.
     fdsets: Vec<u64>,
 }
 
 impl Exports {
-    /// Has a QEMU that waits for a VM serve its images at the unix socket.
+    /// Makes a QEMU that waits for a VM serve its images at the unix socket.
     ///
     /// # Errors
     /// If it doesn't wait, if its disks are not the images, or an image is
-    /// locked by another process. All is as before then.
+    /// locked by another process. Nothing has changed then.
     pub fn start(
         qmp: Arc<Qmp>,
         socket: &Path,
@@ -176,7 +174,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Effects QEMU the image.
+    /// Passes the image to QEMU, and returns its file name there.
     fn hand(&self, file: &File) -> Result<String, QmpError> {
         let answer = self.qmp.execute_with(file.as_fd(), "add-fd", json!({}))?;
         let fdset = answer["fdset-id"].as_u64().ok_or_else(|| odd("add-fd", &answer))?;
@@ -193,8 +191,8 @@ impl Exports {
     ) -> Result<(), ExportError> {
         let failed = |source| refused(disk, source);
         let filename = self.hand(file).map_err(failed)?;
-        // What the file's own system can do decides how: past the host's page
-        // cache only where the VM's command line does so too.
+        // Past the host's page cache only if the VM's command line does so, too:
+        // not every file system can.
         let cache = json!({ "direct": disk.direct, "no-flush": false });
         let node = json!({
             "driver": image.format.driver(),
@@ -239,16 +237,16 @@ impl Exports {
         &self.socket
     }
 
-    /// Ends the exports and closes the images. Only then may the VM run. Who
-    /// wrote has flushed before, through its own connection, and heard that it
-    /// worked: here a failure to flush is not told.
+    /// Ends the exports and closes the images. Only then may the VM run. The client
+    /// must have flushed before, successfully: a failure to flush is not reported
+    /// here.
     ///
     /// # Errors
-    /// If QEMU doesn't let go of an image; the VM must not run then.
+    /// If QEMU doesn't close an image; the VM must not run then.
     pub fn stop(&self) -> Result<(), ExportError> {
         let mut open = self.open.lock();
         if open.serves {
-            // Nobody else connects while it ends.
+            // So that no client connects while it ends.
             let _ = fs::remove_file(&self.socket);
             match self.qmp.execute_within("nbd-server-stop", json!({}), CLOSE) {
                 // It is not running if it could not be started.
@@ -279,7 +277,7 @@ fn refused(disk: &Disk, source: QmpError) -> ExportError {
     }
 }
 
-/// The image, if what QEMU will run the VM from is the one that was prepared.
+/// Opens the image, if QEMU will run the VM from the one that was prepared.
 fn checked(image: &PreparedImage, disk: &Disk, shape: &Shape) -> Result<File, String> {
     if let Some(stays) = &disk.stays {
         return Err(stays.reason().to_owned());
@@ -301,10 +299,10 @@ fn checked(image: &PreparedImage, disk: &Disk, shape: &Shape) -> Result<File, St
         used = directory_of(pid).map_err(|error| error.to_string())?.join(used);
     }
     let words = |error: io::Error| format!("{}: {error}", image.path.display());
-    let file = OpenOptions::new().read(true).write(true).open(&image.path).map_err(words)?;
+    let file = image.open()?;
     let there = fs::metadata(&used).map_err(|error| format!("{}: {error}", used.display()))?;
-    // Where it would be another, the copy would go where nobody looked before.
-    if identity(&file.metadata().map_err(words)?) == identity(&there) {
+    // Otherwise the copy would overwrite a file that nothing has examined.
+    if image.identity == identity_of(&there) {
         return if disk.direct {
             past_the_cache(&file).map_err(words).map(|()| file)
         } else {
@@ -318,14 +316,8 @@ fn checked(image: &PreparedImage, disk: &Disk, shape: &Shape) -> Result<File, St
     ))
 }
 
-/// QEMU 10 takes no file that is open otherwise than it would open it.
+/// Sets O_DIRECT: QEMU 10 refuses a file that is not open as it would open it.
 fn past_the_cache(file: &File) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     Ok(rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT)?)
-}
-
-fn identity(file: &Metadata) -> (u64, u64) {
-    // Of a block device every node is the same device.
-    let is_device = file.file_type().is_block_device();
-    if is_device { (file.rdev(), 0) } else { (file.dev(), file.ino()) }
 }

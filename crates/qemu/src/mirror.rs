@@ -2,12 +2,12 @@
 //!
 //! QEMU copies each disk and then keeps the copy up to date while the guest
 //! writes. When the VM is stopped, the mirrors are drained: only then is the
-//! copy the disk. A VM that starts from a copy that was not drained has lost
-//! data, and nothing says so.
+//! copy complete. A VM that starts from a copy that was not drained has silently
+//! lost data.
 //!
-//! All that is made in QEMU for this has a name with [`PREFIX`], or a throttle
-//! group with it. So undoing needs no memory of what was done: an agent that
-//! finds a VM after a crash removes what an earlier one left.
+//! Everything that is created in QEMU for this has a name with [`PREFIX`], or a
+//! throttle group with it. So undoing needs no record: an agent that finds a VM after
+//! a crash removes what an earlier one left.
 
 mod error;
 mod job;
@@ -31,13 +31,13 @@ pub use undo::remove_left;
 
 use job::{Job, State};
 
-/// How the names begin that everything made here has.
+/// How the names of everything created here begin.
 pub const PREFIX: &str = "droveway-mirror-";
 
 /// From this version on a mirror's mode can be changed while it runs.
 const CHANGES_SINCE: (u32, u32, u32) = (8, 2, 0);
 const ASK: Duration = Duration::from_secs(5);
-/// How often to look for an event that somebody else took.
+/// How often to query, in case another thread took an event.
 const LOOK: Duration = Duration::from_secs(1);
 
 const EVENTS: [&str; 4] =
@@ -54,21 +54,21 @@ pub struct Target {
     pub export: String,
 }
 
-/// How far a disk is.
+/// The progress of a disk's mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorProgress {
     /// The disk's name.
     pub disk: String,
-    /// What has to be copied in all; it grows while the guest writes.
+    /// Bytes to be copied in all; it grows while the guest writes.
     pub total_bytes: u64,
-    /// What was copied.
+    /// Bytes copied so far.
     pub done_bytes: u64,
     /// Whether everything was copied once, and the copy is kept up to date.
     pub ready: bool,
 }
 
 impl MirrorProgress {
-    /// What is left.
+    /// Bytes left to copy.
     #[must_use]
     pub fn remaining_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.done_bytes)
@@ -78,7 +78,7 @@ impl MirrorProgress {
 /// What was changed so that a disk's mirror keeps up with the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// A write is complete for the guest when it is in the copy too.
+    /// A guest's write completes only when the copy has it, too.
     WriteBlocking,
     /// The guest writes at most this much to the disk.
     Throttled {
@@ -95,32 +95,41 @@ pub struct Mirrors {
     jobs: Mutex<Vec<Job>>,
 }
 
+/// How long to wait for disks.
+#[derive(Clone, Copy)]
+enum Limit {
+    /// This long in all.
+    Total(Duration),
+    /// As long as bytes are copied, and this long without progress.
+    Stall(Duration),
+}
+
 impl Mirrors {
     /// Starts mirroring. Until it returns the NBD server must answer at once:
     /// QEMU waits for it in its main loop.
     ///
     /// # Errors
-    /// If an export isn't there or has another size than its disk, or QEMU
-    /// refuses. All is as before then; only after a timeout something may be
-    /// left, for [`remove_left`] once the server has closed its connections.
+    /// If an export doesn't exist or has another size than its disk, or QEMU
+    /// refuses. Nothing has changed then; only after a timeout something may be
+    /// left, which [`remove_left`] removes once the server has closed its connections.
     pub fn start(qmp: Arc<Qmp>, targets: &[Target]) -> Result<Self, MirrorError> {
         remove_left(&qmp)?;
         let events = qmp.events_named(&EVENTS);
         let jobs = targets.iter().enumerate().map(|(nth, target)| Job::new(nth, &target.disk));
-        // What was begun is undone as it goes, if anything here fails.
+        // If anything here fails, dropping `mirrors` undoes what was begun.
         let mirrors = Self { events, jobs: Mutex::new(jobs.collect()), qmp };
         let jobs: Vec<Job> = mirrors.jobs.lock().clone();
         start::start(&mirrors.qmp, &jobs, targets)?;
         Ok(mirrors)
     }
 
-    /// Events of block jobs, as they come. Give each to [`Mirrors::hear`].
+    /// Events of block jobs. Pass each to [`Mirrors::hear`].
     #[must_use]
     pub fn events(&self) -> &Receiver<Event> {
         &self.events
     }
 
-    /// Takes note of an event.
+    /// Processes an event.
     ///
     /// # Errors
     /// If it says that a mirror failed.
@@ -132,7 +141,7 @@ impl Mirrors {
         job.check()
     }
 
-    /// Whether all goes well, as far as QEMU has told.
+    /// Checks that no mirror has failed, as far as QEMU has reported.
     ///
     /// # Errors
     /// If a mirror failed.
@@ -144,10 +153,10 @@ impl Mirrors {
     /// Blocks until every disk was copied once and is kept up to date.
     ///
     /// # Errors
-    /// If a mirror failed, or they did not get there within `timeout`: the
-    /// guest may write faster than its disk is copied.
-    pub fn wait_ready(&self, timeout: Duration) -> Result<(), MirrorError> {
-        self.wait(timeout, "ready", |state| matches!(state, State::Ready | State::Drained))
+    /// If a mirror failed, or nothing was copied for `stall`.
+    pub fn wait_ready(&self, stall: Duration) -> Result<(), MirrorError> {
+        let is_ready = |state: &State| matches!(state, State::Ready | State::Drained);
+        self.wait(Limit::Stall(stall), "ready", is_ready)
     }
 
     /// Whether every disk was copied once and is kept up to date.
@@ -156,11 +165,11 @@ impl Mirrors {
         self.jobs.lock().iter().all(|job| matches!(job.state, State::Ready | State::Drained))
     }
 
-    /// How far each disk is, in the order of the targets. One whose mirror has
+    /// The progress of each disk, in the order of the targets. One whose mirror has
     /// ended is left out.
     ///
     /// # Errors
-    /// If QEMU doesn't say.
+    /// If QEMU doesn't answer.
     pub fn progress(&self) -> Result<Vec<MirrorProgress>, QmpError> {
         let running = self.running()?;
         let jobs = self.jobs.lock();
@@ -184,10 +193,10 @@ impl Mirrors {
         })
     }
 
-    /// Has a disk's mirror keep up with the guest. To be called late: while
+    /// Makes a disk's mirror keep up with the guest. To be called late: while
     /// there is much left to copy, writes that wait for their copy take
-    /// hundreds of milliseconds each. A QEMU that can't change a mirror's mode
-    /// slows the guest's writes to `bytes_per_s` instead; then this can be
+    /// hundreds of milliseconds each. With a QEMU that can't change a mirror's mode,
+    /// the guest's writes are throttled to `bytes_per_s` instead; then this can be
     /// called again with another rate.
     ///
     /// # Errors
@@ -210,8 +219,8 @@ impl Mirrors {
         Ok(Late::WriteBlocking)
     }
 
-    /// Slows the guest's writes to a disk, whatever QEMU's version. A limit
-    /// that is lower already is left.
+    /// Throttles the guest's writes to a disk, in any version of QEMU. A lower limit
+    /// is kept.
     ///
     /// # Errors
     /// If there is no mirror of that disk, or QEMU refuses.
@@ -227,12 +236,12 @@ impl Mirrors {
         job.cloned().ok_or_else(|| MirrorError::Unknown { disk: disk.to_owned() })
     }
 
-    /// With the VM stopped: writes what is left, has it flushed, and ends the
-    /// mirrors. After it the copies are the disks.
+    /// With the VM stopped: copies what is left, flushes it, and ends the
+    /// mirrors. Afterwards the copies are complete.
     ///
     /// # Errors
     /// If the VM runs, if a disk could not be completed, or not within
-    /// `timeout`. Then the copies are worth nothing.
+    /// `timeout`. Then the copies are worthless.
     pub fn finish(&self, timeout: Duration) -> Result<(), MirrorError> {
         self.check()?;
         if self.qmp.run_state()? == RunState::Running {
@@ -246,14 +255,14 @@ impl Mirrors {
         for (id, disk) in &ids {
             let ended = self.qmp.execute_within("block-job-cancel", json!({ "device": id }), ASK);
             if let Err(source) = ended {
-                // It may have failed just before: that error says more.
+                // The job may have failed just before: that error says more.
                 self.check()?;
                 return Err(MirrorError::Qemu { disk: disk.clone(), source });
             }
         }
-        self.wait(timeout, "drained", |state| matches!(state, State::Drained))?;
+        self.wait(Limit::Total(timeout), "drained", |state| matches!(state, State::Drained))?;
         for (id, _) in &ids {
-            // So that QEMU flushes it no more; the VM stands still meanwhile.
+            // So that QEMU doesn't flush it again, while the VM is stopped.
             undo::remove_node(&self.qmp, id);
         }
         Ok(())
@@ -261,11 +270,13 @@ impl Mirrors {
 
     fn wait(
         &self,
-        timeout: Duration,
+        limit: Limit,
         what: &'static str,
         is_there: impl Fn(&State) -> bool,
     ) -> Result<(), MirrorError> {
-        let deadline = Instant::now() + timeout;
+        let (Limit::Total(time) | Limit::Stall(time)) = limit;
+        let mut deadline = Instant::now() + time;
+        let mut copied_bytes = 0;
         loop {
             self.check()?;
             let waiting: Vec<String> = {
@@ -278,11 +289,20 @@ impl Mirrors {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(MirrorError::Late { disks: waiting, what, waited: timeout });
+                return Err(match limit {
+                    Limit::Total(waited) => MirrorError::Late { disks: waiting, what, waited },
+                    Limit::Stall(waited) => MirrorError::Stalled { disks: waiting, waited },
+                });
             }
             match self.events.recv_timeout(left.min(LOOK)) {
                 Ok(event) => self.hear(&event)?,
-                Err(crossbeam_channel::RecvTimeoutError::Timeout) => self.look()?,
+                Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
+                    let copied = self.look()?.unwrap_or(copied_bytes);
+                    if matches!(limit, Limit::Stall(_)) && copied != copied_bytes {
+                        deadline = Instant::now() + time;
+                    }
+                    copied_bytes = copied;
+                }
                 Err(crossbeam_channel::RecvTimeoutError::Disconnected) => {
                     return Err(QmpError::Closed.into());
                 }
@@ -290,15 +310,16 @@ impl Mirrors {
         }
     }
 
-    /// Asks, in case somebody else took an event.
-    fn look(&self) -> Result<(), MirrorError> {
+    /// Asks QEMU, in case an event was missed. Returns how much all mirrors have copied, if
+    /// QEMU answers.
+    fn look(&self) -> Result<Option<u64>, MirrorError> {
         let running = match self.running() {
             Ok(running) => running,
-            // A QEMU that stops a VM answers nothing for a while.
-            Err(QmpError::Timeout { .. }) => return Ok(()),
+            // A QEMU that stops a VM doesn't answer for a while.
+            Err(QmpError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // Events that came before the answer count first.
+        // Events that arrived before the answer are processed first.
         self.check()?;
         let mut jobs = self.jobs.lock();
         for job in jobs.iter_mut() {
@@ -306,18 +327,16 @@ impl Mirrors {
             job.seen(found.map(|(_, progress)| progress.ready));
             job.check()?;
         }
-        Ok(())
+        Ok(Some(running.iter().map(|(_, progress)| progress.done_bytes).sum()))
     }
 
-    /// Ends the mirrors, whatever state they are in, lifts throttles, and
-    /// leaves the VM and its disks as they were. Call it before the migration
-    /// is backed out: a QEMU that waits for a target that doesn't answer can't
-    /// cancel anything.
+    /// Ends the mirrors in any state, lifts throttles, and leaves the VM and its
+    /// disks as they were. Call it before the migration is backed out: a QEMU that
+    /// waits for a target that doesn't answer can't cancel anything.
     ///
-    /// Whoever serves the targets must have closed their connections, all of
-    /// them, if it reads from them no more: a QEMU that can't finish a write
-    /// to one is not to be freed from this end, even by `yank`. One that only
-    /// waits for answers is.
+    /// If the server of the targets no longer reads from their connections, it must
+    /// have closed all of them: a QEMU that is blocked in a write to one can't be freed
+    /// from this end, even by `yank`. One that only waits for replies can.
     ///
     /// # Errors
     /// If QEMU is gone or something stays behind.

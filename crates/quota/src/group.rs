@@ -1,4 +1,4 @@
-//! The group that slowed threads are in.
+//! The group of throttled threads.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -10,25 +10,24 @@ use crate::error::{At, QuotaError};
 use crate::hierarchy::{Controller, Version, mount};
 use crate::period::Quota;
 
-/// What our groups' names begin with; then comes the process's number.
+/// Prefix of our groups' names, followed by the PID.
 const PREFIX: &str = "droveway-slow-";
-/// A thread that leaves a group is gone from it a moment later.
+/// A thread that leaves a group stays listed there for a moment.
 const REMOVE_TRIES: u32 = 50;
 
-/// A group, made or not.
+/// A group, which may not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Group {
     version: Version,
-    /// Where the threads come from, and go back to.
+    /// The group that the threads come from and return to.
     parent: PathBuf,
     dir: PathBuf,
-    /// With version 2, the parent gives its groups no CPU controller unless
-    /// told.
+    /// With version 2, a parent enables the CPU controller for its groups only on request.
     enable: bool,
 }
 
 impl Group {
-    /// Where a group for this thread of `pid` would be: below its own.
+    /// The place of a group for this thread of `pid`: below the thread's own group.
     pub(crate) fn place(pid: u32, thread: u32) -> Result<Self, QuotaError> {
         let of = |path: String| fs::read_to_string(&path).at("reading", Path::new(&path));
         let is_seen =
@@ -66,7 +65,7 @@ impl Group {
         format!("cgroup v{version}")
     }
 
-    /// Makes it, without threads and without bound.
+    /// Creates it, without threads and without a quota.
     pub(crate) fn make(&self) -> Result<(), QuotaError> {
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -75,8 +74,8 @@ impl Group {
             _ => {}
         }
         if self.version == Version::V2 {
-            // In this order: a group with processes may have a controller for
-            // threads below it once it is the root of threaded ones.
+            // The order matters: a group with processes may enable a controller for groups of
+            // threads only once it is the root of threaded groups.
             write(&self.dir, "cgroup.type", "threaded")?;
             if self.enable {
                 write(&self.parent, "cgroup.subtree_control", "+cpu")?;
@@ -92,8 +91,8 @@ impl Group {
     pub(crate) fn set(&self, quota: Option<Quota>) -> Result<(), QuotaError> {
         match (self.version, quota) {
             (Version::V1, Some(quota)) => {
-                // A shorter period with the old quota could be more than the
-                // parent has: first none, then the period.
+                // With a shorter period, the old quota could exceed the parent's: first remove the
+                // quota, then set the period.
                 write(&self.dir, "cpu.cfs_quota_us", "-1")?;
                 write(&self.dir, "cpu.cfs_period_us", &quota.period_us.to_string())?;
                 write(&self.dir, "cpu.cfs_quota_us", &quota.quota_us.to_string())
@@ -107,29 +106,35 @@ impl Group {
         }
     }
 
-    /// Puts its threads back and removes it, if it is there.
+    /// Returns its threads to the parent and removes it, if it exists.
     pub(crate) fn lift(&self) -> Result<(), QuotaError> {
         if !self.dir.exists() {
-            // It may have been removed by a run that was killed right after that.
+            // A run that was killed may have removed it, and not reached `disable`.
             return self.disable();
         }
-        // First of all nobody is slow any more.
+        // No thread stays throttled, whatever fails below.
         if let Err(error) = self.set(None) {
             tracing::debug!(%error, "lifting a quota");
         }
-        for _ in 1..REMOVE_TRIES {
+        self.remove(|dir| fs::remove_dir(dir))
+    }
+
+    /// Empties it and removes it by `remove_dir`.
+    fn remove(&self, remove_dir: impl Fn(&Path) -> io::Result<()>) -> Result<(), QuotaError> {
+        let mut tries_left = REMOVE_TRIES;
+        loop {
             self.empty()?;
-            match fs::remove_dir(&self.dir) {
+            tries_left -= 1;
+            match remove_dir(&self.dir) {
                 Ok(()) => return self.disable(),
                 Err(error) if error.kind() == ErrorKind::NotFound => return self.disable(),
-                // A thread was started meanwhile, or one that ended still counts.
-                Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                // A thread was started meanwhile, or one that has ended is still counted.
+                Err(error) if error.kind() == ErrorKind::ResourceBusy && tries_left > 0 => {
                     std::thread::yield_now();
                 }
                 Err(error) => return Err(error).at("removing", &self.dir),
             }
         }
-        fs::remove_dir(&self.dir).at("removing", &self.dir)
     }
 
     fn empty(&self) -> Result<(), QuotaError> {
@@ -140,7 +145,7 @@ impl Group {
         };
         for thread in threads.split_whitespace() {
             match write_io(&self.parent.join(self.threads()), thread) {
-                // It has ended.
+                // The thread has ended.
                 Err(error) if error.raw_os_error() == Some(ESRCH) => {}
                 moved => moved.at("moving a thread to", &self.parent)?,
             }
@@ -148,7 +153,7 @@ impl Group {
         Ok(())
     }
 
-    /// The parent is as it was, unless another group of ours needs it so.
+    /// Restores the parent's controllers, unless another of our groups still needs them.
     fn disable(&self) -> Result<(), QuotaError> {
         let others = || {
             let dirs = fs::read_dir(&self.parent).into_iter().flatten().flatten();
@@ -159,7 +164,7 @@ impl Group {
         }
         let path = self.parent.join("cgroup.subtree_control");
         match write_io(&path, "-cpu") {
-            // The VM has ended, and its groups are gone.
+            // The VM has ended, and its groups no longer exist.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             written => written.at("writing to", &path),
         }
@@ -180,7 +185,7 @@ fn write(dir: &Path, file: &str, text: &str) -> Result<(), QuotaError> {
     write_io(&path, text).at("writing to", &path)
 }
 
-/// In one system call, whose error is the kernel's answer.
+/// Writes in one system call, so that its error is the kernel's answer.
 fn write_io(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }

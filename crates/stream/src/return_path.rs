@@ -1,35 +1,39 @@
-//! What a destination answers on the main channel, with the capability
-//! `return-path`: messages of a be16 kind, a be16 length and that many bytes.
+//! A destination's answers on the main channel, with the capability `return-path`:
+//! messages of a be16 kind, a be16 length and that many bytes.
 
 /// The destination is ready for the VM to stop. A source with the capability
-/// `switchover-ack` (8.1 and newer) does not stop a running VM before.
+/// `switchover-ack` (8.1 and newer) does not stop a running VM before this.
 pub const SWITCHOVER_ACK: [u8; 4] = [0, 7, 0, 0];
 
-/// The destination has no more to say, and nothing went wrong. A source that
-/// listens does not end its migration before.
+/// The destination has no more answers, and succeeded. A source that listens does
+/// not end its migration before this.
 pub const SHUT: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 
 const KIND_SHUT: u16 = 1;
+/// Both kinds of a request for pages (REQ_PAGES_ID, REQ_PAGES).
+const KINDS_REQ_PAGES: [u16; 2] = [3, 4];
 const HEADER_BYTES: usize = 4;
 
-/// Reads along what a destination answers, however it is cut, to see its last word.
+/// Parses a destination's answers, in pieces of any size, for requests for pages and the
+/// final SHUT.
 #[derive(Debug, Default)]
 pub struct Follower {
-    /// Of the message at hand: its header and, of SHUT, its value.
+    /// The current message: its header and, for SHUT, its value.
     message: Vec<u8>,
-    /// Of its content, what is still to come.
+    /// Bytes of its content still to come.
     left: usize,
     shut: Option<u32>,
+    requests_pages: bool,
 }
 
 impl Follower {
-    /// These bytes were answered next.
+    /// Parses the next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.sift(bytes, &mut Vec::new());
     }
 
-    /// These were, of which all that is whole goes to `rest`, but for each
-    /// [`SWITCHOVER_ACK`]. Says how many those are.
+    /// Parses the next bytes and copies complete headers and content to `rest`,
+    /// except each [`SWITCHOVER_ACK`]. Returns the number of those.
     pub fn sift(&mut self, mut bytes: &[u8], rest: &mut Vec<u8>) -> usize {
         let mut acks = 0;
         while !bytes.is_empty() {
@@ -62,14 +66,25 @@ impl Follower {
         acks
     }
 
-    /// What the destination said last: 0 if it has loaded the VM.
+    /// The value of SHUT: 0 if the destination has loaded the VM.
     #[must_use]
     pub fn shut(&self) -> Option<u32> {
         self.shut
     }
 
+    /// Whether it has requested pages: the migration has turned to post-copy.
+    #[must_use]
+    pub fn requests_pages(&self) -> bool {
+        self.requests_pages
+    }
+
+    /// The kind of the current message, once its header has begun.
+    fn kind(&self) -> Option<u16> {
+        self.message.first_chunk().map(|kind| u16::from_be_bytes(*kind))
+    }
+
     fn is_shut(&self) -> bool {
-        self.message.first_chunk::<2>() == Some(&KIND_SHUT.to_be_bytes())
+        self.kind() == Some(KIND_SHUT)
     }
 
     fn end(&mut self) {
@@ -78,6 +93,7 @@ impl Follower {
         {
             self.shut = Some(u32::from_be_bytes(*value));
         }
+        self.requests_pages |= self.kind().is_some_and(|kind| KINDS_REQ_PAGES.contains(&kind));
         self.message.clear();
     }
 }
@@ -87,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_word_is_found_however_it_is_cut() {
+    fn shut_is_found_however_the_answers_are_cut() {
         let pong = [0, 2, 0, 4, 0, 0, 0, 1];
         let request = [0, 3, 0, 13, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 4, 0];
         let said = [&pong[..], &SWITCHOVER_ACK, &request, &SHUT].concat();
@@ -102,16 +118,32 @@ mod tests {
         let mut follower = Follower::default();
         follower.push(&[0, 1, 0, 4, 0, 0, 0, 5]);
         assert_eq!(follower.shut(), Some(5));
-        // One without a value, and a longer one, are none.
+        // A SHUT without a value, or with a longer one, doesn't count.
         let mut follower = Follower::default();
         follower.push(&[0, 1, 0, 0, 0, 1, 0, 6, 0, 0, 0, 0, 0, 0]);
         assert_eq!(follower.shut(), None);
     }
 
     #[test]
-    fn acknowledgements_are_taken_out_however_it_is_cut() {
+    fn requests_for_pages_are_noticed() {
+        let pong = [0, 2, 0, 4, 0, 0, 0, 3];
+        let mut follower = Follower::default();
+        follower.push(&[&pong[..], &SWITCHOVER_ACK, &SHUT].concat());
+        assert!(!follower.requests_pages());
+        for kind in [3, 4] {
+            let request = [0, kind, 0, 2, 9, 9];
+            let mut follower = Follower::default();
+            follower.push(&[&pong[..], &request[..5]].concat());
+            assert!(!follower.requests_pages());
+            follower.push(&request[5..]);
+            assert!(follower.requests_pages());
+        }
+    }
+
+    #[test]
+    fn acknowledgements_are_removed_however_the_answers_are_cut() {
         let pong = [0, 2, 0, 4, 0, 7, 0, 0];
-        // Its content looks like one.
+        // Its content looks like an acknowledgement.
         let request = [0, 3, 0, 8, 0, 7, 0, 0, 0, 7, 0, 0];
         let said = [&SWITCHOVER_ACK[..], &pong, &SWITCHOVER_ACK, &request, &SWITCHOVER_ACK, &SHUT]
             .concat();

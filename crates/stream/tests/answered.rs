@@ -1,9 +1,9 @@
-//! Streams between two QEMUs that somebody else commands: what asks stays in them, and
-//! from where they can't be split any more they are passed on as they are.
+//! Streams between two QEMUs that another program commands: requests for answers stay
+//! in them, and from where they can't be split any more they are passed on unchanged.
 
 use page::PageIndex;
 use stream::fuzzing::{Taken, seed_blocks, split_by};
-use stream::{PartSection, Splitter, StreamError, StreamKind, Unsplittable, write};
+use stream::{PartSection, PostcopyWatch, Splitter, StreamError, StreamKind, Unsplittable, write};
 
 fn taken(stream: StreamKind, data: &[u8]) -> Taken {
     let all_at_once = split_by(Splitter::answered(stream), data, usize::MAX >> 1, 100).unwrap();
@@ -33,7 +33,7 @@ fn part(out: &mut Vec<u8>, first: u32) {
     part.finish();
 }
 
-/// A section in which a difference follows another page, of the same block or not.
+/// A section in which a difference follows a page of the same or another block.
 fn differences(is_end: bool, same_block: bool) -> Vec<u8> {
     let mut stream = setup(false);
     part(&mut stream, 0);
@@ -57,7 +57,7 @@ fn begin(out: &mut Vec<u8>, is_end: bool) -> PartSection<'_> {
 }
 
 #[test]
-fn what_asks_for_an_answer_stays_in_the_head() {
+fn requests_for_answers_stay_in_the_head() {
     let mut data = setup(true);
     let head = data.clone();
     part(&mut data, 0);
@@ -78,7 +78,7 @@ fn taken_head(setup: &[u8]) -> stream::Head {
 }
 
 #[test]
-fn what_turns_to_postcopy_is_passed_on_from_there() {
+fn a_switch_to_postcopy_is_passed_on_with_the_rest_of_the_stream() {
     for stream in [StreamKind::Classic, StreamKind::Multifd] {
         let mut data = setup(true);
         let mut section = PartSection::begin(&mut data, 2, true);
@@ -97,8 +97,49 @@ fn what_turns_to_postcopy_is_passed_on_from_there() {
     }
 }
 
-/// The destination's QEMU has never heard of the section's beginning, nor of the
-/// block that the record means.
+/// The places of the pieces in which a stream is seen to turn to post-copy.
+fn turns(data: &[u8], piece_bytes: usize) -> Vec<usize> {
+    let mut watch = PostcopyWatch::default();
+    let pieces = data.chunks(piece_bytes).enumerate();
+    pieces.filter(|(_, piece)| watch.push(piece)).map(|(nth, _)| nth * piece_bytes).collect()
+}
+
+#[test]
+fn a_switch_to_postcopy_is_found_however_the_stream_is_cut() {
+    for parts in [0, 3] {
+        let mut data = setup(true);
+        (0..parts).for_each(|first| part(&mut data, first));
+        write::switchover_start(&mut data);
+        let begin = data.len();
+        write::postcopy_discard(&mut data, "pc.ram", PageIndex(1));
+        let end = data.len();
+        data.extend_from_slice(b"\x08\x00\x08\x00\x04\x00\x00\x00\x09a package and pages");
+        for piece_bytes in [1, 7, 100, 5000, data.len()] {
+            let found = turns(&data, piece_bytes);
+            let [at] = found[..] else { panic!("{parts} {piece_bytes}: {found:?}") };
+            assert!(at + piece_bytes > begin && at < end, "{parts} {piece_bytes}: {at}");
+        }
+        assert!(turns(&data[..begin], 7).is_empty(), "it may turn");
+    }
+}
+
+#[test]
+fn other_streams_never_turn_to_postcopy() {
+    let mut ended = setup(true);
+    part(&mut ended, 0);
+    PartSection::begin_end(&mut ended, 2, true).finish();
+    write::postcopy_discard(&mut ended, "pc.ram", PageIndex(1));
+    let mut not_advised = setup(false);
+    part(&mut not_advised, 0);
+    write::postcopy_discard(&mut not_advised, "pc.ram", PageIndex(1));
+    let encrypted = [0x16, 3, 1].into_iter().cycle().take(600).collect();
+    for data in [ended, not_advised, differences(false, true), encrypted, Vec::new()] {
+        assert!(turns(&data, 100).is_empty() && turns(&data, 1 << 20).is_empty());
+    }
+}
+
+/// The destination's QEMU has seen neither the section's beginning nor the record that
+/// named the block.
 #[test]
 fn differences_are_passed_on_in_a_section_that_names_its_block() {
     for is_end in [false, true] {
@@ -131,9 +172,10 @@ fn differences_before_any_page_leave_the_stream_whole() {
     assert_eq!(taken(StreamKind::Classic, &data).whole, Some(data));
 }
 
-/// What our own moves switch off would have to be switched on by somebody else.
+/// The agent's own moves don't enable postcopy or XBZRLE, so only another program can
+/// have.
 #[test]
-fn a_stream_of_our_own_must_not_turn() {
+fn a_stream_that_is_not_answered_must_not_switch() {
     for data in [differences(false, true), {
         let mut data = setup(true);
         part(&mut data, 0);

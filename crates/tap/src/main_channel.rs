@@ -1,5 +1,5 @@
-//! The main channel: pages of a classic stream, in place in the batch's own
-//! buffer; and the residue, which needs no buffer of the pool.
+//! Reads the main channel: pages of a classic stream, parsed in the batch's own
+//! buffer, and the non-RAM stream, which uses no pool buffer.
 
 use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
@@ -16,27 +16,29 @@ use crate::output::Head;
 use crate::shared::{Channels, Shared};
 use crate::socket::{Found, read_some, read_soon, wait};
 
-/// Bytes read for one batch: its bodies with their records, and once a name. A
-/// batch is full when they are parsed, and little is left over to carry.
+/// Bytes read for one batch: its bodies with their records, and one block name. The
+/// batch is full once they are parsed, so little is left to carry over.
 const BATCH_READ_BYTES: usize = BATCH_PAGES * (8 + PAGE_BYTES) + 256;
-/// Bytes read at a time where no bodies are.
+/// Bytes read at a time where there are no bodies.
 const RESIDUE_READ_BYTES: usize = 256 << 10;
 const _: () = assert!(RECORD_BYTES_MAX <= BATCH_READ_BYTES);
-/// A QEMU that is held with nothing to send searches for dirty pages thousands
-/// of times a second, which takes most of a core and its big lock; then QMP
-/// takes 0.1 s and the guest is slower. After this many empty searches its main
-/// channel is not read for a while, and it blocks once its socket is full of
-/// their marks, some hundreds later.
+/// Empty searches for dirty pages after which the main channel is not read for a
+/// while.
+///
+/// A QEMU that is held and has nothing to send searches for dirty pages thousands of
+/// times a second, which takes most of a core and its big lock: QMP commands then take
+/// 0.1 s and the guest is slower. While the channel isn't read, QEMU blocks once its
+/// socket is full of the searches' marks, some hundreds later.
 const IDLE_EPOCHS: u32 = 32;
 const IDLE_PAUSE: Duration = Duration::from_millis(250);
-/// Fill runs in a batch; then it goes on.
+/// Fill runs after which a batch is handed on.
 const FILL_RUNS_MAX: usize = 1024;
 
 /// Most bytes of the main channel that may have been read before the tap.
 pub(crate) const READ_BEFORE_BYTES_MAX: usize = RESIDUE_READ_BYTES;
 
-/// Reads the main channel, of which `before` was read already, to its end. Returns how
-/// many epochs it counted, if it was split.
+/// Reads the main channel to its end; `before` was already read. Returns the number of
+/// epochs that it counted, if it was split.
 pub(crate) fn run(
     shared: &Shared,
     socket: &UnixStream,
@@ -58,55 +60,54 @@ pub(crate) fn run(
     }
 }
 
-/// What to do after a step of the splitter.
+/// The action after a step of the splitter.
 enum Next {
-    /// Parse on, perhaps with a fresh batch.
+    /// Continue parsing, perhaps with a new batch.
     Parse,
-    /// Everything from here on is passed on.
+    /// Pass on everything that follows.
     Residue(Residue),
 }
 
-/// What a stream is where it is not split.
+/// The part of a stream that is not split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Residue {
-    /// From its beginning.
+    /// The whole stream.
     Whole,
-    /// From where it can't be split any more.
+    /// The rest, from where it can't be split any more.
     Rest,
-    /// After RAM.
+    /// The non-RAM stream after RAM.
     Tail,
 }
 
 struct Reader<'t> {
     shared: &'t Shared,
     socket: &'t UnixStream,
-    /// Among the readers of all channels.
+    /// Its number among the readers of all channels.
     number: usize,
     fill_pages: u64,
     idling: Idling,
-    /// RAM's last section was told.
+    /// RAM's last section was reported.
     told_last: bool,
 }
 
-/// Epochs without a page, in a row.
+/// Consecutive epochs without a page.
 #[derive(Debug, Default)]
 struct Idling {
     epochs: u32,
-    /// Before them.
+    /// The epoch up to which they are counted.
     epoch: Epoch,
     pages: u64,
 }
 
 impl Reader<'_> {
-    /// A stream with its pages in it.
+    /// Reads a classic stream, which has the pages in it.
     fn classic(&mut self, before: Vec<u8>) -> Result<Option<Epoch>, TapError> {
         let mut splitter = self.shared.splitter(StreamKind::Classic);
         let mut idle = before.is_empty();
-        // What is left of a record when a batch goes on, for the next.
+        // The incomplete record at the end of a batch, carried over to the next.
         let mut carry = before;
         loop {
-            // Between a batch that has gone on and the next there is no buffer
-            // to be held while QEMU has nothing to say.
+            // Between batches it holds no buffer while QEMU sends nothing.
             if idle {
                 wait(self.socket, None)?;
             }
@@ -166,7 +167,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Lets a QEMU that is held and has nothing to send wait.
+    /// Slows down a QEMU that is held and has nothing to send.
     fn pace(&mut self, epoch: Epoch) {
         let counters = &self.shared.counters;
         let pages = counters.body_pages.load(Relaxed) + counters.fill_pages.load(Relaxed);
@@ -199,8 +200,8 @@ impl Reader<'_> {
         Ok(splitter.push(&bytes[start..filled], &mut sink)?)
     }
 
-    /// The main channel of a multifd migration: residue, marks, and in old
-    /// versions zero pages.
+    /// Reads the main channel of a multifd migration: the non-RAM stream, epoch marks,
+    /// and in old versions zero pages.
     fn beside_channels(&mut self, before: &[u8]) -> Result<Option<Epoch>, TapError> {
         let shared = self.shared;
         let mut splitter = shared.splitter(StreamKind::Multifd);
@@ -250,8 +251,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Does what a step asks for, after all pages before it have been handed
-    /// on.
+    /// Acts on a step, after all pages before it have been handed on.
     fn follow(&self, step: Step, splitter: &Splitter) -> Result<Next, TapError> {
         let output = &self.shared.output;
         match step {
@@ -262,15 +262,17 @@ impl Reader<'_> {
                     blocks: head.blocks,
                     ram_section: head.ram_section,
                     footers: head.footers,
+                    epoch_by_section: splitter.epoch_by_section(),
                     may_turn_to_postcopy: head.may_turn_to_postcopy,
                 })?;
-                // Only now: the channels begin with their batches at once.
+                // Only now, because the channels start to deliver batches at once.
                 self.shared.announce(Arc::new(splitter.blocks().clone()));
                 Ok(Next::Parse)
             }
             Step::Tail(bytes) => {
                 self.shared.ram_ended();
-                // For a VM that does not run; otherwise it was sent before.
+                // Its SWITCHOVER_ACK is for a stopped VM; a running VM's was sent
+                // before.
                 if self.shared.output.ram_ended() {
                     self.shared.let_finish();
                 }
@@ -297,7 +299,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Passes on everything to the end, beginning with what was read already.
+    /// Passes on everything to the end, starting with the bytes already read.
     fn residue(&self, residue: Residue, mut buffer: Vec<u8>) -> Result<(), TapError> {
         let output = &self.shared.output;
         let pass = |bytes: &[u8]| match residue {
@@ -329,10 +331,11 @@ impl Reader<'_> {
     }
 }
 
-/// Puts what the splitter finds in a batch's buffer into its tables.
+/// Enters the pages that the splitter finds in a batch's buffer into the batch's
+/// tables.
 struct InPlace<'b> {
     pages: PagesMut<'b>,
-    /// Where in the buffer the splitter began to look.
+    /// The buffer offset where the splitter began.
     base: usize,
     epoch: Epoch,
     fill_pages: &'b mut u64,
@@ -378,7 +381,7 @@ impl Sink for InPlace<'_> {
     }
 }
 
-/// Takes the zero pages that come beside the channels.
+/// Takes the zero pages that the main channel carries beside multifd channels.
 struct Beside<'s, 't> {
     filling: &'s mut Filling<'t>,
     epoch: Epoch,

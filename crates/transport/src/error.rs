@@ -1,4 +1,4 @@
-//! How a lane, or all of them, can fail.
+//! Errors of one lane, or of all lanes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,15 +6,15 @@ use std::net::SocketAddr;
 use identity::HandshakeError;
 use wire::{Reply, WireError};
 
-/// One lane failed. Its batches go to the others.
+/// An error of one lane. Its batches go to the others.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
-    /// No connection.
+    /// Connecting failed.
     #[error("cannot connect to {remote}: {source}; is the agent there running, and the port open?")]
     Connect {
-        /// Where to.
+        /// The destination's address.
         remote: SocketAddr,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The NIC's address can't be used.
@@ -22,61 +22,78 @@ pub enum LaneError {
     Bind {
         /// The address.
         local: std::net::IpAddr,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The two ends don't trust one another, or one speaks plaintext.
     #[error("no connection to the agent at {remote}: {source}")]
     Handshake {
-        /// Where to.
+        /// The destination's address.
         remote: SocketAddr,
-        /// Why not.
+        /// The reason.
         source: HandshakeError,
     },
-    /// The destination does not take the connection.
-    #[error("{remote} does not take the connection: {reply:?}")]
+    /// The destination refuses the connection.
+    #[error("{remote} does not take the connection: {reply}")]
     Turned {
-        /// Who.
+        /// The destination's address.
         remote: SocketAddr,
-        /// What it answered.
+        /// Its answer.
         reply: Reply,
     },
-    /// It broke.
+    /// The connection broke.
     #[error("the connection to {remote} broke: {source}")]
     Broken {
-        /// Which.
+        /// The destination's address.
         remote: SocketAddr,
-        /// How.
+        /// The reason.
         source: io::Error,
     },
-    /// The peer breaks the rules.
+    /// The peer violates the protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
 }
 
-/// No lane is left.
+impl LaneError {
+    /// Whether the peer may take a connection in a moment: it is busy or starts anew, or the
+    /// network failed.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Broken { .. } => true,
+            Self::Turned { reply, .. } => *reply == Reply::Busy,
+            Self::Handshake { source, .. } => matches!(
+                source,
+                HandshakeError::Io(_) | HandshakeError::TooSlow | HandshakeError::Unheard
+            ),
+            Self::Bind { .. } | Self::Wire(_) => false,
+        }
+    }
+}
+
+/// An error of all lanes.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LanesError {
-    /// The source's QEMU ended while its pages were needed once more.
+    /// The source's QEMU ended while its pages had to be reread.
     #[error("the VM ended while it was being moved")]
     SourceGone,
-    /// None could be (re)connected for too long.
+    /// No lane could be (re)connected for too long.
     #[error("no lane to the destination for {seconds} s; the last one said: {last}")]
     AllDead {
-        /// How long.
+        /// For how long.
         seconds: u64,
         /// The last error.
         last: String,
     },
-    /// The destination breaks the rules.
+    /// The destination violates the protocol.
     #[error(
         "the destination acknowledged batches that were never sent, or took back what it had acknowledged"
     )]
     Nonsense,
-    /// One of their threads panicked.
+    /// A lane's thread panicked.
     #[error("a fault in the agent: its thread {thread} panicked; the agent's log says where")]
     Fault {
-        /// Its name.
+        /// The thread's name.
         thread: String,
     },
     /// The lanes were stopped by their owner.

@@ -5,8 +5,8 @@ use std::fmt;
 use crate::error::WireError;
 use crate::read::{field, le16};
 
-/// The version of everything in this crate. It changes when a peer that knows
-/// only the older one would misunderstand.
+/// The version of everything in this crate. It changes when a peer that knows only the older one
+/// would misunderstand.
 pub const VERSION: u16 = 4;
 
 /// The oldest version that is still spoken: that of the release before this one.
@@ -15,36 +15,37 @@ const OLDEST: u16 = 4;
 /// The versions of the protocol that an agent speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
-    /// The first of them.
+    /// The oldest of them.
     pub oldest: u16,
-    /// The last of them.
+    /// The newest of them.
     pub newest: u16,
 }
 
 impl Versions {
-    /// Those that this agent speaks.
+    /// The versions that this agent speaks.
     pub const SPOKEN: Self = Self { oldest: OLDEST, newest: VERSION };
 
-    /// One and no other.
+    /// A single version.
     #[must_use]
     pub const fn only(version: u16) -> Self {
         Self { oldest: version, newest: version }
     }
 
-    /// The newest that both speak.
+    /// The newest version that both speak.
     #[must_use]
     pub fn common(self, theirs: Self) -> Option<u16> {
         let newest = self.newest.min(theirs.newest);
         (newest >= self.oldest.max(theirs.oldest)).then_some(newest)
     }
 
-    /// Whether it is one of these.
+    /// Whether it contains `version`.
     #[must_use]
     pub fn contains(self, version: u16) -> bool {
         (self.oldest..=self.newest).contains(&version)
     }
 
-    /// As two agents say them: release 0.1.0 leaves `oldest` zero, and speaks one.
+    /// Versions as sent on the wire: release 0.1.0 leaves `oldest` zero, and speaks a single
+    /// version.
     fn said(oldest: u16, newest: u16) -> Self {
         Self { oldest: if oldest == 0 { newest } else { oldest.min(newest) }, newest }
     }
@@ -61,27 +62,27 @@ impl fmt::Display for Versions {
 
 const MAGIC: [u8; 8] = *b"DROVEWAY";
 
-/// What ties a lane to its migration: made by the destination for each one,
-/// 128 random bits, told to the source alone.
+/// Ties a lane to its migration: 128 random bits that the destination makes for each migration and
+/// tells only the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token(pub [u8; 16]);
 
-/// What a connection is for.
+/// The kind of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One migration's control connection.
     Control,
     /// One lane of the migration that the token names.
     Lane {
-        /// Which lane, counted from 0; for messages only.
+        /// The lane's number, counted from 0; for messages only.
         number: u16,
-        /// Which migration.
+        /// The migration.
         token: Token,
     },
-    /// One [`crate::Inquiry`] about a switchover that one side was cut off
-    /// from, and at most one answer.
+    /// One [`crate::Inquiry`] about a switchover after one side was cut off, and at most one
+    /// answer.
     Inquiry,
-    /// What the crate `directory` says, to the directory of a rack.
+    /// Messages of the crate `directory` to the directory of a rack.
     Directory,
     /// [`crate::Order`]s, each with its answer.
     Orders,
@@ -89,16 +90,16 @@ pub enum Kind {
     Content,
 }
 
-/// Sent by whoever connects.
+/// The first bytes of the connecting side.
 ///
 /// ```text
 /// 0  magic "DROVEWAY"   8  newest u16   10 kind u16   12 lane u16   14 oldest u16   16 token [16]
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
-    /// What the connection is for.
+    /// The kind of the connection.
     pub kind: Kind,
-    /// What it may be spoken in.
+    /// The versions that it offers.
     pub versions: Versions,
 }
 
@@ -106,7 +107,7 @@ impl Preamble {
     /// Its length on the wire.
     pub const BYTES: usize = 32;
 
-    /// As bytes.
+    /// Its bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -129,11 +130,11 @@ impl Preamble {
         bytes
     }
 
-    /// From a peer's bytes: what the connection is for, and the version that both
-    /// speak from now on.
+    /// Parses a peer's bytes; returns the connection's kind, and the version that both speak from
+    /// now on.
     ///
     /// # Errors
-    /// If it isn't Droveway, if there is no such version, or an unknown kind.
+    /// If the peer is not Droveway, there is no common version, or the kind is unknown.
     pub fn parse(bytes: &[u8; Self::BYTES], ours: Versions) -> Result<(Kind, u16), WireError> {
         check_magic(bytes)?;
         let theirs = Versions::said(le16(bytes, 14), le16(bytes, 8));
@@ -162,25 +163,36 @@ impl Preamble {
 /// 0  magic "DROVEWAY"   8  version u16   10 status u16   12 oldest u16   14 zero u16
 /// ```
 ///
-/// `version` is the one that is spoken from now on; with status 3 it is the newest that
-/// the agent speaks, and `oldest` the oldest.
+/// `version` is spoken from now on; with status 3 it is the newest that the agent speaks, and
+/// `oldest` the oldest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Go on.
     Welcome,
-    /// No migration has this token (any more).
+    /// No migration has this token, or no longer.
     UnknownToken,
-    /// The agent takes no connection now (it is stopping or full).
+    /// The agent accepts no connection now (it is stopping or full).
     Busy,
-    /// The agent speaks none of the versions that were offered.
+    /// The agent speaks none of the offered versions.
     OtherVersion(Versions),
+}
+
+impl fmt::Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Welcome => "it does take it",
+            Self::UnknownToken => "it knows no such migration",
+            Self::Busy => "it is busy, or stopping",
+            Self::OtherVersion(_) => "it is of another version",
+        })
+    }
 }
 
 impl Reply {
     /// Its length on the wire.
     pub const BYTES: usize = 16;
 
-    /// As bytes, to a peer that speaks `version` too.
+    /// Its bytes, for a peer that speaks `version` too.
     #[must_use]
     pub fn to_bytes(self, version: u16) -> [u8; Self::BYTES] {
         let (status, version, oldest): (u16, u16, u16) = match self {
@@ -197,11 +209,12 @@ impl Reply {
         bytes
     }
 
-    /// From a peer's bytes, to a preamble with these versions: with the version that
+    /// Parses the reply to a preamble that offered these versions; returns it with the version that
     /// both speak from now on.
     ///
     /// # Errors
-    /// If it isn't Droveway, a version that was not offered, or an unknown status.
+    /// If the peer is not Droveway, replies with a version that was not offered, or with an unknown
+    /// status.
     pub fn parse(bytes: &[u8; Self::BYTES], offered: Versions) -> Result<(Self, u16), WireError> {
         check_magic(bytes)?;
         let version = le16(bytes, 8);
@@ -242,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn preambles_and_replies_come_back_as_they_went() {
+    fn preambles_and_replies_round_trip() {
         let lane = Kind::Lane { number: 7, token: Token([9; 16]) };
         for kind in [Kind::Control, lane, Kind::Inquiry, Kind::Orders] {
             let bytes = Preamble { kind, versions: BOTH }.to_bytes();
@@ -271,10 +284,9 @@ mod tests {
         }
     }
 
-    /// Release 0.1.0 leaves `oldest` zero at both ends, and reads no reply of another
-    /// version than 4.
+    /// Release 0.1.0 leaves `oldest` zero at both ends, and reads replies of version 4 only.
     #[test]
-    fn the_release_before_is_understood() {
+    fn the_previous_release_is_understood() {
         let mut bytes = offer(FOUR);
         bytes[14..16].fill(0);
         assert_eq!(Preamble::parse(&bytes, BOTH).unwrap(), (Kind::Control, 4));
@@ -290,7 +302,7 @@ mod tests {
         let error = Preamble::parse(&bytes, FOUR).unwrap_err();
         assert!(matches!(error, WireError::Version { theirs: FIVE, ours: FOUR }), "{error}");
         assert!(error.to_string().contains("speaks version 5 of"), "{error}");
-        // Nobody is held to what was not offered.
+        // A version that was not offered is refused.
         let error = Reply::parse(&Reply::Welcome.to_bytes(5), FOUR).unwrap_err();
         assert!(matches!(error, WireError::Version { .. }), "{error}");
         bytes[0] = b'G';

@@ -1,8 +1,8 @@
-# Runs in a mount namespace of its own on a lab's host: sshd wants a user and a directory
-# that the machine may not have.
+# Runs in a mount namespace of its own on a lab's host, since sshd needs a user and a directory that
+# the machine may lack.
 #
-# Arguments: what sshd was unpacked in, the host's own directory as seen from outside, and
-# as seen inside.
+# Arguments: the directory into which sshd was unpacked, the host's own directory as seen from
+# outside, and as seen inside.
 set -eu
 tree=$1 outside=$2 own=$3
 files=$own/ssh

@@ -1,4 +1,4 @@
-//! One door: where somebody connects, and to which host that leads.
+//! One door: a place to connect to, and the host that it stands for.
 
 use std::fs;
 use std::io;
@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use kubevirt::Port;
 use nic::NicError;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -14,23 +15,25 @@ use socket2::SockRef;
 use takeover::Replaced;
 use wire::carry::Target;
 
-/// What the kernel takes of a connection from QEMU before it is read, about: as much as
-/// by a socket file. QEMU counts what it could write as sent, and stops the VM when it
-/// could send the rest at that rate within the downtime limit. By itself the kernel takes
-/// 6 MiB and more for each multifd channel, now and then much of it at once: then QEMU is
-/// wrong about the rate, and the VM stopped for seconds.
+/// Roughly how much the kernel buffers of a connection from QEMU: as much as for a unix socket.
+///
+/// QEMU counts bytes that it has written as sent, and stops the VM once it could send the rest at
+/// that rate within the downtime limit. By default the kernel buffers 6 MiB and more for each
+/// multifd channel, sometimes much of it at once. QEMU then measures a wrong rate, and the VM is
+/// stopped for seconds.
 const UNREAD_BYTES: usize = 208 << 10;
-/// As on a network. QEMU's side of the connection takes some hundred segments, which are
-/// large on loopback.
+/// The segment size of a network.
+///
+/// QEMU's side of the connection buffers some hundred segments, and those of loopback are large.
 const SEGMENT_BYTES: u32 = 1448;
 
-/// Connections that wait to be taken: as many as a QEMU may have channels.
+/// The backlog of connections: as many as a QEMU may have channels.
 const UNACCEPTED_MAX: i32 = 256;
 
-/// Who may connect.
+/// The users that may connect.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admitted {
-    /// The user that QEMUs run as. Root may anyway.
+    /// The user that QEMUs run as; root may always connect.
     pub(super) qemu: Option<u32>,
 }
 
@@ -40,7 +43,7 @@ impl Admitted {
     }
 }
 
-/// Where somebody connects.
+/// A place to connect to.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     Port(SocketAddr),
@@ -68,20 +71,20 @@ pub(super) struct Door {
 enum Listener {
     Port(TcpListener, SocketAddr),
     Path(UnixListener, SocketFile),
-    /// In the place of another program's, which leads there.
+    /// Replaces another program's socket, which leads to that target.
     Replaced(Replaced, Target),
 }
 
-/// A socket's file. Removed when this is dropped.
+/// A socket's file, which is removed when this is dropped.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// Which file it is.
+    /// The file itself, to tell it from another at the same path.
     file: OwnedFd,
 }
 
 impl SocketFile {
-    /// The socket that was just bound there.
+    /// Opens the socket that was just bound at `path`.
     fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
@@ -105,7 +108,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // A QEMU of this host, or a door for a host that has come back, may have its place.
+        // A QEMU of this host, or a door for a host that has returned, may have replaced it.
         if self.is_there() {
             let _ = fs::remove_file(&self.path);
         }
@@ -113,7 +116,7 @@ impl Drop for SocketFile {
 }
 
 impl Door {
-    /// At a place. A socket belongs to the user of QEMUs.
+    /// Opens a door at a place; its socket belongs to `owner`, the user of QEMUs.
     pub(super) fn open(peer: &str, place: &Place, owner: Option<(u32, u32)>) -> io::Result<Self> {
         match place {
             Place::Port(address) => Self::at_port(peer, *address),
@@ -121,17 +124,24 @@ impl Door {
         }
     }
 
-    /// In the place of another program's socket, which leads to that target.
+    /// A door that replaces another program's socket, which leads to `target`.
     pub(super) fn in_place_of(peer: &str, socket: Replaced, target: Target) -> Self {
         Self { peer: peer.to_owned(), listener: Listener::Replaced(socket, target) }
     }
 
-    /// What it has replaced.
+    /// The socket that it replaces, if it does.
     pub(super) fn replaces(&self) -> Option<&Replaced> {
         match &self.listener {
             Listener::Replaced(socket, _) => Some(socket),
             _ => None,
         }
+    }
+
+    /// Whether a QEMU's multifd channels may come here though its main connection went to the
+    /// socket that this door replaces, just before it did.
+    pub(super) fn may_miss_main(&self) -> bool {
+        let memory = Port::Memory.number();
+        matches!(&self.listener, Listener::Replaced(_, Target::Vmi { port, .. }) if *port == memory)
     }
 
     /// Whether it stands for that host at that place.
@@ -144,10 +154,10 @@ impl Door {
         is_there && self.peer == peer
     }
 
-    /// At a port of an address of loopback.
+    /// Opens a door at a port of a loopback address.
     fn at_port(peer: &str, address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
-        // Those that are accepted have it from here.
+        // Accepted connections inherit these options.
         let socket = SockRef::from(&listener);
         socket.set_recv_buffer_size(UNREAD_BYTES)?;
         socket.set_tcp_mss(SEGMENT_BYTES)?;
@@ -155,15 +165,17 @@ impl Door {
         Ok(Self { peer: peer.to_owned(), listener: Listener::Port(listener, address) })
     }
 
-    /// At a socket, which belongs to the user of QEMUs: with several connections, QEMU
-    /// itself makes them.
+    /// Opens a door at a socket.
+    ///
+    /// It belongs to the user of QEMUs, because QEMU itself makes the connections if there are
+    /// several.
     fn at_path(peer: &str, path: &Path, owner: Option<(u32, u32)>) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // By its files and not by the path: the directory is QEMU's user's, who could put
-        // something else there meanwhile. The file has its mode from the socket.
+        // By file descriptor, not by path: the directory belongs to QEMU's user, who could
+        // replace the file meanwhile. The file gets its mode from the socket.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -177,9 +189,10 @@ impl Door {
         Ok(Self { peer: peer.to_owned(), listener })
     }
 
-    /// The next connection from a user who may connect; none if there is none now. Of those
-    /// who may not, so many are turned away as can wait at a time: who goes on connecting
-    /// keeps nobody from other doors.
+    /// The next connection from an admitted user; none if none is waiting.
+    ///
+    /// A call rejects at most one backlog of connections from other users, so that a user who keeps
+    /// connecting does not block the other doors.
     pub(super) fn take(&self, admitted: Admitted) -> io::Result<Option<UnixStream>> {
         for _ in 0..=UNACCEPTED_MAX {
             match self.accept() {
@@ -194,7 +207,7 @@ impl Door {
         Ok(None)
     }
 
-    /// The next connection, and whose it is if that is known.
+    /// The next connection, and its user if that is known.
     fn accept(&self) -> io::Result<(UnixStream, Option<u32>)> {
         match &self.listener {
             Listener::Port(listener, _) => {
@@ -203,7 +216,7 @@ impl Door {
                 let uid = nic::user_of(from, to).map_err(unknown)?;
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
-                // A stream socket is one, whatever it goes over.
+                // The type only has to be a stream socket; its address family does not matter.
                 Ok((UnixStream::from(OwnedFd::from(stream)), uid))
             }
             Listener::Path(listener, _) => {
@@ -221,7 +234,7 @@ impl Door {
         }
     }
 
-    /// Where it leads there.
+    /// Its target on the other host.
     pub(super) fn target(&self) -> Target {
         match &self.listener {
             Listener::Port(_, address) => Target::Port(address.port()),
@@ -230,7 +243,7 @@ impl Door {
         }
     }
 
-    /// Readable when somebody connects.
+    /// Readable when a connection is waiting.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         match &self.listener {
             Listener::Port(listener, _) => listener.as_fd(),
@@ -266,7 +279,7 @@ mod tests {
         Admitted { qemu: Some(rustix::process::geteuid().as_raw()) }
     }
 
-    /// The next one, once it is there.
+    /// Waits for a connection and takes it.
     fn next(door: &Door, admitted: Admitted) -> Option<UnixStream> {
         rustix::event::poll(
             &mut [rustix::event::PollFd::new(&door.fd(), rustix::event::PollFlags::IN)],
@@ -290,7 +303,7 @@ mod tests {
         assert_eq!(&read, b"QEVM");
     }
 
-    /// How much goes in before anything is read.
+    /// How many bytes can be written before anything is read.
     fn unread(client: &mut (impl Write + AsFd)) -> usize {
         rustix::io::ioctl_fionbio(&client, true).unwrap();
         let (piece, mut bytes) = ([7; 64 << 10], 0);
@@ -311,7 +324,7 @@ mod tests {
         let mut taken = next(&door, us()).unwrap();
         let first = unread(&mut client);
         assert!(first < 1 << 20, "{first}");
-        // Where much is read fast, the kernel takes more, unless it is told not to.
+        // If much is read fast, the kernel grows its buffers, unless their size is set.
         let mut read = vec![0; 1 << 20];
         for _ in 0..200 {
             let _ = taken.read(&mut read).unwrap();
@@ -331,7 +344,7 @@ mod tests {
         let _client = UnixStream::connect(&path).unwrap();
         assert!(next(&door, us()).is_some());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        // A host that left has come back, while somebody is at its old door.
+        // A host that left has returned while a connection uses its old door.
         let again = Door::at_path("b", &path, None).unwrap();
         drop(door);
         let _client = UnixStream::connect(&path).unwrap();

@@ -1,5 +1,5 @@
-//! All doors of an agent: one thread waits for connections to any of them, and each
-//! connection has a thread of its own.
+//! All doors of an agent: one thread waits for connections at all of them, and each
+//! connection has its own thread.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
@@ -27,54 +27,56 @@ use crate::config::{Carry, Manager, PeerEntry};
 use crate::migrations::{Migrations, What};
 use crate::user::{self, UserError};
 
-/// A door that fails, for want of descriptors perhaps, is asked again after this.
+/// A door at which accepting fails, such as for lack of descriptors, is retried after this.
 const RETRY: Duration = Duration::from_millis(200);
-/// One that could not be opened, for another program that listens there perhaps, is tried
-/// again after this.
+/// A door that could not be opened, such as because another program listens there, is
+/// retried after this.
 const REOPEN: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Why there are no doors.
 #[derive(Debug, thiserror::Error)]
 pub enum DoorsError {
-    /// Who may connect can't be known.
+    /// The users that may connect can't be determined.
     #[error(transparent)]
     User(#[from] UserError),
-    /// The directory of sockets can't be made.
+    /// The directory of sockets can't be created.
     #[error("the directory of [carry], {}: {source}", directory.display())]
     Directory {
-        /// Which.
+        /// The directory.
         directory: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// Something else of this host.
+    /// Another operation on this host failed.
     #[error("waiting for migrations to be carried: {0}")]
     Local(io::Error),
 }
 
-/// An agent's doors. Dropped, they close, and what is carried ends with its VMs here.
+/// An agent's doors.
+///
+/// Dropping them closes them and ends what is carried; its VMs stay here.
 pub(crate) struct Doors {
     shared: Arc<Shared>,
     waiting: Option<JoinHandle<()>>,
-    /// Opens doors in the place of others' sockets.
+    /// Opens doors that replace others' sockets.
     takeovers: Option<Takeovers>,
 }
 
 pub(super) struct Shared {
     carry: Carry,
-    /// The hosts that there are now, until doors are those for them.
+    /// The new hosts, until the doors are changed to theirs.
     changed: Mutex<Option<Vec<PeerEntry>>>,
-    /// Doors in the place of others' sockets.
+    /// Doors that replace others' sockets.
     pub(super) taken_over: Mutex<Vec<Arc<Post>>>,
     admitted: Admitted,
     request: CarryRequest,
     pub(super) local: Local,
     pub(super) migrations: Arc<Migrations>,
-    /// Wakes the thread that waits.
+    /// Wakes the thread that waits for connections.
     wake: OwnedFd,
     closing: AtomicBool,
     begun: AtomicU64,
-    /// Each connection that is served, to be ended, and its thread.
+    /// Each connection in service, to end it, and its thread.
     served: Mutex<HashMap<u64, Served>>,
 }
 
@@ -84,7 +86,7 @@ struct Served {
 }
 
 impl Doors {
-    /// Opens them, for all of `peers`. Those that can't be opened are tried again.
+    /// Opens the doors for all of `peers`; those that can't be opened are retried.
     pub(crate) fn open(
         carry: &Carry,
         peers: &[PeerEntry],
@@ -137,25 +139,30 @@ impl Doors {
         Ok(Self { shared, waiting: Some(waiting), takeovers })
     }
 
-    /// What opens and closes them as hosts come and leave.
+    /// A handle that changes the doors when the hosts change.
     pub(crate) fn reopener(&self) -> Reopener {
         Reopener(Arc::clone(&self.shared))
     }
 
-    /// Takes no more, and ends what is carried.
-    pub(crate) fn close(&mut self) {
+    /// Accepts no more connections: others' sockets are theirs again. What is carried goes on.
+    pub(crate) fn stop_accepting(&mut self) {
         self.takeovers = None;
         self.shared.closing.store(true, SeqCst);
         self.shared.wake();
         if let Some(waiting) = self.waiting.take() {
             let _ = waiting.join();
         }
+    }
+
+    /// Accepts no more connections, and ends what is carried.
+    pub(crate) fn close(&mut self) {
+        self.stop_accepting();
         let threads: Vec<_> = {
             let mut served = self.shared.served.lock();
             served
                 .values_mut()
                 .filter_map(|one| {
-                    // It may have ended.
+                    // The connection may have ended.
                     let _ = one.socket.shutdown(std::net::Shutdown::Both);
                     one.thread.take()
                 })
@@ -173,18 +180,18 @@ impl Drop for Doors {
     }
 }
 
-/// Opens and closes doors as hosts come and leave.
+/// Changes the doors when the hosts change.
 pub(crate) struct Reopener(Arc<Shared>);
 
 impl Reopener {
-    /// From now on there are those for these hosts. What is carried goes on.
+    /// Changes the doors to those for `peers`; what is carried goes on.
     pub(crate) fn reopen(&self, peers: &[PeerEntry]) {
         *self.0.changed.lock() = Some(peers.to_vec());
         self.0.wake();
     }
 }
 
-/// QEMUs wait at sockets in it, and make them.
+/// Creates the directory in which QEMUs create the sockets at which they wait.
 fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), DoorsError> {
     let directory = &carry.directory;
     let made = DirBuilder::new().recursive(true).mode(0o755).create(directory).and_then(|()| {
@@ -198,13 +205,13 @@ fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), DoorsEr
 }
 
 impl Shared {
-    /// Has the thread that waits look for what has changed.
+    /// Wakes the waiting thread so that it sees what has changed.
     pub(super) fn wake(&self) {
-        // Only a counter that is full is not written to, and wakes as well.
+        // The write fails only if the counter is full, and then the thread wakes as well.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Waits for connections to any door, until the end.
+    /// Waits for connections at all doors, until they are closed.
     fn wait(self: &Arc<Self>, mut posts: Posts) {
         while !self.closing.load(SeqCst) {
             if let Some(peers) = self.changed.lock().take() {
@@ -234,8 +241,8 @@ impl Shared {
         }
     }
 
-    /// Takes a connection, and leaves the door to its thread until it has all that
-    /// belong to it.
+    /// Takes a connection, and leaves the door to its thread until that has all connections of
+    /// its migration.
     fn take(self: &Arc<Self>, post: &Arc<Post>) {
         let door = &post.door;
         let socket = match door.take(self.admitted) {
@@ -283,22 +290,34 @@ impl Shared {
         if post.goes_around.load(SeqCst) {
             return self.go_around(post, &socket, "those before it do");
         }
-        let opened = match self.open_way(door, Caller::new(socket)) {
+        let caller = Caller::new(socket);
+        let may_be_stray = door.may_miss_main() && !post.has_carried.load(SeqCst);
+        if may_be_stray && caller.is_stray() {
+            post.goes_around.store(true, SeqCst);
+            let why = "its main connection came before this door";
+            return self.go_around(post, &caller.into_connection(), why);
+        }
+        let opened = match self.open_way(door, caller) {
             Err(refused) if door.replaces().is_some() => {
                 let (why, caller) = *refused;
                 post.goes_around.store(true, SeqCst);
                 return self.go_around(post, &caller.into_connection(), &why);
             }
             Err(refused) => Err(refused.0),
-            Ok(opened) => Ok(opened),
+            Ok(opened) => {
+                post.has_carried.store(true, SeqCst);
+                Ok(opened)
+            }
         };
         let carried = opened.and_then(|(id, opening)| {
             let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
             let uuid = opening.uuid().map(str::to_owned);
-            let content = opening.begin(&mut || door.take(self.admitted));
+            // A VM in post-copy may have a connection that is silent for long.
+            let may_be_silent = || self.migrations.has_committed_to(&host);
+            let content = opening.begin(&mut || door.take(self.admitted), &may_be_silent);
             Ok((id, vm, uuid, content.map_err(|error| error.to_string())?))
         });
-        // It has all that belongs to it.
+        // The migration has all its connections.
         self.free(&post);
         drop(post);
         match carried {
@@ -318,8 +337,9 @@ impl Shared {
         }
     }
 
-    /// Has the other host's agent connect to what waits there. If it can't: why, and who
-    /// called, who can still go another way.
+    /// Has the other host's agent connect to the door's target.
+    ///
+    /// On failure it returns the reason and the caller, whose connection can still be relayed.
     fn open_way(
         &self,
         door: &Door,
@@ -342,7 +362,7 @@ impl Shared {
         }
     }
 
-    /// As if there were no agent.
+    /// Relays the connection as if there were no agent.
     fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
         let (door, way) = (post.door.to_string(), post.door.replaces().map(Replaced::go_around));
         self.free(&post);

@@ -8,19 +8,21 @@ use std::sync::atomic::AtomicBool;
 use super::door::{Door, Place};
 use crate::config::{Carry, Manager, PeerEntry};
 
-/// A door for as long as its host is in the peers file, or somebody is at it.
+/// A door, kept while its host is in the peers file or a connection uses it.
 pub(super) struct Post {
     pub(super) door: Door,
-    /// A migration takes its own connections at it now.
+    /// A migration is accepting its connections at the door now.
     pub(super) busy: AtomicBool,
-    /// A connection to it went the way that it would have without us, and those that belong
-    /// to it do too.
+    /// A connection was relayed to its original target instead of carried, so those that
+    /// belong to it are too.
     pub(super) goes_around: AtomicBool,
+    /// A connection was carried from here, so a main connection has not gone past this door.
+    pub(super) has_carried: AtomicBool,
 }
 
-/// Those that there are to be, and those that could be opened.
+/// The doors to open, and those that could be opened.
 pub(super) struct Posts {
-    /// For whom, and where.
+    /// The host and the place of each door.
     wanted: Vec<(String, Place)>,
     open: Vec<Arc<Post>>,
     /// The user that QEMUs run as.
@@ -28,18 +30,18 @@ pub(super) struct Posts {
 }
 
 impl Posts {
-    /// Opens those for `peers`.
+    /// Opens the doors for `peers`.
     pub(super) fn new(carry: &Carry, peers: &[PeerEntry], qemu: Option<(u32, u32)>) -> Self {
         let mut posts = Self { wanted: Vec::new(), open: Vec::new(), qemu };
         posts.are_for(carry, peers);
         posts
     }
 
-    /// From now on there are those for these hosts, as far as they can be opened.
+    /// Changes the doors to those for `peers`, as far as they can be opened.
     pub(super) fn are_for(&mut self, carry: &Carry, peers: &[PeerEntry]) {
         self.wanted = places(carry, peers).collect();
         let Self { wanted, open, .. } = self;
-        // Those first: another host may have their ports now.
+        // Close first: another host may have these ports now.
         open.retain(|post| wanted.iter().any(|(peer, place)| post.door.is(peer, place)));
         self.open_each(|peer, place, error| {
             tracing::error!(
@@ -51,7 +53,7 @@ impl Posts {
         });
     }
 
-    /// Tries those again that could not be opened.
+    /// Retries the doors that could not be opened.
     pub(super) fn open_missing(&mut self) {
         self.open_each(|peer, place, error| tracing::debug!(peer, %place, %error, "not yet"));
     }
@@ -78,7 +80,7 @@ impl Posts {
     }
 }
 
-/// Where an agent stands for each host.
+/// The places at which the agent stands for each host.
 fn places<'p>(
     carry: &'p Carry,
     peers: &'p [PeerEntry],
@@ -102,7 +104,12 @@ fn places<'p>(
 
 impl Post {
     pub(super) fn at(door: Door) -> Self {
-        Self { door, busy: AtomicBool::new(false), goes_around: AtomicBool::new(false) }
+        Self {
+            door,
+            busy: AtomicBool::new(false),
+            goes_around: AtomicBool::new(false),
+            has_carried: AtomicBool::new(false),
+        }
     }
 }
 

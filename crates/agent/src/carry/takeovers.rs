@@ -1,8 +1,8 @@
-//! Doors in the place of sockets that others make for a VM to leave by: virt-handler's in
-//! KubeVirt's pods, and those of Proxmox VE's tunnels by ssh.
+//! Doors that replace sockets which others create for a VM to leave by: virt-handler's in
+//! KubeVirt's pods, and those of Proxmox VE's ssh tunnels.
 //!
-//! One opens if the agent of the host to which such a socket leads is there to take what
-//! comes. Otherwise nothing is touched, and the migration goes its manager's own way.
+//! Such a door opens only if the agent of the host to which the socket leads expects the VM.
+//! Otherwise nothing is changed, and the migration takes its manager's own path.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -26,18 +26,20 @@ use super::doors::Shared;
 use super::posts::Post;
 use crate::config::PeerEntry;
 
-/// What changes in this time after another change is looked at with it: who makes files in
-/// a pod without end keeps no core busy.
+/// Changes within this time are handled together, so that a program in a pod that keeps
+/// creating files keeps no core busy.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// What came without notice is found by then.
+/// The interval between scans that find changes without a notification.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// From such a socket's creation until QEMU connects to it, its manager has half a second's
-/// work at least. Who has not answered by then isn't waited for.
+/// The longest wait for other agents' answers.
+///
+/// A manager works for at least half a second between creating such a socket and QEMU's connecting
+/// to it.
 const ANSWERS_MAX: Duration = Duration::from_millis(400);
-/// Hosts that are asked at a time.
+/// Hosts that are asked in parallel.
 const ASKED_AT_ONCE: usize = 32;
 
-/// Opens and closes such doors. Dropped, it stops, and gives all places back.
+/// Opens and closes such doors; dropping it stops that, and restores the sockets.
 pub(super) struct Takeovers {
     shared: Arc<Shared>,
     stopping: Arc<AtomicBool>,
@@ -48,20 +50,50 @@ pub(super) struct Takeovers {
 struct Following {
     watch: Watch,
     shared: Arc<Shared>,
-    /// Those by which VMs come, or that lead to nobody who carries: which file each was.
+    /// Sockets that are not replaced, because a VM arrives by them or no other agent expects
+    /// what leaves by them, each with its inode.
     left_alone: HashMap<Target, Inode>,
+    troubles: Troubles,
+}
+
+/// Errors with sockets that should be replaced. Each is logged once, though it recurs with
+/// each scan.
+#[derive(Default)]
+struct Troubles {
+    /// Those of the last scan, and of this one.
+    before: HashMap<Target, String>,
+    now: HashMap<Target, String>,
+}
+
+impl Troubles {
+    fn next_scan(&mut self) {
+        self.before = std::mem::take(&mut self.now);
+    }
+
+    /// Notes an error of this scan. Returns whether it is new.
+    fn note(&mut self, target: &Target, error: &str) -> bool {
+        self.now.insert(target.clone(), error.to_owned());
+        self.before.get(target).is_none_or(|before| before != error)
+    }
+
+    fn warn(&mut self, target: &Target, error: &dyn Error) {
+        let error = error.to_string();
+        if self.note(target, &error) {
+            tracing::warn!(?target, error, "what leaves there can't be carried");
+        }
+    }
 }
 
 /// A migration socket, made by QEMU or by its manager.
 struct Socket {
     directory: Directory,
     name: String,
-    /// Where it leads, if a VM leaves by it.
+    /// Its target, if a VM leaves by it.
     target: Target,
     maker: Maker,
 }
 
-/// Whom to ask who has made it.
+/// What tells whether QEMU or its manager created the socket.
 enum Maker {
     Pod(Launcher, SocketName),
     Proxmox(proxmox::Host),
@@ -74,8 +106,12 @@ impl Takeovers {
         let watch = Watch::new().map_err(io::Error::other)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let mut following =
-            Following { watch, shared: Arc::clone(shared), left_alone: HashMap::new() };
+        let mut following = Following {
+            watch,
+            shared: Arc::clone(shared),
+            left_alone: HashMap::new(),
+            troubles: Troubles::default(),
+        };
         let thread = thread::Builder::new().name("carry-takeovers".to_owned()).spawn({
             let (stopping, wake) = (Arc::clone(&stopping), Arc::clone(&wake));
             move || {
@@ -118,10 +154,11 @@ impl Following {
         }
     }
 
-    /// Looks at all sockets that there are.
+    /// Handles all sockets that exist.
     fn look(&mut self) -> Outcome<()> {
+        self.troubles.next_scan();
         let sockets = match &self.shared.local.carrying {
-            Some(Carrying::Kubevirt(node)) => in_pods(node, &self.watch)?,
+            Some(Carrying::Kubevirt(node)) => in_pods(node, &self.watch, &mut self.troubles)?,
             Some(Carrying::Proxmox(host)) => of_proxmox(host, &self.watch)?,
             _ => Vec::new(),
         };
@@ -134,14 +171,14 @@ impl Following {
             self.shared.taken_over.lock().extract_if(.., |post| !is_open(post)).collect();
         if !closed.is_empty() {
             drop(closed);
-            // The thread that polls them still holds them.
+            // The thread that polls these doors still holds them.
             self.shared.wake();
         }
         self.left_alone.retain(|target, _| is_there(target));
         for socket in sockets {
-            let name = socket.name.clone();
+            let target = socket.target.clone();
             if let Err(error) = self.look_at(socket) {
-                tracing::debug!(socket = name, %error, "left alone");
+                self.troubles.warn(&target, &*error);
             }
         }
         Ok(())
@@ -154,7 +191,7 @@ impl Following {
         if let Some(post) = open {
             return Ok(post.door.replaces().map_or(Ok(()), Replaced::take_owner)?);
         }
-        // One of ours that nobody listens at any more.
+        // Restores a socket that an earlier run of the agent replaced.
         directory.give_back(&name)?;
         let Some(now) = directory.which(&name)? else {
             self.left_alone.remove(&target);
@@ -176,7 +213,7 @@ impl Following {
         Ok(())
     }
 
-    /// The host that expects what leaves, if its agent says so in time.
+    /// The host that expects the VM, if its agent says so in time.
     fn who_takes(&self, target: &Target) -> Option<String> {
         let peers = self.shared.migrations.routes().peers.now();
         let found = who_expects(&self.shared.local, &peers, target);
@@ -195,7 +232,7 @@ impl Following {
 }
 
 impl Maker {
-    /// Whether that is no QEMU which waits for a VM.
+    /// Whether a VM leaves by the socket, rather than a QEMU waiting at it for one.
     fn is_to_leave(&self, name: &str) -> Outcome<bool> {
         match self {
             Self::Pod(launcher, socket) => Ok(launcher.made(socket)? == Made::Outside),
@@ -204,14 +241,14 @@ impl Maker {
     }
 }
 
-/// In each pod both, whether they are there or not.
-fn in_pods(node: &kubevirt::Node, watch: &Watch) -> Outcome<Vec<Socket>> {
+/// Both sockets of each pod, whether they exist or not.
+fn in_pods(node: &kubevirt::Node, watch: &Watch, troubles: &mut Troubles) -> Outcome<Vec<Socket>> {
     node.watch(watch)?;
     let mut sockets = Vec::new();
     for launcher in node.launchers()? {
         for port in Port::ALL {
             let target = Target::Vmi { uid: launcher.vmi.to_string(), port: port.number() };
-            // What isn't watched is looked at now and then all the same.
+            // A pod that isn't watched is still scanned at intervals.
             if let Err(error) = launcher.watch(watch) {
                 tracing::debug!(?target, %error, "a pod that can't be watched");
             }
@@ -223,7 +260,7 @@ fn in_pods(node: &kubevirt::Node, watch: &Watch) -> Outcome<Vec<Socket>> {
                     sockets.push(Socket { directory, name, target, maker });
                 }
                 Ok(None) => {}
-                Err(error) => tracing::debug!(?target, %error, "a pod that can't be looked into"),
+                Err(error) => troubles.warn(&target, &error),
             }
         }
     }
@@ -245,7 +282,7 @@ fn of_proxmox(host: &proxmox::Host, watch: &Watch) -> Outcome<Vec<Socket>> {
     Ok(sockets)
 }
 
-/// Asks all at the same time, and takes who has said yes by then.
+/// Asks all peers in parallel, and returns those that have said yes in time.
 fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<String> {
     let until = Instant::now() + ANSWERS_MAX;
     let (tell, told) = unbounded();
@@ -261,7 +298,7 @@ fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<
                 }
             }
         };
-        // Without a thread others ask.
+        // If this thread can't be started, the others ask its share.
         let _ = thread::Builder::new().name("carry-ask".to_owned()).spawn(ask);
     }
     drop(tell);
@@ -277,6 +314,30 @@ fn expects(local: &Local, peer: &PeerEntry, target: &Target) -> bool {
         Err(error) => {
             tracing::debug!(peer = peer.name, %error, "asked what comes");
             false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_logged_once_until_it_is_over_or_another() {
+        let mut troubles = Troubles::default();
+        let [one, other] = [49152, 49153].map(Target::Port);
+        type Scan<'s> = (&'s [(&'s Target, &'s str)], &'s [bool]);
+        let scans: [Scan<'_>; 5] = [
+            (&[(&one, "read-only"), (&other, "read-only")], &[true, true]),
+            (&[(&one, "read-only"), (&other, "no right")], &[false, true]),
+            (&[(&other, "no right")], &[false]),
+            (&[(&one, "read-only")], &[true]),
+            (&[(&one, "read-only")], &[false]),
+        ];
+        for (errors, expected) in scans {
+            troubles.next_scan();
+            let new = errors.iter().map(|(target, error)| troubles.note(target, error));
+            assert_eq!(new.collect::<Vec<_>>(), expected, "{errors:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ fn settled(number: usize) -> Happening {
     Happening::VmSettled { vm: format!("web{number}") }
 }
 
-/// The events that a reader has at once; those without data are none.
+/// The events that a reader gets without waiting; frames without data are skipped.
 async fn had(reader: &mut Reader) -> Vec<Event> {
     let mut had = Vec::new();
     while let Ok(Some(frame)) = tokio::time::timeout(Duration::ZERO, reader.next()).await {
@@ -40,7 +40,7 @@ async fn a_ring_keeps_the_latest_within_its_bytes() {
 }
 
 #[tokio::test]
-async fn one_that_is_larger_than_the_ring_is_a_gap() {
+async fn an_event_that_is_larger_than_the_ring_is_a_gap() {
     let events = events(1000);
     let mut reader = events.read(None).unwrap();
     events.tell(Happening::VmSettled { vm: "w".repeat(2000) });
@@ -50,7 +50,7 @@ async fn one_that_is_larger_than_the_ring_is_a_gap() {
 }
 
 #[tokio::test]
-async fn a_gap_is_gone_on_from_like_any_other() {
+async fn a_reader_can_resume_after_a_gap() {
     let events = events(1000);
     (0..100).for_each(|number| events.tell(settled(number)));
     let all = had(&mut events.read(Some("of-another-start-1")).unwrap()).await;
@@ -60,7 +60,7 @@ async fn a_gap_is_gone_on_from_like_any_other() {
 }
 
 #[tokio::test]
-async fn what_is_no_id_of_this_start_is_a_gap_that_says_so() {
+async fn an_id_that_is_not_of_this_start_gives_a_gap_with_the_reason() {
     let (one, other) = (events(1000), events(1000));
     one.tell(settled(1));
     for (id, why) in [

@@ -1,5 +1,4 @@
-//! How a coordinator reaches agents: the others over the network, its own
-//! without.
+//! How a coordinator reaches agents: others over the network, its own directly.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,34 +12,64 @@ use super::sampled::{self, Content};
 use crate::denied::Denied;
 use wire::gang::{Answer, Census, Counted, Order, Want};
 
-/// For an answer that takes a look at some QEMUs. Also what a host that hangs
-/// costs a gang at most, besides what it retries.
+/// For an answer that needs some QEMUs' state.
+///
+/// It is also the most time that a host that hangs costs a gang, apart from retries.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// For one that may have to start several QEMUs to learn what they can do.
+/// For an answer that may need the start of several QEMUs to probe their capabilities.
 const ABLE_MAX: Duration = Duration::from_secs(60);
-/// A text of another host: as much as that is kept of it.
+/// The longest text that is kept from another host.
 const TEXT_LETTERS_MAX: usize = 1024;
 
 /// All agents that this one can reach.
 #[derive(Clone)]
 pub(super) struct Agents(Arc<OrderHandler>);
 
-/// A conversation with one of them.
+/// A session with one agent.
 pub(super) enum Session {
     Near(Arc<OrderHandler>),
     Far(Orders),
 }
 
-/// What a coordinator asks of the cluster; in tests a stand-in for it.
+/// The queries of a coordinator to the cluster; tests have a stand-in.
 pub(super) trait Cluster: Sync {
-    /// The racks of all hosts, by the host's name, this one among them.
+    /// The racks of all hosts, including this one, by the host's name.
     fn racks(&self) -> BTreeMap<String, Option<String>>;
-    /// What a host has.
+    /// The memory and VMs of a host.
     fn census(&self, host: &str) -> Result<Census, String>;
-    /// What speaks against each of these VMs there.
+    /// For each VM, why the host can't run it; none if it can.
     fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String>;
-    /// What each of these VMs of a host contains, one in so many contents.
+    /// A sample of the content of each of these VMs of a host, one name in `one_in`.
     fn contents(&self, host: &str, vms: &[Counted], one_in: u32) -> Vec<Result<Content, String>>;
+}
+
+/// The agents as one move needs them; tests have a stand-in.
+pub(super) trait Reach {
+    type Session: Give;
+    /// Opens a session with the agent of a host.
+    fn open(&self, host: &str) -> Result<Self::Session, Unreached>;
+    /// The memory and VMs of a host.
+    fn census(&self, host: &str) -> Result<Census, String>;
+}
+
+/// A session in which orders are given.
+pub(super) trait Give {
+    /// Gives an order; after an error the session can't be used any more.
+    fn give(&mut self, order: &Order, within: Duration) -> Result<Answer, String>;
+}
+
+/// Why there is no session with an agent.
+#[derive(Clone, Debug)]
+pub(super) struct Unreached {
+    pub(super) why: String,
+    /// It may pass: the agent is busy, or starts anew.
+    pub(super) may_pass: bool,
+}
+
+impl From<Unreached> for String {
+    fn from(Unreached { why, .. }: Unreached) -> Self {
+        why
+    }
 }
 
 impl Agents {
@@ -48,25 +77,36 @@ impl Agents {
         Self(Arc::clone(order_handler))
     }
 
-    /// Begins to speak with the agent of a host.
-    pub(super) fn open(&self, host: &str) -> Result<Session, String> {
-        if host == self.0.local().agent {
-            return Ok(Session::Near(Arc::clone(&self.0)));
-        }
-        let entry = self.0.peers().named(host);
-        let entry = entry.ok_or_else(|| format!("there is no host `{host}` in the peers file"))?;
-        let peer = Peer { name: entry.name, address: entry.address, nics: Vec::new() };
-        Orders::open(self.0.local(), &peer).map(Session::Far).map_err(|error| error.to_string())
-    }
-
     fn once(&self, host: &str, order: &Order, within: Duration) -> Result<Answer, String> {
         self.open(host)?.give(order, within)
     }
 }
 
-impl Session {
-    /// Gives an order. After an error the session is of no use any more.
-    pub(super) fn give(&mut self, order: &Order, within: Duration) -> Result<Answer, String> {
+impl Reach for Agents {
+    type Session = Session;
+
+    fn open(&self, host: &str) -> Result<Session, Unreached> {
+        if host == self.0.local().agent {
+            return Ok(Session::Near(Arc::clone(&self.0)));
+        }
+        let unknown = || {
+            let why = format!("there is no host `{host}` in the peers file");
+            Unreached { why, may_pass: false }
+        };
+        let entry = self.0.peers().named(host).ok_or_else(unknown)?;
+        let peer = Peer { name: entry.name, address: entry.address, nics: Vec::new() };
+        Orders::open(self.0.local(), &peer)
+            .map(Session::Far)
+            .map_err(|error| Unreached { why: error.to_string(), may_pass: error.may_pass() })
+    }
+
+    fn census(&self, host: &str) -> Result<Census, String> {
+        Cluster::census(self, host)
+    }
+}
+
+impl Give for Session {
+    fn give(&mut self, order: &Order, within: Duration) -> Result<Answer, String> {
         let orders = match self {
             Self::Near(order_handler) => return Ok(order_handler.follow(order)),
             Self::Far(orders) => orders,
@@ -103,7 +143,7 @@ impl Cluster for Agents {
         if vms.is_empty() {
             return Vec::new();
         }
-        let mut session = self.open(host);
+        let mut session = self.open(host).map_err(String::from);
         let ask = |vm: &Counted| {
             let order = Order::Sample { vm: vm.name.clone(), one_in };
             match session.as_mut().map_err(|why| why.clone())?.give(&order, ANSWER_MAX) {
@@ -118,7 +158,7 @@ impl Cluster for Agents {
     }
 }
 
-/// What one VM contains, as its host's agent says.
+/// One VM's content, as its host's agent reports it.
 fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String> {
     match answer {
         Answer::Sample(sampled) => {
@@ -129,7 +169,7 @@ fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String>
     }
 }
 
-/// An answer to something else.
+/// The error for an answer that does not match the order.
 pub(super) fn unexpected(answer: Answer) -> String {
     match answer {
         Answer::Refused { reason } => reason,
@@ -137,13 +177,13 @@ pub(super) fn unexpected(answer: Answer) -> String {
     }
 }
 
-/// What another host says is shown to people, and kept.
+/// Sanitizes another host's answer, which is shown to people and saved.
 fn clean(answer: &mut Answer) {
     match answer {
         Answer::Refused { reason } => *reason = plain(reason),
         Answer::Able { unfit } => unfit.iter_mut().flatten().for_each(|why| *why = plain(why)),
         Answer::Census(census) => {
-            // A name becomes part of requests, and of what is shown.
+            // Names become parts of requests and output.
             census.vms.retain(|vm: &Counted| crate::name::check(&vm.name).is_ok());
         }
         Answer::Progress { progress, figures } => {
@@ -156,7 +196,7 @@ fn clean(answer: &mut Answer) {
                 figures.notes.iter_mut().for_each(|note| *note = plain(note));
             }
         }
-        // A sample is understood, or not believed.
+        // A sample is checked when it is parsed.
         Answer::Sample(_)
         | Answer::Started
         | Answer::Cancelling
@@ -170,7 +210,7 @@ fn plain(text: &str) -> String {
     letters.map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// For who asked for a gang: another host's agent does not do its part.
+/// The error for the caller if another host's agent can't be asked.
 pub(super) fn silent(host: &str, why: &str) -> Denied {
     Denied::Coded(ErrorCode::HostSilent, format!("the agent of {host} can't be asked: {why}"))
 }

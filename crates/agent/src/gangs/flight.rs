@@ -1,35 +1,47 @@
-//! One VM of a gang on its way: begun, watched and, if need be, taken back, by
-//! orders to the agent of the host that it leaves.
+//! One move of a gang: begun, watched and, if needed, cancelled, by orders to the agent of
+//! the source host.
 //!
-//! That agent moves the VM by itself. So an agent that can't be reached for a
-//! while costs nothing but news, and one that stays silent ends this VM's part
-//! in the gang, but perhaps not its migration.
+//! That agent moves the VM by itself. If it can't be reached for a while, only progress is
+//! missed. If it stays silent, this VM's part in the gang ends, but its migration may not.
 
 use std::time::{Duration, Instant};
 
 use api::{Figures, MigrateRequest, MoveState, Outcome, Progress, VmStatus};
-use crossbeam_channel::{Receiver, TryRecvError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
-use super::cluster::{ANSWER_MAX, Agents, Cluster, Session, unexpected};
+use super::cluster::{ANSWER_MAX, Agents, Give, Reach, Unreached, unexpected};
 use wire::gang::{Answer, Counted, Order};
 
-/// Between two looks at a migration whose phase does not change.
+/// The interval between queries about a migration whose phase does not change.
 const LOOK: Duration = Duration::from_millis(500);
-/// An agent that is silent for so long is given up: longer than it takes to be
-/// started again.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Between two tries to reach it.
-const RETRY: Duration = Duration::from_secs(1);
 
-/// What to do with it.
+/// How long a move waits for an agent.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// An agent that is silent, or busy, for longer is given up; a restart takes less.
+    silence_max: Duration,
+    /// How long an agent may carry out an order whose answer is lost.
+    order_max: Duration,
+    /// The interval between attempts to reach it.
+    retry: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        let (silence_max, retry) = (Duration::from_secs(30), Duration::from_secs(1));
+        Self { silence_max, order_max: ANSWER_MAX, retry }
+    }
+}
+
+/// What to do with a move.
 pub(super) enum Recall {
-    /// End it; the VM stays.
+    /// Cancel it; the VM stays.
     Cancel,
-    /// Leave it alone: this agent ends.
+    /// Leave it alone, because this agent ends.
     Leave,
 }
 
-/// How it ended.
+/// How a move ended.
 pub(super) struct End {
     pub(super) state: MoveState,
     pub(super) reason: Option<String>,
@@ -42,52 +54,75 @@ impl End {
     }
 }
 
-/// One VM's part.
-pub(super) struct Flight {
-    pub(super) agents: Agents,
+/// What became of the order to start.
+enum Begun<S> {
+    Started(S),
+    /// The answer is lost: the migration may have begun, or may still begin.
+    Unanswered,
+    /// It has not begun; none if it was left alone.
+    Over(Option<End>),
+}
+
+/// One move.
+pub(super) struct Flight<A = Agents> {
+    pub(super) agents: A,
+    pub(super) patience: Patience,
     pub(super) from: String,
     pub(super) to: String,
     pub(super) migration: String,
     pub(super) request: MigrateRequest,
-    /// It was begun already, by an earlier run of this agent.
+    /// It was begun by an earlier run of this agent.
     pub(super) is_begun: bool,
     pub(super) recall: Receiver<Recall>,
 }
 
-impl Flight {
-    /// Goes through with it; none if it was left alone.
+impl<A: Reach> Flight<A> {
+    /// Leads the move to its end; none if it was left alone.
     pub(super) fn fly(self, mut show: impl FnMut(Progress)) -> Option<End> {
         let mut session = None;
+        // Since when the order to start is without an answer.
+        let mut unanswered: Option<Instant> = None;
         if !self.is_begun {
             match self.begin() {
-                Ok(begun) => session = begun,
-                Err(end) => return Some(end),
+                Begun::Started(begun) => session = Some(begun),
+                Begun::Unanswered => unanswered = Some(Instant::now()),
+                Begun::Over(end) => return end,
             }
         }
         let mut seen = None;
         let mut silent_since: Option<Instant> = None;
-        let mut cancel = false;
+        let (mut cancel, mut was_cancelled) = (false, false);
         loop {
             match self.recall.try_recv() {
                 Ok(Recall::Cancel) => cancel = true,
                 Ok(Recall::Leave) | Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) => {}
             }
+            was_cancelled |= cancel;
             let asked = Instant::now();
             match self.look(&mut session, &mut cancel, seen) {
                 Ok(Answer::Progress { progress, figures }) => {
-                    silent_since = None;
+                    (silent_since, unanswered) = (None, None);
                     if let Some(outcome) = &progress.outcome {
                         return Some(ended(outcome, figures));
                     }
                     let is_news = seen.replace(progress.phase) != Some(progress.phase);
                     show(self.named(*progress));
-                    // An agent that doesn't wait is not asked all the time.
+                    // Limits the rate of queries if the agent answers without waiting.
                     if !is_news && asked.elapsed() < LOOK / 2 && self.pause(LOOK / 2, &mut cancel) {
                         return None;
                     }
                 }
-                Ok(Answer::NoSuch) => return Some(self.look_for_it()),
+                // The order may still be carried out, and is cancelled then if it has to be.
+                Ok(Answer::NoSuch) if self.may_begin(unanswered) => {
+                    (silent_since, cancel) = (None, was_cancelled);
+                    if self.pause(self.patience.retry, &mut cancel) {
+                        return None;
+                    }
+                }
+                // Nobody would watch it if it began later.
+                Ok(Answer::NoSuch) if unanswered.is_some() && !was_cancelled => cancel = true,
+                Ok(Answer::NoSuch) => return Some(self.look_for_it(unanswered.is_none())),
                 Ok(answer) => {
                     let why = unexpected(answer);
                     return Some(End::failed(format!("the agent of {}: {why}", self.from)));
@@ -95,10 +130,10 @@ impl Flight {
                 Err(why) => {
                     session = None;
                     let since = *silent_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() > SILENCE_MAX {
+                    if since.elapsed() > self.patience.silence_max {
                         return Some(self.given_up(&why));
                     }
-                    if self.pause(RETRY, &mut cancel) {
+                    if self.pause(self.patience.retry, &mut cancel) {
                         return None;
                     }
                 }
@@ -106,39 +141,71 @@ impl Flight {
         }
     }
 
-    /// Waits, unless it is recalled. Says whether it is left alone.
+    /// Waits, unless the move is recalled; returns whether it is to be left alone.
     fn pause(&self, time: Duration, cancel: &mut bool) -> bool {
         match self.recall.recv_timeout(time) {
             Ok(Recall::Cancel) => {
                 *cancel = true;
                 false
             }
-            Ok(Recall::Leave) => true,
-            Err(_) => false,
+            Ok(Recall::Leave) | Err(RecvTimeoutError::Disconnected) => true,
+            Err(RecvTimeoutError::Timeout) => false,
         }
     }
 
-    /// Has it begin. No session if it may have begun, and the answer was lost.
-    fn begin(&self) -> Result<Option<Session>, End> {
-        let mut session = self.agents.open(&self.from).map_err(|why| {
-            let from = &self.from;
-            End::failed(format!("the agent of {from} can't be reached: {why}. It has not begun"))
-        })?;
+    /// Orders the start.
+    fn begin(&self) -> Begun<A::Session> {
+        let mut session = match self.reach() {
+            Ok(session) => session,
+            Err(end) => return Begun::Over(end),
+        };
         let (migration, request) = (self.migration.clone(), Box::new(self.request.clone()));
         match session.give(&Order::Start { migration, request }, ANSWER_MAX) {
-            Ok(Answer::Started) => Ok(Some(session)),
-            Ok(answer) => Err(End::failed(unexpected(answer))),
+            Ok(Answer::Started) => Begun::Started(session),
+            Ok(answer) => Begun::Over(Some(End::failed(unexpected(answer)))),
             Err(why) => {
                 tracing::debug!(vm = self.request.vm, why, "an order's answer is lost");
-                Ok(None)
+                Begun::Unanswered
             }
         }
     }
 
-    /// Asks how it goes, after it was told to end if it is to.
+    /// Opens the first session; the error is as in [`Begun::Over`].
+    ///
+    /// Nothing has begun, so there is time for an agent that is busy or starts anew.
+    fn reach(&self) -> Result<A::Session, Option<End>> {
+        let since = Instant::now();
+        loop {
+            let Unreached { why, may_pass } = match self.agents.open(&self.from) {
+                Ok(session) => return Ok(session),
+                Err(unreached) => unreached,
+            };
+            if !may_pass || since.elapsed() > self.patience.silence_max {
+                let from = &self.from;
+                return Err(Some(End::failed(format!(
+                    "the agent of {from} can't be reached: {why}. It has not begun"
+                ))));
+            }
+            let mut cancel = false;
+            if self.pause(self.patience.retry, &mut cancel) {
+                return Err(None);
+            }
+            if cancel {
+                let state = MoveState::Cancelled;
+                return Err(Some(End { state, reason: None, figures: None }));
+            }
+        }
+    }
+
+    /// Whether the order to start, which has no answer since then, may still be carried out.
+    fn may_begin(&self, unanswered: Option<Instant>) -> bool {
+        unanswered.is_some_and(|since| since.elapsed() < self.patience.order_max)
+    }
+
+    /// Queries the progress, after ordering a cancel if one is due.
     fn look(
         &self,
-        session: &mut Option<Session>,
+        session: &mut Option<A::Session>,
         cancel: &mut bool,
         seen: Option<api::Phase>,
     ) -> Result<Answer, String> {
@@ -148,7 +215,7 @@ impl Flight {
         };
         let migration = self.migration.clone();
         if *cancel {
-            // Too late, or ended already: which, is seen at once.
+            // Whether it was too late, the query below shows.
             open.give(&Order::Cancel { migration: migration.clone() }, ANSWER_MAX)?;
             *cancel = false;
         }
@@ -156,10 +223,14 @@ impl Flight {
         open.give(&Order::Watch { migration, seen, wait_ms }, ANSWER_MAX)
     }
 
-    /// The agent of its source was started anew, and has forgotten it: what
-    /// becomes of the VM is decided by the journals of both ends.
-    fn look_for_it(&self) -> End {
-        let (vm, from, to) = (&self.request.vm, &self.from, &self.to);
+    /// Finds out where the VM is.
+    ///
+    /// The source agent doesn't know the migration. If it was begun, the agent was restarted, and
+    /// the journals of both sides decide the VM's fate.
+    fn look_for_it(&self, was_begun: bool) -> End {
+        let Self { from, to, migration, .. } = self;
+        let vm = &self.request.vm;
+        let what = if was_begun { "was started anew" } else { "has not heard of it" };
         let at = |host: &str| -> Result<Option<Counted>, String> {
             let census = self.agents.census(host)?;
             Ok(census.vms.into_iter().find(|one| one.name == *vm))
@@ -169,14 +240,20 @@ impl Flight {
             (Ok(None), Ok(Some(there))) if has_come(&there) => {
                 End { state: MoveState::Done, reason: None, figures: None }
             }
+            (Ok(Some(here)), _) if here.migration.as_ref() == Some(migration) => {
+                End::failed(format!(
+                    "the agent of {from} has not said that it began. Its migration {migration} may \
+                     go on: `droveway list` there says where it is"
+                ))
+            }
             (Ok(Some(here)), _)
                 if !matches!(here.status, VmStatus::InDoubt | VmStatus::Unreadable) =>
             {
-                End::failed(format!("the agent of {from} was started anew. {vm} goes on at {from}"))
+                End::failed(format!("the agent of {from} {what}. {vm} goes on at {from}"))
             }
             _ => End::failed(format!(
-                "the agent of {from} was started anew, and it is not settled where {vm} is: \
-                 `droveway list` on {from} and {to} says so"
+                "the agent of {from} {what}, and it is not settled where {vm} is: `droveway list` \
+                 on {from} and {to} says so"
             )),
         }
     }
@@ -186,11 +263,11 @@ impl Flight {
         End::failed(format!(
             "the agent of {from} has not answered for {} s: {why}. Its migration {migration} may \
              go on: `droveway list` there says where it is",
-            SILENCE_MAX.as_secs()
+            self.patience.silence_max.as_secs()
         ))
     }
 
-    /// With the names that we know it by.
+    /// Replaces the id and names in the progress, which come from a peer, by this agent's own.
     fn named(&self, progress: Progress) -> Progress {
         Progress {
             id: self.migration.clone(),
@@ -209,3 +286,6 @@ fn ended(outcome: &Outcome, figures: Option<Figures>) -> End {
     };
     End { state: MoveState::from(outcome), reason, figures }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! From what was asked to who goes where.
+//! The plan of a gang: which VM moves to which host.
 
 mod shares;
 
@@ -15,10 +15,10 @@ use crate::denied::Denied;
 use crate::examiner::at_once;
 use wire::gang::{Census, Counted, WANTS_MAX, Want};
 
-/// VMs of one gang: a rack of hosts has that many.
+/// The most VMs in one gang; a rack of hosts has about that many.
 const MOVES_MAX: usize = 1000;
 
-/// What a gang is going to do.
+/// Plans a gang.
 pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangPlan, Denied> {
     check(request)?;
     let mut planner = Planner::new(request, cluster);
@@ -49,7 +49,8 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
         )));
     }
     let options = &request.options;
-    api::check_blackout(options.downtime_ms, options.blackout_max_s).map_err(Denied::Asked)?;
+    api::check_times(options.downtime_ms, options.blackout_max_s, options.timeout_s)
+        .map_err(Denied::Asked)?;
     request.options.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
     request.options.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
     let mut seen = HashSet::new();
@@ -65,7 +66,7 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
     Ok(())
 }
 
-/// A VM and where it goes.
+/// A VM with its source and destination host.
 struct Chosen {
     vm: Counted,
     from: String,
@@ -76,7 +77,7 @@ struct Planner<'r> {
     request: &'r GangRequest,
     cluster: &'r dyn Cluster,
     racks: BTreeMap<String, Option<String>>,
-    /// What hosts said of themselves.
+    /// The answers of hosts.
     known: BTreeMap<String, Result<Census, String>>,
     notes: Vec<String>,
 }
@@ -86,7 +87,7 @@ impl<'r> Planner<'r> {
         Self { request, cluster, racks: cluster.racks(), known: BTreeMap::new(), notes: Vec::new() }
     }
 
-    /// Where each of these VMs is.
+    /// Finds each of these VMs.
     fn by_name(&mut self, wanted: &[WantedMove]) -> Result<Vec<Chosen>, Denied> {
         for one in wanted {
             for host in one.from.iter().chain([&one.to]) {
@@ -112,7 +113,7 @@ impl<'r> Planner<'r> {
         Ok(chosen)
     }
 
-    /// What destinations would say.
+    /// Notes which VMs their destinations would refuse.
     fn note_refusals(&mut self, chosen: &[Chosen]) {
         let targets: BTreeSet<&String> = chosen.iter().map(|one| &one.to).collect();
         let mut notes = Vec::new();
@@ -132,7 +133,7 @@ impl<'r> Planner<'r> {
 
     fn find(&self, wanted: &WantedMove) -> Result<Chosen, Denied> {
         let WantedMove { vm: name, from, to } = wanted;
-        // Also a host to which VMs go has to be there.
+        // The destination has to answer too.
         self.census(to)?;
         let mut found = Vec::new();
         let mut silent_hosts = Vec::new();
@@ -178,7 +179,7 @@ impl<'r> Planner<'r> {
         Ok(Chosen { vm: vm.clone(), from: at.clone(), to: to.clone() })
     }
 
-    /// All VMs of a host, by free memory elsewhere.
+    /// Places all VMs of a host by the free memory of other hosts.
     fn evacuate(&mut self, evacuation: &Evacuation) -> Result<Vec<Chosen>, Denied> {
         let Evacuation { host, to } = evacuation;
         self.check_host(host)?;
@@ -223,7 +224,7 @@ impl<'r> Planner<'r> {
         Ok(chosen.collect())
     }
 
-    /// The VMs of a host that can leave it; those that can't are noted.
+    /// The VMs of a host that can leave it; the others are noted.
     fn leaving(&mut self, host: &str) -> Result<Vec<Counted>, Denied> {
         let all = self.census(host)?.vms.clone();
         let (leaving, staying): (Vec<_>, Vec<_>) =
@@ -235,7 +236,7 @@ impl<'r> Planner<'r> {
         Ok(leaving)
     }
 
-    /// Those that answered; without all that were named, none.
+    /// The hosts that answered; if they were `named`, each of them has to.
     fn answering(&mut self, targets: BTreeSet<String>, named: bool) -> Result<Vec<String>, Denied> {
         let mut there = Vec::new();
         for target in targets {
@@ -251,7 +252,7 @@ impl<'r> Planner<'r> {
         Ok(there)
     }
 
-    /// For each VM what speaks against each target.
+    /// For each VM and target, why the target can't run the VM.
     fn unfit(
         &self,
         vms: &[Counted],
@@ -259,7 +260,7 @@ impl<'r> Planner<'r> {
     ) -> Result<BTreeMap<String, Vec<gang::Unfit>>, Denied> {
         let kinds: BTreeSet<&Want> = vms.iter().map(|vm| &vm.want).collect();
         let mut kinds: Vec<Want> = kinds.into_iter().cloned().collect();
-        // The rest is found out when it comes to it.
+        // The others are checked when they arrive.
         kinds.truncate(WANTS_MAX);
         let answers = at_once(targets, |target| self.cluster.able(target, kinds.clone()));
         let mut unfit: BTreeMap<String, Vec<gang::Unfit>> = BTreeMap::new();
@@ -284,7 +285,7 @@ impl<'r> Planner<'r> {
         Host {
             name: host,
             rack: self.racks.get(host).and_then(Option::as_deref),
-            // Where the kernel doesn't say, the VM's arrival doesn't look either.
+            // If the kernel doesn't report it, the check at the arrival is skipped as well.
             free_bytes: free.unwrap_or(u64::MAX),
         }
     }
@@ -360,7 +361,7 @@ impl<'r> Planner<'r> {
     }
 }
 
-/// What keeps a VM where it is.
+/// Why a VM can't be moved.
 fn cannot_move(vm: &Counted) -> Option<(ErrorCode, String)> {
     let (code, why) = match (vm.status, &vm.migration) {
         (VmStatus::Dead, _) => (ErrorCode::VmDead, "is dead".to_owned()),

@@ -1,7 +1,7 @@
-//! A gang that runs: a thread that leads, and one for each VM that moves.
+//! A running gang: a leading thread, and one for each VM that moves.
 //!
-//! What is about to be done is on disk before it is done: a VM's migration has
-//! its id there before its source is told to begin, so that it is found again.
+//! Each step is on disk before it is done: a migration's id is saved before the source agent
+//! is ordered to begin, so that the migration is found again.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,13 +14,13 @@ use policy::gang::{Move, Stage, admit, is_landing};
 
 use super::cluster::Agents;
 use super::event::Event;
-use super::flight::{End, Flight, Recall};
+use super::flight::{End, Flight, Patience, Recall};
 use super::gang::{Gang, outcome};
 use super::store::GangStore;
 use crate::events::Events;
 use crate::migrations::random_id;
 
-/// The thread that leads.
+/// The leading thread.
 pub(super) struct Run {
     pub(super) gang: Arc<Gang>,
     pub(super) hear: Receiver<Event>,
@@ -30,7 +30,7 @@ pub(super) struct Run {
     /// VMs whose migrations an earlier run of this agent has begun.
     pub(super) begun: Vec<usize>,
     flights: HashMap<usize, InFlight>,
-    /// Why those that have not moved are not to.
+    /// Why the VMs that have not moved stay.
     called_off: Option<String>,
     was_cancelled: bool,
     leaves: bool,
@@ -65,8 +65,19 @@ impl Run {
         }
     }
 
-    /// Leads the gang to its end.
+    /// Leads the gang to its end. After a fault its migrations go on at their hosts, and it can be
+    /// resumed.
     pub(super) fn lead(mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.follow())).is_err() {
+            let id = self.gang.report().id;
+            tracing::error!(id, "a fault in the agent ends a gang: it can be resumed");
+            self.leave();
+        }
+        self.close();
+    }
+
+    /// Begins its moves and follows them until none is left.
+    fn follow(&mut self) {
         self.tell_begin();
         for number in std::mem::take(&mut self.begun) {
             self.launch(number, true);
@@ -79,7 +90,7 @@ impl Run {
                 if self.leaves || self.called_off.is_some() || !self.any_waits() {
                     break;
                 }
-                // None of those that were begun had a thread: the next, then.
+                // No thread could be started for the last VMs: try the next ones.
                 continue;
             }
             match self.hear.recv() {
@@ -92,7 +103,6 @@ impl Run {
                 Ok(Event::Leave) | Err(_) => self.leave(),
             }
         }
-        self.close();
     }
 
     fn any_waits(&self) -> bool {
@@ -149,6 +159,7 @@ impl Run {
         let (recall, recalled) = bounded(2);
         let flight = Flight {
             agents: self.agents.clone(),
+            patience: Patience::default(),
             from: one.from.clone(),
             to: one.to.clone(),
             migration: one.migration.clone().unwrap_or_default(),
@@ -188,7 +199,7 @@ impl Run {
 
     fn end(&mut self, number: usize, end: Option<End>) {
         if let Some(flight) = self.flights.remove(&number) {
-            // It has said its last word, and a fault in it was caught.
+            // The thread has sent its last message, and a panic in it was caught.
             let _ = flight.thread.join();
         }
         let Some(end) = end else { return };
@@ -212,7 +223,7 @@ impl Run {
         }
     }
 
-    /// Takes back those that have not moved, and begins no more.
+    /// Cancels the VMs that have not moved, and begins no more.
     fn call_off(&mut self, why: &str) {
         if self.called_off.is_some() || self.leaves {
             return;
@@ -227,12 +238,12 @@ impl Run {
         });
         self.save(&report);
         for flight in self.flights.values() {
-            // One that ends right now does not hear it.
+            // A move that is ending does not receive it.
             let _ = flight.recall.try_send(Recall::Cancel);
         }
     }
 
-    /// What is under way at other hosts goes on by itself.
+    /// Leaves the migrations alone, which continue at their hosts.
     fn leave(&mut self) {
         self.leaves = true;
         for flight in self.flights.values() {
@@ -241,7 +252,7 @@ impl Run {
     }
 
     fn close(&mut self) {
-        // On disk before anybody sees that it is over, and takes it up again.
+        // Saved before the outcome is visible, because it could then be resumed at once.
         let mut report = self.gang.update(|_| {});
         let ended = outcome(&report, self.was_cancelled);
         report.outcome = Some(if self.leaves { GangOutcome::Interrupted } else { ended });

@@ -1,11 +1,12 @@
-//! Gangs in the API: `/v1/gangs`, and the hosts that they see: `/v1/hosts`.
+//! Gangs in the API, `/v1/gangs`, and hosts as coordinators see them, `/v1/hosts`.
 
 use api::{GangProgress, GangReport, GangRequest, GangStarted, HostCensus};
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use axum::{Extension, Json};
 
 use super::answer::{self, Answer};
+use super::people::Caller;
 use super::{Api, Body, Name, asked_wrong, blocking, named_wrong, progress};
 
 pub(super) async fn census(State(api): State<Api>, host: Name) -> Answer<HostCensus> {
@@ -40,9 +41,14 @@ pub(super) async fn show(State(api): State<Api>, id: Name) -> Answer<GangProgres
     }
 }
 
-pub(super) async fn watch(State(api): State<Api>, id: Name) -> Response {
+pub(super) async fn watch(
+    State(api): State<Api>,
+    caller: Option<Extension<Caller>>,
+    id: Name,
+) -> Response {
+    let caller = caller.as_deref();
     match id.map_err(named_wrong) {
-        Ok(Path(id)) => progress::of_gang(api.gangs, id, &api.watchers).await,
+        Ok(Path(id)) => progress::of_gang(api.gangs, id, &api.watchers, caller).await,
         Err(denied) => answer::refusal(&denied),
     }
 }

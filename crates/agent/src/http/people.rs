@@ -1,5 +1,5 @@
-//! The API over TCP: for people with certificates, and what the role of each
-//! lets him ask.
+//! The API over TCP, for people with certificates: their admission, and the requests that
+//! each role permits.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -24,25 +24,36 @@ use tokio_rustls::server::TlsStream;
 use super::{Api, answer, router};
 use crate::denied::Denied;
 
-/// Connections at a time of those who haven't shown who they are, from this host and
-/// from addresses where somebody has shown it before: a script may ask that much at once.
+/// Connections at a time that are not authenticated yet, from this host and from addresses that
+/// have authenticated before.
+///
+/// A script may make that many requests at once.
 const UNKNOWN_OF_PEOPLE: AdmissionBounds = AdmissionBounds { all: 96, per_source: 64 };
-/// And from all other addresses. With those that are ending, 192 descriptors: the
-/// agents' port counts on that.
+/// The same from all other addresses.
+///
+/// With connections that are closing, these are at most 192 descriptors, which the agents' port
+/// relies on.
 const UNKNOWN_OF_STRANGERS: AdmissionBounds = AdmissionBounds { all: 64, per_source: 32 };
 const _: () = assert!(UNKNOWN_OF_PEOPLE.all + UNKNOWN_OF_STRANGERS.all + 2 * LEAVING_MAX <= 192);
-/// How long one that is turned away may go on talking before it reads why.
+/// How long a rejected client may keep sending before it reads the reason.
 const LINGER_MAX: Duration = Duration::from_secs(1);
-/// What it may say until then.
+/// How much it may send until then.
 const LINGER_BYTES_MAX: u64 = 64 << 10;
-/// After an accept that failed: out of descriptors, often.
+/// The pause after a failed accept, often for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who asks.
+/// The person or program that makes a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     name: String,
     role: Role,
+}
+
+#[cfg(test)]
+impl Caller {
+    pub(super) fn example() -> Self {
+        Self { name: "ann".to_owned(), role: Role::Observe }
+    }
 }
 
 /// The TCP port, bound.
@@ -52,7 +63,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Serves the API there until it is closed.
+    /// Serves the API at the port until it is closed.
     pub(crate) async fn serve(self, api: Api, mut closed: watch::Receiver<bool>) -> io::Result<()> {
         self.listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(self.listener)?;
@@ -61,7 +72,7 @@ impl Port {
         let app = limited(router(api)).into_make_service_with_connect_info::<Caller>();
         let served = axum::serve(Door { known }, app)
             .with_graceful_shutdown(async move {
-                // An error means that the sender is gone: also an end.
+                // An error means that the sender was dropped, which is an end as well.
                 let _ = closed.wait_for(|closing| *closing).await;
             })
             .await;
@@ -70,7 +81,7 @@ impl Port {
     }
 }
 
-/// Connections of those who are known.
+/// The source of authenticated connections for the server.
 struct Door {
     known: mpsc::Receiver<(TlsStream<TcpStream>, Caller)>,
 }
@@ -82,7 +93,7 @@ impl Listener for Door {
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         match self.known.recv().await {
             Some(known) => known,
-            // Nobody comes any more.
+            // No more connections will come.
             None => std::future::pending().await,
         }
     }
@@ -98,7 +109,7 @@ impl Connected<IncomingStream<'_, Door>> for Caller {
     }
 }
 
-/// Takes connections, and finds out who they are, several at a time.
+/// Accepts connections and authenticates them, several at a time.
 async fn welcome(
     listener: TcpListener,
     identity: Arc<Identity>,
@@ -117,7 +128,7 @@ async fn welcome(
         };
         let from = counted_as(&stream, address);
         let (stay, gives_way) = oneshot::channel::<()>();
-        // Whichever has to make room for it is dropped with its handle.
+        // The connection that has to make room is dropped with its handle.
         let Some((admission, _)) = unknown.admit(from, stay) else {
             tracing::warn!(from = %address, "too many connections to the API; turned away");
             continue;
@@ -143,7 +154,7 @@ async fn welcome(
     }
 }
 
-/// Where it comes from, or loopback if that is this host, whichever address was used.
+/// The address of the peer, or loopback if the peer is this host at any of its addresses.
 fn counted_as(stream: &TcpStream, from: SocketAddr) -> IpAddr {
     match stream.local_addr() {
         Ok(here) if here.ip() == from.ip() => Ipv4Addr::LOCALHOST.into(),
@@ -156,7 +167,7 @@ async fn identify(
     address: SocketAddr,
     acceptor: &TlsAcceptor,
 ) -> Option<(TlsStream<TcpStream>, Caller)> {
-    // It is faster, and no worse without.
+    // Only an optimization, so an error does not matter.
     let _ = stream.set_nodelay(true);
     let why = match timeout(HANDSHAKE_MAX, acceptor.accept(stream).into_fallible()).await {
         Ok(Ok(stream)) => {
@@ -164,13 +175,13 @@ async fn identify(
                 Some(Subject::Client { role, name }) => {
                     return Some((stream, Caller { name, role }));
                 }
-                // Verified already, so it is never seen.
+                // Never happens: the certificate is already verified.
                 _ => "its certificate names no person".to_owned(),
             }
         }
         Ok(Err((error, stream))) => {
             let why = identity::explain(&error).unwrap_or_else(|| error.to_string());
-            // However it ends, it was turned away.
+            // The client is rejected, whatever the result.
             let _ = timeout(LINGER_MAX, linger(stream)).await;
             why
         }
@@ -180,14 +191,14 @@ async fn identify(
     None
 }
 
-/// Lets a peer read what was said last: to close a socket with unread bytes
-/// takes back what it hasn't read yet.
+/// Gives the client time to read the last message: closing a socket with unread input
+/// discards output that the client hasn't read yet.
 async fn linger(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown().await?;
     tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await.map(drop)
 }
 
-/// All routes, each for those whose role suffices.
+/// Restricts each route to callers whose role suffices.
 fn limited(router: Router) -> Router {
     router.layer(from_fn(permit))
 }
@@ -213,7 +224,7 @@ async fn permit(
     next.run(request).await
 }
 
-/// What a request takes: to look, to move, or anything else.
+/// The role that a request needs: to look, to move, or anything else.
 pub(super) fn needed(method: &Method, path: &str) -> Role {
     let predicts = path.strip_prefix("/v1/vms/").is_some_and(|rest| rest.ends_with("/predict"));
     let of = |what: &str| {
@@ -227,8 +238,8 @@ pub(super) fn needed(method: &Method, path: &str) -> Role {
     }
 }
 
-/// What of a migration is more than to move a VM: the command line at the
-/// destination decides which program is started there.
+/// Refuses options of a migration that do more than move a VM, unless the caller is an
+/// admin: the command line at the destination decides which program is started there.
 pub(super) fn may_migrate(caller: Option<&Caller>, request: &MigrateRequest) -> Result<(), Denied> {
     let more = [
         ("--set", !request.set.is_empty()),

@@ -1,4 +1,4 @@
-//! What a migration would take: `POST /v1/vms/NAME/predict`.
+//! The prediction of a migration: `POST /v1/vms/NAME/predict`.
 
 use api::{ErrorCode, GuestHelper, PredictRequest, Prediction};
 use engine::{Domain, MigrationError, SourceVm};
@@ -7,15 +7,13 @@ use super::Api;
 use crate::denied::Denied;
 
 impl Api {
-    /// Watches the VM for some seconds.
+    /// Samples the VM for some seconds.
     pub(super) fn predict(
         &self,
         name: &str,
         request: &PredictRequest,
     ) -> Result<Prediction, Denied> {
-        if request.downtime_ms == 0 {
-            return Err(Denied::Asked("a downtime of 0 ms can't be kept: allow 1 at least".into()));
-        }
+        api::check_downtime(request.downtime_ms).map_err(Denied::Asked)?;
         request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         self.examiner.peer(&request.to)?;
         let wire_bytes_per_s = match request.rate_bits_per_s {

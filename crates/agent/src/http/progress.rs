@@ -1,4 +1,4 @@
-//! Progress as lines of JSON, until what goes on has ended.
+//! Progress as lines of JSON, until the migration or gang has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,35 +10,47 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::channel::{Channel, Sender};
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use super::answer::refusal;
 use super::blocking;
+use super::people::Caller;
 use crate::denied::Denied;
 use crate::gangs::Gangs;
 use crate::migrations::Migrations;
 
-/// Watchers at a time. Each has a thread look for it, and all else that waits for QEMU or
-/// a file needs threads of the same 512.
-const WATCHERS_MAX: usize = 128;
-/// Lines that a watcher may be behind; then it gets newer ones later.
+/// Watchers at a time, at the socket and as many over TCP: those of one can't keep the other's
+/// away. Each uses a blocking thread, and everything else that waits for QEMU or a file uses the
+/// same pool of 512 threads.
+const WATCHERS_MAX: usize = 64;
+/// A watcher that takes nothing for longer is given up. It can ask again.
+const STUCK: Duration = Duration::from_secs(30);
+/// Lines that are queued for a watcher; one that falls behind skips states.
 const LINES_MAX: usize = 4;
-/// How long one look may block a thread.
+/// How long one wait for news may block a thread.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Places for those who watch.
+/// The places for watchers.
 #[derive(Clone)]
-pub(crate) struct Watchers(Arc<Semaphore>);
+pub(crate) struct Watchers {
+    at_socket: Arc<Semaphore>,
+    over_tcp: Arc<Semaphore>,
+    stuck: Duration,
+}
 
 impl Default for Watchers {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(WATCHERS_MAX)))
+        let places = || Arc::new(Semaphore::new(WATCHERS_MAX));
+        Self { at_socket: places(), over_tcp: places(), stuck: STUCK }
     }
 }
 
 impl Watchers {
-    /// A place for one more, until this is dropped.
-    pub(super) fn take(&self) -> Result<OwnedSemaphorePermit, Denied> {
-        Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
+    /// Takes a place, which is free again when the permit is dropped. Over TCP there is a
+    /// caller.
+    fn take(&self, caller: Option<&Caller>) -> Result<OwnedSemaphorePermit, Denied> {
+        let places = if caller.is_some() { &self.over_tcp } else { &self.at_socket };
+        Arc::clone(places).try_acquire_owned().map_err(|_| {
             let text = format!(
                 "{WATCHERS_MAX} commands or programs follow this agent's migrations and gangs \
                  already: end one of them, or ask now and then with `droveway list --migrations` \
@@ -49,11 +61,11 @@ impl Watchers {
     }
 }
 
-/// One state after the other of something that goes on.
+/// An operation whose successive states can be watched.
 trait Watched: Send + Sync + 'static {
     type State: Serialize + Send + Sync + 'static;
     fn show(&self) -> Result<Self::State, Denied>;
-    /// Blocks until there is something newer than `version`, or a look is over.
+    /// Blocks until there is a state newer than `version`, or for [`LOOK`] at most.
     fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied>;
     fn is_over(state: &Self::State) -> bool;
 }
@@ -97,16 +109,22 @@ pub(super) async fn of_migration(
     migrations: Arc<Migrations>,
     id: String,
     watchers: &Watchers,
+    caller: Option<&Caller>,
 ) -> Response {
-    stream(OfMigration(migrations, id), watchers).await
+    stream(OfMigration(migrations, id), watchers, caller).await
 }
 
-pub(super) async fn of_gang(gangs: Arc<Gangs>, id: String, watchers: &Watchers) -> Response {
-    stream(OfGang(gangs, id), watchers).await
+pub(super) async fn of_gang(
+    gangs: Arc<Gangs>,
+    id: String,
+    watchers: &Watchers,
+    caller: Option<&Caller>,
+) -> Response {
+    stream(OfGang(gangs, id), watchers, caller).await
 }
 
-async fn stream<S: Watched>(watched: S, watchers: &Watchers) -> Response {
-    let place = match watchers.take() {
+async fn stream<S: Watched>(watched: S, watchers: &Watchers, caller: Option<&Caller>) -> Response {
+    let place = match watchers.take(caller) {
         Ok(place) => place,
         Err(denied) => return refusal(&denied),
     };
@@ -120,13 +138,14 @@ async fn stream<S: Watched>(watched: S, watchers: &Watchers) -> Response {
         Err(denied) => return refusal(&denied),
     };
     let (mut lines, body) = Channel::<Bytes, std::io::Error>::new(LINES_MAX);
+    let stuck = watchers.stuck;
     tokio::spawn(async move {
-        // Until its last look is over: so threads are bounded, too.
+        // Held until the last wait is over, so that the number of threads is bounded too.
         let _place = place;
         let mut version = 0;
         let mut state = first;
-        // An error means that nobody watches any more.
-        while send(&mut lines, &state).await.is_some() && !S::is_over(&state) {
+        // None means that the watcher has disconnected, or takes nothing.
+        while send(&mut lines, &state, stuck).await.is_some() && !S::is_over(&state) {
             let watched = Arc::clone(&watched);
             match blocking(move || watched.wait(version)).await {
                 Ok(next) => (version, state) = next,
@@ -140,17 +159,27 @@ async fn stream<S: Watched>(watched: S, watchers: &Watchers) -> Response {
     ([(CONTENT_TYPE, "application/x-ndjson")], Body::new(body)).into_response()
 }
 
-async fn send(lines: &mut Sender<Bytes, std::io::Error>, state: &impl Serialize) -> Option<()> {
+async fn send(
+    lines: &mut Sender<Bytes, std::io::Error>,
+    state: &impl Serialize,
+    stuck: Duration,
+) -> Option<()> {
     let mut line = serde_json::to_vec(state).ok()?;
     line.push(b'\n');
-    lines.send_data(line.into()).await.ok()
+    match timeout(stuck, lines.send_data(line.into())).await {
+        Ok(sent) => sent.ok(),
+        Err(_) => {
+            tracing::warn!("a watcher takes nothing, and is given up");
+            None
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Always something new, up to the last.
+    /// An operation with a new state at each wait, up to `last`.
     struct Counting {
         last: u64,
     }
@@ -172,7 +201,11 @@ mod tests {
     }
 
     fn free(watchers: &Watchers) -> usize {
-        watchers.0.available_permits()
+        watchers.at_socket.available_permits()
+    }
+
+    async fn watch(last: u64, watchers: &Watchers) -> Response {
+        stream(Counting { last }, watchers, None).await
     }
 
     #[tokio::test]
@@ -180,20 +213,32 @@ mod tests {
         let watchers = Watchers::default();
         let mut watching = Vec::new();
         for _ in 0..WATCHERS_MAX {
-            watching.push(stream(Counting { last: u64::MAX }, &watchers).await);
+            watching.push(watch(u64::MAX, &watchers).await);
         }
-        let refused = stream(Counting { last: 0 }, &watchers).await;
-        assert_eq!(refused.status(), 503);
+        assert_eq!(watch(0, &watchers).await.status(), 503);
         assert_eq!(free(&watchers), 0);
+        // Those at the socket are not in the way of people, nor the other way round.
+        let person = Caller::example();
+        let over_tcp = stream(Counting { last: 0 }, &watchers, Some(&person)).await;
+        assert_eq!(over_tcp.status(), 200);
         watching.pop();
         while free(&watchers) == 0 {
             tokio::task::yield_now().await;
         }
-        let served = stream(Counting { last: 0 }, &watchers).await;
+        let served = watch(0, &watchers).await;
         assert_eq!(served.status(), 200);
-        // It is kept, and was over at once.
+        // The response is kept, but its stream ended at once.
         while free(&watchers) == 0 {
             tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watcher_that_takes_nothing_loses_its_place() {
+        let watchers = Watchers { stuck: Duration::from_millis(20), ..Watchers::default() };
+        let _unread = watch(u64::MAX, &watchers).await;
+        while free(&watchers) < WATCHERS_MAX {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }

@@ -33,7 +33,7 @@ impl Site {
         Self::of(tempfile::tempdir().unwrap(), limits, identity)
     }
 
-    /// With what the directory has.
+    /// A host with the state in `dir`.
     fn of(dir: tempfile::TempDir, limits: Limits, identity: Option<Arc<Identity>>) -> Self {
         let state = StateDir::open(dir.path()).unwrap();
         let journals = JournalDir::open(&state.journals()).unwrap();
@@ -229,6 +229,13 @@ async fn every_refusal_has_a_status_a_code_and_a_reason() {
             r#"{"vm":"x","to":"y","colour":1}"#.to_owned(),
             (400, InvalidRequest),
             "colour",
+        ),
+        (
+            "POST",
+            "/v1/vms/web1/predict",
+            r#"{"to":"y","downtime_ms":60001}"#.to_owned(),
+            (400, InvalidRequest),
+            "outside 1 to 60000",
         ),
         ("GET", "/v1/migrations/deadbeef", String::new(), (404, NoSuchMigration), "deadbeef"),
         (

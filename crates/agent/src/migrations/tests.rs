@@ -126,12 +126,15 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
     let short = MigrateRequest { downtime_ms, blackout_max_s, ..request("web1", "near") };
     let error = migrations.start(short).unwrap_err().to_string();
     assert!(error.contains("--blackout-max"), "{error}");
+    let endless = MigrateRequest { timeout_s: Some(u64::MAX), ..request("web1", "near") };
+    let error = migrations.start(endless).unwrap_err().to_string();
+    assert!(error.contains("outside 1 to 86400"), "{error}");
     assert!(migrations.list().is_empty());
     assert!(site.registry.show("web1").unwrap().migration.is_none());
 }
 
 #[test]
-fn a_vm_that_moved_is_gone_here_before_anybody_hears_so() {
+fn a_vm_that_moved_is_removed_before_the_end_is_reported() {
     let site = Site::new();
     let migrations = site.migrations(Box::new(|_, _, vm, _, watch| {
         vm.machine.quit().unwrap();
@@ -176,7 +179,7 @@ fn fails_at(records: &'static [Record]) -> Box<Mover> {
             migration: MigrationId::random().unwrap(),
             vm: vm.name.clone(),
             peer: peer.name.clone(),
-            // Nobody is there.
+            // Nothing listens there.
             peer_address: "127.0.0.1:1".to_owned(),
             run: false,
             qemu: serde_json::to_value(vm.machine.record()).unwrap(),
@@ -187,10 +190,10 @@ fn fails_at(records: &'static [Record]) -> Box<Mover> {
     })
 }
 
-/// The journal says that the VM is the other host's: nobody gets hold of it here
-/// before that is settled.
+/// The journal says that the VM belongs to the other host, so no operation is permitted on it
+/// here until that is settled.
 #[test]
-fn after_a_fault_behind_the_commit_the_vm_is_held_until_somebody_decides() {
+fn after_a_fault_past_the_commit_the_vm_is_held_until_the_operator_decides() {
     let site = Site::new();
     let migrations = site.migrations(fails_at(&[Record::Committed { run: false }]));
     let id = migrations.start(request("web1", "near")).unwrap();
@@ -251,7 +254,7 @@ fn while_it_moves_a_vm_is_not_moved_or_stopped() {
     let (go, gone) = channel::<()>();
     let gone = Mutex::new(gone);
     let migrations = site.migrations(Box::new(move |_, _, _, _, watch| {
-        // Ends when the test drops its end.
+        // Returns when the test drops its end.
         let _ = gone.lock().recv();
         ended(watch, Outcome::Cancelled)
     }));
@@ -272,15 +275,59 @@ fn while_it_moves_a_vm_is_not_moved_or_stopped() {
     assert_eq!(bounds.limit_bits_per_s, api::BitRate::from_bits(1_000_000), "it stays");
     migrations.cancel(&id).unwrap();
     drop(go);
-    migrations.close();
+    migrations.close(Instant::now());
     assert_eq!(migrations.show(&id).unwrap().outcome, Some(Outcome::Cancelled));
     assert!(migrations.set(&id, limited).unwrap_err().to_string().contains("has ended"));
     assert_eq!(migrations.start(request("web1", "near")), Err(Denied::Closing));
     assert!(site.registry.show("web1").unwrap().migration.is_none());
 }
 
+/// Lists a migration to `near` that is carried for another program.
+fn list_carried(migrations: &Migrations, id: &str, vm: &str, phase: Phase) {
+    let progress = Progress { phase, ..Progress::new((id, vm), ("here", "near"), 0) };
+    let watch = Arc::new(Watch::new(progress, Bounds::default()));
+    let entry = Entry { number: 1, watch, thread: None, report: None };
+    migrations.table.lock().entries.insert(id.to_owned(), entry);
+}
+
+/// As one in post-copy, which may have a second connection for urgent pages.
 #[test]
-fn what_was_never_there_is_unknown() {
+fn a_migration_past_its_commit_is_not_cancelled_but_waited_for() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    let (main, urgent, other) = ("0000000a", "0000000b", "0000000c");
+    list_carried(&migrations, main, "db1", Phase::Committed);
+    list_carried(&migrations, urgent, "db1", Phase::FirstPass);
+    list_carried(&migrations, other, "db2", Phase::FirstPass);
+    assert!(migrations.has_committed_to("near") && !migrations.has_committed_to("far"));
+    for id in [main, urgent] {
+        let denied = migrations.cancel(id).unwrap_err();
+        assert_eq!(denied.code(), ErrorCode::MigrationCommitted, "{denied}");
+    }
+    migrations.cancel(other).unwrap();
+    let end = |id: &str| {
+        let progress = migrations.show(id).unwrap();
+        migrations.keep_quietly(id, reports::empty(&progress, Outcome::Done));
+    };
+    end(other);
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| migrations.close(Instant::now() + Duration::from_secs(60)));
+        while !migrations.table.lock().closing {
+            thread::yield_now();
+        }
+        assert!(!closing.is_finished());
+        end(main);
+        end(urgent);
+    });
+    assert!(!migrations.has_committed_to("near"));
+
+    // Not without end.
+    list_carried(&migrations, "0000000d", "db1", Phase::Committed);
+    migrations.close(Instant::now());
+}
+
+#[test]
+fn an_unknown_migration_is_refused() {
     let site = Site::new();
     let migrations = site.migrations(never());
     for id in ["deadbeef", "../../etc/passwd", ""] {

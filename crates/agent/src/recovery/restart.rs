@@ -1,5 +1,5 @@
-//! Switchovers that an earlier run of the agent left: their QEMU is looked for,
-//! and their machine goes on from its journal.
+//! Switchovers that an earlier run of the agent left: the agent searches for their QEMU, and
+//! their state machine continues from its journal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use super::destination_effects::{DestinationEffects, Place};
 use super::source_effects::SourceEffects;
 use super::thread::{Request, Settler};
 
-/// A QEMU that is there and does not answer is asked again after this.
+/// The interval between attempts to reach a QEMU that lives but does not answer.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Somebody waits for a QEMU that doesn't answer, and the agent ends.
+/// The agent ends while a thread waits for a QEMU that does not answer.
 struct Closing;
 
 pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Option<Case> {
@@ -28,8 +28,7 @@ pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Opti
     let found = machine.as_deref().map_or(Found::Gone, left_as);
     let noted = kept.noted();
     let registry = Arc::clone(&settler.settlers.registry);
-    let holds = registry.is_unsettled(&settler.opened.vm);
-    let mut effects = SourceEffects::new(registry, &settler.opened, machine, holds);
+    let mut effects = SourceEffects::new(registry, &settler.opened, machine, settler.holds());
     let driver = source::Driver::restart(kept, found, &mut effects);
     effects.restarted(noted, found);
     Some(Case::Source(driver, effects))
@@ -41,15 +40,14 @@ pub(super) fn coming(settler: &Settler, kept: Reopened<destination::Record>) -> 
     let noted = kept.noted();
     let registry = Arc::clone(&settler.settlers.registry);
     let vm = &settler.opened.vm;
-    let place = registry.is_unsettled(vm);
-    let place = place.then(|| Place::Found(registry.claim_found(vm)));
+    let place = settler.holds().then(|| Place::Found(registry.claim_found(vm)));
     let mut effects = DestinationEffects::new(registry, vm, machine, None, place);
     let driver = destination::Driver::restart(kept, found, &mut effects);
     effects.restarted(noted, found);
     Some(Case::Destination(driver, effects))
 }
 
-/// What its migration left of a VM at its source.
+/// The state of a VM's QEMU at the source.
 fn left_as(machine: &Machine) -> Found {
     match machine.qmp.run_state() {
         Ok(RunState::FinishMigrate | RunState::PostMigrate) | Err(_) => Found::Stopped,
@@ -57,7 +55,7 @@ fn left_as(machine: &Machine) -> Found {
     }
 }
 
-/// What there is of a VM at its destination.
+/// The state of a VM's QEMU at the destination.
 fn came_as(machine: &Machine) -> Found {
     match machine.qmp.run_state() {
         Ok(RunState::InMigrate | RunState::Paused | RunState::Prelaunch) | Err(_) => Found::Stopped,
@@ -66,8 +64,9 @@ fn came_as(machine: &Machine) -> Found {
 }
 
 impl Settler {
-    /// Its QEMU, or that it is gone. One that is there but can't be met is
-    /// waited for: what it holds must not be guessed.
+    /// Finds the VM's QEMU; none if it has ended.
+    ///
+    /// Waits for a QEMU that lives but can't be reached, because its state must not be guessed.
     fn find(&self, same_boot: bool) -> Result<Option<Arc<Machine>>, Closing> {
         let Ok(record) = machine::Record::deserialize(&self.opened.qemu) else { return Ok(None) };
         if !same_boot {
@@ -82,8 +81,8 @@ impl Settler {
             }
             let dir = registry.state().vm(&self.opened.vm);
             match (machine::reopen(&record, &dir), &vm) {
-                (Ok(machine), Some(vm)) => vm.met(machine),
-                (Ok(machine), None) => return Ok(Some(Arc::new(machine))),
+                (Ok(machine), Some(vm)) if self.is_about(vm) => vm.met(machine),
+                (Ok(machine), _) => return Ok(Some(Arc::new(machine))),
                 (Err(StartError::Process(ProcessError::Gone { .. })), _) => return Ok(None),
                 (Err(error), _) => {
                     self.show(Some(format!(
@@ -97,7 +96,14 @@ impl Settler {
         }
     }
 
-    /// Nobody is answered meanwhile.
+    /// Whether the VM of that name is reserved for this switchover, and not for that of another
+    /// VM which has had the name since.
+    fn holds(&self) -> bool {
+        let (registry, name) = (&self.settlers.registry, &self.opened.vm);
+        registry.is_unsettled(name) && registry.vm(name).is_none_or(|vm| self.is_about(&vm))
+    }
+
+    /// Waits before the next attempt; requests get no answer meanwhile.
     fn wait(&self) -> Result<(), Closing> {
         match self.told.recv_timeout(ASK_AGAIN) {
             Ok(Request::Word(..) | Request::Resolve(..) | Request::Left(_))
@@ -106,3 +112,6 @@ impl Settler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! The thread of one switchover: says, hears, waits, and shows what is in doubt.
+//! The thread of one switchover: it sends, receives, waits, and shows what is in doubt.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use api::Happening;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use qemu::machine;
+use serde::Deserialize;
 use switchover::journal::{Opened, Side};
 use switchover::{Resolution, Wait};
 use transport::{Endpoint, connect};
@@ -16,22 +18,22 @@ use super::Settlers;
 use super::case::Case;
 use crate::denied::Denied;
 use crate::events::shortened;
+use crate::vm::Vm;
 
-/// The other side may have to write, and to ask its QEMU.
+/// For the other side's answer: it may have to write to disk and to ask its QEMU.
 const ANSWER_MAX: Duration = Duration::from_secs(6);
-/// Words that follow from each other's answers, before it waits again.
+/// Messages to send in a row, each in reply to an answer, before the thread waits again.
 const WORDS_MAX: usize = 8;
-/// How much longer it waits each time that nothing has changed: up to eight
-/// times as long.
+/// How often the wait doubles while nothing changes: up to eight times as long.
 const PATIENCE_MAX: u32 = 3;
 
-/// Something for a switchover's thread.
+/// A request to a switchover's thread.
 pub(super) enum Request {
-    /// The other side's word, and where the answer goes.
+    /// The other side's message, and the channel for the answer.
     Word(Word, Sender<Option<Word>>),
-    /// The operator's decision, and where to say whether it was taken.
+    /// The operator's decision, and the channel for the result.
     Resolve(Resolution, Sender<Result<(), Denied>>),
-    /// The VM's owner ends it or moves it on; to be confirmed before.
+    /// The VM's owner is about to stop or move it, and waits for the confirmation.
     Left(Sender<()>),
 }
 
@@ -41,7 +43,7 @@ pub(super) struct Settler {
     side: Side,
     pub(super) told: Receiver<Request>,
     tries: u32,
-    /// Whether the VM was said to be in doubt.
+    /// Whether the VM was published as in doubt.
     in_doubt: Cell<bool>,
 }
 
@@ -72,12 +74,12 @@ impl Settler {
                     self.tries = (self.tries + 1).min(PATIENCE_MAX);
                     case.late();
                 }
-                // The agent ends; its next run goes on.
+                // The agent ends; its next run continues.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-        // The VM is free before the other side hears the last word, which may
-        // take a while: without a journal whoever asks is answered the same.
+        // The VM is free before the last message reaches the other side, which may take a
+        // while. A peer that asks gets the same answer without a journal.
         self.show(None);
         self.settlers.close_desk(&self.opened, self.side);
         tracing::info!(peer = self.opened.peer, "settled");
@@ -92,9 +94,15 @@ impl Settler {
         first * (1 << self.tries)
     }
 
-    /// What the operator sees of it.
+    /// Whether this switchover is of the VM that has its name here, as far as that is known.
+    pub(super) fn is_about(&self, vm: &Vm) -> bool {
+        let qemu = machine::Record::deserialize(&self.opened.qemu).ok();
+        qemu.is_none_or(|qemu| vm.may_be_of(&qemu))
+    }
+
+    /// Shows the operator what is in doubt, or that nothing is.
     pub(super) fn show(&self, doubt: Option<String>) {
-        let vm = self.settlers.registry.vm(&self.opened.vm);
+        let vm = self.settlers.registry.vm(&self.opened.vm).filter(|vm| self.is_about(vm));
         let problem = doubt.as_ref().filter(|_| vm.is_some());
         let was_in_doubt = self.in_doubt.replace(problem.is_some());
         let name = self.opened.vm.clone();
@@ -113,7 +121,7 @@ impl Settler {
         }
     }
 
-    /// Says what is to be said, and hears the answers.
+    /// Sends all messages, and handles the answers.
     fn deliver(&self, case: &mut Case) {
         for _ in 0..WORDS_MAX {
             let Some(word) = case.outbox().pop_front() else { return };
@@ -122,7 +130,7 @@ impl Settler {
                 Ok(None) => {}
                 Err(error) => {
                     tracing::debug!(peer = self.opened.peer, error, "not said");
-                    // It is said again; what else there was to say is older.
+                    // The message is sent again later; the others in the queue are older.
                     case.outbox().clear();
                 }
             }
@@ -153,7 +161,7 @@ impl Settler {
 fn hear(told: Request, case: &mut Case, vm: &str) {
     match told {
         Request::Word(word, reply) => {
-            // What waits to be said is older than the answer to this.
+            // The queued messages are older than the answer to this one.
             case.outbox().clear();
             case.heard(word);
             let answer = case.outbox().pop_front();

@@ -1,4 +1,4 @@
-//! Its QEMU: whether that lives, and what it says.
+//! A VM's QEMU: whether it lives, and what it reports.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,8 +17,9 @@ use serde_json::json;
 use super::shut_down::{ShutDown, WITHOUT_A_WORD};
 use super::{Known, Vm};
 
-/// A QEMU that moves its VM may hold its main lock for a while; a list of VMs
-/// does not wait for it.
+/// A QEMU that moves its VM may hold its main lock for longer.
+///
+/// A list of VMs does not wait for that.
 const STATUS_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
@@ -43,7 +44,15 @@ impl Vm {
         }
     }
 
-    /// Its QEMU answers after all.
+    /// Whether its QEMU is this one, as far as that is known.
+    pub(crate) fn may_be_of(&self, qemu: &machine::Record) -> bool {
+        match &self.known.lock().qemu {
+            Qemu::Alive { machine, .. } => machine.record().is_of(qemu),
+            Qemu::Dead { pid, .. } => *pid == 0 || *pid == qemu.pid(),
+        }
+    }
+
+    /// Connects the VM to its QEMU, which answers after all.
     pub(crate) fn met(&self, machine: Machine) {
         if self.ram_bytes() == 0 {
             self.ram_bytes.store(machine.qmp.ram_bytes().unwrap_or(0), Relaxed);
@@ -51,8 +60,9 @@ impl Vm {
         self.known.lock().qemu = Qemu::alive(machine);
     }
 
-    /// Ends what an agent that crashed left of a migration, and puts QEMU's
-    /// settings back; remembers why, if that can't be done.
+    /// Ends a migration that a crashed agent left behind, and restores QEMU's settings.
+    ///
+    /// If that fails, the reason becomes the VM's problem.
     pub(crate) fn make_up(&self, machine: &Machine) {
         let stuck_by = match outgoing::make_up(machine) {
             Ok(false) => None,
@@ -72,13 +82,14 @@ impl Vm {
         self.known.lock().stuck_by = stuck_by;
     }
 
-    /// Its QEMU has said that it runs.
+    /// Notes that its QEMU has reported it as running.
     pub(crate) fn runs(&self) {
         self.known.lock().status = VmStatus::Running;
     }
 
-    /// Asks QEMU. `busy` with a migration, a lost connection is that one's to
-    /// notice.
+    /// Asks QEMU for the VM's status.
+    ///
+    /// If the VM is `busy` with a migration, a lost connection is left to that migration.
     pub(crate) fn status(&self, busy: bool) -> VmStatus {
         let qemu = self.known.lock().qemu.clone();
         let Qemu::Alive { machine, ends } = qemu else {
@@ -105,7 +116,7 @@ impl Vm {
                 drop(known);
                 return self.look_again(&machine, &ends, busy);
             }
-            // It is busy: what it said last still holds.
+            // QEMU is busy: its last answer still holds.
             Err(_) => {
                 if let Some(shut_down) = known.shut_down {
                     self.hangs(&mut known, shut_down, &machine.process);
@@ -115,7 +126,7 @@ impl Vm {
         known.status
     }
 
-    /// Its guest has shut down, and QEMU neither answers nor ends.
+    /// Handles a QEMU that neither answers nor ends after its guest has shut down.
     fn hangs(&self, known: &mut Known, shut_down: ShutDown, process: &Process) {
         let (name, pid) = (&self.name, process.pid());
         known.status = VmStatus::Paused;
@@ -135,7 +146,7 @@ impl Vm {
         }
     }
 
-    /// QEMU is gone, or only our connection to it.
+    /// Finds out whether QEMU has ended, or only the connection to it.
     fn look_again(&self, machine: &Arc<Machine>, ends: &Receiver<Event>, busy: bool) -> VmStatus {
         if machine.process.is_alive() {
             let meeting = self.meeting.try_lock();
@@ -149,8 +160,7 @@ impl Vm {
                 known.qemu = Qemu::alive(machine);
                 return known.status;
             }
-            // It may be ending right now. If it is not, the record still finds
-            // it, at the next look.
+            // It may be ending right now. If it is not, the next query finds it by its record.
             if machine.process.is_alive() {
                 return self.known.lock().status;
             }
@@ -176,7 +186,7 @@ impl Vm {
         with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
     }
 
-    /// Lets go of its QEMU, which goes on, so that it can be met anew.
+    /// Closes the connection to its QEMU, which keeps running, so that the agent can reconnect.
     pub(crate) fn let_go(&self) {
         let mut known = self.known.lock();
         if let Qemu::Alive { machine, .. } = &known.qemu {
@@ -188,7 +198,7 @@ impl Vm {
     }
 }
 
-/// Why, and what QEMU wrote last.
+/// The reason, followed by the end of QEMU's log.
 pub(crate) fn with_log(why: &str, log: &Path) -> String {
     match log_tail(log, 0) {
         Some(tail) => format!("{why}; the end of {}:\n{tail}", log.display()),

@@ -7,19 +7,20 @@ use clap::Args as ClapArgs;
 use hyper::Method;
 
 use crate::client::Client;
+use crate::output::print_line;
 use crate::output::vm::{print_problem, status};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AttachArgs {
-    /// The name it gets here
+    /// The name to give it
     name: String,
     /// Its QMP socket
     #[arg(long, value_name = "SOCKET")]
     qmp: PathBuf,
-    /// Its sharing domain. VMs of one domain share content when they move, so how
-    /// long a move takes can tell that another VM has the same; VMs of different
-    /// domains share nothing [default: the cluster's own domain]
+    /// Its sharing domain. VMs of one domain share content when they move, so the
+    /// duration of a move can reveal that another VM has the same content; VMs of
+    /// different domains share nothing [default: the cluster's default domain]
     #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
     share_domain: String,
 }
@@ -34,7 +35,7 @@ pub(crate) async fn run(client: &Client, args: AttachArgs) -> Result<ExitCode, P
     let share_domain = args.share_domain;
     let request = api::AttachRequest { name: args.name, qmp, share_domain };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms/attach", Some(&request)).await?;
-    println!("{} is adopted (QEMU {}, {}).", vm.name, vm.qemu, status(&vm));
+    print_line(format_args!("{} is adopted (QEMU {}, {}).", vm.name, vm.qemu, status(&vm)))?;
     print_problem(&vm);
     Ok(ExitCode::SUCCESS)
 }

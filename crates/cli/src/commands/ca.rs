@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use clap::{Args as ClapArgs, Subcommand};
 use identity::{Authority, AuthorityError, Role, Subject, Wanted};
 
+use crate::output::print;
 use crate::problem::Problem;
 
-/// As long as a cluster lives, often.
+/// Often as long as a cluster lives.
 pub(crate) const CA_DAYS: u32 = 3650;
-/// A year: renewing is then a habit, and a key that was lost is of no use soon.
+/// A year: renewal becomes a habit, and a stolen key soon becomes useless.
 pub(crate) const DAYS: u32 = 365;
 
 #[derive(Debug, ClapArgs)]
@@ -45,7 +46,7 @@ struct IssueArgs {
     /// Issue it to a person, for the API, with this role (observe, migrate, admin)
     #[arg(long)]
     role: Option<Role>,
-    /// Where the CA is
+    /// The directory of the CA
     #[arg(long, value_name = "DIR", default_value = "droveway-ca")]
     dir: PathBuf,
     /// Where the files go [default: hosts/NAME or clients/NAME beside the CA]
@@ -54,7 +55,7 @@ struct IssueArgs {
     /// How long it is valid; never longer than its CA
     #[arg(long, value_name = "DAYS", default_value_t = DAYS, value_parser = days())]
     days: u32,
-    /// Replace files that are there
+    /// Replace existing files
     #[arg(long)]
     replace: bool,
 }
@@ -63,13 +64,13 @@ fn days() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=36_500)
 }
 
-/// Asks no agent.
+/// Runs the command, without any agent.
 pub(crate) fn run(args: &CaArgs) -> Result<ExitCode, Problem> {
     let done = match &args.command {
         CaCommand::Init(args) => init(args),
         CaCommand::Issue(args) => issue(args),
     };
-    print!("{}", done?);
+    print(format_args!("{}", done?))?;
     Ok(ExitCode::SUCCESS)
 }
 

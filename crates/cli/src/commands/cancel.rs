@@ -1,4 +1,4 @@
-//! `cancel`: end a migration, or a gang, before its time.
+//! `cancel`: cancel a migration or a gang.
 
 use std::process::ExitCode;
 
@@ -6,6 +6,7 @@ use clap::Args as ClapArgs;
 
 use crate::client::Client;
 use crate::operation::Operation;
+use crate::output::print_line;
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
@@ -19,10 +20,15 @@ pub(crate) async fn run(client: &Client, args: &CancelArgs) -> Result<ExitCode, 
     client.cancel(&operation.path()).await?;
     match operation {
         Operation::Migration(id) => {
-            println!("Migration {id} is being cancelled; its VM stays where it is.");
+            print_line(format_args!(
+                "Migration {id} is being cancelled. Unless it commits before that, its VM stays \
+                 where it is: `droveway report {id}` says how it ends."
+            ))?;
         }
         Operation::Gang(id) => {
-            println!("Gang {id} is being cancelled; VMs that have not moved stay where they are.");
+            print_line(format_args!(
+                "Gang {id} is being cancelled; VMs that have not moved stay where they are."
+            ))?;
         }
     }
     Ok(ExitCode::SUCCESS)

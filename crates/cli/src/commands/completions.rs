@@ -1,6 +1,5 @@
-//! `droveway completions`, and `droveway man`, which packages are built with.
+//! `droveway completions`, and `droveway man`, which builds of packages use.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,6 +7,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use super::Args;
+use crate::output::print;
 use crate::problem::Problem;
 
 #[derive(Debug, clap::Args)]
@@ -22,13 +22,14 @@ pub(crate) struct ManArgs {
     directory: PathBuf,
 }
 
-pub(crate) fn run(args: &CompletionsArgs) -> ExitCode {
-    let mut command = Args::command();
-    clap_complete::generate(args.shell, &mut command, "droveway", &mut io::stdout());
-    ExitCode::SUCCESS
+pub(crate) fn run(args: &CompletionsArgs) -> Result<ExitCode, Problem> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Args::command(), "droveway", &mut script);
+    print(format_args!("{}", String::from_utf8_lossy(&script)))?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// One page for `droveway` and one for each command.
+/// Writes one page for `droveway` and one for each command.
 pub(crate) fn man(args: &ManArgs) -> Result<ExitCode, Problem> {
     clap_mangen::generate_to(Args::command(), &args.directory).map_err(|source| {
         let what = format!("writing man pages to {}", args.directory.display());

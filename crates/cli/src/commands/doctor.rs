@@ -7,12 +7,12 @@ use api::{Examination, Finding, Severity};
 use clap::Args as ClapArgs;
 
 use crate::client::{Client, segment};
-use crate::output::print_json;
+use crate::output::{print, print_json};
 use crate::problem::Problem;
 
-/// As wide as what stands in front of a finding's text.
+/// The width of the columns before a finding's text.
 const INDENT: usize = 27;
-/// Where lines end, if words do.
+/// The width of a line, broken between words.
 const WIDTH: usize = 100;
 
 #[derive(Debug, ClapArgs)]
@@ -24,7 +24,7 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// Fails if an error was found.
+/// Prints the findings, and fails if there is an error among them.
 pub(crate) async fn run(client: &Client, args: &DoctorArgs) -> Result<ExitCode, Problem> {
     let path = match &args.host {
         Some(host) => format!("/v1/doctor/{}", segment(host)),
@@ -34,7 +34,7 @@ pub(crate) async fn run(client: &Client, args: &DoctorArgs) -> Result<ExitCode, 
     if args.json {
         print_json(&examined)?;
     } else {
-        print!("{}", table(&examined, std::io::stdout().is_terminal()));
+        print(format_args!("{}", table(&examined, std::io::stdout().is_terminal())))?;
     }
     Ok(if examined.has_errors() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -68,7 +68,7 @@ fn row(finding: &Finding, colour: bool) -> String {
     out
 }
 
-/// Lines of a finding's column.
+/// Wraps a text to the column of findings.
 fn wrapped(text: &str) -> String {
     let mut out = String::new();
     let mut at = INDENT;
@@ -87,7 +87,7 @@ fn wrapped(text: &str) -> String {
     out
 }
 
-/// Some of it was said by another host, and must not steer this terminal.
+/// Removes control characters: another host's text must not control this terminal.
 fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }

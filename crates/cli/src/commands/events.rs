@@ -1,4 +1,4 @@
-//! `events`: what happens at an agent, as it happens.
+//! `events`: follow an agent's events as they happen.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 
 use crate::client::{Client, EventStream};
-use crate::output::event;
+use crate::output::{eprint_line, event};
 use crate::problem::Problem;
 
-/// How long to wait before an agent that was lost is asked again: twice as long each time.
+/// The pause before the first attempt to reconnect; it doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 
@@ -23,28 +23,32 @@ pub(crate) struct EventsArgs {
 
 pub(crate) async fn run(client: &Client, args: &EventsArgs) -> Result<ExitCode, Problem> {
     let mut events = client.events(None).await?;
-    // The agent begins with a place to go on from, so nothing is missed unnoticed from here
-    // on, even if the connection is lost before anything happens.
+    // The agent first sends an id to resume from, so from here on nothing is missed unnoticed,
+    // even if the connection is lost before the first event.
     let mut last = events.next().await?.and_then(|sent| sent.id);
-    eprintln!("droveway: following what happens from now on; Ctrl-C ends that");
+    eprint_line(format_args!("droveway: following what happens from now on; Ctrl-C ends that"));
     loop {
         match show(&mut events, args.json, &mut last).await {
             End::NobodyReads => return Ok(ExitCode::SUCCESS),
-            End::Lost(None) => eprintln!("droveway: the agent has ended; waiting for it"),
-            End::Lost(Some(problem)) => eprintln!("droveway: {problem}; trying again"),
+            End::Lost(None) => {
+                eprint_line(format_args!("droveway: the agent has ended; waiting for it"));
+            }
+            End::Lost(Some(problem)) => {
+                eprint_line(format_args!("droveway: {problem}; trying again"));
+            }
         }
         events = again(client, last.as_deref()).await?;
     }
 }
 
 enum End {
-    /// What prints was closed, as by `head`.
+    /// Standard output was closed, as by `head`.
     NobodyReads,
-    /// The connection is gone, and why if that is known.
+    /// The connection was lost, with the reason if it is known.
     Lost(Option<Problem>),
 }
 
-/// Shows events for as long as they come, and notes in `last` where it is.
+/// Shows events until the stream ends, and keeps the last id in `last`.
 async fn show(events: &mut EventStream, json: bool, last: &mut Option<String>) -> End {
     loop {
         let sent = match events.next().await {
@@ -64,7 +68,7 @@ async fn show(events: &mut EventStream, json: bool, last: &mut Option<String>) -
     }
 }
 
-/// Waits for the agent, and goes on after the event `last`.
+/// Waits for the agent, and resumes after the event `last`.
 async fn again(client: &Client, last: Option<&str>) -> Result<EventStream, Problem> {
     let mut pause = PAUSE;
     loop {

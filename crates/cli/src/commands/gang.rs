@@ -3,18 +3,17 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use api::{GangOutcome, GangProgress, GangRequest, GangStarted, WantedMove};
+use api::{GangOutcome, GangProgress, GangRequest, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
 use hyper::Method;
 
 use crate::client::{Client, NOTHING};
 use crate::gang::options::MoveOptions;
 use crate::gang::plan_file;
-use crate::gang::start::{GANGS, PARALLEL_DEFAULT, StartArgs, start, watch};
+use crate::gang::start::{GANGS, PARALLEL_DEFAULT, StartArgs, begin_and_watch, start};
 use crate::operation::Operation;
-use crate::output::{aligned, amount, print_json};
+use crate::output::{aligned, amount, print, print_json};
 use crate::problem::Problem;
-use crate::watch::Signals;
 
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("what").args(["moves", "file", "resume"])))]
@@ -23,17 +22,23 @@ pub(crate) struct GangArgs {
     /// write HOST/VM=HOST. Without any, gangs are listed
     #[arg(value_name = "VM=HOST", value_parser = parse_move)]
     moves: Vec<WantedMove>,
-    /// A TOML file with the moves and any of these options; what is typed here
-    /// wins
+    /// A TOML file with the moves and any of these options; options typed here override it
     #[arg(long, value_name = "PLAN")]
     file: Option<PathBuf>,
-    /// Take a gang up again that has not moved all of its VMs
-    #[arg(long, value_name = "ID")]
+    /// Resume a gang that has not moved all of its VMs
+    #[arg(long, value_name = "ID", conflicts_with_all = new_gangs_options())]
     resume: Option<String>,
     #[command(flatten)]
     options: MoveOptions,
     #[command(flatten)]
     start: StartArgs,
+}
+
+/// What is said of a gang that begins, and not of one that is resumed.
+fn new_gangs_options() -> Vec<clap::Id> {
+    let of_moves = MoveOptions::augment_args(clap::Command::new("gang"));
+    let of_gang = ["parallel", "atomic", "dry_run"].map(clap::Id::from);
+    of_moves.get_arguments().map(|option| option.get_id().clone()).chain(of_gang).collect()
 }
 
 fn parse_move(text: &str) -> Result<WantedMove, String> {
@@ -52,10 +57,8 @@ pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Pro
     let GangArgs { moves, file, resume, options, start: args } = args;
     if let Some(id) = resume {
         let path = format!("{}/resume", Operation::Gang(id).path());
-        // Heard from now on: see `start`.
-        let mut signals = Signals::new()?;
-        let started: GangStarted = client.ask(Method::POST, &path, NOTHING).await?;
-        return watch(client, &started, &mut signals, args.json).await;
+        let asking = client.ask(Method::POST, &path, NOTHING);
+        return begin_and_watch(client, asking, args.json).await;
     }
     let (moves, from_file) = match file {
         Some(path) => {
@@ -85,7 +88,7 @@ async fn list(client: &Client, json: bool) -> Result<ExitCode, Problem> {
     if json {
         print_json(&gangs)?;
     } else {
-        print!("{}", table(&gangs));
+        print(format_args!("{}", table(&gangs)))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `init`: the first set-up of two or more hosts. Asks no agent.
+//! `init`: the first set-up of two or more hosts, without any agent.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use clap::Args as ClapArgs;
 use crate::init::cluster::Cluster;
 use crate::init::hosts::TypedHost;
 use crate::init::{archive, ask, peers_file, place, steps};
+use crate::output::print;
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
@@ -44,7 +45,7 @@ pub(crate) fn run(args: InitArgs) -> Result<ExitCode, Problem> {
         Some(archive) => place_files(archive, &args.root)?,
         None => make(args)?,
     };
-    print!("{said}");
+    print(format_args!("{said}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

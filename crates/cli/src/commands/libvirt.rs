@@ -1,4 +1,4 @@
-//! `libvirt`: lead libvirt's migrations to this host through its agent. Asks no agent.
+//! `libvirt`: lead libvirt's migrations to this host through its agent. It asks no agent.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,10 @@ use clap::{Args as ClapArgs, Subcommand};
 use crate::libvirt::place::Place;
 use crate::libvirt::qemu_conf::{self, Lines, Unchanged};
 use crate::libvirt::{obstacles, write};
+use crate::output::{eprint_line, print, print_line};
 use crate::problem::Problem;
 
-/// Where libvirt with one daemon for each driver has the one of QEMU.
+/// The socket of QEMU's daemon, if libvirt has one daemon per driver.
 const MODULAR: &str = "/run/libvirt/virtqemud-sock";
 
 #[derive(Debug, ClapArgs)]
@@ -53,11 +54,11 @@ pub(crate) fn run(args: &LibvirtArgs) -> Result<ExitCode, Problem> {
     let place = Place::read(&args.config)?;
     let lines = Lines { host: place.loopback, address: place.address, ports: place.ports.clone() };
     if args.print {
-        print!("{}", lines.block());
+        print(format_args!("{}", lines.block()))?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.fallback {
-        print!("{}", fallback(&place.name, place.address));
+        print(format_args!("{}", fallback(&place.name, place.address)))?;
         return Ok(ExitCode::SUCCESS);
     }
     setup(&args.qemu_conf, &place, &lines)
@@ -68,16 +69,16 @@ fn setup(path: &Path, place: &Place, lines: &Lines) -> Result<ExitCode, Problem>
     let new = lines.put_into(&old).map_err(|error| refused(path, &error))?;
     if new == old {
         let (path, name) = (path.display(), &place.name);
-        println!("{path} leads migrations to {name} through its agent already.");
+        print_line(format_args!("{path} leads migrations to {name} through its agent already."))?;
     } else {
         replace(path, &new)?;
-        println!("Written to {}:\n\n{}", path.display(), indented(&lines.block()));
-        println!("Next, on this host: {}", restart());
-        println!("On the other hosts the same command, then `droveway doctor`.");
+        print_line(format_args!("Written to {}:\n\n{}", path.display(), indented(&lines.block())))?;
+        print_line(format_args!("Next, on this host: {}", restart()))?;
+        print_line(format_args!("On the other hosts the same command, then `droveway doctor`."))?;
     }
     let obstacles = obstacles::find(&new, lines, place.carries);
     for obstacle in &obstacles {
-        eprintln!("droveway: {obstacle}");
+        eprint_line(format_args!("droveway: {obstacle}"));
     }
     Ok(if obstacles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -86,16 +87,16 @@ fn undo(path: &Path) -> Result<ExitCode, Problem> {
     let old = read(path)?;
     let new = qemu_conf::take_out(&old).map_err(|error| refused(path, &error))?;
     if new == old {
-        println!("{} has no lines of Droveway.", path.display());
+        print_line(format_args!("{} has no lines of Droveway.", path.display()))?;
     } else {
         replace(path, &new)?;
-        println!("{} is as it was without Droveway.", path.display());
-        println!("Next, on this host: {}", restart());
+        print_line(format_args!("{} is as it was without Droveway.", path.display()))?;
+        print_line(format_args!("Next, on this host: {}", restart()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Running VMs don't notice.
+/// The command to restart libvirt, which does not affect running VMs.
 fn restart() -> &'static str {
     if Path::new(MODULAR).exists() {
         "systemctl restart virtqemud   (VMs run on)"
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_around_names_the_hosts_own_address() {
+    fn the_fallback_names_the_hosts_own_address() {
         let said = fallback("host-b", [10, 0, 0, 2].into());
         assert!(said.contains(" --migrateuri tcp://10.0.0.2\n"), "{said}");
         let said = fallback("host-b", "fd00::2".parse().unwrap());

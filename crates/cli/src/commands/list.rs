@@ -7,13 +7,13 @@ use clap::Args as ClapArgs;
 use crate::client::Client;
 use crate::output::phase_name;
 use crate::output::vm::status;
-use crate::output::{aligned, amount, print_json};
+use crate::output::{aligned, amount, print, print_json, print_line};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ListArgs {
-    /// List migrations from this host instead, the latest first, also those that somebody
-    /// else commands, such as libvirt
+    /// List migrations from this host instead, the latest first, including those that others
+    /// command, such as libvirt
     #[arg(long)]
     migrations: bool,
     /// Print JSON
@@ -29,10 +29,10 @@ pub(crate) async fn run(client: &Client, args: &ListArgs) -> Result<ExitCode, Pr
     if args.json {
         print_json(&vms)?;
     } else {
-        print!("{}", table(&vms));
+        print(format_args!("{}", table(&vms)))?;
         for vm in vms.iter().filter(|vm| is_undecided(vm)) {
             if let Some(problem) = &vm.problem {
-                println!("\n{}", problem.trim_end());
+                print_line(format_args!("\n{}", problem.trim_end()))?;
             }
         }
     }
@@ -44,7 +44,7 @@ async fn migrations(client: &Client, json: bool) -> Result<ExitCode, Problem> {
     if json {
         print_json(&migrations)?;
     } else {
-        print!("{}", migrations_table(&migrations));
+        print(format_args!("{}", migrations_table(&migrations)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -73,7 +73,7 @@ fn migrations_table(migrations: &[api::Progress]) -> String {
     aligned(&rows)
 }
 
-/// Whether an operator may have to decide something.
+/// Whether the operator may have to make a decision.
 fn is_undecided(vm: &api::VmSummary) -> bool {
     matches!(vm.status, api::VmStatus::InDoubt | api::VmStatus::Unreadable)
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_a_decision_is_told_below() {
+    fn vms_that_need_a_decision_are_recognized() {
         let unreadable = api::VmSummary { status: api::VmStatus::Unreadable, ..example("web1") };
         assert!(is_undecided(&unreadable) && !is_undecided(&example("web1")));
     }

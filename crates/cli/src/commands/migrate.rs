@@ -11,11 +11,11 @@ use crate::operation::Operation;
 use crate::options::{
     AuditArg, BoundsArgs, CompressArg, SharingArgs, SlowingArgs, StorageArgs, TapArg,
 };
-use crate::output::print_json;
+use crate::output::{eprint_line, print_json, print_line};
 use crate::problem::Problem;
 use crate::report::summary;
 use crate::watch::migration::Display;
-use crate::watch::{Followed, Signals, follow, leave};
+use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswered, report};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct MigrateArgs {
@@ -124,28 +124,32 @@ fn parse_set(text: &str) -> Result<String, String> {
 
 pub(crate) async fn run(client: &Client, args: MigrateArgs) -> Result<ExitCode, Problem> {
     let json = args.json;
-    // Heard from now on, so that no signal between here and the first line of
-    // progress ends the command and leaves the migration running unseen.
+    // Handled from now on, so that no signal before the first line of progress ends the
+    // command and leaves the migration running unwatched.
     let mut signals = Signals::new()?;
     let request = args.into_request();
-    let started: MigrationStarted =
-        client.ask(Method::POST, "/v1/migrations", Some(&request)).await?;
+    let asking = client.ask::<MigrationStarted>(Method::POST, "/v1/migrations", Some(&request));
+    let Some(MigrationStarted { id }) = begin(asking, &mut signals).await? else {
+        return Ok(leave_unanswered("droveway list --migrations"));
+    };
     let mut display = Display::new();
-    let operation = Operation::Migration(started.id);
+    // It can be cancelled elsewhere, whatever happens here.
+    display.say(&format!("Migration {id}: {} to {}.", request.vm, request.to));
+    let operation = Operation::Migration(id);
     let followed = follow(client, &operation, &mut signals, &mut display).await;
     display.clear();
     let last = match followed? {
         Followed::Ended(last) => last,
-        Followed::Left { heard } => return Ok(leave(&operation, heard)),
+        Followed::Left { said } => return Ok(leave(&operation, said)),
     };
-    let report: Result<Report, Problem> = client.get(&format!("{}/report", operation.path())).await;
-    match report {
-        Ok(report) => tell(&report, json)?,
-        // An agent that is told to end cancels its migrations first, and may
-        // be gone by now. How it ended is known all the same.
+    let report: Result<Report, Problem> = report(client, &operation, &mut signals).await;
+    match report.and_then(|report| tell(&report, json)) {
+        Ok(()) => {}
+        // An agent that is stopping cancels its migrations first, and may have ended by now.
+        // The outcome is known all the same.
         Err(problem) => {
-            eprintln!("droveway: {}", summary::without_report(&last));
-            eprintln!("droveway: no report: {problem}");
+            eprint_line(format_args!("droveway: {}", summary::without_report(&last)));
+            eprint_line(format_args!("droveway: no report: {problem}"));
         }
     }
     Ok(match last.outcome {
@@ -156,12 +160,11 @@ pub(crate) async fn run(client: &Client, args: MigrateArgs) -> Result<ExitCode, 
 
 fn tell(report: &Report, json: bool) -> Result<(), Problem> {
     if !json {
-        println!("{}", summary::sentences(report));
-        return Ok(());
+        return print_line(format_args!("{}", summary::sentences(report)));
     }
     print_json(report)?;
     if report.outcome != Outcome::Done {
-        eprintln!("droveway: {}", summary::sentences(report));
+        eprint_line(format_args!("droveway: {}", summary::sentences(report)));
     }
     Ok(())
 }

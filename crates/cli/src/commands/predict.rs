@@ -1,4 +1,4 @@
-//! `predict`: what a migration would take, for people.
+//! `predict`: the prediction of a migration, as text.
 
 use std::process::ExitCode;
 
@@ -8,11 +8,10 @@ use hyper::Method;
 
 use crate::client::{Client, segment};
 use crate::options::SlowingArgs;
-use crate::output::amount;
-use crate::output::print_json;
+use crate::output::{amount, print_json, print_line};
 use crate::problem::Problem;
 
-/// Less unused memory makes no difference.
+/// Less unused memory than this makes no difference.
 const SHARED_LEAST: u64 = 256 << 20;
 
 #[derive(Debug, ClapArgs)]
@@ -48,7 +47,7 @@ pub(crate) async fn run(client: &Client, args: PredictArgs) -> Result<ExitCode, 
     if args.json {
         print_json(&prediction)?;
     } else {
-        println!("{}", sentences(&prediction));
+        print_line(format_args!("{}", sentences(&prediction)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -90,7 +89,7 @@ fn sentences(prediction: &Prediction) -> String {
     out + &free_memory(&prediction.free_memory)
 }
 
-/// What the guest's free memory adds to it, or takes from it.
+/// How the guest's free memory changes the prediction.
 fn free_memory(free: &FreeMemory) -> String {
     let FreeMemory { unused_shared_bytes, reading_s, hinted, guest_clears } = free;
     let text = match (hinted, guest_clears) {
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_are_told() {
+    fn both_outlooks_are_described() {
         let text = sentences(&prediction());
         assert_eq!(
             text,
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_of_a_page_is_told_where_it_is_less() {
+    fn the_changed_share_is_described_if_it_is_less_than_all() {
         let told = |changed_share| sentences(&Prediction { changed_share, ..prediction() });
         let little = told(Some(0.061));
         assert!(
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_needed_or_not_possible_is_told_too() {
+    fn needless_throttling_and_a_missed_deadline_are_described() {
         let calm = Prediction { share: 1.0, slowed: prediction().slowed, ..prediction() };
         assert!(!sentences(&calm).contains("Slowed"));
         let mut late = prediction();

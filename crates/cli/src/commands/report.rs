@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 
 use crate::client::Client;
 use crate::operation::Operation;
-use crate::output::print_json;
+use crate::output::{print, print_json, print_line};
 use crate::problem::Problem;
 use crate::report::{details, gang, html};
 
@@ -26,9 +26,9 @@ pub(crate) struct ReportArgs {
 }
 
 pub(crate) async fn run(client: &Client, args: &ReportArgs) -> Result<ExitCode, Problem> {
-    // Ids have neither; a saved report can be shown where no agent runs.
+    // Ids have neither. A saved report can be shown without an agent.
     if args.id.contains('/') || args.id.ends_with(".json") {
-        return print(&saved(&args.id)?, args);
+        return show(&saved(&args.id)?, args);
     }
     let operation = Operation::named(&args.id);
     if let Operation::Gang(_) = operation
@@ -42,31 +42,31 @@ pub(crate) async fn run(client: &Client, args: &ReportArgs) -> Result<ExitCode, 
     }
     let path = format!("{}/report", operation.path());
     match operation {
-        Operation::Migration(_) => print(&client.get(&path).await?, args),
-        Operation::Gang(_) => print_gang(&client.get(&path).await?, args.json),
+        Operation::Migration(_) => show(&client.get(&path).await?, args),
+        Operation::Gang(_) => show_gang(&client.get(&path).await?, args.json),
     }
 }
 
-fn print(report: &Report, args: &ReportArgs) -> Result<ExitCode, Problem> {
+fn show(report: &Report, args: &ReportArgs) -> Result<ExitCode, Problem> {
     if let Some(file) = &args.html {
         std::fs::write(file, html::page(report)).map_err(|source| Problem::Local {
             what: format!("writing {}", file.display()),
             source,
         })?;
-        println!("Wrote {}.", file.display());
+        print_line(format_args!("Wrote {}.", file.display()))?;
     } else if args.json {
         print_json(report)?;
     } else {
-        print!("{}", details::text(report));
+        print(format_args!("{}", details::text(report)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_gang(report: &GangReport, json: bool) -> Result<ExitCode, Problem> {
+fn show_gang(report: &GangReport, json: bool) -> Result<ExitCode, Problem> {
     if json {
         print_json(report)?;
     } else {
-        print!("{}", gang::text(report));
+        print(format_args!("{}", gang::text(report)))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `resolve`: the operator decides whose a VM is that is in doubt.
+//! `resolve`: the operator decides which host a VM in doubt belongs to.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -8,9 +8,10 @@ use hyper::Method;
 
 use crate::client::{Client, segment};
 use crate::output::vm::status;
+use crate::output::{print, print_line};
 use crate::problem::Problem;
 
-/// The word that takes the place of a `y` typed without thinking.
+/// The word to type, because a `y` is typed too easily.
 const CERTAIN: &str = "certain";
 
 #[derive(Debug, ClapArgs)]
@@ -38,20 +39,20 @@ pub(crate) async fn run(client: &Client, args: &ResolveArgs) -> Result<ExitCode,
     let request = api::ResolveRequest { side, certain: true };
     let after: Option<api::VmSummary> =
         client.ask(Method::POST, &format!("{path}/resolve"), Some(&request)).await?;
-    match (side, after) {
-        (api::ResolveSide::There, None) => println!("{} is removed here.", args.name),
+    let name = &args.name;
+    let said = match (side, after) {
+        (api::ResolveSide::There, None) => format!("{name} is removed here."),
         (_, Some(after)) => {
-            println!("{} is {} here.", args.name, status(&after));
-            if let Some(problem) = after.problem {
-                println!("{problem}");
-            }
+            let problem = after.problem.as_ref().map_or_else(String::new, |why| format!("\n{why}"));
+            format!("{name} is {} here.{problem}", status(&after))
         }
-        (api::ResolveSide::Here, None) => println!("{} is resolved.", args.name),
-    }
+        (api::ResolveSide::Here, None) => format!("{name} is resolved."),
+    };
+    print_line(format_args!("{said}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What can't be undone is said, and asked for.
+/// Explains what can't be undone, and asks for confirmation.
 fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
     let sure = if !here && vm.status == api::VmStatus::Unreadable {
         format!(
@@ -77,10 +78,11 @@ fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
         return Err(Problem::Typed(format!("{sure} If so, say --yes")));
     }
     if let Some(problem) = &vm.problem {
-        println!("{problem}\n");
+        print_line(format_args!("{problem}\n"))?;
     }
-    print!("{sure} Type `{CERTAIN}` if so: ");
+    print(format_args!("{sure} Type `{CERTAIN}` if so: "))?;
     let local = |source| Problem::Local { what: "asking".to_owned(), source };
+    // A question that nobody sees has no answer.
     io::stdout().flush().map_err(local)?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer).map_err(local)?;

@@ -7,24 +7,24 @@ use clap::Args as ClapArgs;
 use hyper::Method;
 
 use crate::client::Client;
-use crate::output::amount;
 use crate::output::vm::print_problem;
+use crate::output::{amount, print_line};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct RunArgs {
     /// The VM's name
     pub(crate) name: String,
-    /// Its sharing domain. VMs of one domain share content when they move, so how
-    /// long a move takes can tell that another VM has the same; VMs of different
-    /// domains share nothing [default: the cluster's own domain]
+    /// Its sharing domain. VMs of one domain share content when they move, so the
+    /// duration of a move can reveal that another VM has the same content; VMs of
+    /// different domains share nothing [default: the cluster's default domain]
     #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
     pub(crate) share_domain: String,
     /// Don't add the port for the guest helper
     #[arg(long)]
     pub(crate) no_guest_port: bool,
-    /// Add a balloon by which the guest says which of its memory is free: QEMU leaves that
-    /// out of a migration. Only where the guest's kernel has init_on_alloc=0
+    /// Add a balloon device by which the guest reports free memory, which QEMU leaves out of a
+    /// migration. Only for guests whose kernel has init_on_alloc=0
     #[arg(long)]
     pub(crate) free_page_hint: bool,
     /// QEMU and its arguments
@@ -51,7 +51,12 @@ pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Prob
     let name = args.name;
     let request = api::RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
-    println!("{} runs (QEMU {}, {} of RAM).", vm.name, vm.qemu, amount::size(vm.ram_bytes));
+    print_line(format_args!(
+        "{} runs (QEMU {}, {} of RAM).",
+        vm.name,
+        vm.qemu,
+        amount::size(vm.ram_bytes)
+    ))?;
     print_problem(&vm);
     Ok(ExitCode::SUCCESS)
 }

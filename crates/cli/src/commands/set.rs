@@ -9,7 +9,7 @@ use hyper::Method;
 
 use crate::client::{Client, segment};
 use crate::options::PriorityArg;
-use crate::output::described;
+use crate::output::{described, print_line};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
@@ -43,7 +43,7 @@ impl SetArgs {
     }
 }
 
-/// Something, or the word that takes it away.
+/// A value, or the word that removes the bound.
 #[derive(Clone, Debug)]
 struct Or<T>(Option<T>);
 
@@ -62,6 +62,6 @@ impl<T: FromStr> FromStr for Or<T> {
 pub(crate) async fn run(client: &Client, args: SetArgs) -> Result<ExitCode, Problem> {
     let (id, path) = (args.id.clone(), format!("/v1/migrations/{}", segment(&args.id)));
     let bounds: Bounds = client.ask(Method::PATCH, &path, Some(&args.change())).await?;
-    println!("Migration {id}: {}.", described(&bounds));
+    print_line(format_args!("Migration {id}: {}.", described(&bounds)))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ use clap::Args as ClapArgs;
 
 use crate::client::{Client, segment};
 use crate::output::vm::status;
-use crate::output::{aligned, amount, print_json, quoted};
+use crate::output::{aligned, amount, print, print_json, quoted};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
@@ -23,7 +23,7 @@ pub(crate) async fn run(client: &Client, args: &ShowArgs) -> Result<ExitCode, Pr
     if args.json {
         print_json(&vm)?;
     } else {
-        print!("{}", details(&vm));
+        print(format_args!("{}", details(&vm)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -31,7 +31,7 @@ pub(crate) async fn run(client: &Client, args: &ShowArgs) -> Result<ExitCode, Pr
 fn details(vm: &api::VmSummary) -> String {
     let mut rows =
         vec![["Name".to_owned(), vm.name.clone()], ["Status".to_owned(), status(vm).to_owned()]];
-    // Of one whose record can't be read nothing else is known.
+    // If a VM's record can't be read, nothing else is known of it.
     if vm.pid != 0 {
         let started = if vm.attached { "elsewhere, and adopted" } else { "by this agent" };
         rows.extend([
@@ -73,7 +73,7 @@ fn details(vm: &api::VmSummary) -> String {
     out
 }
 
-/// What the guest's word for its free memory is worth.
+/// The effect of free-page hinting.
 fn hint_text(helper: Option<&api::GuestHelper>) -> &'static str {
     let clears = match helper {
         Some(api::GuestHelper::Answers { clears_memory, .. }) => *clears_memory,
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hinting_is_worth_is_shown() {
+    fn the_effect_of_hinting_is_shown() {
         assert!(!details(&example("web1")).contains("Free memory"));
         let shown = |clears_memory| {
             let version = "0.1.0".to_owned();

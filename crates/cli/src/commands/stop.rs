@@ -6,17 +6,17 @@ use clap::Args as ClapArgs;
 use hyper::Method;
 
 use crate::client::{Client, NOTHING, segment};
+use crate::output::print_line;
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StopArgs {
     /// The VM
     name: String,
-    /// Pull the plug at once instead of pressing the power button
+    /// End QEMU at once instead of having the guest shut down
     #[arg(long)]
     force: bool,
-    /// How long the guest may take to shut down before the plug is pulled, in
-    /// seconds
+    /// How long the guest may take to shut down before QEMU is ended, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
 }
@@ -25,14 +25,15 @@ pub(crate) async fn run(client: &Client, args: &StopArgs) -> Result<ExitCode, Pr
     let path =
         format!("/v1/vms/{}?force={}&timeout_s={}", segment(&args.name), args.force, args.timeout);
     let stopped: api::Stopped = client.ask(Method::DELETE, &path, NOTHING).await?;
-    match stopped.end {
-        api::StopEnd::ShutDown => println!("{} has shut down.", args.name),
-        api::StopEnd::PlugPulled if args.force => println!("{} is off.", args.name),
-        api::StopEnd::PlugPulled => println!(
-            "{} did not shut down within {} s, so its plug was pulled.",
-            args.name, args.timeout
-        ),
-        api::StopEnd::WasDead => println!("{} was dead and is removed.", args.name),
-    }
+    let name = &args.name;
+    let said = match stopped.end {
+        api::StopEnd::ShutDown => format!("{name} has shut down."),
+        api::StopEnd::PlugPulled if args.force => format!("{name} is off."),
+        api::StopEnd::PlugPulled => {
+            format!("{name} did not shut down within {} s, so its plug was pulled.", args.timeout)
+        }
+        api::StopEnd::WasDead => format!("{name} was dead and is removed."),
+    };
+    print_line(format_args!("{said}"))?;
     Ok(ExitCode::SUCCESS)
 }

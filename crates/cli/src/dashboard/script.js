@@ -1,5 +1,5 @@
-// Fetches the page again and takes over what has changed, and filters tables as one types.
-// All of it is there without this.
+// Refreshes the changed parts of the page, and filters tables while the user types. The page
+// is complete without this script.
 'use strict';
 
 const main = document.getElementById('main');
@@ -22,7 +22,7 @@ function filter() {
   if (found.textContent !== said) found.textContent = said;
 }
 
-// A name for what has the focus that leads to the same in the new page.
+// A selector for the focused element that matches the same element in the new page.
 function named(element) {
   if (!element) return null;
   if (element.id) return `#${CSS.escape(element.id)}`;
@@ -36,7 +36,7 @@ function selecting(within) {
 }
 
 function replace(old, fresh) {
-  // What is pressed just now must be the same when it is let go.
+  // An element that is being pressed must not be replaced before it is released.
   if (old.isEqualNode(fresh) || old.matches(':active') || selecting(old)) return;
   const focus = old.contains(document.activeElement) ? named(document.activeElement) : null;
   for (const open of old.querySelectorAll('details[open]')) {
@@ -58,7 +58,7 @@ async function refresh(address) {
     const fresh = page.getElementById(old.id);
     if (fresh) replace(old, document.importNode(fresh, true));
   }
-  // What a screen reader reads out changes only when there is something to say.
+  // The status that screen readers read out is replaced only if it has changed.
   const status = document.getElementById('status');
   const said = page.getElementById('status');
   if (status && said && status.textContent !== said.textContent) {
@@ -68,7 +68,7 @@ async function refresh(address) {
 }
 
 async function keep(everyMs) {
-  // All rows: what is typed is filtered here.
+  // Requests all rows, because the filter runs here.
   const address = location.pathname + (box ? '' : location.search);
   for (;;) {
     await new Promise((done) => setTimeout(done, everyMs));

@@ -1,4 +1,4 @@
-//! Pages as a browser gets them, of what agents might have said.
+//! Pages as a browser gets them, for example answers of agents.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -25,7 +25,7 @@ impl Browser {
         Self { router: router(Arc::clone(&site)), site, cookie: None }
     }
 
-    /// One that the address let in.
+    /// A browser that was admitted by the address.
     async fn let_in(known: Known, read_only: bool) -> Self {
         let mut browser = Self::new(known, read_only);
         let address = browser.site.gate.address();
@@ -66,10 +66,22 @@ async fn text(answer: Response) -> (StatusCode, String) {
     (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
+#[tokio::test]
+async fn looking_at_the_address_without_opening_it_leaves_its_key() {
+    let browser = Browser::new(known("web1"), false);
+    let address = browser.site.gate.address();
+    let path = address.strip_prefix("http://127.0.0.1:7880").unwrap();
+    let head = browser.send("HEAD", path, "").await;
+    assert_eq!(head.status(), StatusCode::NO_CONTENT);
+    assert!(!head.headers().contains_key("set-cookie"));
+    assert_eq!(browser.site.gate.address(), address);
+    assert_eq!(browser.send("GET", path, "").await.status(), StatusCode::OK);
+}
+
 const PAGES: [&str; 6] = ["", "vms", "history", "evacuate", "host?name=host-a", "no-such-page"];
 
 #[tokio::test]
-async fn all_pages_say_what_agents_said() {
+async fn all_pages_show_what_agents_report() {
     let browser = Browser::let_in(known("web1"), false).await;
     for (page, says) in [
         ("", "web1"),
@@ -133,7 +145,7 @@ async fn a_stranger_gets_nothing() {
     let (status, _) = text(browser.send("GET", "/open?key=0", "").await).await;
     assert_eq!(status, StatusCode::FORBIDDEN);
     assert_eq!(browser.send("GET", "/", "").await.status(), StatusCode::FORBIDDEN);
-    // Browsers ask for it by themselves, and would tell of an error.
+    // Browsers request it by themselves, and would show an error.
     let (status, text) = text(browser.send("GET", "/favicon.ico", "").await).await;
     assert_eq!((status, text.as_str()), (StatusCode::NO_CONTENT, ""));
 }
@@ -148,7 +160,7 @@ async fn an_order_without_the_forms_token_is_refused() {
             let (status, text) = text(browser.send("POST", &path, body).await).await;
             assert_eq!(status, StatusCode::FORBIDDEN, "{page} {body}: {text}");
         }
-        // With it, it gets as far as an agent, of which there is none here.
+        // With the token, it would get as far as an agent, but there is none here.
         let right = format!("token={token}&downtime_ms=0");
         let (status, _) = text(browser.send("POST", &path, &right).await).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{page}");
@@ -159,7 +171,7 @@ async fn an_order_without_the_forms_token_is_refused() {
 }
 
 #[tokio::test]
-async fn where_nothing_may_be_changed_there_is_no_form_for_it() {
+async fn a_read_only_dashboard_has_no_forms_for_changes() {
     let browser = Browser::let_in(known("web1"), true).await;
     let token = browser.site.gate.token();
     for page in PAGES.into_iter().chain(["move?from=host-a&vm=web2"]) {

@@ -9,15 +9,15 @@ use hyper::Method;
 use super::plan;
 use crate::client::Client;
 use crate::operation::Operation;
-use crate::output::print_json;
+use crate::output::{eprint_line, print, print_json, print_line};
 use crate::problem::Problem;
-use crate::report::gang::sentences;
+use crate::report::gang::{sentences, without_report};
 use crate::watch::gang::Display;
-use crate::watch::{Followed, Shown, Signals, follow, leave};
+use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswered, report};
 
-/// Where the API has gangs.
+/// The API's path of gangs.
 pub(crate) const GANGS: &str = "/v1/gangs";
-/// The API's own.
+/// The API's default.
 pub(crate) const PARALLEL_DEFAULT: u16 = 2;
 
 #[derive(Debug, ClapArgs)]
@@ -26,7 +26,7 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=i64::from(api::PARALLEL_MAX)))]
     pub(crate) parallel: Option<u16>,
-    /// The first VM that fails ends the gang: those that have not moved yet stay
+    /// Cancel the gang at the first VM that fails: those that have not moved yet stay
     #[arg(long)]
     pub(crate) atomic: bool,
     /// Only say where each VM goes, and what is expected to cross the network
@@ -43,22 +43,36 @@ pub(crate) async fn start(
     request: &GangRequest,
     args: &StartArgs,
 ) -> Result<ExitCode, Problem> {
-    // Heard from now on, so that no signal between here and the first line of
-    // progress ends the command and leaves the gang running unseen.
-    let mut signals = Signals::new()?;
-    let started: GangStarted = client.ask(Method::POST, GANGS, Some(request)).await?;
-    if started.id.is_some() {
-        return watch(client, &started, &mut signals, args.json).await;
+    let asking = client.ask(Method::POST, GANGS, Some(request));
+    if !request.dry_run {
+        return begin_and_watch(client, asking, args.json).await;
     }
+    // Nothing begins, so a signal simply ends the command.
+    let planned: GangStarted = asking.await?;
     if args.json {
-        print_json(&started.plan)?;
+        print_json(&planned.plan)?;
     } else {
-        print!("{}", plan::plan(&started.plan));
+        print(format_args!("{}", plan::plan(&planned.plan)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) async fn watch(
+/// Waits for the answer to a request that begins a gang, and watches the gang.
+pub(crate) async fn begin_and_watch(
+    client: &Client,
+    asking: impl Future<Output = Result<GangStarted, Problem>>,
+    json: bool,
+) -> Result<ExitCode, Problem> {
+    // Handled from now on, so that no signal before the first line of progress ends the
+    // command and leaves the gang running unwatched.
+    let mut signals = Signals::new()?;
+    match begin(asking, &mut signals).await? {
+        Some(started) => watch(client, &started, &mut signals, json).await,
+        None => Ok(leave_unanswered("droveway gang")),
+    }
+}
+
+async fn watch(
     client: &Client,
     started: &GangStarted,
     signals: &mut Signals,
@@ -72,23 +86,27 @@ pub(crate) async fn watch(
     }
     let followed = follow(client, &operation, signals, &mut display).await;
     display.clear();
-    match followed? {
-        Followed::Ended(_) => {}
-        Followed::Left { heard } => return Ok(leave(&operation, heard)),
+    let last = match followed? {
+        Followed::Ended(last) => last,
+        Followed::Left { said } => return Ok(leave(&operation, said)),
+    };
+    let report: Result<GangReport, Problem> = report(client, &operation, signals).await;
+    if let Err(problem) = report.and_then(|report| tell(&report, json)) {
+        // Which VMs have moved is known all the same.
+        eprint_line(format_args!("droveway: {}", without_report(&last)));
+        eprint_line(format_args!("droveway: no report: {problem}"));
     }
-    let report: GangReport = client.get(&format!("{}/report", operation.path())).await?;
-    tell(&report, json)
+    let is_done = last.outcome == Some(GangOutcome::Done);
+    Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn tell(report: &GangReport, json: bool) -> Result<ExitCode, Problem> {
-    let done = report.outcome == Some(GangOutcome::Done);
-    if json {
-        print_json(report)?;
-        if !done {
-            eprintln!("droveway: {}", sentences(report));
-        }
-    } else {
-        println!("{}", sentences(report));
+fn tell(report: &GangReport, json: bool) -> Result<(), Problem> {
+    if !json {
+        return print_line(format_args!("{}", sentences(report)));
     }
-    Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    print_json(report)?;
+    if report.outcome != Some(GangOutcome::Done) {
+        eprint_line(format_args!("droveway: {}", sentences(report)));
+    }
+    Ok(())
 }

@@ -1,14 +1,14 @@
-//! A VM, in a few words.
+//! A VM's state, in a few words.
 
 use api::{HostVm, VmStatus, VmSummary};
 
-use super::Tone;
+use super::{Tone, eprint_line};
 
 pub(crate) fn status(vm: &VmSummary) -> &'static str {
     word(vm.status)
 }
 
-/// Of a VM as its host tells of it.
+/// The state of a VM in its host's census.
 pub(crate) fn state(vm: &HostVm) -> (&'static str, Tone) {
     if vm.status == VmStatus::Running && vm.migration.is_some() {
         return ("moving", Tone::Calm);
@@ -32,14 +32,14 @@ fn word(status: VmStatus) -> &'static str {
     }
 }
 
-/// What is wrong with it goes to standard error, since the command succeeded.
+/// Prints a VM's problem to standard error, because the command itself succeeded.
 pub(crate) fn print_problem(vm: &VmSummary) {
     if let Some(problem) = &vm.problem {
-        eprintln!("droveway: note: {problem}");
+        eprint_line(format_args!("droveway: note: {problem}"));
     }
 }
 
-/// For tests.
+/// A VM for tests.
 #[cfg(test)]
 pub(crate) fn example(name: &str) -> VmSummary {
     VmSummary {

@@ -1,11 +1,11 @@
-//! What became of a gang, as text.
+//! A gang's report as text.
 
-use api::{GangOutcome, GangReport, MoveReport, MoveState};
+use api::{GangOutcome, GangProgress, GangReport, MoveReport, MoveState};
 
 use super::more;
 use crate::output::{Stayed, aligned, amount, full_stop};
 
-/// What happened.
+/// The outcome, in sentences.
 pub(crate) fn sentences(report: &GangReport) -> String {
     let of = |state| report.moves.iter().filter(move |one| one.state == state);
     let (all, done) = (report.moves.len(), of(MoveState::Done).count());
@@ -55,6 +55,11 @@ pub(crate) fn sentences(report: &GangReport) -> String {
     out + &more::line(&report.id)
 }
 
+/// What is known of a gang's end without its report.
+pub(crate) fn without_report(last: &GangProgress) -> String {
+    format!("{} of {} VMs moved.", last.totals.done, last.moves.len())
+}
+
 fn stayed(one: &MoveReport) -> Stayed<'_> {
     Stayed {
         vm: &one.vm,
@@ -65,7 +70,7 @@ fn stayed(one: &MoveReport) -> Stayed<'_> {
     }
 }
 
-/// All of it: `droveway report`.
+/// The whole report, for `droveway report`.
 pub(crate) fn text(report: &GangReport) -> String {
     let mut out = more::without(&sentences(report)) + "\n";
     let mut rows = vec![
@@ -164,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_and_who_has_moved_is_named() {
+    fn vms_that_stay_and_vms_that_moved_are_named() {
         let moves = vec![
             moved("web1", MoveState::Done, Some(90.0), None),
             moved("web2", MoveState::Failed, None, Some("no room")),

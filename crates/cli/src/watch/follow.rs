@@ -1,66 +1,95 @@
-//! Follows a migration or a gang until it ends, or the person leaves.
+//! Follows a migration or a gang until it ends or the user leaves.
 
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use super::signals::Signals;
+use super::states::States;
 use crate::client::Client;
 use crate::operation::Operation;
+use crate::output::eprint_line;
 use crate::problem::Problem;
 
-/// What a shell expects of a command that Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
-/// Whoever leaves without waiting waits this long for the agent to hear it.
+/// The exit code that a shell expects of a command that Ctrl-C ended.
+pub(super) const INTERRUPTED: u8 = 130;
+/// How long a user who leaves waits for the agent to accept the cancellation.
 const ASK_MAX: Duration = Duration::from_secs(1);
 
-/// Something that goes on, and is shown while it does.
+/// The display of an operation while it runs.
 pub(crate) trait Shown {
-    /// Where it is.
+    /// The operation's state.
     type State: DeserializeOwned;
-    /// What is said when it is told to end.
+    /// Said when the operation is cancelled.
     const CANCELLING: &str;
-    /// What is said when its agent ends before it does.
+    /// Said when the agent ends before the operation.
     const LOST: &str;
 
     fn show(&mut self, state: &Self::State);
-    /// A word between.
+    /// Prints a message beside the progress.
     fn say(&self, text: &str);
     fn is_over(state: &Self::State) -> bool;
 }
 
 pub(crate) enum Followed<T> {
-    /// It has ended, one way or the other.
+    /// The operation has ended, with any outcome.
     Ended(Box<T>),
-    /// The person went away, after the agent heard that it is to cancel, or
-    /// not.
+    /// The user left.
     Left {
-        /// Whether it did.
-        heard: bool,
+        /// What the agent said to the cancellation.
+        said: Said,
     },
 }
 
-/// Says what comes of an operation whose person went away.
-pub(crate) fn leave(operation: &Operation, heard: bool) -> ExitCode {
+/// What an agent said to the request to cancel an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// Nothing yet.
+    Nothing,
+    /// The operation is being cancelled.
+    Yes,
+    /// It is too late.
+    No,
+}
+
+impl From<&Result<(), Problem>> for Said {
+    fn from(answer: &Result<(), Problem>) -> Self {
+        match answer {
+            Ok(()) => Self::Yes,
+            Err(Problem::Refused(_)) => Self::No,
+            Err(_) => Self::Nothing,
+        }
+    }
+}
+
+/// Tells a user who leaves what becomes of the operation.
+pub(crate) fn leave(operation: &Operation, said: Said) -> ExitCode {
     let (noun, capital, id) = match operation {
         Operation::Migration(id) => ("migration", "Migration", id),
         Operation::Gang(id) => ("gang", "Gang", id),
     };
-    let said = if heard {
-        format!("{capital} {id} is being cancelled; `droveway report {id}` says how it ends")
-    } else {
-        format!(
+    let becomes = match said {
+        Said::Yes => {
+            format!("{capital} {id} is being cancelled; `droveway report {id}` says how it ends")
+        }
+        Said::No => {
+            format!("It is too late to cancel {noun} {id}: `droveway report {id}` says how it ends")
+        }
+        Said::Nothing => format!(
             "The agent has not answered: {noun} {id} may go on. `droveway cancel {id}` asks again"
-        )
+        ),
     };
-    eprintln!("droveway: no longer watching. {said}");
+    eprint_line(format_args!("droveway: no longer watching. {becomes}"));
     ExitCode::from(INTERRUPTED)
 }
 
-/// Shows an operation until it ends. The first signal cancels it, the
-/// second stops watching, even if the agent has not answered the first.
+/// Shows an operation until it ends.
+///
+/// The first signal cancels it. The second stops watching, even if the agent has not answered the
+/// cancellation.
 pub(crate) async fn follow<S: Shown>(
     client: &Client,
     operation: &Operation,
@@ -68,12 +97,41 @@ pub(crate) async fn follow<S: Shown>(
     display: &mut S,
 ) -> Result<Followed<S::State>, Problem> {
     let path = &operation.path();
-    let mut lines = client.lines(&format!("{path}/progress")).await?;
-    let mut asked = false;
+    let mut states = States::new(client, path);
+    // What the agent said, once it was asked to cancel.
+    let mut said: Option<Said> = None;
     let mut cancelling = std::pin::pin!(None);
     loop {
         tokio::select! {
-            line = lines.next::<S::State>() => match line? {
+            // A signal doesn't wait for states, of which there may be many.
+            biased;
+            () = signals.next() => match said {
+                None => {
+                    said = Some(Said::Nothing);
+                    display.say(S::CANCELLING);
+                    cancelling.set(Some(client.cancel(path)));
+                }
+                Some(mut said) => {
+                    // The agent must receive the cancellation even if the second signal follows
+                    // at once.
+                    if cancelling.is_some() {
+                        let answered = timeout(ASK_MAX, answer(cancelling.as_mut())).await;
+                        said = answered.as_ref().map_or(Said::Nothing, Said::from);
+                    }
+                    return Ok(Followed::Left { said });
+                }
+            },
+            answer = answer(cancelling.as_mut()) => {
+                cancelling.set(None);
+                said = Some(Said::from(&answer));
+                match answer {
+                    Ok(()) => {}
+                    // Past the point of no return; the VM arrives.
+                    Err(Problem::Refused(why)) => display.say(&format!("Not cancelled: {why}")),
+                    Err(problem) => return Err(problem),
+                }
+            }
+            state = states.next::<S::State>() => match state? {
                 Some(state) => {
                     display.show(&state);
                     if S::is_over(&state) {
@@ -82,31 +140,11 @@ pub(crate) async fn follow<S: Shown>(
                 }
                 None => return Err(Problem::Refused(S::LOST.to_owned())),
             },
-            () = signals.next() => {
-                if asked {
-                    // It is to be heard also if the second press came at once.
-                    let asking = cancelling.is_some();
-                    let answered = tokio::time::timeout(ASK_MAX, answer(cancelling.as_mut()));
-                    return Ok(Followed::Left { heard: !asking || answered.await.is_ok() });
-                }
-                asked = true;
-                display.say(S::CANCELLING);
-                cancelling.set(Some(client.cancel(path)));
-            }
-            answer = answer(cancelling.as_mut()) => {
-                cancelling.set(None);
-                match answer {
-                    Ok(()) => {}
-                    // Past the point of no return; the VM arrives.
-                    Err(Problem::Refused(why)) => display.say(&format!("Not cancelled: {why}")),
-                    Err(problem) => return Err(problem),
-                }
-            }
         }
     }
 }
 
-/// What comes of a request, if there is one.
+/// The result of a request; pending for ever if there is none.
 async fn answer<T>(request: Pin<&mut Option<impl Future<Output = T>>>) -> T {
     match request.as_pin_mut() {
         Some(request) => request.await,

@@ -1,5 +1,5 @@
-//! A gang's progress: on a terminal a line for each VM that moves and one for
-//! the gang, redrawn; elsewhere a line whenever a VM comes further.
+//! A gang's progress: on a terminal, a line for each moving VM and one for the gang, redrawn;
+//! elsewhere, a line whenever a VM enters another phase.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -10,15 +10,15 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::bar::{DRAWS_PER_S, permille};
 use super::follow::Shown;
 use super::migration::{advance, phase};
-use crate::output::{Stayed, amount};
+use crate::output::{Stayed, amount, eprint_line};
 
-/// Without a terminal, seconds between two lines of the gang.
+/// Seconds between two lines of the gang, without a terminal.
 const LINE_EVERY_S: f64 = 5.0;
 
 /// Draws progress to standard error.
 pub(crate) struct Display {
     way: Way,
-    /// VMs whose end was told.
+    /// VMs whose end was printed.
     told: Vec<bool>,
 }
 
@@ -48,11 +48,11 @@ impl Display {
         Self { way: Way::Drawn { all, gang, vms: HashMap::new() }, told: Vec::new() }
     }
 
-    /// Leaves the terminal to what follows.
+    /// Clears the progress from the terminal.
     pub(crate) fn clear(&self) {
         if let Way::Drawn { all, gang, vms } = &self.way {
             vms.values().chain([gang]).for_each(ProgressBar::finish_and_clear);
-            // Only a terminal that is gone can't be cleared.
+            // This fails only if the terminal was closed.
             let _ = all.clear();
         }
     }
@@ -75,7 +75,11 @@ impl Display {
             Way::Lines { last, .. } => {
                 let Some(progress) = &one.progress else { return };
                 if last.insert(number, progress.phase) != Some(progress.phase) {
-                    eprintln!("{:>8}  {}", amount::seconds(elapsed_s), vm_line(one));
+                    eprint_line(format_args!(
+                        "{:>8}  {}",
+                        amount::seconds(elapsed_s),
+                        vm_line(one)
+                    ));
                 }
             }
         }
@@ -113,11 +117,11 @@ impl Shown for Display {
             Way::Lines { gang_at_s, .. } => {
                 if progress.elapsed_s >= *gang_at_s + LINE_EVERY_S {
                     *gang_at_s = progress.elapsed_s;
-                    eprintln!(
+                    eprint_line(format_args!(
                         "{:>8}  {}",
                         amount::seconds(progress.elapsed_s),
                         gang_line(progress)
-                    );
+                    ));
                 }
             }
         }
@@ -125,8 +129,8 @@ impl Shown for Display {
 
     fn say(&self, text: &str) {
         match &self.way {
-            Way::Drawn { all, .. } => all.suspend(|| eprintln!("{text}")),
-            Way::Lines { .. } => eprintln!("{text}"),
+            Way::Drawn { all, .. } => all.suspend(|| eprint_line(format_args!("{text}"))),
+            Way::Lines { .. } => eprint_line(format_args!("{text}")),
         }
     }
 
@@ -141,7 +145,7 @@ fn percent(progress: &GangProgress) -> f64 {
     100.0 * totals.moved_bytes as f64 / totals.used_bytes.max(1) as f64
 }
 
-/// Of a VM that moves.
+/// The line of a moving VM.
 fn vm_line(one: &MoveProgress) -> String {
     let mut parts = vec![match &one.progress {
         Some(progress) => format!("{}  {} → {}  {}", one.vm, one.from, one.to, phase(progress)),
@@ -153,7 +157,7 @@ fn vm_line(one: &MoveProgress) -> String {
     parts.join(" · ")
 }
 
-/// Of one that moves no more.
+/// The line of a VM whose move has ended.
 fn end_line(one: &MoveProgress) -> String {
     if one.state == MoveState::Done {
         return format!("{} is at {}.", one.vm, one.to);
@@ -168,7 +172,7 @@ fn end_line(one: &MoveProgress) -> String {
     .to_string()
 }
 
-/// Of all together.
+/// The line of the whole gang.
 fn gang_line(progress: &GangProgress) -> String {
     let totals = &progress.totals;
     let mut parts = vec![format!("{} of {} VMs moved", totals.done, progress.moves.len())];

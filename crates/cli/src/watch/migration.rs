@@ -1,5 +1,5 @@
-//! A migration's progress: on a terminal two lines that are redrawn, elsewhere
-//! a line at each phase and each second.
+//! A migration's progress: on a terminal, two lines that are redrawn; elsewhere, a line at
+//! each phase and each second.
 
 use std::io::IsTerminal;
 
@@ -8,15 +8,16 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::bar::{DRAWS_PER_S, permille};
 use super::follow::Shown;
-use crate::output::{amount, phase_name};
+use crate::output::{amount, eprint_line, phase_name};
 
-/// Without a terminal, seconds between two lines of one phase.
+/// Seconds between two lines of one phase, without a terminal.
 const LINE_EVERY_S: f64 = 1.0;
 
 /// Draws progress to standard error.
 pub(crate) enum Display {
-    /// On a terminal: what happens, and below it how far it is. Two bars, since
-    /// each is cut to the terminal's width by itself.
+    /// On a terminal: the phase, and the progress below it.
+    ///
+    /// They are two bars because each is cut to the terminal's width separately.
     Drawn {
         /// Draws both at once.
         both: MultiProgress,
@@ -27,7 +28,7 @@ pub(crate) enum Display {
     },
     /// In a file or a pipe.
     Lines {
-        /// What the last line was about.
+        /// The phase and time of the last line.
         last: Option<(Phase, f64)>,
     },
 }
@@ -49,12 +50,12 @@ impl Display {
         Self::Drawn { both, upper, lower }
     }
 
-    /// Leaves the terminal to what follows.
+    /// Clears the progress from the terminal.
     pub(crate) fn clear(&self) {
         if let Self::Drawn { both, upper, lower } = self {
             upper.finish_and_clear();
             lower.finish_and_clear();
-            // Only a terminal that is gone can't be cleared.
+            // This fails only if the terminal was closed.
             let _ = both.clear();
         }
     }
@@ -80,7 +81,7 @@ impl Shown for Display {
                 });
                 if due {
                     *last = Some((progress.phase, progress.elapsed_s));
-                    eprintln!("{}", plain(progress));
+                    eprint_line(format_args!("{}", plain(progress)));
                 }
             }
         }
@@ -88,8 +89,8 @@ impl Shown for Display {
 
     fn say(&self, text: &str) {
         match self {
-            Self::Drawn { both, .. } => both.suspend(|| eprintln!("{text}")),
-            Self::Lines { .. } => eprintln!("{text}"),
+            Self::Drawn { both, .. } => both.suspend(|| eprint_line(format_args!("{text}"))),
+            Self::Lines { .. } => eprint_line(format_args!("{text}")),
         }
     }
 
@@ -98,7 +99,7 @@ impl Shown for Display {
     }
 }
 
-/// What happens.
+/// The line with the phase.
 fn upper_line(progress: &Progress) -> String {
     let head = format!(
         "{}  {} → {}  {}  {}",
@@ -113,12 +114,12 @@ fn upper_line(progress: &Progress) -> String {
     parts.join(" · ")
 }
 
-/// How far it is.
+/// The line with the progress.
 fn lower_line(progress: &Progress) -> String {
     advance(progress).join(" · ")
 }
 
-/// All of it on one line.
+/// Everything on one line.
 fn plain(progress: &Progress) -> String {
     let mut parts =
         vec![format!("{:>8}  {}", amount::seconds(progress.elapsed_s), phase(progress))];
@@ -127,7 +128,7 @@ fn plain(progress: &Progress) -> String {
     parts.join(" · ")
 }
 
-/// What has been done and what is left.
+/// What is done and what is left.
 pub(super) fn advance(progress: &Progress) -> Vec<String> {
     let mut parts = memory(progress);
     if progress.disk_left_bytes > 0
@@ -142,8 +143,7 @@ fn memory(progress: &Progress) -> Vec<String> {
     let left = format!("{} left", amount::size(progress.left_bytes));
     let percent = format!("{:.0} %", progress.percent.clamp(0.0, 100.0));
     match progress.phase {
-        // Nothing is measured yet, or all is measured: what was then says
-        // nothing about now.
+        // Nothing is measured yet, or the last measurements no longer apply.
         Phase::Prepare | Phase::Loaded | Phase::Committed | Phase::Running => Vec::new(),
         Phase::Stopped => vec![percent, left],
         Phase::FirstPass | Phase::LaterPass => vec![
@@ -161,7 +161,7 @@ fn memory(progress: &Progress) -> Vec<String> {
     }
 }
 
-/// What works against it.
+/// What slows the migration.
 fn pressure(progress: &Progress) -> Vec<String> {
     if !matches!(progress.phase, Phase::FirstPass | Phase::LaterPass) {
         return Vec::new();
@@ -174,7 +174,7 @@ fn pressure(progress: &Progress) -> Vec<String> {
     parts
 }
 
-/// What a phase is, to somebody who watches.
+/// The phase, as shown to a watcher.
 pub(crate) fn phase(progress: &Progress) -> String {
     match progress.phase {
         Phase::LaterPass => format!("pass {}", progress.pass),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_is_slowed_is_shown_to_be() {
+    fn a_throttled_vm_is_shown_as_throttled() {
         let slowed = Progress { share: 0.204, ..progress() };
         assert!(plain(&slowed).contains(" · throttled to 20 % · "), "{}", plain(&slowed));
     }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_bounded_is_not_the_networks_fault() {
+    fn the_operators_limit_is_not_blamed_on_the_network() {
         let bounded = Progress { limit: Limit::Bound, ..progress() };
         assert!(upper_line(&bounded).ends_with(" · limited by --limit"));
     }
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_not_shown() {
+    fn figures_are_shown_only_while_they_are_current() {
         for (phase, text) in [
             (Phase::Prepare, "  1.42 s  preparing"),
             (Phase::Stopped, "  1.42 s  stopped · 73 % · 270 MiB left"),

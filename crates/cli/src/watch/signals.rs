@@ -1,4 +1,4 @@
-//! The signals that cancel what is watched.
+//! The signals that cancel the watched operation.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -8,6 +8,8 @@ use crate::problem::Problem;
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// Signals that were heard before there was anything to cancel.
+    kept: u32,
 }
 
 impl Signals {
@@ -21,13 +23,32 @@ impl Signals {
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
+            kept: 0,
         })
     }
 
+    /// Keeps a signal for the next one who waits.
+    pub(super) fn keep(&mut self) {
+        self.kept += 1;
+    }
+
     pub(crate) async fn next(&mut self) {
+        if let Some(rest) = self.kept.checked_sub(1) {
+            self.kept = rest;
+            return;
+        }
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+impl Signals {
+    /// So many at once, and no more.
+    pub(super) fn given(kept: u32) -> Self {
+        let unused = || signal(SignalKind::user_defined2()).unwrap();
+        Self { interrupt: unused(), terminate: unused(), kept }
     }
 }

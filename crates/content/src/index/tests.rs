@@ -10,7 +10,7 @@ use crate::Domain;
 
 const WORDS: usize = PAGE_BYTES / 8;
 
-/// RAM that may change while it is read, as a guest's does: word by word.
+/// RAM that may change while it is read, word by word, as a guest's does.
 struct Ram {
     pages: Vec<Vec<AtomicU64>>,
     gone: AtomicBool,
@@ -65,7 +65,7 @@ fn name_of(content: u64) -> Name {
     key("").name(&bytes_of(content))
 }
 
-/// The contents among those that the index finds; their bytes are checked.
+/// The contents that the index finds; their bytes are checked.
 fn find(index: &Index, contents: &[u64]) -> Vec<u64> {
     let names: Vec<_> = contents.iter().map(|content| name_of(*content)).collect();
     let (mut into, mut found) = (vec![0; names.len() * PAGE_BYTES], Vec::new());
@@ -80,7 +80,7 @@ fn find(index: &Index, contents: &[u64]) -> Vec<u64> {
     all
 }
 
-/// A member whose pages have these contents, and are noted.
+/// A member whose pages have these contents, all noted.
 fn joined(index: &Arc<Index>, contents: &[u64]) -> (Arc<Ram>, Member) {
     let ram = Ram::new(contents.len());
     let member = index.join(Arc::clone(&ram) as _, key(""), contents.len() as u64).unwrap();
@@ -137,7 +137,7 @@ fn domains_never_meet_and_nothing_is_read_for_another_one() {
     let member = index.join(Arc::clone(&ram) as _, key("theirs"), 1).unwrap();
     member.note(&[(0, key("theirs").name(&bytes_of(7)))]);
     assert_eq!(find(&index, &[7]), []);
-    // Not even if somebody notes a name of ours there.
+    // Not even if a name of our domain is noted there.
     member.note(&[(0, name_of(7))]);
     assert_eq!(find(&index, &[7]), []);
     assert_eq!(ram.reads.load(Relaxed), 0);
@@ -149,7 +149,7 @@ fn domains_never_meet_and_nothing_is_read_for_another_one() {
 }
 
 #[test]
-fn a_holder_that_can_not_read_any_more_is_asked_once_and_another_one_found() {
+fn a_holder_that_fails_to_read_is_tried_once() {
     let index = Index::new(1 << 20);
     let contents: Vec<u64> = (0..300).collect();
     let (first, _first) = joined(&index, &contents);
@@ -183,7 +183,7 @@ fn the_sample_follows_the_names() {
     assert_eq!(sample(1), sampled(&contents, 1));
     assert_eq!(sample(16), sampled(&contents, 16));
     assert!((60..=190).contains(&sample(16).len()), "one in 16 of 2000");
-    // Half of them change, some of these become zero; all are noted again.
+    // Half of the pages change, and some of these become zero; all are noted again.
     let contents: Vec<u64> = (0..2000).map(|nth| nth + nth % 2 * 5000).collect();
     for (page, content) in (0..).zip(&contents) {
         member.note(&[(page, name_of(*content))]);
@@ -191,11 +191,14 @@ fn the_sample_follows_the_names() {
     (0..1000).for_each(|page| member.forget(page));
     assert_eq!(sample(4), sampled(&contents[1000..], 4));
     assert_eq!(member.scanned(), Scanned { rounds: 0, pages: 0, named: 1000 });
+    assert!(member.has_names());
+    (1000..2000).for_each(|page| member.forget(page));
+    assert!(!member.has_names());
 }
 
 #[test]
 fn a_member_that_leaves_while_it_is_read_stays_until_the_copy_is_made() {
-    /// Reads when it is told to.
+    /// A holder that reads only when the test lets it.
     struct Slow(Mutex<Receiver<()>>, Sender<()>);
     impl Holder for Slow {
         fn read(&self, _: u64, into: &mut [u8]) -> bool {
@@ -211,12 +214,13 @@ fn a_member_that_leaves_while_it_is_read_stays_until_the_copy_is_made() {
     let member = index.join(Arc::clone(&slow) as _, key(""), 1).unwrap();
     member.note(&[(0, name_of(1))]);
     thread::scope(|scope| {
-        // So that nobody waits for it if an assertion fails.
+        // Dropped if an assertion fails, so that the reader does not wait for ever.
         let go = go;
         let finding = scope.spawn(|| find(&index, &[1]));
         asked.recv().unwrap();
         drop(member);
-        // Nobody waits for the copy, and who joins next is not taken for it.
+        // No other call waits for the copy, and the next member is not taken for the one that
+        // left.
         let (_ram, _next) = joined(&index, &[2]);
         assert_eq!(find(&index, &[1, 2]), [2]);
         go.send(()).unwrap();
@@ -248,7 +252,7 @@ fn a_million_pages_cost_half_a_percent_of_their_memory_and_leave_nothing_behind(
     const PAGES: u64 = 131_072;
     let index = Index::new(1 << 22);
     let empty = index.bytes();
-    // A name is all that the table sees of content.
+    // The table sees only the names of content.
     let name = |vm: u64, page: u64| key("").name(&(vm * PAGES + page).to_le_bytes());
     let mut members = Vec::new();
     for vm in 0..VMS {
@@ -258,7 +262,7 @@ fn a_million_pages_cost_half_a_percent_of_their_memory_and_leave_nothing_behind(
     }
     let bytes_per_page = index.bytes() as f64 / (VMS * PAGES) as f64;
     assert!(bytes_per_page < 0.005 * PAGE_BYTES as f64, "{bytes_per_page} bytes a page");
-    // No two pages are the same: the worst case for the table.
+    // All pages differ: the worst case for the table.
     let all = || (0..VMS).flat_map(|vm| (0..PAGES).map(move |page| (vm, page)));
     let held = all().filter(|(vm, page)| index.has(&name(*vm, *page))).count();
     assert!(held as f64 > 0.97 * (VMS * PAGES) as f64, "{held} are known");
@@ -288,14 +292,14 @@ fn no_wrong_byte_is_found_while_all_pages_change() {
     let rams: Vec<_> = (0..3).map(|_| Ram::new(PAGES)).collect();
     let over = AtomicBool::new(false);
     let found = AtomicUsize::new(0);
-    // Nobody looks for anything before there is something.
+    // Finders begin only once something is noted.
     let noted = Barrier::new(5);
     let names: Vec<Name> = (0..CONTENTS).map(name_of).collect();
     thread::scope(|scope| {
         for (ram, seed) in rams.iter().zip(1_u64..) {
             let (index, over, names, first) = (&index, &over, &names, &noted);
-            // A guest, and who notes what it has: sometimes too early, sometimes
-            // too late, and sometimes as another VM.
+            // A guest, and notes of its pages: sometimes too early, sometimes too late, and
+            // sometimes as another VM.
             scope.spawn(move || {
                 let mut random = seed;
                 let mut first = Some(first);
@@ -341,9 +345,9 @@ fn no_wrong_byte_is_found_while_all_pages_change() {
 enum Step {
     Join(usize),
     Leave(usize),
-    /// A guest writes.
+    /// A guest writes a page.
     Write(usize, usize, u64),
-    /// Its page is looked at.
+    /// The page is scanned.
     Note(usize, usize),
     Forget(usize, usize),
     Find(Vec<u64>),
@@ -352,7 +356,7 @@ enum Step {
 const SLOTS: usize = 3;
 const SLOT_PAGES: usize = 6;
 
-/// A VM, and what it has.
+/// A VM, and its contents.
 type Slot = (Arc<Ram>, Member, [u64; SLOT_PAGES]);
 
 fn step() -> impl Strategy<Value = Step> {

@@ -1,4 +1,4 @@
-//! Where the RAM of a VM is, for the index of content.
+//! A VM's RAM blocks, for the content index.
 
 use std::sync::Arc;
 
@@ -7,8 +7,7 @@ use page::{BlockId, PAGE_BYTES, PageIndex};
 use qemu::process::Process;
 use ram::Mapping;
 
-/// The RAM of a VM, as the index of content reads it: its pages numbered over all
-/// blocks.
+/// A VM's RAM as the content index reads it, with pages numbered over all blocks.
 #[derive(Debug, Default)]
 pub struct Blocks {
     blocks: Vec<Numbered>,
@@ -24,20 +23,25 @@ struct Numbered {
 }
 
 impl Blocks {
-    /// One block more: how large it is, and what reads it, if it can be read.
+    /// Appends a block of `bytes`, with its mapping if it can be read.
     pub fn push(&mut self, bytes: u64, mapping: Option<Arc<Mapping>>) {
         let pages = bytes / PAGE_BYTES as u64;
         self.blocks.push(Numbered { first: self.pages, pages, mapping });
         self.pages += pages;
     }
 
-    /// How many pages they have.
+    /// The number of pages in all blocks.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// The number of a page that can be read.
+    /// Whether the block's pages can be read, and so written.
+    pub(super) fn reaches(&self, block: BlockId) -> bool {
+        self.blocks.get(usize::from(block.0)).is_some_and(|block| block.mapping.is_some())
+    }
+
+    /// A page's number. None if it can't be read.
     pub(super) fn number(&self, block: BlockId, page: PageIndex) -> Option<u64> {
         let block = self.blocks.get(usize::from(block.0))?;
         block.mapping.as_ref()?;
@@ -45,16 +49,15 @@ impl Blocks {
         (page < block.pages).then(|| block.first + page)
     }
 
-    /// The process whose memory it is; none if nothing of it can be read, or the
-    /// process has ended.
+    /// The QEMU process that has this memory. None if no block can be read, or the process has
+    /// ended.
     pub(super) fn process(&self) -> Option<Process> {
         let mapping = self.blocks.iter().find_map(|block| block.mapping.as_ref())?;
         let process = Process::now(mapping.pid()).ok()?;
         mapping.still_there().ok().map(|()| process)
     }
 
-    /// What is in memory of the pages from `first` on, all of one block, which
-    /// begin as far into it.
+    /// Marks which pages of one block, from page number `first` on, are in memory.
     fn present_in(block: &Numbered, first: u64, present: &mut [bool]) {
         let offset = (first - block.first) * PAGE_BYTES as u64;
         let known = block.mapping.as_ref().map(|mapping| mapping.present(offset, present));
@@ -63,7 +66,7 @@ impl Blocks {
         }
     }
 
-    /// Where a page is that can be read: its block, and its offset there.
+    /// The mapping of a page's block, and the page's offset in it. None if it can't be read.
     fn find(&self, page: u64) -> Option<(&Arc<Mapping>, u64)> {
         let after = self.blocks.partition_point(|block| block.first <= page);
         let block = self.blocks.get(after.checked_sub(1)?)?;
@@ -81,7 +84,7 @@ impl Holder for Blocks {
     fn read_many(&self, pages: &[u64], into: &mut [u8]) -> usize {
         let places: Vec<_> = pages.iter().map_while(|page| self.find(*page)).collect();
         let mut done = 0;
-        // Pages of one block in one go.
+        // Adjacent requests for one block are one read.
         for run in places.chunk_by(|(one, _), (next, _)| Arc::ptr_eq(one, next)) {
             let bytes = done * PAGE_BYTES..(done + run.len()) * PAGE_BYTES;
             let offsets = run.iter().map(|(_, offset)| *offset);
@@ -94,7 +97,7 @@ impl Holder for Blocks {
         done
     }
 
-    /// What is not in memory is not worth getting it there.
+    /// Pages that are not in memory are not worth loading.
     fn present(&self, first: u64, mut present: &mut [bool]) {
         let mut page = first;
         let after = self.blocks.partition_point(|block| block.first + block.pages <= page);
@@ -119,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_numbered_over_blocks_and_read_where_that_can_be() {
+    fn pages_are_numbered_over_all_blocks_and_read_if_mapped() {
         let mut blocks = Blocks::default();
         let [first, last] = [3, 2].map(|pages| Arc::new(Mapping::own(pages * PAGE_BYTES as u64)));
         blocks.push(3 * PAGE_BYTES as u64, Some(Arc::clone(&first)));
@@ -134,6 +137,8 @@ mod tests {
         assert_eq!(blocks.number(BlockId(2), PageIndex(2)), None);
         assert_eq!(blocks.number(BlockId(1), PageIndex(0)), None, "it can't be read");
         assert_eq!(blocks.number(BlockId(3), PageIndex(0)), None);
+        let reached = [0, 1, 2, 3].map(|block| blocks.reaches(BlockId(block)));
+        assert_eq!(reached, [true, false, true, false]);
         let mut page = vec![0; PAGE_BYTES];
         assert!(blocks.read(8, &mut page) && page.iter().all(|byte| *byte == 18));
         assert!(!blocks.read(4, &mut page) && !blocks.read(9, &mut page));
@@ -147,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_in_memory_is_looked_at() {
+    fn only_resident_pages_are_scanned() {
         let mut blocks = Blocks::default();
         let [first, last] = [300, 200].map(|pages| Arc::new(Mapping::own(pages * 4096)));
         blocks.push(300 * 4096, Some(Arc::clone(&first)));
@@ -165,7 +170,7 @@ mod tests {
         assert_eq!(all, [7, 299, 400, 599]);
         let some: Vec<u64> = there(299, 102);
         assert_eq!(some, [299, 400]);
-        // A scanner finds these, and gives memory to no other.
+        // A scanner names these pages, and makes no other page resident.
         let index = content::Index::new(1 << 20);
         let key = Key::new(b"", &content::Domain::default());
         let holder = Arc::new(blocks);

@@ -1,18 +1,17 @@
-//! Content that was brought by somebody else than a VM's source, and what becomes of
-//! those who wait for it.
+//! Content from a provider other than a VM's own source, and its waiters.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use content::Name;
-use page::BATCH_PAGES;
 
+use super::drained::Drained;
 use super::exchange::{Exchange, Page, Waiter};
 use super::in_flight::{Passed, Provider};
 
 impl Exchange {
-    /// Content has come: one page for each name. Says how many were not what those
-    /// who wait for them want.
+    /// Places content from `by`, one page for each name, for all its waiters. Returns for how
+    /// many waiters the content did not have the name that they wait for.
     pub(crate) fn brought<'b>(
         &self,
         by: Provider,
@@ -20,7 +19,7 @@ impl Exchange {
         body: &dyn Fn(usize) -> &'b [u8],
     ) -> usize {
         let mut all_wrong = 0;
-        // Those who came to need it while it was being placed are next.
+        // Waiters that arrived while content was being placed are next.
         loop {
             let waiters = self.waiting_for(by, names);
             if waiters.is_empty() {
@@ -30,7 +29,7 @@ impl Exchange {
         }
     }
 
-    /// Who waits for these, each with which of them it is.
+    /// The waiters for these names, each with its name's index.
     fn waiting_for(&self, by: Provider, names: &[Name]) -> Vec<(usize, Waiter)> {
         let mut waiters = Vec::new();
         let mut in_flight = self.in_flight.lock();
@@ -41,8 +40,7 @@ impl Exchange {
         waiters
     }
 
-    /// Places what was brought for each who waits. Says how many of it was not what
-    /// they want.
+    /// Places the content for each waiter. Returns for how many it did not have the right name.
     fn place_for<'b>(
         &self,
         by: Provider,
@@ -50,32 +48,40 @@ impl Exchange {
         body: &dyn Fn(usize) -> &'b [u8],
         waiters: Vec<(usize, Waiter)>,
     ) -> usize {
-        let mut pages = Vec::new();
+        let mut pages = Vec::with_capacity(waiters.len());
         for (nth, waiter) in waiters {
             match waiter {
-                Waiter::Page(page) => pages.push((nth, page)),
-                // Those who ask from afar wait only for what sources bring.
+                Waiter::Page(page) => pages.push((names[nth], page)),
+                // Remote hosts wait only for content that sources send.
                 Waiter::Remote(remote) => remote.not_here(names[nth]),
             }
         }
-        pages.sort_unstable_by_key(|(_, page)| (page.recipient.number, page.place));
-        let together = |(_, a): &(usize, Page), (_, b): &(usize, Page)| a.goes_with(b);
+        let mut drained = Drained::new(self, pages);
+        let nth: HashMap<Name, usize> = names.iter().copied().zip(0..).collect();
+        let body = |name: &Name| body(nth[name]);
         let mut bytes = Vec::new();
         let (mut held, mut all_wrong) = (HashSet::new(), 0);
-        for group in pages.chunk_by(together).flat_map(|group| group.chunks(BATCH_PAGES)) {
+        while let Some(group) = drained.group() {
+            let is_right =
+                |(name, page): &(Name, Page)| page.recipient.key.name(body(name)) == *name;
+            let rights: Vec<bool> = group.iter().map(is_right).collect();
+            let right = group.iter().zip(&rights).filter(|(_, is_right)| **is_right);
+            let right: Vec<&(Name, Page)> = right.map(|(one, _)| one).collect();
             bytes.clear();
-            let right =
-                |(nth, page): &&(usize, Page)| page.recipient.key.name(body(*nth)) == names[*nth];
-            let (right, wrong): (Vec<_>, Vec<_>) = group.iter().partition(right);
-            for (nth, _) in &right {
-                bytes.extend_from_slice(body(*nth));
+            right.iter().for_each(|(name, _)| bytes.extend_from_slice(body(name)));
+            let is_placed = self.place_right(by, &right, &bytes);
+            if is_placed {
+                held.extend(right.iter().map(|(name, _)| *name));
             }
-            all_wrong += wrong.len();
-            let each = right.iter().map(|(nth, page)| (names[*nth], page));
-            if self.place_brought(by, &each.collect::<Vec<_>>(), &bytes) {
-                held.extend(right.iter().map(|(nth, _)| names[*nth]));
+            all_wrong += rights.len() - right.len();
+            let settled = drained.take(rights.len());
+            for (is_right, (name, page)) in rights.into_iter().zip(settled) {
+                match (is_right, is_placed) {
+                    (true, true) => page.recipient.settled(page.place, false),
+                    (true, false) => self.have_sent(name, &page),
+                    (false, _) => self.have_sent_again(name, &page),
+                }
             }
-            wrong.iter().for_each(|(nth, page)| self.have_sent_again(names[*nth], page));
         }
         if let Some(rack) = &self.rack {
             rack.holds(held.into_iter().collect());
@@ -83,8 +89,8 @@ impl Exchange {
         all_wrong
     }
 
-    /// Places content of one VM, one block and one epoch. Whether it could.
-    fn place_brought(&self, by: Provider, pages: &[(Name, &Page)], bytes: &[u8]) -> bool {
+    /// Places pages of one VM, one block and one epoch. False if that fails.
+    fn place_right(&self, by: Provider, pages: &[&(Name, Page)], bytes: &[u8]) -> bool {
         let Some((_, Page { recipient, place: first })) = pages.first() else { return false };
         let each: Vec<_> = pages.iter().map(|(_, page)| page.place.page).collect();
         let placer = &recipient.placer;
@@ -95,18 +101,11 @@ impl Exchange {
             recipient.holds(first.block, named);
             recipient.brought(by, pages.len());
         }
-        for (name, page) in pages {
-            if placed {
-                recipient.settled(page.place, false);
-            } else {
-                self.have_sent(*name, page);
-            }
-        }
         placed
     }
 
-    /// This one does not bring these, whatever was thought. From a disk that is no
-    /// loss: nobody else brings them.
+    /// `by` does not provide these contents after all. For a disk that counts as no loss: no
+    /// other provider sends them.
     pub(crate) fn not_brought(&self, by: Provider, names: &[Name]) {
         if names.is_empty() {
             return;

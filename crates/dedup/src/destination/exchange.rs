@@ -1,4 +1,4 @@
-//! Where content that is here, or on its way, meets those who need it.
+//! Matches content that is here, or in flight, with its waiters.
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
@@ -15,25 +15,27 @@ use super::recipient::{Place, Recipient};
 use super::settle;
 use crate::rack::{Rack, RemoteWaiter};
 
-/// Content of a host's VMs, or of a single one. Dropping it ends its thread.
+/// The content of a host's VMs, or of a single VM. Dropping it ends its thread.
 pub(crate) struct Exchange {
     pub(crate) index: Arc<Index>,
     pub(crate) in_flight: Mutex<InFlight<Waiter>>,
-    /// Those that are being moved here, by number.
+    /// The numbers of the VMs that arrive.
     pub(super) arriving: Mutex<HashSet<u64>>,
     pub(super) last: AtomicU64,
-    /// The same, as long as they are there.
+    /// The same VMs, as long as they exist.
     recipients: Mutex<Vec<Weak<Recipient>>>,
-    /// VMs that run here, and whose content stays.
+    /// VMs that run here and provide content.
     pub(super) kept: Mutex<Vec<Kept>>,
     come: Sender<Vec<(Name, Waiter)>>,
-    /// None: this host stands alone.
+    /// None if this host is in no rack.
     pub(crate) rack: Option<Arc<Rack>>,
+    /// It is for one VM, so its threads hold up no other.
+    pub(super) is_of_one: bool,
 }
 
-/// Who waits for content.
+/// A waiter for content.
 pub(crate) enum Waiter {
-    /// A page of a VM that comes here.
+    /// A page of a VM that arrives here.
     Page(Page),
     /// Another host of the rack.
     Remote(Arc<RemoteWaiter>),
@@ -46,7 +48,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Whether both can be placed in one go.
+    /// Whether both pages can be placed in one call.
     pub(super) fn goes_with(&self, other: &Self) -> bool {
         let of = |page: &Self| (page.recipient.number, page.place.block, page.place.epoch);
         of(self) == of(other)
@@ -54,7 +56,7 @@ impl Page {
 }
 
 impl Waiter {
-    /// What becomes of it if what it waits for doesn't come.
+    /// What happens to the waiter if its content does not arrive.
     pub(super) fn standing(&self) -> Standing {
         match self {
             Self::Page(page) if page.recipient.is_over() => Standing::Over,
@@ -65,11 +67,27 @@ impl Waiter {
 }
 
 impl Exchange {
-    /// For VMs with so many pages in all, in this rack.
+    /// Starts an exchange for VMs with up to `pages_max` pages in all, in this rack.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub(crate) fn start(pages_max: u64, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
+        Self::start_for(pages_max, rack, false)
+    }
+
+    /// Starts an exchange for one VM with so many pages, which shares nothing.
+    ///
+    /// # Errors
+    /// If a thread can't be started.
+    pub(crate) fn start_for_one(pages: u64) -> std::io::Result<Arc<Self>> {
+        Self::start_for(pages, None, true)
+    }
+
+    fn start_for(
+        pages_max: u64,
+        rack: Option<Arc<Rack>>,
+        is_of_one: bool,
+    ) -> std::io::Result<Arc<Self>> {
         let (come, in_flight) = unbounded();
         let exchange = Arc::new(Self {
             index: Index::new(pages_max),
@@ -80,20 +98,21 @@ impl Exchange {
             kept: Mutex::default(),
             come,
             rack,
+            is_of_one,
         });
         let weak = Arc::downgrade(&exchange);
-        // It ends by itself when nobody has the exchange any more.
+        // The thread ends once the exchange is dropped.
         thread::Builder::new()
             .name("sharing".to_owned())
             .spawn(move || settle::run(&weak, &in_flight))?;
         Ok(exchange)
     }
 
-    /// One more arrives. Those whose names are alike may have something in common: who
-    /// names nothing yet begins.
+    /// Registers a VM that arrives. VMs with the same key may have content in common, so those
+    /// whose sources name no pages yet are woken.
     pub(super) fn met(&self, new: &Arc<Recipient>) {
         let mut recipients = self.recipients.lock();
-        // Kept until the lock is free: each may be the last reference by then.
+        // Kept until the lock is released, because each may be the last reference by then.
         let all: Vec<Arc<Recipient>> = recipients.iter().filter_map(Weak::upgrade).collect();
         let here = all.iter().filter(|one| !one.is_over());
         *recipients = here.clone().chain([new]).map(Arc::downgrade).collect();
@@ -105,21 +124,21 @@ impl Exchange {
         }
     }
 
-    /// The source of its VM sends the page after all, which it was waited for in
-    /// vain.
+    /// Requests a page, which was awaited in vain, from its VM's source.
     pub(super) fn have_sent_again(&self, name: Name, page: &Page) {
         page.recipient.waited_in_vain(1);
         self.have_sent(name, page);
     }
 
-    /// The source of its VM sends the page.
+    /// Requests a page from its VM's source.
     pub(super) fn have_sent(&self, name: Name, Page { recipient, place }: &Page) {
         let Place { block, epoch, page, .. } = *place;
         self.wake_waiters(&recipient.asks(std::iter::once((block, epoch, page, name))));
         recipient.settled(*place, true);
     }
 
-    /// What these wait for doesn't come from where it was to.
+    /// The content does not come from the expected provider. Pages are requested from their
+    /// sources, and remote hosts are told.
     pub(super) fn look_elsewhere(&self, waiters: Vec<(Name, Waiter)>) {
         for (name, waiter) in waiters {
             match waiter {
@@ -129,8 +148,8 @@ impl Exchange {
         }
     }
 
-    /// Contents have come, or will not come from where they were to: whoever waits
-    /// for them looks, and has them from his own source if they are not here.
+    /// Content has arrived, or won't come from the expected provider. The thread copies what is
+    /// here for its waiters, and requests the rest from their sources.
     pub(crate) fn wake_waiters(&self, names: &[Name]) {
         if names.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Content that is on its way to this host, and who waits for it. No I/O.
+//! Content in flight to this host, and its waiters. No I/O.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -6,27 +6,26 @@ use std::time::{Duration, Instant};
 use audit::Delivery;
 use content::Name;
 
-/// Content that somebody has claimed comes within this, or the next one who waits
-/// gets it from his own source: what is in a source's buffers is sent in less,
-/// even over a slow link.
+/// The longest time in which claimed content arrives. After it, the next waiter gets it from its
+/// own source. A source sends what is in its buffers in less, even over a slow link.
 pub(crate) const CLAIM_MAX: Duration = Duration::from_secs(15);
-/// Nobody waits for longer for somebody else, whoever claims. Disks are worked on
-/// from both ends.
+/// The longest wait for another provider, however often the claim is passed on. A VM may wait
+/// longer for its own disks, because its source sends pages from the other end.
 const WAIT_MAX: Duration = Duration::from_secs(40);
 
-/// Who brings it, by a number.
+/// A provider of content, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Provider {
-    /// A VM that arrives: its source sends it.
+    /// A VM that arrives: its source sends the content.
     Vm(u64),
     /// A connection to another host of the rack.
     Peer(u64),
-    /// The disks of a VM that arrives: they are read here.
+    /// The disks of a VM that arrives, which are read here.
     Disk(u64),
 }
 
 impl Provider {
-    /// How what it brings comes to the VM's RAM.
+    /// How its content gets into the VM's RAM.
     pub(crate) fn delivery(self) -> Delivery {
         match self {
             Self::Vm(_) => Delivery::SameHost,
@@ -36,29 +35,39 @@ impl Provider {
     }
 }
 
-/// What becomes of somebody who waits for what may not come.
+/// What happens to a waiter whose content may not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// He needs it no more.
+    /// It does not need the content any more.
     Over,
-    /// He can have it himself.
+    /// It can get the content itself, from this provider.
     Brings(Provider),
-    /// He can't, and has to be told.
+    /// It can't get the content itself, and has to be told.
     Leaves,
 }
 
-/// What somebody who needs content is told.
+impl Standing {
+    /// Whether this is a VM that waits for its own disks.
+    fn reads_for_itself(self, by: Provider) -> bool {
+        match (self, by) {
+            (Self::Brings(Provider::Vm(vm)), Provider::Disk(disk)) => vm == disk,
+            _ => false,
+        }
+    }
+}
+
+/// The result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Nobody brings it: it is his now.
+    /// There was no provider, so the claimant is it now.
     Yours,
-    /// It is on its way, and he is told when it is here.
+    /// The content is in flight, and the waiter is woken when it arrives.
     Waits,
-    /// It is on its way, and he can't wait.
+    /// The content is in flight, and the claimant can't wait.
     OnItsWay,
 }
 
-/// Somebody who waits.
+/// A waiter, and since when it waits.
 #[derive(Debug)]
 struct Waiting<W> {
     since: Instant,
@@ -72,13 +81,13 @@ struct Entry<W> {
     waiting: Vec<Waiting<W>>,
 }
 
-/// Those who wait no more for what may not come.
+/// Waiters that have stopped waiting for content that may not arrive.
 #[derive(Debug)]
 pub(crate) struct Passed<W> {
-    /// They have to look elsewhere, and for what.
+    /// Those that need another provider, and the names they wait for.
     pub(crate) elsewhere: Vec<(Name, W)>,
-    /// They need it no more. One may be all that is left of a VM: whoever has called drops
-    /// them, without a lock.
+    /// Those that need the content no more. Each may be the last reference to a VM, so the caller
+    /// drops them without a lock.
     pub(crate) over: Vec<W>,
 }
 
@@ -89,7 +98,8 @@ impl<W> Default for Passed<W> {
 }
 
 impl<W> Entry<W> {
-    /// Sorts those who wait. False if nobody brings it any more.
+    /// Moves waiters that must wait no longer to `passed`. False if the content has no provider
+    /// any more.
     fn pass(
         &mut self,
         (name, is_lost): (&Name, bool),
@@ -100,9 +110,10 @@ impl<W> Entry<W> {
         let mut heir = None;
         let mut kept = Vec::new();
         for waiting in self.waiting.drain(..) {
-            let is_tired = !matches!(self.by, Provider::Disk(_))
-                && now.duration_since(waiting.since) > WAIT_MAX;
-            match standing(&waiting.who) {
+            let standing = standing(&waiting.who);
+            let is_tired =
+                !standing.reads_for_itself(self.by) && now.duration_since(waiting.since) > WAIT_MAX;
+            match standing {
                 Standing::Over => passed.over.push(waiting.who),
                 Standing::Brings(bringer) if is_lost && heir.is_none() => {
                     heir = Some(bringer);
@@ -121,7 +132,7 @@ impl<W> Entry<W> {
     }
 }
 
-/// All content that is on its way, by name.
+/// All content in flight, by name.
 #[derive(Debug)]
 pub(crate) struct InFlight<W> {
     entries: HashMap<Name, Entry<W>>,
@@ -134,7 +145,8 @@ impl<W> Default for InFlight<W> {
 }
 
 impl<W> InFlight<W> {
-    /// Somebody needs the content with this name. `waits` is who, if he can wait.
+    /// Claims the content with this name for `by`. If it has a provider, `waits` returns the
+    /// waiter, if it can wait.
     pub(crate) fn claim(
         &mut self,
         name: Name,
@@ -157,8 +169,8 @@ impl<W> InFlight<W> {
         }
     }
 
-    /// Somebody else brings it than the one who was to. False if that has changed,
-    /// and `who` does not wait.
+    /// Passes a claim from one provider to another, and adds `who` as a waiter. False if the
+    /// provider has changed: then `who` does not wait.
     pub(crate) fn hand_over(
         &mut self,
         name: &Name,
@@ -174,8 +186,8 @@ impl<W> InFlight<W> {
         true
     }
 
-    /// Waits for what the source of a VM here brings. False if none does: whoever
-    /// waits for one who waits himself may do so for ever.
+    /// Waits for content that the source of a VM here sends. False if none does: a waiter for a
+    /// provider that itself waits may wait for ever.
     pub(crate) fn join(&mut self, name: &Name, now: Instant, who: impl FnOnce() -> W) -> bool {
         match self.entries.get_mut(name) {
             Some(entry) if matches!(entry.by, Provider::Vm(_)) => {
@@ -186,15 +198,15 @@ impl<W> InFlight<W> {
         }
     }
 
-    /// It is here. Who waits for it?
+    /// The content is here. Returns its waiters.
     pub(crate) fn came(&mut self, name: &Name) -> Vec<W> {
         let entry = self.entries.remove(name);
         entry.map_or_else(Vec::new, |entry| entry.waiting.into_iter().map(|w| w.who).collect())
     }
 
-    /// This one has brought it. Who waits for it? Nobody, if he was not to. It counts
-    /// as on its way until, asked again, nobody has begun to wait: what is brought and
-    /// not yet placed is not found here, and would be brought once more.
+    /// `by` has sent the content. Returns its waiters; none if it was not the provider. The
+    /// content stays in flight until a call finds no new waiter: until it is placed, a look-up
+    /// does not find it, and it would be fetched again.
     pub(crate) fn brought(&mut self, name: &Name, by: Provider) -> Vec<W> {
         let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == by) else {
             return Vec::new();
@@ -205,7 +217,7 @@ impl<W> InFlight<W> {
         entry.waiting.drain(..).map(|waiting| waiting.who).collect()
     }
 
-    /// This one does not bring these. Says who has to look elsewhere, as
+    /// `by` does not provide these. Returns the waiters that need another provider, as
     /// [`InFlight::pass_on`].
     pub(crate) fn fails(
         &mut self,
@@ -225,9 +237,9 @@ impl<W> InFlight<W> {
         passed
     }
 
-    /// Those who brought these do not any more, or are late. The first who waits for
-    /// each and can have it himself brings it from now on; he is named, and no longer
-    /// waits. So are those who have waited for too long, or must be told.
+    /// Passes on content whose provider is lost or late. The first waiter that can get it itself
+    /// becomes the provider, and is returned as no longer waiting. So are those that have waited
+    /// too long, or must be told.
     pub(crate) fn pass_on(
         &mut self,
         now: Instant,
@@ -242,7 +254,7 @@ impl<W> InFlight<W> {
         passed
     }
 
-    /// How much is on its way.
+    /// How many contents are in flight.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.entries.len()
@@ -267,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn one_brings_it_and_the_others_wait() {
+    fn one_provides_content_and_the_others_wait() {
         let (mut in_flight, now) = (InFlight::default(), Instant::now());
         assert_eq!(in_flight.claim(name(1), A, now, || Some("a")), Claim::Yours);
         assert_eq!(in_flight.claim(name(1), B, now, || Some("b")), Claim::Waits);
@@ -282,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_or_whose_bringer_is_gone_is_brought_by_the_next() {
+    fn late_or_lost_content_is_provided_by_the_next_waiter() {
         let (mut in_flight, start) = (InFlight::default(), Instant::now());
         let waits = |nth: u64| move || Some(nth);
         for one in [1, 2] {
@@ -294,7 +306,7 @@ mod tests {
         let by = |who: &u64| Standing::Brings(Provider::Vm(*who));
         let now = start + CLAIM_MAX;
         assert!(in_flight.pass_on(now, late(now), by).elsewhere.is_empty());
-        // Who is over himself is passed by, and forgotten.
+        // A waiter that is over is skipped and dropped.
         let now = start + CLAIM_MAX + Duration::from_millis(1);
         let by_the_third = |who: &u64| match who {
             2 => Standing::Over,
@@ -303,7 +315,7 @@ mod tests {
         let passed = in_flight.pass_on(now, late(now), by_the_third);
         assert_eq!((passed.elsewhere, passed.over), (vec![(name(1), 3)], vec![2]));
         assert!(in_flight.came(&name(1)).is_empty());
-        // Gone at once.
+        // A provider that is lost is replaced at once.
         in_flight.claim(name(3), A, start, waits(1));
         in_flight.claim(name(3), B, start, waits(2));
         in_flight.claim(name(4), A, start, waits(1));
@@ -314,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_ever_whoever_brings_it() {
+    fn no_waiter_waits_for_ever() {
         let (mut in_flight, start) = (InFlight::default(), Instant::now());
         in_flight.claim(name(1), A, start, || Some(0_u64));
         in_flight.claim(name(1), B, start, || Some(7));
@@ -332,8 +344,30 @@ mod tests {
         assert!(served.len() >= 4, "{served:?}");
     }
 
+    /// However slow the disks are, the source sends what is furthest from being read.
     #[test]
-    fn what_another_host_was_to_bring_comes_from_the_source_if_it_does_not() {
+    fn only_a_vm_itself_waits_for_its_disks_as_long_as_they_take() {
+        const DISK: Provider = Provider::Disk(1);
+        let (mut in_flight, start) = (InFlight::default(), Instant::now());
+        let standing = |who: &u64| match who {
+            9 => Standing::Leaves,
+            who => Standing::Brings(Provider::Vm(*who)),
+        };
+        assert_eq!(in_flight.claim(name(1), A, start, || None), Claim::Yours);
+        assert!(in_flight.join(&name(1), start, || 9));
+        assert!(in_flight.hand_over(&name(1), (A, DISK), start, 1));
+        assert_eq!(in_flight.claim(name(1), A, start, || Some(1)), Claim::Waits);
+        assert_eq!(in_flight.claim(name(1), B, start, || Some(2)), Claim::Waits);
+        let mut pass_on = |time| in_flight.pass_on(start + time, |_, _| false, standing).elsewhere;
+        assert!(pass_on(WAIT_MAX).is_empty());
+        let tired = pass_on(WAIT_MAX + Duration::from_millis(1));
+        assert_eq!(tired, [(name(1), 9), (name(1), 2)]);
+        assert!(pass_on(WAIT_MAX * 10).is_empty());
+        assert_eq!(in_flight.brought(&name(1), DISK), [1, 1]);
+    }
+
+    #[test]
+    fn content_that_another_host_fails_to_send_comes_from_the_source() {
         const PEER: Provider = Provider::Peer(1);
         let (mut in_flight, now) = (InFlight::default(), Instant::now());
         let standing = |who: &u64| match who {
@@ -342,7 +376,7 @@ mod tests {
         };
         for one in [1, 2] {
             assert_eq!(in_flight.claim(name(one), A, now, || None), Claim::Yours);
-            // Nobody of another host waits for what comes from another host.
+            // A remote host does not wait for content that comes from another host.
             assert!(in_flight.join(&name(one), now, || 9));
             assert!(in_flight.hand_over(&name(one), (A, PEER), now, 1));
             assert!(!in_flight.hand_over(&name(one), (A, PEER), now, 1), "it is his no more");
@@ -351,7 +385,7 @@ mod tests {
         }
         assert!(in_flight.brought(&name(1), A).is_empty(), "somebody else brings it");
         assert_eq!(in_flight.brought(&name(1), PEER), [9, 1, 2]);
-        // Who needs it while it is being placed does not have it brought again.
+        // A waiter that comes while content is being placed does not have it fetched again.
         assert_eq!(in_flight.claim(name(1), B, now, || Some(2)), Claim::Waits);
         assert_eq!(in_flight.brought(&name(1), PEER), [2]);
         assert!(in_flight.brought(&name(1), PEER).is_empty());
@@ -364,7 +398,7 @@ mod tests {
         assert!(fails(2, A).is_empty());
         assert_eq!(fails(2, PEER), [9, 1]);
         assert_eq!(in_flight.came(&name(2)), [2], "its source brings it now");
-        // Nobody is left who could.
+        // No waiter is left that could provide it.
         in_flight.claim(name(3), A, now, || None);
         in_flight.join(&name(3), now, || 9);
         let passed = in_flight.fails(&[name(3)], A, now, standing);
@@ -372,9 +406,9 @@ mod tests {
         assert_eq!(in_flight.len(), 0);
     }
 
-    /// A VM's last reference takes its memory and its names with it.
+    /// Dropping a VM's last reference frees its memory and its names.
     #[test]
-    fn nobody_ends_while_what_is_in_flight_is_locked() {
+    fn no_waiter_is_dropped_under_the_lock() {
         struct Last<'l>(&'l Cell<bool>);
         impl Drop for Last<'_> {
             fn drop(&mut self) {

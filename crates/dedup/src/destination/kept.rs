@@ -1,5 +1,4 @@
-//! VMs that run on this host: what they hold is there for VMs that come, until
-//! their processes end.
+//! VMs that run on this host and provide content to VMs that arrive, until their processes end.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use super::exchange::Exchange;
 use super::resolve::Resolving;
 use super::sharing::Sharing;
 
-/// One of them.
+/// A VM that provides content.
 pub(super) struct Kept {
     process: Process,
     key: Key,
@@ -27,10 +26,10 @@ impl Kept {
     }
 }
 
-/// Why what a VM holds is there for nobody.
+/// Why a VM's content can't be shared.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// It has ended, or is not ours to look at.
+    /// The process has ended, or may not be inspected.
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// None of its memory can be read.
@@ -49,10 +48,10 @@ fn unreadable(notes: &[String]) -> WatchError {
     WatchError::Unreadable(notes.join("; "))
 }
 
-/// What is known of what a VM holds.
+/// What is known of a VM's content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// How many times all of it was looked at.
+    /// How many times all of its memory was scanned.
     pub rounds: u64,
     /// Pages that have a name.
     pub pages: u64,
@@ -65,11 +64,11 @@ impl From<Scanned> for Known {
 }
 
 impl Sharing {
-    /// Has a thread look at what VMs of this host hold, with at most this share of
-    /// one CPU. The rack's directory is told.
+    /// Starts a thread that scans the VMs of this host with at most this share of one CPU, and
+    /// publishes their content to the rack's directory.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub fn scan(&self, share: f64) -> std::io::Result<()> {
         let rack = self.rack().cloned();
         let tell = move |names: &[Name]| {
@@ -81,8 +80,8 @@ impl Sharing {
         Ok(())
     }
 
-    /// A VM comes or goes: until that is over, the thread of [`Sharing::scan`] gives
-    /// way. None if there is none.
+    /// Makes the thread of [`Sharing::scan`] give way while a VM arrives or leaves. None if there
+    /// is no such thread.
     pub fn give_way(&self) -> Option<GivingWay> {
         self.scanner.lock().as_ref().map(Scanner::give_way)
     }
@@ -93,9 +92,8 @@ impl Sharing {
         self.scanner.lock().as_ref()?.refused()
     }
 
-    /// A VM runs here: what it holds is there for others of its domain, until its
-    /// process ends. Said again it changes nothing, but of another domain it leaves
-    /// the first one.
+    /// Shares the content of a VM that runs here within its domain, until its process ends. A
+    /// repeated call changes nothing; one with another domain takes the VM out of the first.
     ///
     /// # Errors
     /// If its memory can't be read.
@@ -103,10 +101,11 @@ impl Sharing {
         self.watch_ram(&machine.process, domain, || RamBlocks::of(machine))
     }
 
-    /// As [`Sharing::watch`], for a VM that nobody here commands: its `ram` is known.
+    /// As [`Sharing::watch`], for a VM that this agent does not control: the caller knows its
+    /// `ram`.
     ///
     /// # Errors
-    /// As there.
+    /// If its memory can't be read.
     pub fn watch_ram(
         &self,
         process: &Process,
@@ -133,31 +132,37 @@ impl Sharing {
         Ok(())
     }
 
-    /// A VM has come whose pages have names already.
+    /// Shares the content of a VM that has arrived, whose pages have names already.
     pub fn keep(&self, resolving: &Resolving) {
         let recipient = resolving.recipient();
-        // One whose memory can't be read holds nothing, and one that has ended.
+        // A VM that has ended, or whose memory can't be read, provides nothing.
         let Some(process) = recipient.blocks.process() else { return };
         let (key, member) = (recipient.key.clone(), Arc::clone(&recipient.member));
         self.put(Kept { process, key, member });
     }
 
-    /// In the place of what was kept of the same process.
+    /// Replaces the entry of the same process.
     fn put(&self, new: Kept) {
         let pid = new.process.pid();
         let mut kept = self.exchange.kept.lock();
         let before: Vec<Kept> = kept.extract_if(.., |kept| kept.is_of(pid)).collect();
         kept.push(new);
-        // Leaving the index is nothing to do under a lock.
+        // Members leave the index without the lock.
         drop(kept);
         drop(before);
     }
 
-    /// Whether a VM that comes may find content here: of one that runs here, or that
-    /// comes too.
+    /// Whether an arriving VM may find content here: of a VM that runs here, or arrives too.
     pub fn has_any(&self, key: &Key) -> bool {
-        let holds = |kept: &Kept| kept.key == *key && kept.member.scanned().named > 0;
-        !self.exchange.arriving.lock().is_empty() || self.exchange.kept.lock().iter().any(holds)
+        if !self.exchange.arriving.lock().is_empty() {
+            return true;
+        }
+        let kept = self.exchange.kept.lock();
+        let alike = kept.iter().filter(|kept| kept.key == *key);
+        let members: Vec<Arc<Member>> = alike.map(|kept| Arc::clone(&kept.member)).collect();
+        // Searching a large VM's notes takes long, so without the lock.
+        drop(kept);
+        members.iter().any(|member| member.has_names())
     }
 
     /// What is known of a VM; none if it is not watched.
@@ -166,7 +171,7 @@ impl Sharing {
         Some(self.member(pid)?.scanned().into())
     }
 
-    /// One in `one_in` of the contents of a VM, as far as they are known.
+    /// A sample of one in `one_in` of a VM's contents, as far as they are known.
     #[must_use]
     pub fn sample(&self, pid: u32, one_in: u32) -> Option<Sample> {
         Some(self.member(pid)?.sample(one_in))
@@ -179,7 +184,7 @@ impl Sharing {
 }
 
 impl Exchange {
-    /// Lets go of VMs that have left or ended.
+    /// Drops VMs that have left or ended.
     pub(super) fn forget_ended(&self) {
         let mut kept = self.kept.lock();
         let ended: Vec<Kept> = kept.extract_if(.., |kept| !kept.process.is_alive()).collect();
@@ -189,7 +194,7 @@ impl Exchange {
 }
 
 impl Known {
-    /// What has a name, in bytes.
+    /// The size of the pages that have a name.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.pages * PAGE_BYTES as u64
@@ -218,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_is_there_once_and_until_its_process_ends() {
+    fn a_vm_is_kept_once_and_until_its_process_ends() {
         let sharing = sharing();
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let process = || Process::now(child.id()).unwrap();

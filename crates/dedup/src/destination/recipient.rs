@@ -1,5 +1,5 @@
-//! One VM that arrives, as far as pages by name go: what was asked of its source,
-//! and what it still waits for.
+//! An arriving VM's pages by name: which were requested from its source, and which are still
+//! awaited.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use content::{Key, Member, Name};
 use crossbeam_channel::Sender;
-use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use parking_lot::Mutex;
 use placer::Placer;
 use wire::Late;
@@ -17,20 +17,20 @@ use super::blocks::Blocks;
 use super::in_flight::Provider;
 use super::outbox::Told;
 
-/// Pages that one VM waits for at most: what they cost here and at the source is
-/// some 150 bytes each. More are sent at once.
+/// The most pages that one VM waits for. Each costs some 150 bytes here and at the source. More
+/// are sent at once.
 const WAITING_MAX: usize = 1 << 20;
-/// Names that count, for each page of the VM.
+/// The most names that are accepted per page of the VM.
 const NAMED_PER_PAGE: u64 = 4;
 
-/// Where one page goes, and how its source is told of it.
+/// Where one page is placed, and how the source is told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) block: BlockId,
     pub(crate) epoch: Epoch,
     pub(crate) page: PageIndex,
     pub(crate) ticket: u32,
-    /// In its batch.
+    /// The page's index in its batch.
     pub(crate) nth: u8,
 }
 
@@ -42,18 +42,18 @@ pub(crate) struct Recipient {
     pub(crate) blocks: Arc<Blocks>,
     /// Its source names no page yet.
     sleeps: AtomicBool,
-    /// What its source was asked for, having sent the name in that epoch.
+    /// Pages requested from its source, with the epoch and name that it sent.
     asked: Mutex<HashMap<(BlockId, PageIndex), (Epoch, Name)>>,
-    /// Batches of which it waits for pages, and for how many.
+    /// Tickets of batches with awaited pages, and how many.
     pub(crate) tickets: Mutex<HashMap<u32, usize>>,
     waiting: AtomicUsize,
-    /// Pages whose names have come; pages that other hosts have sent, and disks.
+    /// Pages named by the source, then those sent by other hosts, and those read from disks.
     named: AtomicU64,
     fetched: AtomicU64,
     stored: AtomicU64,
-    /// Pages that its source sends though somebody else brings the same.
+    /// Pages that its source sends although another provider has the same.
     again: AtomicU64,
-    /// Where its source is told of tickets that are complete; none: it is over.
+    /// Reports to its source. None once it is over.
     tell: Mutex<Option<Sender<Told>>>,
     over: AtomicBool,
 }
@@ -86,15 +86,14 @@ impl Recipient {
         }
     }
 
-    /// Whether it may say that so many names more are on their way. A source names
-    /// each page once, or twice if a lane dies; one that goes on and on would have
-    /// us keep all that it says.
+    /// Whether it may claim so many more names. A source names each page once, or twice if a lane
+    /// dies. Without a limit, a faulty one could fill this host's memory with names.
     pub(crate) fn may_claim(&self, pages: usize) -> bool {
         let named = self.named.fetch_add(pages as u64, Relaxed);
         named < NAMED_PER_PAGE * self.blocks.pages()
     }
 
-    /// Its source is told that there may be something to find.
+    /// Tells its source that there may be content to find.
     pub(crate) fn wake(&self) {
         if self.sleeps.swap(false, Relaxed)
             && let Some(tell) = &*self.tell.lock()
@@ -108,24 +107,24 @@ impl Recipient {
         !self.is_over() && self.waiting.load(Relaxed) < WAITING_MAX
     }
 
-    /// Its source is told of the batch only after [`Recipient::close_ticket`]: until
-    /// then more of its pages may wait.
+    /// Opens a batch. Its source is told that the batch is over only after
+    /// [`Recipient::close_ticket`]: until then, more pages may wait.
     pub(crate) fn open_ticket(tickets: &mut HashMap<u32, usize>, ticket: u32) {
         tickets.insert(ticket, 1);
     }
 
-    /// More pages of the batch wait. Counted in the lock in which they are settled, so that
-    /// none is before that.
+    /// More pages of the batch wait. Counted under the lock under which they are settled, so that
+    /// none is settled before it is counted.
     pub(crate) fn wait(&self, tickets: &mut HashMap<u32, usize>, ticket: u32, pages: usize) {
         self.waiting.fetch_add(pages, Relaxed);
-        // A source that uses a number twice may have ended it.
+        // A source that uses a ticket twice may have ended it.
         if let Some(left) = tickets.get_mut(&ticket) {
             *left += pages;
         }
     }
 
-    /// No more pages of the batch wait than do. Its source is told what becomes of
-    /// them, if it `is_told` that some do.
+    /// No more pages of the batch begin to wait. Reports what happens to those that do, if the
+    /// source `is_told` of them.
     pub(crate) fn close_ticket(&self, ticket: u32, is_told: bool) {
         if is_told {
             self.release_one(&mut self.tickets.lock(), ticket, None);
@@ -134,7 +133,7 @@ impl Recipient {
         }
     }
 
-    /// So many pages have come from elsewhere.
+    /// Counts pages that a provider other than the source has sent.
     pub(crate) fn brought(&self, by: Provider, pages: usize) {
         let count = match by {
             Provider::Disk(_) => &self.stored,
@@ -148,29 +147,29 @@ impl Recipient {
         self.fetched.load(Relaxed) * PAGE_BYTES as u64
     }
 
-    /// Its source sends so many pages that were brought, or are, by somebody else.
+    /// Counts pages that its source sends although another provider sends or sent them.
     pub(crate) fn waited_in_vain(&self, pages: usize) {
         self.again.fetch_add(pages as u64, Relaxed);
     }
 
-    /// What came again.
+    /// What its source sent although another provider had it.
     pub(crate) fn again_bytes(&self) -> u64 {
         self.again.load(Relaxed) * PAGE_BYTES as u64
     }
 
-    /// What disks have given.
+    /// What was read from disks.
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.stored.load(Relaxed) * PAGE_BYTES as u64
     }
 
-    /// These pages have that content now: the index knows.
+    /// Records in the index that these pages now have that content.
     pub(crate) fn holds(&self, block: BlockId, named: impl Iterator<Item = (PageIndex, Name)>) {
         let number = |(page, name)| Some((self.blocks.number(block, page)?, name));
         let numbered: Vec<(u64, Name)> = named.filter_map(number).collect();
         self.member.note(&numbered);
     }
 
-    /// Something for whoever reads the report.
+    /// A note for the operator's report.
     pub(crate) fn note(&self, text: String) {
         if let Some(tell) = self.tell.lock().as_ref() {
             // A source that is gone need not know.
@@ -178,7 +177,7 @@ impl Recipient {
         }
     }
 
-    /// Nothing is placed for it any more.
+    /// Ends it: nothing is placed for it any more.
     pub(crate) fn end(&self) {
         self.over.store(true, Relaxed);
         *self.tell.lock() = None;
@@ -188,8 +187,8 @@ impl Recipient {
         self.over.load(Relaxed)
     }
 
-    /// Its source will send these. Returns the names of what it was to send before
-    /// in their places, and now may never.
+    /// Notes that these are requested from its source. Returns the names requested before for the
+    /// same pages, whose content may now never arrive.
     pub(crate) fn asks(
         &self,
         pages: impl Iterator<Item = (BlockId, Epoch, PageIndex, Name)>,
@@ -203,8 +202,12 @@ impl Recipient {
         displaced
     }
 
-    /// Which of these its source has been asked for before, by bits: on a connection
-    /// that has died since.
+    /// Whether nearly all that was requested from its source has arrived.
+    pub(crate) fn source_is_idle(&self) -> bool {
+        self.asked.lock().len() < BATCH_PAGES
+    }
+
+    /// Which of these were requested before, on a connection that has died since, as bits.
     pub(crate) fn has_asked(
         &self,
         block: BlockId,
@@ -222,9 +225,9 @@ impl Recipient {
         before
     }
 
-    /// Its source has sent these pages. Returns the names of those that were asked
-    /// for; the index knows where they are from now on. In a later epoch they may
-    /// have other content by now: that shows when it is looked at.
+    /// Its source has sent these pages. Returns the names of those that were requested, and
+    /// records them in the index. In a later epoch their content may differ: each look-up checks
+    /// it.
     pub(crate) fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) -> Vec<Name> {
         let mut asked = self.asked.lock();
         if asked.is_empty() {
@@ -242,8 +245,8 @@ impl Recipient {
         came.into_iter().map(|(_, name)| name).collect()
     }
 
-    /// These pages are full of one byte by now. Returns the names of those that were
-    /// asked for, and do not come any more.
+    /// These pages are filled with one byte by now. Returns the names of those that were
+    /// requested, and won't arrive any more.
     pub(crate) fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) -> Vec<Name> {
         let mut asked = self.asked.lock();
         if asked.is_empty() || fills.is_empty() {
@@ -262,7 +265,7 @@ impl Recipient {
         asked.extract_if(over).map(|(_, (_, name))| name).collect()
     }
 
-    /// This page is placed, or wanted from its source after all.
+    /// An awaited page is placed, or `wanted` from its source after all.
     pub(crate) fn settled(&self, place: Place, wanted: bool) {
         let mut tickets = self.tickets.lock();
         self.waiting.fetch_sub(1, Relaxed);
@@ -276,8 +279,8 @@ impl Recipient {
         if !more {
             tickets.remove(&ticket);
         }
-        // What is wanted does not wait for the rest. Told in the lock: the last word on
-        // a batch must be the last.
+        // A wanted page is reported without waiting for the rest. Sent under the lock, so that
+        // the last report on a batch comes last.
         if let Some(tell) = self.tell.lock().as_ref().filter(|_| !more || wanted.is_some()) {
             // A source that is gone need not know.
             let wanted = wanted.into_iter().collect();
@@ -297,7 +300,7 @@ mod tests {
     use super::super::outbox::Outbox;
     use super::*;
 
-    /// Another thread has it placed as soon as it waits, and before it is counted.
+    /// Another thread may place a page as soon as it waits, before it is counted.
     #[test]
     fn no_page_is_settled_before_it_is_counted() {
         let (qemu, _other_end) = UnixStream::pair().unwrap();

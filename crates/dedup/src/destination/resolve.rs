@@ -1,4 +1,4 @@
-//! What one VM that arrives does with pages that come by name.
+//! How an arriving VM handles pages that the source sends by name.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,19 +21,19 @@ use super::recipient::Recipient;
 use crate::rack::{Batch, Claims};
 use crate::storage::{DiskReaders, Disks, Stored};
 
-/// Pages by name of one VM that arrives, until it is dropped.
+/// Finds the pages by name of one arriving VM, until it is dropped.
 pub struct Resolving {
     exchange: Arc<Exchange>,
     recipient: Arc<Recipient>,
-    /// What asks the rack, if anything does.
+    /// Queries the rack, if the VM may use its content.
     claims: Option<Claims>,
-    /// Its disks, as far as they are read here.
+    /// Those of its disks that are read here.
     disk_readers: Option<DiskReaders>,
-    /// Buffers of lanes, used again for each batch.
+    /// The lanes' buffers, reused for each batch.
     spare: Mutex<Vec<Copies>>,
 }
 
-/// A VM that arrives, and whose pages may come by name.
+/// A VM that arrives, and whose pages may be sent by name.
 pub struct Arriving {
     /// What places its pages.
     pub placer: Arc<Placer>,
@@ -41,16 +41,16 @@ pub struct Arriving {
     pub blocks: Blocks,
     /// Its disks that are read.
     pub disks: Option<Disks>,
-    /// Its source names no page before there may be something to find.
+    /// Its source names no page until there may be content to find.
     pub sleeps: bool,
 }
 
 impl Exchange {
-    /// A VM arrives whose pages are named with `key`. If it has a domain in the rack,
-    /// that is asked, too.
+    /// Admits a VM whose pages are named with `key`. If it has a domain `in_rack`, the rack is
+    /// queried, too.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If a thread can't be started.
     pub(crate) fn admit(
         self: &Arc<Self>,
         key: Key,
@@ -84,12 +84,12 @@ impl Exchange {
 }
 
 impl Resolving {
-    /// The VM, for when it runs here.
+    /// The VM, which provides content once it runs here.
     pub(super) fn recipient(&self) -> &Recipient {
         &self.recipient
     }
 
-    /// Copies what is here to where it is wanted. Says which pages that were.
+    /// Copies content that is here into the VM's RAM. Returns which pages were placed, as bits.
     fn place_held(
         &self,
         header: NamedHeader,
@@ -104,8 +104,8 @@ impl Resolving {
         placed.map(|()| here)
     }
 
-    /// As [`Self::place_held`], for those of a batch's own that came here after they
-    /// were looked for and before they were claimed. Nobody need bring these.
+    /// As [`Self::place_held`], for claimed content that arrived between the look-up and the
+    /// claim. No provider need send it.
     fn place_new(&self, batch: &mut Batch) -> Result<(), PlaceError> {
         let Batch { header, pages, names, ours, .. } = batch;
         let is_new = |nth: &usize| *ours >> nth & 1 == 1 && self.exchange.index.has(&names[*nth]);
@@ -125,7 +125,13 @@ impl Resolving {
         Ok(())
     }
 
-    /// Claims what is not here, and answers: now, or when the rack was asked.
+    /// Whether threads that also serve other VMs may place pages of a block. Inline placement
+    /// waits for QEMU, so a QEMU that hangs would hold up all VMs.
+    fn places_late(&self, block: BlockId) -> bool {
+        self.exchange.is_of_one || self.recipient.blocks.reaches(block)
+    }
+
+    /// Claims what is not here, and answers: at once, or after the rack has been queried.
     fn claim(&self, mut batch: Batch, here: u128, question: Question) -> Result<(), PlaceError> {
         let recipient = &self.recipient;
         if !recipient.may_claim(batch.pages.len()) {
@@ -135,10 +141,11 @@ impl Resolving {
             return Ok(());
         }
         let Batch { header: NamedHeader { block, epoch, ticket, .. }, .. } = batch;
-        let (now, may_wait) = (Instant::now(), batch.header.may_wait && recipient.may_wait());
+        let now = Instant::now();
+        let may_wait = batch.header.may_wait && recipient.may_wait() && self.places_late(block);
         batch.may_wait = may_wait;
         batch.wanted = recipient.has_asked(block, epoch, &batch.pages, &batch.names) & !here;
-        // Held until the ticket is there: what it waits for may come at once.
+        // Locked until the ticket is open: awaited content may arrive at once.
         let mut tickets = recipient.tickets.lock();
         let mut in_flight = self.exchange.in_flight.lock();
         for (nth, name) in batch.names.iter().enumerate() {
@@ -178,13 +185,13 @@ impl Resolving {
         Ok(())
     }
 
-    /// Has read from disks what nobody here has or gets, and a disk should have. Says
-    /// what that is.
+    /// Has disks read for content that no VM here has or gets, and that a disk should have.
+    /// Returns which pages those are, as bits.
     fn have_read(&self, disk_readers: &DiskReaders, batch: &Batch) -> u128 {
         let by = (Provider::Vm(self.recipient.number), Provider::Disk(self.recipient.number));
         let now = Instant::now();
         let (mut stored, mut wanted) = (0, Vec::with_capacity(batch.places.len()));
-        // In this order, as above.
+        // Locked in this order, as above.
         let mut tickets = self.recipient.tickets.lock();
         let mut in_flight = self.exchange.in_flight.lock();
         for (nth, (name, place)) in batch.names.iter().zip(&batch.places).enumerate() {
@@ -205,20 +212,20 @@ impl Resolving {
         stored
     }
 
-    /// The source could send so many of the pages that disks are read for.
+    /// The source could send so many of the pages that are awaited from disks.
     pub fn spare(&self, pages: u64) {
         if let Some(disk_readers) = &self.disk_readers {
             disk_readers.spare(pages);
         }
     }
 
-    /// What came from disks, and what that took.
+    /// What was placed from disks, and the reads that it took.
     pub fn stored(&self) -> Stored {
         let read = self.disk_readers.as_ref().map(DiskReaders::read).unwrap_or_default();
         Stored { placed_bytes: self.recipient.stored_bytes(), ..read }
     }
 
-    /// What of that was not as it should be.
+    /// Notes on disk reads that did not go as expected.
     pub fn storage_notes(&self) -> Vec<String> {
         self.disk_readers.as_ref().map(DiskReaders::notes).unwrap_or_default()
     }
@@ -228,16 +235,15 @@ impl Resolving {
         self.recipient.fetched_bytes()
     }
 
-    /// What its source sent though somebody else brought the same.
+    /// What its source sent although another provider had it.
     pub fn again_bytes(&self) -> u64 {
         self.recipient.again_bytes()
     }
 }
 
 impl Resolving {
-    /// A batch of names comes by this lane. Places those of the pages whose content is
-    /// here, and has the lane answer what becomes of the others: now or, so that it can
-    /// go on, in a while.
+    /// Takes a batch of names from a lane. Places those pages whose content is here, and answers
+    /// what happens to the others: at once, or later so that the lane can go on.
     ///
     /// # Errors
     /// If the lane breaks, the source sent what can't be placed, or RAM can't be
@@ -255,8 +261,8 @@ impl Resolving {
         Ok(self.claim(Batch::new(header, named), here, question)?)
     }
 
-    /// The source has sent these pages as bytes, and they are placed. They may be what
-    /// was wanted of names that came by any lane.
+    /// The source has sent these pages as bytes, and they are placed. They may have been
+    /// requested by name on any lane.
     pub fn came(&self, block: BlockId, epoch: Epoch, Tables { pages, fills }: &Tables) {
         let names = self.recipient.came(block, epoch, pages);
         self.exchange.wake_waiters(&names);
@@ -266,7 +272,7 @@ impl Resolving {
         self.filled(block, epoch, fills);
     }
 
-    /// These pages are full of one byte.
+    /// These pages are filled with one byte.
     fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
         self.exchange.wake_waiters(&self.recipient.filled(block, epoch, fills));
     }
@@ -275,7 +281,7 @@ impl Resolving {
 impl Drop for Resolving {
     fn drop(&mut self) {
         self.recipient.end();
-        // These join threads that may hold the exchange for a moment.
+        // They join threads that may hold the exchange for a moment.
         drop(self.claims.take());
         drop(self.disk_readers.take());
         self.exchange.arriving.lock().remove(&self.recipient.number);

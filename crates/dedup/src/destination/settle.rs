@@ -1,42 +1,54 @@
-//! The thread that serves those who wait for content: it copies what has come to
-//! where it is wanted, and has the sources of those who waited in vain send it.
+//! The thread that serves waiters: it copies content that has arrived, and requests what was
+//! awaited in vain from the sources.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use content::Name;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use page::BATCH_PAGES;
 
 use super::copies::Copies;
+use super::drained::Drained;
 use super::exchange::{Exchange, Page, Waiter};
 use super::in_flight::{CLAIM_MAX, Passed, Provider};
 
-/// How often it is looked for those who wait in vain.
+/// How often it looks for waiters whose content does not arrive.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Serves until nobody can send any more.
+/// Serves until the exchange is dropped.
 pub(super) fn run(exchange: &Weak<Exchange>, come: &Receiver<Vec<(Name, Waiter)>>) {
     let mut copies = Copies::default();
     let mut looked = Instant::now();
     loop {
         let come = come.recv_timeout(LOOK);
         let Some(exchange) = exchange.upgrade() else { return };
-        match come {
-            Ok(waiters) => exchange.serve(waiters, &mut copies),
-            Err(RecvTimeoutError::Timeout) => {}
+        let waiters = match come {
+            Ok(waiters) => waiters,
+            Err(RecvTimeoutError::Timeout) => Vec::new(),
             Err(RecvTimeoutError::Disconnected) => return,
-        }
-        if looked.elapsed() >= LOOK {
+        };
+        let is_due = looked.elapsed() >= LOOK;
+        if is_due {
             looked = Instant::now();
-            exchange.pass_on(looked);
-            exchange.forget_ended();
+        }
+        // All arriving VMs need this thread, so it survives a panic. The pages in question are
+        // requested from their sources.
+        let turn = catch_unwind(AssertUnwindSafe(|| {
+            exchange.serve(waiters, &mut copies);
+            if is_due {
+                exchange.pass_on(looked);
+                exchange.forget_ended();
+            }
+        }));
+        if turn.is_err() {
+            tracing::error!("content that is here could not be placed: a fault in the agent");
         }
     }
 }
 
 impl Exchange {
-    /// The content that these wait for is here, unless it has changed since.
+    /// Serves waiters whose content is here, unless it has changed since.
     fn serve(&self, waiters: Vec<(Name, Waiter)>, copies: &mut Copies) {
         let mut pages = Vec::with_capacity(waiters.len());
         for (name, waiter) in waiters {
@@ -45,34 +57,34 @@ impl Exchange {
                 Waiter::Remote(remote) => remote.here(name),
             }
         }
-        pages.sort_unstable_by_key(|(_, page)| (page.recipient.number, page.place));
-        for group in pages.chunk_by(|(_, one), (_, other)| one.goes_with(other)) {
-            for part in group.chunks(BATCH_PAGES) {
-                self.serve_one(part, copies);
+        let mut drained = Drained::new(self, pages);
+        while let Some(group) = drained.group() {
+            let (placed, pages) = (self.place_copies(group, copies), group.len());
+            for (nth, (_, page)) in drained.take(pages).enumerate() {
+                page.recipient.settled(page.place, placed >> nth & 1 == 0);
             }
         }
     }
 
-    /// Pages of one VM, one block and one epoch.
-    fn serve_one(&self, waiters: &[(Name, Page)], copies: &mut Copies) {
-        let Some((_, Page { recipient, place: first })) = waiters.first() else { return };
-        let names: Vec<Name> = waiters.iter().map(|(name, _)| *name).collect();
-        let pages = waiters.iter().map(|(_, waiter)| waiter.place.page);
+    /// Places pages of one VM, one block and one epoch, and requests those that can't be placed
+    /// from its source. Returns which are placed, as bits.
+    fn place_copies(&self, group: &[(Name, Page)], copies: &mut Copies) -> u128 {
+        let Some((_, Page { recipient, place: first })) = group.first() else { return 0 };
+        let names: Vec<Name> = group.iter().map(|(name, _)| *name).collect();
+        let pages = group.iter().map(|(_, page)| page.place.page);
         let here = copies.find(&self.index, &recipient.key, &names, pages);
-        // What can't be placed is wanted: the lane that brings it says why.
-        let placed = copies.place(&recipient.placer, first.block, first.epoch).is_ok();
-        let is_placed = |nth: usize| placed && here >> nth & 1 == 1;
-        let missing = waiters.iter().enumerate().filter(|(nth, _)| !is_placed(*nth));
+        // A page that can't be placed is requested: the lane that brings it reports the error.
+        let is_placed = copies.place(&recipient.placer, first.block, first.epoch).is_ok();
+        let placed = if is_placed { here } else { 0 };
+        let missing = group.iter().enumerate().filter(|(nth, _)| placed >> nth & 1 == 0);
         let asked = missing
             .map(|(_, (name, Page { place, .. }))| (place.block, place.epoch, place.page, *name));
         self.wake_waiters(&recipient.asks(asked));
-        for (nth, (_, waiter)) in waiters.iter().enumerate() {
-            recipient.settled(waiter.place, !is_placed(nth));
-        }
-        recipient.waited_in_vain((0..waiters.len()).filter(|nth| !is_placed(*nth)).count());
+        recipient.waited_in_vain(group.len() - placed.count_ones() as usize);
+        placed
     }
 
-    /// Has those who wait in vain get it from their own sources.
+    /// Has waiters get content that does not arrive from their own sources.
     fn pass_on(&self, now: Instant) {
         let is_lost = |bringer, since| match bringer {
             Provider::Vm(number) => {

@@ -1,8 +1,8 @@
-//! Batches of names, from the moment in which this host has claimed their content
-//! until they are answered. What nobody here has or brings is claimed in the whole
-//! rack by a thread of its own: lanes go on meanwhile, and one question serves all
-//! batches that have come since the last.
+//! Batches of names, from the claim on this host until the answer. Content that no VM here has or
+//! gets is claimed in the whole rack by a separate thread. Lanes go on meanwhile, and one query
+//! covers all batches that have arrived since the last.
 
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,33 +11,33 @@ use std::time::Instant;
 use content::{Domain, Name};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use data_threads::DataThreads;
-use directory::{DirectoryError, HostName};
+use directory::HostName;
 use page::PageIndex;
 use transport::Question;
 use wire::{DiskPlace, NamedHeader, NamedTables};
 
 use super::Rack;
+use super::patience::{Answered, Patience};
 use crate::destination::{Exchange, Page, Place, Provider, Recipient, Waiter};
 
-/// Batches in one question: what a source lets go by name before it has an answer.
+/// The most batches in one query: what a source sends by name before it has an answer.
 const AT_ONCE: usize = 16;
-/// Batches that wait to be asked for. Lanes wait when there are more.
+/// The most batches that wait for a query. Lanes wait when there are more.
 const WAITING_MAX: usize = 64;
 
-/// One batch of names. What becomes of its pages is said by bits; those without any
-/// are placed.
+/// One batch of names. The bits say what happens to its pages; those without a bit are placed.
 pub(crate) struct Batch {
     pub(crate) header: NamedHeader,
     pub(crate) pages: Vec<PageIndex>,
     pub(crate) names: Vec<Name>,
     pub(crate) places: Vec<Option<DiskPlace>>,
-    /// Whether its pages may wait for content that is on its way from elsewhere.
+    /// Whether its pages may wait for content in flight from another provider.
     pub(crate) may_wait: bool,
-    /// Whether its pages are counted as they come later.
+    /// Whether its ticket is open, which counts its awaited pages.
     pub(crate) has_ticket: bool,
-    /// Content that nobody here has, and this VM is to bring.
+    /// Pages whose content no VM here has, and that this VM is to provide.
     pub(crate) ours: u128,
-    /// What its source sends as bytes.
+    /// Pages that its source is to send as bytes.
     pub(crate) wanted: u128,
     pub(crate) later: u128,
 }
@@ -49,7 +49,7 @@ impl Batch {
         Self { header, pages, names, places, may_wait, has_ticket, ours: 0, wanted: 0, later: 0 }
     }
 
-    /// One of its pages, as somebody who waits.
+    /// One of its pages, as a waiter.
     pub(crate) fn waiting(&self, recipient: &Arc<Recipient>, nth: usize) -> Option<Page> {
         let NamedHeader { block, epoch, ticket, .. } = self.header;
         let place =
@@ -57,12 +57,12 @@ impl Batch {
         Some(Page { recipient: Arc::clone(recipient), place })
     }
 
-    /// The places in it of those that are this VM's to bring.
+    /// The indices of the pages that this VM is to provide.
     fn our_places(&self) -> impl Iterator<Item = usize> + use<'_> {
         (0..self.names.len()).filter(|nth| self.ours >> nth & 1 == 1)
     }
 
-    /// Says what becomes of it: what is still this VM's comes from its source.
+    /// Answers the batch. Its source sends what is still this VM's to provide.
     pub(crate) fn answer(self, exchange: &Exchange, recipient: &Recipient, question: Question) {
         let Self { header, pages, names, ours, later, .. } = self;
         let NamedHeader { block, epoch, ticket, .. } = header;
@@ -72,14 +72,13 @@ impl Batch {
         let wanted = self.wanted | ours;
         let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
         let asked = asked.map(|(_, (page, name))| (block, epoch, *page, name));
-        // Before the source can send them.
+        // Noted before the source can send them.
         exchange.wake_waiters(&recipient.asks(asked));
         question.answer(wanted, later);
     }
 }
 
-/// Asks the rack for one VM that arrives. Dropping it ends its thread, after the
-/// question that is open.
+/// Queries the rack for one arriving VM. Dropping it ends its thread, after the open query.
 pub(crate) struct Claims {
     rack: Arc<Rack>,
     ask: Option<Sender<(Batch, Question)>>,
@@ -99,6 +98,7 @@ impl Claims {
             rack: Arc::clone(rack),
             recipient: Arc::clone(recipient),
             domain: domain.clone(),
+            patience: Patience::default(),
             noted: false,
         };
         let guard = threads.guard();
@@ -110,15 +110,15 @@ impl Claims {
         Ok(Self { rack: Arc::clone(rack), ask: Some(ask), thread: Some(thread) })
     }
 
-    /// The rack is asked for what is still the VM's own of a batch, and it is answered.
+    /// Queries the rack for what this VM is still to provide, and then answers the batch.
     pub(crate) fn ask(&self, batch: Batch, question: Question) {
         if let Some(ask) = &self.ask {
-            // Its thread lives as long.
+            // The thread lives as long.
             let _ = ask.send((batch, question));
         }
     }
 
-    /// These contents are here now.
+    /// Publishes that these contents are here now.
     pub(crate) fn holds(&self, names: Vec<Name>) {
         self.rack.holds(names);
     }
@@ -133,13 +133,14 @@ impl Drop for Claims {
     }
 }
 
-/// The thread that asks.
+/// The thread that queries the rack.
 struct Asking {
     exchange: Arc<Exchange>,
     rack: Arc<Rack>,
     recipient: Arc<Recipient>,
     domain: Domain,
-    /// It was said that other hosts' content is not used.
+    patience: Patience,
+    /// Whether the report says already that other hosts' content is not used.
     noted: bool,
 }
 
@@ -153,20 +154,14 @@ impl Asking {
                 .iter()
                 .flat_map(|(batch, _)| batch.our_places().map(|nth| batch.names[nth]))
                 .collect();
-            let mut hosts = match self.rack.claim(&names) {
-                Ok(hosts) => hosts.into_iter(),
-                Err(error) => {
-                    self.note(&error);
-                    Vec::new().into_iter()
-                }
-            };
+            let mut hosts = self.hosts(&names).into_iter();
             for (mut batch, question) in batches {
                 let places: Vec<usize> = batch.our_places().collect();
                 let elsewhere: Vec<(HostName, usize)> = places
                     .into_iter()
                     .filter_map(|nth| Some((hosts.next().flatten()?, nth)))
                     .collect();
-                // Others of the rack have it from here now, in any case.
+                // Other hosts of the rack get it from here now, in any case.
                 if batch.may_wait {
                     let far = self.fetch(&batch, elsewhere);
                     (batch.later, batch.ours) = (batch.later | far, batch.ours & !far);
@@ -176,7 +171,33 @@ impl Asking {
         }
     }
 
-    /// Has other hosts send what they have or get. Says what comes from there.
+    /// Which hosts have these contents, one answer for each. Empty if the directory has no answer
+    /// or is not queried.
+    fn hosts(&mut self, names: &[Name]) -> Vec<Option<HostName>> {
+        let began = Instant::now();
+        if !self.patience.asks(began) {
+            return Vec::new();
+        }
+        let hosts = match self.rack.claim(names) {
+            Ok(hosts) => hosts,
+            Err(error) => {
+                self.note(&error);
+                return Vec::new();
+            }
+        };
+        let now = Instant::now();
+        let answered = Answered {
+            took: now - began,
+            source_is_idle: self.recipient.source_is_idle(),
+            is_elsewhere: 2 * hosts.iter().flatten().count() > names.len(),
+        };
+        if self.patience.answered(answered, now) {
+            self.note(&"its directory answers too slowly");
+        }
+        hosts
+    }
+
+    /// Has other hosts send what they have or get. Returns which pages come from there, as bits.
     fn fetch(&self, batch: &Batch, mut elsewhere: Vec<(HostName, usize)>) -> u128 {
         let Self { exchange, rack, recipient, .. } = self;
         elsewhere.sort_unstable();
@@ -187,7 +208,7 @@ impl Asking {
             let by = (Provider::Vm(recipient.number), Provider::Peer(line));
             let now = Instant::now();
             let mut handed = Vec::with_capacity(group.len());
-            // In this order, as everywhere.
+            // Locked in this order, as everywhere.
             let mut tickets = recipient.tickets.lock();
             let mut in_flight = exchange.in_flight.lock();
             for (_, nth) in group {
@@ -205,8 +226,8 @@ impl Asking {
         far
     }
 
-    /// Says once, for whoever reads the report, why content of other hosts is not used.
-    fn note(&mut self, why: &DirectoryError) {
+    /// Notes once in the report why content of other hosts is not used.
+    fn note(&mut self, why: &dyn Display) {
         if !self.noted {
             self.noted = true;
             let text =

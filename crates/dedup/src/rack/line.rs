@@ -1,4 +1,4 @@
-//! Content that comes from another host of the rack.
+//! Fetches content from another host of the rack.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use content::{Domain, Name};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use directory::HostName;
-use identity::{Connection, Reader, Security, Writer};
+use identity::{Closer, Connection, Reader, Security, Writer};
 use page::{Decoder, Encoding, PAGE_BYTES};
 use parking_lot::Mutex;
 use transport::{Endpoint, connect};
@@ -18,25 +18,25 @@ use wire::{HasHeader, Kind, Wants, WireError};
 use super::{Mate, Rack};
 use crate::destination::{CLAIM_MAX, Exchange, Provider};
 
-/// A line that nobody wants anything of for so long ends: whoever waited for
-/// something of it doesn't any more.
+/// A line that nothing is requested of for this long ends. By then, waiters for its content have
+/// given up.
 const IDLE: Duration = Duration::from_secs(60);
-/// A host that could not be reached, or broke off, is let be for so long.
+/// A host that could not be reached, or broke off, is not tried again for this long.
 const REST: Duration = Duration::from_secs(2);
 
-/// A connection to another host, or one that could not be had a moment ago.
+/// A connection to another host, or one that has failed a moment ago.
 #[derive(Debug)]
 pub(super) struct Line {
     number: u64,
     wants: Sender<Wants>,
-    /// When something came last.
+    /// When content last arrived.
     heard: Mutex<Instant>,
     is_over: AtomicBool,
 }
 
 impl Rack {
-    /// The number of a connection by which content of that host comes; none if it
-    /// can't be had of it now.
+    /// The number of a connection that fetches content of that host. None if there can't be one
+    /// now.
     pub(crate) fn line(&self, exchange: &Arc<Exchange>, host: &HostName) -> Option<u64> {
         let mate = self.mates.get(host)?;
         let mut lines = self.lines.lock();
@@ -61,17 +61,17 @@ impl Rack {
         Some(number)
     }
 
-    /// Asks for content by the line of that number to that host. If it is over, those
-    /// who wait find out.
+    /// Requests content by the line with that number. If it is over, its waiters find out by
+    /// themselves.
     pub(crate) fn want(&self, host: &HostName, number: u64, domain: &Domain, names: Vec<Name>) {
         let line = self.lines.lock().get(host).map(Arc::clone);
         if let Some(line) = line.filter(|line| line.number == number) {
-            // An error means the same as that it is over.
+            // An error means that it is over.
             let _ = line.wants.send(Wants { domain: domain.clone(), names });
         }
     }
 
-    /// Whether what was to come by that line, wanted at that time, does not.
+    /// Whether content that was requested of that line at time `since` won't arrive.
     pub(crate) fn is_lost(&self, number: u64, since: Instant, now: Instant) -> bool {
         let lines = self.lines.lock();
         let line = lines.values().find(|line| line.number == number);
@@ -82,7 +82,26 @@ impl Rack {
     }
 }
 
-/// Makes the connection, and uses it until it breaks or nobody wants it.
+/// Ends a line with either of its threads, even by a panic: closes its connection, so that
+/// waiters for its content find out.
+struct Ends {
+    line: Weak<Line>,
+    closer: Option<Closer>,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if let Some(closer) = &self.closer {
+            closer.close();
+        }
+        if let Some(line) = self.line.upgrade() {
+            *line.heard.lock() = Instant::now();
+            line.is_over.store(true, Relaxed);
+        }
+    }
+}
+
+/// Makes the connection, and uses it until it breaks or is idle.
 fn run(
     number: u64,
     line: &Weak<Line>,
@@ -91,14 +110,14 @@ fn run(
     security: &Security,
     wanted: &Receiver<Wants>,
 ) {
+    let mut ends = Ends { line: Weak::clone(line), closer: None };
     let way = Endpoint { local: None, remote: mate.address };
     match connect(way, &mate.name, security, Kind::Content) {
-        Ok(connection) => carry(number, line, exchange, connection, wanted),
+        Ok(connection) => {
+            ends.closer = Some(connection.closer());
+            carry(number, line, exchange, connection, wanted);
+        }
         Err(error) => tracing::warn!(%error, host = mate.name, "its content is not used"),
-    }
-    if let Some(line) = line.upgrade() {
-        *line.heard.lock() = Instant::now();
-        line.is_over.store(true, Relaxed);
     }
 }
 
@@ -112,15 +131,13 @@ fn carry(
     let closer = connection.closer();
     let (reader, mut writer) = connection.into_halves();
     let reading = {
-        let (line, exchange, closer) = (Weak::clone(line), Weak::clone(exchange), closer.clone());
+        let (line, exchange) = (Weak::clone(line), Weak::clone(exchange));
+        let ends = Ends { line: Weak::clone(&line), closer: Some(closer.clone()) };
         thread::Builder::new().name(format!("fetched-{number}")).spawn(move || {
+            let _ends = ends;
             let mut taking = Taking { number, line, exchange, ..Taking::default() };
             if let Err(error) = taking.all(reader) {
                 tracing::debug!(%error, "content of another host ended");
-            }
-            closer.close();
-            if let Some(line) = taking.line.upgrade() {
-                line.is_over.store(true, Relaxed);
             }
         })
     };
@@ -129,12 +146,12 @@ fn carry(
     }
     closer.close();
     if let Ok(reading) = reading {
-        // It has said why it ended.
+        // It has logged why it ended.
         let _ = reading.join();
     }
 }
 
-/// Writes what is wanted, until nobody wants anything.
+/// Writes requests until there have been none for a while.
 fn ask(writer: &mut Writer, line: &Weak<Line>, wanted: &Receiver<Wants>) {
     let mut out = Vec::new();
     loop {
@@ -164,7 +181,7 @@ enum LineError {
     Decode(#[from] page::DecodeError),
 }
 
-/// What reads what comes, with buffers that are used again.
+/// Reads answers, with buffers that are reused.
 #[derive(Default)]
 struct Taking {
     number: u64,
@@ -176,7 +193,7 @@ struct Taking {
 }
 
 impl Taking {
-    /// Takes one answer after the other until the end of the connection.
+    /// Takes answers until the end of the connection.
     fn all(&mut self, mut reader: Reader) -> Result<(), LineError> {
         let mut head = [0; HasHeader::BYTES];
         loop {
@@ -206,5 +223,54 @@ impl Taking {
             }
             exchange.not_brought(by, &not_here);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use content::NAME_BYTES;
+    use wire::{Preamble, Reply, VERSION};
+
+    use super::*;
+
+    /// Accepts one connection as another host's agent does, and then sends nothing.
+    fn mate() -> (Mate, thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let taking = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut preamble = [0; Preamble::BYTES];
+            stream.read_exact(&mut preamble).unwrap();
+            stream.write_all(&Reply::Welcome.to_bytes(VERSION)).unwrap();
+            // Until it is closed.
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        });
+        (Mate { name: "b".to_owned(), address }, taking)
+    }
+
+    /// A domain this long should never get here. If one does, later content still comes from that
+    /// host, by another line.
+    #[test]
+    fn a_line_whose_thread_has_a_fault_is_over() {
+        let (mate, taking) = mate();
+        let (wants, wanted) = unbounded();
+        let domain = Domain("a".repeat(65));
+        wants.send(Wants { domain, names: vec![Name([1; NAME_BYTES])] }).unwrap();
+        let line = Line {
+            number: 1,
+            wants,
+            heard: Mutex::new(Instant::now()),
+            is_over: AtomicBool::new(false),
+        };
+        let line = Arc::new(line);
+        let exchange = Exchange::start(1 << 10, None).unwrap();
+        let (its, of) = (Arc::downgrade(&line), Arc::downgrade(&exchange));
+        let run = move || run(1, &its, &of, &mate, &Security::Plaintext, &wanted);
+        assert!(thread::spawn(run).join().is_err());
+        assert!(line.is_over.load(Relaxed));
+        // The connection is closed, too.
+        taking.join().unwrap();
     }
 }

@@ -1,5 +1,4 @@
-//! Pages whose names the destination has, and whose content it waits for from
-//! elsewhere.
+//! Pages whose names the destination has, and whose content it awaits from another provider.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -8,21 +7,24 @@ use page::BATCH_PAGES;
 
 use super::reread::RereadPages;
 
-/// Batches that were answered late before they were answered at all: on another
-/// connection, so they may overtake each other.
-const EARLY_MAX: usize = 4096;
-
-/// By the ticket of the batch they are of.
+/// Awaited pages, by their batch's ticket.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
+    /// The last ticket.
+    last: u32,
+    /// Batches that have a ticket, and are neither answered nor void.
+    unanswered: usize,
     waiting: HashMap<u32, Waiting>,
+    /// Late reports on batches that have no answer yet. Answers and reports come by different
+    /// connections, so one may overtake the other. A batch that queries a slow directory holds up
+    /// the answers to all after it.
     early: HashMap<u32, Early>,
-    /// Nothing is waited for any more...
+    /// Waiting has ended...
     has_given_up: bool,
-    /// ... and what is said of these means nothing.
+    /// ... and reports on these batches mean nothing.
     given_up: HashSet<u32>,
-    /// Batches that are asked for once more, by another ticket: what is said of
-    /// the first one means nothing any more.
+    /// Batches that were queried again with another ticket: reports on the first ticket mean
+    /// nothing.
     void: usize,
     bytes: u64,
 }
@@ -33,37 +35,49 @@ struct Waiting {
     bits: u128,
 }
 
-/// What was said of a batch too early.
+/// A report on a batch that has no answer yet.
 #[derive(Debug, Default)]
 struct Early {
     wanted: Vec<u8>,
-    /// Whether that is all.
+    /// Whether the report is complete.
     is_over: bool,
 }
 
-/// What became of pages that were waited for.
+/// What happened to pages that were awaited.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Resolved {
-    /// Bytes of those that are placed.
+    /// The bytes of pages that are placed.
     pub(super) placed_bytes: u64,
-    /// Those that are wanted after all.
+    /// The pages that are wanted after all.
     pub(super) wanted: Option<RereadPages>,
-    /// Whether none of its batch is waited for any more.
+    /// Whether no page of the batch is awaited any more.
     pub(super) is_over: bool,
 }
 
-/// The peer says what can't be.
+/// The peer's message is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Nonsense;
 
 impl Pending {
-    /// Bytes of the pages that are waited for.
+    /// The bytes of the pages that are awaited.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The destination waits for pages of a batch, by their bits in it. If it has
-    /// said already what became of them, that is the answer.
+    /// A new batch's ticket.
+    pub(super) fn ticket(&mut self) -> u32 {
+        self.unanswered += 1;
+        self.last = self.last.wrapping_add(1);
+        self.last
+    }
+
+    /// A batch that has a ticket is answered.
+    pub(super) fn answered(&mut self) {
+        self.unanswered -= 1;
+    }
+
+    /// The destination awaits pages of a batch, which are set in `bits`. If it has reported on
+    /// them already, that is the result.
     pub(super) fn wait(
         &mut self,
         ticket: u32,
@@ -94,7 +108,7 @@ impl Pending {
         }
     }
 
-    /// Waits for nothing any more. All that was waited for is wanted now.
+    /// Ends all waiting. All awaited pages are wanted now.
     pub(super) fn give_up(&mut self) -> Vec<Resolved> {
         self.has_given_up = true;
         self.bytes = 0;
@@ -103,13 +117,14 @@ impl Pending {
         waiting.into_values().map(|waiting| waiting.give_up(None)).collect()
     }
 
-    /// A batch of names was not answered on its connection, and goes again.
+    /// A batch was not answered on its connection, and is queried again.
     pub(super) fn void(&mut self) {
+        self.unanswered -= 1;
         self.void += 1;
     }
 
-    /// These, by their places in the batch, are wanted. It waits for no others of
-    /// it, unless there are `more`.
+    /// These pages, by their indices in the batch, are wanted. The others are placed, or still
+    /// awaited if there are `more`.
     pub(super) fn late(
         &mut self,
         ticket: u32,
@@ -131,7 +146,7 @@ impl Pending {
             self.bytes -= waiting.reread.bytes();
             return waiting.end(&wanted).map(Some);
         }
-        let room = EARLY_MAX + self.void;
+        let room = self.unanswered + self.void;
         let known = self.early.len();
         match self.early.entry(ticket) {
             Entry::Occupied(mut early) if !early.get().is_over => {
@@ -150,13 +165,13 @@ impl Pending {
 }
 
 impl Waiting {
-    /// These are wanted; the others are still waited for.
+    /// These are wanted; the others are still awaited.
     fn give(&mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
         let given = self.reread.take(&mut self.bits, wanted).ok_or(Nonsense)?;
         Ok(Resolved { placed_bytes: 0, wanted: filled(given), is_over: false })
     }
 
-    /// All of it is wanted, what is `given` already besides.
+    /// All of it is wanted, in addition to what is `given` already.
     fn give_up(self, given: Option<RereadPages>) -> Resolved {
         let mut all = self.reread;
         if let Some(given) = given {
@@ -188,10 +203,19 @@ mod tests {
         RereadPages::new(BlockId(0), Epoch(1), pages)
     }
 
+    /// So many batches have tickets.
+    fn issued(tickets: u32) -> Pending {
+        let mut pending = Pending::default();
+        for ticket in 1..=tickets {
+            assert_eq!(pending.ticket(), ticket);
+        }
+        pending
+    }
+
     #[test]
     fn whichever_answer_comes_first() {
         let expected = Resolved { placed_bytes: 4096, wanted: Some(reread(&[7])), is_over: true };
-        let mut pending = Pending::default();
+        let mut pending = issued(2);
         assert_eq!(pending.wait(1, reread(&[5, 7]), 0b1010), Ok(None));
         assert_eq!(pending.bytes(), 8192);
         assert_eq!(pending.late(1, vec![3], false), Ok(Some(expected)));
@@ -213,10 +237,10 @@ mod tests {
             wanted: filled(reread(pages)),
             is_over: true,
         };
-        // In the first batch after it is known that they wait, in the second before,
-        // in the third in between.
+        // The reports come after the answer for the first batch, before it for the second, and
+        // around it for the third.
         let pages = || reread(&[3, 4, 5, 6]);
-        let mut pending = Pending::default();
+        let mut pending = issued(3);
         assert_eq!(pending.wait(1, pages(), 0b1111_0000), Ok(None));
         assert_eq!(pending.late(1, vec![6, 5], true), Ok(Some(some(&[5, 4]))));
         assert_eq!(pending.bytes(), 8192);
@@ -234,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_given_up_wants_all_of_it_and_hears_of_it_no_more() {
+    fn after_giving_up_all_pages_are_wanted_and_reports_ignored() {
         let all = |pages: &[u32]| Resolved {
             placed_bytes: 0,
             wanted: filled(reread(pages)),
             is_over: true,
         };
         let pages = || reread(&[3, 4, 5]);
-        let mut pending = Pending::default();
+        let mut pending = issued(4);
         assert_eq!(pending.wait(1, pages(), 0b111), Ok(None));
         assert_eq!(pending.wait(2, pages(), 0b111), Ok(None));
         assert!(pending.late(1, vec![0], true).unwrap().is_some());
@@ -250,7 +274,7 @@ mod tests {
         given_up.sort_by_key(|resolved| resolved.wanted.as_ref().map(|all| all.pages.len()));
         assert_eq!(given_up, [all(&[4, 5]), all(&[3, 4, 5])]);
         assert_eq!(pending.bytes(), 0);
-        // Known after that, with a part of it named before.
+        // Answered after that, with a partial report before.
         assert_eq!(pending.wait(3, pages(), 0b111), Ok(Some(all(&[3, 5, 4]))));
         for ticket in [1, 2, 3] {
             assert_eq!(pending.late(ticket, vec![2], true), Ok(None));
@@ -262,18 +286,36 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused_and_bounded() {
-        let mut pending = Pending::default();
+    fn invalid_messages_are_refused() {
+        let mut pending = issued(3);
         pending.wait(1, reread(&[5]), 0b10).unwrap();
         assert_eq!(pending.wait(1, reread(&[5]), 0b10), Err(Nonsense));
         assert_eq!(pending.late(1, vec![0], false), Err(Nonsense), "it was placed before");
         assert_eq!(pending.late(2, vec![], false), Ok(None));
         assert_eq!(pending.late(2, vec![], false), Err(Nonsense));
-        // One page twice.
+        // The same page twice.
         pending.wait(3, reread(&[5]), 0b10).unwrap();
         assert_eq!(pending.late(3, vec![1, 1], false), Err(Nonsense));
-        let refused =
-            (10..).take(2 * EARLY_MAX).find(|ticket| pending.late(*ticket, vec![], false).is_err());
-        assert!(refused.is_some());
+    }
+
+    /// On a lane, answers keep their order: a batch that queries a slow directory holds up all
+    /// answers after it, but not later reports on them.
+    #[test]
+    fn only_open_tickets_may_have_reports_before_their_answers() {
+        const TICKETS: u32 = 10_000;
+        let mut pending = issued(TICKETS);
+        for ticket in 1..=TICKETS {
+            assert_eq!(pending.late(ticket, vec![], false), Ok(None));
+        }
+        assert_eq!(pending.late(TICKETS + 1, vec![], false), Err(Nonsense));
+        for ticket in 1..=TICKETS {
+            pending.answered();
+            assert!(pending.wait(ticket, reread(&[5]), 0b10).unwrap().is_some());
+        }
+        assert_eq!(pending.late(1, vec![], false), Err(Nonsense), "it is over");
+        // A batch whose answer was lost with its connection.
+        assert_eq!(pending.ticket(), TICKETS + 1);
+        pending.void();
+        assert_eq!(pending.late(TICKETS + 1, vec![], false), Ok(None));
     }
 }

@@ -1,8 +1,7 @@
-//! The stage between the queue and the lanes: batches that go by name, and what their
-//! answers make of them.
+//! The stage between the queue and the lanes: batches that go by name, and what follows from
+//! their answers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use page::{BlockId, Epoch, PAGE_BYTES};
 use parking_lot::Mutex;
@@ -18,21 +17,19 @@ use super::reserved::Reserved;
 use super::spare::Spare;
 
 const BATCH_BYTES: usize = page::BATCH_PAGES * PAGE_BYTES;
-/// The most that the destination waits for before more is announced to it: a fourth of
-/// what it would wait for at all.
+/// The most that the destination awaits before more is announced to it: a quarter of what it
+/// would ever await.
 const ANNOUNCED_MAX_BYTES: u64 = 1 << 30;
 
-/// Asks by names, hears the answers, and has sent what the destination wants.
+/// Queries by name, handles the answers, and has lanes send what the destination wants.
 #[derive(Debug)]
 pub struct Stage {
     naming: Arc<Naming>,
     queue: Arc<Queue<Errand>>,
-    /// The last batch of names is called by.
-    ticket: AtomicU32,
     open: Mutex<Open>,
 }
 
-/// What is not over with its answer. The queue's lock is taken within this one's.
+/// What goes on after an answer. The queue's lock is taken within this one's.
 #[derive(Debug, Default)]
 struct Open {
     pending: Pending,
@@ -40,7 +37,7 @@ struct Open {
 }
 
 impl Open {
-    /// What becomes of pages that were waited for, in terms of the queue.
+    /// What happened to awaited pages, as a change of the queue.
     fn resolve(&mut self, resolved: Option<Resolved>) -> Change<Errand> {
         let Resolved { placed_bytes, wanted, is_over } = resolved.unwrap_or_default();
         if let Some(reread) = &wanted {
@@ -57,26 +54,26 @@ impl Open {
 }
 
 impl Stage {
-    /// For the lanes with this queue.
+    /// A stage for the lanes with this queue.
     #[must_use]
     pub fn new(naming: Arc<Naming>, queue: Arc<Queue<Errand>>) -> Self {
-        Self { naming, queue, ticket: AtomicU32::new(0), open: Mutex::default() }
+        Self { naming, queue, open: Mutex::default() }
     }
 
-    /// Its part in a lane's sending thread.
+    /// The stage's part in a lane's sending thread.
     #[must_use]
     pub fn at_lane(&self) -> AtLane<'_> {
         AtLane::new(self)
     }
 
-    /// What names its pages.
+    /// What names the pages.
     #[must_use]
     pub fn naming(&self) -> &Naming {
         &self.naming
     }
 
-    /// QEMU's first pass is over: nothing is named any more. Where QEMU is not held for
-    /// what the destination waits for, that is sent now.
+    /// QEMU's first pass is over, so nothing is named any more. If QEMU is not held for pages
+    /// that the destination awaits, they are sent now.
     pub fn end_first_pass(&self) {
         self.naming.end_first_pass();
         if self.naming.waits() == Waits::Held {
@@ -93,19 +90,19 @@ impl Stage {
         &self.queue
     }
 
-    /// What a batch of names is to be called by.
+    /// A ticket for a batch of names.
     pub(super) fn ticket(&self) -> u32 {
-        self.ticket.fetch_add(1, Relaxed).wrapping_add(1)
+        self.open.lock().pending.ticket()
     }
 
-    /// A batch of names was not answered on its connection, and goes again.
+    /// A batch was not answered on its connection, and is queried again.
     pub(super) fn void(&self) {
         self.open.lock().pending.void();
     }
 
-    /// Room to announce one batch of pages of a block. Blocks while the destination
-    /// waits for too much already. None once no more is taken, or if it is `over`:
-    /// whoever makes it so calls [`Stage::wake_reserving`].
+    /// Room to announce one batch of pages of a block. Blocks while the destination awaits too
+    /// much. None once no more is accepted, or if it is `over`: code that makes it so calls
+    /// [`Stage::wake_reserving`].
     pub(super) fn reserve(
         &self,
         (block, epoch): (BlockId, Epoch),
@@ -118,7 +115,7 @@ impl Stage {
         Some(Reserved::new(&self.queue, (block, epoch)))
     }
 
-    /// Who waits for room looks whether it is over.
+    /// Makes callers that wait for room check whether it is over.
     pub(super) fn wake_reserving(&self) {
         self.queue.wake_reserving();
     }
@@ -131,8 +128,8 @@ impl Stage {
         }
     }
 
-    /// How many of the pages that the destination waits for lanes could send, all that
-    /// they ever could counted, if that is news: they have little else.
+    /// How many of the pages that the destination awaits lanes could send, counted from the
+    /// beginning, if that is new. Lanes have little else to send then.
     #[must_use]
     pub fn spare(&self) -> Option<u64> {
         let mut open = self.open.lock();
@@ -143,10 +140,10 @@ impl Stage {
         open.spare.more(queued, self.naming.spare_pages())
     }
 
-    /// Hears what the destination says on one connection, until that ends.
+    /// Handles the destination's answers on one connection until it ends.
     ///
     /// # Errors
-    /// When it ends, or the destination says what can't be.
+    /// When it ends, or an answer is invalid.
     pub fn hear(&self, acks: &mut Acks<'_, Errand>) -> std::io::Result<()> {
         loop {
             let released = acks.wait()?;
@@ -154,7 +151,7 @@ impl Stage {
         }
     }
 
-    /// What is released is over, or goes on in another way.
+    /// Released loads are finished, or continue in another way.
     pub(super) fn settle(&self, released: Released<'_, Errand>) -> std::io::Result<()> {
         while let Some((load, answer)) = released.next() {
             match load {
@@ -173,22 +170,22 @@ impl Stage {
             (Kind::LightQuery(query), Some(answer)) => return self.answered_light(query, answer),
             (Kind::Requested(batch), None) => (batch.bodies().len() * PAGE_BYTES) as u64,
             (Kind::Reread(reread), None) => reread.bytes(),
-            // An answer to what was no question, or a question without one.
+            // An answer without a question, or a question without an answer.
             _ => return Err(Nonsense),
         };
         self.queue.count(Change { left: 1, body_bytes, ..Change::default() });
         Ok(())
     }
 
-    /// The destination says what of a batch of names it wants, and what it has later; it
-    /// has placed the rest.
+    /// The destination wants some pages of a batch of names and awaits others; it has placed the
+    /// rest.
     fn answered(&self, query: Query, answer: Answer) -> Result<(), Nonsense> {
         let Query { mut batch, ticket } = query;
         let Answer { wanted, later, .. } = answer;
         let placed = placed(batch.bodies().len(), answer)?;
         let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
         let fill_bytes = batch.guest_bytes() - body_bytes;
-        // They are placed already.
+        // The fills are placed already.
         batch.clear_fills();
         let (requested, reread) = if later != 0 && self.naming.keeps(batch.block) {
             let kept = Kept::new(batch);
@@ -197,7 +194,7 @@ impl Stage {
         } else {
             let reread = RereadPages::of(&batch, later);
             batch.retain_bodies(|nth, _| is_set(wanted, nth));
-            // Its buffer goes back to the pool before any lock is taken.
+            // The buffer returns to the pool before any lock is taken.
             let requested = Some(batch).filter(|batch| !batch.is_empty());
             (requested.map(Kind::Requested), reread)
         };
@@ -218,7 +215,7 @@ impl Stage {
         self.is_answered(change, requested, (ticket, reread.chosen(later), later))
     }
 
-    /// What is requested goes at once; what comes later is awaited.
+    /// Requested pages are sent at once; the others are awaited.
     fn is_answered(
         &self,
         mut change: Change<Errand>,
@@ -226,6 +223,7 @@ impl Stage {
         (ticket, reread, later): (u32, RereadPages, u128),
     ) -> Result<(), Nonsense> {
         let mut open = self.open.lock();
+        open.pending.answered();
         let is_awaited = later != 0;
         let resolved = if is_awaited { open.pending.wait(ticket, reread, later)? } else { None };
         let resolved = open.resolve(resolved);
@@ -239,9 +237,8 @@ impl Stage {
         Ok(())
     }
 
-    /// What has become of pages of a batch of names for which the destination waited:
-    /// these, by their places in it, are wanted, and all others placed, or are still
-    /// waited for if there are `more`.
+    /// A report on awaited pages of a batch: those with these indices are wanted, and all others
+    /// placed, or still awaited if there are `more`.
     pub fn late(&self, ticket: u32, wanted: Vec<u8>, more: bool) {
         let mut open = self.open.lock();
         let Ok(resolved) = open.pending.late(ticket, wanted, more) else {
@@ -274,7 +271,7 @@ pub(super) mod tests {
     use super::super::naming::{Asking, Labels, Plan};
     use super::*;
 
-    /// No lane carries anything.
+    /// Lanes without connections.
     pub(crate) fn lanes() -> Lanes<Errand> {
         let plan = LanesPlan {
             endpoints: Vec::new(),
@@ -315,13 +312,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn names_are_answered_and_nothing_else_is() {
+    fn only_queries_have_answers() {
         let pool = Pool::new(8 << 20);
         let query = || Errand(Kind::Query(Query { batch: batch(&pool), ticket: 1 }));
         let answer = |wanted, later| Some(Answer { placed: 1, wanted, later });
         let said = |errand, answer| {
             let lanes = lanes();
             let stage = stage(&lanes);
+            assert_eq!(stage.ticket(), 1);
             lanes.submit(batch(&pool)).unwrap();
             stage.queue.asks();
             let heard = stage.heard(errand, answer);
@@ -337,7 +335,7 @@ pub(super) mod tests {
         assert_eq!(heard, Ok(()));
         let delivered = lanes.delivered();
         assert_eq!((delivered.found_bytes, delivered.awaited_bytes), (4096, 4096));
-        // The batch that this test submitted waits as if it were another one.
+        // The batch that this test submitted counts as queued, too.
         let queued = || stage.queue.queued(Errand::queued_pages);
         assert_eq!(queued(), Some(128 + 128));
         stage.late(1, vec![2], false);
@@ -353,7 +351,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_sleeps_names_nothing_until_it_is_woken() {
+    fn a_sleeping_source_names_nothing_until_it_is_woken() {
         let mut plan = naming(Waits::FirstPass).into_plan();
         plan.sleeps = true;
         let (naming, pool) = (Naming::new(plan), Pool::new(1 << 20));
@@ -367,9 +365,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_peer_that_says_what_can_not_be_ends_the_lanes() {
+    fn an_invalid_message_ends_the_lanes() {
         let lanes = lanes();
         let stage = stage(&lanes);
+        stage.ticket();
         stage.late(1, vec![3], true);
         assert!(lanes.failure().is_none(), "the answer may come yet");
         stage.late(1, vec![0; 200], false);

@@ -1,6 +1,8 @@
-//! The blackout bound: how long the VM may stand still for its switchover. Whatever the
-//! destination does or does not do, the move is taken back then.
+//! The blackout bound: the longest downtime of a switchover. At the bound the move is
+//! taken back, whatever the destination does.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use api::{Phase, Priority};
@@ -11,32 +13,34 @@ use super::context::sched_params;
 use super::phases::connect::Connected;
 use crate::error::MigrationError;
 
-/// Without the operator's word: so many times the goal for the downtime...
+/// The default bound is this multiple of the downtime goal ...
 const GOALS: u32 = 10;
-/// ... and this at least, which a busy host may need for the shortest goal.
+/// ... and at least this long, which a busy host may need for the shortest goal.
 const LEAST: Duration = Duration::from_secs(3);
 
 /// The VM's switchover, from its stop on.
 #[derive(Debug, Default)]
 pub(crate) struct Blackout {
-    /// QEMU has stopped it.
+    /// QEMU's stop of the VM.
     stop: Option<Stop>,
-    /// Since when a VM that ran stands still.
+    /// When a VM that was running stopped.
     since: Option<Instant>,
-    /// Its disks are written and flushed at the destination.
+    /// Whether QEMU has stopped the VM for its switchover, as last reported.
+    stands_still: Arc<AtomicBool>,
+    /// The VM's disks are written and flushed at the destination.
     drained: bool,
-    /// All of the VM was handed over: the destination is to load it.
+    /// The VM was handed over completely: the destination is loading it.
     loading: bool,
 }
 
-/// When QEMU stopped the VM, and what was delivered by then.
+/// The time of QEMU's stop, and what was delivered by then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stop {
     pub(crate) at: Instant,
     pub(crate) delivered: Delivered,
 }
 
-/// What has not arrived of a VM that stands still.
+/// What has not yet arrived of a stopped VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Missing {
     pub(crate) memory_bytes: u64,
@@ -44,7 +48,7 @@ pub(crate) struct Missing {
     pub(crate) disks_move: bool,
 }
 
-/// What is left of a VM that stands still, in words.
+/// The remaining work for a stopped VM, in words.
 struct Left<'h> {
     host: &'h str,
     missing: Missing,
@@ -53,8 +57,9 @@ struct Left<'h> {
 }
 
 impl Blackout {
-    /// It stands still, which only counts if it would run.
+    /// Notes that the VM is stopped, which counts only if it was running.
     pub(crate) fn begins(&mut self, at: Instant, ran: bool) {
+        self.stands_still.store(true, Relaxed);
         if ran {
             self.since.get_or_insert(at);
         }
@@ -68,14 +73,26 @@ impl Blackout {
         self.since.is_some()
     }
 
-    /// It runs again.
+    /// When the downtime will have been `max`; none if that is not to be foreseen.
+    fn ends(&self, max: Duration) -> Option<Instant> {
+        self.since?.checked_add(max)
+    }
+
+    /// Notes that the VM runs again.
     pub(crate) fn is_over(&mut self) {
+        self.stands_still.store(false, Relaxed);
         self.since = None;
     }
 
-    /// It would stand still anyway: what stopped it was not QEMU's switchover.
+    /// Whether the VM is stopped for its switchover, for other threads.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stands_still)
+    }
+
+    /// Notes that the VM would be stopped anyway: its stop was not QEMU's switchover.
     pub(crate) fn forget(&mut self) {
-        (self.stop, self.since) = (None, None);
+        self.is_over();
+        self.stop = None;
     }
 
     pub(crate) fn drained(&mut self) {
@@ -88,15 +105,17 @@ impl Blackout {
 }
 
 impl Connected<'_> {
-    /// The VM has stopped for its switchover, with so much delivered by then.
+    /// Notes that the VM has stopped for its switchover, and what was delivered by
+    /// then.
     pub(crate) fn stopped(&mut self, at: Instant, delivered: Delivered) {
         self.context.blackout.stop = Some(Stop { at, delivered });
         self.context.report_builder.enter(Phase::Stopped);
         self.stands_still(at);
     }
 
-    /// Until now the VM's data gave way to other work. From now on the VM waits for it:
-    /// no thread that carries it is nicer than the agent, at either end.
+    /// Raises the priority of the data threads. While the VM ran, its data gave way to
+    /// other work; now the VM waits for it, so no thread that carries it may be nicer
+    /// than the agent, at either end.
     pub(crate) fn stands_still(&mut self, at: Instant) {
         let context = &mut self.context;
         let had_begun = context.blackout.has_begun();
@@ -107,19 +126,33 @@ impl Connected<'_> {
         }
         let params = sched_params(&bounds, true);
         context.threads.set(&params);
-        // A destination that doesn't hear it is only slower.
+        // A destination that misses this is only slower.
         let _ = self.control.send(&ToDestination::Terms(params));
     }
 
-    /// How long the VM may stand still, with this goal for its downtime.
+    /// Takes back [`Connected::stands_still`]: the VM runs again, or its stop was not for its
+    /// switchover.
+    pub(crate) fn goes_on(&mut self, undo: impl Fn(&mut Blackout)) {
+        let context = &mut self.context;
+        let had_begun = context.blackout.has_begun();
+        undo(&mut context.blackout);
+        let bounds = context.report_builder.watch().bounds();
+        if had_begun && bounds.priority == Priority::Low {
+            let params = sched_params(&bounds, false);
+            context.threads.set(&params);
+            let _ = self.control.send(&ToDestination::Terms(params));
+        }
+    }
+
+    /// The longest permitted downtime, given the goal.
     pub(crate) fn blackout_max(&self, goal: Duration) -> Duration {
         allowed(self.context.request.blackout_max_s, goal)
     }
 
-    /// When the move is taken back, if that is to be.
+    /// The time at which the move is taken back; none for a VM that was paused, and after the
+    /// commit.
     pub(crate) fn blackout_ends(&self, max: Duration) -> Option<Instant> {
-        let since = self.context.blackout.since.filter(|_| !self.context.committed)?;
-        Some(since + max)
+        self.context.blackout.ends(max).filter(|_| !self.context.committed)
     }
 
     pub(crate) fn blackout_error(&self, allowed: Duration, missing: Missing) -> MigrationError {
@@ -133,7 +166,7 @@ impl Connected<'_> {
 fn allowed(asked_s: Option<u64>, goal: Duration) -> Duration {
     match asked_s {
         Some(seconds) => Duration::from_secs(seconds),
-        None => (goal * GOALS).max(LEAST),
+        None => goal.saturating_mul(GOALS).max(LEAST),
     }
 }
 
@@ -164,13 +197,14 @@ mod tests {
             (None, ms(800), ms(8000)),
             (Some(1), ms(800), ms(1000)),
             (Some(60), ms(1), ms(60_000)),
+            (None, Duration::MAX, Duration::MAX),
         ] {
             assert_eq!(allowed(asked_s, goal), expected, "{asked_s:?} {goal:?}");
         }
     }
 
     #[test]
-    fn it_says_what_was_waited_for() {
+    fn the_error_names_what_is_missing() {
         let says = |memory_bytes, disk_bytes, draining: bool, loading| {
             let missing = Missing { memory_bytes, disk_bytes, disks_move: true };
             Left { host: "b", missing, drained: !draining, loading }.to_string()
@@ -187,24 +221,27 @@ mod tests {
     }
 
     #[test]
-    fn it_counts_from_the_first_stop_of_a_vm_that_ran() {
+    fn the_bound_counts_from_the_first_stop_of_a_running_vm() {
         let (mut blackout, first) = (Blackout::default(), Instant::now());
         blackout.begins(first, false);
         assert_eq!(blackout.since, None);
         blackout.begins(first, true);
         blackout.begins(first + LEAST, true);
         assert_eq!(blackout.since, Some(first));
+        assert_eq!(blackout.ends(LEAST), Some(first + LEAST));
+        assert_eq!(blackout.ends(Duration::from_secs(u64::MAX)), None);
         blackout.is_over();
-        assert_eq!(blackout.since, None);
+        assert_eq!((blackout.since, blackout.ends(LEAST)), (None, None));
     }
 
     #[test]
-    fn a_vm_that_would_stand_still_anyway_has_none() {
+    fn a_vm_that_would_be_stopped_anyway_has_no_bound() {
         let at = Instant::now();
         let stop = Some(Stop { at, delivered: Delivered::default() });
         let mut blackout = Blackout { stop, ..Blackout::default() };
         blackout.begins(at, true);
         blackout.forget();
         assert!(blackout.stop().is_none() && !blackout.has_begun());
+        assert!(!blackout.flag().load(Relaxed), "its guest may be throttled again");
     }
 }

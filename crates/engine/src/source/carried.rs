@@ -1,22 +1,23 @@
-//! The source's side of a migration that somebody else commands, such as libvirt. Two
-//! agents carry it from QEMU to QEMU; neither of them has started or asks one.
+//! The source's side of a migration that another program, such as libvirt, commands. Two
+//! agents carry it from QEMU to QEMU; neither agent starts or queries a QEMU.
 //!
 //! ```text
-//! opening     somebody has connected to this agent's door; the agent of the destination
-//!             connects to the QEMU there, and says whose it is
-//! setup       QEMU has set its migration up, and made its channels: the tap takes them
-//! first pass, pages go by lanes; the pool's bound keeps little in flight
+//! opening     a caller connects to this agent's door; the destination's agent connects
+//!             to the QEMU there, and reports its VM
+//! setup       QEMU has set up its migration and connected its channels: the tap takes
+//!             them over
+//! first pass, pages go on lanes; the pool's bound keeps little in flight
 //! later pass
-//! stopped     RAM has ended; when all is placed, the destination compares it, and only
-//!             then feeds what comes after RAM to its QEMU
-//! loaded      that QEMU has said SHUT, which was passed on; QEMU here closes
+//! stopped     RAM has ended; once everything is placed, the destination audits it, and
+//!             only then feeds the stream after RAM to its QEMU
+//! loaded      that QEMU has sent SHUT, which was passed on; QEMU here closes
 //! ```
 //!
-//! Whoever commands both QEMUs decides what becomes of the VM. All that this can do is to
-//! fail, by closing the migration's connections at both ends (see `caller` for how QEMU's
-//! are): then the VM goes on here. So there is no journal, and nothing is ever answered in
-//! the name of the destination's QEMU. Its word that the VM may be stopped is kept until
-//! the downtime goal can be met (`way_back`).
+//! The program that commands both QEMUs decides the VM's fate. The agents can only fail
+//! the migration, by closing its connections at both ends (see `caller` for QEMU's
+//! connections); the VM then goes on here. So there is no journal, and the agent never
+//! answers in the name of the destination's QEMU. It only holds back that QEMU's
+//! permission to stop the VM until the downtime goal can be met (`way_back`).
 
 mod agents;
 mod by_lanes;
@@ -27,6 +28,7 @@ mod from_disks;
 mod hearing;
 mod notice;
 mod opening;
+mod passed;
 mod passes;
 mod process;
 mod relay;
@@ -52,30 +54,30 @@ pub use relay::Relay;
 use setup::Reason;
 pub use split::Split;
 
-/// What an agent's operator has set for migrations that others command.
+/// The operator's settings for migrations that other programs command.
 #[derive(Clone, Debug)]
 pub struct CarryRequest {
-    /// Connections to carry it; by default as many as for the agent's own.
+    /// Number of lanes; by default as for the agent's own migrations.
     pub lanes: Option<u16>,
-    /// The downtime that little enough is kept in flight for.
+    /// The downtime goal, which bounds the data in flight.
     pub downtime_ms: u64,
     /// How bodies are encoded.
     pub compress: Compress,
-    /// What is compared before the VM is loaded.
+    /// What the audit compares before the VM is loaded.
     pub audit: Audit,
-    /// How far a VM may be throttled that does not converge. A deadline is none of this,
-    /// nor what is done where the floor isn't enough: nothing is.
+    /// How far a VM that does not converge may be throttled. There is no deadline, and no
+    /// action where the floor isn't enough.
     pub slowing: Slowing,
-    /// With whom their content is shared.
+    /// The sharing domain.
     pub sharing: Sharing,
-    /// Whether pages are read from disks that both hosts see.
+    /// Whether pages are read from disks that both hosts reach.
     pub storage: FromStorage,
-    /// What each may use.
+    /// The bounds of each migration.
     pub bounds: Bounds,
 }
 
 impl CarryRequest {
-    /// That of all VMs that are carried from here.
+    /// The sharing domain of all VMs carried from here.
     fn domain(&self) -> Domain {
         Domain(self.sharing.domain.clone().unwrap_or_default())
     }
@@ -96,29 +98,29 @@ impl Default for CarryRequest {
     }
 }
 
-/// What somebody connected for.
+/// The content of a connection.
 pub enum Content {
     /// A migration.
     Stream(Carried),
-    /// Something else: a disk.
+    /// Another connection: a disk.
     Other(Box<Relay>),
 }
 
-/// A migration, about to be carried.
+/// A migration to carry.
 pub enum Carried {
-    /// Its pages by lanes.
+    /// Its pages go on lanes.
     Split(Box<Split>),
-    /// As it is.
+    /// It is passed through unchanged.
     Relayed {
         /// Its only connection.
         relay: Box<Relay>,
-        /// Why, if that is known.
+        /// The reason, if known.
         why: Option<Reason>,
     },
 }
 
 impl Carried {
-    /// Carries it until it is over, which those who watch it see.
+    /// Carries it until it is over; `watch` shows its progress.
     #[must_use]
     pub fn run(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));

@@ -1,5 +1,5 @@
-//! What the tap hands things to: pages go to the lanes, the non-RAM stream to the
-//! control connection.
+//! The tap's output: pages go to the lanes, the non-RAM stream to the control
+//! connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -39,7 +39,7 @@ pub(crate) struct Collector {
 
 impl Collector {
     fn notice(&self, notice: Notice) {
-        // Nobody listens any more only once the migration has ended.
+        // The receiver is gone only once the migration has ended.
         let _ = self.notices.send(notice);
     }
 
@@ -54,7 +54,8 @@ impl Collector {
 
 impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
-        self.state.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
+        let ram_bytes = head.blocks.iter().map(|block| block.bytes).sum();
+        self.state.announce_ram(ram_bytes, head.epoch_by_section);
         let mapping = |block: &tap::Block| self.ram.mapping(&block.name, block.bytes);
         self.numbered.announce(head.blocks.iter().map(mapping));
         let pages = head.blocks.iter().map(|block| block.bytes / PAGE_BYTES as u64);

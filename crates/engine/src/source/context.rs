@@ -1,4 +1,4 @@
-//! What all phases of one migration share.
+//! State shared by all phases of one migration.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,53 +13,52 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::report_builder::ReportBuilder;
 
-/// Events of QEMU's that a migration goes by. Others, such as errors of a disk, may come
-/// by thousands.
+/// The QEMU events that a migration follows. Others, such as disk errors, may arrive by
+/// the thousand.
 const FOLLOWED: [&str; 4] = ["STOP", "RESUME", "MIGRATION", "SHUTDOWN"];
 
-/// Something that a thread of this migration tells the one that leads it.
+/// A notice from one of the migration's threads to the leading thread.
 pub(crate) enum Notice {
-    /// QEMU has set its migration up, and begins with RAM.
+    /// QEMU has set up its migration, and starts with RAM.
     FirstPassBegins,
-    /// RAM has ended; what follows is the tail of the non-RAM stream.
+    /// RAM has ended; the tail of the non-RAM stream follows.
     TailBegins,
-    /// The stream is passed through whole, and why.
+    /// The stream is passed through whole, for this reason.
     Unsplittable(String),
-    /// All disks were copied once, and are kept up to date.
+    /// All disks were copied once, and are kept in sync.
     DisksReady,
-    /// The VM does not converge, however far it may be throttled.
+    /// The VM does not converge, even fully throttled.
     Stalled(String),
-    /// The mirrors have written all of the stopped VM's disks; or one failed.
+    /// The mirrors have written all of the stopped VM's disks, or one failed.
     Disks(Result<(), String>),
-    /// A thread of this name that the migration needs has panicked.
+    /// A thread that the migration needs has panicked; its name.
     Panicked(String),
-    /// The tap has read QEMU's stream to its end, and all pages are placed; or
-    /// not.
+    /// The tap has read QEMU's stream to its end and all pages are placed, or an error.
     Delivered(Result<tap::Summary, MigrationError>),
 }
 
-/// What all phases share. What only later phases have is in their types.
+/// State shared by all phases. State of later phases is in their types.
 pub(crate) struct Context<'m> {
     pub(crate) local: &'m Local,
     pub(crate) peer: &'m Peer,
     pub(crate) vm: SourceVm,
     pub(crate) request: &'m MigrateRequest,
     pub(crate) report_builder: Arc<ReportBuilder>,
-    /// For the migration's threads.
+    /// Used by the migration's threads.
     pub(crate) notices: Sender<Notice>,
-    /// For the thread that leads.
+    /// Used by the leading thread.
     pub(crate) noticed: Receiver<Notice>,
     pub(crate) qemu_events: Receiver<Event>,
     /// The data threads at this end.
     pub(crate) threads: Arc<DataThreads>,
-    /// Whether the VM runs, as QEMU said last; false until it was asked.
+    /// Whether the VM runs, as QEMU last reported; false before the first query.
     pub(crate) was_running: bool,
-    /// QEMU has not said yet what its last stop of the VM was for.
+    /// It is still unknown why QEMU last stopped the VM.
     pub(crate) stop_unclear: bool,
     pub(crate) blackout: Blackout,
     /// `--timeout`.
     pub(crate) deadline: Option<Instant>,
-    /// `go` was said: neither the operator nor a limit ends the migration any more.
+    /// `go` was sent: neither the operator nor a limit can end the migration any more.
     pub(crate) committed: bool,
 }
 
@@ -93,7 +92,9 @@ impl<'m> Context<'m> {
             was_running: false,
             stop_unclear: false,
             blackout: Blackout::default(),
-            deadline: request.timeout_s.map(|s| Instant::now() + Duration::from_secs(s)),
+            deadline: request
+                .timeout_s
+                .and_then(|s| Instant::now().checked_add(Duration::from_secs(s))),
             committed: false,
         }
     }
@@ -103,14 +104,14 @@ impl<'m> Context<'m> {
     }
 }
 
-/// How data threads are scheduled: those of a VM that stands still are no nicer than
-/// the agent.
+/// How data threads are scheduled: once the VM is stopped, they are no nicer than the
+/// agent.
 pub(crate) fn sched_params(bounds: &Bounds, stands_still: bool) -> SchedParams {
     let least = if stands_still { Priority::Normal } else { Priority::Low };
     SchedParams { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
 }
 
-/// What this host lacks.
+/// An error of this host.
 pub(crate) fn local(what: &'static str, source: std::io::Error) -> MigrationError {
     MigrationError::Local { what, source }
 }

@@ -1,5 +1,5 @@
-//! Disks that move with their VM: QEMU mirrors them into our disk tap, lanes
-//! carry the blocks, the destination writes them into its own QEMU's images.
+//! Disks that move with their VM: QEMU mirrors them into the disk tap, lanes carry
+//! the blocks, and the destination writes them into its own QEMU's images.
 
 mod flushes;
 pub(crate) mod room;
@@ -36,29 +36,30 @@ use crate::error::MigrationError;
 use crate::link::Link;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
+use crate::waits::Waits;
 
-/// Between two looks at how far the mirrors are.
+/// Interval between two checks of the mirrors' progress.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// The disks that are to move, before anything has begun.
+/// The disks that will move, before anything has begun.
 pub(crate) struct Chosen {
     pub(crate) disks: Vec<Disk>,
     pub(crate) moving: Vec<Moving>,
-    /// For what is between QEMU and the destination.
+    /// Buffers for data between QEMU and the destination.
     pool: Arc<Pool>,
     _cleanup: Cleanup,
 }
 
 impl Chosen {
-    /// The destination has answered: files that were made for it to see go, so
-    /// that an agent that crashes later leaves none.
+    /// The destination has answered, so the challenge files are removed now: an
+    /// agent that crashes later leaves none.
     pub(crate) fn answered(self) -> Self {
         Self { _cleanup: Cleanup::default(), ..self }
     }
 }
 
-/// The disks that the operator means; and the shape that the destination's VM
-/// must have besides them.
+/// Returns the disks that the operator selected, and the shape that the
+/// destination's VM must have apart from them.
 pub(crate) fn choose(
     machine: &Machine,
     shape: Shape,
@@ -99,22 +100,22 @@ pub(crate) struct Disks {
     draining: Option<JoinHandle<()>>,
 }
 
-/// What disks need of the migration that moves them.
+/// The parts of a migration that its disks need.
 pub(crate) struct DisksPlan<'m> {
     pub(crate) machine: &'m Machine,
-    /// Where sockets between the agent and QEMU are made.
+    /// The directory for sockets between the agent and QEMU.
     pub(crate) scratch: &'m Path,
     pub(crate) lanes: &'m Arc<Lanes>,
     pub(crate) link: &'m Arc<Link<ToDestination>>,
     pub(crate) notices: &'m Sender<Notice>,
     pub(crate) threads: &'m Arc<DataThreads>,
     pub(crate) report_builder: &'m Arc<ReportBuilder>,
-    /// Whether all disks have caught up: QEMU may finish.
+    /// Set while all disks have caught up, so that QEMU may finish.
     pub(crate) ready: Arc<AtomicBool>,
 }
 
 impl Disks {
-    /// Has QEMU begin to mirror.
+    /// Starts QEMU's mirrors.
     pub(crate) fn start(chosen: &Chosen, plan: &DisksPlan<'_>) -> Result<Self, MigrationError> {
         let pool = Arc::clone(&chosen.pool);
         let flushes = Arc::new(Flushes::default());
@@ -182,26 +183,28 @@ impl Disks {
         })
     }
 
-    /// The destination has flushed a disk, or can't.
+    /// Notes that the destination has flushed a disk, or failed to.
     pub(crate) fn flushed(&self, ticket: u64, error: Option<String>) {
         self.flushes.answered(ticket, error);
     }
 
-    /// The VM is stopped: the mirrors write what is left. A notice tells when
-    /// the copies are the disks.
+    /// Lets the mirrors of a stopped VM write what is left. A notice reports when
+    /// the copies are complete.
     pub(crate) fn drain(
         &mut self,
         notices: Sender<Notice>,
-        wait: Duration,
+        waits: &Waits,
     ) -> Result<(), MigrationError> {
         if self.draining.is_some() {
             return Ok(());
         }
         self.watching.stop();
         let mirrors = Arc::clone(&self.mirrors);
+        let (stall, drain) = (waits.stall, waits.drain);
         let drain = move || {
-            // They are, unless QEMU stopped the VM by itself.
-            let outcome = mirrors.wait_ready(wait).and_then(|()| mirrors.finish(wait));
+            // They are ready, unless QEMU came here by itself: a VM that its owner has paused
+            // is not held.
+            let outcome = mirrors.wait_ready(stall).and_then(|()| mirrors.finish(drain));
             let _ = notices.send(Notice::Disks(outcome.map_err(|error| error.to_string())));
         };
         let thread = data_threads::spawn("disk-drain", drain);
@@ -209,8 +212,8 @@ impl Disks {
         Ok(())
     }
 
-    /// Ends all of it before the commit: the VM's disks are as they were. Waits for
-    /// QEMU alone, and for nothing that waits for the destination.
+    /// Undoes everything before the commit: the VM's disks are as they were. Waits
+    /// only for QEMU, and for nothing that waits for the destination.
     pub(crate) fn undo(&mut self) {
         self.shut();
         self.watching.stop();
@@ -219,7 +222,7 @@ impl Disks {
         }
     }
 
-    /// Ends what waits and what serves, without waiting for it.
+    /// Ends waiting and serving, without waiting for either.
     pub(crate) fn shut(&self) {
         self.flushes.end();
         self.sources.iter().for_each(|source| source.end());
@@ -227,7 +230,7 @@ impl Disks {
         self.tap.shut();
     }
 
-    /// For the report.
+    /// The disks' figures for the report.
     pub(crate) fn reports(&self) -> Vec<DiskReport> {
         let mut reports = self.reports.lock().clone();
         for (report, source) in reports.iter_mut().zip(&self.sources) {
@@ -250,7 +253,7 @@ impl Drop for Disks {
     }
 }
 
-/// The thread that looks after the mirrors.
+/// The thread that watches the mirrors.
 struct Watching {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -285,7 +288,7 @@ struct Watcher {
     ready: Arc<AtomicBool>,
     settle: Settle,
     catching: Vec<Catching>,
-    /// That they are ready was told once.
+    /// It was reported once that they are ready.
     told: bool,
 }
 
@@ -298,7 +301,7 @@ impl Watcher {
                 recv(stopped) -> _ => return,
                 recv(events) -> event => match event {
                     Ok(event) => self.mirrors.hear(&event).map_err(|error| error.to_string()),
-                    // QEMU has ended: the leading thread hears that.
+                    // QEMU has ended, which the leading thread notices.
                     Err(_) => return,
                 },
                 recv(self.settle.done) -> took => {
@@ -317,7 +320,8 @@ impl Watcher {
     }
 
     fn look(&mut self) -> Result<(), String> {
-        // A QEMU that is busy stopping its VM says nothing: the next look will do.
+        // A QEMU that is busy stopping its VM doesn't answer; the next check will
+        // do.
         let Ok(progress) = self.mirrors.progress() else { return Ok(()) };
         let left = progress.iter().map(qemu::mirror::MirrorProgress::remaining_bytes).sum();
         let total = progress.iter().map(|disk| disk.total_bytes).sum();
@@ -352,7 +356,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// The guest writes as fast as the disk is copied.
+    /// Slows a guest that writes as fast as its disk is copied.
     fn help(&self, name: &str, bytes_per_s: u64) -> Result<(), String> {
         let late = self.mirrors.converge(name, bytes_per_s).map_err(|error| error.to_string())?;
         let how = match late {

@@ -1,22 +1,21 @@
-# Runs in a host's mount namespace: gives it /run, /etc and the directories of libvirt
-# in /var as its own, and libvirt itself. Nothing of it is seen outside, and it is gone
-# with the namespace.
+# Runs in a host's mount namespace: gives the host its own /run, /etc and libvirt directories in
+# /var, and libvirt itself. None of it is visible outside, and it goes with the namespace.
 #
-# Arguments: the host's own directory, QEMU's user, where the distribution's QEMU is to
-# find its modules, what libvirtds know of QEMUs, libvirt's tree or nothing.
+# Arguments: the host's own directory, QEMU's user, where the distribution's QEMU is to find its
+# modules, libvirtd's cache of QEMU capabilities, libvirt's tree or nothing.
 set -eu
 own=$1 user=$2 modules=$3 capabilities=$4 tree=${5-}
 
-# Its own directory stays where it is.
+# The host's own directory stays where it is.
 mkdir "$own/run"
 mount -n -t tmpfs -o mode=755 run "$own/run"
 mkdir "$own/run/${own##*/}"
 mount -n --rbind "$own" "$own/run/${own##*/}"
 mount -n --move "$own/run" /run
-# QEMU's user has to reach its sockets and its kernel.
+# QEMU's user has to reach the host's sockets and kernels.
 chmod 755 "$own"
 
-# What is written there stays in this host.
+# What is written to these directories stays in this host.
 layer=/run/layers
 for dir in /etc /var/lib /var/cache /var/log; do
     mkdir -p "$layer$dir/upper" "$layer$dir/work"
@@ -30,7 +29,7 @@ for dir in /etc/libvirt /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
 done
 mkdir /run/libvirt /run/lock
 
-# All hosts of the lab have the same QEMUs, and to look at one takes seconds.
+# All hosts of the lab have the same QEMUs, and probing one takes seconds.
 mkdir -p /var/cache/libvirt/qemu/capabilities
 mount -n --bind "$capabilities" /var/cache/libvirt/qemu/capabilities
 
@@ -41,7 +40,7 @@ if [ -n "$tree" ]; then
     done
 fi
 
-# All drivers but those that would make networks, and look for devices.
+# All drivers but those that make networks or look for devices.
 mkdir /run/drivers
 for driver in qemu storage secret; do
     for dir in /usr/lib/*/libvirt/connection-driver /usr/lib*/libvirt/connection-driver; do
@@ -50,9 +49,9 @@ for driver in qemu storage secret; do
     done
 done
 
-# libvirt has a QEMU load all its modules, and one that finds those of another QEMU
-# ends. The system's QEMU finds its own by a variable. What libvirtds know of QEMUs holds
-# as long as that directory has the same date.
+# libvirt has a QEMU load all its modules, and a QEMU that finds modules of another one exits. The
+# system's QEMU finds its own by a variable. libvirtd's cache of capabilities stays valid as long as
+# that directory has the same date.
 mkdir "$modules" /run/empty
 touch -d '2000-01-01 UTC' /run/empty
 for dir in /usr/lib/*/qemu; do
@@ -61,7 +60,7 @@ for dir in /usr/lib/*/qemu; do
     mount -n --bind /run/empty "$dir"
 done
 
-# The driver doesn't start without, whoever QEMU runs as.
+# The driver doesn't start without this user, even if QEMU runs as another one.
 grep -q '^libvirt-qemu:' /etc/group || echo 'libvirt-qemu:x:64055:' >> /etc/group
 grep -q '^libvirt-qemu:' /etc/passwd ||
     echo 'libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin' >> /etc/passwd
@@ -70,8 +69,8 @@ id "$user" > /dev/null
 grep -q '^qemu:' /etc/passwd ||
     echo "qemu:x:$(id -u "$user"):$(id -g "$user")::/:/usr/sbin/nologin" >> /etc/passwd
 
-# libvirt looks at a QEMU as root, and where its user may not use KVM it takes what it has
-# found for outdated, each time that it needs it: then nobody has KVM here.
+# libvirt probes a QEMU as root. If QEMU's user may not use KVM, libvirt takes the result for
+# outdated and probes again whenever it needs it. So then no user has KVM here.
 if [ -e /dev/kvm ] && ! setpriv --reuid "$user" --regid "$user" --init-groups test -w /dev/kvm
 then
     touch /run/no-kvm

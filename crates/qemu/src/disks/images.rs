@@ -1,8 +1,8 @@
-//! Images at the destination for disks that move: looked at, made, removed.
+//! Images at the destination for disks that move: examined, created, removed.
 //!
 //! A mirror copies all that the guest can read, so a disk whose image has
-//! backing files arrives as one image without: the files behind it may be on
-//! no other host, and the copy must not depend on whether they are.
+//! backing files arrives as one image without them: they may exist on no other
+//! host, and the copy must not depend on whether they do.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -18,16 +18,16 @@ use crate::command_line::overridden;
 use crate::launch::User;
 use crate::shape::Image;
 
-/// QEMU counts disks in these.
+/// The unit of disk sizes in QEMU.
 const SECTOR: u64 = 512;
-/// Zeros that are read before an image counts as holding something: they are
-/// read in a moment, and nobody has an image of terabytes of them read.
+/// Most allocated zeros that are read before an image counts as holding data: this
+/// many are read in a moment, and terabytes would take too long.
 const ZEROS_READ_MAX: usize = 256 << 20;
-/// No disk is larger: QEMU's own limit is near.
+/// No disk is larger: QEMU's own limit is close to this.
 const DISK_BYTES_MAX: u64 = 1 << 62;
 
-/// What is to be said of the disks that move, and what removes the files that
-/// were made for it: keep it until the destination has answered. `id` names
+/// The description of the disks that move, and a guard that removes the files
+/// made for it: keep it until the destination has answered. `id` names
 /// the migration, `pid` is QEMU's.
 #[must_use]
 pub fn moving(disks: &[Disk], pid: Option<u32>, id: &str) -> (Vec<Moving>, Cleanup) {
@@ -53,7 +53,7 @@ pub fn moving(disks: &[Disk], pid: Option<u32>, id: &str) -> (Vec<Moving>, Clean
     (all, cleanup)
 }
 
-/// An image that is there and may be written.
+/// An image that exists and may be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreparedImage {
     /// The disk's name.
@@ -64,26 +64,44 @@ pub struct PreparedImage {
     pub format: Format,
     /// The size that the guest sees.
     pub bytes: u64,
-    /// Whether it was made for this.
+    /// Whether it was created for this move.
     pub created: bool,
+    /// The file that was examined or created: device and inode.
+    pub(crate) identity: (u64, u64),
+    /// The user with whose rights that was done.
+    user: Option<User>,
 }
 
-/// The images for a VM's disks. Those that were made for it are removed when
+impl PreparedImage {
+    /// Opens it to be written, with the rights that it was prepared with, and only if its path
+    /// still leads to the same file: QEMU's user may have exchanged it meanwhile.
+    pub(crate) fn open(&self) -> Result<File, String> {
+        let words = |error: io::Error| format!("{}: {error}", self.path.display());
+        // Opening a FIFO for both directions doesn't block.
+        let open = || OpenOptions::new().read(true).write(true).open(&self.path);
+        let file = rights::with(self.user.as_ref(), open).and_then(|opened| opened);
+        let file = file.map_err(words)?;
+        if identity_of(&file.metadata().map_err(words)?) == self.identity {
+            return Ok(file);
+        }
+        Err(format!("{} has become another file since it was prepared", self.path.display()))
+    }
+}
+
+/// The images for a VM's disks. Those that were created for it are removed when
 /// it is dropped, unless they are kept.
 #[derive(Debug, Default)]
 pub struct Prepared {
     images: Vec<PreparedImage>,
-    /// Device and number of each, so that no two are one.
-    identities: Vec<(u64, u64)>,
     created: Vec<Created>,
-    /// With whose rights they were made, and are removed.
+    /// The user with whose rights they are created and removed.
     user: Option<User>,
 }
 
 #[derive(Debug)]
 struct Created {
     path: PathBuf,
-    /// Device and number: another file of that name is not ours to remove.
+    /// Device and inode: another file of that name must not be removed.
     file: (u64, u64),
 }
 
@@ -94,12 +112,12 @@ impl Prepared {
         &self.images
     }
 
-    /// The files that were made, for who has to remove them after a crash.
+    /// The files that were created, which have to be removed after a crash.
     pub fn created(&self) -> impl Iterator<Item = &Path> {
         self.created.iter().map(|one| one.path.as_path())
     }
 
-    /// Lets what was made stay: from now on it may be the only copy.
+    /// Keeps the created files: from now on they may be the only copy.
     pub fn keep(&mut self) {
         self.created.clear();
     }
@@ -115,12 +133,12 @@ impl Drop for Prepared {
     }
 }
 
-/// Removes a file that was made, if it is still that one, with the rights that
-/// it was made with. In a directory of the user's the path may lead to another
-/// file at any moment.
+/// Removes a created file, if the path still leads to it, with the rights that it was
+/// created with: in a directory of that user the path may lead to another file at any
+/// moment.
 ///
 /// # Errors
-/// If it stays.
+/// If it can't be removed.
 pub fn remove_made(path: &Path, file: (u64, u64), user: Option<&User>) -> io::Result<()> {
     rights::with(user, || {
         let ours = fs::symlink_metadata(path).is_ok_and(|it| (it.dev(), it.ino()) == file);
@@ -128,14 +146,14 @@ pub fn remove_made(path: &Path, file: (u64, u64), user: Option<&User>) -> io::Re
     })?
 }
 
-/// Looks at the images that the disks are to move to, and makes those that
-/// aren't there and may be made. `overrides` say what they are called here,
-/// relative ones are meant from `cwd`. What comes from the source is not
-/// trusted: nothing is written to an image that is there already, and all is
-/// done with the rights of the tool's user.
+/// Examines the images that the disks are to move to, and creates missing ones if
+/// that is allowed. `overrides` say what they are called here; relative paths start
+/// at `cwd`. The source's description is not trusted: nothing is written to an image
+/// that exists already, and images are opened and created with the rights of the
+/// tool's user.
 ///
 /// # Errors
-/// If one can't take its disk. What was made is removed again.
+/// If one can't take its disk. Created images are removed again.
 pub fn prepare(
     disks: &[Moving],
     overrides: &[(String, String)],
@@ -151,13 +169,14 @@ pub fn prepare(
             |problem| ImageError { disk: moving.disk.clone(), image: path.clone(), problem };
         let (created, identity) =
             prepare_one(moving, &path, allowed, tool, &mut prepared).map_err(failed)?;
-        prepared.identities.push(identity);
         prepared.images.push(PreparedImage {
             disk: moving.disk.clone(),
             path,
             format: moving.format.clone(),
             bytes: moving.bytes,
             created,
+            identity,
+            user: tool.user().cloned(),
         });
     }
     Ok(prepared)
@@ -177,11 +196,10 @@ fn prepare_one(
         return Err(ImageProblem::Impossible(format!("a disk of {} bytes", moving.bytes)));
     }
     let found = look(moving, path, tool)?;
-    if let Found::Image { identity, .. } = &found {
-        let at = prepared.identities.iter().position(|other| other == identity);
-        if let Some(twin) = at.and_then(|at| prepared.images.get(at)) {
-            return Err(ImageProblem::Twice { other: twin.disk.clone() });
-        }
+    if let Found::Image { identity, .. } = &found
+        && let Some(twin) = prepared.images.iter().find(|one| one.identity == *identity)
+    {
+        return Err(ImageProblem::Twice { other: twin.disk.clone() });
     }
     decide(moving, &found, allowed)?;
     match found {
@@ -190,7 +208,7 @@ fn prepare_one(
     }
 }
 
-/// What is at the image's place.
+/// What is at the image's path.
 #[derive(Debug)]
 enum Found {
     /// Nothing, in a directory with this much room.
@@ -202,7 +220,7 @@ enum Found {
         bytes: u64,
         has_backing: bool,
         is_empty: bool,
-        /// What it has and its file system would give; none of a block device.
+        /// The space that it takes plus the room in its file system; none for a block device.
         room: Option<u64>,
     },
 }
@@ -235,8 +253,8 @@ fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, Im
 }
 
 fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<Found, ImageProblem> {
-    // First of all: to look into the source's own image would only find that
-    // it is in use.
+    // First of all: examining the source's own image would only report that it
+    // is in use.
     let kinship = other::compare(path, &moving.challenge.proof);
     let image = match rights::with(tool.user(), || open(path))?? {
         Place::Image(image) => image,
@@ -264,21 +282,21 @@ fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<Found, ImageProb
         has_backing,
         is_empty: match moving.format {
             Format::Raw => holds_zeros(&image)?,
-            // Nobody opens the files behind it: they are of the image's choice.
+            // Backing files must not be opened: the image may name any file.
             Format::Qcow2(_) => !has_backing && tool.is_empty(driver, &image)?,
         },
         room: if is_device { None } else { Some(room_in(&image)?.saturating_add(taken)) },
     })
 }
 
-/// What a path leads to, opened once: what is looked at can't become another
-/// file meanwhile.
+/// What a path leads to, opened once, so that it can't become another file while
+/// it is examined.
 enum Place {
     Image(File),
     Nothing { room: u64 },
 }
 
-/// Opens what is there, with the rights of the thread.
+/// Opens what is at a path, with the rights of the thread.
 fn open(path: &Path) -> Result<Place, ImageProblem> {
     let with = |flags: OFlags| {
         let mut options = OpenOptions::new();
@@ -286,8 +304,8 @@ fn open(path: &Path) -> Result<Place, ImageProblem> {
         options
     };
     let error = match fs::metadata(path) {
-        // To open a device does something, and to open a FIFO waits for the other
-        // end.
+        // Opening a character device may have effects, and opening a FIFO waits for
+        // the other end.
         Ok(file) if !file.is_file() && !file.file_type().is_block_device() => {
             return Err(ImageProblem::Odd);
         }
@@ -298,7 +316,7 @@ fn open(path: &Path) -> Result<Place, ImageProblem> {
         Err(error) => error,
     };
     let is_free = || match fs::symlink_metadata(path) {
-        // A link that leads nowhere is there, and nothing is made through it.
+        // A dangling link exists, and nothing is created through it.
         Ok(_) => false,
         Err(error) => error.kind() == io::ErrorKind::NotFound,
     };
@@ -313,9 +331,9 @@ fn open(path: &Path) -> Result<Place, ImageProblem> {
     }
 }
 
-/// Whether a raw image reads as zeros, as far as that is soon found out: a
-/// block device has no holes, and even an image just made has a few zeros at
-/// its start that take up room.
+/// Whether a raw image reads as zeros, as far as can be found out quickly: a
+/// block device has no holes, and even a new image has a few allocated zeros at
+/// its start.
 fn holds_zeros(file: &File) -> Result<bool, ImageProblem> {
     let errno = |errno: Errno| ImageProblem::Io(errno.into());
     let mut left = ZEROS_READ_MAX;
@@ -340,8 +358,9 @@ fn holds_zeros(file: &File) -> Result<bool, ImageProblem> {
     }
 }
 
-fn identity_of(file: &Metadata) -> (u64, u64) {
-    // Of a block device every node is the same device.
+/// The device and inode of an image.
+pub(crate) fn identity_of(file: &Metadata) -> (u64, u64) {
+    // All nodes of a block device are the same device.
     let is_device = file.file_type().is_block_device();
     if is_device { (file.rdev(), 0) } else { (file.dev(), file.ino()) }
 }
@@ -357,7 +376,7 @@ fn create(
     tool: &QemuImg,
     prepared: &mut Prepared,
 ) -> Result<(u64, u64), ImageProblem> {
-    // The tool would overwrite one that somebody made meanwhile.
+    // The tool itself would overwrite a file created meanwhile.
     let made = rights::with(tool.user(), || File::create_new(path))?;
     let image = made.map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => {

@@ -1,12 +1,12 @@
-//! Is an image another one than the source's? Shown, not believed: copying an
-//! image onto itself begins with zeroing it.
+//! Proves that an image is another one than the source's: copying an image onto
+//! itself begins with zeroing it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use super::challenge::PREFIX;
+use super::challenge::{PREFIX, open_plain};
 use super::{Proof, block_device};
 
 /// How an image at the destination compares with the source's.
@@ -16,7 +16,7 @@ pub(super) enum Kinship {
     Other,
     /// It is the very same.
     Same,
-    /// It can't be told, and why.
+    /// Not known, with the reason.
     Unsure(String),
 }
 
@@ -36,7 +36,7 @@ pub(super) fn compare(path: &Path, proof: &Proof) -> Kinship {
     }
 }
 
-/// The source's file is beside the image only if their directory is the same.
+/// The source's nonce is beside the image only if both hosts see the same directory.
 fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
     let unsure = |reason: &str| Kinship::Unsure(reason.to_owned());
     if !file.starts_with(PREFIX) || file.contains('/') || image.contains('/') {
@@ -45,7 +45,7 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
     let Ok(real) = path.canonicalize() else { return unsure("its directory can't be told") };
     let Some(folder) = real.parent() else { return unsure("it is in no directory") };
     let mut found = String::new();
-    let read = File::open(folder.join(file))
+    let read = open_plain(&folder.join(file))
         .and_then(|opened| opened.take(NONCE_READ).read_to_string(&mut found));
     match read {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Kinship::Other,
@@ -53,7 +53,7 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
         Ok(_) if found != nonce => return unsure("the source's challenge was changed"),
         Ok(_) => {}
     }
-    // The same directory: by another name it may be the same file.
+    // In the same directory, another name may be the same file.
     match (fs::metadata(&real), fs::metadata(folder.join(image))) {
         (Ok(here), Ok(there)) if (here.dev(), here.ino()) == (there.dev(), there.ino()) => {
             Kinship::Same
@@ -77,6 +77,8 @@ fn device(path: &Path, identity: &str) -> Kinship {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     fn nonce(image: &str, file: &str) -> Proof {
@@ -116,8 +118,19 @@ mod tests {
         assert!(matches!(of(&own), Kinship::Unsure(_)));
     }
 
+    /// Opening a pipe would wait for a writer.
     #[test]
-    fn what_can_t_be_told_is_not_taken_for_another() {
+    fn a_pipe_in_the_place_of_a_nonce_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, pipe) = (dir.path().join("own"), dir.path().join(".droveway-m1"));
+        fs::write(&image, b"x").unwrap();
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let found = compare(&image, &nonce("own", ".droveway-m1"));
+        assert_eq!(found, Kinship::Unsure("it is not a file".to_owned()));
+    }
+
+    #[test]
+    fn without_proof_an_image_does_not_count_as_another() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for proof in [
             nonce("x", "../secret"),

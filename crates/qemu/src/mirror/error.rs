@@ -1,4 +1,4 @@
-//! What can go wrong with a mirror.
+//! Failures of mirrors.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::qmp::QmpError;
 pub enum Side {
     /// Reading the disk here.
     Source,
-    /// Writing it there, or the way there.
+    /// Writing it there, or the connection to it.
     Target,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Side {
     }
 }
 
-/// A disk is not mirrored, or no more. The VM and its disk are unhurt.
+/// Why a disk is not mirrored, or no longer. The VM and its disk are unharmed.
 #[derive(Debug, thiserror::Error)]
 pub enum MirrorError {
     /// Reading or writing failed.
@@ -33,10 +33,10 @@ pub enum MirrorError {
         disk: String,
         /// Which end.
         side: Side,
-        /// QEMU's words.
+        /// QEMU's message.
         words: String,
     },
-    /// Its job ended, and not by us.
+    /// Another program ended its job.
     #[error("disk `{disk}` can't move: another program ended its mirror in QEMU")]
     Ended {
         /// The disk.
@@ -57,7 +57,7 @@ pub enum MirrorError {
     Qemu {
         /// The disk.
         disk: String,
-        /// Its words.
+        /// QEMU's error.
         source: QmpError,
     },
     /// It takes too long.
@@ -70,7 +70,15 @@ pub enum MirrorError {
         /// How long we waited.
         waited: Duration,
     },
-    /// What can only be done with the VM stopped.
+    /// The disks' mirrors make no progress.
+    #[error("nothing was copied for {} s: disk {}", waited.as_secs(), disks.join(", "))]
+    Stalled {
+        /// The disks that are not copied.
+        disks: Vec<String>,
+        /// How long that was.
+        waited: Duration,
+    },
+    /// The VM runs, and has to be stopped first.
     #[error("the VM runs: its disks can't be completed while it writes to them")]
     Running,
     /// There is no mirror of that disk.
@@ -82,7 +90,7 @@ pub enum MirrorError {
     /// Something could not be removed.
     #[error("what mirrors disks stays behind in QEMU: {0}")]
     Left(String),
-    /// QEMU doesn't say, or is gone.
+    /// QEMU doesn't answer, or is gone.
     #[error(transparent)]
     Qmp(#[from] QmpError),
 }

@@ -1,6 +1,8 @@
+use std::cell::Cell;
+
 use super::*;
 
-/// A directory that looks like a group of version 2, with one of ours in it.
+/// A directory that looks like a version 2 group, with one of our groups in it.
 fn version_2(controllers: &str, subtree: &str) -> (tempfile::TempDir, Result<Group, QuotaError>) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("cgroup.controllers"), controllers).unwrap();
@@ -20,7 +22,7 @@ fn said(dir: &Path, file: &str) -> String {
 }
 
 #[test]
-fn version_2_is_told_threads_of_a_threaded_group() {
+fn version_2_gets_a_threaded_group() {
     let (parent, group) = version_2("cpuset cpu io\n", "io\n");
     let group = group.unwrap();
     group.make().unwrap();
@@ -33,7 +35,7 @@ fn version_2_is_told_threads_of_a_threaded_group() {
     assert!(said(parent.path(), "cgroup.subtree_control").starts_with("+cpu"));
     group.set(None).unwrap();
     assert!(said(&ours, "cpu.max").starts_with("max"));
-    // Another of ours still needs the controller.
+    // Another of our groups still needs the controller.
     group.disable().unwrap();
     assert!(said(parent.path(), "cgroup.subtree_control").starts_with("+cpu"));
     fs::remove_dir_all(ours).unwrap();
@@ -59,8 +61,27 @@ fn a_parent_without_the_controller_is_named() {
 }
 
 #[test]
-fn a_group_that_is_not_there_is_lifted() {
+fn lifting_a_missing_group_succeeds() {
     let (parent, group) = version_2("cpu\n", "cpu\n");
     fs::remove_dir_all(parent.path().join("droveway-slow-7")).unwrap();
     group.unwrap().lift().unwrap();
+}
+
+#[test]
+fn the_last_try_to_remove_a_group_counts_like_the_others() {
+    let (parent, group) = version_2("cpu\n", "\n");
+    let group = group.unwrap();
+    let tries = Cell::new(0);
+    group
+        .remove(|dir| {
+            tries.set(tries.get() + 1);
+            if tries.get() < REMOVE_TRIES {
+                return Err(ErrorKind::ResourceBusy.into());
+            }
+            fs::remove_dir_all(dir)
+        })
+        .unwrap();
+    assert_eq!(said(parent.path(), "cgroup.subtree_control"), "-cpu");
+    group.remove(|_| Err(ErrorKind::ResourceBusy.into())).unwrap_err();
+    group.remove(|_| Err(ErrorKind::NotFound.into())).unwrap();
 }

@@ -8,13 +8,13 @@ use engine::Sample;
 
 const GIB: u64 = 1 << 30;
 
-/// Hosts by name with what they say; those without a word are silent.
+/// Hosts by name with their answers; a host without one does not answer.
 #[derive(Default)]
 struct Stage {
     hosts: Vec<(String, Option<String>)>,
     said: BTreeMap<String, Census>,
     unfit: BTreeMap<String, String>,
-    /// By VM; those without a word can't be asked about.
+    /// By VM; a VM without an entry has not been scanned.
     contents: BTreeMap<String, Content>,
 }
 
@@ -36,7 +36,7 @@ impl Stage {
         self
     }
 
-    /// What a VM contains: numbers up to 1000, one for each page.
+    /// Sets the content of a VM: a number up to 1000 for each page.
     fn containing(mut self, vm: &str, rounds: u64, contents: &[u32]) -> Self {
         let sample = Sample { one_in: 1, hints: contents.to_vec() };
         let content = Content { rounds, pages: contents.len() as u64, sample };
@@ -127,7 +127,7 @@ fn a_host_is_evacuated_to_where_there_is_room() {
 }
 
 #[test]
-fn what_has_no_place_is_named() {
+fn vms_without_a_place_are_named() {
     let stage = || Stage::default().host("x", 1, vec![vm("a", 1), vm("b", 4)]).host("y", 3, vec![]);
     let why = stage().plan(&evacuate()).unwrap_err();
     assert!(why.contains("no room for b") && why.contains("1024 MiB are missing"), "{why}");
@@ -152,7 +152,7 @@ fn vms_by_name_are_found_where_they_are() {
         ))
         .unwrap();
     assert_eq!(ways(&plan), [("b", "y", "x"), ("a", "x", "y"), ("twin", "y", "x")]);
-    // Both are asked before one comes, which may make room: it is told, not refused.
+    // Both hosts are asked before either move, which may make room: no refusal yet.
     let tight = stage.plan(&named(r#"{"vm":"b","to":"x"},{"vm":"a","to":"y"}"#)).unwrap();
     assert!(tight.notes.is_empty(), "{:?}", tight.notes);
     let dry = GangRequest { dry_run: true, ..named(r#"{"vm":"a","to":"y"}"#) };
@@ -165,7 +165,7 @@ fn vms_by_name_are_found_where_they_are() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_the_reason() {
+fn invalid_requests_are_refused_with_the_reason() {
     let mut moving = vm("c", 1);
     moving.migration = Some("0a0b0c0d".to_owned());
     let stage = Stage::default()
@@ -184,6 +184,10 @@ fn what_makes_no_sense_is_refused_with_the_reason() {
             "--blackout-max",
         ),
         (request(r#"{"evacuate":{"host":"x"},"options":{"slowing":{"floor":7}}}"#), "floor"),
+        (
+            request(r#"{"evacuate":{"host":"x"},"options":{"timeout_s":18446744073709551615}}"#),
+            "outside 1 to 86400",
+        ),
         (request(r#"{"evacuate":{"host":"x","to":["x"]}}"#), "to itself"),
         (
             request(r#"{"evacuate":{"host":"q"}}"#),
@@ -206,7 +210,7 @@ fn what_makes_no_sense_is_refused_with_the_reason() {
     }
 }
 
-/// Small VMs, of which all that they contain is said.
+/// A VM so small that its sample is complete.
 fn small(name: &str) -> Counted {
     Counted { ram_bytes: 64 << 20, used_bytes: 32 << 20, needed_bytes: 64 << 20, ..vm(name, 0) }
 }
@@ -240,10 +244,10 @@ fn a_dry_run_says_what_is_shared_and_why() {
     let notes = plan.notes.join("; ");
     assert!(notes.contains("what c on x contains isn't known: nobody has looked"), "{notes}");
     assert!(notes.contains("b on x has not been scanned completely yet"), "{notes}");
-    // Elsewhere nobody has anything.
+    // z has no VMs.
     let plan = stage.plan(&asked(r#""z""#, r#"{"share":"host"}"#)).unwrap();
     assert_eq!(shared(&plan)[..2], [Some([0, 1, 0]), Some([0, 0, 2])]);
-    // Another host of its rack has it.
+    // Another host of z's rack has it.
     let mut racks = Stage { hosts: stage.hosts.clone(), ..Stage::default() };
     (racks.said, racks.contents) = (stage.said.clone(), stage.contents.clone());
     racks.hosts[1].1 = Some("r".to_owned());
@@ -256,7 +260,7 @@ fn a_dry_run_says_what_is_shared_and_why() {
     let plan = stage.plan(&asked(r#""y""#, r#"{"share":"host","domain":"red"}"#)).unwrap();
     assert_eq!(shared(&plan), [None, None, None, Some([0, 0, 0])]);
     assert!(plan.notes.join("; ").contains("what a shares in another domain"));
-    // Nobody asks for it.
+    // Sharing is off, or it is no dry run.
     let plan = stage.plan(&asked(r#""y""#, r#"{"share":"off"}"#)).unwrap();
     assert_eq!(shared(&plan), [None; 4]);
     let real = GangRequest { dry_run: false, ..asked(r#""y""#, r#"{"share":"host"}"#) };
@@ -275,7 +279,7 @@ fn large_gangs_are_counted_from_small_samples() {
             .plan(&request)
             .unwrap()
     };
-    // Whatever is chosen, three pages are three pages.
+    // Three equal pages are counted exactly, whatever the rate of the sample.
     for (vms, gib) in [(1, 1), (3, 512), (200, 64)] {
         let plan = hosts(vms, gib);
         let held = |one: &PlannedMove| one.shared.map(|parts| parts.held_bytes);

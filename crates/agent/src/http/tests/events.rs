@@ -25,7 +25,7 @@ impl Follower {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Follower<S> {
-    /// By HTTP 1.0, whose answers have no frames of their own.
+    /// Uses HTTP 1.0, whose responses are not chunked.
     async fn over(mut stream: S, last: Option<&str>) -> Self {
         let last = last.map(|last| format!("Last-Event-ID: {last}\r\n")).unwrap_or_default();
         let request = format!("GET /v1/events HTTP/1.0\r\nHost: x\r\n{last}\r\n");
@@ -68,7 +68,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Follower<S> {
         }
     }
 
-    /// Has a place to go on from: what is told from now on comes.
+    /// Waits for the first id, after which every event reaches the reader.
     async fn placed(&mut self) -> String {
         let frame = self.frame().await.unwrap();
         frame.trim().strip_prefix("id: ").unwrap().to_owned()
@@ -113,7 +113,7 @@ async fn events_come_in_their_order_and_from_now_on() {
 }
 
 #[tokio::test]
-async fn after_a_lost_connection_it_goes_on_where_it_was() {
+async fn a_reader_resumes_after_a_lost_connection() {
     let site = Site::new();
     let at = site.serve().await;
     let place = Follower::connect(at, None).await.placed().await;
@@ -131,7 +131,7 @@ async fn after_a_lost_connection_it_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_said_first() {
+async fn missing_events_are_reported_first() {
     let limits = Limits { ring_bytes: 2000, ..Limits::default() };
     let (earlier, site) = (Site::with(limits, None), Site::with(limits, None));
     let at = earlier.serve().await;
@@ -154,10 +154,9 @@ async fn what_is_missing_is_said_first() {
     }
 }
 
-/// It is behind by more than the ring and the sockets hold, and what happens is told all
-/// the same.
+/// It is behind by more than the ring and the sockets hold, and events still reach others.
 #[tokio::test]
-async fn a_slow_reader_holds_nobody_up() {
+async fn a_slow_reader_delays_no_other() {
     let limits = Limits { ring_bytes: 64 << 10, stuck: Duration::MAX, ..Limits::default() };
     let site = Site::with(limits, None);
     let at = site.serve().await;
@@ -186,14 +185,14 @@ async fn a_slow_reader_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn one_that_takes_nothing_is_given_up() {
+async fn a_reader_that_takes_nothing_is_dropped() {
     let stuck = Duration::from_millis(50);
     let limits = Limits { readers: 1, stuck, ..Limits::default() };
     let site = Site::with(limits, None);
     let at = site.serve().await;
     let mut dead = Follower::connect(at, None).await;
     dead.placed().await;
-    // Until its place is another's.
+    // Until another reader gets its place.
     loop {
         site.api.events.tell(Happening::VmSettled { vm: "w".repeat(100_000) });
         if Follower::connect(at, None).await.status == 200 {
@@ -204,7 +203,7 @@ async fn one_that_takes_nothing_is_given_up() {
 
 #[tokio::test]
 async fn readers_are_counted_and_a_place_is_free_when_one_goes() {
-    // Nothing is sent that would find out that one is gone.
+    // Nothing is sent that would reveal a lost connection.
     let limits = Limits { readers: 2, silent: Duration::MAX, ..Limits::default() };
     let site = Site::with(limits, None);
     let at = site.serve().await;
@@ -234,7 +233,7 @@ async fn a_connection_is_never_silent_for_long() {
 }
 
 #[tokio::test]
-async fn it_ends_with_the_agent_and_has_all_until_then() {
+async fn a_reader_gets_all_events_until_the_agent_ends() {
     let site = Site::new();
     let at = site.serve().await;
     let mut follower = Follower::connect(at, None).await;
@@ -270,7 +269,7 @@ impl Ca {
 }
 
 #[tokio::test]
-async fn whoever_may_list_may_read_events() {
+async fn every_role_may_read_events() {
     let ca = Ca::new();
     let files = ca.issue(Subject::host("here").unwrap());
     let identity = Arc::new(Identity::load("here", &files).unwrap());
@@ -294,7 +293,7 @@ async fn whoever_may_list_may_read_events() {
     let mut stream = TcpStream::connect(at).await.unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.0\r\n\r\n").await.unwrap();
     let mut said = Vec::new();
-    // It may be reset as well.
+    // The connection may also be reset.
     let _ = stream.read_to_end(&mut said).await;
     assert!(!said.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&said));
 }

@@ -1,4 +1,4 @@
-//! The OpenAPI document against the server: its routes, and what they answer.
+//! The OpenAPI document compared with the server: its routes and their responses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path as FilePath;
@@ -31,7 +31,7 @@ fn the_document_is_the_one_that_is_checked_in() {
 
 type Methods = BTreeMap<String, BTreeSet<String>>;
 
-/// What the document has.
+/// The paths and methods in the document.
 fn documented() -> Methods {
     let document = document();
     let paths = document["paths"].as_object().unwrap();
@@ -42,8 +42,7 @@ fn documented() -> Methods {
 }
 
 impl Site {
-    /// What the server has: the paths that its router says it knows, and the methods that
-    /// it says each of them takes.
+    /// The paths and methods of the server, as its router lists them.
     async fn served(&self) -> Methods {
         let router = format!("{:?}", self.router);
         let own = router.split("fallback_router").next().unwrap();
@@ -55,7 +54,7 @@ impl Site {
             let response = self.router.clone().oneshot(request).await.unwrap();
             assert_eq!(response.status(), 405, "{path}");
             let allowed = response.headers()["allow"].to_str().unwrap();
-            // HEAD comes with each GET.
+            // HEAD is implied by GET.
             let methods = allowed.split(',').filter(|one| *one != "HEAD").map(str::to_owned);
             served.insert(path.to_owned(), methods.collect());
         }
@@ -63,7 +62,7 @@ impl Site {
     }
 }
 
-/// A path with a name wherever it takes one.
+/// A path with a name in place of each parameter.
 fn filled(path: &str) -> String {
     let segment = |one: &str| if one.starts_with('{') { "x".to_owned() } else { one.to_owned() };
     path.split('/').map(segment).collect::<Vec<_>>().join("/")
@@ -75,7 +74,7 @@ async fn every_route_is_in_the_document_and_no_other() {
     let served = site.served().await;
     assert!(served.len() > 20 && served["/v1/vms"].len() == 2, "{served:?}");
     assert_eq!(served, documented());
-    // Not only known, but answered there.
+    // The routes not only exist, they also answer.
     for (path, methods) in documented() {
         for method in methods {
             let request = Request::builder().method(method.as_str()).uri(filled(&path));
@@ -97,15 +96,15 @@ async fn every_route_is_in_the_document_and_no_other() {
     }
 }
 
-/// A part of the document, as a schema by itself.
+/// A part of the document as a separate schema.
 fn validator(part: &Value) -> jsonschema::Validator {
     let mut schema = part.clone();
-    // So that references within the document lead somewhere.
+    // For references within the document.
     schema["components"] = document()["components"].clone();
     jsonschema::draft202012::new(&schema).unwrap()
 }
 
-/// By the name of a type.
+/// The schema of a type.
 fn of_type(name: &str) -> jsonschema::Validator {
     validator(&json!({ "$ref": format!("#/components/schemas/{name}") }))
 }
@@ -116,7 +115,7 @@ fn assert_valid(validator: &jsonschema::Validator, value: &Value, what: &str) {
 }
 
 impl Site {
-    /// Asks, and compares what is answered with what the document says of it.
+    /// Makes a request, and checks its response against the document.
     async fn answers_as_documented(&self, method: &str, route: &str, path: &str, body: Value) {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let (status, answer) = self.ask(method, path, body).await;
@@ -144,7 +143,7 @@ impl Site {
     }
 }
 
-/// A host that has moved a VM, and a gang. It has a VM whose record can't be read.
+/// A host that has moved a VM and a gang, and has a VM whose record can't be read.
 fn with_history() -> Site {
     let dir = tempfile::tempdir().unwrap();
     let vm = dir.path().join("vms/web9");
@@ -236,17 +235,27 @@ fn requests_are_taken_as_the_document_says() {
             json!({"side": "both", "certain": true}),
         ),
         ("PredictRequest", json!({"to": "b", "downtime_ms": 300}), json!({"to": "b"})),
+        (
+            "PredictRequest",
+            json!({"to": "b", "downtime_ms": api::DOWNTIME_MS_MAX}),
+            json!({"to": "b", "downtime_ms": api::DOWNTIME_MS_MAX + 1}),
+        ),
+        (
+            "MigrateRequest",
+            json!({"vm": "v", "to": "b", "timeout_s": api::SECONDS_MAX}),
+            json!({"vm": "v", "to": "b", "timeout_s": api::SECONDS_MAX + 1}),
+        ),
     ] {
         let validator = of_type(name);
         assert_valid(&validator, &right, name);
         assert!(!validator.is_valid(&wrong), "{name}: {wrong}");
     }
-    // What the types themselves say.
+    // As the type itself is written.
     let request: MigrateRequest = serde_json::from_value(json!({"vm": "v", "to": "b"})).unwrap();
     assert_valid(&of_type("MigrateRequest"), &serde_json::to_value(request).unwrap(), "as typed");
 }
 
-/// With all that an agent can say of one.
+/// A VM with all fields that an agent can fill.
 #[test]
 fn vms_are_as_the_document_says() {
     let summary = json!({

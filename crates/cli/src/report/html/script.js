@@ -1,5 +1,5 @@
 "use strict";
-// Shows, in every plot's legend, the values at the time under the pointer.
+// Shows the values at the pointer's time in every plot's legend.
 (() => {
   const source = document.getElementById("numbers");
   if (!source) return;

@@ -1,4 +1,4 @@
-//! Where on disks the pages of RAM blocks are, and what was told of them.
+//! Where on disks the pages of RAM blocks are, and what was announced of them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,21 +10,24 @@ use wire::DiskPlace;
 
 use super::bits::Bits;
 
-/// What a page costs; its stretch costs [`Stretch`]'s size beside.
+/// The most pages of one map that are looked up outside the guest's memory. A run may begin or
+/// end a little outside; a helper that lies could name a whole address space.
+const NOWHERE_MAX: u32 = 1 << 16;
+/// The memory that a page takes. Its stretch takes the size of [`Stretch`] in addition.
 const TOLD_BYTES: usize = size_of::<OnceLock<Option<Name>>>();
 
-/// Pages of a RAM block that follow each other, and are on a disk in a row.
+/// Consecutive pages of a RAM block that are also consecutive on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub(super) first: u32,
     pub(super) pages: u32,
     pub(super) place: DiskPlace,
-    /// Where its pages stand in what was told of them.
+    /// The index of its first page in [`Map::told`].
     at: usize,
 }
 
 impl Stretch {
-    /// The page's place, and where it stands in what was told.
+    /// The page's place on disk, and its index in [`Map::told`].
     fn find(&self, page: PageIndex) -> Option<(DiskPlace, usize)> {
         let nth = page.0.checked_sub(self.first).filter(|nth| *nth < self.pages)?;
         let sector = self.place.sector + u64::from(nth) * PAGE_SECTORS;
@@ -36,47 +39,47 @@ impl Stretch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) place: DiskPlace,
-    /// In which part.
+    /// The part that has it.
     part: usize,
-    /// Where it stands in what was told.
+    /// Its index in [`Map::told`].
     at: usize,
 }
 
-/// Where pages are, and what the destination was told of them.
+/// Where pages are, and what was announced of them to the destination.
 #[derive(Debug, Default)]
 pub(super) struct Map {
-    /// By their block's name; stretches are in their pages' order.
+    /// Stretches by block name, in the order of their pages.
     pub(super) blocks: Vec<(String, Vec<Stretch>)>,
-    /// The name that the destination was told ahead; none for a page that QEMU has
-    /// handed over before that. Whichever comes first stays.
+    /// The announced name of each page. None if QEMU has handed the page over before that.
+    /// Whichever is set first stays.
     told: Vec<OnceLock<Option<Name>>>,
 }
 
-/// What the maps of one migration may take of memory, beside its buffers. A helper
-/// that names everything, or each page twice, costs no more than that.
+/// The memory that the maps of one migration may take, beside its buffers. A helper that names
+/// everything, or each page twice, takes no more.
 #[derive(Debug)]
 pub struct Room {
     left_bytes: usize,
 }
 
 impl Room {
-    /// A part of what all migrations have of buffers.
+    /// Maps may take one in so many bytes of all migrations' buffers.
     const PART: usize = 4;
 
-    /// A part of so many bytes of buffers.
+    /// The room for maps beside so many bytes of buffers.
     #[must_use]
     pub fn beside(buffers_bytes: usize) -> Self {
         Self { left_bytes: buffers_bytes / Self::PART }
     }
 
-    /// As much of a map as there is room for. Says whether that is all of it.
+    /// As much of a map as there is room for, and whether that is all of it.
     pub(super) fn take(&mut self, mut map: Map) -> (Map, bool) {
         let wanted = map.bytes();
         let is_all = wanted <= self.left_bytes;
         if !is_all {
             map.keep_lowest(u64::MAX, self.left_bytes);
         }
-        // What a vector has in reserve was not counted.
+        // Spare capacity was not counted.
         map.blocks.iter_mut().for_each(|(_, stretches)| stretches.shrink_to_fit());
         self.left_bytes = self.left_bytes.saturating_sub(map.bytes());
         map.number();
@@ -85,7 +88,7 @@ impl Room {
 }
 
 impl Map {
-    /// Rows of pages of one block, in their order: the first, how many, and where.
+    /// Stretches of one block, in order: the first page, how many, and the place.
     #[cfg(test)]
     pub(super) fn of_rows(block: &str, rows: impl Iterator<Item = (u32, u32, DiskPlace)>) -> Self {
         let stretch = |(first, pages, place)| Stretch { first, pages, place, at: 0 };
@@ -97,7 +100,7 @@ impl Map {
         stretches.map(|stretch| u64::from(stretch.pages)).sum()
     }
 
-    /// What it takes of memory with a place for what is told of each page.
+    /// The memory that it takes, including [`Map::told`].
     fn bytes(&self) -> usize {
         let stretches: usize = self.blocks.iter().map(|(_, each)| each.len()).sum();
         let pages = usize::try_from(self.pages()).unwrap_or(usize::MAX);
@@ -105,7 +108,7 @@ impl Map {
         told.saturating_add(stretches.saturating_mul(size_of::<Stretch>()))
     }
 
-    /// Gives each page its place in what is told.
+    /// Gives each page its index in [`Map::told`].
     fn number(&mut self) {
         let mut pages = 0;
         for stretch in self.blocks.iter_mut().flat_map(|(_, each)| each) {
@@ -116,15 +119,15 @@ impl Map {
         self.told.resize_with(pages, OnceLock::new);
     }
 
-    /// Of all stretches the lowest, disk by disk, with `percent` of the pages: by how
-    /// much storage brings, if that is not to be found out.
+    /// Keeps the lowest stretches on disk, disk by disk, with `percent` of the pages. This fixes
+    /// how much storage provides, instead of finding it out.
     pub(super) fn cut(&mut self, percent: u64) {
         self.keep_lowest(self.pages() * percent / 100, usize::MAX);
     }
 
-    /// Of all stretches the lowest, disk by disk: so many pages at most, and no more
-    /// than has room in so many bytes. A stretch is known by where it stands: a helper
-    /// that lies has many at one place of a disk.
+    /// Keeps the lowest stretches on disk, disk by disk: at most so many pages, and no more than
+    /// fit so many bytes. A stretch is identified by its position in the list, because a helper
+    /// that lies may place many at one sector.
     fn keep_lowest(&mut self, mut pages: u64, mut bytes: usize) {
         for (block, nth) in self.disk_order() {
             let stretch = &mut self.blocks[block].1[nth];
@@ -141,7 +144,7 @@ impl Map {
         }
     }
 
-    /// Where each stretch stands: its block's place in the list, and its own there.
+    /// The position of each stretch: its block's index and its own, in the order of the disks.
     fn disk_order(&self) -> Vec<(usize, usize)> {
         let each = self.blocks.iter().enumerate();
         let mut all: Vec<_> = each
@@ -154,14 +157,14 @@ impl Map {
         all
     }
 
-    /// Each stretch with its block's place in the list.
+    /// Each stretch with its block's index, in the order of the disks.
     fn in_disk_order(&self) -> impl Iterator<Item = (usize, Stretch)> {
         let all = self.disk_order().into_iter();
         all.map(|(block, nth)| (block, self.blocks[block].1[nth]))
     }
 }
 
-/// A row of pages as a disk has it.
+/// Consecutive pages as they are on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OnDisk {
     pub(crate) block: BlockId,
@@ -182,16 +185,16 @@ pub(super) fn on_disks(announced: &[String], map: &Map) -> Vec<OnDisk> {
     each.collect()
 }
 
-/// All parts that are known. They only become more.
+/// All known parts. Their number only grows.
 pub(super) type Parts = Arc<[Arc<Map>]>;
 
-/// Finds pages' places, fast where they come in order.
+/// Finds the places of pages; fast if they are looked up in order.
 pub(crate) struct Places<'c> {
     parts: Parts,
-    /// In each part.
+    /// The block's index, the same in each part.
     block: usize,
     bits: &'c Bits,
-    /// Where the last was found.
+    /// Where the last page was found.
     part: usize,
     at: usize,
 }
@@ -199,7 +202,7 @@ pub(crate) struct Places<'c> {
 impl<'c> Places<'c> {
     /// None if nothing is known of that block.
     pub(super) fn of(name: &str, parts: Parts, bits: &'c Bits) -> Option<Self> {
-        // They all have the same.
+        // All parts have the same blocks.
         let blocks = &parts.first()?.blocks;
         let block = blocks.iter().position(|(known, _)| known == name)?;
         Some(Self { parts, block, bits, part: 0, at: 0 })
@@ -211,7 +214,7 @@ impl<'c> Places<'c> {
     }
 
     pub(crate) fn find(&mut self, page: PageIndex) -> Option<Found> {
-        // The first part that has it is the one that counts.
+        // The first part that has the page counts.
         let here = self.stretches(0).get(self.at).filter(|_| self.part == 0);
         if let Some((place, at)) = here.and_then(|stretch| stretch.find(page)) {
             return Some(Found { place, part: self.part, at });
@@ -230,58 +233,59 @@ impl<'c> Places<'c> {
         self.parts.get(found.part)?.told.get(found.at)
     }
 
-    /// QEMU hands it over. What the destination was told of it before, if anything;
-    /// else it won't be told ahead any more.
+    /// QEMU hands the page over. Returns the name that was announced before; if there is none, it
+    /// won't be announced any more.
     pub(crate) fn handed_over(&self, found: Found) -> Option<Name> {
         *self.slot(found)?.get_or_init(|| None)
     }
 
-    /// What was told of a page that was handed over.
+    /// The name announced of a page that was handed over.
     pub(crate) fn told(&self, found: Found) -> Option<Name> {
         *self.slot(found)?.get()?
     }
 
-    /// The destination is about to be told of that page. False if QEMU was first.
+    /// Notes that the page is about to be announced. False if QEMU handed it over first.
     pub(crate) fn tell(&self, page: PageIndex, found: Found, name: Name) -> bool {
         !self.bits.is_handed(page)
             && self.slot(found).is_some_and(|told| told.set(Some(name)).is_ok())
     }
 }
 
-/// A page that is read anew, and what was told of it.
+/// A page that is read again, and its announced name.
 pub(crate) struct Reading {
     page: PageIndex,
     pub(crate) name: Name,
     is_first: bool,
 }
 
-/// Before QEMU has handed a page over nobody hears of writes to it. So what is read
-/// of it then may be gone when QEMU comes, and the page be as it was told once more:
-/// QEMU's copy has to be sent.
+/// Writes to a page are not tracked until QEMU has handed it over. So its content may have
+/// changed when it is read again, and be as announced once more when QEMU hands it over. QEMU's
+/// copy has to be sent then.
 impl Places<'_> {
-    /// The destination gets what this page contains now. None if it was not told ahead.
+    /// The destination gets the page's current content. None if the page was not announced.
     pub(crate) fn begin_to_read(&mut self, page: PageIndex) -> Option<Reading> {
         let found = self.find(page)?;
         let name = self.told(found)?;
         Some(Reading { page, name, is_first: self.bits.read(page) })
     }
 
-    /// What was read has the name that was told.
+    /// The content that was read has the announced name.
     pub(crate) fn is_as_told(&self, reading: &Reading) {
         if reading.is_first {
             self.bits.unread(reading.page);
         }
     }
 
-    /// QEMU hands a page over. What the destination has or gets by what was told of it,
-    /// if that is sure: of a page that came before it has had something else since.
+    /// QEMU hands a page over. Returns the announced name if the destination certainly has or
+    /// gets that content last: a page that was handed over before, or read again, may have had
+    /// other content since.
     pub(crate) fn has(&mut self, page: PageIndex) -> Option<Name> {
         let name = self.find(page).and_then(|found| self.handed_over(found))?;
         (!self.bits.is_read(page) && !self.bits.is_handed_again(page)).then_some(name)
     }
 }
 
-/// The map in terms of blocks, and of disks by their numbers.
+/// Converts the helper's map to RAM blocks and disk numbers.
 pub(super) fn stretches(
     map: &CacheMap,
     numbers: &[Option<u16>],
@@ -292,9 +296,10 @@ pub(super) fn stretches(
         blocks: blocks.into_iter().map(|(name, _)| (name, Vec::new())).collect(),
         ..Map::default()
     };
+    let mut nowhere = NOWHERE_MAX;
     for run in map.runs() {
         let Some(disk) = numbers.get(usize::from(run.device)).copied().flatten() else { continue };
-        add(run, disk, memory, &mut found.blocks);
+        add(run, disk, memory, &mut found.blocks, &mut nowhere);
     }
     for (_, each) in &mut found.blocks {
         each.sort_unstable_by_key(|stretch| stretch.first);
@@ -302,13 +307,22 @@ pub(super) fn stretches(
     found
 }
 
-/// A run may go over the end of a piece of memory.
-fn add(run: &Run, disk: u16, memory: &GuestMemory, blocks: &mut [(String, Vec<Stretch>)]) {
+/// Adds a run, which may cross the end of a memory region. After so many pages `nowhere`, the
+/// rest of a run behind a gap is left out.
+fn add(
+    run: &Run,
+    disk: u16,
+    memory: &GuestMemory,
+    blocks: &mut [(String, Vec<Stretch>)],
+    nowhere: &mut u32,
+) {
     let mut done = 0_u64;
     while done < u64::from(run.pages) {
         let left = u64::from(run.pages) - done;
         let found = memory.lookup_run(run.page + done, left);
         let Some((place, pages)) = found.filter(|(_, pages)| *pages > 0) else {
+            let Some(left) = nowhere.checked_sub(1) else { return };
+            *nowhere = left;
             done += 1;
             continue;
         };

@@ -1,9 +1,9 @@
-//! A VM that somebody else moves, such as libvirt: two agents carry it between QEMUs
-//! that neither of them has started or commands.
+//! A VM that another manager moves, such as libvirt: two agents carry it between QEMUs that neither
+//! of them has started or commands.
 //!
-//! What comes goes to the QEMU that waits here; what that answers goes back as it is.
-//! Nobody here decides anything: the QEMU's last answer is the commit, and closing all
-//! connections at once the only way to fail. So there is no journal.
+//! The incoming stream goes to the QEMU that waits here; its answers are passed back unchanged. The
+//! agents decide nothing: QEMU's last answer is the commit, and closing all connections at once is
+//! the only way to fail. So there is no journal.
 
 mod back;
 mod channels;
@@ -33,6 +33,7 @@ use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
 use super::sharing::{Found, Shares};
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
+use crate::destination::postcopies::Relayed;
 use crate::error::LinkError;
 use crate::link::Heard;
 use crate::resources::Pools;
@@ -41,37 +42,39 @@ use channels::Channels;
 use in_order::{InOrder, Written};
 use onward::Onward;
 
-/// A QEMU that has loaded its VM closes at once.
+/// A QEMU that has loaded its VM closes its connection at once.
 const LAST_WORD_MAX: Duration = Duration::from_secs(1);
 
-/// One that is carried here.
+/// A migration that is carried here.
 struct Carried<'a> {
     connected: &'a Connected<'a>,
     onward: Onward,
     whose: Option<Commanded>,
-    /// How its content is shared.
+    /// How the VM's content is shared.
     shares: Option<Shares>,
-    /// Its disks that are read.
+    /// Its disks that are read, with the secret that keys their names.
     disks: Option<(Disks, String)>,
-    /// What it may be shared with later on, when it runs here.
+    /// The domain for sharing its content later, when it runs here.
     domain: Option<Domain>,
-    /// To the QEMU's main connection, or whatever waits there.
+    /// The connection to QEMU's main channel, or to whatever else listens there.
     socket: UnixStream,
     back: Back,
     audit: Auditing,
     channels: Option<Channels>,
-    /// From the head on, if the stream is split.
+    /// Present from the head on, if the stream is split.
     split: Option<Split>,
-    /// Bytes of the stream that were passed on as they came here.
+    /// Bytes of the stream that were passed on as received.
     relayed: u64,
-    /// If they come by lanes.
+    /// Watches these bytes.
+    whole: Relayed,
+    /// Present if the stream is relayed by lanes.
     by_lanes: Option<ByLanes>,
     closed: Option<Closed>,
-    /// The source has no more to say on a connection that is relayed.
+    /// The source has sent everything on a relayed connection.
     said_all: bool,
 }
 
-/// What there is from the head on. The feeder goes before the pools.
+/// State from the head on. The feeder is dropped before the pools.
 struct Split {
     feeder: Feeder,
     opened: Opened,
@@ -82,14 +85,14 @@ struct Split {
     pools: Pools,
 }
 
-/// What there is of a connection that is relayed by lanes.
+/// State of a connection that is relayed by lanes.
 struct ByLanes {
     in_order: InOrder,
     told: Receiver<Written>,
     _telling: Telling,
 }
 
-/// What the leading thread does next.
+/// The leading thread's next event.
 enum Next {
     Heard(Heard<ToDestination>),
     Closed(Closed),
@@ -98,7 +101,7 @@ enum Next {
 }
 
 impl Connected<'_> {
-    /// Carries what comes to the QEMU that waits here, until either end closes.
+    /// Carries the migration to the QEMU that waits here, until either end closes.
     pub(super) fn carry(&self, order: &Carry, place: &mut Place) -> Result<(), End> {
         self.check_from(&order.from)?;
         let carrying = self.shared.local.carrying.as_ref().ok_or_else(|| {
@@ -116,7 +119,7 @@ impl Connected<'_> {
         let vm = name.as_deref().unwrap_or("unnamed");
         let _in = self.is_about(&order.migration, vm);
         tracing::info!(from = order.from, "carrying");
-        // Lanes may come at once.
+        // Lanes may connect at once.
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let audit = Auditing::new(order.audit, &order.hashes);
         let agreed = order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default();
@@ -149,13 +152,14 @@ impl Connected<'_> {
             channels: None,
             split: None,
             relayed: 0,
+            whole: Relayed::new(&self.shared.postcopies),
             by_lanes: None,
             closed: None,
             said_all: false,
         };
         let ended = carried.follow();
         if ended.is_err() {
-            // The source hears why, and not that QEMU has closed.
+            // The source is to be told why, and not that QEMU has closed.
             carried.back.hush();
         }
         carried.close();
@@ -164,7 +168,7 @@ impl Connected<'_> {
 }
 
 impl Carried<'_> {
-    /// Does what the source says, until it is over.
+    /// Follows the source's messages until the end.
     fn follow(&mut self) -> Result<(), End> {
         let mut announced = None;
         while !self.is_over() {
@@ -210,7 +214,7 @@ impl Carried<'_> {
                     Heard::Message(ToDestination::Abort { reason }) => {
                         return Err(End::Over(reason));
                     }
-                    // QEMU here has loaded the VM: what is left is the source's to close.
+                    // QEMU here has loaded the VM: closing the rest is up to the source.
                     Heard::Gone(_) if self.closed.is_some() => return Ok(()),
                     Heard::Gone(error) => return self.source_gone(&error),
                     _ => return Err(End::failed("the source sent a message out of turn")),
@@ -220,13 +224,13 @@ impl Carried<'_> {
         Ok(())
     }
 
-    /// The source goes when QEMU here has said its last word, which may not have been seen
-    /// yet.
+    /// Handles the loss of the source's connection. The source closes it after the last word of the
+    /// QEMU here, which may not have been seen yet.
     fn source_gone(&mut self, error: &LinkError) -> Result<(), End> {
         let is_fed = self.split.as_ref().is_some_and(|split| split.tail.is_none());
         if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
             let ended = self.closed_here(closed);
-            // What the source isn't told any more it doesn't miss.
+            // The source doesn't miss what it isn't told any more.
             return if closed.shut == Some(0) { Ok(()) } else { ended };
         }
         Err(End::Over(format!("the source is gone: {error}")))
@@ -253,7 +257,7 @@ impl Carried<'_> {
         }
     }
 
-    /// Whether it is not known yet how what is said comes.
+    /// Whether the kind of stream is not known yet.
     fn is_new(&self) -> bool {
         self.split.is_none() && self.by_lanes.is_none() && self.relayed == 0
     }
@@ -263,11 +267,12 @@ impl Carried<'_> {
         self.by_lanes.as_ref().ok_or_else(out_of_turn)
     }
 
-    /// What is said comes by lanes from now on.
+    /// Relays the stream by lanes from now on.
     fn relay_by_lanes(&self) -> Result<ByLanes, End> {
         let Connected { lanes, shared, link, .. } = self.connected;
         let (tell, told) = unbounded();
-        let started = InOrder::start(&self.socket, lanes.threads(), tell);
+        let relayed = Relayed::new(&shared.postcopies);
+        let started = InOrder::start(&self.socket, lanes.threads(), tell, relayed);
         let in_order = started.map_err(End::failed)?;
         lanes.with_disks(in_order.sink());
         let network = Arc::clone(&shared.local.resources.network);
@@ -280,8 +285,8 @@ impl Carried<'_> {
         self.split.is_none() && self.closed.is_some() && self.said_all
     }
 
-    /// What waits here has closed its connection. Of a QEMU that loads a stream which is
-    /// split, this is an end only after its last word.
+    /// The receiver here has closed its connection. For a QEMU that loads a split stream, this is
+    /// regular only after its last word.
     fn closed_here(&mut self, closed: Closed) -> Result<(), End> {
         self.closed = Some(closed);
         let Some(split) = &self.split else { return Ok(()) };
@@ -304,7 +309,7 @@ impl Carried<'_> {
         }
     }
 
-    /// What it holds is there for VMs that come, from now on.
+    /// Makes the VM's content available to arriving VMs.
     fn watch(&self, ram: &RamBlocks) {
         let sharing = self.connected.shared.local.sharing.as_ref();
         let Some(((sharing, whose), domain)) =
@@ -317,7 +322,7 @@ impl Carried<'_> {
         }
     }
 
-    /// Passes on a piece of what is not split, or its end.
+    /// Passes on a piece of a stream that is not split, or its end.
     fn relay(&mut self, piece: &[u8]) -> Result<(), End> {
         if self.split.is_some() || self.by_lanes.is_some() {
             return Err(End::failed("a stream that comes by lanes came whole"));
@@ -329,11 +334,12 @@ impl Carried<'_> {
             let _ = self.socket.shutdown(Shutdown::Write);
             return Ok(());
         }
+        self.whole.pass(piece);
         let written = self.socket.write_all(piece);
         written.map_err(|error| End::failed(format!("what waits there takes no more: {error}")))
     }
 
-    /// The block list is known: from here on pages come by lanes.
+    /// Splits the stream, now that the block list is known: from here on lanes deliver pages.
     fn split(
         &mut self,
         blocks: Vec<Announced>,
@@ -368,7 +374,7 @@ impl Carried<'_> {
         Ok(())
     }
 
-    /// The RAM that can be written to.
+    /// The RAM that can be written to directly.
     fn ram(&self, blocks: &[Announced]) -> RamBlocks {
         let listed = blocks.iter().map(|block| (block.name.as_str(), block.bytes));
         match &self.whose {
@@ -384,7 +390,7 @@ impl Carried<'_> {
         }
     }
 
-    /// What comes after RAM: kept until everything before it is placed.
+    /// The stream after RAM: kept until everything before it is placed.
     fn tail(&mut self, piece: &[u8]) -> Result<(), End> {
         let split =
             self.split.as_mut().ok_or_else(|| End::failed("a tail came before its head"))?;
@@ -401,7 +407,7 @@ impl Carried<'_> {
         }
     }
 
-    /// All pages are placed. Compares them, and lets QEMU have what comes after RAM.
+    /// All pages are placed. Compares them, and passes what follows RAM to QEMU.
     fn placed(&mut self, totals: &[u64]) -> Result<(), End> {
         let split =
             self.split.as_mut().ok_or_else(|| End::failed("pages came before their head"))?;
@@ -418,13 +424,13 @@ impl Carried<'_> {
                 self.connected.say(&ToSource::Note { text })?;
             }
         }
-        // No thread writes to the VM's RAM any more when it is loaded.
+        // No thread may write to the VM's RAM while QEMU loads it.
         self.connected.lanes.end();
         split.feeder.tail(&tail).map_err(End::failed)
     }
 
-    /// All connections of the migration at once: QEMU here sees its stream end, and
-    /// nothing of it is left open elsewhere.
+    /// Closes all connections of the migration at once: QEMU here sees its stream end, and none of
+    /// them stays open elsewhere.
     fn close(self) {
         let Self { connected, socket, back, channels, split, by_lanes, .. } = self;
         let _ = socket.shutdown(Shutdown::Both);

@@ -1,4 +1,4 @@
-//! Memory and disks of one VM that arrives, until all is delivered.
+//! Receives memory and disks of a VM, until everything is delivered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,51 +17,50 @@ use super::sharing::Found;
 use crate::destination::by_name::ByName;
 use crate::link::Heard;
 
-/// What a source that reads has taken by then.
+/// The time in which a source that reads has accepted what is being written.
 const SAID_MAX: Duration = Duration::from_millis(100);
-/// Most device state after RAM: what the devices of a large VM without VFIO make is
-/// some MiB.
+/// The most device state after RAM: the devices of a large VM without VFIO have some MiB.
 pub(super) const TAIL_BYTES_MAX: usize = 256 << 20;
 
-/// What pages can be placed by.
+/// The means by which pages are placed.
 pub(super) struct Reach<'a> {
     pub(super) ram: &'a [Reached],
     pub(super) feeder: &'a Feeder,
     pub(super) audit: Auditing,
 }
 
-/// What lanes bring pages to, once the block list is known.
+/// The receivers of the lanes' pages, once the block list is known.
 pub(super) struct Opened {
     pub(super) placer: Arc<Placer>,
-    /// Of each block that is written directly.
+    /// For each block, its mapping if it is written directly.
     pub(super) mappings: Vec<Option<Arc<Mapping>>>,
-    /// None: no page comes by name.
+    /// None: no pages are sent by name.
     pub(super) by_name: Option<Arc<ByName>>,
 }
 
 impl Opened {
-    /// What pages by name took, and nothing else.
+    /// The cost of pages sent by name.
     pub(super) fn cost(&self) -> Cost {
         self.by_name.as_ref().map(|by_name| by_name.cost()).unwrap_or_default()
     }
 }
 
-/// What comes while QEMU streams.
+/// What is received while QEMU streams.
 #[derive(Default)]
 struct Streamed {
-    /// None before the block list came, or if the stream is passed through whole.
+    /// None before the block list is received, or if the stream is passed through whole.
     opened: Option<Opened>,
     tail: Vec<u8>,
     whole_bytes: u64,
 }
 
-/// All of the VM is here, as the source says.
+/// The whole VM is here, according to the source.
 pub(super) struct Delivered<'a, 's> {
     /// None: the stream was passed through whole.
     pub(super) opened: Option<Opened>,
-    /// What remains when all pages are placed.
+    /// The non-RAM stream's tail, for when all pages are placed.
     pub(super) tail: Vec<u8>,
-    /// What the source compares by.
+    /// The source's totals for the audit.
     pub(super) totals: Vec<u64>,
     /// None: its content is not shared.
     pub(super) sharing: Option<Arc<Sharing>>,
@@ -69,8 +68,8 @@ pub(super) struct Delivered<'a, 's> {
 }
 
 impl<'a, 's> Prepared<'a, 's> {
-    /// Pages come by the lanes, the non-RAM stream comes here, until the source says that
-    /// it is complete.
+    /// Receives pages by the lanes and the non-RAM stream here, until the source says that it is
+    /// complete.
     pub(super) fn take_stream(mut self) -> Result<Delivered<'a, 's>, End> {
         let mut streamed = Streamed::default();
         let sharing = self.found.shares.as_ref().map(|shares| Arc::clone(&shares.sharing));
@@ -80,7 +79,7 @@ impl<'a, 's> Prepared<'a, 's> {
                 Ok(Delivered { opened, tail, totals, sharing, prepared: self })
             }
             Err(end) => {
-                // Threads that tell the source something must not keep it.
+                // Threads that write to the source must not block this one.
                 self.connected.link.cut_if_stuck(SAID_MAX);
                 drop(streamed);
                 Err(end)
@@ -88,7 +87,7 @@ impl<'a, 's> Prepared<'a, 's> {
         }
     }
 
-    /// What the source compares by.
+    /// Receives the stream; returns the source's totals for the audit.
     fn hear_stream(&mut self, streamed: &mut Streamed) -> Result<Vec<u64>, End> {
         let mut announced = None;
         loop {
@@ -144,7 +143,7 @@ impl<'a, 's> Prepared<'a, 's> {
 }
 
 impl Connected<'_> {
-    /// From here on lanes bring pages.
+    /// Opens the lanes for pages.
     pub(super) fn open_lanes(
         &self,
         reach: &Reach<'_>,
@@ -185,11 +184,17 @@ impl Connected<'_> {
         let placer = Placer::new(plans, feeder.handle()).map_err(End::failed)?;
         let placer = Arc::new(audit.of_placer(placer)?);
         let threads = self.lanes.threads();
+        let reads_nothing = found.reads_for_mapped_only() && mappings.iter().all(Option::is_none);
         let admitted = found.admit(Arc::clone(&placer), held, threads).map_err(End::failed)?;
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;
         self.lanes.open(Arc::clone(&placer), by_name.clone());
         self.say(&said)?;
+        if reads_nothing {
+            let text =
+                "no page is read from storage: all RAM is placed inline, and content is shared";
+            self.say(&ToSource::Note { text: text.to_owned() })?;
+        }
         Ok(Opened { placer, mappings, by_name })
     }
 }

@@ -1,4 +1,4 @@
-//! Deduplication, as the destination agrees to it: pages by name, and reading the VM's
+//! The destination's side of the agreement on deduplication: pages by name, and reading the VM's
 //! disks.
 
 use std::sync::Arc;
@@ -16,34 +16,40 @@ use super::audit::Auditing;
 use super::connect::Connected;
 use super::storage::{self, Waiting};
 
-/// What the VM's content is shared by.
+/// How the VM's content is shared.
 #[derive(Clone)]
 pub(super) struct Shares {
     pub(super) sharing: Arc<Sharing>,
     domain: Domain,
-    /// Whether other hosts of the rack are asked.
+    /// Whether other hosts of the rack are queried.
     rack: bool,
-    /// Whether the source waits until there is something to find.
+    /// Whether the source waits until there is content to find.
     pub(super) sleeps: bool,
 }
 
-/// What pages that come by name are found by.
+/// How pages that are sent by name are found.
 #[derive(Default)]
 pub(super) struct Found {
-    /// None: content is not shared, in neither direction.
+    /// None if content is shared in neither direction.
     pub(super) shares: Option<Shares>,
-    /// The VM's disks that are read, and what names their pages if nothing is shared.
+    /// The VM's disks that are read, and the secret that keys their names if nothing is shared.
     disks: Option<(Disks, String)>,
 }
 
 impl Found {
-    /// By what is shared, and disks with what names their pages if nothing is.
+    /// From shared content, and from disks with the secret that keys their names if nothing is
+    /// shared.
     pub(super) fn of(shares: Option<Shares>, disks: Option<(Disks, String)>) -> Self {
         Self { shares, disks }
     }
 
-    /// The stage that finds them, and what it tells the source. None if no page comes
-    /// by name.
+    /// Whether disks are read only for memory that is written directly: a shared thread that places
+    /// a page inline would wait for this VM's QEMU, and hold up other VMs.
+    pub(super) fn reads_for_mapped_only(&self) -> bool {
+        self.shares.is_some() && self.disks.is_some()
+    }
+
+    /// The stage that finds them, and its messages to the source. None if no page is sent by name.
     pub(super) fn admit(
         self,
         placer: Arc<Placer>,
@@ -63,11 +69,11 @@ impl Found {
     }
 }
 
-/// What was agreed on for pages that come by name, and a note for the source.
+/// The agreement on pages by name, and a note for the source.
 #[derive(Default)]
 pub(super) struct Agreed {
     pub(super) shares: Option<Shares>,
-    /// Both ends name the content of this domain alike, whether it is shared now or not.
+    /// Both ends make the same names for content of this domain, whether it is shared now or not.
     pub(super) domain: Option<Domain>,
     pub(super) note: Option<String>,
 }
@@ -79,23 +85,23 @@ impl Agreed {
     }
 }
 
-/// What the source's order says of how pages come.
+/// The parts of the source's order about pages.
 pub(super) struct Wanted {
     /// How content is to be shared.
     pub(super) sharing: Agreed,
     /// Which disks are to be read.
     pub(super) storage: Option<StorageOrder>,
-    /// How it is audited.
+    /// How the move is audited.
     pub(super) audit: Auditing,
 }
 
-/// What pages are found by, and what the source is told of that.
+/// How pages are found, and what the source is told about that.
 #[derive(Default)]
 pub(super) struct Told {
     pub(super) found: Found,
-    /// Content is shared.
+    /// Whether content is shared.
     pub(super) sharing: bool,
-    /// Why it is not, or not as far as was wanted.
+    /// Why it is not shared, or not as far as ordered.
     pub(super) note: Option<String>,
     /// Which disks are read.
     pub(super) storage: Vec<bool>,
@@ -104,7 +110,7 @@ pub(super) struct Told {
 }
 
 impl Connected<'_> {
-    /// Whether pages may come by name, as the source wants; or why not.
+    /// Agrees to pages by name as ordered, or returns why not.
     pub(super) fn agree(&self, wanted: &SharingOrder) -> Agreed {
         let Some(sharing) = &self.shared.local.sharing else {
             if wanted.auto {
@@ -112,8 +118,8 @@ impl Connected<'_> {
             }
             return Agreed::to_nothing("the agent at the destination is told not to");
         };
-        if sharing.key(&wanted.domain).print().to_string() != wanted.print {
-            return Agreed::to_nothing("both hosts' content.key differ");
+        if let Some(why) = why_not(sharing, wanted) {
+            return Agreed::to_nothing(&why);
         }
         let rack = wanted.rack && sharing.rack().is_some();
         let domain = Some(wanted.domain.clone());
@@ -131,7 +137,7 @@ impl Connected<'_> {
         Agreed { shares: Some(shares), domain, note }
     }
 
-    /// Makes ready for what is agreed on.
+    /// Prepares to find pages as agreed.
     pub(super) fn share(
         &self,
         machine: &Machine,
@@ -152,5 +158,43 @@ impl Connected<'_> {
         let storage = disks.opened.iter().map(Option::is_some).collect();
         let found = Found { shares, disks: Some((disks, wanted.secret)) };
         Told { found, sharing, note, storage, storage_notes }
+    }
+}
+
+/// Why both ends can't name pages alike.
+fn why_not(sharing: &Sharing, SharingOrder { domain, print, .. }: &SharingOrder) -> Option<String> {
+    // Messages between hosts of the rack have no room for any other domain.
+    if let Err(error) = api::check_domain(&domain.0) {
+        return Some(error.to_string());
+    }
+    let is_alike = sharing.key(domain).print().to_string() == *print;
+    (!is_alike).then(|| "both hosts' content.key differ".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_is_shared_in_a_domain_that_is_one_and_with_the_same_key() {
+        let sharing = Sharing::start(b"secret".to_vec(), None).unwrap();
+        let why_not = |domain: &str, named_by: &str| {
+            let domain = Domain(domain.to_owned());
+            let print = sharing.key(&Domain(named_by.to_owned())).print().to_string();
+            let wanted = SharingOrder {
+                domain,
+                print,
+                rack: true,
+                auto: false,
+                if_any: false,
+                may_sleep: false,
+            };
+            why_not(&sharing, &wanted)
+        };
+        assert_eq!(why_not("red", "red"), None);
+        let long = "a".repeat(65);
+        for (domain, named_by) in [("red", "blue"), (&*long, &*long), ("a b", "a b")] {
+            assert!(why_not(domain, named_by).is_some(), "{domain}");
+        }
     }
 }

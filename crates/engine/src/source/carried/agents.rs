@@ -1,4 +1,4 @@
-//! The agents of both hosts, which have a connection for what is carried.
+//! The agents of both hosts, and their connection for a carried migration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,11 @@ use crate::source::disks::room::DiskRoom;
 use crate::source::phases::audit;
 use crate::source::phases::start::{first_encoding, lane_endpoints, token};
 
-/// An agent connects to a socket on its own host in that time, or says why not.
+/// Time for an agent to connect to a socket on its own host, or to report why
+/// not.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// This agent and the destination's, which has connected to what waits there.
+/// This agent and the destination's, which has connected to the target there.
 pub(super) struct Agents {
     pub(super) local: Local,
     pub(super) peer: Peer,
@@ -33,14 +34,14 @@ pub(super) struct Agents {
     pub(super) link: Arc<Link<ToDestination>>,
     pub(super) hear: Receiver<Heard<ToSource>>,
     pub(super) carrying: Carrying,
-    /// Why content is not shared, if somebody asked for that.
+    /// Why content is not shared, if the operator requested it.
     pub(super) unshared: Option<&'static str>,
-    /// What is relayed by lanes has so much room.
+    /// The room for blocks that are relayed on lanes.
     pub(super) disk_room: Arc<DiskRoom>,
 }
 
 impl Agents {
-    /// Has the agent of `peer` connect to `target` there.
+    /// Makes the agent of `peer` connect to `target` there.
     pub(super) fn meet(
         local: &Local,
         peer: &Peer,
@@ -99,7 +100,7 @@ impl Agents {
         })
     }
 
-    /// What names pages, if the destination takes names.
+    /// The naming of pages, if the destination takes names.
     pub(super) fn naming(&self, reading: Option<&Reading>) -> Option<Arc<Naming>> {
         let sharing = self.local.sharing.as_ref().filter(|_| self.carrying.sharing);
         let shared = sharing.map(|sharing| sharing.key(&self.request.domain()));
@@ -107,7 +108,7 @@ impl Agents {
             shares: shared.is_some(),
             key: shared.or_else(|| Some(reading?.from.key()))?,
             cached: reading.map(|it| (Arc::clone(&it.from.cached), it.disks.clone())),
-            // Bodies are kept: nothing is read once more.
+            // Bodies are kept, so nothing is reread.
             ram: Arc::default(),
             handed_over: Arc::default(),
             is_fixed: false,
@@ -127,7 +128,7 @@ impl Agents {
             security: self.local.security.clone(),
             token,
             encoding: first_encoding(self.request.compress),
-            // Which pages are dirty again only QEMU could say.
+            // Only QEMU knows which pages are dirty again.
             stale_filter: None,
             deltas: self.carrying.deltas.then(Arc::default),
         })
@@ -135,6 +136,12 @@ impl Agents {
 
     pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
         self.link.say(message).map_err(|error| self.lost(error.to_string()))
+    }
+
+    /// The destination's QEMU has closed its connection before its last answer.
+    pub(super) fn closed_early(&self) -> MigrationError {
+        let reason = "its QEMU closed its connection before it had loaded the VM".to_owned();
+        MigrationError::DestinationFailed { host: self.peer.name.clone(), reason }
     }
 
     pub(super) fn lost(&self, why: String) -> MigrationError {

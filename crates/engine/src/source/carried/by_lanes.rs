@@ -1,5 +1,5 @@
-//! A connection that is relayed by lanes: its bytes go as blocks of a disk that is written
-//! once, from its beginning to its end. The destination puts them in their order.
+//! Relays a connection on lanes: its bytes go as blocks of a disk that is written once,
+//! from start to end, and the destination puts them in order.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use rustix::net::{RecvFlags, recv};
 use wire::ToDestination;
 
 use super::agents::Agents;
-use super::relay::Passed;
+use super::passed::Passed;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
@@ -27,18 +27,18 @@ use crate::source::control::sampler::ticking::{self, Ticking};
 use crate::source::control::sampler::window::{Counts, Window};
 use crate::source::lanes::{self, Lanes};
 
-/// What is relayed.
+/// The content of a relayed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// A migration. QEMU takes what was read for delivered, and stops the VM when little
-    /// is left: so little is in between.
+    /// A migration. QEMU counts bytes as delivered once they are read, and stops the VM
+    /// when little is left, so little may be in flight.
     Stream,
-    /// A disk: its server answers each write.
+    /// A disk, whose server answers each write.
     Disk,
 }
 
 impl Content {
-    /// The largest piece.
+    /// Bytes of the largest piece.
     fn piece_bytes(self) -> usize {
         match self {
             Self::Stream => 64 << 10,
@@ -46,7 +46,7 @@ impl Content {
         }
     }
 
-    /// As many pieces as so many lanes can use, of those that the destination has room for.
+    /// The number of pieces that `lanes` lanes can use, as far as the destination has room.
     fn pieces_max(self, lanes: usize) -> usize {
         match self {
             Self::Stream => 2 * lanes + 2,
@@ -55,7 +55,7 @@ impl Content {
     }
 }
 
-/// The lanes of a relayed connection, and what controls them.
+/// The lanes of a relayed connection, and their control.
 pub(super) struct ByLanes {
     lanes: Arc<Lanes>,
     pools: Pools,
@@ -63,13 +63,13 @@ pub(super) struct ByLanes {
     threads: Arc<DataThreads>,
     pacing: Pacing,
     sampler: Ticking,
-    /// A thread of this name has panicked.
+    /// Receives the name of a thread that has panicked.
     panicked: Receiver<String>,
 }
 
 impl ByLanes {
-    /// None if the destination's agent takes none, or no buffers are left here: then the
-    /// control connection does, on its own.
+    /// None if the destination's agent doesn't support it, or no buffers are left here:
+    /// then the control connection alone relays.
     pub(super) fn start(
         agents: &Agents,
         content: Content,
@@ -93,7 +93,7 @@ impl ByLanes {
         });
         let lanes = Arc::new(Lanes::new(agents.lanes_plan()?, Some(Arc::clone(&threads))));
         pools.pages.set_limit_bytes(content.pieces_max(lanes.meters().count()) * SLOT_BYTES);
-        // Until the destination says otherwise.
+        // Until the destination reports room.
         lanes.set_block_room(0);
         agents.disk_room.is_for(&lanes);
         agents.say(&ToDestination::RelayBegins)?;
@@ -121,7 +121,7 @@ impl ByLanes {
         Ok(Some(Self { lanes, pools, piece_bytes, threads, pacing, sampler, panicked }))
     }
 
-    /// What sends a connection's bytes.
+    /// The sender of a connection's bytes.
     pub(super) fn sending(&self) -> Sending {
         Sending {
             lanes: Arc::clone(&self.lanes),
@@ -132,7 +132,7 @@ impl ByLanes {
         }
     }
 
-    /// What ended them, if anything did.
+    /// The failure of the lanes, if any.
     pub(super) fn failure(&self) -> Option<String> {
         if let Ok(thread) = self.panicked.try_recv() {
             return Some(MigrationError::Panicked { thread }.to_string());
@@ -140,12 +140,12 @@ impl ByLanes {
         self.lanes.failure().map(|error| error.to_string())
     }
 
-    /// What crosses the destination's NICs.
+    /// Passes on the destination's use of its NICs.
     pub(super) fn hear(&self, used: DestinationUse) {
         self.pacing.hear(used);
     }
 
-    /// The operator has changed what it may use.
+    /// Applies the operator's new bounds at both ends.
     pub(super) fn rebind(
         &self,
         agents: &Agents,
@@ -165,10 +165,10 @@ impl ByLanes {
         self.lanes.shut();
     }
 
-    /// Ends them, and accounts for them.
+    /// Ends the lanes, and reports their figures.
     pub(super) fn end(self, report_builder: &ReportBuilder) {
         let Self { lanes, pools, pacing, sampler, .. } = self;
-        // Before the report is changed: their threads tell it something, too.
+        // Before the report is changed, because these threads also change it.
         drop((sampler, pacing));
         let cpu = lanes.stop();
         report_builder.tell(|report| {
@@ -190,7 +190,7 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    /// What was read already.
+    /// Sends bytes that were read already.
     pub(super) fn send(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while !bytes.is_empty() {
             let mut piece = self.piece()?;
@@ -203,7 +203,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Reads the connection to its end.
+    /// Sends the connection's bytes to its end.
     pub(super) fn send_all(mut self, socket: &UnixStream, passed: &Passed) -> Result<u64, String> {
         loop {
             let mut piece = self.piece()?;
@@ -212,6 +212,7 @@ impl Sending {
             if count == 0 {
                 return Ok(self.offset);
             }
+            passed.forth(&piece.room_mut()[..count]);
             self.submit(piece, count)?;
             passed.bytes.store(self.offset, Relaxed);
         }
@@ -232,7 +233,7 @@ impl Sending {
     }
 }
 
-/// Waits for something, and reads all that is there by then.
+/// Waits for data, and reads everything available by then.
 fn fill(mut socket: &UnixStream, room: &mut [u8]) -> std::io::Result<usize> {
     let mut count = loop {
         match socket.read(room) {
@@ -242,7 +243,8 @@ fn fill(mut socket: &UnixStream, room: &mut [u8]) -> std::io::Result<usize> {
     };
     while count > 0 && count < room.len() {
         match recv(socket, &mut room[count..], RecvFlags::DONTWAIT) {
-            // The end is seen again. A reset is one too: what came before it goes on first.
+            // The end is seen again by the next read. A reset ends it, too, but the bytes
+            // before it go first.
             Ok((0, _)) | Err(_) => break,
             Ok((more, _)) => count += more,
         }
@@ -250,7 +252,7 @@ fn fill(mut socket: &UnixStream, room: &mut [u8]) -> std::io::Result<usize> {
     Ok(count)
 }
 
-/// Looks at what the lanes deliver.
+/// Samples what the lanes deliver.
 struct Sampling {
     compression: Compression,
     lanes: Arc<Lanes>,
@@ -295,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_is_there_is_read_at_once() {
+    fn all_available_bytes_are_read_at_once() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         for part in [&b"what "[..], b"is ", b"there"] {
             ours.write_all(part).unwrap();

@@ -1,10 +1,10 @@
-//! Who connected to a door: a QEMU, by its main connection and its multifd channels, or
+//! The caller at a door: a QEMU, with its main connection and its multifd channels, or
 //! the client of a disk.
 //!
 //! A QEMU that loses a multifd channel just as it waits for another one's SYNC may wait
 //! for ever (10.0 does), and can't migrate its VM any more. So a QEMU that isn't served
-//! loses its main connection only, by which its migration fails; its channels are read
-//! until it has closed them itself.
+//! loses only its main connection, which fails its migration; its channels are read
+//! until it closes them itself.
 
 use std::mem;
 use std::os::unix::net::UnixStream;
@@ -15,20 +15,22 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use stream::multifd::{INIT_BYTES, MAGIC};
 
-/// How long a QEMU has, whose main connection is closed, to close the others.
+/// Time for a QEMU whose main connection is closed to close the others.
 pub(super) const CLOSING_MAX: Duration = Duration::from_secs(10);
-/// A QEMU says at once what a connection is.
+/// Time for the source's QEMU to close its connections once it has received SHUT.
+pub(super) const CLOSED_MAX: Duration = Duration::from_secs(30);
+/// Time for the first bytes of a connection, which QEMU sends at once.
 const FIRST_WORD_MAX: Duration = Duration::from_secs(1);
 
-/// Connections of one who called. Dropped, they are given up in the right order.
+/// Connections of one caller. Dropping them closes them in the right order.
 #[derive(Debug, Default)]
 pub struct Caller {
-    /// None once somebody else has them.
+    /// None once taken over.
     main: Option<UnixStream>,
     pub(super) channels: Vec<Channel>,
 }
 
-/// A multifd channel of which the first message was read.
+/// A multifd channel whose first message was read.
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) id: u8,
@@ -38,7 +40,7 @@ pub(super) struct Channel {
 }
 
 impl Caller {
-    /// Of the connection that came first.
+    /// Starts with the connection that came first.
     #[must_use]
     pub fn new(main: UnixStream) -> Self {
         Self { main: Some(main), channels: Vec::new() }
@@ -47,31 +49,33 @@ impl Caller {
     /// The connection that came first.
     ///
     /// # Panics
-    /// If they were taken over.
+    /// If the connections were taken over.
     pub(super) fn main(&self) -> &UnixStream {
         self.main.as_ref().expect("nobody has taken them over")
     }
 
-    /// The main connection, to be forwarded as it is.
+    /// The main connection, to be forwarded unchanged.
     ///
     /// # Panics
-    /// If they were taken over.
+    /// If the connections were taken over.
     #[must_use]
     pub fn into_connection(self) -> UnixStream {
         self.take_over().0
     }
 
-    /// Leaves them to somebody else.
+    /// Hands all connections over.
     ///
     /// # Panics
-    /// If they were taken over.
+    /// If the connections were taken over.
     pub(super) fn take_over(mut self) -> (UnixStream, Vec<Channel>) {
         let main = self.main.take().expect("nobody has taken them over");
         (main, mem::take(&mut self.channels))
     }
 
-    /// Whether what came first is a multifd channel, whose main connection has gone.
-    pub(super) fn is_stray(&self) -> bool {
+    /// Whether the first connection is a multifd channel: its main connection came earlier,
+    /// or went elsewhere. Waits a moment for the first bytes.
+    #[must_use]
+    pub fn is_stray(&self) -> bool {
         is_channel(self.main())
     }
 }
@@ -89,12 +93,12 @@ impl Drop for Caller {
             }
             drain(channels);
         };
-        // With no thread to be had they are closed, all at once.
+        // If no thread can be started, all are closed at once.
         let _ = data_threads::spawn("carry-refuse", give_up);
     }
 }
 
-/// Whether a connection begins as a multifd channel does.
+/// Whether a connection starts as a multifd channel does.
 fn is_channel(socket: &UnixStream) -> bool {
     let end = Instant::now() + FIRST_WORD_MAX;
     let mut magic = [0; 4];
@@ -102,7 +106,7 @@ fn is_channel(socket: &UnixStream) -> bool {
     while wait_readable(&[socket], end) {
         match recv(socket, &mut magic[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((count, _)) if count == magic.len() => return magic == MAGIC.to_be_bytes(),
-            // The rest of four bytes comes at once, or never.
+            // The rest of the four bytes comes at once, or never.
             Ok((count, _)) if count > seen => seen = count,
             Err(Errno::AGAIN | Errno::INTR) => {}
             _ => return false,
@@ -111,7 +115,7 @@ fn is_channel(socket: &UnixStream) -> bool {
     false
 }
 
-/// Reads connections until their QEMU has closed them, and throws away what comes.
+/// Reads connections until QEMU has closed them, and discards the data.
 fn drain(mut sockets: Vec<UnixStream>) {
     let end = Instant::now() + CLOSING_MAX;
     let mut buffer = vec![0; 64 << 10];
@@ -123,7 +127,7 @@ fn drain(mut sockets: Vec<UnixStream>) {
     }
 }
 
-/// Waits until one of them has something, or its end; `false` if none has until `end`.
+/// Waits until one of them has data or has ended; `false` if none has by `end`.
 fn wait_readable(sockets: &[&UnixStream], end: Instant) -> bool {
     let mut polled: Vec<_> =
         sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
@@ -146,14 +150,14 @@ mod tests {
 
     const QEVM: &[u8] = b"QEVM";
 
-    /// The end of one who connects, and the one that is taken.
+    /// The connecting end, and the accepted one.
     fn connection() -> (TcpStream, UnixStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (caller, UnixStream::from(OwnedFd::from(listener.accept().unwrap().0)))
     }
 
-    /// Writes until it isn't taken any more, which must be an error and no wait.
+    /// Writes until it fails, which must be an error and not a wait.
     fn write_until_refused(mut caller: &TcpStream) -> ErrorKind {
         loop {
             if let Err(error) = caller.write_all(&[0; 4096]) {
@@ -192,9 +196,10 @@ mod tests {
         }
     }
 
-    /// One whose window is full learns it as well, though somebody keeps the socket.
+    /// A peer whose window is full is notified, too, even while another process keeps
+    /// the socket.
     #[test]
-    fn one_that_waits_until_more_is_read_learns_at_once() {
+    fn a_blocked_writer_is_notified_at_once() {
         let (mut main, taken) = connection();
         main.write_all(QEVM).unwrap();
         main.set_nonblocking(true).unwrap();

@@ -1,4 +1,4 @@
-//! Where the tap of a migration that is carried hands things to.
+//! The tap's output of a carried migration.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
@@ -22,9 +22,10 @@ use crate::link::Link;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::Lanes;
 
-/// Of the downtime goal, what a sweep may take that says for sure that little is dirty.
+/// The divisor of the data that fits the downtime goal: less than that after a sweep proves
+/// that little is dirty.
 const SURELY: u64 = 2;
-/// Most of what comes after RAM that waits here for the audit.
+/// Most bytes after RAM that are kept here during the audit.
 const KEPT_BYTES_MAX: usize = 256 << 20;
 
 pub(super) struct Collector {
@@ -37,18 +38,18 @@ pub(super) struct Collector {
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
     pub(super) way_back: Arc<WayBack>,
-    /// Of the downtime, what is needed without any pages.
+    /// The part of the downtime that is needed without any pages.
     pub(super) fixed: Duration,
-    /// The first sweep over all of RAM is over.
+    /// The first sweep over RAM has ended.
     pub(super) first_swept: AtomicBool,
-    /// No page may come any more: the destination was told that all are placed.
+    /// No page may arrive any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
-    /// None: no page goes by name.
+    /// None: pages don't go by name.
     pub(super) naming: Option<Arc<Naming>>,
 }
 
-/// What comes after the pages that go by lanes. While the destination compares those it
-/// hears nothing else.
+/// The stream after the pages that go on lanes. While the destination compares those, it is
+/// sent nothing else.
 #[derive(Default)]
 pub(super) struct Tail {
     waits: Mutex<Waits>,
@@ -57,16 +58,16 @@ pub(super) struct Tail {
 
 #[derive(Default)]
 struct Waits {
-    /// All pages are placed. Until then the destination keeps what comes.
+    /// All pages are placed. Until then the destination keeps what arrives.
     placed: bool,
-    /// What waits here, while they are compared.
+    /// Bytes kept here during the comparison.
     kept: Option<Vec<u8>>,
     /// The migration is over.
     ended: bool,
 }
 
 impl Tail {
-    /// Says that all is placed. If that is going to be compared, what comes waits until
+    /// Reports that everything is placed. If there is an audit, later bytes are kept until
     /// [`Tail::go_on`].
     pub(super) fn placed(
         &self,
@@ -82,7 +83,7 @@ impl Tail {
         link.say(&ToDestination::Placed { audit })
     }
 
-    /// It was compared.
+    /// Continues after a successful audit.
     pub(super) fn go_on(&self, link: &Link<ToDestination>) -> Result<(), LinkError> {
         let mut waits = self.waits.lock();
         let bytes = waits.kept.take().unwrap_or_default();
@@ -90,7 +91,7 @@ impl Tail {
         link.residue(false, &bytes)
     }
 
-    /// Nobody is to wait any more.
+    /// Ends all waiting.
     pub(super) fn end(&self) {
         self.waits.lock().ended = true;
         self.changed.notify_all();
@@ -107,7 +108,7 @@ impl Tail {
         }
     }
 
-    /// The same for more than can be kept: waits until it goes straight to QEMU.
+    /// The same for more bytes than can be kept: waits until they can go straight to QEMU.
     fn pass_on(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
         let mut waits = self.waits.lock();
         while !(waits.ended || waits.placed && waits.kept.is_none()) {
@@ -123,7 +124,7 @@ impl Tail {
 
 impl Collector {
     fn notice(&self, notice: Notice) {
-        // Nobody listens any more only once the migration has ended.
+        // The receiver is gone only once the migration has ended.
         let _ = self.notices.send(notice);
     }
 
@@ -140,7 +141,8 @@ impl Collector {
 
 impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
-        self.state.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
+        let ram_bytes = head.blocks.iter().map(|block| block.bytes).sum();
+        self.state.announce_ram(ram_bytes, head.epoch_by_section);
         self.handed_over.announce(head.blocks.iter().map(|block| block.bytes / PAGE_BYTES as u64));
         let announced =
             |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
@@ -165,7 +167,7 @@ impl Output for Collector {
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
         data_threads::point();
         if self.ram_over.load(SeqCst) {
-            // The destination may have loaded the VM without it.
+            // The destination may have loaded the VM without this page.
             self.notice(Notice::PageAfterRam);
             return Err(Stopped);
         }
@@ -180,8 +182,8 @@ impl Output for Collector {
         self.let_stop();
     }
 
-    /// A QEMU that waits and has little to send looks for more with each iteration, and its
-    /// guest pays for each look: so it is told at once.
+    /// A waiting QEMU with little to send searches for more in each iteration, and its guest
+    /// pays for each search, so it gets the permission at once.
     fn all_before(&self, _: Epoch) {
         let Some(swept_bytes) = self.passes.epoch_ended() else { return };
         let (bodies, fills) = self.state.taken();
@@ -209,7 +211,8 @@ impl Output for Collector {
         self.tail.pass(&self.link, bytes)
     }
 
-    /// It goes the way of the tail. The first piece is short, and only after it RAM is over.
+    /// Goes the same way as the tail. The first piece is short, and RAM is over only after
+    /// it.
     fn rest(&self, bytes: &[u8], reason: Option<&Unsplittable>) -> Result<(), Stopped> {
         self.count(bytes);
         self.passes.end();

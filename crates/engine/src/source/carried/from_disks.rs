@@ -1,5 +1,5 @@
-//! Whether pages may be read from the disks of a VM that somebody else commands. QEMU is
-//! asked nothing: its command line says what it has.
+//! Decides whether pages may be read from the disks of a VM that another program
+//! commands. QEMU is not queried: its command line lists the VM's devices.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::from_disks::{Asked, FromDisks, notes, readable};
 
-/// The destination opens images in that time, or says why not.
+/// Time for the destination to open images, or to report why not.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// What is read of disks at the destination.
+/// The reading of disks at the destination.
 pub(super) struct Reading {
     pub(super) from: FromDisks,
-    /// Which disks, by their numbers.
+    /// Which disks are read, by number.
     pub(super) disks: Vec<bool>,
 }
 
 impl Split {
-    /// Has the helper in the guest asked, and the destination open its disks. None, and a
-    /// note if somebody cares, if that can't be.
+    /// Starts queries to the guest's helper, and makes the destination open the disks.
+    /// None if that is impossible, with a note if the operator requested it.
     pub(super) fn read_disks(
         &self,
         pools: &Pools,
@@ -56,6 +56,7 @@ impl Split {
                     (self.agents.peer.name.clone(), switchover::Reason::new(reason).into());
                 return Err(MigrationError::DestinationFailed { host, reason });
             }
+            Ok(Heard::Back(bytes)) if bytes.is_empty() => return Err(self.agents.closed_early()),
             Ok(Heard::Gone(error)) => return Err(self.agents.lost(error.to_string())),
             Ok(_) => return Err(self.agents.lost("it sent a message out of turn".to_owned())),
             Err(_) => {
@@ -67,7 +68,7 @@ impl Split {
         Ok(disks.contains(&true).then_some(Reading { from, disks }))
     }
 
-    /// The VM, as far as its guest can be asked.
+    /// The VM, if its guest can be queried.
     fn vm(&self) -> Result<Asked, String> {
         let qemu = process::of(self.caller.main())?;
         let vm = Commanded::of_process(qemu.pid).map_err(|error| error.to_string())?;

@@ -1,4 +1,5 @@
-//! What the destination's agent says while pages come, and what its QEMU answers.
+//! Handles the messages of the destination's agent while pages are sent, and its QEMU's
+//! answers.
 
 use api::{Audited, Phase};
 use switchover::Reason;
@@ -56,7 +57,7 @@ impl Running<'_> {
                 Err(MigrationError::DestinationFailed { host: host(), reason })
             }
             Heard::Message(other) => self.compare(&other),
-            // All was said: QEMU here is about to close.
+            // Everything was answered: QEMU here is about to close.
             Heard::Gone(_) if self.is_loaded() => Ok(()),
             Heard::Gone(error) => Err(self.split.agents.lost(error.to_string())),
             _ => Err(self.split.agents.lost("it sent a message out of turn".to_owned())),
@@ -89,18 +90,11 @@ impl Running<'_> {
         }
     }
 
-    /// Passes on what the destination's QEMU answers as it is, and all but its word that the
-    /// VM may be stopped at once.
+    /// Passes on the answers of the destination's QEMU unchanged, and at once except its
+    /// permission to stop the VM.
     fn back(&mut self, bytes: &[u8]) -> Result<(), MigrationError> {
         if bytes.is_empty() {
-            return if self.is_loaded() {
-                Ok(())
-            } else {
-                let reason =
-                    "its QEMU closed its connection before it had loaded the VM".to_owned();
-                let host = self.split.agents.peer.name.clone();
-                Err(MigrationError::DestinationFailed { host, reason })
-            };
+            return if self.is_loaded() { Ok(()) } else { Err(self.split.agents.closed_early()) };
         }
         let passed = self.way_back.pass(bytes).map_err(|error| {
             MigrationError::Qemu(format!("it does not take its destination's answer: {error}"))
@@ -121,6 +115,7 @@ impl Running<'_> {
                          loaded the VM it took {took:.0} ms"
                     ));
                 }
+                self.report_builder.enter(Phase::Committed);
             }
         }
         Ok(())

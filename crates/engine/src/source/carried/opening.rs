@@ -1,10 +1,10 @@
-//! A connection that somebody made to an agent's door: where it goes, and what it is.
+//! A connection to an agent's door: where it leads, and what it carries.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crossbeam_channel::{bounded, select};
+use crossbeam_channel::{Receiver, RecvError, bounded, select};
 use rustix::event::{PollFd, PollFlags, poll};
 use stream::multifd::{INIT_BYTES, Init};
 use wire::ToSource;
@@ -21,26 +21,30 @@ use crate::host::{Local, Peer};
 use crate::link::Heard;
 use crate::source::context::{local as local_error, no_thread};
 
-/// From QEMU's first byte to the end of its setup. It waits for nobody meanwhile.
+/// Time until either end sends something. QEMU, and a disk's server, do so at once.
+const SILENT_MAX: Duration = Duration::from_secs(30);
+/// Time from QEMU's first byte to the end of its setup, during which QEMU waits for no
+/// answer.
 const SETUP_MAX: Duration = Duration::from_secs(30);
-/// Of a channel that has connected, until its first message is there.
+/// Time for a connected channel's first message.
 const FIRST_MAX: Duration = Duration::from_secs(5);
 
-/// A connection whose way to the other host's QEMU is open.
+/// A connection whose route to the other host's QEMU is open.
 pub struct Opening {
     agents: Agents,
     caller: Caller,
 }
 
-/// Gives the connections that were made to the same door since, one after the other;
-/// none if there is no more now.
+/// Returns the next of the connections made to the same door since; none if there is
+/// none now.
 pub type More<'m> = dyn FnMut() -> io::Result<Option<UnixStream>> + 'm;
 
 impl Opening {
-    /// Has the agent of `peer` connect to `target` there.
+    /// Makes the agent of `peer` connect to `target` there.
     ///
     /// # Errors
-    /// If it can't, or there is nothing; with the caller, who can still go another way.
+    /// If it can't, or nothing listens there; returns the caller, which can still be
+    /// routed another way.
     pub fn new(
         local: &Local,
         peer: &Peer,
@@ -54,59 +58,73 @@ impl Opening {
         }
     }
 
-    /// The VM's name, if QEMU at the destination was told one.
+    /// The VM's name, if the destination's QEMU has one.
     #[must_use]
     pub fn vm(&self) -> Option<&str> {
         self.agents.carrying.vm.as_deref()
     }
 
-    /// The VM's UUID, if QEMU at the destination was told one.
+    /// The VM's UUID, if the destination's QEMU has one.
     #[must_use]
     pub fn uuid(&self) -> Option<&str> {
         self.agents.carrying.uuid.as_deref()
     }
 
-    /// Waits until either end has said something, and finds out what this is. `more`
-    /// are taken for channels of the same migration.
+    /// Waits for the first bytes of either end, and identifies the content. Connections
+    /// from `more` are channels of the same migration. `may_be_silent` is called where
+    /// neither end has sent anything for long.
     ///
     /// # Errors
-    /// If it breaks off, or either end does something else than a QEMU would.
-    pub fn begin(self, more: &mut More<'_>) -> Result<Content, MigrationError> {
-        let Some(first) = self.who_speaks()? else {
+    /// If the connection breaks, stays silent, or either end behaves unlike a QEMU.
+    pub fn begin(
+        self,
+        more: &mut More<'_>,
+        may_be_silent: &dyn Fn() -> bool,
+    ) -> Result<Content, MigrationError> {
+        let Some(first) = self.who_speaks(may_be_silent)? else {
             return Ok(Content::Stream(self.read_setup(more)?));
         };
         Ok(Content::Other(Box::new(self.relay(Vec::new(), first))))
     }
 
-    /// None if it is who connected; else what the other end said: a disk server does so
-    /// before its client.
-    fn who_speaks(&self) -> Result<Option<Vec<u8>>, MigrationError> {
+    /// None if the connecting end sends first; otherwise the first bytes of the other
+    /// end: a disk server sends before its client.
+    fn who_speaks(
+        &self,
+        may_be_silent: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<u8>>, MigrationError> {
         let (tell, spoken) = bounded(1);
         let socket = self.caller.main().try_clone();
         let socket = socket.map_err(|error| local_error("keeping a connection", error))?;
-        // It ends with the connection at the latest.
+        // The thread ends with the connection at the latest.
         data_threads::spawn("carry-first", move || {
             wait_readable(&socket);
             let _ = tell.send(());
         })
         .map_err(no_thread)?;
-        select! {
-            recv(spoken) -> _ => Ok(None),
-            recv(self.agents.hear) -> heard => match heard {
-                // Nothing comes back any more.
-                Ok(Heard::Back(bytes)) if bytes.is_empty() => {
-                    Err(self.agents.lost("what waits there has closed its connection".to_owned()))
-                }
-                Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
-                Ok(Heard::Message(ToSource::Refused { reason })) => {
-                    let reason = switchover::Reason::new(reason).into();
-                    let host = self.agents.peer.name.clone();
-                    Err(MigrationError::DestinationFailed { host, reason })
-                }
-                Ok(Heard::Gone(error)) => Err(self.agents.lost(error.to_string())),
-                Ok(_) => Err(self.agents.lost("it sent a message out of turn".to_owned())),
-                Err(_) => Err(self.agents.lost("the connection has ended".to_owned())),
-            },
+        let heard = match first_word(&spoken, &self.agents.hear, SILENT_MAX, may_be_silent) {
+            First::Here => return Ok(None),
+            First::There(heard) => heard,
+            First::Nobody => {
+                let seconds = SILENT_MAX.as_secs();
+                let why = format!("neither end has sent anything for {seconds} s");
+                return Err(MigrationError::Tap(why));
+            }
+        };
+        match heard {
+            // Nothing more will come back.
+            Ok(Heard::Back(bytes)) if bytes.is_empty() => {
+                Err(self.agents.lost("what waits there has closed its connection".to_owned()))
+            }
+            Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
+            Ok(Heard::Message(ToSource::Refused { reason })) => {
+                let reason = switchover::Reason::new(reason).into();
+                let host = self.agents.peer.name.clone();
+                Err(MigrationError::DestinationFailed { host, reason })
+            }
+            Ok(Heard::Gone(error)) => Err(self.agents.lost(error.to_string())),
+            Ok(_) => Err(self.agents.lost("it sent a message out of turn".to_owned())),
+            Err(_) => Err(self.agents.lost("the connection has ended".to_owned())),
         }
     }
 
@@ -122,7 +140,7 @@ impl Opening {
         let setup = setup::read(main).map_err(reading)?;
         main.set_read_timeout(None).map_err(reading)?;
         // All channels have connected when setup is written: QEMU waits for a SYNC on
-        // each of them before it goes on.
+        // each of them before it continues.
         self.channels(more)?;
         let channels = &self.caller.channels;
         match setup {
@@ -153,7 +171,8 @@ impl Opening {
         }
     }
 
-    /// Those that were made to the same door until now. A QEMU connects in this order.
+    /// Accepts the channels made to the same door so far. A QEMU connects in this
+    /// order.
     fn channels(&mut self, more: &mut More<'_>) -> Result<(), MigrationError> {
         let taking = |error| local_error("taking QEMU's channels", error);
         let channels = &mut self.caller.channels;
@@ -183,12 +202,74 @@ impl Opening {
     }
 }
 
+/// Which end sends first.
+#[derive(Debug, PartialEq, Eq)]
+enum First<H> {
+    Here,
+    There(Result<H, RecvError>),
+    Nobody,
+}
+
+/// Waits for the first bytes. After each `limit` in silence `may_be_silent` says whether to
+/// go on: QEMU's connection for urgent pages of a post-copy is silent until one is urgent.
+fn first_word<H>(
+    here: &Receiver<()>,
+    there: &Receiver<H>,
+    limit: Duration,
+    may_be_silent: &dyn Fn() -> bool,
+) -> First<H> {
+    loop {
+        select! {
+            recv(here) -> _ => return First::Here,
+            recv(there) -> heard => return First::There(heard),
+            default(limit) => if !may_be_silent() {
+                return First::Nobody;
+            },
+        }
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Blocks until there is something to be read, or the end.
+/// Blocks until there is data to read, or the end.
 fn wait_readable(socket: &UnixStream) {
     while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(socket, PollFlags::IN)], None) {
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_connection_on_which_nobody_speaks_is_given_up_unless_it_may_be_silent() {
+        let (_here, silent_here) = bounded(1);
+        let (_there, silent_there) = bounded::<u8>(1);
+        let times = Cell::new(0);
+        let may_be_silent = || {
+            times.set(times.get() + 1);
+            times.get() < 3
+        };
+        let first = first_word(&silent_here, &silent_there, SOON, &may_be_silent);
+        assert_eq!((first, times.get()), (First::Nobody, 3));
+    }
+
+    #[test]
+    fn who_speaks_first_is_heard_first() {
+        let (here, heard_here) = bounded(1);
+        let (there, heard_there) = bounded(1);
+        let first = || first_word(&heard_here, &heard_there, SOON, &|| true);
+        there.send(7).unwrap();
+        assert_eq!(first(), First::There(Ok(7)));
+        here.send(()).unwrap();
+        assert_eq!(first(), First::Here);
+        drop(there);
+        assert_eq!(first(), First::There(Err(RecvError)));
     }
 }

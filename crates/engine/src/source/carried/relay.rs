@@ -1,21 +1,24 @@
-//! A connection that is passed on as it is, both ways: a disk server's, or a stream that
-//! can't be split. What one end closes is closed at the other.
+//! A connection that is passed on unchanged, both ways: a disk server's, or a stream that
+//! can't be split. When one end closes, the other end is closed.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use api::{Phase, Report};
-use crossbeam_channel::{Receiver, bounded, select, tick};
-use parking_lot::Mutex;
-use stream::return_path::Follower;
+use crossbeam_channel::{Receiver, at, bounded, never, select, tick};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use wire::{Frame, ToDestination, ToSource};
 
 use super::agents::Agents;
 use super::by_lanes::{ByLanes, Content, Sending};
+use super::caller::CLOSED_MAX;
+use super::passed::Passed;
 use super::setup::Reason;
 use super::{CarryRequest, outcome};
 use crate::error::MigrationError;
@@ -25,33 +28,27 @@ use crate::source::context::{local as local_error, no_thread};
 use crate::watch::Watch;
 
 const READ_BYTES: usize = 256 << 10;
-/// Lanes that fail while nobody says anything are noticed by then.
+/// Interval at which failed lanes of an idle connection are noticed.
 const LANES_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which a cancel is noticed while the local connection's other end reads
+/// nothing.
+const UNREAD_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// A connection that is passed on.
 pub struct Relay {
     pub(super) agents: Agents,
     pub(super) socket: UnixStream,
-    /// What was read of it already.
+    /// Bytes already read from it.
     pub(super) before: Vec<u8>,
-    /// What came back already.
+    /// Bytes already returned by the destination.
     pub(super) back: Vec<u8>,
 }
 
-/// What a relay has passed on, while it does.
-#[derive(Debug, Default)]
-pub(super) struct Passed {
-    /// Towards the destination.
-    pub(super) bytes: AtomicU64,
-    /// What came back, read as a QEMU's answers.
-    pub(super) answers: Mutex<Follower>,
-}
-
 impl Relay {
-    /// Passes it on until both ends have closed, or one breaks off, or somebody cancels.
+    /// Relays until both ends have closed, one breaks, or the operator cancels.
     ///
     /// # Errors
-    /// If it breaks off. Both ends are closed in any case.
+    /// If the connection breaks. Both ends are closed in any case.
     pub(super) fn run_watched(
         self,
         content: Content,
@@ -83,10 +80,9 @@ impl Relay {
             passed,
             report_builder,
         };
-        let outcome = (&socket).write_all(&back).map_err(failed);
-        let outcome = outcome.and_then(|()| following.follow(&ended));
-        // Whatever it was, nothing of it stays open. What was said to the end may still be
-        // on its way.
+        let outcome = following.write(&back).and_then(|()| following.follow(&ended));
+        // In any case all of it is closed. The last bytes before an orderly end may still
+        // be in flight.
         if outcome.is_ok() {
             let _ = socket.shutdown(Shutdown::Both);
         } else {
@@ -107,7 +103,7 @@ impl Relay {
         outcome
     }
 
-    /// Passes on a disk's until it is over, which those who watch it see.
+    /// Relays a disk's connection until it is over; `watch` shows its progress.
     #[must_use]
     pub fn carry(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
@@ -119,13 +115,13 @@ impl Relay {
     }
 }
 
-/// Passes a stream on as it is.
+/// Relays a stream unchanged.
 pub(super) fn relayed(
     relay: Relay,
     why: Option<Reason>,
     report_builder: &Arc<ReportBuilder>,
 ) -> Result<(), MigrationError> {
-    // What is encrypted says nothing of how it ends.
+    // An encrypted stream doesn't reveal how it ends.
     let is_answered = why.as_ref().is_some_and(|why| why.is_answered);
     let why = why.map_or_else(|| "it is encrypted, or none of QEMU's".to_owned(), |why| why.text);
     report_builder.note(format!(
@@ -133,20 +129,24 @@ pub(super) fn relayed(
     ));
     report_builder.enter(Phase::FirstPass);
     report_builder.tell(|report| report.tap = "relayed".to_owned());
-    let passed = Arc::<Passed>::default();
+    let passed = if is_answered { Passed::answered(report_builder) } else { Passed::default() };
+    let passed = Arc::new(passed);
     let ended = relay.run_watched(Content::Stream, &passed, report_builder);
-    let is_loaded = passed.answers.lock().shut() == Some(0);
     match ended {
-        // Who is first to close after the last word is no matter.
-        Err(error) if !is_loaded || matches!(error, MigrationError::Cancelled) => Err(error),
-        Ok(()) if is_answered && !is_loaded => Err(MigrationError::Qemu(
+        // It doesn't matter which end closes first after the last answer.
+        _ if passed.is_loaded() => Ok(()),
+        Err(error) if passed.is_committed() => Err(MigrationError::InDoubt(format!(
+            "{error}; the migration had turned to post-copy, and the VM stands still until whoever \
+             commands it resumes the migration"
+        ))),
+        Ok(()) if is_answered => Err(MigrationError::Qemu(
             "both QEMUs closed before the destination's had loaded the VM".to_owned(),
         )),
-        _ => Ok(()),
+        ended => ended,
     }
 }
 
-/// Of a connection that is passed on, what hears the destination.
+/// The part of a relay that follows the destination.
 struct Following<'r> {
     agents: &'r Agents,
     socket: &'r UnixStream,
@@ -156,19 +156,26 @@ struct Following<'r> {
 }
 
 impl Following<'_> {
-    /// Passes on what comes back. `ended` tells when the local connection has ended.
+    /// Relays the returned bytes. `ended` reports the end of the local connection.
     fn follow(&mut self, ended: &Receiver<Result<(), String>>) -> Result<(), MigrationError> {
         let (mut said_all, mut heard_all) = (false, false);
-        let never = crossbeam_channel::never();
-        let lanes = self.by_lanes.map_or_else(crossbeam_channel::never, |_| tick(LANES_EVERY));
+        let nothing = never();
+        let mut closed_until = None;
+        let lanes = self.by_lanes.map_or_else(never, |_| tick(LANES_EVERY));
         let watch = self.report_builder.watch();
         while !(said_all && heard_all) {
-            let ended = if said_all { &never } else { ended };
+            let ended = if said_all { &nothing } else { ended };
+            let late = closed_until.map_or_else(never, at);
             select! {
                 recv(self.agents.hear) -> heard => match heard {
                     Ok(Heard::Gone(_)) if heard_all => return Ok(()),
                     Ok(Heard::Gone(error)) => return Err(self.agents.lost(error.to_string())),
-                    Ok(heard) => heard_all |= self.hear(heard)?,
+                    Ok(heard) => if self.hear(heard)? {
+                        heard_all = true;
+                        if self.passed.is_loaded() {
+                            closed_until = Some(Instant::now() + CLOSED_MAX);
+                        }
+                    },
                     Err(_) => {
                         return Err(self.agents.lost("the connection has ended".to_owned()));
                     }
@@ -179,14 +186,16 @@ impl Following<'_> {
                     said_all = true;
                 }
                 recv(lanes) -> _ => self.look_at_lanes()?,
-                recv(watch.cancelled()) -> _ => return Err(MigrationError::Cancelled),
+                // A QEMU that hangs, and whose VM has moved, is not waited for.
+                recv(late) -> _ => return Ok(()),
+                recv(watch.cancelled()) -> _ => self.cancel()?,
                 recv(watch.rebound()) -> _ => self.rebind()?,
             }
         }
         Ok(())
     }
 
-    /// Whether it was the last thing that comes back.
+    /// Handles a message; returns whether it was the last.
     fn hear(&mut self, heard: Heard<ToSource>) -> Result<bool, MigrationError> {
         match heard {
             Heard::Back(bytes) if bytes.is_empty() => {
@@ -195,9 +204,8 @@ impl Following<'_> {
                 return Ok(true);
             }
             Heard::Back(bytes) => {
-                let written = (&mut &*self.socket).write_all(&bytes);
-                written.map_err(|error| local_error("passing on what came back", error))?;
-                self.passed.answers.lock().push(&bytes);
+                self.write(&bytes)?;
+                self.passed.back(&bytes);
             }
             Heard::Message(ToSource::Refused { reason }) => {
                 let reason = switchover::Reason::new(reason).into();
@@ -215,6 +223,22 @@ impl Following<'_> {
         Ok(false)
     }
 
+    /// Handles the operator's cancel, which comes too late for a VM that can't stay here.
+    fn cancel(&self) -> Result<(), MigrationError> {
+        let is_too_late =
+            self.passed.is_committed() && !self.report_builder.watch().is_broken_off();
+        if is_too_late { Ok(()) } else { Err(MigrationError::Cancelled) }
+    }
+
+    /// Writes to the local connection, whose other end may read slowly, or not at all.
+    fn write(&self, bytes: &[u8]) -> Result<(), MigrationError> {
+        let cancelled = self.report_builder.watch().cancelled();
+        write_unless(self.socket, bytes, || match cancelled.try_recv() {
+            Ok(()) => self.cancel(),
+            Err(_) => self.look_at_lanes(),
+        })
+    }
+
     fn look_at_lanes(&self) -> Result<(), MigrationError> {
         match self.by_lanes.and_then(ByLanes::failure) {
             Some(why) => Err(self.agents.lost(why)),
@@ -230,7 +254,33 @@ impl Following<'_> {
     }
 }
 
-/// Passes on the local connection by lanes, to its end.
+/// Writes all bytes, unless `look` fails, which is called again and again while the other
+/// end reads nothing.
+fn write_unless(
+    socket: &UnixStream,
+    mut bytes: &[u8],
+    look: impl Fn() -> Result<(), MigrationError>,
+) -> Result<(), MigrationError> {
+    let failed = |error: Errno| local_error("passing on what came back", error.into());
+    while !bytes.is_empty() {
+        match send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let mut polled = [PollFd::new(socket, PollFlags::OUT)];
+                match poll(&mut polled, Some(&UNREAD_EVERY)) {
+                    Ok(0) | Err(Errno::INTR) => look()?,
+                    Ok(_) => {}
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Relays the local connection on lanes, to its end.
 fn pass_by_lanes(
     mut sending: Sending,
     socket: &UnixStream,
@@ -238,12 +288,13 @@ fn pass_by_lanes(
     before: &[u8],
     passed: &Passed,
 ) -> Result<(), String> {
+    passed.forth(before);
     sending.send(before)?;
     let bytes = sending.send_all(socket, passed)?;
     link.say(&ToDestination::RelayEnds { bytes }).map_err(|error| error.to_string())
 }
 
-/// The same by the control connection.
+/// The same on the control connection.
 fn pass(
     mut socket: &UnixStream,
     link: &Link<ToDestination>,
@@ -252,6 +303,7 @@ fn pass(
 ) -> Result<(), String> {
     let gone = |error: crate::error::LinkError| error.to_string();
     let forward = |bytes: &[u8]| {
+        passed.forth(bytes);
         passed.bytes.fetch_add(bytes.len() as u64, Relaxed);
         link.residue(true, bytes).map_err(gone)
     };
@@ -264,5 +316,41 @@ fn pass(
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(format!("the connection here broke off: {error}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_does_not_read_can_be_given_up() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let cancelled = || Err(MigrationError::Cancelled);
+        let ended = write_unless(&ours, &vec![0; 8 << 20], cancelled);
+        assert!(matches!(ended, Err(MigrationError::Cancelled)), "{ended:?}");
+    }
+
+    #[test]
+    fn a_client_that_reads_late_gets_everything() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let bytes: Vec<u8> = (0..8_u32 << 20).map(|at| at.to_le_bytes()[1]).collect();
+        let (tell, told) = bounded(1);
+        let reader = thread::spawn({
+            let mut read = vec![0; bytes.len()];
+            move || {
+                told.recv().unwrap();
+                theirs.read_exact(&mut read).unwrap();
+                read
+            }
+        });
+        let look = || {
+            let _ = tell.try_send(());
+            Ok(())
+        };
+        write_unless(&ours, &bytes, look).unwrap();
+        assert!(reader.join().unwrap() == bytes);
     }
 }

@@ -1,6 +1,7 @@
-//! A migration whose pages go by lanes, while they do: what its threads tell, and its
+//! A carried migration while its pages go on lanes: the notices of its threads, and its
 //! end.
 
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +14,7 @@ use data_threads::DataThreads;
 use dedup::source::Stage;
 use wire::ToDestination;
 
-use super::caller::CLOSING_MAX;
+use super::caller::{CLOSED_MAX, CLOSING_MAX};
 use super::collector::Tail;
 use super::convergence::Convergence;
 use super::from_disks::Reading;
@@ -34,10 +35,11 @@ use crate::source::lanes::{self, Lanes};
 use crate::source::phases::audit::Comparison;
 use crate::source::prefault::Prefault;
 
-/// A QEMU that has loaded its VM closes at once.
+/// Time for the destination's last messages; a QEMU that has loaded its VM closes at
+/// once.
 const REST_MAX: Duration = Duration::from_secs(1);
 
-/// What there is while pages come.
+/// The state while pages are sent.
 pub(super) struct Running<'r> {
     pub(super) split: &'r mut Split,
     pub(super) report_builder: &'r Arc<ReportBuilder>,
@@ -47,24 +49,24 @@ pub(super) struct Running<'r> {
     pub(super) comparison: Comparison,
     pub(super) state: Arc<StreamState>,
     pub(super) lanes: Arc<Lanes>,
-    /// None: no page goes by name.
+    /// None: pages don't go by name.
     pub(super) stage: Option<Arc<Stage>>,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
     /// QEMU's main connection.
     pub(super) main: UnixStream,
-    /// By it.
+    /// The return path on it.
     pub(super) way_back: Arc<WayBack>,
     pub(super) tap: tap::Stopper,
     pub(super) pacing: Pacing,
-    /// The destination has said what it took there.
+    /// The destination has reported its costs.
     pub(super) is_accounted: bool,
     /// When RAM ended.
     pub(super) stopped: Option<Instant>,
     pub(super) pools: Pools,
-    /// Until its end.
+    /// Kept until the end.
     pub(super) _reading: Option<Reading>,
-    /// Until then, or it has met QEMU.
+    /// Runs until the end, or until it has met QEMU.
     pub(super) prefault: Option<Prefault>,
 }
 
@@ -90,15 +92,15 @@ impl Running<'_> {
         sampler::start(watched).map_err(no_thread)
     }
 
-    /// Hears both ends until QEMU has closed its connections after the destination's last
-    /// word, or something fails.
+    /// Follows both ends until QEMU has closed its connections after the destination's
+    /// last answer, or an error occurs.
     pub(super) fn follow(&mut self) -> Result<(), MigrationError> {
         loop {
             let watch = self.report_builder.watch();
             select! {
                 recv(self.split.agents.hear) -> heard => match heard {
                     Ok(heard) => self.hear(heard)?,
-                    // All was said: QEMU here is about to close.
+                    // Everything was answered: QEMU here is about to close.
                     Err(_) if self.is_loaded() => return self.wait_closed(),
                     Err(_) => return Err(self.split.agents.lost("the connection has ended".to_owned())),
                 },
@@ -110,7 +112,10 @@ impl Running<'_> {
                     Ok(notice) => self.notice(notice)?,
                     Err(_) => unreachable!("this struct holds a sender"),
                 },
-                recv(watch.cancelled()) -> _ => return Err(MigrationError::Cancelled),
+                // Too late for a VM that is loaded: it belongs to the destination.
+                recv(watch.cancelled()) -> _ => if !self.is_loaded() {
+                    return Err(MigrationError::Cancelled);
+                },
                 recv(watch.rebound()) -> _ => self.rebind()?,
             }
         }
@@ -162,13 +167,14 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// The barrier.
+    /// Waits for the barrier in the background.
     fn wait_placed(&self) -> Result<(), MigrationError> {
         let (lanes, notices) = (Arc::clone(&self.lanes), self.notices.0.clone());
         let host = self.split.agents.peer.name.clone();
         let wait = move || {
             let placed = lanes.wait_drained();
-            // The destination ends the lanes when it loads: that is no failure to repair.
+            // The destination ends the lanes when it loads, which must not count as a
+            // failure.
             lanes.close();
             let placed = placed.map_err(|source| MigrationError::Lanes { host, source });
             let _ = notices.send(Notice::Placed(placed));
@@ -195,7 +201,7 @@ impl Running<'_> {
         Vec::new()
     }
 
-    /// QEMU has closed, or its stream makes no sense.
+    /// Handles the end of QEMU's connections, or an error in its stream.
     fn ended(&self, ended: Result<tap::Summary, MigrationError>) -> Result<(), MigrationError> {
         if self.is_loaded() {
             return Ok(());
@@ -208,7 +214,8 @@ impl Running<'_> {
         ))
     }
 
-    /// What the destination says when its QEMU has closed, too. The VM is its own by now.
+    /// Reads the destination's messages after its QEMU has also closed. The VM belongs to
+    /// it by now.
     fn hear_the_rest(&mut self) -> Result<(), MigrationError> {
         let until = Instant::now() + REST_MAX;
         while !self.is_accounted
@@ -223,16 +230,25 @@ impl Running<'_> {
         Ok(())
     }
 
+    /// Waits until QEMU here has closed, whose VM is loaded. One that hangs is not waited for
+    /// without end.
     fn wait_closed(&self) -> Result<(), MigrationError> {
-        for notice in &self.notices.1 {
-            if let Notice::Ended(_) = notice {
-                break;
+        let until = Instant::now() + CLOSED_MAX;
+        loop {
+            match self.notices.1.recv_deadline(until) {
+                Ok(Notice::Ended(_)) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => {
+                    tracing::warn!("QEMU here has not closed its migration, which is over");
+                    // Without a reset, which could take from QEMU what it has not read yet.
+                    let _ = self.main.shutdown(Shutdown::Both);
+                    return Ok(());
+                }
             }
         }
-        Ok(())
     }
 
-    /// The operator has changed what it may use: that holds at both ends.
+    /// Applies the operator's new bounds at both ends.
     fn rebind(&self) -> Result<(), MigrationError> {
         let bounds = self.report_builder.watch().bounds();
         self.report_builder.rebound(&bounds);
@@ -242,12 +258,12 @@ impl Running<'_> {
         if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(params)) }
     }
 
-    /// Closes everything of the migration at once, and accounts for it.
+    /// Closes everything of the migration at once, and reports its figures.
     pub(super) fn close(self) {
         let Self {
             split, report_builder, state, lanes, tail, tap, pools, pacing, prefault, ..
         } = self;
-        // Nobody writes to the destination any more, so nobody waits for it.
+        // First end all writing to the destination, so that no thread waits for it.
         let control_bytes = split.agents.link.wire_bytes();
         lanes.shut();
         split.agents.link.close();

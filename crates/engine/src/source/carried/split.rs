@@ -1,4 +1,5 @@
-//! A migration whose pages go by lanes: what there is before they come, and its start.
+//! A carried migration whose pages go on lanes: its state before they do, and its
+//! start.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -29,11 +30,11 @@ use crate::source::lanes::{self, Lanes};
 use crate::source::phases::audit::{self, Comparison};
 use crate::source::prefault::Prefault;
 
-/// A migration whose pages go by lanes, about to be.
+/// A migration whose pages will go on lanes.
 pub struct Split {
     pub(super) agents: Agents,
     pub(super) caller: Caller,
-    /// What was read of its main connection.
+    /// Bytes already read from its main connection.
     pub(super) before: Vec<u8>,
     pub(super) channels: Option<Channels>,
 }
@@ -78,12 +79,7 @@ impl Split {
         let handed_over =
             audit::handed_over(self.agents.request.audit, self.agents.carrying.hash.as_deref())
                 .ok_or_else(|| self.agents.lost(audit::UNKNOWN_HASH.to_owned()))?;
-        let traits = Traits {
-            told_bandwidth: false,
-            told_limit: false,
-            held: false,
-            sectioned: self.channels.is_none(),
-        };
+        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = Arc::new(Lanes::new(self.agents.lanes_plan()?, Some(Arc::clone(&threads))));
@@ -169,7 +165,7 @@ impl Split {
 }
 
 impl Split {
-    /// Of a QEMU whose RAM can be found.
+    /// Starts prefaulting, if QEMU's RAM can be found.
     fn prefault(
         &self,
         state: &Arc<StreamState>,
@@ -184,7 +180,7 @@ impl Split {
     }
 }
 
-/// Tells when QEMU has closed its connections.
+/// Notifies when QEMU has closed its connections.
 fn wait_for_end(tap: Tap, notices: Sender<Notice>) -> Result<(), MigrationError> {
     let wait = move || {
         let ended = tap.join().map_err(|error| MigrationError::Tap(error.to_string()));

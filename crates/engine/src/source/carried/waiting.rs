@@ -1,8 +1,9 @@
-//! How long a QEMU that waits for the destination's word is kept waiting.
+//! How long QEMU is kept waiting for the permission to stop the VM.
 //!
-//! QEMU would stop the VM by itself once what is dirty takes no longer than its downtime
-//! limit, at the rate at which its sockets took bytes of late: more than arrived. So it gets
-//! the word when what is left fits the downtime goal at the rate at which it arrives.
+//! QEMU by itself would stop the VM once the dirty rest takes no longer than its downtime
+//! limit, at the rate at which its sockets recently accepted bytes, which is more than
+//! arrived. So it gets the permission when what is left fits the downtime goal at the rate
+//! at which it arrives.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,55 +16,55 @@ use super::passes::Sweeps;
 use crate::source::control::sampler::ticking;
 use crate::source::control::stream_state::StreamState;
 
-/// So many looks after the first pass come soon after one another.
+/// This many samples after the first pass follow each other quickly.
 const SOON_LOOKS: u32 = 10;
-/// What was delivered in this time says what can be relied on.
+/// The period whose delivered rates can be relied on.
 const LATELY: Duration = Duration::from_secs(2);
-/// So many sweeps after the first pass that bring next to nothing say that the guest
-/// dirties little.
+/// This many sweeps after the first pass with next to nothing show that the guest dirties
+/// little.
 const SWEEPS_LEAST: u64 = 2;
-/// As a multiple of the downtime goal: longer passes don't say what is dirty.
+/// A multiple of the downtime goal: longer passes don't tell what is dirty.
 const PASS_LONG: u32 = 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     chase: Chase,
     looks: u32,
-    /// What time was before each look, and the rates then.
+    /// The time before each sample, and the rates then.
     rates: VecDeque<(Duration, Rates)>,
-    /// How many sweeps were over with the first pass, and when; none before.
+    /// The sweeps completed when the first pass ended, and when that was; none before.
     since: Option<(u64, Instant)>,
 }
 
-/// What was delivered a second.
+/// Delivered rates, per second.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
-    /// Bodies of pages; none if that is not known.
+    /// Bodies of pages; none if unknown.
     bodies: Option<f64>,
-    /// What lanes wrote.
+    /// Bytes that lanes wrote.
     wire: f64,
 }
 
-/// What is known at a look.
+/// The figures of one sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
-    /// Dirty or in flight.
+    /// Bytes dirty or in flight.
     pub(super) bytes: u64,
-    /// How long the last pass took by which this is known.
+    /// Duration of the last pass that these bytes are based on.
     pub(super) pass: Duration,
-    /// What downtime takes without pages.
+    /// The part of the downtime that is needed without pages.
     pub(super) fixed: Duration,
     /// The guest is throttled, or about to be.
     pub(super) helped: bool,
-    /// Since the last look.
+    /// Time since the last sample.
     pub(super) elapsed: Duration,
-    /// What lanes wrote meanwhile, per second.
+    /// Bytes per second that lanes wrote meanwhile.
     pub(super) wire_bytes_per_s: f64,
 }
 
 impl Waiting {
-    /// What QEMU has dirty, after the first pass: by what its passes `counted`, or else
-    /// because they bring little. None if it can't be told yet.
+    /// What QEMU has dirty after the first pass: as its passes `counted`, or else from
+    /// sweeps that are small. None if it is unknown yet.
     pub(super) fn dirty(&mut self, sweeps: Sweeps, counted: Option<ToCome>) -> Option<ToCome> {
         let (then, _) = *self.since.get_or_insert_with(|| (sweeps.over, Instant::now()));
         let bytes = sweeps.last_bytes.max(sweeps.running_bytes) as f64;
@@ -93,18 +94,18 @@ impl Waiting {
         self.chase.stage() == Stage::Over
     }
 
-    /// How long it has been kept waiting since the first pass.
+    /// How long QEMU has been kept waiting since the first pass.
     pub(super) fn time(&self) -> Duration {
         self.since.map_or(Duration::ZERO, |(_, at)| at.elapsed())
     }
 
-    /// When to look again.
+    /// The time until the next sample.
     pub(super) fn next(&self) -> Duration {
         if self.looks < SOON_LOOKS { ticking::SOON } else { ticking::USUAL }
     }
 
-    /// Bodies a second: as slow as they were of late, and not more than bytes were written.
-    /// What is sent last may shrink less than what was sent before.
+    /// The reliable rate of bodies per second: the slowest recent one, but no more than
+    /// bytes were written, because the last pages may compress less than those before.
     fn reliable(&mut self) -> Option<f64> {
         let mut since: Duration = self.rates.iter().map(|(elapsed, _)| *elapsed).sum();
         while since > LATELY
@@ -128,8 +129,7 @@ mod tests {
 
     fn state() -> StreamState {
         let pools = Resources::new(128 << 20).leaving(false).unwrap();
-        let traits =
-            Traits { told_bandwidth: false, told_limit: false, held: false, sectioned: false };
+        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         StreamState::new(&pools, Duration::from_millis(300), traits)
     }
 
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// The look at which it ends, of those with so many megabytes left.
+    /// The sample at which it ends, given the megabytes left at each.
     fn ends(helped: bool, mb: impl IntoIterator<Item = u64>) -> Option<usize> {
         let (state, mut waiting) = (state(), Waiting::default());
         state.set_bodies_per_s(100e6);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_what_is_left_fits_or_becomes_no_less() {
+    fn waiting_ends_when_the_rest_fits_or_stops_shrinking() {
         assert_eq!(ends(false, [0]), Some(0));
         // 200 ms are 20 MB.
         assert_eq!(ends(false, [90, 60, 30, 21, 19]), Some(4));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn long_passes_do_not_say_what_is_dirty() {
+    fn long_passes_do_not_tell_what_is_dirty() {
         let (state, mut waiting) = (state(), Waiting::default());
         state.set_bodies_per_s(100e6);
         let long = Left { pass: Duration::from_millis(700), ..left(5) };
@@ -171,7 +171,7 @@ mod tests {
         assert!(waiting.is_over(&state, left(5)));
     }
 
-    /// Three looks, after which 15 MB fit or don't.
+    /// Three samples, after which 15 MB fit or don't.
     fn fits(bodies: [f64; 3], wire: [f64; 3], seconds: u64) -> bool {
         let (state, mut waiting) = (state(), Waiting::default());
         let elapsed = Duration::from_secs(seconds);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_delivered_of_late_is_relied_on() {
+    fn recent_rates_are_relied_on() {
         assert!(fits([90e6; 3], [90e6; 3], 1));
         assert!(!fits([90e6, 50e6, 90e6], [90e6; 3], 1), "slower a second ago");
         assert!(fits([90e6, 50e6, 90e6], [90e6; 3], 3), "and before that");
@@ -193,13 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_count_is_to_come_and_else_what_sweeps_bring() {
+    fn counts_of_passes_take_precedence_over_sweeps() {
         let mut waiting = Waiting::default();
         let mut to_come = |over, last_bytes, counted| {
             let sweeps = Sweeps { over, last_bytes, running_bytes: 3 };
             waiting.dirty(sweeps, counted).map(|to_come| to_come.bytes)
         };
-        // The sweep that runs when the first pass ends brings what was dirtied in that.
+        // The sweep that is running when the first pass ends sends what was dirtied during
+        // that pass.
         assert_eq!(to_come(1, 900, None), None);
         assert_eq!(to_come(2, 90, None), None);
         assert_eq!(to_come(3, 8, None), Some(8.0));

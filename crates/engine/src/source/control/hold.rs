@@ -1,29 +1,28 @@
-//! How soon after one of QEMU's passes the next one may begin while a guest is
-//! chased.
+//! Paces QEMU's passes while a guest is chased.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use page::{Batch, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
 
-/// Between two passes: the guest pays for each with a fault for each page that it
+/// Least interval between passes: each one costs the guest a fault per page that it
 /// writes again.
 const PASS_LEAST: Duration = Duration::from_millis(100);
-/// An epoch of this length pays for itself. With the classic stream, and with
-/// machine types to 8.0, an epoch is one RAM section, which QEMU ends after 50
-/// ms though there is more: the next is not to wait.
+/// An epoch of this length is worth its cost. With the classic stream, and with
+/// machine types up to 8.0, an epoch is one RAM section, which QEMU ends after 50 ms
+/// even if there is more: the next one must not wait.
 const EPOCH_LONG: Duration = Duration::from_millis(40);
-/// QEMU looks at the clock after so many pages: a RAM section with fewer ended
+/// QEMU checks the clock after this many pages: a RAM section with fewer ended
 /// because nothing was dirty any more.
 const SECTION_PAGES: u64 = 64;
 
-/// The epochs that the tap's threads see.
+/// The epochs that the tap's threads have seen.
 pub(crate) struct Passes {
     /// Epochs are RAM sections.
-    sectioned: bool,
+    sectioned: AtomicBool,
     epoch: AtomicU32,
-    /// In this epoch, so far.
+    /// Pages in this epoch so far.
     pages: AtomicU64,
     began: Mutex<Began>,
     wake: Condvar,
@@ -32,39 +31,46 @@ pub(crate) struct Passes {
 #[derive(Clone, Copy, Debug)]
 struct Began {
     at: Instant,
-    /// It was held back: QEMU's section may have ended for that alone.
+    /// It was held back, which alone may have ended QEMU's section.
     late: bool,
-    /// The next one does not begin before that.
+    /// The next epoch does not begin before this.
     held_until: Option<Instant>,
 }
 
 impl Began {
-    /// When the next epoch may begin, if not now.
+    /// The time when the next epoch may begin, if not now.
     fn next(self, now: Instant, sectioned: bool, pages: u64) -> Option<Instant> {
         let may_go_on = sectioned && self.late && pages >= SECTION_PAGES;
         (now - self.at < EPOCH_LONG && !may_go_on).then(|| self.at + PASS_LEAST)
     }
 }
 
-impl Passes {
-    pub(crate) fn new(sectioned: bool) -> Self {
+impl Default for Passes {
+    fn default() -> Self {
         Self {
-            sectioned,
+            sectioned: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             pages: AtomicU64::new(0),
             began: Mutex::new(Began { at: Instant::now(), late: false, held_until: None }),
             wake: Condvar::new(),
         }
     }
+}
 
-    /// Whether passes are paced has changed.
+impl Passes {
+    /// Sets whether epochs are RAM sections, as the stream's head tells.
+    pub(crate) fn announce(&self, sectioned: bool) {
+        self.sectioned.store(sectioned, Relaxed);
+    }
+
+    /// Wakes waiting threads after pacing was switched on or off.
     pub(crate) fn wake(&self) {
         let _began = self.began.lock();
         self.wake.notify_all();
     }
 
-    /// For so long no epoch begins from now on, if passes are paced: a pass now would
-    /// bring what has to be sent once more. None lets them go on.
+    /// Delays the next epoch for `time`, if passes are paced: a pass now would send
+    /// pages that have to be sent again. None releases it.
     pub(crate) fn hold(&self, time: Option<Duration>) {
         let mut began = self.began.lock();
         began.held_until = time.map(|time| Instant::now() + time);
@@ -73,7 +79,7 @@ impl Passes {
         }
     }
 
-    /// How long ago the last epoch began.
+    /// Time since the last epoch began.
     pub(crate) fn age(&self) -> Duration {
         self.began.lock().at.elapsed()
     }
@@ -90,7 +96,8 @@ impl Passes {
         }
         let mut began = self.began.lock();
         let mut late = false;
-        let soonest = began.next(Instant::now(), self.sectioned, self.pages.load(Relaxed));
+        let sectioned = self.sectioned.load(Relaxed);
+        let soonest = began.next(Instant::now(), sectioned, self.pages.load(Relaxed));
         while is_new() && paced() {
             let until = soonest.max(began.held_until);
             let Some(until) = until.filter(|until| *until > Instant::now()) else { break };
@@ -108,14 +115,12 @@ impl Passes {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use page::{Epoch, Pool};
 
     use super::*;
 
     #[test]
-    fn a_pass_waits_for_its_time_and_what_a_wait_cut_off_does_not() {
+    fn a_pass_waits_for_its_time_unless_a_wait_ended_the_last_section() {
         let at = Instant::now();
         let next = |late, after_ms, sectioned, pages| {
             let now = at + Duration::from_millis(after_ms);
@@ -143,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_is_held_begins_when_it_is_let_or_nothing_is_paced_any_more() {
+    fn a_held_epoch_begins_when_released_or_when_pacing_ends() {
         let ends: [fn(&Passes); 2] = [Passes::wake, |passes| passes.hold(None)];
         for end in ends {
-            let (passes, let_go) = (Passes::new(false), AtomicBool::new(false));
+            let (passes, let_go) = (Passes::default(), AtomicBool::new(false));
             passes.hold(Some(Duration::from_secs(3600)));
             std::thread::scope(|scope| {
                 let held = scope.spawn(|| {

@@ -1,5 +1,5 @@
-//! Twenty times a second, and when something waits for it: measures, shows the figures as progress, and decides: the
-//! pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
+//! Twenty times a second, or sooner when something waits: measures, shows progress, and decides
+//! the pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
 
 pub(crate) mod compression;
 pub(crate) mod deliveries;
@@ -7,7 +7,7 @@ pub(crate) mod ticking;
 pub(crate) mod window;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use api::{Compress, Phase, Sample};
@@ -33,16 +33,16 @@ use crate::report_builder::ReportBuilder;
 use crate::source::context::Notice;
 use crate::source::lanes::{self, Lanes};
 
-/// What is left when a VM that can't be followed is stopped may be more than was
-/// seen last.
+/// When a VM that does not converge is stopped, more may be left than was last seen, by this
+/// factor.
 const ACCEPT_MORE: f64 = 1.5;
-/// So many looks after the first pass come soon after one another.
+/// This many samples after the first pass follow each other quickly.
 const SOON_LOOKS: u32 = 10;
-/// What takes no longer to be delivered is not waited for before the VM is stopped.
+/// Data that is delivered within this time is not waited for before the VM is stopped.
 const IN_FLIGHT: Duration = Duration::from_millis(10);
-/// What is left becomes less as long as it is at most this share of what it was.
+/// The remainder is shrinking while it is at most this fraction of what it was.
 const LESS: f64 = 0.9;
-/// A pass that is held goes on after this unless it is held again.
+/// A held pass begins after this time unless it is held again.
 const HOLD: Duration = Duration::from_millis(300);
 
 pub(crate) struct Watched {
@@ -55,18 +55,20 @@ pub(crate) struct Watched {
     pub(crate) compress: Compress,
     /// Downtime without pages, as last measured.
     pub(crate) fixed: Duration,
-    /// What the operator allows for it at most.
+    /// The operator's bound on the downtime.
     pub(crate) blackout_max: Option<Duration>,
+    /// Whether the VM is stopped for its switchover.
+    pub(crate) stands_still: Arc<AtomicBool>,
     pub(crate) throttling: Throttling,
-    /// Where to say that the VM does not converge.
+    /// The channel for the notice that the VM does not converge.
     pub(crate) notices: Sender<Notice>,
 }
 
-/// Starts it.
+/// Starts the sampler.
 pub(crate) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let passes = watched.qemu.passes();
     let mut sampling = Sampling::new(watched);
-    // Dropped with the thread, it ends whatever throttles the VM.
+    // Dropping it, at the thread's end, ends throttling.
     Ticking::start(passes, move || {
         sampling.sample();
         sampling.next()
@@ -77,20 +79,20 @@ struct Sampling {
     watched: Watched,
     deliveries: Deliveries,
     hold: Hold,
-    /// QEMU's next pass waits.
+    /// QEMU's next pass is held.
     held: bool,
     allowed: Option<Allowance>,
     /// None if QEMU can't be held.
     chase: Option<Chase>,
-    /// Looks since the first pass that came soon, and what was left at the last of them.
+    /// Quick samples since the first pass, and the remainder at the last of them.
     soon: u32,
     left_bytes: u64,
     dirty_bytes_per_s: f64,
     /// The share of its CPU time that the VM keeps.
     share: f64,
-    /// The guest is slowed, or may soon be.
+    /// The guest is throttled, or may soon be.
     helped: bool,
-    /// How a VM that can't be followed ends was told.
+    /// The end of a VM that does not converge was decided.
     ended: bool,
 }
 
@@ -122,18 +124,18 @@ impl Sampling {
             by_name.naming().set_bodies_per_s(rate);
         }
         self.watched.state.adjust_pool();
-        if self.watched.report_builder.is_stopped() {
+        if self.watched.stands_still.load(Relaxed) {
             self.watched.throttling.lift();
             self.share = 1.0;
         }
-        // A QEMU that is stopping the VM may not answer: no figure is missed.
+        // A QEMU that is stopping the VM may not answer; no figure is lost.
         if let Ok(qemu) = self.watched.qemu.progress() {
             self.follow_qemu(&qemu, &window);
         }
     }
 
-    /// When to look again: a VM that has little left is stopped as soon as what waited in
-    /// the pool is delivered.
+    /// The time until the next sample: a VM with little left is stopped as soon as the pool's
+    /// content is delivered.
     fn next(&mut self) -> Duration {
         let is_first_pass = !self.watched.state.first_pass_over.load(Relaxed);
         match self.chase.map(Chase::stage) {
@@ -153,7 +155,7 @@ impl Sampling {
                 by_name.end_first_pass();
             }
             report_builder.enter(Phase::LaterPass);
-            // By its own count: some of it may still be on its way to the tap.
+            // By QEMU's own count, because some of it may still be in flight to the tap.
             let handed_over = (qemu.normal_pages + qemu.fill_pages) * PAGE_BYTES as u64;
             let free_bytes = qemu.total_bytes.saturating_sub(handed_over);
             report_builder.tell(|report| report.free_bytes = free_bytes);
@@ -181,7 +183,7 @@ impl Sampling {
         self.show(qemu, window, left_bytes);
     }
 
-    /// Lets QEMU's next pass wait while the destination gets content from elsewhere.
+    /// Holds QEMU's next pass while the destination fetches content from other hosts or disks.
     fn hold(&mut self, elapsed: Duration) {
         let state = &self.watched.state;
         if !state.first_pass_over.load(Relaxed) {
@@ -198,7 +200,7 @@ impl Sampling {
         self.held = held;
     }
 
-    /// Slows the guest as far as it takes, and ends what can't come to an end.
+    /// Throttles the guest as far as necessary, and ends a migration that can't converge.
     fn throttle(&mut self, qemu: &Progress, left_bytes: u64) {
         let Watched { state, throttling, report_builder, notices, blackout_max, .. } =
             &mut self.watched;
@@ -207,19 +209,19 @@ impl Sampling {
         let decision = throttling.look(Followed {
             at,
             ram_bytes: qemu.total_bytes,
-            // The guest is not slowed for what comes from elsewhere.
+            // The guest is not throttled for pages that other hosts or disks provide.
             left_bytes: left_bytes - self.deliveries.last().delivered.awaited_bytes,
             delivered_bytes_per_s: state.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
             counted_at_share: None,
             pass: qemu.dirty_sync_count,
-            // Nothing is learned from a QEMU that waits.
+            // A held QEMU yields no information.
             first_pass_over: over && !self.held,
             used_cpus: 0.0,
         });
         self.share = throttling.share(&decision);
         self.helped = decision.why != Why::Nothing;
-        // A pass that ends at once says what the guest dirties.
+        // A pass that ends at once shows the guest's dirty rate.
         let unknown = decision.full_dirty_bytes_per_s.is_none() || decision.why == Why::Looking;
         state.set_learning(self.helped && unknown);
         if self.ended {
@@ -246,18 +248,18 @@ impl Sampling {
         }
     }
 
-    /// Follows the guest with QEMU's passes, if QEMU can be held meanwhile.
+    /// Chases the guest with QEMU's passes, if QEMU can be held meanwhile.
     fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
         let Watched { state, fixed, throttling, .. } = &self.watched;
         if throttling.is_sliced(self.share) {
-            // Whatever waits when QEMU ends by itself has to fit the goal.
+            // QEMU may end by itself, and then what is in flight has to fit the goal.
             state.end_chase();
             state.adjust_pool();
             return Stage::Chasing;
         }
         let Some(chase) = &mut self.chase else { return Stage::Over };
         if self.deliveries.last().delivered.awaited_bytes > 0 {
-            // The VM would stand still while the destination waits for it.
+            // The VM would be stopped while the destination waits for that content.
             return Stage::Chasing;
         }
         if !state.disks_ready.load(Relaxed) || !state.first_pass_over.load(Relaxed) {
@@ -269,7 +271,7 @@ impl Sampling {
             is_much && left as f64 <= before as f64 * LESS
         });
         if waits && self.soon < SOON_LOOKS {
-            // What the first pass has left on its way would be waited for in the blackout.
+            // What the first pass still has in flight would add to the downtime.
             return Stage::Chasing;
         }
         *chase = chase.next(
@@ -290,7 +292,7 @@ impl Sampling {
         stage
     }
 
-    /// Tells QEMU its threshold, once there is one.
+    /// Sets QEMU's threshold, once there is one.
     fn allow(&mut self) {
         let Watched { state, qemu, fixed, .. } = &self.watched;
         let allowed = allowance(FinishInput {
@@ -357,7 +359,7 @@ impl Sampling {
     }
 }
 
-/// Why a VM is given up that can't be followed, with the numbers to decide by.
+/// The reason for giving up a VM that does not converge, with the figures to decide by.
 fn stalled(stall: &Stall, goal: Duration) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
@@ -374,7 +376,7 @@ fn stalled(stall: &Stall, goal: Duration) -> String {
     )
 }
 
-/// Why a VM that can't be followed is not stopped either.
+/// The reason why a VM that does not converge is not stopped either.
 fn too_long(blackout: Duration, max: Duration) -> String {
     format!(
         "the VM does not converge, and if it were stopped now downtime would be {} ms; its move \
@@ -384,7 +386,7 @@ fn too_long(blackout: Duration, max: Duration) -> String {
     )
 }
 
-/// Whether telling QEMU again is worth a command: a twentieth off.
+/// Whether the difference, a twentieth, is worth another command to QEMU.
 fn differs(before: Allowance, now: Allowance) -> bool {
     let far = |a: u64, b: u64| a.abs_diff(b) * 20 > a;
     far(before.bytes_per_s, now.bytes_per_s) || far(before.downtime_ms, now.downtime_ms)

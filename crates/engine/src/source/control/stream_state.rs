@@ -1,4 +1,4 @@
-//! What the tap's threads and the sampler of one migration share.
+//! State shared by the tap's threads and the sampler of one migration.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -12,64 +12,62 @@ use policy::switchover::{BacklogInput, backlog_limit_bytes};
 use super::hold::Passes;
 use crate::resources::Pools;
 
-/// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of
-/// records for zero pages.
+/// Guest bytes by which QEMU can be ahead of the tap, in socket buffers full of records
+/// for zero pages.
 ///
-/// A QEMU that decides by its own estimate must never be near the end of its
-/// first pass with a full pool behind it, whatever the sockets hide: 208 KiB in
-/// the socket and 32 KiB in QEMU are 27,000 classic records of 9 bytes (107 MiB
-/// of guest). One that is told the bandwidth (8.2 and newer) is told next to
-/// none until the first pass is over, and does not finish while anything is
-/// dirty: for it the margin only has the pool drained in time.
+/// A QEMU that decides by its own estimate must never come near the end of its first pass
+/// with a full pool behind it, whatever the sockets hide: 208 KiB in the socket and 32 KiB
+/// in QEMU are 27,000 classic records of 9 bytes (107 MiB of guest memory). A QEMU that
+/// takes a bandwidth (8.2 and newer) is given next to none until the first pass is over,
+/// and does not finish while anything is dirty: for it the margin only drains the pool in
+/// time.
 const HIDDEN_BYTES: u64 = 128 << 20;
 const HIDDEN_TOLD_BYTES: u64 = 4 << 20;
 
-/// What this QEMU can be asked to do.
+/// The capabilities of this QEMU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traits {
-    /// It takes a bandwidth from us.
+    /// It accepts a bandwidth.
     pub(crate) told_bandwidth: bool,
-    /// It takes at least a downtime limit from us.
+    /// It accepts at least a downtime limit.
     pub(crate) told_limit: bool,
-    /// It does not stop the VM before the tap lets it.
+    /// It does not stop the VM before the tap allows it.
     pub(crate) held: bool,
-    /// Its epochs are RAM sections, not passes.
-    pub(crate) sectioned: bool,
 }
 
 pub(crate) struct StreamState {
     pub(crate) pool: Arc<Pool>,
     pub(crate) pool_bytes: u64,
-    /// The downtime that is accepted, in nanoseconds.
+    /// The accepted downtime, in nanoseconds.
     goal_nanos: AtomicU64,
     hidden_bytes: u64,
-    /// What is in flight is a part of what QEMU is told that it may leave.
+    /// Data in flight counts in the amount that QEMU may leave.
     counted: bool,
     least_bytes: u64,
     limit_bytes: Mutex<u64>,
-    /// What lanes can use at once.
+    /// Bytes that lanes can use at once.
     useful_bytes: AtomicU64,
     ram_bytes: AtomicU64,
     body_bytes: AtomicU64,
     fill_bytes: AtomicU64,
     pub(crate) residue_bytes: AtomicU64,
     pub(crate) first_pass_over: AtomicBool,
-    /// All disks that move have caught up with the guest.
+    /// All moving disks have caught up with the guest.
     pub(crate) disks_ready: Arc<AtomicBool>,
     bodies_per_s: AtomicU64,
     /// QEMU is held, whatever is left, and its passes chase the guest.
     chasing: AtomicBool,
-    /// The filter has dropped pages just now.
+    /// The filter has recently dropped pages.
     dropping: AtomicBool,
-    /// It is not known yet what the guest dirties.
+    /// The guest's dirty rate is not known yet.
     learning: AtomicBool,
-    /// QEMU reads much in its first pass that holds nothing.
+    /// QEMU reads large holes in its first pass.
     holes_ahead: AtomicBool,
     passes: Passes,
 }
 
 impl StreamState {
-    /// For a migration of a QEMU with these `traits`.
+    /// State for a QEMU with these `traits`.
     pub(crate) fn new(pools: &Pools, goal: Duration, traits: Traits) -> Self {
         // One slot for QEMU's side and one on the wire keep a slow link busy.
         let least_bytes = 2 * SLOT_BYTES as u64;
@@ -94,15 +92,16 @@ impl StreamState {
             dropping: AtomicBool::new(false),
             learning: AtomicBool::new(false),
             holes_ahead: AtomicBool::new(false),
-            passes: Passes::new(traits.sectioned),
+            passes: Passes::default(),
         };
         state.adjust_pool();
         state
     }
 
-    /// The block list is known.
-    pub(crate) fn announce_ram(&self, bytes: u64) {
+    /// Sets RAM's size, and whether epochs are RAM sections, once the block list is known.
+    pub(crate) fn announce_ram(&self, bytes: u64, epoch_by_section: bool) {
         self.ram_bytes.store(bytes, Relaxed);
+        self.passes.announce(epoch_by_section);
         self.adjust_pool();
     }
 
@@ -110,8 +109,8 @@ impl StreamState {
         self.ram_bytes.load(Relaxed)
     }
 
-    /// A batch was taken from QEMU. The pool's bound follows at once: a sample
-    /// every 100 ms would be too late for a tap that takes gigabytes a second.
+    /// Notes a batch taken from QEMU. The pool's bound follows at once: a sample every 50
+    /// ms would be too late for a tap that reads gigabytes a second.
     pub(crate) fn took(&self, batch: &Batch) {
         self.passes.took(batch, || self.chases());
         let bodies = (batch.bodies().len() * PAGE_BYTES) as u64;
@@ -132,12 +131,12 @@ impl StreamState {
         Some(f64::from_bits(self.bodies_per_s.load(Relaxed))).filter(|rate| *rate > 0.0)
     }
 
-    /// The downtime that is accepted.
+    /// The accepted downtime.
     pub(crate) fn goal(&self) -> Duration {
         Duration::from_nanos(self.goal_nanos.load(Relaxed))
     }
 
-    /// A longer downtime is accepted.
+    /// Accepts a longer downtime.
     pub(crate) fn accept(&self, blackout: Duration) {
         self.goal_nanos.fetch_max(nanos(blackout), Relaxed);
     }
@@ -146,7 +145,7 @@ impl StreamState {
         *self.limit_bytes.lock()
     }
 
-    /// The pool's bound when nothing is chased.
+    /// The pool's bound without a chase.
     pub(crate) fn bound_bytes(&self) -> u64 {
         let (bodies, fills) = self.taken();
         let first_pass_left_bytes = (!self.first_pass_over.load(Relaxed))
@@ -162,39 +161,39 @@ impl StreamState {
         })
     }
 
-    /// What lanes can use at once, while the filter drops nothing.
+    /// Sets the bytes that lanes can use at once while the filter drops nothing.
     pub(crate) fn set_useful_bytes(&self, bytes: u64) {
         self.useful_bytes.store(bytes.max(self.least_bytes), Relaxed);
     }
 
-    /// Whether the filter has dropped pages just now: while it does not, a large
-    /// pool is of no use.
+    /// Sets whether the filter has recently dropped pages: while it does not, a large pool
+    /// is of no use.
     pub(crate) fn set_dropping(&self, dropping: bool) {
         self.dropping.store(dropping, Relaxed);
     }
 
-    /// In its first pass QEMU will have nothing to send for a while: what waits then keeps
-    /// the link busy.
+    /// Notes that QEMU will have nothing to send for a while in its first pass: the pool's
+    /// content then keeps the link busy.
     pub(crate) fn expect_holes(&self) {
         self.holes_ahead.store(true, Relaxed);
     }
 
-    /// Whether passes should end as soon as they can: then they get all of the pool.
+    /// Sets whether passes should end as soon as possible: they then get the whole pool.
     pub(crate) fn set_learning(&self, learning: bool) {
         self.learning.store(learning, Relaxed);
     }
 
-    /// For so long QEMU's next pass does not begin; none lets it.
+    /// Delays QEMU's next pass for `time`; none releases it.
     pub(crate) fn hold(&self, time: Option<Duration>) {
         self.passes.hold(time);
     }
 
-    /// How long ago QEMU's last pass began.
+    /// Time since QEMU's last pass began.
     pub(crate) fn pass_age(&self) -> Duration {
         self.passes.age()
     }
 
-    /// From now on what is in flight must fit the goal.
+    /// From now on, data in flight must fit the goal.
     pub(crate) fn end_chase(&self) {
         self.chasing.store(false, Relaxed);
         self.passes.wake();
@@ -209,7 +208,8 @@ impl StreamState {
     }
 
     pub(crate) fn adjust_pool(&self) {
-        // The thread that sets it last must be the one that looked last.
+        // The lock makes the thread that sets the limit last also the one that computed it
+        // last.
         let mut set = self.limit_bytes.lock();
         let dropping = self.dropping.load(Relaxed);
         let limit = if self.chases() && self.learning.load(Relaxed) {
@@ -219,7 +219,7 @@ impl StreamState {
         } else if dropping || self.expects_holes() {
             self.bound_bytes()
         } else {
-            // What waits for longer leaves the processor's caches.
+            // Data that waits longer leaves the processor's caches.
             self.bound_bytes().min(self.useful_bytes.load(Relaxed))
         };
         if std::mem::replace(&mut *set, limit) != limit {
@@ -240,10 +240,9 @@ mod tests {
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
         let pools = Resources::new(128 << 20).leaving(false).unwrap();
-        let traits =
-            Traits { told_bandwidth: false, told_limit: true, held: false, sectioned: true };
+        let traits = Traits { told_bandwidth: false, told_limit: true, held: false };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
-        state.announce_ram(8 << 30);
+        state.announce_ram(8 << 30, false);
         assert_eq!(state.limit_bytes(), pools.bound_bytes as u64);
         let mut batch = state.pool.take().unwrap();
         for page in 0..(8u32 << 18) - 1000 {
@@ -256,10 +255,9 @@ mod tests {
     #[test]
     fn the_pool_is_as_deep_as_lanes_can_use_and_deeper_only_where_that_pays() {
         let pools = Resources::new(128 << 20).leaving(false).unwrap();
-        let traits =
-            Traits { told_bandwidth: true, told_limit: true, held: true, sectioned: false };
+        let traits = Traits { told_bandwidth: true, told_limit: true, held: true };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
-        state.announce_ram(8 << 30);
+        state.announce_ram(8 << 30, false);
         let limit = || {
             state.adjust_pool();
             state.limit_bytes()

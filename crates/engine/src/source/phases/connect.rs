@@ -10,19 +10,20 @@ use wire::ToDestination;
 use super::Failed;
 use crate::error::MigrationError;
 use crate::resources::Pools;
+use crate::source::blackout::Blackout;
 use crate::source::connection::Control;
 use crate::source::context::Context;
 
-/// A QEMU that is not finishing answers in a millisecond or two, unless it flushes the
-/// VM's disks: then it is asked again.
+/// A QEMU that is not finishing answers in a millisecond or two, unless it is flushing the
+/// VM's disks; then it is queried again.
 const STATUS_MAX: Duration = Duration::from_millis(200);
-/// From a guest's end to its QEMU's, with which the connection ends.
+/// From the guest's shutdown to the end of its QEMU, which closes the connection.
 const END_MAX: Duration = Duration::from_secs(5);
-/// States of a VM that stands still and is not about to leave.
+/// States of a stopped VM that is not in a switchover.
 pub(crate) const PAUSED: [&str; 6] =
     ["paused", "io-error", "guest-panicked", "watchdog", "internal-error", "debug"];
 
-/// The destination's agent listens.
+/// The destination's agent is connected.
 pub(crate) struct Connected<'m> {
     pub(crate) context: Context<'m>,
     pub(crate) pools: Pools,
@@ -49,7 +50,7 @@ impl Connected<'_> {
         self.control.send(message)
     }
 
-    /// Follows what QEMU says of the VM in any phase. True: it has stopped it for its
+    /// Follows a QEMU event of the VM, in any phase. True: QEMU has stopped it for its
     /// switchover.
     pub(crate) fn follow(&mut self, event: &Event) -> Result<bool, MigrationError> {
         match event.name.as_str() {
@@ -57,7 +58,7 @@ impl Connected<'_> {
             "RESUME" => {
                 self.context.was_running = true;
                 self.context.stop_unclear = false;
-                self.context.blackout.is_over();
+                self.goes_on(Blackout::is_over);
             }
             "MIGRATION" if event.data["status"] == "failed" => {
                 let why = "it says only that the migration failed".to_owned();
@@ -69,19 +70,18 @@ impl Connected<'_> {
         Ok(false)
     }
 
-    /// Asks QEMU again what it stopped the VM for, if it has not said.
+    /// Queries QEMU again for the reason of the VM's stop, if that is unclear.
     pub(crate) fn ask_again(&mut self) {
         if self.context.stop_unclear && !self.is_switchover() {
-            self.context.blackout.forget();
+            self.goes_on(Blackout::forget);
         }
     }
 
     /// Whether QEMU stopped the VM to finish. Otherwise its owner paused it, or QEMU stopped
-    /// it for another cause, such as a disk that is full: then the VM is paused wherever it
-    /// is.
+    /// it for another cause such as a full disk: then the VM stays paused wherever it is.
     ///
-    /// QEMU's own stop shows as `finish-migrate`, or QEMU is too busy finishing to answer. So
-    /// does an owner's just before it: see [`stream::GlobalState`].
+    /// QEMU's own stop shows as `finish-migrate`, or QEMU is too busy finishing to answer. An
+    /// owner's pause just before it looks the same: see [`stream::GlobalState`].
     fn is_switchover(&mut self) -> bool {
         let state = self.run_state();
         self.context.stop_unclear = state.is_none();
@@ -90,7 +90,7 @@ impl Connected<'_> {
                 self.context.was_running = false;
                 false
             }
-            // Its owner let it run again at once, which is told next.
+            // Its owner resumed it at once, which the next event reports.
             Some("running" | "suspended") => false,
             _ => true,
         }
@@ -102,7 +102,7 @@ impl Connected<'_> {
         Some(status["status"].as_str()?.to_owned())
     }
 
-    /// The guest has ended.
+    /// The guest has shut down.
     fn shut_down(&mut self, event: &Event) -> MigrationError {
         let reason = event.data["reason"].as_str().unwrap_or("unknown reason");
         if !self.is_kept() {
@@ -116,8 +116,9 @@ impl Connected<'_> {
         })
     }
 
-    /// Whether QEMU keeps the VM of a guest that has ended, as with `-no-shutdown`: then it
-    /// stops it, right behind that word. One that ends is better not asked: 10.0 can hang.
+    /// Whether QEMU keeps the VM of a guest that has shut down, as with `-no-shutdown`: it
+    /// then stops the VM right after that event. A QEMU that is ending must not be queried:
+    /// 10.0 can hang.
     fn is_kept(&self) -> bool {
         let until = Instant::now() + END_MAX;
         loop {
@@ -125,7 +126,7 @@ impl Connected<'_> {
                 Ok(event) if event.name == "STOP" => return true,
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => return false,
-                // The VM stood still before.
+                // The VM was stopped before.
                 Err(RecvTimeoutError::Timeout) => return self.run_state().is_some(),
             }
         }

@@ -1,4 +1,4 @@
-//! While QEMU streams: until it has stopped the VM and handed over everything, and
+//! Follows QEMU's stream until it has stopped the VM and handed over everything, and
 //! everything is placed.
 
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ use crate::source::context::Notice;
 use crate::source::control::pacing::pace_bounds;
 use crate::waits::Pulse;
 
-/// How often a migration that waits looks whether anything moves.
+/// Interval at which a waiting migration checks for progress.
 const LOOK: Duration = Duration::from_secs(1);
-/// What QEMU says last comes by another socket than its stream, a moment later on
-/// a busy host.
+/// QEMU's last events arrive on another socket than its stream, on a busy host a moment
+/// later.
 const LAST_WORD: Duration = Duration::from_millis(500);
 
-/// The VM is stopped, and all of its pages are at the destination.
+/// The VM is stopped, and all of its pages are placed.
 pub(crate) struct Delivered<'m>(pub(crate) Journaled<Streaming<'m>>);
 
 impl<'m> Journaled<Streaming<'m>> {
@@ -76,8 +76,8 @@ impl<'m> Journaled<Streaming<'m>> {
                 context.report_builder.enter(Phase::Stopped);
                 context.stop_unclear = false;
                 connected.stands_still(Instant::now());
-                // QEMU tells of no stop of a VM that its owner paused before,
-                // or that stood still for a moment.
+                // QEMU reports no stop for a VM that its owner had paused, or that was in a
+                // throttling stop.
                 let run = connected.context.was_running;
                 self.step(Step::Stopped { run });
             }
@@ -88,8 +88,7 @@ impl<'m> Journaled<Streaming<'m>> {
                     .note(format!("the stream is passed through whole: {reason}"));
                 context.report_builder.tell(|report| report.tap = "whole".to_owned());
             }
-            Notice::DisksReady if outgoing.is_held() => {}
-            Notice::DisksReady => outgoing.start()?,
+            Notice::DisksReady => self.phase.begin_memory()?,
             Notice::Disks(drained) => {
                 drained.map_err(MigrationError::Disks)?;
                 context.blackout.drained();
@@ -112,14 +111,15 @@ impl<'m> Journaled<Streaming<'m>> {
         Ok(())
     }
 
-    /// An agent that starts in the middle of the move has to know it.
+    /// Journals whether the owner paused the VM, for an agent that restarts in the middle
+    /// of the move.
     fn note_owner(&mut self) {
         let run = self.phase.connected.context.was_running;
         self.step(Step::ByOwner { run });
     }
 
-    /// All of QEMU's stream has come, which also says whether the VM ran until QEMU stopped
-    /// it. Its owner may have paused it just before.
+    /// QEMU's whole stream has arrived, which also tells whether the VM ran until QEMU
+    /// stopped it. Its owner may have paused it just before.
     fn hear_stream(&mut self) {
         if self.phase.was_paused() {
             let context = &mut self.phase.connected.context;
@@ -129,7 +129,7 @@ impl<'m> Journaled<Streaming<'m>> {
         }
     }
 
-    /// Why the stream can't be read: if its QEMU ends, that is the reason.
+    /// The reason why the stream can't be read: if QEMU has ended, that is the reason.
     fn last_word(&mut self, error: MigrationError) -> MigrationError {
         if !matches!(error, MigrationError::Tap(_)) {
             return error;
@@ -142,7 +142,7 @@ impl<'m> Journaled<Streaming<'m>> {
                     Err(gone @ (MigrationError::VmGone(_) | MigrationError::PoweredOff(_))) => {
                         return gone;
                     }
-                    // It lives.
+                    // QEMU is alive.
                     Err(_) => return error,
                 },
                 Err(RecvTimeoutError::Timeout) => return error,
@@ -155,14 +155,14 @@ impl<'m> Journaled<Streaming<'m>> {
 }
 
 impl Streaming<'_> {
-    /// Follows what QEMU says. True: it has stopped the VM for its switchover.
+    /// Follows a QEMU event. True: QEMU has stopped the VM for its switchover.
     fn follow(&mut self, event: &Event) -> Result<bool, MigrationError> {
         match (event.name.as_str(), event.data["status"].as_str()) {
             ("STOP", _) if self.stops.take_slice(event.at) => return Ok(false),
             ("MIGRATION", Some("pre-switchover")) => {
                 let context = &self.connected.context;
                 if let Some(disks) = &mut self.disks {
-                    disks.drain(context.notices.clone(), context.local.waits.drain)?;
+                    disks.drain(context.notices.clone(), &context.local.waits)?;
                 }
                 return Ok(false);
             }
@@ -180,7 +180,7 @@ impl Streaming<'_> {
         Ok(stops)
     }
 
-    /// Whether anything of the VM still arrives.
+    /// Fails if nothing of the VM has arrived for too long.
     fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
         let context = &self.connected.context;
         let waited = pulse.beat(self.flow.moved_bytes(), LOOK);
@@ -199,8 +199,8 @@ impl Streaming<'_> {
         self.connected.context.report_builder.tell(|report| report.placement = how.to_owned());
     }
 
-    /// A QEMU that stops the VM by itself, although it was to wait until it may, has
-    /// left more in flight than the downtime goal has room for.
+    /// Notes that a QEMU that was held stopped the VM by itself: more was in flight than
+    /// the downtime goal has room for.
     fn note_broken_hold(&self) {
         let context = &self.connected.context;
         if self.flow.tap.ended_early() && context.blackout.stop().is_some() {

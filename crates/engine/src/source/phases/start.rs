@@ -1,5 +1,5 @@
-//! Sets QEMU up for its migration into the tap; and starts the stream: lanes, the tap, and
-//! what controls them.
+//! Sets QEMU up for its migration into the tap, and starts the stream: the lanes, the tap,
+//! and their control.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -31,16 +31,16 @@ use crate::source::flow::{Flow, FlowPlan};
 use crate::source::lanes::Lanes;
 use crate::source::prefault::Prefault;
 
-/// QEMU's multifd channels: its threads copy pages into our socket, and more
-/// than four only compete with the tap's for cores.
+/// Number of QEMU's multifd channels. QEMU's threads copy pages into the tap's socket, and
+/// more than four only compete with the tap's threads for cores.
 const CHANNELS: u8 = 4;
-/// Most lanes by default; more than one per core only adds switches.
+/// Most lanes by default: more than one per core only add context switches.
 const LANES_DEFAULT_MAX: usize = 8;
-/// Most lanes at all.
+/// Most lanes.
 const LANES_MAX: u16 = 64;
 
-/// QEMU is set up for its migration, and the tap's socket is there. Dropped, QEMU's
-/// settings are as they were.
+/// QEMU is set up for its migration, and the tap's socket exists. Dropping this restores
+/// QEMU's settings.
 pub(crate) struct SetUp {
     outgoing: Arc<Outgoing>,
     kind: StreamKind,
@@ -48,7 +48,7 @@ pub(crate) struct SetUp {
     socket: Rendezvous,
 }
 
-/// What starts with the stream.
+/// The parts that start with the stream.
 pub(super) struct Started {
     pub(super) outgoing: Arc<Outgoing>,
     pub(super) flow: Flow,
@@ -62,8 +62,8 @@ pub(super) struct Started {
 }
 
 impl Connected<'_> {
-    /// Needs nothing of the destination. With disks that move QEMU waits before its
-    /// switchover.
+    /// Sets QEMU up, without the destination. With `pausing`, for disks that move, QEMU
+    /// waits before its switchover.
     pub(super) fn set_up(
         &self,
         devices: &[Device],
@@ -116,7 +116,6 @@ impl Prepared<'_> {
             told_bandwidth: outgoing.takes_bandwidth(),
             told_limit: true,
             held: outgoing.is_held(),
-            sectioned: kind == StreamKind::Classic,
         };
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&self.connected.pools, goal, traits));
@@ -153,6 +152,7 @@ impl Prepared<'_> {
             compress: request.compress,
             fixed,
             blackout_max: request.blackout_max_s.map(Duration::from_secs),
+            stands_still: context.blackout.flag(),
             throttling: Throttling::new(brakes, throttling),
             notices: context.notices.clone(),
         });
@@ -214,7 +214,7 @@ impl Prepared<'_> {
         let token = token(&self.there.token)
             .ok_or_else(|| context.lost("it named the migration in a way that cannot be read"))?;
         let handed_over = Arc::clone(handed_over);
-        // Pages that a guest says are free lose their dirty bits: they don't come again.
+        // Free page hints clear dirty bits, so a dropped page would not be sent again.
         let argv = &context.vm.machine.argv;
         let hints = CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint());
         let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
@@ -230,18 +230,18 @@ impl Prepared<'_> {
     }
 }
 
-/// How bodies are encoded until it is known who waits for whom.
+/// The initial encoding of bodies, until the bottleneck is known.
 pub(crate) fn first_encoding(compress: Compress) -> Encoding {
     match compress {
         Compress::Off => Encoding::Raw,
         Compress::Lz4 => Encoding::Lz4,
-        // Where nothing is known yet, bytes saved at the start are worth
-        // more than a tenth of a second of CPU.
+        // While nothing is known yet, bytes saved are worth more than a tenth of a second
+        // of CPU.
         Compress::Auto | Compress::Zstd => Encoding::Zstd,
     }
 }
 
-/// The ways of so many lanes, or as many as there are by default.
+/// The endpoints of `lanes` lanes, or of the default number.
 pub(crate) fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let nics = local.nics.len().max(peer.nics.len());
@@ -250,7 +250,7 @@ pub(crate) fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> 
     (0..count).map(|nth| lane_endpoint(local, peer, nth)).collect()
 }
 
-/// A migration's token, as the destination says it.
+/// Parses a migration's token from the destination.
 pub(crate) fn token(hex: &str) -> Option<Token> {
     let number = u128::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 32)?;
     Some(Token(number.to_be_bytes()))

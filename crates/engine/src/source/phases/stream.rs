@@ -1,4 +1,5 @@
-//! QEMU streams: what lives until it has ended, and how that ends.
+//! The streaming phase: the parts that live until QEMU's migration has ended, and how they
+//! end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,26 +27,28 @@ use crate::source::from_disks::FromDisks;
 use crate::source::lanes;
 use crate::source::prefault::Prefault;
 
-/// QEMU streams.
+/// The phase in which QEMU streams.
 pub(crate) struct Streaming<'m> {
     pub(crate) connected: Connected<'m>,
-    /// Asks the guest's helper.
+    /// Queries the guest's helper.
     _storage: Option<FromDisks>,
-    /// None: no disk moves, or they have come to their end.
+    /// None: no disk moves, or the disks are finished.
     pub(crate) disks: Option<Disks>,
     pub(crate) outgoing: Arc<Outgoing>,
+    /// Whether QEMU's migration was started.
+    began: bool,
     pub(crate) flow: Flow,
     sampler: Ticking,
     pub(crate) pacing: Pacing,
-    /// Where QEMU connects to the tap.
+    /// The socket that QEMU connects to.
     _socket: Rendezvous,
-    /// What QEMU handed over, for the audit.
+    /// The pages that QEMU handed over, for the audit.
     pub(crate) handed_over: Arc<HandedOver>,
-    /// Stops of the VM that are for throttling it.
+    /// Stops of the VM for throttling.
     pub(crate) stops: Arc<OurStops>,
-    /// None: no hole is to be filled.
+    /// None: no hole has to be filled.
     prefault: Option<Prefault>,
-    /// What the lanes used.
+    /// CPU time of the lanes and of prefaulting.
     cpu: Duration,
 }
 
@@ -65,6 +68,7 @@ impl<'m> Journaled<Prepared<'m>> {
             _storage: storage,
             disks: None,
             outgoing,
+            began: false,
             flow,
             sampler,
             pacing,
@@ -83,15 +87,21 @@ impl<'m> Journaled<Prepared<'m>> {
 }
 
 impl Streaming<'_> {
-    /// The barrier, disks, and QEMU's migration.
+    /// Starts the barrier, the disks, and QEMU's migration.
     fn begin(&mut self, tap: Tap, chosen: Option<&Chosen>) -> Result<(), MigrationError> {
         let context = &self.connected.context;
         let (host, notices) = (context.peer.name.clone(), context.notices.clone());
         self.flow.wait_in_background(tap, host, notices)?;
         self.disks = chosen.map(|chosen| self.start_disks(chosen)).transpose()?;
-        // A QEMU that can't be held might stop the VM long before its disks
-        // are there: its memory follows them.
-        if self.disks.is_none() || self.outgoing.is_held() {
+        // A QEMU that can't be held, or whose VM is paused, reaches its switchover as soon
+        // as memory is sent. So its migration starts after the disks.
+        let waits = self.outgoing.is_held() && self.connected.context.was_running;
+        if self.disks.is_none() || waits { self.begin_memory() } else { Ok(()) }
+    }
+
+    /// Starts QEMU's migration, unless it has started.
+    pub(super) fn begin_memory(&mut self) -> Result<(), MigrationError> {
+        if !std::mem::replace(&mut self.began, true) {
             self.outgoing.start()?;
         }
         Ok(())
@@ -114,8 +124,8 @@ impl Streaming<'_> {
         Disks::start(chosen, &plan)
     }
 
-    /// Ends everything that lives while QEMU streams. With `in_order` all was
-    /// delivered; else what QEMU still writes goes nowhere.
+    /// Ends everything that lives while QEMU streams. With `in_order` everything was
+    /// delivered; otherwise what QEMU still writes is discarded.
     fn stop(&mut self, in_order: bool) {
         if !in_order {
             self.connected.control.cut_if_stuck();
@@ -126,8 +136,8 @@ impl Streaming<'_> {
         self.cpu += self.flow.stop(in_order);
     }
 
-    /// Whether QEMU's stream says that the VM stood still before QEMU stopped it, and not
-    /// in a stop of ours. Known once it has come.
+    /// Whether the VM was already paused when QEMU stopped it, and not by a throttling
+    /// stop. Known once QEMU's stream has arrived.
     pub(super) fn was_paused(&self) -> bool {
         let global_state = self.flow.global_state.lock();
         let paused = global_state.state().is_some_and(|state| PAUSED.contains(&state));
@@ -135,25 +145,26 @@ impl Streaming<'_> {
     }
 
     fn back_out_qemu(&self, run: bool) -> Result<(), QmpError> {
-        // The tap reads on until QEMU has ended its migration in order, and waits for
-        // nothing any more.
+        // The tap keeps reading until QEMU has ended its migration in an orderly way, and
+        // no longer paces it.
         self.flow.state.end_chase();
         let outcome = self.outgoing.back_out(run);
         self.connected.control.cut_if_stuck();
         let outcome = match outcome {
-            // It hangs. The agent settles the migration later, and asks again.
+            // QEMU hangs. The agent settles the migration later, and tries again.
             Err(QmpError::Timeout { .. }) => outcome,
             other => other.or_else(|_| self.outgoing.back_out(run)),
         };
-        // Channels that break under a QEMU that still migrates can hang it for good:
-        // they stay, and are read, until it closes them.
+        // If channels break under a QEMU that still migrates, it can hang for good: they
+        // stay open and are read until it closes them.
         if outcome.is_ok() {
             self.flow.tap.cut();
         }
         if run { outcome.and_then(|()| self.end_slice()) } else { outcome }
     }
 
-    /// A VM that QEMU met in a stop of ours is paused for QEMU, which leaves it so.
+    /// Resumes a VM that QEMU found in a throttling stop: QEMU takes it for paused and
+    /// leaves it so.
     fn end_slice(&self) -> Result<(), QmpError> {
         let qmp = &self.connected.context.vm.machine.qmp;
         if !self.stops.any() {
@@ -185,8 +196,8 @@ impl<'m> Reversible<'m> for Streaming<'m> {
         self.sampler.stop();
     }
 
-    /// A QEMU that ends `failed` or `cancelled` runs the VM again by itself:
-    /// only one that says `completed` and `postmigrate` has let go of it.
+    /// A QEMU that ends `failed` or `cancelled` resumes the VM by itself: only one that
+    /// reports `completed` and `postmigrate` has given it up.
     fn await_completed(&self) -> Step {
         let connected = &self.connected;
         let ends = connected.blackout_ends(connected.blackout_max(self.flow.state.goal()));
@@ -202,12 +213,12 @@ impl<'m> Reversible<'m> for Streaming<'m> {
     fn back_out(&mut self, run: bool) -> Result<(), QmpError> {
         self.account_disks();
         self.let_go();
-        // Before QEMU's migration: one that waits for a disk can't be cancelled.
+        // Before QEMU's migration, because one that waits for a disk can't be cancelled.
         if let Some(disks) = &mut self.disks {
             disks.undo();
         }
         let backed_out = self.back_out_qemu(run && !self.was_paused());
-        // With the VM running there is time to wait for threads.
+        // With the VM running, there is time to wait for threads.
         self.stop(false);
         self.disks = None;
         backed_out

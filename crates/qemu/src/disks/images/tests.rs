@@ -1,4 +1,4 @@
-//! Decisions by table; images looked at and made by the real tool.
+//! Decisions by table; images examined and created by the real tool.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -114,7 +114,7 @@ fn what_is_found_and_what_is_allowed_decide() {
 }
 
 #[test]
-fn what_is_made_is_like_the_source_s_and_goes_again() {
+fn created_images_are_like_the_source_s_and_are_removed_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.img");
     let kept = Qcow2 { cluster_bytes: 4096, lazy_refcounts: true, ..Qcow2::default() };
@@ -241,8 +241,8 @@ fn the_source_s_own_image_is_never_a_target() {
     assert_eq!(serde_json::from_str::<Moving>(&sent).unwrap(), disk);
 }
 
-/// What peers choose is done with the rights of QEMU's user: where root alone may
-/// make files, none are made, and what only root may read is not looked at.
+/// A peer's choices are carried out with the rights of QEMU's user: no file is created
+/// where only root may, and no file is examined that only root may read.
 #[test]
 fn nothing_is_done_with_more_rights_than_qemus() {
     if !rustix::process::geteuid().is_root() {
@@ -269,7 +269,7 @@ fn nothing_is_done_with_more_rights_than_qemus() {
     for format in [Format::Raw, Format::Qcow2(Qcow2::default())] {
         let refused = prepare(&closed.join("new"), format.clone()).unwrap_err();
         assert!(refused.contains("may not make files in its directory"), "{refused}");
-        // The last part of the path is a directory on the way to another.
+        // A link in the path leads to another directory.
         let link = open.join("link");
         std::os::unix::fs::symlink(&closed, &link).unwrap();
         let refused = prepare(&link.join("new"), format.clone()).unwrap_err();
@@ -289,7 +289,7 @@ fn nothing_is_done_with_more_rights_than_qemus() {
     let refused = prepare(&secret, Format::Raw).unwrap_err();
     assert!(refused.contains("may not open it"), "{refused}");
 
-    // One that was made, whose directory becomes another before it is removed.
+    // A created image whose directory is exchanged before it is removed.
     let victim = closed.join("victim");
     fs::write(&victim, "precious").unwrap();
     fs::create_dir(open.join("dir")).unwrap();
@@ -303,4 +303,44 @@ fn nothing_is_done_with_more_rights_than_qemus() {
     let own = fs::metadata(&victim).unwrap();
     assert!(remove_made(&victim, (own.dev(), own.ino()), Some(&user)).is_err());
     assert!(victim.exists());
+}
+
+/// Between its examination and the copy, QEMU's user may have the path lead elsewhere.
+#[test]
+fn only_the_prepared_file_is_opened_to_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("image"), dir.path().join("other"));
+    let prepared = try_prepare(&moving(&path, Format::Raw, MIB), true, false).unwrap();
+    let image = &prepared.images()[0];
+    image.open().unwrap();
+    fs::rename(&path, &other).unwrap();
+    assert!(image.open().is_err());
+    fs::write(&path, "another").unwrap();
+    let refused = image.open().unwrap_err();
+    assert!(refused.contains("has become another file"), "{refused}");
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    image.open().unwrap();
+}
+
+#[test]
+fn an_image_is_opened_with_the_rights_of_qemus_user() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root has rights to give up.
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("image");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    let user = User { uid: 65534, gid: 65534, groups: vec![65534] };
+    let tool = QemuImg::new("qemu-img".into(), Some(&user));
+    let disk = moving(&path, Format::Raw, MIB);
+    let prepared =
+        prepare(&[disk], &[], Path::new("/"), Allowed { create: false, overwrite: false }, &tool)
+            .unwrap();
+    // It may read it, and no more.
+    let refused = prepared.images()[0].open().unwrap_err();
+    assert!(refused.contains("Permission denied"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! A target that dies, or hangs, keeps nobody.
+//! A target that dies or hangs blocks nothing.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,7 +12,7 @@ use qemu::mirror::{MirrorError, Mirrors, Side};
 use super::{Destination, MIB, Source, WAIT};
 
 #[test]
-fn a_target_that_dies_is_told_with_the_disk_and_undone() {
+fn a_dead_target_is_reported_with_its_disk_and_undone() {
     let source = Source::start();
     let disks = source.disks();
     let there = Destination::of(&source, &disks);
@@ -35,14 +35,14 @@ fn a_target_that_dies_is_told_with_the_disk_and_undone() {
 /// How a target can hang.
 #[derive(Clone, Copy)]
 enum Hang {
-    /// It takes requests and never answers.
+    /// It reads requests and never answers.
     Silent,
-    /// It takes nothing any more, and is closed by whoever gives it up.
+    /// It reads nothing any more, and is closed when the mirror is given up.
     Full,
 }
 
 #[test]
-fn a_target_that_hangs_keeps_nobody() {
+fn mirrors_to_a_hanging_target_can_be_undone() {
     for hang in [Hang::Silent, Hang::Full] {
         let source = Source::start();
         let disks = source.disks();
@@ -52,7 +52,7 @@ fn a_target_that_hangs_keeps_nobody() {
         let mirrors = Mirrors::start(Arc::clone(&source.vm.qmp), &targets).unwrap();
         way.wait_full();
         let late = mirrors.wait_ready(Duration::from_millis(100)).unwrap_err().to_string();
-        assert!(late.starts_with("not ready after 0 s: disk d"), "{late}");
+        assert!(late.starts_with("nothing was copied for 0 s: disk d"), "{late}");
         let _silent = way.give_up(hang);
         mirrors.undo().unwrap();
         source.is_unhurt();
@@ -60,7 +60,7 @@ fn a_target_that_hangs_keeps_nobody() {
 }
 
 #[test]
-fn a_target_that_hangs_while_the_vm_is_stopped_keeps_nobody() {
+fn mirrors_to_a_hanging_target_can_be_undone_during_a_switchover() {
     for hang in [Hang::Silent, Hang::Full] {
         let source = Source::start();
         let disks = source.disks();
@@ -70,7 +70,7 @@ fn a_target_that_hangs_while_the_vm_is_stopped_keeps_nobody() {
         let mirrors = Mirrors::start(Arc::clone(&source.vm.qmp), &targets).unwrap();
         way.wait_full();
         let (outgoing, _at) = there.migrate(&source);
-        // QEMU waits for its mirrors' requests there, and answers nothing.
+        // To stop the VM, QEMU waits for its mirrors' requests, and doesn't answer.
         assert!(outgoing.wait_pre_switchover(Duration::from_secs(3)).is_err());
         let _silent = way.give_up(hang);
         mirrors.undo().unwrap();
@@ -79,9 +79,9 @@ fn a_target_that_hangs_while_the_vm_is_stopped_keeps_nobody() {
     }
 }
 
-/// A way to an NBD server that hangs once it has taken so much for the second
-/// disk (to begin a disk's mirror QEMU waits for what those before it have
-/// under way), and can be cut.
+/// A proxy to an NBD server that hangs after `bytes` for the second disk, and can be
+/// cut. It is the second since, to start a disk's mirror, QEMU waits for the requests
+/// in flight of those before it.
 struct Way {
     path: PathBuf,
     _dir: tempfile::TempDir,
@@ -130,7 +130,7 @@ impl Way {
         self.full.recv_timeout(WAIT).unwrap();
     }
 
-    /// As the agent does with a way that it closes by itself.
+    /// As the agent does: closes a connection that it no longer reads.
     fn give_up(self, hang: Hang) -> Option<Self> {
         match hang {
             Hang::Silent => Some(self),

@@ -37,7 +37,7 @@ fn pages_are_found_in_any_order() {
     }
 }
 
-/// A run from below the gap to above it, as q35 has it.
+/// A run from below q35's memory gap to above it.
 #[test]
 fn a_run_is_cut_where_memory_is() {
     let text = "FlatView #0\n AS \"memory\", root: system\n \
@@ -46,12 +46,21 @@ fn a_run_is_cut_where_memory_is() {
     let memory = GuestMemory::read(text, [("pc.ram", 0x6000)]);
     assert_eq!(memory.pages(), 6);
     let mut blocks = vec![("pc.ram".to_owned(), Vec::new())];
+    let mut nowhere = NOWHERE_MAX;
     let run = |page, pages| Run { page, sector: 1000, pages, device: 0 };
-    add(&run(2, 9), 3, &memory, &mut blocks);
-    add(&run(0xf_ffff, 3), 4, &memory, &mut blocks);
+    add(&run(2, 9), 3, &memory, &mut blocks, &mut nowhere);
+    add(&run(0xf_ffff, 3), 4, &memory, &mut blocks, &mut nowhere);
     let expected = [stretch(2, 2, 3, 1000), stretch(4, 2, 4, 1008)];
     let expected = expected.map(|stretch| Stretch { at: 0, ..stretch });
-    assert_eq!(blocks[0].1, expected);
+    assert_eq!((&blocks[0].1[..], nowhere), (&expected[..], NOWHERE_MAX - 8));
+    // A lying helper's run: each page of the gap would be looked up, in each map.
+    let mut blocks = vec![("pc.ram".to_owned(), Vec::new())];
+    add(&run(3, 0x10_0000), 3, &memory, &mut blocks, &mut nowhere);
+    add(&run(0xf_ffff, 3), 4, &memory, &mut blocks, &mut nowhere);
+    add(&run(0x10_0000, 1), 5, &memory, &mut blocks, &mut nowhere);
+    let expected = [stretch(3, 1, 3, 1000), stretch(4, 1, 5, 1000)];
+    let expected = expected.map(|stretch| Stretch { at: 0, ..stretch });
+    assert_eq!((&blocks[0].1[..], nowhere), (&expected[..], 0));
 }
 
 pub(in crate::source::guest_page_cache) fn map() -> Map {
@@ -62,13 +71,13 @@ pub(in crate::source::guest_page_cache) fn map() -> Map {
     map
 }
 
-/// One that names so many pages, in one row.
+/// A map with so many pages in one stretch.
 fn long(pages: u32) -> Map {
     Map { blocks: vec![("ram".into(), vec![stretch(0, pages, 0, 8)])], ..Map::default() }
 }
 
 #[test]
-fn a_helper_that_names_much_is_heard_as_far_as_there_is_room() {
+fn a_large_map_is_cut_to_its_room() {
     const MIB: usize = 1 << 20;
     let (mut room, pages) = (Room::beside(8 * MIB), 1 << 16);
     let (first, is_all) = room.take(long(pages));
@@ -86,7 +95,7 @@ fn of(stretches: Vec<Stretch>) -> Map {
     Map { blocks: vec![("ram".into(), stretches)], ..Map::default() }
 }
 
-/// Rows of one page cost more a page than long ones, and are the lowest here.
+/// Stretches of one page take more memory a page than long ones, and are the lowest here.
 #[test]
 fn a_map_of_short_rows_stays_within_its_room() {
     const ROOM: usize = 2 << 20;
@@ -97,7 +106,7 @@ fn a_map_of_short_rows_stays_within_its_room() {
     assert!(map.bytes() <= ROOM, "{} bytes", map.bytes());
 }
 
-/// As a liar has it: many pages at one place.
+/// A lying helper's map: many pages at one place.
 #[test]
 fn rows_at_one_place_become_no_longer_than_they_are() {
     const ROOM: usize = 1 << 20;
@@ -110,7 +119,7 @@ fn rows_at_one_place_become_no_longer_than_they_are() {
     }
 }
 
-/// What a vector holds in reserve is memory, too.
+/// Spare capacity of a vector is memory, too.
 #[test]
 fn a_map_holds_no_more_places_than_it_counts() {
     let rows = (0..1_000).map(|nth| stretch(2 * nth, 1, 0, 8 * u64::from(nth)));

@@ -1,8 +1,8 @@
-//! What lanes bring of a connection that is relayed: pieces of what was said, in any order,
-//! and some of them twice. What waits here gets them one after the other.
+//! Orders the pieces of a relayed stream. Lanes deliver them in any order, and some twice; the
+//! receiver here gets them one after the other.
 //!
-//! The source sends no more than [`ROOM`] pieces ahead of those that are written. So a
-//! piece never waits for a buffer, and no lane for what waits here.
+//! The source sends no more than [`ROOM`] pieces ahead of those that are written. So a piece never
+//! waits for a buffer, and no lane waits for the receiver.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,24 +18,25 @@ use parking_lot::{Condvar, Mutex};
 use transport::{BlockSink, TakeError};
 
 use crate::destination::lanes::CONNECTIONS_MAX;
+use crate::destination::postcopies::Relayed;
 
-/// Pieces that may be under way: 8 MiB.
+/// Pieces that may be in flight: 8 MiB.
 const ROOM: u64 = 16;
-/// The source hears of more room after so many.
+/// The source is told of more room after this many.
 const TELL_EVERY: u64 = 4;
 
-/// What its thread says.
+/// A report of the writing thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Written {
-    /// The source may send so many pieces, all that it ever sent counted.
+    /// The source may send this many pieces in total since the start.
     Room(u64),
-    /// All is written, and what waits here was told that nothing follows.
+    /// Everything is written, and the receiver was told that nothing follows.
     All,
-    /// Nothing more is, and why.
+    /// Writing has ended, for this reason.
     Failed(String),
 }
 
-/// Writes them in their order. Dropped, it ends, whatever is not written.
+/// Writes pieces in order. Dropping it ends the thread, whatever is not written yet.
 pub(super) struct InOrder {
     pieces: Arc<Pieces>,
     socket: UnixStream,
@@ -43,11 +44,12 @@ pub(super) struct InOrder {
 }
 
 impl InOrder {
-    /// Writes to `socket`; `tell` is told of it.
+    /// Writes to `socket`, and reports to `tell`.
     pub(super) fn start(
         socket: &UnixStream,
         threads: &Arc<DataThreads>,
         tell: Sender<Written>,
+        mut relayed: Relayed,
     ) -> std::io::Result<Self> {
         let pieces = Arc::new(Pieces::new());
         let thread = data_threads::spawn("relay-write", {
@@ -55,20 +57,20 @@ impl InOrder {
             let pieces = Arc::clone(&pieces);
             move || {
                 let _member = threads.join();
-                let failed = pieces.write_to(&socket, &tell).err();
-                // Nobody listens any more once the migration has ended.
+                let failed = pieces.write_to(&socket, &tell, &mut relayed).err();
+                // The receiver is dropped once the migration has ended.
                 let _ = tell.send(failed.map_or(Written::All, Written::Failed));
             }
         })?;
         Ok(Self { pieces, socket: socket.try_clone()?, thread: Some(thread) })
     }
 
-    /// What lanes hand pieces to.
+    /// The sink that lanes pass pieces to.
     pub(super) fn sink(&self) -> Arc<dyn BlockSink> {
         Arc::clone(&self.pieces) as _
     }
 
-    /// The source has said all, which is so many bytes.
+    /// The source has sent everything, `bytes` in all.
     pub(super) fn ends_at(&self, bytes: u64) {
         self.pieces.state.lock().ends_at = Some(bytes);
         self.pieces.changed.notify_all();
@@ -79,7 +81,7 @@ impl Drop for InOrder {
     fn drop(&mut self) {
         self.pieces.state.lock().over = true;
         self.pieces.changed.notify_all();
-        // It may have been closed there.
+        // The other end may have closed it.
         let _ = self.socket.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -87,7 +89,7 @@ impl Drop for InOrder {
     }
 }
 
-/// Those that came, and are not written.
+/// Pieces that have arrived and are not written yet.
 struct Pieces {
     pool: Arc<Pool>,
     state: Mutex<State>,
@@ -95,11 +97,11 @@ struct Pieces {
 }
 
 struct State {
-    /// By their numbers.
+    /// By number.
     waiting: BTreeMap<u64, BlockBatch>,
-    /// The number of the next that is to be written.
+    /// The number of the next piece to write.
     next: u64,
-    /// What the source was told last.
+    /// The room last announced to the source.
     room: u64,
     written_bytes: u64,
     ends_at: Option<u64>,
@@ -108,7 +110,7 @@ struct State {
 
 impl Pieces {
     fn new() -> Self {
-        // One for each piece that may wait, and one that each connection reads into.
+        // One for each piece that may wait, and one for each connection to read into.
         let buffers = usize::try_from(ROOM).expect("a few") + CONNECTIONS_MAX;
         let state = State {
             waiting: BTreeMap::new(),
@@ -125,14 +127,20 @@ impl Pieces {
         }
     }
 
-    fn write_to(&self, mut socket: &UnixStream, tell: &Sender<Written>) -> Result<(), String> {
-        // Nobody listens any more once the migration has ended, as below.
+    fn write_to(
+        &self,
+        mut socket: &UnixStream,
+        tell: &Sender<Written>,
+        relayed: &mut Relayed,
+    ) -> Result<(), String> {
+        // The receiver is dropped once the migration has ended, here and below.
         let _ = tell.send(Written::Room(ROOM));
         while let Some(piece) = self.next()? {
+            relayed.pass(piece.data());
             let written = socket.write_all(piece.data());
             written.map_err(|error| format!("what waits there takes no more: {error}"))?;
             let bytes = piece.bytes();
-            // Its buffer, before the source hears of it.
+            // Frees the buffer before the source is told of room.
             drop(piece);
             if let Some(room) = self.wrote(bytes) {
                 let _ = tell.send(Written::Room(room));
@@ -143,7 +151,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Waits for the piece that is to be written next; none if all are written.
+    /// Waits for the next piece to write; none if all are written.
     fn next(&self) -> Result<Option<BlockBatch>, String> {
         let mut state = self.state.lock();
         loop {
@@ -168,7 +176,7 @@ impl Pieces {
         }
     }
 
-    /// A piece is written. How much room there is, if that is news.
+    /// Counts a written piece; returns the new room if it has to be announced.
     fn wrote(&self, bytes: u64) -> Option<u64> {
         let mut state = self.state.lock();
         state.written_bytes += bytes;
@@ -198,7 +206,7 @@ impl BlockSink for Pieces {
         if number >= state.room {
             return Err(TakeError::Peer("more came than there is room for".to_owned()));
         }
-        // One may come again, from a lane that has died.
+        // A piece may arrive again, from a lane that has died.
         if number >= state.next {
             state.waiting.entry(number).or_insert(piece);
             drop(state);
@@ -231,7 +239,8 @@ mod tests {
             let (ours, waits) = UnixStream::pair().unwrap();
             let (tell, told) = unbounded();
             let threads = DataThreads::new(SchedParams::default(), |_| {});
-            let in_order = InOrder::start(&ours, &threads, tell).unwrap();
+            let relayed = Relayed::new(&Arc::default());
+            let in_order = InOrder::start(&ours, &threads, tell, relayed).unwrap();
             assert_eq!(told.recv().unwrap(), Written::Room(ROOM));
             Self { in_order, waits, told }
         }
@@ -244,7 +253,7 @@ mod tests {
             self.in_order.pieces.take(self.piece(number)).unwrap();
         }
 
-        /// The last thing that it says.
+        /// Its final report.
         fn last(&self) -> Written {
             let not_room = |told: &Written| !matches!(told, Written::Room(_));
             self.told.iter().find(not_room).unwrap()
@@ -286,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_comes_last_is_seen() {
+    fn an_end_after_the_last_piece_is_noticed() {
         let mut tried = Tried::new();
         tried.take(0);
         read(&tried.waits, 0..1);
@@ -312,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_ends_it() {
+    fn contradictions_end_the_relay() {
         let elsewhere = Tried::new();
         let mut piece = elsewhere.piece(0);
         piece.offset = 1;
@@ -327,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_and_has_closed_ends_it() {
+    fn a_closed_receiver_ends_the_relay() {
         let Tried { in_order, waits, told } = Tried::new();
         drop(waits);
         in_order.pieces.take(piece(&in_order.pieces, 0)).unwrap();
@@ -335,9 +344,9 @@ mod tests {
         assert!(why.contains("takes no more"), "{why}");
     }
 
-    /// Nobody reads, and it is dropped all the same.
+    /// It is dropped while the receiver reads nothing.
     #[test]
-    fn it_ends_while_it_writes() {
+    fn it_can_be_dropped_while_it_writes() {
         let tried = Tried::new();
         let mut big = tried.in_order.pieces.room().unwrap();
         let bytes = big.room_mut().len();
@@ -350,9 +359,9 @@ mod tests {
         drop(waits);
     }
 
-    /// Many lanes, each with its share, and some pieces twice.
+    /// Several lanes, each with its share, and some pieces twice.
     #[test]
-    fn threads_that_bring_pieces_do_not_mix_them_up() {
+    fn concurrent_lanes_keep_the_order() {
         let all = 400;
         let Tried { in_order, waits, told } = Tried::new();
         let reader = std::thread::spawn(move || read(&waits, 0..all));

@@ -1,52 +1,53 @@
-//! Slows a VM by stopping it for a moment, again and again: where the host has
-//! no cgroups that bound CPU time.
+//! Throttles a VM by stopping it for moments, on hosts without cgroups that bound CPU
+//! time.
 //!
-//! QEMU ends the migration of a VM that stands still once it has nothing left to
-//! hand over, whether it is held or not. That is welcome: the VM has to be
-//! stopped at some time. But the end of such a slice must not have it run here
-//! again. QEMU refuses that until its migration has ended, and it doesn't end
-//! before the tap says so: which is said when no slice can end any more.
+//! QEMU ends the migration of a stopped VM once it has nothing left to hand over,
+//! whether it is held or not. That is welcome, since the VM has to be stopped at some
+//! time. But the end of such a stop must not resume the VM here. QEMU refuses that
+//! until its migration has ended, and its migration doesn't end before the tap allows
+//! it, which it does only when no stop can end any more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use parking_lot::{Condvar, Mutex};
-use qemu::qmp::{Event, Qmp};
+use qemu::qmp::{Event, Qmp, QmpError};
 
 use super::Slicing;
 
-/// One run and one stop. A stop flushes the VM's disks, which takes a
-/// millisecond or two.
+/// One run and one stop. A stop flushes the VM's disks, which takes a millisecond or
+/// two.
 const PERIOD: Duration = Duration::from_millis(50);
-/// A run shorter than this is hardly one.
+/// Shortest useful run.
 const RUN_LEAST: Duration = Duration::from_millis(1);
-/// QEMU sends the event of a stop before it answers; so long it may take to get here.
+/// QEMU sends the event of a stop before it answers the command; this is the longest
+/// it may take to arrive.
 const TOLD_MAX: Duration = Duration::from_millis(100);
 
-/// Tells stops of the VM that are for throttling it from all others.
+/// Distinguishes throttling stops of the VM from all others.
 #[derive(Debug, Default)]
 pub(crate) struct OurStops(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Stops that QEMU will tell of: when each was asked for.
+    /// Times of requested stops whose events are outstanding.
     untold: VecDeque<Instant>,
-    /// One was asked for, whatever came of it.
+    /// A stop was requested, whatever its result.
     any: bool,
-    /// A thread stops the VM and lets it run again.
+    /// A thread is stopping and resuming the VM.
     slicing: bool,
     /// QEMU has handed over all RAM.
     ended: bool,
-    /// The last stop, if the VM does not run again after it.
+    /// The last stop, if the VM is not resumed after it.
     last: Option<Instant>,
 }
 
 impl OurStops {
-    /// QEMU told of a stop at that time: whether it was for a slice. One that came
-    /// before ours was asked for is its owner's.
+    /// Whether a stop event at this time was for throttling. A stop before the agent
+    /// requested one is its owner's.
     pub(crate) fn take_slice(&self, at: Instant) -> bool {
         let mut known = self.0.lock();
         let ours = known.untold.front().is_some_and(|asked| *asked <= at);
@@ -56,24 +57,25 @@ impl OurStops {
         ours
     }
 
-    /// A stop is about to be asked for.
+    /// Notes a stop that is about to be requested.
     fn ask(&self, at: Instant) {
         let mut known = self.0.lock();
         known.any = true;
         known.untold.push_back(at);
     }
 
-    /// When the VM was stopped for its switchover, if that was by us.
+    /// When the VM was stopped for its switchover, if a throttling stop did it.
     pub(crate) fn last(&self) -> Option<Instant> {
         self.0.lock().last
     }
 
-    /// Whether a VM that stands still may do so because of us.
+    /// Whether throttling may be why the VM is stopped.
     pub(crate) fn any(&self) -> bool {
         self.0.lock().any
     }
 
-    /// QEMU has handed over all RAM. Whether it may end its migration at once.
+    /// Notes that QEMU has handed over all RAM. Returns whether it may end its
+    /// migration at once.
     pub(crate) fn end(&self) -> bool {
         let mut known = self.0.lock();
         known.ended = true;
@@ -89,7 +91,7 @@ pub(super) struct Slices {
 struct Shared {
     qmp: Arc<Qmp>,
     stops: Arc<OurStops>,
-    /// What says that QEMU may end its migration.
+    /// Allows QEMU to end its migration.
     tap: tap::Stopper,
     state: Mutex<State>,
     changed: Condvar,
@@ -117,7 +119,7 @@ impl Slices {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The VM runs for this share of the time.
+    /// Lets the VM run for this share of the time.
     pub(super) fn set(&self, share: f64) {
         self.shared.state.lock().share = share;
         self.shared.changed.notify_all();
@@ -125,7 +127,8 @@ impl Slices {
 }
 
 impl Drop for Slices {
-    /// The VM runs, unless its owner has paused it or QEMU is done with it.
+    /// Leaves the VM running, unless its owner has paused it or QEMU has finished
+    /// with it.
     fn drop(&mut self) {
         self.shared.state.lock().over = true;
         self.shared.changed.notify_all();
@@ -150,7 +153,7 @@ impl Shared {
             known.slicing = false;
             known.ended
         };
-        // Whatever was asked of QEMU has been answered.
+        // Every QMP command has been answered.
         if ended {
             self.tap.let_finish();
         }
@@ -163,18 +166,19 @@ impl Shared {
             for event in events.try_iter() {
                 runs = event.name == "RESUME";
             }
-            // Its owner's pause is none of ours, nor is QEMU's own stop.
+            // An owner's pause is not the agent's, nor is QEMU's own stop.
             if runs && !self.slice(stop, &events, &mut runs) {
                 return;
             }
         }
     }
 
-    /// Stops the VM for so long. Says whether to go on, and in `runs` how it is left.
+    /// Stops the VM for `time`. Returns whether to continue, and sets `runs` to the
+    /// VM's state.
     ///
-    /// Its owner may say `stop` meanwhile, to a VM that stands still already: QEMU
-    /// tells nobody of that, and there is nothing to know it by. What does show is
-    /// taken as the owner's wish: a stop after a `cont`, and one just before ours.
+    /// The owner may send `stop` meanwhile, to a VM that is already stopped: QEMU
+    /// reports no event for that, and it can't be detected. What is visible is taken
+    /// as the owner's intent: a stop after a `cont`, and one just before the agent's.
     fn slice(&self, time: Duration, events: &Receiver<Event>, runs: &mut bool) -> bool {
         let asked = Instant::now();
         self.stops.ask(asked);
@@ -187,29 +191,54 @@ impl Shared {
                 Err(_) => break None,
             }
         };
-        let Some(told) = told else {
-            // It stood already.
-            self.stops.0.lock().untold.retain(|untold| *untold != asked);
-            return stopped.is_ok();
+        let told = match (told, stopped) {
+            (Some(told), _) => {
+                self.pause(time);
+                told
+            }
+            // QEMU's main loop is blocked, for example by storage. QEMU stops the VM once it
+            // is unblocked, and the agent has to resume it.
+            (None, Err(QmpError::Timeout { .. })) => match self.wait_stop(asked, events) {
+                Some(late) => late,
+                None => return false,
+            },
+            (None, stopped) => {
+                // It was already stopped.
+                self.stops.0.lock().untold.retain(|untold| *untold != asked);
+                return stopped.is_ok();
+            }
         };
-        self.pause(time);
         if let Some(event) = events.try_iter().last() {
-            // Its owner has let it run, and perhaps stopped it again.
+            // The owner has resumed it, and perhaps stopped it again.
             *runs = event.name == "RESUME";
             return true;
         }
         if self.stops.0.lock().ended || self.qmp.cont().is_err() {
-            // QEMU is done with it: this was its last stop.
+            // QEMU has finished with it: this was its last stop.
             self.stops.0.lock().last = Some(told.at);
             return false;
         }
-        // Unless its owner stops it at once, which is told behind it.
+        // The owner may stop it at once, which a later event reports.
         let _ = events.recv_timeout(TOLD_MAX);
         true
     }
 
-    /// Lets it run for its part of a period, and longer while it isn't slowed.
-    /// Says how long it is to stand then; none at the end.
+    /// Waits for the event of a stop that QEMU has not answered. None once throttling or
+    /// QEMU's migration is over: the stop may still happen later, and counts as the agent's
+    /// then, too.
+    fn wait_stop(&self, asked: Instant, events: &Receiver<Event>) -> Option<Event> {
+        while !self.state.lock().over && !self.stops.0.lock().ended {
+            match events.recv_timeout(TOLD_MAX) {
+                Ok(event) if event.name == "STOP" && event.at >= asked => return Some(event),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        None
+    }
+
+    /// Lets the VM run for its part of a period, and longer while it isn't throttled.
+    /// Returns the length of the next stop; none at the end.
     fn wait_run(&self) -> Option<Duration> {
         let begun = Instant::now();
         let mut state = self.state.lock();
@@ -244,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stop_that_came_before_ours_was_asked_for_is_its_owners() {
+    fn a_stop_before_the_agents_request_is_the_owners() {
         let (stops, first) = (OurStops::default(), Instant::now());
         let after = |ms| first + Duration::from_millis(ms);
         assert!(!stops.take_slice(first), "nothing was asked for");

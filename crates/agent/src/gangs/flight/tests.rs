@@ -1,0 +1,178 @@
+//! Moves that are ordered of an agent which answers as a test has it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use api::GangOptions;
+use crossbeam_channel::{Sender, bounded};
+use parking_lot::Mutex;
+use wire::gang::{Census, Want};
+
+use super::*;
+
+const ID: &str = "0a0b0c0d";
+/// For moves that don't come to the end of their patience, and those that do.
+const LONG: Duration = Duration::from_secs(600);
+const SHORT: Duration = Duration::from_secs(1);
+
+/// The agent of the source.
+#[derive(Clone, Default)]
+struct Source(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// Refused connections, and whether each refusal may pass.
+    refusals: VecDeque<bool>,
+    /// The answers to orders but cancels. After these there is no such migration.
+    answers: VecDeque<Result<Answer, String>>,
+    orders: Vec<&'static str>,
+    /// What moves the VM.
+    migration: Option<String>,
+}
+
+impl Reach for Source {
+    type Session = Self;
+
+    fn open(&self, _: &str) -> Result<Self, Unreached> {
+        match self.0.lock().refusals.pop_front() {
+            None => Ok(self.clone()),
+            Some(may_pass) => Err(Unreached { why: "it is busy".to_owned(), may_pass }),
+        }
+    }
+
+    fn census(&self, host: &str) -> Result<Census, String> {
+        let here = Counted {
+            name: "web1".to_owned(),
+            status: VmStatus::Running,
+            migration: self.0.lock().migration.clone(),
+            ram_bytes: 1,
+            used_bytes: 1,
+            needed_bytes: 1,
+            vcpus: 1,
+            want: Want::default(),
+            share_domain: String::new(),
+        };
+        let vms = if host == "a" { vec![here] } else { Vec::new() };
+        Ok(Census { free_bytes: None, vms })
+    }
+}
+
+impl Give for Source {
+    fn give(&mut self, order: &Order, _: Duration) -> Result<Answer, String> {
+        let mut state = self.0.lock();
+        let name = match order {
+            Order::Start { .. } => "start",
+            Order::Watch { .. } => "watch",
+            Order::Cancel { .. } => "cancel",
+            _ => "another",
+        };
+        state.orders.push(name);
+        if name == "cancel" {
+            return Ok(Answer::Refused { reason: "there is none".to_owned() });
+        }
+        state.answers.pop_front().unwrap_or(Ok(Answer::NoSuch))
+    }
+}
+
+impl Source {
+    fn new(
+        refusals: impl IntoIterator<Item = bool>,
+        answers: impl IntoIterator<Item = Result<Answer, String>>,
+    ) -> Self {
+        let (refusals, answers) = (refusals.into_iter().collect(), answers.into_iter().collect());
+        Self(Arc::new(Mutex::new(State { refusals, answers, ..State::default() })))
+    }
+
+    /// A move that waits for its agent for so long.
+    fn flight(&self, longest: Duration) -> (Flight<Self>, Sender<Recall>) {
+        let (tell, recall) = bounded(2);
+        let ms = Duration::from_millis;
+        let flight = Flight {
+            agents: self.clone(),
+            patience: Patience { silence_max: longest, order_max: longest, retry: ms(2) },
+            from: "a".to_owned(),
+            to: "b".to_owned(),
+            migration: ID.to_owned(),
+            request: GangOptions::default().request("web1", "b"),
+            is_begun: false,
+            recall,
+        };
+        (flight, tell)
+    }
+
+    /// How a move ends that nobody recalls: its state and the reason.
+    fn moves(&self, longest: Duration) -> (MoveState, String) {
+        let (flight, _recall) = self.flight(longest);
+        let end = flight.fly(|_| {}).expect("it was not left alone");
+        (end.state, end.reason.unwrap_or_default())
+    }
+
+    fn orders(&self) -> Vec<&'static str> {
+        self.0.lock().orders.clone()
+    }
+}
+
+fn lost() -> Result<Answer, String> {
+    Err("it is late".to_owned())
+}
+
+fn done() -> Result<Answer, String> {
+    let begun = Progress::new((ID, "web1"), ("a", "b"), 1);
+    let progress = Box::new(Progress { outcome: Some(Outcome::Done), ..begun });
+    Ok(Answer::Progress { progress, figures: None })
+}
+
+#[test]
+fn an_agent_that_is_busy_for_a_while_is_asked_again() {
+    let source = Source::new([true; 3], [Ok(Answer::Started), done()]);
+    assert_eq!(source.moves(LONG), (MoveState::Done, String::new()));
+    assert_eq!(source.orders(), ["start", "watch"]);
+    for may_pass in [true, false] {
+        let source = Source::new([may_pass; 1000], []);
+        let (state, why) = source.moves(SHORT);
+        assert_eq!(state, MoveState::Failed);
+        assert!(why.contains("can't be reached: it is busy. It has not begun"), "{why}");
+        assert!(source.orders().is_empty());
+        assert_eq!(source.0.lock().refusals.len() == 999, !may_pass, "what stays so fails at once");
+    }
+}
+
+#[test]
+fn a_move_that_waits_for_its_agent_can_be_recalled() {
+    let busy = || Source::new([true; 1000], []);
+    let (flight, recall) = busy().flight(LONG);
+    recall.send(Recall::Cancel).unwrap();
+    assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Cancelled);
+    let (flight, recall) = busy().flight(LONG);
+    recall.send(Recall::Leave).unwrap();
+    assert!(flight.fly(|_| {}).is_none());
+}
+
+#[test]
+fn an_order_whose_answer_is_lost_may_still_be_carried_out() {
+    let source = Source::new([], [lost(), Ok(Answer::NoSuch), Ok(Answer::NoSuch), done()]);
+    assert_eq!(source.moves(LONG), (MoveState::Done, String::new()));
+    assert_eq!(source.orders(), ["start", "watch", "watch", "watch"]);
+}
+
+#[test]
+fn an_order_that_was_never_heard_is_taken_back_before_the_move_fails() {
+    let source = Source::new([], [lost()]);
+    let (state, why) = source.moves(SHORT);
+    assert_eq!(state, MoveState::Failed);
+    assert_eq!(why, "the agent of a has not heard of it. web1 goes on at a");
+    assert_eq!(source.orders().iter().filter(|order| **order == "cancel").count(), 1);
+    assert_eq!(source.orders()[source.orders().len() - 2..], ["cancel", "watch"]);
+    // As long as it is in the way of being begun.
+    let source = Source::new([], [lost()]);
+    source.0.lock().migration = Some(ID.to_owned());
+    assert!(source.moves(SHORT).1.contains("may go on"));
+}
+
+#[test]
+fn a_migration_that_had_begun_and_is_not_known_was_lost_in_a_restart() {
+    let source = Source::new([], [Ok(Answer::Started)]);
+    let why = source.moves(SHORT).1;
+    assert_eq!(why, "the agent of a was started anew. web1 goes on at a");
+    assert_eq!(source.orders(), ["start", "watch"]);
+}

@@ -1,0 +1,74 @@
+//! The successive states of an operation, as its agent tells them.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::client::{Client, Lines};
+use crate::problem::Problem;
+
+/// How often an agent is asked that sends no lines.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// The states, one after the other.
+pub(super) struct States<'c> {
+    client: &'c Client,
+    path: &'c str,
+    source: Source,
+}
+
+enum Source {
+    /// Nothing was asked yet.
+    Unopened,
+    /// Lines that the agent sends.
+    Lines(Lines),
+    /// Asked for now and then: the agent has as many readers of lines as it serves, or gave this
+    /// one up because it was suspended.
+    Asked(Interval),
+}
+
+impl Source {
+    fn asked() -> Self {
+        let mut every = interval(ASK_EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self::Asked(every)
+    }
+}
+
+impl<'c> States<'c> {
+    /// Of the operation at a path of the API.
+    pub(super) fn new(client: &'c Client, path: &'c str) -> Self {
+        Self { client, path, source: Source::Unopened }
+    }
+
+    /// The next one; none if the agent has ended, or knows nothing of it any more. Safe to drop
+    /// while it waits.
+    pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
+        loop {
+            self.source = match &mut self.source {
+                Source::Unopened => {
+                    match self.client.lines(&format!("{}/progress", self.path)).await {
+                        Ok(lines) => Source::Lines(lines),
+                        Err(Problem::NotNow(_)) => Source::asked(),
+                        Err(problem) => return Err(problem),
+                    }
+                }
+                Source::Lines(lines) => match lines.next().await? {
+                    Some(state) => return Ok(Some(state)),
+                    None => Source::asked(),
+                },
+                Source::Asked(every) => {
+                    every.tick().await;
+                    return match self.client.get(self.path).await {
+                        Ok(state) => Ok(Some(state)),
+                        Err(Problem::NoAgent(_) | Problem::Lost { .. } | Problem::Refused(_)) => {
+                            Ok(None)
+                        }
+                        Err(problem) => Err(problem),
+                    };
+                }
+            };
+        }
+    }
+}

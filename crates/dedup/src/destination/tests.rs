@@ -1,0 +1,205 @@
+//! VMs that arrive at one host, without their sources.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use content::{Domain, Holder, Key, NAME_BYTES, Name};
+use crossbeam_channel::{Receiver, unbounded};
+use data_threads::{DataThreads, SchedParams};
+use identity::Security;
+use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
+use placer::{BlockPlan, Feeder, Placement, Placer};
+use ram::Mapping;
+use transport::Incoming;
+use wire::{Answer, LaneHeader, Late, Names};
+
+use super::drained::Drained;
+use super::in_flight::Claim;
+use super::outbox::Told;
+use super::*;
+
+const MAPPED: BlockId = BlockId(0);
+const INLINE: BlockId = BlockId(1);
+const NAME: Name = Name([7; NAME_BYTES]);
+
+/// The provider of the content with that name.
+const BRINGS: Provider = Provider::Vm(7);
+
+fn key() -> Key {
+    Key::new(b"test", &Domain::default())
+}
+
+/// A VM with a block that is mapped, and one that goes through QEMU's stream.
+fn arriving() -> Arriving {
+    let bytes = 16 * PAGE_BYTES as u64;
+    let mapping = Arc::new(Mapping::own(bytes));
+    let (qemu, _other_end) = UnixStream::pair().unwrap();
+    let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+    let plan = |name: &str, placement| BlockPlan { name: name.to_owned(), bytes, placement };
+    let mapped = plan("ram", Placement::Mapped(Arc::clone(&mapping)));
+    let plans = vec![mapped, plan("rom", Placement::Inline)];
+    let placer = Arc::new(Placer::new(plans, feeder.handle()).unwrap());
+    let mut blocks = Blocks::default();
+    blocks.push(bytes, Some(mapping));
+    blocks.push(bytes, None);
+    Arriving { placer, blocks, disks: None, sleeps: false }
+}
+
+/// The answer to its source for a page by name: whether it is wanted, and whether it is awaited.
+fn said(vm: &Resolving, block: BlockId, page: u32) -> (u128, u128) {
+    let names = Names {
+        block,
+        epoch: Epoch(1),
+        ticket: page,
+        may_wait: true,
+        names: &[NAME],
+        places: &[],
+        fills: &[],
+    };
+    let mut bytes = Vec::new();
+    names.write([PageIndex(page)].into_iter(), &mut bytes);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut source = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    source.write_all(&bytes).unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    let mut lane = Incoming::new(Security::Plaintext.accept(accepted).unwrap());
+    let Some(LaneHeader::Named(header)) = lane.next_header().unwrap() else {
+        panic!("names were sent")
+    };
+    vm.take(&mut lane, header).unwrap();
+    let mut answer = [0; Answer::BYTES];
+    source.read_exact(&mut answer).unwrap();
+    let Answer { wanted, later, .. } = Answer::parse(&answer).unwrap();
+    (wanted, later)
+}
+
+/// The thread that serves waiters serves all VMs, and must not wait for one VM's QEMU.
+#[test]
+fn inline_pages_wait_for_no_other_vm() {
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let admit = |exchange: &Arc<Exchange>| exchange.admit(key(), None, arriving(), &threads);
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let (one, _hears_one) = admit(&exchange).unwrap();
+    let (other, _hears_other) = admit(&exchange).unwrap();
+    assert_eq!(said(&one, MAPPED, 0), (1, 0), "it brings it");
+    assert_eq!(said(&other, MAPPED, 1), (0, 1));
+    assert_eq!(said(&other, INLINE, 2), (1, 0));
+    let exchange = Exchange::start_for_one(32).unwrap();
+    let (alone, _hears) = admit(&exchange).unwrap();
+    assert_eq!(said(&alone, MAPPED, 0), (1, 0));
+    assert_eq!(said(&alone, INLINE, 2), (0, 1), "it holds up nobody else");
+}
+
+/// An arriving VM, and the reports to its source.
+fn recipient(exchange: &Exchange) -> (Arc<Recipient>, Receiver<Told>) {
+    let Arriving { placer, blocks, .. } = arriving();
+    let blocks = Arc::new(blocks);
+    let member = exchange.index.join(Arc::clone(&blocks) as _, key(), blocks.pages()).unwrap();
+    let (tell, told) = unbounded();
+    let held = (Arc::new(member), blocks);
+    exchange.arriving.lock().extend([1, 7]);
+    (Arc::new(Recipient::new(1, key(), placer, held, tell, false)), told)
+}
+
+/// One of its pages waits for content.
+fn wait(exchange: &Exchange, recipient: &Arc<Recipient>, name: Name, ticket: u32) {
+    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket, nth: 0 };
+    let page = Page { recipient: Arc::clone(recipient), place };
+    let (by, now) = (Provider::Vm(recipient.number), Instant::now());
+    let mut tickets = recipient.tickets.lock();
+    let mut in_flight = exchange.in_flight.lock();
+    assert_eq!(in_flight.claim(name, BRINGS, now, || None), Claim::Yours);
+    assert_eq!(in_flight.claim(name, by, now, || Some(Waiter::Page(page))), Claim::Waits);
+    drop(in_flight);
+    Recipient::open_ticket(&mut tickets, ticket);
+    recipient.wait(&mut tickets, ticket, 1);
+    drop(tickets);
+    recipient.close_ticket(ticket, true);
+}
+
+/// Waits until a ticket is settled. Returns whether its source is to send the page.
+fn is_wanted(told: &Receiver<Told>, ticket: u32) -> bool {
+    let told = told.recv_timeout(Duration::from_secs(10)).expect("its source is told");
+    let Told::Late(Late { ticket: of, wanted, more: false }) = told else { panic!("it is all") };
+    assert_eq!(of, ticket);
+    wanted == [0]
+}
+
+/// A VM whose memory can't be read without a panic.
+struct Faulty;
+
+impl Holder for Faulty {
+    fn read(&self, _: u64, _: &mut [u8]) -> bool {
+        panic!("a fault, for a test")
+    }
+}
+
+#[test]
+fn a_fault_while_content_is_copied_leaves_nobody_waiting() {
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let faulty = exchange.index.join(Arc::new(Faulty), key(), 8).unwrap();
+    faulty.note(&[(3, NAME)]);
+    let (recipient, told) = recipient(&exchange);
+    // The thread survives the first panic.
+    for ticket in [1, 2] {
+        wait(&exchange, &recipient, NAME, ticket);
+        exchange.wake_waiters(&[NAME]);
+        assert!(is_wanted(&told, ticket));
+    }
+}
+
+#[test]
+fn a_fault_while_what_was_brought_is_placed_leaves_nobody_waiting() {
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let (recipient, told) = recipient(&exchange);
+    wait(&exchange, &recipient, NAME, 1);
+    let body = |_: usize| -> &'static [u8] { panic!("a fault, for a test") };
+    let brought = catch_unwind(AssertUnwindSafe(|| exchange.brought(BRINGS, &[NAME], &body)));
+    assert!(brought.is_err());
+    assert!(is_wanted(&told, 1));
+}
+
+#[test]
+fn a_fault_while_a_group_is_settled_leaves_the_rest_of_it_not_waiting() {
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let (recipient, told) = recipient(&exchange);
+    let pages = [1, 2, 3].map(|ticket| {
+        let mut tickets = recipient.tickets.lock();
+        Recipient::open_ticket(&mut tickets, ticket);
+        recipient.wait(&mut tickets, ticket, 1);
+        drop(tickets);
+        recipient.close_ticket(ticket, true);
+        let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket, nth: 0 };
+        (NAME, Page { recipient: Arc::clone(&recipient), place })
+    });
+    let mut drained = Drained::new(&exchange, pages.into());
+    let settling = catch_unwind(AssertUnwindSafe(|| {
+        drained.take(3).for_each(|(_, page)| {
+            page.recipient.settled(page.place, false);
+            panic!("a fault, for a test")
+        });
+    }));
+    assert!(settling.is_err());
+    for (ticket, wanted) in [(1, false), (2, true), (3, true)] {
+        assert_eq!(is_wanted(&told, ticket), wanted);
+    }
+}
+
+#[test]
+fn what_was_brought_is_placed_if_it_has_the_name() {
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let (recipient, told) = recipient(&exchange);
+    let content = vec![9; PAGE_BYTES];
+    let right = recipient.key.name(&content);
+    for (ticket, name) in [(1, right), (2, NAME)] {
+        wait(&exchange, &recipient, name, ticket);
+        let wrong = exchange.brought(BRINGS, &[name], &|_| &content[..]);
+        assert_eq!(wrong == 1, name == NAME);
+        assert_eq!(is_wanted(&told, ticket), name == NAME);
+    }
+    assert!(told.try_recv().is_err(), "each is settled once");
+}

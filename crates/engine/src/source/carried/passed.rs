@@ -1,0 +1,172 @@
+//! What has passed on a relayed connection, and whether the VM can still stay here.
+//!
+//! It can't once the destination's QEMU has loaded it (SHUT), nor once the migration has
+//! turned to post-copy: then the VM runs there while part of its memory is still here, and
+//! stops if the connection breaks. The first command of post-copy tells that in time. Where
+//! the stream can't be parsed that far, the destination's first request for a page does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+use api::Phase;
+use parking_lot::Mutex;
+use stream::PostcopyWatch;
+use stream::return_path::Follower;
+
+use crate::report_builder::ReportBuilder;
+
+/// What has passed on a relayed connection.
+#[derive(Default)]
+pub(super) struct Passed {
+    /// Bytes towards the destination.
+    pub(super) bytes: AtomicU64,
+    /// None: they can't be parsed, since they are a disk's, or encrypted.
+    qemus: Option<Qemus>,
+}
+
+/// The two QEMUs of a stream that the destination's answers.
+struct Qemus {
+    stream: Mutex<PostcopyWatch>,
+    answers: Mutex<Follower>,
+    is_committed: AtomicBool,
+    report_builder: Arc<ReportBuilder>,
+}
+
+impl Passed {
+    /// For a stream that the destination's QEMU answers.
+    pub(super) fn answered(report_builder: &Arc<ReportBuilder>) -> Self {
+        let qemus = Qemus {
+            stream: Mutex::default(),
+            answers: Mutex::default(),
+            is_committed: AtomicBool::new(false),
+            report_builder: Arc::clone(report_builder),
+        };
+        Self { bytes: AtomicU64::new(0), qemus: Some(qemus) }
+    }
+
+    /// Parses bytes that are about to go to the destination.
+    pub(super) fn forth(&self, bytes: &[u8]) {
+        let Some(qemus) = &self.qemus else { return };
+        let begins = qemus.stream.lock().push(bytes);
+        if begins {
+            qemus.turn();
+        }
+    }
+
+    /// Parses bytes that came from the destination.
+    pub(super) fn back(&self, bytes: &[u8]) {
+        let Some(qemus) = &self.qemus else { return };
+        let (is_loaded, requests_pages) = {
+            let mut answers = qemus.answers.lock();
+            answers.push(bytes);
+            (answers.shut() == Some(0), answers.requests_pages())
+        };
+        if requests_pages {
+            qemus.turn();
+        }
+        if is_loaded {
+            qemus.commit();
+        }
+    }
+
+    /// Whether the destination's QEMU has loaded the VM.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.qemus.as_ref().is_some_and(|qemus| qemus.answers.lock().shut() == Some(0))
+    }
+
+    /// Whether the VM can't stay here any more.
+    pub(super) fn is_committed(&self) -> bool {
+        self.qemus.as_ref().is_some_and(|qemus| qemus.is_committed.load(SeqCst))
+    }
+}
+
+impl Qemus {
+    /// The migration has turned to post-copy.
+    fn turn(&self) {
+        if self.commit() {
+            self.report_builder.note(
+                "the migration has turned to post-copy: if it breaks off, the VM stops until \
+                 whoever commands it resumes the migration",
+            );
+        }
+    }
+
+    /// Returns whether that is new.
+    fn commit(&self) -> bool {
+        let is_new = !self.is_committed.swap(true, SeqCst);
+        if is_new {
+            self.report_builder.enter(Phase::Committed);
+        }
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::{Bounds, Outcome, Progress};
+    use page::PageIndex;
+    use stream::return_path::SHUT;
+    use stream::{Block, write};
+
+    use super::*;
+    use crate::watch::Watch;
+
+    const PONG: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 1];
+    const REQUEST: [u8; 6] = [0, 4, 0, 2, 9, 9];
+
+    fn relayed() -> (Arc<ReportBuilder>, Passed) {
+        let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
+        let watch = Arc::new(Watch::new(progress, Bounds::default()));
+        let report_builder = Arc::new(ReportBuilder::new(watch, 300));
+        let passed = Passed::answered(&report_builder);
+        (report_builder, passed)
+    }
+
+    fn setup() -> Vec<u8> {
+        let mut out = Vec::new();
+        write::header(&mut out, Some("pc-q35-10.0"));
+        write::open_return_path(&mut out);
+        write::postcopy_advise(&mut out);
+        let blocks = [Block { name: "pc.ram".to_owned(), bytes: 1 << 20 }];
+        write::ram_setup(&mut out, 2, &blocks, true, false);
+        out
+    }
+
+    fn says_so(report_builder: &ReportBuilder) -> bool {
+        let report = report_builder.end(Outcome::Done);
+        report.notes.iter().any(|note| note.contains("post-copy"))
+    }
+
+    #[test]
+    fn post_copy_and_the_last_answer_can_not_be_taken_back() {
+        let (report_builder, passed) = relayed();
+        passed.forth(&setup());
+        passed.back(&PONG);
+        assert!(!passed.is_committed(), "it may turn, and has not");
+        let mut turn = Vec::new();
+        write::postcopy_discard(&mut turn, "pc.ram", PageIndex(1));
+        passed.forth(&turn);
+        assert!(passed.is_committed() && !passed.is_loaded());
+        assert_eq!(report_builder.watch().progress().1.phase, Phase::Committed);
+        passed.back(&SHUT);
+        assert!(passed.is_loaded() && says_so(&report_builder));
+
+        // The stream can't be parsed.
+        let (report_builder, passed) = relayed();
+        passed.forth(b"what nobody knows");
+        passed.back(&REQUEST);
+        assert!(passed.is_committed() && says_so(&report_builder));
+
+        let (report_builder, passed) = relayed();
+        passed.forth(&setup());
+        passed.back(&SHUT);
+        assert!(passed.is_committed() && !says_so(&report_builder));
+    }
+
+    #[test]
+    fn a_disks_bytes_are_not_taken_for_a_qemus() {
+        let passed = Passed::default();
+        passed.back(&[&REQUEST[..], &SHUT].concat());
+        assert!(!passed.is_committed() && !passed.is_loaded());
+    }
+}

@@ -1,0 +1,70 @@
+//! Finds where a stream that is passed on unchanged turns to post-copy.
+
+use std::ops::ControlFlow;
+
+use page::{BlockId, Epoch, PageIndex};
+
+use crate::{Progress, Sink, Splitter, Step, StreamKind, Unsplittable};
+
+/// Looks for the first command of post-copy, in pieces of any size.
+///
+/// From it on the VM runs at the destination while part of its memory is still at the
+/// source, so it stops if the connection breaks.
+#[derive(Debug)]
+pub struct PostcopyWatch {
+    /// None once the command was found, or can't follow any more.
+    splitter: Option<Splitter>,
+    /// An incomplete record at the end of the pieces so far.
+    unread: Vec<u8>,
+}
+
+impl Default for PostcopyWatch {
+    fn default() -> Self {
+        Self { splitter: Some(Splitter::answered(StreamKind::Classic)), unread: Vec::new() }
+    }
+}
+
+impl PostcopyWatch {
+    /// Parses the next bytes; returns whether post-copy begins in them.
+    ///
+    /// Bytes that can't be parsed, such as encrypted ones, end the search.
+    pub fn push(&mut self, bytes: &[u8]) -> bool {
+        let Some(mut splitter) = self.splitter.take() else { return false };
+        self.unread.extend_from_slice(bytes);
+        let mut at = 0;
+        let begins = loop {
+            let parsed = splitter.push(&self.unread[at..], &mut AnyPage);
+            let Ok(Progress { consumed, step }) = parsed else { break false };
+            at += consumed;
+            match step {
+                Step::More { .. } => {
+                    self.unread.drain(..at);
+                    self.splitter = Some(splitter);
+                    return false;
+                }
+                Step::Head(head) if head.may_turn_to_postcopy => {}
+                Step::Rest { reason, .. } | Step::Whole { reason, .. } => {
+                    break matches!(reason, Unsplittable::Postcopy { .. });
+                }
+                Step::Head(_) | Step::Paused | Step::Tail(_) => break false,
+            }
+        };
+        self.unread = Vec::new();
+        begins
+    }
+}
+
+/// Takes any page, and keeps none.
+struct AnyPage;
+
+impl Sink for AnyPage {
+    fn body(&mut self, _: BlockId, _: PageIndex, _: usize) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn fill(&mut self, _: BlockId, _: PageIndex, _: u8) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn epoch(&mut self, _: Epoch) {}
+}

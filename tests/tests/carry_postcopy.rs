@@ -1,0 +1,90 @@
+//! Carried migrations in post-copy: the VM runs at the destination while part of its memory is
+//! still at the source, so agents neither cancel such a migration nor end before it is over.
+
+use api::{Outcome, Phase, Progress, Report};
+use end_to_end::commander::Commander;
+use end_to_end::{Side, World, assert_intact, bare, note, terminate, until};
+use lab::hosts::Link;
+use lab::setup::{self, Accelerator};
+use serde_json::json;
+
+/// What QEMU 7.2 moves correctly: no multiple of 256 KiB.
+const MEMORY: &str = "262296k";
+const RATE: u64 = 2_000_000;
+/// Bytes per second in post-copy: slow enough that agents have to wait for it.
+const POSTCOPY_BANDWIDTH: u64 = 5_000_000;
+
+/// A guest under KVM, or none if that runs none. Under TCG QEMU's own migration loses track of
+/// pages if the VM is stopped after few passes.
+fn commander() -> Option<Commander> {
+    let kit = setup::ensure().unwrap();
+    if !setup::kvm_runs_bare(&kit).unwrap() {
+        note("KVM runs no guest on this machine: agents were not tried with post-copy");
+        return None;
+    }
+    let mut spec = bare(MEMORY, RATE);
+    spec.machine = "pc-q35-7.2".to_owned();
+    spec.accelerator = Some(Accelerator::Kvm);
+    Some(Commander::new(World::new(Link::one(48)), spec, &kit.qemu))
+}
+
+/// Turns a migration from A to post-copy, as libvirt does, and has the VM run at B.
+fn turn(commander: &Commander) {
+    let source = &commander.at(Side::A).qmp;
+    let limit = json!({ "max-postcopy-bandwidth": POSTCOPY_BANDWIDTH });
+    source.execute("migrate-set-parameters", limit).unwrap();
+    source.execute("migrate-start-postcopy", json!({})).unwrap();
+    until("it has turned to post-copy", || {
+        let status = source.execute("query-migrate", json!({})).unwrap()["status"].clone();
+        assert!(status != "completed" && status != "failed", "{status}: {}", commander.logs());
+        if status == "pre-switchover" {
+            source.execute("migrate-continue", json!({ "state": "pre-switchover" })).unwrap();
+        }
+        status == "postcopy-active"
+    });
+    // Its agent has seen what its QEMU has seen.
+    let destination = &commander.at(Side::B).qmp;
+    until("the destination has turned to post-copy", || {
+        let status = destination.execute("query-migrate", json!({})).unwrap()["status"].clone();
+        status == "postcopy-active"
+    });
+    destination.execute("cont", json!({})).unwrap();
+}
+
+fn in_phase(commander: &Commander, phase: Phase) -> Option<Progress> {
+    commander.progress(Side::A).filter(|one| one.phase == phase)
+}
+
+#[test]
+fn it_is_neither_cancelled_nor_broken_off_by_agents_that_end() {
+    let Some(mut commander) = commander() else { return };
+    let mut way = commander.way(Side::A, false, 0);
+    way.more = vec!["postcopy-ram"];
+    commander.begin(Side::A, &way);
+    until("it is carried", || in_phase(&commander, Phase::FirstPass).is_some());
+    turn(&commander);
+    let mut id = String::new();
+    until("the source's agent knows", || {
+        id = in_phase(&commander, Phase::Committed).map(|one| one.id).unwrap_or_default();
+        !id.is_empty()
+    });
+
+    let (world, agent) = (&commander.world, commander.world.agent(Side::A));
+    let refused = agent.command(world.host(Side::A), &["cancel", &id]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("too late"), "{refused:?}");
+
+    for side in [Side::A, Side::B] {
+        terminate(commander.world.agent(side).pid());
+    }
+    assert_eq!(commander.follow(Side::A), "completed", "{}", commander.logs());
+    assert_intact(&commander.guest);
+    for side in [Side::A, Side::B] {
+        until("its agent has ended", || commander.world.has_ended(side));
+        commander.world.start_agent(side);
+    }
+    let report = commander.world.tells(Side::A, &["report", &id, "--json"]);
+    let report: Report = serde_json::from_str(&report).unwrap();
+    assert_eq!((report.tap.as_str(), &report.outcome), ("relayed", &Outcome::Done), "{report:?}");
+    assert!(report.notes.iter().any(|note| note.contains("turned to post-copy")), "{report:?}");
+}
