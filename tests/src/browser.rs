@@ -111,7 +111,7 @@ impl<'h> Browser<'h> {
         self.tell(&format!("/element/{element}/value"), &json!({ "text": text }));
     }
 
-    /// Presses the Tab key so often, from the beginning of the page, and returns the text of the
+    /// Presses the Tab key this often, from the beginning of the page, and returns the text of the
     /// focused element.
     #[must_use]
     pub fn focus_after_tabs(&self, tabs: usize) -> String {

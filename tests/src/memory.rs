@@ -63,8 +63,8 @@ impl Drop for Full {
     }
 }
 
-/// A guest's memory of so many bytes, which is one piece below the PCI hole. Its QEMU has a QMP
-/// socket of its own.
+/// A guest's memory of this size, which is one piece below the PCI hole. Its QEMU has a separate
+/// QMP socket.
 ///
 /// # Panics
 /// If it can't be reached.

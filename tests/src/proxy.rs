@@ -117,7 +117,7 @@ impl Proxies {
         format!("{RUN_DIR}/peers-by-proxy.toml")
     }
 
-    /// Delays each piece by a random time of up to so much from now on.
+    /// Delays each piece by a random time of up to `by_ms_max` from now on.
     pub fn late(&self, by_ms_max: usize) {
         self.change(|weather| weather.late_ms_max = by_ms_max);
     }
@@ -127,7 +127,7 @@ impl Proxies {
         self.change(|weather| weather.held_up = Some(side));
     }
 
-    /// Lets bytes of a side get through as a trickle from now on: so many every five seconds, in
+    /// Lets bytes of a side get through as a trickle from now on: `bytes` every five seconds, in
     /// each connection.
     pub fn trickle(&self, side: Side, bytes: usize) {
         self.change(|weather| weather.trickles = Some((side, bytes)));

@@ -22,7 +22,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// So many hosts with so many VMs each. The first VM of each has the name `first`.
+    /// A cluster of `hosts` hosts with `vms` VMs each. The first VM of each has the name `first`.
     #[must_use]
     pub fn new(hosts: usize, vms: usize, first: &str) -> Self {
         let vm = |host: usize, n: usize| HostVm {

@@ -274,7 +274,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     served
 }
 
-/// What serves the API, and each SIGHUP from now on for the two that follow it.
+/// The runtime of the API, and two streams of SIGHUPs from now on: one for the peers file, one for
+/// the certificate.
 fn runtime() -> Result<(Runtime, [Signal; 2]), AgentError> {
     let starting = |source| local_error("starting the API", source);
     let runtime = tokio::runtime::Builder::new_multi_thread()

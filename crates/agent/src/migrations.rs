@@ -450,9 +450,7 @@ impl Migrations {
     pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
         let (watch, progress) = self.running(id)?;
         if self.table.lock().has_committed(&progress) {
-            let Progress { vm, to, .. } = progress;
-            let text = format!("it is too late: {vm} already belongs to {to}");
-            return Err(Denied::Coded(ErrorCode::MigrationCommitted, text));
+            return Err(too_late(&progress));
         }
         watch.cancel();
         Ok(())
@@ -463,7 +461,13 @@ impl Migrations {
         if change.is_empty() {
             return Err(Denied::Asked("there is nothing to change".to_owned()));
         }
-        Ok(self.running(id)?.0.set(change))
+        let (watch, progress) = self.running(id)?;
+        // A carried migration in post-copy still sends memory.
+        let is_carried = self.table.lock().entries.get(id).is_some_and(|one| one.thread.is_none());
+        if is_committed(&progress) && !is_carried {
+            return Err(too_late(&progress));
+        }
+        Ok(watch.set(change))
     }
 
     /// A migration that has not ended.
@@ -584,6 +588,11 @@ impl Entry {
 /// Whether a migration is running past its point of no return.
 fn is_committed(progress: &Progress) -> bool {
     progress.outcome.is_none() && progress.phase >= Phase::Committed
+}
+
+fn too_late(Progress { vm, to, .. }: &Progress) -> Denied {
+    let text = format!("it is too late: {vm} already belongs to {to}");
+    Denied::Coded(ErrorCode::MigrationCommitted, text)
 }
 
 fn has_ended(id: &str) -> Denied {

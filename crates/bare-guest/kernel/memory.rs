@@ -66,7 +66,7 @@ impl Memory {
         Self { next, end: MIB + ((upper_kib as usize) << 10) }
     }
 
-    /// Room for so many values, if there is.
+    /// Takes room for `count` values; none if there isn't enough.
     fn take<T>(&mut self, count: usize) -> Option<*mut T> {
         let first = self.next.next_multiple_of(align_of::<T>());
         let end = count.checked_mul(size_of::<T>()).and_then(|bytes| first.checked_add(bytes))?;
@@ -74,14 +74,14 @@ impl Memory {
         Some(ptr::with_exposed_provenance_mut(first))
     }
 
-    /// So many pages, with any content.
+    /// Takes `count` pages, with any content.
     pub(crate) fn pages(&mut self, count: usize) -> Option<&'static mut [Page]> {
         let first = self.take(count)?;
         // SAFETY: the memory is unused otherwise, and any bytes are a page.
         Some(unsafe { slice::from_raw_parts_mut(first, count) })
     }
 
-    /// So many numbers, of any value.
+    /// Takes `count` numbers, of any value.
     pub(crate) fn numbers(&mut self, count: usize) -> Option<&'static mut [u32]> {
         let first = self.take(count)?;
         // SAFETY: the memory is unused otherwise, and any bytes are a number.

@@ -96,7 +96,7 @@ impl Client {
         }
     }
 
-    /// What an agent says that sends no lines.
+    /// The problem that a response without success reports.
     async fn refused(&self, response: Response<Incoming>) -> Problem {
         let is_full = response.status() == StatusCode::SERVICE_UNAVAILABLE;
         match self.whole(response).await {

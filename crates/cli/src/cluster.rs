@@ -231,7 +231,7 @@ impl Cluster {
         while asking.join_next().await.is_some() {}
     }
 
-    /// Asks all agents, but one that is silent keeps nobody waiting for the others.
+    /// Asks all agents, and waits a while for those that have answered so far.
     async fn ask_agents(self: &Arc<Self>, asking: &mut Asking) {
         let Asking { numbers, tasks } = asking;
         let mut awaited = HashSet::new();

@@ -1,7 +1,7 @@
 //! The `droveway` command: it runs a host's agent, and sends requests to agents.
 
 #![forbid(unsafe_code)]
-// These panic once nobody reads: `output` has what doesn't.
+// These macros panic if their output has no reader any more. The functions of `output` don't.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod client;

@@ -1,4 +1,4 @@
-//! Commands whose output nobody reads, as behind `| head`.
+//! Commands whose output has no reader any more, as behind `| head`.
 
 use std::process::Command;
 

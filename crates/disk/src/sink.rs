@@ -112,7 +112,7 @@ impl DiskSink {
     /// As [`DiskSink::start`]; its threads join `threads`.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`DiskSink::start`].
     pub fn start_in(
         disks: Vec<SinkDisk>,
         pool: Arc<Pool>,
@@ -149,7 +149,7 @@ impl DiskSink {
     /// As [`DiskSink::flush`], for all disks at once.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`DiskSink::flush`].
     pub fn flush_all(&self) -> Result<(), SinkError> {
         let numbers = 0..self.shared.disks.len();
         let tickets: Result<Vec<_>, _> =

@@ -183,7 +183,7 @@ impl DiskSource {
     /// Writes zeroes. Otherwise as [`DiskSource::write`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`DiskSource::write`].
     pub fn write_zeroes(&self, offset: u64, bytes: u64) -> Result<(), SourceError> {
         let end = self.end_of(offset, bytes)?;
         let mut at = offset;

@@ -139,7 +139,7 @@ impl ReportBuilder {
             report.again_bytes = cost.again_bytes;
             report.stored_bytes = cost.stored_bytes;
             report.storage_read_bytes = cost.storage_read_bytes;
-            // The VM ran before we were told.
+            // The VM ran this long before the destination reported it.
             let ran_ms = cost.ran_ms.max(0.0);
             report.downtime_ms = report.downtime_ms.map(|ms| (ms - ran_ms).max(0.0));
         });

@@ -257,7 +257,8 @@ mod tests {
             assert_eq!((pages[0], pages[1], *pages.last().unwrap()), (13, 2, 1));
             assert_eq!((pages.len(), walk.unreadable), (2002, 0), "{effort:?}");
             for file in &files {
-                walk.open(&tree, file).unwrap();
+                // As above.
+                assert!((0..TRIES).any(|_| walk.open(&tree, file).is_some()), "{effort:?}");
             }
         }
     }

@@ -113,7 +113,7 @@ impl Connection {
     /// As [`Reader::set_deadline`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Reader::set_deadline`].
     pub fn set_read_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.reader.set_deadline(deadline)
     }
@@ -146,7 +146,7 @@ impl Connection {
     /// As [`Reader::read_ready`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Reader::read_ready`].
     pub fn read_ready(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         self.reader.read_ready(into)
     }

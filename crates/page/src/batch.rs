@@ -206,7 +206,7 @@ impl PagesMut<'_> {
     /// As [`Batch::push_body`].
     ///
     /// # Panics
-    /// As there.
+    /// As for [`Batch::push_body`].
     pub fn push_body(&mut self, page: PageIndex, at: usize) {
         assert!(self.room() > 0, "a batch holds {BATCH_PAGES} bodies");
         assert!(at + PAGE_BYTES <= SLOT_BYTES, "a body lies inside its buffer");

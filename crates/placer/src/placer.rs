@@ -136,7 +136,7 @@ impl Placer {
     /// Checks whether these pages could be placed.
     ///
     /// # Errors
-    /// If the block is unknown, or pages are outside of it, too many, or there twice.
+    /// If the block is unknown, or pages are outside of it, too many, or repeated.
     pub fn check(&self, block: BlockId, pages: &[PageIndex]) -> Result<(), PlaceError> {
         self.block(block)?.span_of_pages(pages).map(drop)
     }

@@ -99,7 +99,8 @@ impl Sample {
 struct Experiment {
     from: Level,
     from_bytes_per_s: f64,
-    /// Whether the window of the change is over, which still carries old batches.
+    /// Whether the window in which the change was made is over. That window still carries batches
+    /// of the old level.
     settled: bool,
 }
 

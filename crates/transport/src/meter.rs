@@ -135,10 +135,10 @@ impl std::ops::Sub for LaneTimes {
 pub struct Delivered {
     /// Pages delivered as bytes, in guest bytes.
     pub body_bytes: u64,
-    /// Pages that the destination had already, or got from another host or a disk,
-    /// in guest bytes.
+    /// Pages that the destination had already, or got from another host, a disk or
+    /// another VM's source, in guest bytes.
     pub found_bytes: u64,
-    /// Undelivered pages that the destination awaits from other hosts or disks.
+    /// Undelivered pages that the destination awaits from other providers, in guest bytes.
     pub awaited_bytes: u64,
     /// Fill pages, in guest bytes.
     pub fill_bytes: u64,

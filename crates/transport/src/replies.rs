@@ -116,7 +116,7 @@ impl<W: Write> State<W> {
 
 impl Question {
     /// Answers: the source must send the pages in `wanted`, those in `later` will come
-    /// from other hosts or disks, and all others are placed.
+    /// from other providers, and all others are placed.
     pub fn answer(mut self, wanted: u128, later: u128) {
         self.is_answered = true;
         if self.replies.answer(self.number, wanted, later).is_err() {

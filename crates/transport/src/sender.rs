@@ -117,8 +117,8 @@ impl<'c, X> Sender<'c, X> {
         self.sent(load, written)
     }
 
-    /// Writes deltas of pages, if the destination's versions are known and the deltas
-    /// are smaller than the pages.
+    /// Writes deltas of pages, if the destination's versions are known and the deltas are
+    /// small enough to be worthwhile; otherwise the pages.
     fn write_deltas(&mut self, batch: &Batch) -> io::Result<()> {
         self.meter.turn_to(Doing::Encoding);
         let Self { shared, comparing, encoder, .. } = self;

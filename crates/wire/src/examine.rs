@@ -38,13 +38,13 @@ pub enum Question {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum Answer {
-    /// Answers [`Question::Comes`].
-    Reached(Reached),
     /// Answers [`Question::Reach`].
-    Facts(Box<Facts>),
+    Reached(Reached),
     /// Answers [`Question::Facts`].
+    Facts(Box<Facts>),
+    /// Answers [`Question::Comes`].
     Comes {
-        /// Whether it will.
+        /// Whether the VM will arrive.
         here: bool,
     },
     /// The question was not understood.

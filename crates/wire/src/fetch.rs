@@ -62,7 +62,8 @@ impl Wants {
 
     /// Writes it after what `out` holds.
     ///
-    /// # Panics If there are more names than a batch has, or the domain is too long: our own error.
+    /// # Panics
+    /// If there are more names than a batch has, or the domain is too long: our own error.
     pub fn write(&self, out: &mut Vec<u8>) {
         assert!(self.names.len() <= BATCH_PAGES && self.domain.0.len() <= DOMAIN_BYTES_MAX);
         out.extend_from_slice(&WANTS_MAGIC.to_le_bytes());
@@ -125,8 +126,9 @@ impl HasHeader {
 
     /// Writes a header and the names after what `out` holds; the payload follows.
     ///
-    /// # Panics If there are more names than a batch has, or the payload is longer than the raw
-    /// content: our own error.
+    /// # Panics
+    /// If there are more names than a batch has, or the payload is longer than the raw content: our
+    /// own error.
     pub fn write_for(
         here: &[Name],
         not_here: &[Name],

@@ -73,8 +73,9 @@ pub struct Names<'n> {
 impl Names<'_> {
     /// Writes header and tables for these pages after what `out` holds.
     ///
-    /// # Panics If the numbers of names or places don't match that of pages, or exceed a batch's
-    /// limit: our own error.
+    /// # Panics
+    /// If the numbers of names or places don't match that of pages, or exceed a batch's limit: our
+    /// own error.
     pub fn write(&self, pages: impl ExactSizeIterator<Item = PageIndex>, out: &mut Vec<u8>) {
         let Self { names, places, fills, .. } = self;
         assert_eq!(pages.len(), names.len(), "each page has a name");

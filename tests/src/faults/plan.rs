@@ -162,8 +162,8 @@ impl Fault {
 }
 
 impl Plan {
-    /// A fault so long after the VM's stop, between agents with certificates, with pages by name
-    /// and from disks. Each step of the switchover takes 200 ms.
+    /// A fault at this delay after the VM's stop, between agents with certificates, with pages by
+    /// name and from disks. Each step of the switchover takes 200 ms.
     #[must_use]
     pub fn at_a_step(fault: Fault, delay_ms: u64, lasts: Duration) -> Self {
         Self {

@@ -54,7 +54,7 @@ impl End {
     }
 }
 
-/// What became of the order to start.
+/// The result of the order to start.
 enum Begun<S> {
     Started(S),
     /// The answer is lost: the migration may have begun, or may still begin.
@@ -120,7 +120,7 @@ impl<A: Reach> Flight<A> {
                         return None;
                     }
                 }
-                // Nobody would watch it if it began later.
+                // If it began later, it would run unwatched.
                 Ok(Answer::NoSuch) if unanswered.is_some() && !was_cancelled => cancel = true,
                 Ok(Answer::NoSuch) => return Some(self.look_for_it(unanswered.is_none())),
                 Ok(answer) => {

@@ -311,17 +311,21 @@ fn a_migration_past_its_commit_is_not_cancelled_but_waited_for() {
     };
     end(other);
     thread::scope(|scope| {
-        let closing = scope.spawn(|| migrations.close(Instant::now() + Duration::from_secs(60)));
+        let closing = scope.spawn(|| {
+            migrations.close(Instant::now() + Duration::from_secs(60));
+            [main, urgent].map(|id| migrations.show(id).unwrap().outcome)
+        });
         while !migrations.table.lock().closing {
             thread::yield_now();
         }
-        assert!(!closing.is_finished());
         end(main);
         end(urgent);
+        let done = Some(Outcome::Done);
+        assert_eq!(closing.join().unwrap(), [done.clone(), done], "it waits for both");
     });
     assert!(!migrations.has_committed_to("near"));
 
-    // Not without end.
+    // The wait has an end.
     list_carried(&migrations, "0000000d", "db1", Phase::Committed);
     migrations.close(Instant::now());
 }

@@ -34,7 +34,7 @@ pub(crate) struct GangArgs {
     start: StartArgs,
 }
 
-/// What is said of a gang that begins, and not of one that is resumed.
+/// The options that only a new gang has, and not one that is resumed.
 fn new_gangs_options() -> Vec<clap::Id> {
     let of_moves = MoveOptions::augment_args(clap::Command::new("gang"));
     let of_gang = ["parallel", "atomic", "dry_run"].map(clap::Id::from);

@@ -82,7 +82,7 @@ fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
     }
     print(format_args!("{sure} Type `{CERTAIN}` if so: "))?;
     let local = |source| Problem::Local { what: "asking".to_owned(), source };
-    // A question that nobody sees has no answer.
+    // An answer counts only if the question was shown.
     io::stdout().flush().map_err(local)?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer).map_err(local)?;

@@ -1,5 +1,5 @@
-//! What commands write. Somebody may stop reading, as `head` does: the rest is dropped then, and
-//! the command does what it was told to, with the exit code of that.
+//! Writes the output of commands. If its reader has closed it, as `head` does, the rest is dropped.
+//! The command still does its work, and its exit code is that of the work.
 
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ pub(crate) fn print_line(text: Arguments<'_>) -> Result<(), Problem> {
 
 /// Writes a line to standard error.
 pub(crate) fn eprint_line(text: Arguments<'_>) {
-    // There is nobody to tell.
+    // A failure can't be reported anywhere.
     let _ = write(&mut io::stderr().lock(), format_args!("{text}\n"));
 }
 

@@ -17,15 +17,15 @@ use crate::problem::Problem;
 /// The exit code that a shell expects of a command that Ctrl-C ended.
 pub(super) const INTERRUPTED: u8 = 130;
 /// How long a user who leaves waits for the agent to accept the cancellation.
-const ASK_MAX: Duration = Duration::from_secs(1);
+const ASK_MAX: Duration = Duration::from_secs(if cfg!(test) { 10 } else { 1 });
 
 /// The display of an operation while it runs.
 pub(crate) trait Shown {
     /// The operation's state.
     type State: DeserializeOwned;
-    /// Said when the operation is cancelled.
+    /// The message when the operation is cancelled.
     const CANCELLING: &str;
-    /// Said when the agent ends before the operation.
+    /// The message when the agent ends before the operation.
     const LOST: &str;
 
     fn show(&mut self, state: &Self::State);
@@ -39,12 +39,12 @@ pub(crate) enum Followed<T> {
     Ended(Box<T>),
     /// The user left.
     Left {
-        /// What the agent said to the cancellation.
+        /// The agent's answer to the cancellation.
         said: Said,
     },
 }
 
-/// What an agent said to the request to cancel an operation.
+/// An agent's answer to the request to cancel an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     /// Nothing yet.
@@ -98,7 +98,7 @@ pub(crate) async fn follow<S: Shown>(
 ) -> Result<Followed<S::State>, Problem> {
     let path = &operation.path();
     let mut states = States::new(client, path);
-    // What the agent said, once it was asked to cancel.
+    // The agent's answer, once it was asked to cancel.
     let mut said: Option<Said> = None;
     let mut cancelling = std::pin::pin!(None);
     loop {

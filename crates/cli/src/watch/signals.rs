@@ -8,7 +8,7 @@ use crate::problem::Problem;
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    /// Signals that were heard before there was anything to cancel.
+    /// Signals that were received before there was an operation to cancel.
     kept: u32,
 }
 
@@ -27,7 +27,7 @@ impl Signals {
         })
     }
 
-    /// Keeps a signal for the next one who waits.
+    /// Keeps a signal for the next call of [`Signals::next`].
     pub(super) fn keep(&mut self) {
         self.kept += 1;
     }
@@ -46,7 +46,7 @@ impl Signals {
 
 #[cfg(test)]
 impl Signals {
-    /// So many at once, and no more.
+    /// Returns `kept` signals at once, and none after them.
     pub(super) fn given(kept: u32) -> Self {
         let unused = || signal(SignalKind::user_defined2()).unwrap();
         Self { interrupt: unused(), terminate: unused(), kept }

@@ -1,4 +1,4 @@
-//! The successive states of an operation, as its agent tells them.
+//! The successive states of an operation, as its agent reports them.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use crate::client::{Client, Lines};
 use crate::problem::Problem;
 
-/// How often an agent is asked that sends no lines.
+/// The interval of queries to an agent that sends no lines.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// The states, one after the other.
@@ -19,12 +19,12 @@ pub(super) struct States<'c> {
 }
 
 enum Source {
-    /// Nothing was asked yet.
+    /// Nothing was requested yet.
     Unopened,
     /// Lines that the agent sends.
     Lines(Lines),
-    /// Asked for now and then: the agent has as many readers of lines as it serves, or gave this
-    /// one up because it was suspended.
+    /// Queries at intervals. The agent has as many readers of lines as it serves, or it gave this
+    /// reader up, which was suspended.
     Asked(Interval),
 }
 
@@ -37,13 +37,13 @@ impl Source {
 }
 
 impl<'c> States<'c> {
-    /// Of the operation at a path of the API.
+    /// The states of the operation at this path of the API.
     pub(super) fn new(client: &'c Client, path: &'c str) -> Self {
         Self { client, path, source: Source::Unopened }
     }
 
-    /// The next one; none if the agent has ended, or knows nothing of it any more. Safe to drop
-    /// while it waits.
+    /// The next state; none if the agent has ended, or doesn't know the operation any more. The
+    /// future can be dropped at any time.
     pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
         loop {
             self.source = match &mut self.source {

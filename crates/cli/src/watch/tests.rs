@@ -1,4 +1,4 @@
-//! Watching, where the agent does not answer as usual.
+//! Watching an agent that does not answer as usual.
 
 use std::future::pending;
 use std::time::Duration;
@@ -85,14 +85,14 @@ async fn a_watcher_that_was_given_up_asks_for_the_end() {
     let line = || async { serde_json::to_string(&progress(None)).unwrap() + "\n" };
     let site = Site::new(ended().route("/v1/migrations/1/progress", get(line)));
     assert!(is_done(&site.follow(0).await));
-    // One that has ended knows nothing.
+    // After a restart the agent does not know the operation.
     let site = Site::new(Router::new().route("/v1/migrations/1/progress", get(line)));
     let lost = site.follow(0).await.err().map(|problem| problem.to_string());
     assert_eq!(lost.as_deref(), Some("lost"));
 }
 
 #[tokio::test]
-async fn whoever_leaves_is_told_what_the_agent_said() {
+async fn the_reason_for_leaving_is_what_the_agent_said() {
     let late = || async { (StatusCode::CONFLICT, r#"{"error":"it is too late"}"#) };
     let cancelled = || async {};
     for (cancel, expected) in
@@ -111,7 +111,11 @@ async fn whoever_leaves_is_told_what_the_agent_said() {
 #[tokio::test]
 async fn a_signal_before_the_answer_cancels_what_then_begins() {
     let mut signals = Signals::given(1);
-    assert!(matches!(begin(async { Ok(7) }, &mut signals).await, Ok(Some(7))));
+    let answer = async {
+        tokio::task::yield_now().await;
+        Ok(7)
+    };
+    assert!(matches!(begin(answer, &mut signals).await, Ok(Some(7))));
     timeout(Duration::from_secs(10), signals.next()).await.expect("it is kept");
 }
 

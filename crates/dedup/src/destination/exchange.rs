@@ -75,7 +75,7 @@ impl Exchange {
         Self::start_for(pages_max, rack, false)
     }
 
-    /// Starts an exchange for one VM with so many pages, which shares nothing.
+    /// Starts an exchange for one VM with this many pages, which shares nothing.
     ///
     /// # Errors
     /// If a thread can't be started.

@@ -275,8 +275,8 @@ impl Naming {
         let mut known = self.plan.cached.as_ref().and_then(|(cached, _)| cached.of(block));
         let reading: Vec<_> =
             pages.iter().map(|page| known.as_mut()?.begin_to_read(*page)).collect();
-        // Only after that: then QEMU's copy of a page that is not in the ledger yet is not left
-        // out.
+        // Only after `begin_to_read`, which has QEMU's copy of a page sent: so a page that QEMU
+        // hands over from here on, and that the ledger doesn't have yet, is not left out.
         let ledger = self.plan.handed_over.block(block);
         let rereading = ledger.map(|ledger| ledger.begin_to_reread(pages));
         if !self.read(block, pages, into) {

@@ -203,7 +203,7 @@ mod tests {
         RereadPages::new(BlockId(0), Epoch(1), pages)
     }
 
-    /// So many batches have tickets.
+    /// The state after this many tickets were issued.
     fn issued(tickets: u32) -> Pending {
         let mut pending = Pending::default();
         for ticket in 1..=tickets {

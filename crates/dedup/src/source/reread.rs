@@ -60,8 +60,9 @@ impl RereadPages {
         Self { pages, kept: self.kept.clone(), ..*self }
     }
 
-    /// Removes the pages with these `places` in their batch. `bits` are the places of the pages
-    /// that are left. None if one of them is not there.
+    /// Removes the pages at these `places` of their batch, and returns them. `bits` are the places
+    /// of all pages here, and afterwards of those that are left. None if one of `places` is not
+    /// among them, or repeated.
     pub(super) fn take(&mut self, bits: &mut u128, places: &[u8]) -> Option<Self> {
         let (mut taken, mut gone) = (Vec::with_capacity(places.len()), 0_u128);
         for place in places {

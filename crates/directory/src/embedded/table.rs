@@ -20,9 +20,9 @@ pub(super) const WAYS: usize = 8;
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     name: Name,
-    /// The host that was recorded last; nobody if the entry is vacant.
+    /// The host that was recorded last; [`Mark::NOBODY`] if the entry is vacant.
     first: Mark,
-    /// The other holder, nobody, or [`Mark::CLAIM`] if `first` only claims the content.
+    /// The other holder, [`Mark::NOBODY`], or [`Mark::CLAIM`] if `first` only claims the content.
     second: Mark,
     /// The first tick at which the entry has expired.
     until: u32,

@@ -19,7 +19,7 @@ enum Step {
     Hold(&'static str),
     Release(&'static str),
     Forget(&'static str),
-    /// So many seconds pass.
+    /// This many seconds pass.
     Pass(u64),
 }
 

@@ -28,7 +28,7 @@ impl Postcopies {
     }
 }
 
-/// One of them, until it is dropped.
+/// Counts one of these VMs until it is dropped.
 #[derive(Debug)]
 struct Postcopy {
     all: Arc<Postcopies>,

@@ -23,7 +23,7 @@ pub struct Change<X> {
     pub fill_bytes: u64,
     /// Bytes of submitted pages that another batch in flight covers.
     pub covered_bytes: u64,
-    /// Bytes that the destination awaits from other hosts or disks, if that has changed.
+    /// Bytes that the destination awaits from other providers, if that has changed.
     pub awaited_bytes: Option<u64>,
     /// Loads to send before everything that waits. They count as in flight.
     pub again: [Option<X>; 2],
@@ -105,8 +105,8 @@ impl<X> Queue<X> {
     /// drained before it is delivered.
     ///
     /// Blocks until `may` permits it, given the bytes that the destination awaits from
-    /// other hosts or disks and the number of such batches that wait. None if no more
-    /// batches are accepted, or once it is `over`.
+    /// other providers and the number of such batches that wait. None if no more batches
+    /// are accepted, or once it is `over`.
     pub fn reserve(&self, over: impl Fn() -> bool, may: impl Fn(u64, usize) -> bool) -> Option<()> {
         let mut state = self.state.lock();
         loop {

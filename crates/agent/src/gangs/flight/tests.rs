@@ -1,4 +1,4 @@
-//! Moves that are ordered of an agent which answers as a test has it.
+//! Moves whose source agent gives the answers that a test chooses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use wire::gang::{Census, Want};
 use super::*;
 
 const ID: &str = "0a0b0c0d";
-/// For moves that don't come to the end of their patience, and those that do.
+/// The patience of moves that don't use it up, and of moves that do.
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -26,7 +26,7 @@ struct State {
     /// The answers to orders but cancels. After these there is no such migration.
     answers: VecDeque<Result<Answer, String>>,
     orders: Vec<&'static str>,
-    /// What moves the VM.
+    /// The migration that moves the VM, as the census has it.
     migration: Option<String>,
 }
 
@@ -83,7 +83,7 @@ impl Source {
         Self(Arc::new(Mutex::new(State { refusals, answers, ..State::default() })))
     }
 
-    /// A move that waits for its agent for so long.
+    /// A move that waits for its agent for `longest`.
     fn flight(&self, longest: Duration) -> (Flight<Self>, Sender<Recall>) {
         let (tell, recall) = bounded(2);
         let ms = Duration::from_millis;
@@ -100,7 +100,7 @@ impl Source {
         (flight, tell)
     }
 
-    /// How a move ends that nobody recalls: its state and the reason.
+    /// How a move ends if it is not recalled: its state and the reason.
     fn moves(&self, longest: Duration) -> (MoveState, String) {
         let (flight, _recall) = self.flight(longest);
         let end = flight.fly(|_| {}).expect("it was not left alone");
@@ -163,7 +163,7 @@ fn an_order_that_was_never_heard_is_taken_back_before_the_move_fails() {
     assert_eq!(why, "the agent of a has not heard of it. web1 goes on at a");
     assert_eq!(source.orders().iter().filter(|order| **order == "cancel").count(), 1);
     assert_eq!(source.orders()[source.orders().len() - 2..], ["cancel", "watch"]);
-    // As long as it is in the way of being begun.
+    // By the census, the order is being carried out after all.
     let source = Source::new([], [lost()]);
     source.0.lock().migration = Some(ID.to_owned());
     assert!(source.moves(SHORT).1.contains("may go on"));

@@ -10,7 +10,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// Who the destination shows to be.
+/// The name in the destination's certificate.
 pub(super) const DESTINATION: &str = "host-b";
 const DIR: &str = "qemu-tls";
 

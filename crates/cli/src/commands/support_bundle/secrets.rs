@@ -11,10 +11,10 @@ const OPTIONS: [&str; 6] = ["password", "passwd", "secret", "data", "key", "stri
 const NEXT: [&str; 2] = ["-append", "--append"];
 /// Parts of the names of parameters within an address that are or may hold secrets.
 const PARAMETERS: [&str; 6] = ["password", "passwd", "secret", "key", "token", "signature"];
-/// How QEMU is told that an image is described in JSON.
+/// The prefix of an image's description in JSON.
 const JSON: &str = "json:";
 
-/// Removes them from all texts in a value.
+/// Removes the secrets from all texts in a value.
 pub(super) fn leave_out(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -41,6 +41,8 @@ fn of_command_line(words: &mut [Value]) {
         } else if text.starts_with('{') {
             // A value in JSON may contain a comma.
             json(text)
+        } else if text.starts_with(JSON) {
+            address(text)
         } else {
             options(text).into_iter().map(option).collect::<Vec<_>>().join(",")
         };
@@ -111,7 +113,7 @@ fn address(text: &str) -> String {
     }
 }
 
-/// A text without who logs in where.
+/// A text without the user names and passwords of URLs.
 fn users(text: &str) -> String {
     let (mut out, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("://") {
@@ -188,6 +190,10 @@ mod tests {
             value["argv"][0].as_str().unwrap().to_owned()
         };
         for (typed, shown) in [
+            (
+                r#"json:{"driver":"rbd","key":"hunter2"}"#,
+                r#"json:{"driver":"rbd","key":"(left out)"}"#,
+            ),
             (
                 "file=rbd:pool/web1:id=adm:key=AQ\\:hunter2==:mon_host=10.0.0.1\\:6789,if=virtio",
                 "file=rbd:pool/web1:id=adm:key=(left out):mon_host=10.0.0.1\\:6789,if=virtio",

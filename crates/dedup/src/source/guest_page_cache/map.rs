@@ -63,10 +63,10 @@ pub struct Room {
 }
 
 impl Room {
-    /// Maps may take one in so many bytes of all migrations' buffers.
+    /// Maps may take this fraction (1/4) of the size of all migrations' buffers.
     const PART: usize = 4;
 
-    /// The room for maps beside so many bytes of buffers.
+    /// The room for maps beside buffers of this size.
     #[must_use]
     pub fn beside(buffers_bytes: usize) -> Self {
         Self { left_bytes: buffers_bytes / Self::PART }
@@ -125,8 +125,8 @@ impl Map {
         self.keep_lowest(self.pages() * percent / 100, usize::MAX);
     }
 
-    /// Keeps the lowest stretches on disk, disk by disk: at most so many pages, and no more than
-    /// fit so many bytes. A stretch is identified by its position in the list, because a helper
+    /// Keeps the lowest stretches on disk, disk by disk: at most `pages`, and no more than fit
+    /// `bytes` of memory. A stretch is identified by its position in the list, because a helper
     /// that lies may place many at one sector.
     fn keep_lowest(&mut self, mut pages: u64, mut bytes: usize) {
         for (block, nth) in self.disk_order() {
@@ -307,8 +307,8 @@ pub(super) fn stretches(
     found
 }
 
-/// Adds a run, which may cross the end of a memory region. After so many pages `nowhere`, the
-/// rest of a run behind a gap is left out.
+/// Adds a run, which may cross the end of a memory region. `nowhere` counts pages outside of the
+/// guest's memory down. At 0, the rest of a run is left out from its first such page on.
 fn add(
     run: &Run,
     disk: u16,

@@ -11,7 +11,7 @@ use wire::StorageOrder;
 
 use crate::host::Local;
 
-/// More disks are not read.
+/// More disks are not read: limits what an order can have this host open.
 const DISKS_MAX: usize = 64;
 
 /// The waiting QEMU.

@@ -132,6 +132,12 @@ pub(super) fn relayed(
     let passed = if is_answered { Passed::answered(report_builder) } else { Passed::default() };
     let passed = Arc::new(passed);
     let ended = relay.run_watched(Content::Stream, &passed, report_builder);
+    let ended = match ended {
+        Ok(()) if is_answered && !passed.is_loaded() => Err(MigrationError::Qemu(
+            "both QEMUs closed before the destination's had loaded the VM".to_owned(),
+        )),
+        ended => ended,
+    };
     match ended {
         // It doesn't matter which end closes first after the last answer.
         _ if passed.is_loaded() => Ok(()),
@@ -139,9 +145,6 @@ pub(super) fn relayed(
             "{error}; the migration had turned to post-copy, and the VM stands still until whoever \
              commands it resumes the migration"
         ))),
-        Ok(()) if is_answered => Err(MigrationError::Qemu(
-            "both QEMUs closed before the destination's had loaded the VM".to_owned(),
-        )),
         ended => ended,
     }
 }

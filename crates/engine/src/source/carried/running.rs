@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ::audit::{HandedOver, NotKept};
 use api::{Audited, Phase};
-use crossbeam_channel::{Receiver, Sender, select};
+use crossbeam_channel::{Receiver, Sender, at, never, select};
 use data_threads::DataThreads;
 use dedup::source::Stage;
 use wire::ToDestination;
@@ -95,13 +95,21 @@ impl Running<'_> {
     /// Follows both ends until QEMU has closed its connections after the destination's
     /// last answer, or an error occurs.
     pub(super) fn follow(&mut self) -> Result<(), MigrationError> {
+        let mut closed_until = None;
         loop {
+            if self.is_loaded() {
+                closed_until.get_or_insert_with(|| Instant::now() + CLOSED_MAX);
+            }
+            let late = closed_until.map_or_else(never, at);
             let watch = self.report_builder.watch();
             select! {
                 recv(self.split.agents.hear) -> heard => match heard {
                     Ok(heard) => self.hear(heard)?,
                     // Everything was answered: QEMU here is about to close.
-                    Err(_) if self.is_loaded() => return self.wait_closed(),
+                    Err(_) if self.is_loaded() => {
+                        self.wait_closed();
+                        return Ok(());
+                    }
                     Err(_) => return Err(self.split.agents.lost("the connection has ended".to_owned())),
                 },
                 recv(self.notices.1) -> notice => match notice {
@@ -117,6 +125,10 @@ impl Running<'_> {
                     return Err(MigrationError::Cancelled);
                 },
                 recv(watch.rebound()) -> _ => self.rebind()?,
+                recv(late) -> _ => {
+                    self.leave_qemu();
+                    return Ok(());
+                }
             }
         }
     }
@@ -232,20 +244,22 @@ impl Running<'_> {
 
     /// Waits until QEMU here has closed, whose VM is loaded. One that hangs is not waited for
     /// without end.
-    fn wait_closed(&self) -> Result<(), MigrationError> {
+    fn wait_closed(&self) {
         let until = Instant::now() + CLOSED_MAX;
         loop {
             match self.notices.1.recv_deadline(until) {
-                Ok(Notice::Ended(_)) => return Ok(()),
+                Ok(Notice::Ended(_)) => return,
                 Ok(_) => {}
-                Err(_) => {
-                    tracing::warn!("QEMU here has not closed its migration, which is over");
-                    // Without a reset, which could take from QEMU what it has not read yet.
-                    let _ = self.main.shutdown(Shutdown::Both);
-                    return Ok(());
-                }
+                Err(_) => return self.leave_qemu(),
             }
         }
+    }
+
+    /// Closes the connection of a QEMU that hangs. Its VM is the destination's.
+    fn leave_qemu(&self) {
+        tracing::warn!("QEMU here has not closed its migration, which is over");
+        // Without a reset, which could take from QEMU what it has not read yet.
+        let _ = self.main.shutdown(Shutdown::Both);
     }
 
     /// Applies the operator's new bounds at both ends.

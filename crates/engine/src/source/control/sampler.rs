@@ -127,6 +127,8 @@ impl Sampling {
         if self.watched.stands_still.load(Relaxed) {
             self.watched.throttling.lift();
             self.share = 1.0;
+        } else {
+            self.watched.throttling.permit();
         }
         // A QEMU that is stopping the VM may not answer; no figure is lost.
         if let Ok(qemu) = self.watched.qemu.progress() {
@@ -183,7 +185,7 @@ impl Sampling {
         self.show(qemu, window, left_bytes);
     }
 
-    /// Holds QEMU's next pass while the destination fetches content from other hosts or disks.
+    /// Holds QEMU's next pass while the destination awaits content from other providers.
     fn hold(&mut self, elapsed: Duration) {
         let state = &self.watched.state;
         if !state.first_pass_over.load(Relaxed) {
@@ -209,7 +211,7 @@ impl Sampling {
         let decision = throttling.look(Followed {
             at,
             ram_bytes: qemu.total_bytes,
-            // The guest is not throttled for pages that other hosts or disks provide.
+            // The guest is not throttled for pages that other providers send.
             left_bytes: left_bytes - self.deliveries.last().delivered.awaited_bytes,
             delivered_bytes_per_s: state.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),

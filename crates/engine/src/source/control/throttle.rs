@@ -114,6 +114,11 @@ impl Throttling {
         self.means = Means::Unused;
     }
 
+    /// Permits throttling again: the VM was not stopped for its switchover after all.
+    pub(crate) fn permit(&mut self) {
+        self.lifted = false;
+    }
+
     fn apply(&mut self, decision: &Decision) {
         let slow = decision.share < 1.0;
         if slow && matches!(self.means, Means::Unused) {

@@ -227,14 +227,15 @@ impl Shared {
     /// QEMU's migration is over: the stop may still happen later, and counts as the agent's
     /// then, too.
     fn wait_stop(&self, asked: Instant, events: &Receiver<Event>) -> Option<Event> {
+        let is_it = |event: &Event| event.name == "STOP" && event.at >= asked;
         while !self.state.lock().over && !self.stops.0.lock().ended {
             match events.recv_timeout(TOLD_MAX) {
-                Ok(event) if event.name == "STOP" && event.at >= asked => return Some(event),
+                Ok(event) if is_it(&event) => return Some(event),
                 Ok(_) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
-        None
+        events.try_iter().find(is_it)
     }
 
     /// Lets the VM run for its part of a period, and longer while it isn't throttled.
