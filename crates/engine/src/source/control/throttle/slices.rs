@@ -218,8 +218,17 @@ impl Shared {
             self.stops.0.lock().last = Some(told.at);
             return false;
         }
-        // The owner may stop it at once, which a later event reports.
-        let _ = events.recv_timeout(TOLD_MAX);
+        // Events come before the answer.
+        let seen: Vec<Event> = events.try_iter().collect();
+        match seen.last() {
+            None => drop(events.recv_timeout(TOLD_MAX)),
+            // The owner resumed and stopped it just before, and this has undone the stop.
+            Some(last) if last.name == "RESUME" && seen.iter().any(|one| one.name == "STOP") => {
+                *runs = false;
+                return self.qmp.stop().is_ok();
+            }
+            Some(last) => *runs = last.name == "RESUME",
+        }
         true
     }
 
