@@ -447,8 +447,8 @@ fn serve(
             if vms > 0 {
                 tracing::error!(
                     vms,
-                    "broken off in post-copy: VMs that run here stop now, until whoever commands \
-                     them resumes their migrations"
+                    "broken off in post-copy: VMs that run here stop now, until their \
+                     managers resume their migrations"
                 );
             }
             server.stop();

@@ -541,8 +541,8 @@ impl Migrations {
                         id,
                         vm,
                         to,
-                        "broken off past its commit: in post-copy the VM stops now, until whoever \
-                         commands it resumes the migration"
+                        "broken off past its commit: in post-copy the VM stops now, until \
+                         its manager resumes the migration"
                     );
                 } else {
                     tracing::warn!(id, vm, to, "cancelled, and still not over");

@@ -86,7 +86,7 @@ impl Qemus {
         if self.commit() {
             self.report_builder.note(
                 "the migration has turned to post-copy: if it breaks off, the VM stops until \
-                 whoever commands it resumes the migration",
+                 its manager resumes the migration",
             );
         }
     }

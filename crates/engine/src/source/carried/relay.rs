@@ -142,8 +142,8 @@ pub(super) fn relayed(
         // It doesn't matter which end closes first after the last answer.
         _ if passed.is_loaded() => Ok(()),
         Err(error) if passed.is_committed() => Err(MigrationError::InDoubt(format!(
-            "{error}; the migration had turned to post-copy, and the VM stands still until whoever \
-             commands it resumes the migration"
+            "{error}; the migration had turned to post-copy, and the VM stands still until \
+             its manager resumes the migration"
         ))),
         ended => ended,
     }
