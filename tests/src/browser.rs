@@ -9,6 +9,8 @@ use lab::hosts::{Host, RUN_DIR};
 use lab::setup;
 use serde_json::{Value, json};
 
+use crate::note;
+
 /// For the driver to start, and for a page to show what is expected.
 const WAIT_MAX: Duration = Duration::from_secs(90);
 /// For one answer of the driver, which may have to start a browser.
@@ -25,11 +27,16 @@ pub struct Browser<'h> {
 }
 
 impl<'h> Browser<'h> {
+    /// None, with a note, where the distribution has no browser to install.
+    ///
     /// # Panics
     /// If it doesn't start; all functions of this file panic on failure.
     #[must_use]
-    pub fn start(host: &'h Host) -> Self {
-        let chromium = setup::chromium().unwrap();
+    pub fn start(host: &'h Host) -> Option<Self> {
+        let Some(chromium) = setup::chromium().unwrap() else {
+            note("the dashboard was not tried in a browser: Ubuntu has Chromium only as a snap");
+            return None;
+        };
         let mut command = host.command(&chromium.driver);
         command.arg(format!("--port={PORT}")).env("HOME", RUN_DIR);
         let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -50,7 +57,7 @@ impl<'h> Browser<'h> {
             json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": options } } });
         let session = browser.call("POST", "/session", &wanted);
         browser.session = format!("/session/{}", session["sessionId"].as_str().unwrap());
-        browser
+        Some(browser)
     }
 
     /// Opens an address, and waits for its page.

@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
-use api::{Audited, Outcome, Report};
+use api::{Audited, Outcome, Progress, Report};
 use end_to_end::commander::{Commander, carrying, port};
-use end_to_end::{MIB, Side, World, bare};
+use end_to_end::{MIB, Side, World, bare, note, until};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
 use serde_json::json;
@@ -275,6 +275,38 @@ fn a_stream_that_may_turn_to_postcopy_is_relayed() {
     assert!(report.notes.iter().any(|note| note.contains("post-copy")), "{:?}", report.notes);
 }
 
+/// From 8.0 on QEMU can have a connection for urgent pages of a post-copy. With machine types up to
+/// 7.2 it connects when the migration begins, and says nothing until it turns to post-copy.
+#[test]
+fn a_connection_for_post_copy_may_be_silent() {
+    let mut commander = commander(1000, MAPPED, &usual(), OLD);
+    let mut way = commander.way(Side::A, false, 0);
+    way.more = vec!["postcopy-ram", "postcopy-preempt"];
+    assert_eq!(commander.migrate(Side::A, &way).tap, "relayed");
+}
+
+/// From 10.1 on QEMU allows both at a time. Its channels are passed through one by one.
+#[test]
+fn a_stream_with_channels_that_may_turn_to_postcopy_is_relayed() {
+    let qemus = qemus();
+    let newest = qemus.last().unwrap();
+    if (newest.version.major, newest.version.minor) < (10, 1) {
+        note("no QEMU here has multifd with post-copy: agents were not tried with both");
+        return;
+    }
+    let mut commander = commander(1000, MAPPED, newest, NEW);
+    let mut way = commander.way(Side::A, false, 4);
+    way.more = vec!["postcopy-ram"];
+    drop(commander.migrate(Side::A, &way));
+    until("all of its connections are over", || {
+        let listed = commander.world.tells(Side::A, &["list", "--migrations", "--json"]);
+        let listed: Vec<Progress> = serde_json::from_str(&listed).unwrap();
+        assert_eq!(listed.len(), 5, "{listed:?}");
+        assert!(listed.iter().all(|one| one.vm == "web1"), "{listed:?}");
+        listed.iter().all(|one| one.outcome == Some(Outcome::Done))
+    });
+}
+
 /// Without a return path, QEMU completes before it is known whether the VM was loaded, so lanes and
 /// pools must not hold any of it back.
 #[test]
@@ -297,6 +329,24 @@ fn pages_that_come_as_differences_are_passed_on() {
     let report = commander.migrate(Side::A, &way);
     assert_carried(&report, "classic", "mapped");
     assert!(report.notes.iter().any(|note| note.contains("xbzrle")), "{:?}", report.notes);
+}
+
+/// QEMU before 9.1 can compress all pages itself, but for the first of each block.
+#[test]
+fn pages_that_qemu_compresses_are_passed_on() {
+    let qemus = qemus();
+    let oldest = &qemus[0];
+    if (oldest.version.major, oldest.version.minor) >= (9, 1) {
+        note("no QEMU here compresses its stream: agents were not tried with that");
+        return;
+    }
+    let mut commander = commander(200, MAPPED, oldest, OLD);
+    let mut way = commander.way(Side::A, false, 0);
+    way.more = vec!["compress"];
+    let report = commander.migrate(Side::A, &way);
+    assert_eq!(report.tap, "classic", "{:?}", report.notes);
+    let says_so = |note: &String| note.contains("capability compress");
+    assert!(report.notes.iter().any(says_so), "{:?}", report.notes);
 }
 
 /// A disk server greets its client, and both send much at the same time. When one closes, the other

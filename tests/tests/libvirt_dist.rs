@@ -57,6 +57,18 @@ fn agents_for_kubevirt_have_the_rights_that_tests_use() {
     assert!(dist("kubevirt/daemonset.yaml").contains(&line), "{line}");
 }
 
+/// KubeVirt's own labels change while a node runs, and that would delete the node's agent.
+#[test]
+fn agents_for_kubevirt_are_on_nodes_with_a_label_that_only_operators_change() {
+    let set = dist("kubevirt/daemonset.yaml");
+    let selector =
+        "\n      nodeSelector:\n        kubernetes.io/os: linux\n        droveway: \"true\"\n";
+    let (_, rest) = set.split_once(selector).unwrap();
+    assert!(rest.starts_with("      priorityClassName:"), "there are more labels");
+    let guide = fs::read_to_string(setup::repository().join("docs/KUBEVIRT.md")).unwrap();
+    assert!(guide.contains("kubectl label nodes -l kubevirt.io/schedulable=true droveway=true"));
+}
+
 #[test]
 fn systemd_takes_the_units() {
     let Some(analyze) = program::find("systemd-analyze") else {
@@ -78,6 +90,9 @@ fn systemd_takes_the_units() {
         let unit = dist(&format!("systemd/{name}.service"));
         let unit = unit.replace("/usr/bin/droveway", "/bin/true");
         assert_eq!(verify(&unit), (true, String::new()), "{name}");
+        let retries = ["\nStartLimitIntervalSec=0\n", "\nRestartSec=2\n"];
+        let retries = retries.iter().all(|line| unit.contains(line));
+        assert!(retries, "{name}: an address that comes late at boot would leave the agent down");
         unit
     });
     assert!(plain.contains("\nKillMode=process\n"), "a restart of the agent would end all VMs");

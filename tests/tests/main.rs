@@ -13,6 +13,7 @@ mod cache_lies;
 mod cache_storage;
 mod cancel;
 mod carry;
+mod carry_bitmaps;
 mod carry_hostile;
 mod carry_lanes;
 mod carry_postcopy;

@@ -78,21 +78,38 @@ fn assert_settled(world: &World, guest: &Guest, side: Side) {
     drop(world.migrate(guest, side, &[]));
 }
 
-/// The source has given the VM up, and the destination's host is dead.
-#[test]
-fn the_source_takes_it_back() {
+/// The source has given the VM up, the destination's host is dead, and the source takes it back.
+fn taken_back() -> (World, Guest) {
     let phases = ["committed / loaded", "committed / starting"];
     let Halfway { mut world, guest, moving, slow } = Halfway::new(Side::B, &phases);
     fence(&mut world, Side::B);
     drop(slow);
-    let (moved, ..) = moving.wait_any();
-    assert!(!moved);
+    let (moved, _, said) = moving.wait_any();
+    assert!(!moved && said.contains("web1 is in doubt: ") && !said.contains("not moved"), "{said}");
     assert_in_doubt(&world, Side::A);
     // The lab has to listen to the guest here again.
     guest.expect_on(world.host(Side::A)).unwrap();
     world.says(Side::A, &["resolve", "web1", "--here", "--yes"]);
     assert_eq!(world.vm(Side::A, "web1").unwrap().status, VmStatus::Running);
     world.assert_intact(&guest);
+    (world, guest)
+}
+
+#[test]
+fn the_source_takes_it_back() {
+    let (mut world, guest) = taken_back();
+    world.start_agent(Side::B);
+    assert_settled(&world, &guest, Side::A);
+}
+
+/// The destination is not waited for, and comes back all the same.
+#[test]
+fn the_source_takes_it_back_for_good() {
+    let (mut world, guest) = taken_back();
+    let why = world.refuses(Side::A, &["migrate", "web1", Side::B.name()]);
+    assert!(why.contains("droveway resolve web1 --here"), "{why}");
+    world.says(Side::A, &["resolve", "web1", "--here", "--yes"]);
+    until("the source has no journal", || phase(&world, Side::A).starts_with("- / "));
     world.start_agent(Side::B);
     assert_settled(&world, &guest, Side::A);
 }

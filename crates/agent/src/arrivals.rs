@@ -7,8 +7,9 @@ mod told;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use engine::{Arriving, Host, Refusal, Unsettled};
+use engine::{Arriving, Host, Refusal, Unsettled, Waits};
 use qemu::command_line::overridden;
 use qemu::disks::{self as images, PreparedImage};
 use qemu::launch::User;
@@ -35,6 +36,8 @@ use told::Told;
 
 /// Disks of one VM; the check reads storage for each.
 const DISKS_MAX: usize = 256;
+/// What is left for a QEMU to start, however long everything before it took.
+const UP_LEAST: Duration = Duration::from_secs(5);
 
 /// This host as a destination.
 pub(crate) struct Arrivals {
@@ -43,6 +46,8 @@ pub(crate) struct Arrivals {
     examiner: Arc<Examiner>,
     order_handler: Arc<OrderHandler>,
     peers: Peers,
+    /// How long an order may take until its QEMU answers.
+    prepare_max: Duration,
 }
 
 impl Arrivals {
@@ -51,6 +56,7 @@ impl Arrivals {
         examiner: &Arc<Examiner>,
         order_handler: &Arc<OrderHandler>,
         peers: Peers,
+        waits: &Waits,
     ) -> Self {
         Self {
             registry: Arc::clone(&settlers.registry),
@@ -58,10 +64,13 @@ impl Arrivals {
             examiner: Arc::clone(examiner),
             order_handler: Arc::clone(order_handler),
             peers,
+            // A source that waits as long is still there to hear why it took too long.
+            prepare_max: waits.prepare - waits.prepare / 8,
         }
     }
 
     fn admit(&self, order: &Prepare) -> Result<Arrival, Denied> {
+        let until = Instant::now() + self.prepare_max;
         if !self.registry.is_free(&order.vm) {
             return Err(Denied::Conflict(format!(
                 "there is a VM `{}` there already: stop it, or call one of them something else",
@@ -91,7 +100,7 @@ impl Arrivals {
         claim.note_starting()?;
         claim.note_images(&made, probes.programs().user())?;
         let machine = match &wanted {
-            Some(wanted) => self.start(&claim, order, wanted, &shape.machine)?,
+            Some(wanted) => self.start(&claim, order, wanted, &shape.machine, until)?,
             None => {
                 let socket = order.incoming_qmp.as_deref().unwrap_or_default();
                 waiting(&self.registry, socket, &claim.dir, probes.programs().user())?
@@ -126,6 +135,7 @@ impl Arrivals {
         order: &Prepare,
         wanted: &Wanted,
         machine: &str,
+        until: Instant,
     ) -> Result<Machine, Denied> {
         let probes = self.examiner.probes();
         let start = Start {
@@ -139,6 +149,7 @@ impl Arrivals {
             user: probes.programs().user(),
             guest_port: if order.guest_port { GuestPort::Needed } else { GuestPort::None },
             knows_legacy_ack: probes.knows_legacy_ack(&wanted.argv, &wanted.cwd),
+            up_max: until.saturating_duration_since(Instant::now()).max(UP_LEAST),
         };
         let explain = |error| wanted.explain(error, machine, probes);
         machine::start(&start).map_err(explain)

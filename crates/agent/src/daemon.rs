@@ -225,7 +225,9 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.rack.clone(),
     ));
     let gangs = Arc::new(Gangs::new(&order_handler, &events));
-    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &order_handler, peers.clone()));
+    let arrivals =
+        Arrivals::new(&settlers, &examiner, &order_handler, peers.clone(), &config.waits);
+    let arrivals = Arc::new(arrivals);
     let server =
         engine::serve(listener, hosts(&config.peers, &kept_hosts), arrivals, local.clone())
             .map_err(|source| local_error("listening to peers", source))?;
@@ -547,8 +549,8 @@ fn host_info(config: &Config) -> HostInfo {
 
 /// The agent's state, for the line of `systemctl status`.
 fn in_a_line(registry: &Registry, migrations: &Migrations) -> String {
-    let running = migrations.list().iter().filter(|one| one.outcome.is_none()).count();
-    format!("VMs: {}, migrations from here: {running}", registry.count())
+    let moving = migrations.moving().len();
+    format!("VMs: {}, migrations from here: {moving}", registry.count())
 }
 
 fn local_error(what: &'static str, source: io::Error) -> AgentError {
@@ -558,6 +560,18 @@ fn local_error(what: &'static str, source: io::Error) -> AgentError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each QEMU that hangs takes seconds, and killing the agent would not make it ready sooner.
+    #[test]
+    fn an_agent_may_take_its_time_to_find_its_vms() {
+        for unit in [
+            include_str!("../../../dist/systemd/droveway.service"),
+            include_str!("../../../dist/systemd/droveway-carry.service"),
+        ] {
+            assert!(unit.lines().any(|line| line == "Type=notify"), "{unit}");
+            assert!(unit.lines().any(|line| line == "TimeoutStartSec=infinity"), "{unit}");
+        }
+    }
 
     #[test]
     fn an_agent_that_waits_for_a_post_copy_is_not_killed_before() {

@@ -57,9 +57,10 @@ impl From<StartError> for Denied {
         let text = error.to_string();
         match error {
             StartError::CommandLine(_) => Self::Asked(text),
-            StartError::Ended { .. } | StartError::Qmp(_) | StartError::Launch(_) => {
-                Self::Qemu(text)
-            }
+            StartError::Ended { .. }
+            | StartError::Silent { .. }
+            | StartError::Qmp(_)
+            | StartError::Launch(_) => Self::Qemu(text),
             StartError::Directory { .. }
             | StartError::Socket { .. }
             | StartError::Hidden { .. }

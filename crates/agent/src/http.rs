@@ -20,7 +20,9 @@ use api::{
 use api::{ResolveRequest, StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
-use axum::response::Response;
+use axum::http::Method;
+use axum::response::{IntoResponse, Response};
+use axum::routing::MethodRouter;
 use axum::{Extension, Json, Router};
 use identity::Identity;
 use serde_json::Value;
@@ -67,6 +69,7 @@ pub(crate) fn router(api: Api) -> Router {
     let routes = routes().into_iter();
     routes
         .fold(Router::new(), |router, route| router.route(route.path, route.handler))
+        .route("/v1/vms/attach", MethodRouter::new().fallback(vm_named_attach))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -143,6 +146,20 @@ async fn stop(
             blocking(stop).await.into()
         }
         (Err(denied), _) | (_, Err(denied)) => Answer::denied(denied),
+    }
+}
+
+/// Shows or stops the VM `attach`: its path is also that of the order to adopt a VM.
+async fn vm_named_attach(
+    api: State<Api>,
+    method: Method,
+    how: Result<Query<StopHow>, QueryRejection>,
+) -> Response {
+    let name = Ok(Path("attach".to_owned()));
+    match method {
+        Method::GET | Method::HEAD => show(api, name).await.into_response(),
+        Method::DELETE => stop(api, name, how).await.into_response(),
+        _ => no_method().await,
     }
 }
 

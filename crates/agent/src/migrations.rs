@@ -1,61 +1,48 @@
 //! Migrations that leave this host: running ones, each on its own thread, and ended ones,
 //! with their reports.
 
+mod asked;
 mod ended;
 mod happenings;
+mod orders;
 mod reports;
+mod routes;
+mod table;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread;
 
-use api::{
-    Bounds, BoundsChange, ErrorCode, Happening, MigrateRequest, Outcome, Phase, Progress, Report,
-};
+use api::{Bounds, ErrorCode, Happening, MigrateRequest, Outcome, Progress, Report};
 use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
-use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::peers::Peers;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use crate::vm::Vm;
-use ended::{ended_progress, fault};
+use ended::fault;
 use happenings::{began, ended};
 use reports::Reports;
 pub(crate) use reports::random_id;
-
-/// Ended migrations that are listed; older ones are still found by their id.
-const LISTED_MAX: usize = 100;
-/// How long to wait for the report of a migration that has ended.
-const REPORT_WAIT: Duration = Duration::from_secs(30);
-/// How long a stopping agent waits for carried migrations that it has cancelled.
-const CANCELLED_WAIT: Duration = Duration::from_secs(30);
+pub(crate) use routes::Routes;
+use table::Table;
 
 /// The function that moves a VM: the engine's, or a test's with chosen faults.
 pub(crate) type Mover =
     dyn Fn(&Local, &Peer, SourceVm, &MigrateRequest, &Arc<Watch>) -> Migrated + Send + Sync;
 
-/// The hosts that VMs can move to.
-#[derive(Clone, Debug)]
-pub(crate) struct Routes {
-    pub(crate) peers: Peers,
-    pub(crate) insecure_plaintext: bool,
-}
-
-/// What is carried for another program.
+/// What is listed as a migration; all but VMs only where another program commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A VM.
     Migration,
     /// A VM's disk, which is copied before and while the VM moves.
     Disk,
+    /// Another connection of a VM that moves: a multifd channel, or one for urgent pages.
+    Connection,
 }
 
 /// Migrations that leave this host.
@@ -71,20 +58,6 @@ pub(crate) struct Migrations {
     table: Mutex<Table>,
     /// Notified when a migration has ended and its report is available.
     ended: Condvar,
-}
-
-#[derive(Default)]
-struct Table {
-    entries: BTreeMap<String, Entry>,
-    begun: u64,
-    closing: bool,
-}
-
-struct Entry {
-    number: u64,
-    watch: Arc<Watch>,
-    thread: Option<JoinHandle<()>>,
-    report: Option<Arc<Report>>,
 }
 
 impl Migrations {
@@ -169,15 +142,11 @@ impl Migrations {
         let progress = Progress::new((id, vm), (&self.local.agent, to), 0);
         let watch = self.watch(progress, bounds);
         let mut table = self.table.lock();
-        if table.closing {
+        // A VM in post-copy may open its connection for urgent pages late.
+        if table.closing && !table.has_committed(&watch.progress().1) {
             watch.cancel();
         }
-        table.begun += 1;
-        let (number, watched) = (table.begun, Arc::clone(&watch));
-        table
-            .entries
-            .insert(id.to_owned(), Entry { number, watch: watched, thread: None, report: None });
-        forget_oldest(&mut table);
+        table.add(id, what, Arc::clone(&watch), None);
         drop(table);
         if what == What::Migration {
             self.events.tell(began(&watch));
@@ -192,7 +161,7 @@ impl Migrations {
         }
         match what {
             What::Migration => self.keep(id, report),
-            What::Disk => self.keep_quietly(id, report),
+            What::Disk | What::Connection => self.keep_quietly(id, report),
         }
     }
 
@@ -251,44 +220,8 @@ impl Migrations {
                 return Err(Denied::Local(format!("no thread for the migration: {error}")));
             }
         };
-        table.begun += 1;
-        let entry = Entry { number: table.begun, watch, thread: Some(thread), report: None };
-        table.entries.insert(id.to_owned(), entry);
-        forget_oldest(&mut table);
+        table.add(id, What::Migration, watch, Some(thread));
         Ok(())
-    }
-
-    /// A host that VMs can move to.
-    pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
-        if name == self.local.agent {
-            let text = format!("{name} is this host: the VM is there already");
-            return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
-        }
-        let Some(peer) = self.routes.peers.named(name) else {
-            let peers = self.routes.peers.now();
-            let known: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
-            let text = if known.is_empty() {
-                format!("there is no host `{name}`: this agent has no peers, give it --peers FILE")
-            } else {
-                format!(
-                    "there is no host `{name}` in the peers file; there is: {}",
-                    known.join(", ")
-                )
-            };
-            return Err(Denied::Coded(ErrorCode::NoSuchHost, text));
-        };
-        // Outgoing migrations need the same protection as incoming ones.
-        let may_leave = self.local.security.is_secure() || self.routes.insecure_plaintext;
-        if !may_leave && !is_private(&peer) {
-            let text = format!(
-                "the memory of the VM would cross the network to {name} unencrypted: give this \
-                 host a certificate (`droveway ca issue {}`, --tls), or, on a network of your \
-                 own, start the agent with --insecure-plaintext",
-                self.local.agent
-            );
-            return Err(Denied::Coded(ErrorCode::NotEncrypted, text));
-        }
-        Ok(Peer { name: peer.name, address: peer.address, nics: peer.nics })
     }
 
     fn unused_id(&self, table: &Table) -> Result<String, Denied> {
@@ -361,259 +294,9 @@ impl Migrations {
     fn after_fault(&self, vm: &Vm, watch: &Watch) -> Migrated {
         let kept = self.settlers.kept_leaving(&vm.name);
         let decided = !self.settlers.take_up_after_fault(&vm.name, kept);
-        Migrated { decided, ..fault(watch, "a fault in the agent; its log says more") }
-    }
-
-    /// All running migrations, and the last ended ones; the latest first.
-    pub(crate) fn list(&self) -> Vec<Progress> {
-        let table = self.table.lock();
-        let mut entries: Vec<&Entry> = table.entries.values().collect();
-        entries.sort_by_key(|entry| std::cmp::Reverse(entry.number));
-        entries.into_iter().map(Entry::progress).collect()
-    }
-
-    /// The progress of a migration, or how it ended.
-    pub(crate) fn show(&self, id: &str) -> Result<Progress, Denied> {
-        if let Some(entry) = self.table.lock().entries.get(id) {
-            return Ok(entry.progress());
-        }
-        Ok(ended_progress(&*self.saved(id)?))
-    }
-
-    /// Blocks until there is a state newer than `version`, at most `timeout`.
-    ///
-    /// The last state, which has an outcome, is returned only once the VM is removed or freed here
-    /// and the report is available.
-    pub(crate) fn wait(
-        &self,
-        id: &str,
-        version: u64,
-        timeout: Duration,
-    ) -> Result<(u64, Progress), Denied> {
-        let watch = match self.table.lock().entries.get(id) {
-            Some(entry) if entry.report.is_none() => Arc::clone(&entry.watch),
-            Some(entry) => return Ok((version, entry.progress())),
-            None => return Ok((version, ended_progress(&*self.saved(id)?))),
-        };
-        let (version, progress) = watch.wait(version, timeout);
-        if progress.outcome.is_none() {
-            // A panic ends a migration without an outcome.
-            let ended = self.table.lock().entries.get(id).is_some_and(|e| e.report.is_some());
-            return if ended { Ok((version, self.show(id)?)) } else { Ok((version, progress)) };
-        }
-        // Waits until the report is available.
-        self.report(id)?;
-        Ok((version, self.show(id)?))
-    }
-
-    /// Blocks until the migration is in another phase than `seen`, or has ended, at most
-    /// `timeout`.
-    pub(crate) fn wait_phase(
-        &self,
-        id: &str,
-        seen: Option<Phase>,
-        timeout: Duration,
-    ) -> Result<Progress, Denied> {
-        let until = Instant::now() + timeout;
-        let (mut version, mut progress) = (0, self.show(id)?);
-        while progress.outcome.is_none() && Some(progress.phase) == seen {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            (version, progress) = self.wait(id, version, left)?;
-        }
-        Ok(progress)
-    }
-
-    /// The report of a migration; waits for one that is just ending.
-    pub(crate) fn report(&self, id: &str) -> Result<Arc<Report>, Denied> {
-        let mut table = self.table.lock();
-        let deadline = Instant::now() + REPORT_WAIT;
-        loop {
-            let Some(entry) = table.entries.get(id) else {
-                drop(table);
-                return self.saved(id);
-            };
-            if let Some(report) = &entry.report {
-                return Ok(Arc::clone(report));
-            }
-            let ending = entry.watch.progress().1.outcome.is_some();
-            if !ending || self.ended.wait_until(&mut table, deadline).timed_out() {
-                let text = format!("migration {id} is still running");
-                return Err(Denied::Coded(ErrorCode::MigrationRunning, text));
-            }
-        }
-    }
-
-    /// Cancels a migration before its point of no return: its VM stays here.
-    pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
-        let (watch, progress) = self.running(id)?;
-        if self.table.lock().has_committed(&progress) {
-            return Err(too_late(&progress));
-        }
-        watch.cancel();
-        Ok(())
-    }
-
-    /// Changes the bounds of a migration, and returns the new ones.
-    pub(crate) fn set(&self, id: &str, change: BoundsChange) -> Result<Bounds, Denied> {
-        if change.is_empty() {
-            return Err(Denied::Asked("there is nothing to change".to_owned()));
-        }
-        let (watch, progress) = self.running(id)?;
-        // A carried migration in post-copy still sends memory.
-        let is_carried = self.table.lock().entries.get(id).is_some_and(|one| one.thread.is_none());
-        if is_committed(&progress) && !is_carried {
-            return Err(too_late(&progress));
-        }
-        Ok(watch.set(change))
-    }
-
-    /// A migration that has not ended.
-    fn running(&self, id: &str) -> Result<(Arc<Watch>, Progress), Denied> {
-        let table = self.table.lock();
-        let Some(entry) = table.entries.get(id) else {
-            drop(table);
-            self.saved(id)?;
-            return Err(has_ended(id));
-        };
-        let progress = entry.progress();
-        if progress.outcome.is_some() {
-            return Err(has_ended(id));
-        }
-        Ok((Arc::clone(&entry.watch), progress))
-    }
-
-    /// Whether a VM that belongs to host `to` already is still moving there.
-    pub(crate) fn has_committed_to(&self, to: &str) -> bool {
-        let table = self.table.lock();
-        table.entries.values().map(Entry::progress).any(|one| one.to == to && is_committed(&one))
-    }
-
-    /// Starts no more, cancels those that run, and waits for them. Those past their point of no
-    /// return are not cancelled; carried ones, such as post-copies, have time until `until`.
-    pub(crate) fn close(&self, until: Instant) {
-        let mut threads = Vec::new();
-        {
-            let mut table = self.table.lock();
-            table.closing = true;
-            for (id, entry) in &table.entries {
-                if entry.report.is_some() {
-                    continue;
-                }
-                if table.has_committed(&entry.progress()) {
-                    tracing::warn!(id, "past its commit: the agent waits for it before it ends");
-                } else {
-                    tracing::info!(id, "cancelling: the agent is stopping");
-                    entry.watch.cancel();
-                }
-            }
-            threads.extend(table.entries.values_mut().filter_map(|entry| entry.thread.take()));
-        }
-        for thread in threads {
-            // A panic in the thread was caught and logged there.
-            let _ = thread.join();
-        }
-        self.wait_carried(until);
-    }
-
-    /// Waits for the ends of carried migrations, which run on threads of their doors.
-    fn wait_carried(&self, until: Instant) {
-        let cancelled_until = Instant::now() + CANCELLED_WAIT;
-        let mut table = self.table.lock();
-        loop {
-            let running = table.entries.values().filter(|entry| entry.report.is_none());
-            let running: Vec<Progress> = running.map(Entry::progress).collect();
-            let until = if running.iter().any(is_committed) { until } else { cancelled_until };
-            if running.is_empty() {
-                return;
-            }
-            if !self.ended.wait_until(&mut table, until).timed_out() {
-                continue;
-            }
-            for entry in table.entries.values().filter(|entry| entry.report.is_none()) {
-                let one = entry.progress();
-                let Progress { id, vm, to, .. } = &one;
-                entry.watch.break_off();
-                if is_committed(&one) {
-                    tracing::error!(
-                        id,
-                        vm,
-                        to,
-                        "broken off past its commit: in post-copy the VM stops now, until \
-                         its manager resumes the migration"
-                    );
-                } else {
-                    tracing::warn!(id, vm, to, "cancelled, and still not over");
-                }
-            }
-            return;
-        }
-    }
-
-    fn saved(&self, id: &str) -> Result<Arc<Report>, Denied> {
-        match self.reports.read(id) {
-            Ok(Some(report)) => Ok(Arc::new(report)),
-            Ok(None) => {
-                let text = format!("there is no migration `{id}` here");
-                Err(Denied::Coded(ErrorCode::NoSuchMigration, text))
-            }
-            Err(error) => Err(Denied::Local(format!("the report of {id}: {error}"))),
-        }
-    }
-}
-
-impl Table {
-    /// Whether a running migration is past its point of no return. A VM in post-copy may have
-    /// several connections, which are listed one by one: none of them may be broken off.
-    fn has_committed(&self, running: &Progress) -> bool {
-        self.entries.values().any(|entry| {
-            let other = entry.progress();
-            let is_of_it = (&other.vm, &other.to) == (&running.vm, &running.to);
-            is_of_it && is_committed(&other)
-        })
-    }
-}
-
-impl Entry {
-    fn progress(&self) -> Progress {
-        let mut progress = self.watch.progress().1;
-        // Without its report, a migration is not shown as ended.
-        progress.outcome = self.report.as_ref().map(|report| report.outcome.clone());
-        progress
-    }
-}
-
-/// Whether a migration is running past its point of no return.
-fn is_committed(progress: &Progress) -> bool {
-    progress.outcome.is_none() && progress.phase >= Phase::Committed
-}
-
-fn too_late(Progress { vm, to, .. }: &Progress) -> Denied {
-    let text = format!("it is too late: {vm} already belongs to {to}");
-    Denied::Coded(ErrorCode::MigrationCommitted, text)
-}
-
-fn has_ended(id: &str) -> Denied {
-    Denied::Coded(ErrorCode::MigrationEnded, format!("migration {id} has ended"))
-}
-
-/// Whether all addresses of the peer are on loopback, which no other host can reach.
-fn is_private(peer: &PeerEntry) -> bool {
-    let addresses = std::iter::once(peer.address).map(|address: SocketAddr| address.ip());
-    addresses.chain(peer.nics.iter().copied()).all(|address| address.is_loopback())
-}
-
-fn forget_oldest(table: &mut Table) {
-    while table.entries.len() > LISTED_MAX {
-        let ended = table.entries.iter().filter(|(_, entry)| entry.report.is_some());
-        let Some((id, _)) = ended.min_by_key(|(_, entry)| entry.number) else { return };
-        let id = id.clone();
-        if let Some(thread) = table.entries.remove(&id).and_then(|entry| entry.thread) {
-            // The thread has saved the report, and has nothing left to do.
-            let _ = thread.join();
-        }
+        let mut migrated = fault(watch, "a fault in the agent; its log says more");
+        migrated.report.in_doubt = !decided;
+        Migrated { decided, ..migrated }
     }
 }
 

@@ -87,6 +87,7 @@ impl Settlers {
 
     /// Continues the switchovers that an earlier run of the agent left.
     pub(crate) fn take_up(self: &Arc<Self>, kept: Vec<Kept>) {
+        let leaving = kept::leaving(&kept);
         for one in kept {
             match one {
                 Kept::Source(kept) => {
@@ -95,7 +96,8 @@ impl Settlers {
                 }
                 Kept::Destination(kept) => {
                     let opened = kept.journal.opened().clone();
-                    let begin = |settler: &Settler| restart::coming(settler, kept);
+                    let leaves = kept::is_among(&leaving, &opened);
+                    let begin = move |settler: &Settler| restart::coming(settler, kept, leaves);
                     self.open_desk(opened, Side::Destination, begin);
                 }
                 Kept::Unreadable(error) => {
@@ -326,8 +328,10 @@ impl Settlers {
             Some((_, desk)) => Err(Denied::Coded(
                 ErrorCode::VmInDoubt,
                 format!(
-                    "the last migration of {vm} is not settled with {} yet: `droveway show {vm}` \
-                     says more; it is asked again and again",
+                    "the last migration of {vm} is not settled with {0} yet: `droveway show {vm}` \
+                     may say more; it is asked again and again. If {0} never comes back: make sure \
+                     that {vm} can't run there, then `droveway resolve {vm} --here`, also if it \
+                     was taken back so before",
                     desk.peer
                 ),
             )),

@@ -26,6 +26,7 @@ use qemu::machine::{self, By, GuestPort, Start};
 use qemu::probe::Probes;
 
 use crate::denied::Denied;
+use crate::examiner::at_once;
 use crate::holdings::Holdings;
 use crate::name;
 use crate::record;
@@ -164,6 +165,7 @@ impl Registry {
             user: self.qemu_user(),
             guest_port: if request.guest_port { GuestPort::Wanted } else { GuestPort::None },
             knows_legacy_ack: probes.knows_legacy_ack(&request.argv, cwd),
+            up_max: machine::UP_MAX,
         })?;
         let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;
@@ -199,6 +201,9 @@ impl Registry {
     }
 
     /// All VMs, by name.
+    ///
+    /// They are asked in parallel: a QEMU that hangs takes half a second, and many may hang at once
+    /// while storage is away.
     pub(crate) fn list(&self) -> Vec<VmSummary> {
         let known: Vec<(Arc<Vm>, Busy)> = self
             .slots
@@ -206,7 +211,7 @@ impl Registry {
             .values()
             .filter_map(|slot| Some((Arc::clone(slot.vm.as_ref()?), slot.busy.clone())))
             .collect();
-        known.into_iter().map(|(vm, busy)| summary(&vm, busy)).collect()
+        at_once(&known, |(vm, busy)| summary(vm, busy.clone()))
     }
 
     /// One VM.

@@ -44,11 +44,17 @@ pub(crate) fn named(name: &str) -> Result<User, UserError> {
 }
 
 /// The ids of a user and of its group.
+///
+/// A number, such as libvirt's `+1001`, needs no user of that id: its group has the same then.
 pub(crate) fn numbers(name: &str) -> Result<(u32, u32), UserError> {
     let one = |what: &str| {
         ask(name, what)?.first().copied().ok_or_else(|| unknown(name, "no id".to_owned()))
     };
-    Ok((one("-u")?, one("-g")?))
+    match (one("-u").and_then(|uid| Ok((uid, one("-g")?))), name.parse::<u32>()) {
+        // The highest number stands for none.
+        (Err(_), Ok(id)) if id != u32::MAX => Ok((id, id)),
+        (known, _) => known,
+    }
 }
 
 /// The id of a group, wherever the system keeps its groups.
@@ -89,6 +95,18 @@ mod tests {
         for unknown in ["no such group", "0", "-s", ""] {
             let error = group(unknown).unwrap_err().to_string();
             assert!(error.starts_with("api-group: there is no group"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_number_needs_no_user() {
+        assert_eq!(numbers("0").unwrap().0, 0);
+        for free in ["3141592653", "+3141592653"] {
+            assert_eq!(numbers(free).unwrap(), (3_141_592_653, 3_141_592_653), "{free}");
+            assert!(named(free).is_err(), "QEMU can't be started as this user");
+        }
+        for none in ["4294967295", "4294967296", "-1", "1001 "] {
+            assert!(numbers(none).is_err(), "{none}");
         }
     }
 

@@ -10,16 +10,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use api::VmStatus;
-use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use qemu::machine::{self, Machine, StartError};
-use qemu::qmp::Event;
 
 use crate::record::{self, Record, Standing};
 
 use alive::Qemu;
 pub(crate) use alive::with_log;
-use shut_down::ShutDown;
+use shut_down::{ShutDown, stops};
 
 /// Where a VM is, as it is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +79,10 @@ impl Known {
     }
 
     /// Takes note of QEMU's events about its guest's end.
-    fn hear(&mut self, ends: &Receiver<Event>) {
-        for event in ends.try_iter() {
-            self.shut_down = ShutDown::after(self.shut_down, &event);
-        }
+    fn hear(&mut self) {
+        let Qemu::Alive { machine, ends } = &mut self.qemu else { return };
+        let stops_again = || (!machine.qmp.is_closed()).then(|| stops(&machine.qmp));
+        self.shut_down = ends.hear(self.shut_down, stops_again);
     }
 
     /// The worst of its problems, for the operator.

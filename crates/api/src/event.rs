@@ -87,7 +87,7 @@ pub enum Happening {
         vm: String,
         /// The source host.
         from: String,
-        /// Whether it does.
+        /// Whether the VM has become this host's.
         arrived: bool,
     },
     /// A gang that this agent coordinates begins, or is resumed.
@@ -158,7 +158,7 @@ pub enum GapReason {
 pub enum MigrationResult {
     /// The VM runs at the destination.
     Done,
-    /// The VM goes on at the source.
+    /// The VM did not arrive, or that is not known; the reason says which.
     Failed,
     /// The operator cancelled; the VM goes on at the source.
     Cancelled,

@@ -278,6 +278,9 @@ pub struct MoveProgress {
     pub migration: Option<String>,
     /// Why it failed or was cancelled.
     pub reason: Option<String>,
+    /// Whether it is in doubt: it may run at either host.
+    #[serde(default)]
+    pub in_doubt: bool,
     /// The progress of its migration, while it moves.
     pub progress: Option<Progress>,
 }

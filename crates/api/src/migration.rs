@@ -175,7 +175,7 @@ pub enum Limit {
 pub enum Outcome {
     /// The VM runs at the destination.
     Done,
-    /// The VM goes on at the source; the text says why.
+    /// The VM did not arrive, or that is not known; the text says which.
     Failed(String),
     /// The operator cancelled; the VM goes on at the source.
     Cancelled,
@@ -228,6 +228,9 @@ pub struct Progress {
     pub notes: Vec<String>,
     /// Set once it ended.
     pub outcome: Option<Outcome>,
+    /// Whether it ended with the VM in doubt: it may run at either host.
+    #[serde(default)]
+    pub in_doubt: bool,
 }
 
 impl Progress {
@@ -255,6 +258,7 @@ impl Progress {
             limit: Limit::Unknown,
             notes: Vec::new(),
             outcome: None,
+            in_doubt: false,
         }
     }
 }

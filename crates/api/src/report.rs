@@ -99,6 +99,9 @@ pub struct Report {
     pub started_unix_s: u64,
     /// How it ended.
     pub outcome: Outcome,
+    /// Whether it ended with the VM in doubt: it may run at either host.
+    #[serde(default)]
+    pub in_doubt: bool,
     /// QEMU at the source and at the destination.
     pub qemu: [String; 2],
     /// `multifd` or `classic`, or `whole` where the stream could not be split.
@@ -200,6 +203,7 @@ impl Report {
             to: progress.to.clone(),
             started_unix_s,
             outcome,
+            in_doubt: false,
             qemu: [String::new(), String::new()],
             tap: String::new(),
             placement: String::new(),

@@ -3,6 +3,7 @@
 mod droveway;
 pub mod gang;
 mod qemu;
+mod tls;
 mod virsh;
 
 use std::time::{Duration, Instant};

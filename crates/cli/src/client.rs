@@ -42,6 +42,11 @@ impl Client {
         Self { route }
     }
 
+    /// Whether the agent is on another host.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.route.is_remote()
+    }
+
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
         self.ask(Method::GET, path, NOTHING).await
     }

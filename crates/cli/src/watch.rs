@@ -1,4 +1,4 @@
-//! Watching a migration or a gang on the terminal: its progress and Ctrl-C.
+//! Watching an operation on the terminal: its progress and Ctrl-C.
 
 mod bar;
 mod follow;
@@ -11,5 +11,5 @@ mod states;
 mod tests;
 
 pub(crate) use follow::{Followed, Shown, follow, leave};
-pub(crate) use requests::{begin, leave_unanswered, report};
+pub(crate) use requests::{begin, leave_stopping, leave_unanswered, report, wait};
 pub(crate) use signals::Signals;

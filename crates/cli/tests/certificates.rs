@@ -37,6 +37,7 @@ fn certificates_are_made_where_they_are_wanted() {
         said.contains("droveway-ca/hosts/host-a") && said.contains("ends with its CA"),
         "{said}"
     );
+    assert!(said.contains("reads them within half a minute"), "{said}");
     works(dir, "issue host-b --out b --days 3");
     works(dir, "issue --role migrate ann");
     for file in [

@@ -204,7 +204,8 @@ fn a_host_that_is_added_later_comes_last() {
     assert!(said.contains("made  the files of host-b"), "{said}");
     let said = works(dir, "--from droveway-ca/host-b.tar --root b");
     assert!(said.contains("peers.toml: added host-a\n"), "{said}");
-    assert!(said.contains("systemctl restart droveway"), "{said}");
+    assert!(said.contains("reads the peers file again within half a minute"), "{said}");
+    assert!(!said.contains("systemctl restart"), "{said}");
     let new_peers = fs::read_to_string(&peers).unwrap();
     let added = new_peers.strip_prefix(&old_peers).unwrap();
     assert!(added.contains("name = \"host-a\"") && added.matches("name").count() == 1, "{added}");
@@ -214,6 +215,11 @@ fn a_host_that_is_added_later_comes_last() {
     let said = works(dir, "--from old.tar --root b");
     assert!(said.contains("more hosts than the archive"), "{said}");
     assert_eq!(fs::read_to_string(&peers).unwrap(), new_peers);
+
+    // Settings of its own are read only when it starts.
+    fs::write(dir.join("b/etc/droveway/agent.toml"), PACKAGED).unwrap();
+    let said = works(dir, "--from droveway-ca/host-b.tar --root b");
+    assert!(said.contains("systemctl restart droveway"), "{said}");
 }
 
 #[test]
@@ -245,7 +251,7 @@ fn what_is_there_is_never_overwritten() {
     // A key that others can read is closed to them, and the output says so.
     let open = Command::new("chmod").arg("644").arg(etc.join("tls/droveway.key")).status();
     assert!(open.unwrap().success());
-    assert!(works(dir, from).contains("everybody on this host could read it"));
+    assert!(works(dir, from).contains("every user of this host could read it"));
     assert_eq!(fs::metadata(etc.join("tls/droveway.key")).unwrap().mode() & 0o777, 0o600);
 }
 

@@ -44,7 +44,19 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
 
 fn carrying(carries: &Carries, findings: &mut Findings) {
     if let Some(manager) = &carries.manager {
-        findings.ok("carry", format!("Migrations of {manager} are carried."));
+        if carries.missing.is_empty() {
+            findings.ok("carry", format!("Migrations of {manager} are carried."));
+            return;
+        }
+        findings.warning(
+            "carry",
+            format!(
+                "Migrations of {manager} from here go their own way, without the agents: {}.",
+                carries.missing.join("; ")
+            ),
+            "put that right; if the agent started before its manager's directory was made, \
+             restart the agent",
+        );
         return;
     }
     if !carries.missing.is_empty() {
@@ -59,7 +71,7 @@ fn carrying(carries: &Carries, findings: &mut Findings) {
         );
         return;
     }
-    let who = if carries.libvirt { "libvirt" } else { "whoever commands its QEMUs" };
+    let who = if carries.libvirt { "libvirt" } else { "the program that manages its QEMUs" };
     let user = carries.qemu_user.as_deref().unwrap_or("root");
     findings.ok(
         "carry",
@@ -358,7 +370,8 @@ fn network(facts: &Facts, findings: &mut Findings) {
         findings.warning(
             "encryption",
             format!("Other agents will refuse this one some day: {warning}."),
-            "`droveway ca issue HOST --replace`, copy its files again, and restart the agent",
+            "`droveway ca issue HOST --replace`, and copy its files again: the agent reads them \
+             within half a minute",
         );
     }
     if facts.network.loopback {
@@ -440,13 +453,18 @@ mod tests {
         assert!(found.iter().any(|one| one.text.contains("4 of 16 huge pages of 2048 KiB")));
         assert!(found.iter().any(|one| one.text.contains("1000 Mbit/s, MTU 1500")));
         assert!(found.iter().all(|one| one.host == "host-a" && one.text.ends_with('.')));
+        let manager = Some("KubeVirt".to_owned());
+        healthy.carries = Some(Carries { manager, ..Carries::default() });
+        let found = of_host(&healthy);
+        assert!(found.iter().any(|one| one.text == "Migrations of KubeVirt are carried."));
+        assert!(found.iter().all(|one| one.severity == Severity::Ok), "{found:#?}");
     }
 
     /// Each change to a healthy host, the severity of its finding, and a part of its text.
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 21] = [
+        let table: [(Change, Severity, &str); 22] = [
             (
                 |f| {
                     let missing = vec!["migration_port_min = 49216".to_owned()];
@@ -454,6 +472,15 @@ mod tests {
                 },
                 Severity::Warning,
                 "qemu.conf lacks migration_port_min = 49216",
+            ),
+            (
+                |f| {
+                    let manager = Some("Proxmox VE".to_owned());
+                    let missing = vec!["/run/qemu-server can't be written (no)".to_owned()];
+                    f.carries = Some(Carries { manager, missing, ..Carries::default() });
+                },
+                Severity::Warning,
+                "Proxmox VE from here go their own way, without the agents: /run/qemu-server can't",
             ),
             (|f| f.qemu_user.root = true, Severity::Note, "started as root"),
             (|f| f.kvm = Kvm::Missing, Severity::Warning, "no /dev/kvm"),

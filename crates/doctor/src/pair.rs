@@ -121,21 +121,28 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
     if here.vms.iter().any(|vm| vm.accelerator == "kvm") {
         tsc(here, there, &mut findings);
     }
-    if here.carries.is_some() && there.carries.is_none() {
+    let moves = |carries: &Carries| carries.manager.clone().unwrap_or_else(|| "libvirt".to_owned());
+    if let (Some(ours), None) = (&here.carries, &there.carries) {
+        // libvirt is led to the agents in any case. For other managers, agents take the place of
+        // sockets only if an agent expects the VM.
+        let outcome = match ours.manager {
+            None => "they fail, and their VMs stay",
+            Some(_) => "they go their own way, without the agents",
+        };
         findings.warning(
             "carry",
             format!(
-                "{} carries migrations of libvirt, and {} does not: they fail, and their VMs stay.",
-                here.host, there.host
+                "{} carries migrations of {}, and {} does not: {outcome}.",
+                here.host,
+                moves(ours),
+                there.host
             ),
-            "give the agent there a section [carry]",
+            "give the agent there a section [carry], with the same `manager`",
         );
     }
     if let (Some(ours), Some(theirs)) = (&here.carries, &there.carries)
         && ours.manager != theirs.manager
     {
-        let moves =
-            |carries: &Carries| carries.manager.clone().unwrap_or_else(|| "libvirt".to_owned());
         findings.warning(
             "carry",
             format!(
@@ -388,8 +395,16 @@ mod tests {
         assert!(found.iter().any(|one| one.text.contains("and b those of KubeVirt")), "{found:#?}");
         there.carries = None;
         let found = of_pair(&here, &there, &meeting());
-        assert!(found.iter().any(|one| one.text.contains("and b does not")), "{found:#?}");
+        assert!(
+            found.iter().any(|one| one.text.contains("of libvirt, and b does not: they fail")),
+            "{found:#?}"
+        );
         assert!(found.iter().any(|one| one.text.contains("features of Haswell are not available")));
+        let manager = Some("Proxmox VE".to_owned());
+        here.carries = Some(Carries { manager, ..Carries::default() });
+        let found = of_pair(&here, &there, &meeting());
+        let text = "of Proxmox VE, and b does not: they go their own way";
+        assert!(found.iter().any(|one| one.text.contains(text)), "{found:#?}");
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct Server {
 pub(crate) struct Shared {
     host: Arc<dyn Host>,
     local: Local,
+    /// Whether VMs are no longer let in.
+    leaving: AtomicBool,
     stopping: AtomicBool,
     arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
     connections: Arc<Connections>,
@@ -64,6 +66,7 @@ pub fn serve(
     let shared = Arc::new(Shared {
         host,
         local,
+        leaving: AtomicBool::new(false),
         stopping: AtomicBool::new(false),
         arrivals: Mutex::default(),
         connections: Connections::new(hosts),
@@ -100,10 +103,13 @@ impl Server {
         self.address
     }
 
-    /// Waits until the carried VMs in post-copy have all of their memory here, at most until
-    /// `until`. Returns how many have not.
+    /// Lets in no more VMs of other agents, and waits until the carried VMs in post-copy have all
+    /// of their memory here, at most until `until`. Returns how many have not.
+    ///
+    /// What is carried is still let in: it may be another connection of one in post-copy.
     #[must_use]
     pub fn wait_postcopies(&self, until: Instant) -> usize {
+        self.shared.leaving.store(true, SeqCst);
         self.shared.postcopies.wait_none(until)
     }
 

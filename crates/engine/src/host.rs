@@ -1,14 +1,15 @@
 //! The host of a migration, as the engine sees it.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use content::Domain;
 use dedup::destination::Sharing;
 use identity::Security;
+use parking_lot::Mutex;
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
@@ -93,39 +94,34 @@ impl Carrying {
     }
 }
 
-/// Downtime that is not spent on pages: device state, its load, `cont`. It is learned from each
-/// migration that leaves this host.
-#[derive(Debug)]
-pub struct FixedCost(AtomicU64);
+/// Downtime that is not spent on pages: device state, its load, `cont`, and the round trips between
+/// them. It is learned for each peer, from migrations that leave this host without disks: a flush at
+/// the destination says nothing about other VMs.
+#[derive(Debug, Default)]
+pub struct FixedCost(Mutex<HashMap<String, Duration>>);
 
 /// The initial value: a small VM on an idle host takes half of it.
 const FIXED_COST_FIRST: Duration = Duration::from_millis(60);
 
-impl Default for FixedCost {
-    fn default() -> Self {
-        Self(AtomicU64::new(nanos(FIXED_COST_FIRST)))
-    }
-}
-
 impl FixedCost {
-    /// The value to plan with.
+    /// The value to plan with for a migration to this peer.
     #[must_use]
-    pub fn expected(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Relaxed))
+    pub fn expected(&self, peer: &str) -> Duration {
+        self.learned(peer).unwrap_or(FIXED_COST_FIRST)
+    }
+
+    /// The value that was learned for this peer.
+    pub(crate) fn learned(&self, peer: &str) -> Option<Duration> {
+        self.0.lock().get(peer).copied()
     }
 
     /// Learns a measured value: up at once, down gradually, because a downtime that is too long is
     /// worse than one that was planned too cautiously.
-    pub(crate) fn learn(&self, measured: Duration) {
-        let measured = nanos(measured);
-        let expected = self.0.load(Relaxed);
-        let next = if measured >= expected { measured } else { (expected * 3 + measured) / 4 };
-        self.0.store(next, Relaxed);
+    pub(crate) fn learn(&self, peer: &str, measured: Duration) {
+        let mut learned = self.0.lock();
+        let expected = learned.entry(peer.to_owned()).or_insert(FIXED_COST_FIRST);
+        *expected = measured.max(*expected - expected.saturating_sub(measured) / 4);
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The agent to migrate to.
@@ -243,4 +239,23 @@ pub trait Arriving: Send {
 
     /// Ends its QEMU, because it doesn't arrive, and removes what was made for it.
     fn discard(self: Box<Self>);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fixed_cost_rises_at_once_and_falls_gradually_for_each_peer() {
+        let ms = Duration::from_millis;
+        let cost = FixedCost::default();
+        assert_eq!((cost.expected("b"), cost.learned("b")), (FIXED_COST_FIRST, None));
+        cost.learn("b", ms(400));
+        assert_eq!(cost.expected("b"), ms(400));
+        cost.learn("b", ms(200));
+        assert_eq!(cost.learned("b"), Some(ms(350)));
+        assert_eq!(cost.expected("c"), FIXED_COST_FIRST);
+        cost.learn("c", ms(20));
+        assert_eq!(cost.expected("c"), ms(50));
+    }
 }

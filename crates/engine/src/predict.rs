@@ -51,8 +51,8 @@ pub fn predict(
     // A QEMU that can't be held can't chase the guest.
     let is_held = outgoing::hold(machine)? == Hold::Awaited;
     let passes = if is_held { Passes::Quick } else { Passes::Whole };
-    let mut settings =
-        throttle_settings(request.downtime_ms, &request.slowing, local.fixed_cost.expected());
+    let fixed = local.fixed_cost.expected(&request.to);
+    let mut settings = throttle_settings(request.downtime_ms, &request.slowing, fixed);
     let first_pass = Duration::from_secs_f64(used_bytes as f64 / bytes_per_s.max(1.0));
     let free_memory = unused::of(machine, first_pass);
     // Reading time is not part of the model.

@@ -158,6 +158,7 @@ impl ReportBuilder {
                 progress.left_bytes = 0;
             }
             progress.outcome = Some(outcome);
+            progress.in_doubt = report.in_doubt;
         });
         report
     }

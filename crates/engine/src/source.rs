@@ -59,6 +59,7 @@ pub fn migrate(
     let context = Context::new(local, peer, vm, request, Arc::clone(&report_builder));
     let ended = run(context).unwrap_or_else(|Failed { phase, error }| phase.undo(&error));
     let Ended { outcome, unsettled, decided } = ended;
+    report_builder.tell(|report| report.in_doubt = !decided);
     Migrated { report: report_builder.end(outcome), unsettled, decided }
 }
 

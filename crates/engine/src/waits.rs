@@ -12,7 +12,7 @@ const SECONDS_MAX: u64 = 86_400;
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Waits {
     /// Until the destination's QEMU waits for the VM. It may have to allocate gigabytes of hugetlb
-    /// RAM, and to create images.
+    /// RAM, and to create images. The destination gives up a little sooner than its source would.
     #[serde(deserialize_with = "seconds")]
     pub prepare: Duration,
     /// While nothing of the VM arrives, though it was sent. Lanes give up a silent network after 8

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{
@@ -13,7 +13,7 @@ use engine::{
 };
 use identity::{Authority, Identity, Security, Subject, Wanted};
 use parking_lot::Mutex;
-use qemu::machine::{By, GuestPort, Machine, Start, start};
+use qemu::machine::{By, GuestPort, Machine, Start, UP_MAX, start};
 use qemu::programs::Programs;
 use switchover::MigrationId;
 use switchover::journal::JournalDir;
@@ -41,6 +41,7 @@ fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
         user: None,
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
+        up_max: UP_MAX,
     };
     Arc::new(start(&started).unwrap())
 }
@@ -50,6 +51,8 @@ fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
 enum Does {
     Takes,
     Refuses(&'static str),
+    /// Its agent is stopping.
+    Stops,
     /// It panics when the VM has become its own.
     Fails,
 }
@@ -184,6 +187,9 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let local_b = local("host-b", theirs, sub("b-scratch"));
     let server = engine::serve(listener, [], Arc::new(host), local_b).unwrap();
+    if matches!(does, Does::Stops) {
+        assert_eq!(server.wait_postcopies(Instant::now()), 0);
+    }
     let source = boot(&sub("a"), false);
     let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
     let request: MigrateRequest = serde_json::from_value(serde_json::json!({
@@ -248,6 +254,11 @@ fn a_vm_that_is_refused_goes_on() {
 }
 
 #[test]
+fn a_host_whose_agent_is_stopping_takes_no_vm() {
+    stays(Does::Stops, &Known::Plain, "its agent is stopping");
+}
+
+#[test]
 fn an_order_in_another_hosts_name_is_refused() {
     stays(
         Does::Takes,
@@ -275,6 +286,7 @@ fn stays(does: Does, known: &Known, why: &str) {
     let ended = migrate(TapChoice::Auto, does, known);
     let Outcome::Failed(reason) = &ended.report.outcome else { panic!("{:?}", ended.report) };
     assert!(reason.contains(why) && reason.contains("stays"), "{reason}");
+    assert!(!ended.report.in_doubt);
     assert_eq!(status(&ended.source), "running");
     assert!(ended.destination.is_none());
     assert_eq!(ended.journals, 0);

@@ -153,14 +153,14 @@ pub struct Network {
 pub struct Carries {
     /// The directory of its sockets.
     pub directory: String,
-    /// The user that QEMUs run as, which may connect besides root.
+    /// The user that QEMUs run as, which may connect besides root; or several, joined by `and`.
     pub qemu_user: Option<String>,
     /// Whether libvirt is installed here.
     pub libvirt: bool,
     /// The manager that moves VMs here, if it is not libvirt.
     pub manager: Option<String>,
-    /// Settings that its `qemu.conf` lacks, so that other hosts' libvirt would not connect to their
-    /// agents.
+    /// Settings that libvirt's `qemu.conf` lacks, so that other hosts' libvirt would not connect to
+    /// their agents. With another manager: why VMs leave here without the agent.
     pub missing: Vec<String>,
 }
 

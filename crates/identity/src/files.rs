@@ -100,8 +100,8 @@ pub enum FileError {
     },
     /// A key that everybody can read.
     #[error(
-        "{} can be read by everybody on this host: a key is for its owner alone; chmod 600 it, \
-         and issue a new one if somebody may have read it",
+        "every user of this host can read {}: a key is for its owner alone; chmod 600 it, and \
+         issue a new one if another user may have read it",
         .0.display()
     )]
     Open(PathBuf),

@@ -58,7 +58,9 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The header is not a record's.
-    #[error("what came is not a TLS record: the connection is damaged, or somebody writes into it")]
+    #[error(
+        "what came is not a TLS record: the connection is damaged, or another program writes to it"
+    )]
     Header,
     /// Longer than a record may be.
     #[error("the peer sent a TLS record of {0} bytes, more than there may be")]

@@ -39,7 +39,7 @@ pub enum CertificateProblem {
     /// Not an agent's, or not a person's.
     #[error(
         "the peer's certificate is of the wrong kind: agents need a host's (`droveway ca issue \
-         HOST`), and whoever uses the API one with --role"
+         HOST`), and people one with --role"
     )]
     NotAHost,
     /// Something else.
@@ -108,7 +108,7 @@ impl std::fmt::Display for Refusal {
                  called: compare this host's name with the peers file there"
             }
             AlertDescription::AccessDenied => {
-                "the peer doesn't speak to whoever has a certificate of this kind: agents speak to \
+                "the peer doesn't accept a certificate of this kind: agents speak to \
                  hosts, and their API to people with a role"
             }
             AlertDescription::CertificateRequired => "the peer wants to see a certificate",

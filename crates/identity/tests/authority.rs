@@ -29,7 +29,7 @@ fn keys_are_for_their_owner_alone() {
     assert!(Identity::load("a", &files).is_ok());
     fs::set_permissions(&files.key, fs::Permissions::from_mode(0o644)).unwrap();
     let said = Identity::load("a", &files).unwrap_err().to_string();
-    assert!(said.contains("can be read by everybody"), "{said}");
+    assert!(said.contains("of this host can read"), "{said}");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_missing_or_broken_ca_is_reported() {
     fs::remove_file(&key).unwrap();
     broken("reading ");
     fs::write(&key, &good[0]).unwrap();
-    broken("can be read by everybody");
+    broken("of this host can read");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     fs::write(&certificate, "nothing").unwrap();
     broken("holds no certificate");

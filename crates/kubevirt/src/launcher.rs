@@ -51,6 +51,12 @@ impl Node {
         Self { records: records.into() }
     }
 
+    /// The directory of its ghost records, which virt-handler makes when it starts.
+    #[must_use]
+    pub fn records(&self) -> &Path {
+        &self.records
+    }
+
     /// Watches for VMs that arrive and leave. Calling it again is harmless.
     ///
     /// # Errors

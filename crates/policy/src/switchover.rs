@@ -13,9 +13,24 @@ const BACKLOG_SHARE: f64 = 0.25;
 /// The share if QEMU's remainder uses the whole goal, so that the backlog comes on top.
 const UNCOUNTED_SHARE: f64 = 0.0625;
 
-/// The shortest time to plan for moving pages when the fixed cost and the backlog use up the goal:
-/// QEMU must be allowed to finish at some point.
+/// The part of the goal that is planned for pages even if the fixed cost leaves less of it, and the
+/// least time for them. A goal that the fixed cost uses up is missed in any case, and with no time
+/// for pages the VM would have to stop writing before it is stopped.
+const PAGES_PART: u32 = 4;
+const PAGES_LEAST: Duration = Duration::from_millis(10);
+
+/// The least time for QEMU's remainder if the backlog uses up the time for pages, as a share of the
+/// goal and in milliseconds: QEMU must be allowed to finish at some point. On a long path a guest
+/// dirties a few pages before each batch is acknowledged.
+const MOVE_SHARE: f64 = 0.125;
 const MOVE_MS_MIN: f64 = 1.0;
+
+/// More may be left when a VM that does not converge is stopped than when that was decided: half as
+/// much again, and a twentieth at least, because the remainder fluctuates with the passes.
+const MORE_PART: u32 = 2;
+const MORE_LEAST_PART: u32 = 20;
+/// The share of the longest downtime that may be planned: at that bound the move is taken back.
+const PLANNED_SHARE: f64 = 0.95;
 
 /// The input for the backlog's bound.
 #[derive(Clone, Copy, Debug)]
@@ -94,9 +109,9 @@ pub fn allowance(input: FinishInput) -> Option<Allowance> {
         return None;
     }
     let backlog_ms = input.backlog_bytes as f64 / bodies_per_s * 1e3;
-    let goal_ms = input.goal.as_secs_f64() * 1e3;
-    let fixed_ms = input.fixed.as_secs_f64() * 1e3;
-    let mut move_ms = (goal_ms - fixed_ms - backlog_ms).max(MOVE_MS_MIN);
+    let pages_ms = pages_time(input.goal, input.fixed).as_secs_f64() * 1e3;
+    let least_ms = (input.goal.as_secs_f64() * 1e3 * MOVE_SHARE).max(MOVE_MS_MIN);
+    let mut move_ms = (pages_ms - backlog_ms).max(least_ms);
     if !input.exact {
         // In 100 ms our socket accepts at most what is delivered meanwhile and the content of an
         // empty pool, by which QEMU may overestimate the bandwidth.
@@ -113,10 +128,27 @@ pub fn predicted_blackout(left_bytes: u64, bodies_per_s: f64, fixed: Duration) -
     fixed + Duration::from_secs_f64(moving.min(1e9))
 }
 
-/// Bytes that can be delivered in a downtime that just meets the goal.
+/// The time for pages in a downtime that just meets the goal, or a part of the goal if the fixed
+/// cost leaves less.
+#[must_use]
+pub fn pages_time(goal: Duration, fixed: Duration) -> Duration {
+    let least = (goal / PAGES_PART).max(PAGES_LEAST).min(goal);
+    goal.saturating_sub(fixed).max(least)
+}
+
+/// Bytes that can be delivered in [`pages_time`].
 #[must_use]
 pub fn budget_bytes(bodies_per_s: f64, goal: Duration, fixed: Duration) -> u64 {
-    whole(bodies_per_s * goal.saturating_sub(fixed).as_secs_f64())
+    whole(bodies_per_s * pages_time(goal, fixed).as_secs_f64())
+}
+
+/// The downtime to accept for a VM that does not converge, if this one was predicted and `max` is
+/// the longest. None if that is too near to the longest.
+#[must_use]
+pub fn accepted(predicted: Duration, max: Option<Duration>) -> Option<Duration> {
+    let most = max.map_or(Duration::MAX, |max| max.mul_f64(PLANNED_SHARE));
+    let with = |part: u32| predicted.saturating_add(predicted / part);
+    (with(MORE_LEAST_PART) <= most).then(|| with(MORE_PART).min(most))
 }
 
 /// A rate or size as a whole number; invalid values become 0 or the largest.
@@ -191,7 +223,50 @@ mod tests {
         let budget = budget_bytes(12e6, goal, fixed);
         assert_eq!(budget, 3_000_000);
         assert_eq!(predicted_blackout(budget, 12e6, fixed), goal);
-        assert_eq!(budget_bytes(12e6, fixed, goal), 0);
+    }
+
+    /// Without any, a migration would end only once nothing at all is left.
+    #[test]
+    fn a_goal_that_the_fixed_cost_uses_up_still_has_time_for_pages() {
+        let ms = Duration::from_millis;
+        for (goal_ms, fixed_ms, pages_us) in [
+            (300, 60, 240_000),
+            (100, 60, 40_000),
+            (300, 225, 75_000),
+            (300, 290, 75_000),
+            (300, 400, 75_000),
+            (50, 60, 12_500),
+            (20, 60, 10_000),
+            (1, 60, 1_000),
+        ] {
+            let (goal, fixed) = (ms(goal_ms), ms(fixed_ms));
+            let expected = Duration::from_micros(pages_us);
+            assert_eq!(pages_time(goal, fixed), expected, "{goal_ms} {fixed_ms}");
+            assert!(budget_bytes(12e6, goal, fixed) > 10_000);
+            for backlog_bytes in [0, MIB, 1 << 40] {
+                let input = FinishInput { goal, fixed, backlog_bytes, ..finish() };
+                let allowed_ms = allowance(input).unwrap().downtime_ms;
+                assert!(allowed_ms >= (goal_ms / 8).max(1), "{goal_ms} {fixed_ms}: {allowed_ms}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_longer_downtime_is_accepted_only_where_the_bound_has_room_for_it() {
+        let ms = Duration::from_millis;
+        for (predicted_ms, max_ms, expected_ms) in [
+            (4000, None, Some(6000)),
+            (4000, Some(10_000), Some(6000)),
+            (7000, Some(10_000), Some(9500)),
+            (9000, Some(10_000), Some(9500)),
+            (9100, Some(10_000), None),
+            (9500, Some(10_000), None),
+            (11_000, Some(10_000), None),
+        ] {
+            let found = accepted(ms(predicted_ms), max_ms.map(ms));
+            assert_eq!(found, expected_ms.map(ms), "{predicted_ms} {max_ms:?}");
+        }
+        assert_eq!(accepted(Duration::MAX, None), Some(Duration::MAX));
     }
 
     #[test]

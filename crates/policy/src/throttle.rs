@@ -120,6 +120,20 @@ pub enum Why {
     Floor,
 }
 
+impl Why {
+    /// Whether the remainder will shrink further, so that a chase of the guest is worth going on:
+    /// by throttling, or by itself. A VM that needs no throttling has come near to what its goal
+    /// permits, and may stay there for good; with more than a second's worth left it has not.
+    #[must_use]
+    pub fn helps(self, left_bytes: u64, bodies_per_s: Option<f64>) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Unneeded => bodies_per_s.is_some_and(|rate| left_bytes as f64 > rate),
+            Self::Looking | Self::Waiting | Self::Needed | Self::Floor => true,
+        }
+    }
+}
+
 /// What to do about the migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {

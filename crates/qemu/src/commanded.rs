@@ -125,6 +125,7 @@ impl Commanded {
                         name: name.to_owned(),
                         bytes,
                         mapping: mapping.into(),
+                        may_be_unplugged: false,
                     });
                 }
                 Err(why) => found.notes.push(format!("RAM `{name}` is placed inline: {why}")),

@@ -76,8 +76,8 @@ pub fn seed_memory() -> [&'static str; 1] {
       FlatView #1\n AS \"memory\", root: system\n Root memory region: system\n\
       \x20 0000000000000000-00000000000bffff (prio 0, ram): pc.ram\n\
       \x20 00000000000c0000-00000000000dffff (prio 1, rom): pc.rom\n\
-      \x20 0000000000100000-00000000bfffffff (prio 0, ram): pc.ram @0000000000100000\n\
-      \x20 0000000100000000-00000001000fffff (prio 0, ram): a\n\
+      \x20 0000000000100000-00000000bfffffff (prio 0, ram): pc.ram @0000000000100000 KVM\n\
+      \x20 0000000100000000-00000001000fffff (prio 0, ram): a KVM\n\
       \x20 0000000200000000-000000023fffffff (prio 0, ram): pc.ram @00000000c0000000\n"]
 }
 

@@ -16,6 +16,9 @@ const PIECES_MAX: usize = 1 << 16;
 const GAP_ENDS: u64 = 4 << 30;
 /// The address space that the guest's CPUs see.
 const MEMORY: &str = "AS \"memory\",";
+/// What QEMU appends to a range that its accelerator has mapped, once for each address space
+/// of the view in which it has. Of QEMU 7.2 to 11.1 only KVM tells.
+const MAPPED: &str = " KVM";
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +150,7 @@ impl GuestMemory {
 impl Range {
     /// The whole pages of a piece, if it lies within a block.
     fn of(piece: &Piece, blocks: &[(&str, u64)]) -> Option<Self> {
-        let named = |(name, _): &&(&str, u64)| *name == piece.name;
+        let named = |(name, _): &&(&str, u64)| is_name_of(name, &piece.name);
         let mut found = blocks.iter().enumerate().filter(|(_, block)| named(block));
         let (block, (_, bytes)) = found.next()?;
         let is_within = piece.offset.checked_add(piece.bytes)? <= *bytes;
@@ -160,6 +163,12 @@ impl Range {
         let is_whole = first_page < end_page && offset.is_multiple_of(PAGE_BYTES);
         is_whole.then_some(Self { first_page, end_page, place: Place { block, offset } })
     }
+}
+
+/// Whether a block has that memory, by their names. In the stream, the block of a device on a
+/// bus, such as virtio-mem's, is called `0000:00:01.0/vm0`, and its memory only `vm0`.
+fn is_name_of(block: &str, memory: &str) -> bool {
+    block == memory || block.rsplit_once('/').is_some_and(|(_, last)| last == memory)
 }
 
 /// The RAM that the guest's CPUs see. Each view names its address spaces before its
@@ -180,8 +189,9 @@ fn pieces(text: &str) -> Vec<Piece> {
     pieces
 }
 
-/// Parses `FIRST-LAST (prio N, KIND): NAME`, and ` @OFFSET` where that isn't 0. A `rom`
-/// may be RAM that the firmware has write-protected, but it is too small to matter.
+/// Parses `FIRST-LAST (prio N, KIND): NAME`, then ` @OFFSET` where that isn't 0, and then
+/// [`MAPPED`]. A `rom` may be RAM that the firmware has write-protected, but it is too small
+/// to matter.
 fn piece(line: &str) -> Option<Piece> {
     let (addresses, rest) = line.split_once(" (prio ")?;
     let (kind, name) = rest.split_once("): ")?;
@@ -191,6 +201,8 @@ fn piece(line: &str) -> Option<Piece> {
     }
     let (first, last) = addresses.split_once('-')?;
     let (address, last) = (hex(first)?, hex(last)?);
+    // No block has a space in its name.
+    let name = name.trim_end_matches(MAPPED);
     let at_offset = name.rsplit_once(" @").and_then(|(name, offset)| Some((name, hex(offset)?)));
     let (name, offset) = at_offset.unwrap_or((name, 0));
     let bytes = last.checked_sub(address)?.checked_add(1)?;

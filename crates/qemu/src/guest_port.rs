@@ -62,7 +62,7 @@ pub enum GuestError {
     #[error("no program in the guest has the port open: its helper doesn't run")]
     NobodyThere,
     /// Another client has the port: QEMU serves one at a time.
-    #[error("somebody else is connected to the guest's port, and QEMU serves one at a time")]
+    #[error("another program is connected to the guest's port, and QEMU serves one at a time")]
     Taken,
     /// The helper doesn't greet.
     #[error("nobody answered at the guest's port within {waited:?}: its helper doesn't run")]
@@ -108,7 +108,9 @@ pub fn limits_of(qmp: &Qmp) -> Result<Limits, QmpError> {
     for device in devices.as_array().into_iter().flatten() {
         let data = &device["data"];
         let address = data["addr"].as_u64().or(data["memaddr"].as_u64()).unwrap_or(0);
-        let end = address.saturating_add(data["size"].as_u64().unwrap_or(0));
+        // Of a virtio-mem device, `size` is what is plugged, which may lie anywhere within it.
+        let bytes = data["max-size"].as_u64().or(data["size"].as_u64()).unwrap_or(0);
+        let end = address.saturating_add(bytes);
         limits.end_page = limits.end_page.max(end.div_ceil(PAGE_BYTES));
     }
     Ok(limits)

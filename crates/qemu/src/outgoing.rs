@@ -41,12 +41,21 @@ const CANCEL_WAIT: Duration = Duration::from_secs(10);
 /// # Errors
 /// If QEMU doesn't answer, or the VM is in a state in which it can't be moved.
 pub fn runs(qmp: &Qmp) -> Result<bool, QmpError> {
-    match qmp.run_state()? {
+    may_move(&qmp.run_state()?).map_err(QmpError::Migration)
+}
+
+/// Whether a VM in that state runs, or why it can't be moved.
+fn may_move(state: &RunState) -> Result<bool, String> {
+    match state {
         RunState::Running | RunState::Suspended => Ok(true),
         RunState::Paused | RunState::Prelaunch => Ok(false),
-        state => Err(QmpError::Migration(format!(
-            "the VM is {state}; only a running or paused one can be moved"
-        ))),
+        // QEMU leaves it so only by `cont`, and so does a move of a paused VM that is undone.
+        RunState::PostMigrate => Err(format!(
+            "an earlier migration of the VM ended after QEMU had given the VM up ({state}). If it \
+             runs nowhere else, `cont` it in QEMU's monitor, and `stop` it again if it is to stay \
+             paused"
+        )),
+        state => Err(format!("the VM is {state}; only a running or paused one can be moved")),
     }
 }
 
@@ -259,16 +268,20 @@ impl Outgoing {
         }
     }
 
-    /// Ends the migration in any state, resumes the VM if it ran, and restores the
-    /// settings. The VM must never have run elsewhere. A VM that was stopped before QEMU
-    /// would have stopped it to finish, or whose guest powered off, is left so.
+    /// Ends the migration in any state, resumes the VM if it ran, restores the settings, and
+    /// returns how the migration ended. The VM must never have run elsewhere. A VM that was
+    /// stopped before QEMU would have stopped it to finish, or whose guest powered off, is
+    /// left so.
+    ///
+    /// A paused VM whose migration has completed stays in `postmigrate`, because `cont`, which
+    /// would end that, runs it.
     ///
     /// The reader of the stream must have closed its sockets: a QEMU that is
     /// stopping the VM does not answer until its writes end.
     ///
     /// # Errors
     /// If QEMU is gone, or does not resume the VM.
-    pub fn back_out(&self, was_running: bool) -> Result<(), QmpError> {
+    pub fn back_out(&self, was_running: bool) -> Result<Status, QmpError> {
         let status = self.cancel()?;
         tracing::debug!(?status, "backed out");
         if was_running && waits_for_cont(&self.settled()?, &status) {
@@ -279,7 +292,7 @@ impl Outgoing {
             }
         }
         self.restore();
-        Ok(())
+        Ok(status)
     }
 
     /// Cancels the migration, if it has not ended, and returns how it ended: it may have
@@ -344,6 +357,24 @@ impl Drop for Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_that_can_not_be_moved_is_told_what_to_do() {
+        use RunState::{InMigrate, IoError, Paused, PostMigrate, Prelaunch, Running, Suspended};
+        for (state, runs) in
+            [(Running, true), (Suspended, true), (Paused, false), (Prelaunch, false)]
+        {
+            assert_eq!(may_move(&state), Ok(runs), "{state}");
+        }
+        for (state, says) in [
+            (PostMigrate, "(postmigrate). If it runs nowhere else, `cont` it"),
+            (IoError, "the VM is io-error; only a running or paused one"),
+            (InMigrate, "the VM is inmigrate; only a running or paused one"),
+        ] {
+            let why = may_move(&state).unwrap_err();
+            assert!(why.contains(says), "{why}");
+        }
+    }
 
     #[test]
     fn a_vm_gets_cont_only_where_qemu_does_not_resume_it() {

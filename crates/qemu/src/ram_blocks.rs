@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ram::Mapping;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::machine::Machine;
 use crate::process::Process;
@@ -18,6 +18,8 @@ pub struct Reached {
     pub bytes: u64,
     /// Its memory.
     pub mapping: Arc<Mapping>,
+    /// Whether parts of it may be unplugged, which QEMU never reads: a virtio-mem device's.
+    pub may_be_unplugged: bool,
 }
 
 /// The blocks that can be reached, and why others can't.
@@ -60,6 +62,13 @@ impl RamBlocks {
         for block in listed.into_iter().filter(|block| block.bytes >= Self::BYTES_MIN) {
             blocks.reach(&machine.process, block);
         }
+        let devices = machine.qmp.execute("query-memory-devices", json!({})).ok();
+        let virtio_mem = devices.map(|devices| memory_of_virtio_mem(&devices));
+        for block in &mut blocks.reached {
+            // Without an answer, any may be.
+            block.may_be_unplugged =
+                virtio_mem.as_ref().is_none_or(|memory| is_among(&block.name, memory));
+        }
         blocks
     }
 
@@ -81,7 +90,12 @@ impl RamBlocks {
             None => Err("this QEMU says only where its first block is".to_owned()),
         };
         match mapping {
-            Ok(mapping) => self.reached.push(Reached { name, bytes, mapping: Arc::new(mapping) }),
+            Ok(mapping) => self.reached.push(Reached {
+                name,
+                bytes,
+                mapping: Arc::new(mapping),
+                may_be_unplugged: false,
+            }),
             Err(why) => self.notes.push(format!("RAM `{name}` is placed inline: {why}")),
         }
     }
@@ -121,6 +135,22 @@ fn line(line: &str) -> Option<Listed> {
     })
 }
 
+/// The ids of the backends of virtio-mem devices, from QEMU's list of memory devices.
+fn memory_of_virtio_mem(devices: &Value) -> Vec<String> {
+    let devices = devices.as_array().into_iter().flatten();
+    let memory = devices.filter(|device| device["type"] == "virtio-mem").filter_map(|device| {
+        let path = device["data"]["memdev"].as_str()?;
+        Some(path.rsplit('/').next()?.to_owned())
+    });
+    memory.collect()
+}
+
+/// Whether a block is the memory of one of these backends. A device on a bus puts its path in
+/// front of the backend's id, and old machine types put `/objects` there.
+fn is_among(block: &str, backends: &[String]) -> bool {
+    block.rsplit('/').next().is_some_and(|id| backends.iter().any(|backend| backend == id))
+}
+
 /// Parses `Host virtual address for 0x0 (NAME) is ADDRESS`.
 fn first(text: &str) -> Option<(String, u64)> {
     let (_, rest) = text.split_once('(')?;
@@ -153,6 +183,32 @@ mod tests {
         for nonsense in ["", "KiB", "4 KiB 1 2 3", "a 4 KiB 0x1"] {
             assert_eq!(line(nonsense), None, "{nonsense}");
         }
+    }
+
+    /// As QEMU 7.2 answers.
+    #[test]
+    fn blocks_of_virtio_mem_devices_are_told_by_their_backends() {
+        let devices = json!([
+            {"type": "dimm", "data": {"memdev": "/objects/m", "addr": 4_294_967_296_u64,
+                "size": 134_217_728, "slot": 0, "node": 0, "hotplugged": false,
+                "hotpluggable": true, "id": "d"}},
+            {"type": "virtio-mem", "data": {"memdev": "/objects/vm0", "memaddr": 4_429_185_024_u64,
+                "block-size": 2_097_152, "size": 0, "node": 0, "max-size": 536_870_912,
+                "requested-size": 0, "id": "m0"}}
+        ]);
+        let memory = memory_of_virtio_mem(&devices);
+        assert_eq!(memory, ["vm0"]);
+        for (block, is_one) in [
+            ("0000:00:01.0/vm0", true),
+            ("/objects/vm0", true),
+            ("vm0", true),
+            ("m", false),
+            ("pc.ram", false),
+            ("vm0/a", false),
+        ] {
+            assert_eq!(is_among(block, &memory), is_one, "{block}");
+        }
+        assert!(memory_of_virtio_mem(&json!({})).is_empty());
     }
 
     #[test]

@@ -33,6 +33,15 @@ pub fn machine_of(qmp: &Qmp) -> Result<String, QmpError> {
     query::machine(qmp)
 }
 
+/// Whether the guest may report free memory through a balloon: QEMU leaves that out of a
+/// migration. Only QEMU knows: a balloon may come from a file, or be plugged in later.
+///
+/// # Errors
+/// If QEMU doesn't answer.
+pub fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
+    query::has_free_page_hint(qmp)
+}
+
 /// How the VM that waits at the destination differs from the one `here`, in
 /// sentences for the operator; empty if it may be loaded. File names of the VM
 /// `here` are compared after `overrides` are applied.

@@ -42,12 +42,17 @@ pub struct Slowed {
     note: Option<Note>,
 }
 
+/// A thread is assumed to want at least this much, in seconds of CPU time a second.
+const WANT_LEAST: f64 = 1e-3;
+
 /// A group, and the process's threads in it.
 #[derive(Debug)]
 struct Members {
     group: Group,
     threads: Vec<u32>,
     quota: Option<Quota>,
+    /// Whether the group has this quota. Setting one can fail half-way.
+    is_set: bool,
     is_made: bool,
 }
 
@@ -93,8 +98,8 @@ impl Slowed {
         let group = Group::place(self.pid, thread)?;
         let known = self.groups.iter().position(|members| members.group.is_at(&group));
         if known.is_none() {
-            let (threads, quota, is_made) = (Vec::new(), None, false);
-            self.groups.push(Members { group, threads, quota, is_made });
+            let (threads, quota, is_set, is_made) = (Vec::new(), None, true, false);
+            self.groups.push(Members { group, threads, quota, is_set, is_made });
             let groups = self.groups.iter().map(|members| members.group.clone()).collect();
             self.note = Some(self.notes.write(self.pid, groups)?);
         }
@@ -109,21 +114,27 @@ impl Slowed {
     }
 
     /// Limits the threads together to `cpus` seconds of CPU time a second; none means no limit.
-    /// Each group gets a share that is proportional to its number of threads.
+    /// Each group gets a share that is proportional to what its threads want, in seconds of CPU time
+    /// a second: with equal shares a busy thread would get less than its part, and an idle one have
+    /// time to spare.
     ///
     /// # Errors
-    /// If the system refuses.
-    pub fn set(&mut self, cpus: Option<f64>) -> Result<(), QuotaError> {
-        let all: usize = self.groups.iter().map(|members| members.threads.len()).sum();
+    /// If the system refuses. The other groups get their share nonetheless.
+    pub fn set(&mut self, cpus: Option<f64>, wants: impl Fn(u32) -> f64) -> Result<(), QuotaError> {
+        let of = |members: &Members| -> f64 {
+            members.threads.iter().map(|thread| wants(*thread).max(WANT_LEAST)).sum()
+        };
+        let all: f64 = self.groups.iter().map(of).sum();
+        let mut outcome = Ok(());
         for members in self.groups.iter_mut().filter(|members| !members.threads.is_empty()) {
-            let part = members.threads.len() as f64 / all as f64;
-            let quota = cpus.map(|cpus| Quota::of(cpus * part));
-            if quota != members.quota {
-                members.group.set(quota)?;
-                members.quota = quota;
+            let quota = cpus.map(|cpus| Quota::of(cpus * of(members) / all));
+            if quota != members.quota || !members.is_set {
+                let set = members.group.set(quota);
+                (members.quota, members.is_set) = (quota, set.is_ok());
+                outcome = outcome.and(set);
             }
         }
-        Ok(())
+        outcome
     }
 
     /// Releases all threads. Calling it again does nothing.

@@ -58,7 +58,7 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
     assert_eq!(busy.groups(), before, "nothing is slowed yet");
     slowed.add(busy.pid()).unwrap();
     for cpus in [0.2, 0.05] {
-        slowed.set(Some(cpus)).unwrap();
+        slowed.set(Some(cpus), |_| 1.0).unwrap();
         let share = busy.share(Duration::from_secs(1));
         // An upper bound, which holds however busy the machine is.
         assert!(share < cpus + 0.1, "{share} of {cpus}");
@@ -79,7 +79,7 @@ fn a_killed_program_leaves_a_note_that_releases_the_threads() {
     for process in [&busy, &ended] {
         let mut slowed = Slowed::new(&notes, process.pid(), &[]).unwrap();
         slowed.add(process.pid()).unwrap();
-        slowed.set(Some(0.1)).unwrap();
+        slowed.set(Some(0.1), |_| 1.0).unwrap();
         // As if it were killed.
         std::mem::forget(slowed);
     }
@@ -193,6 +193,12 @@ impl Own {
     fn quota(&self) -> String {
         fs::read_to_string(&self.quota).unwrap()
     }
+
+    /// The quota of a group below it.
+    fn quota_of(&self, below: &str) -> String {
+        let file = self.quota.file_name().unwrap();
+        fs::read_to_string(self.dir.join(below).join(file)).unwrap()
+    }
 }
 
 impl Drop for Own {
@@ -249,10 +255,16 @@ fn threads_return_to_their_own_groups() {
         for id in &threads.ids {
             slowed.add(*id).unwrap();
         }
-        slowed.set(Some(0.5)).unwrap();
+        let wants = |id: u32| if id == threads.ids[0] { 0.9 } else { 0.1 };
+        slowed.set(Some(0.5), wants).unwrap();
         for (groups, id) in threads.groups().iter().zip(&threads.ids) {
             let ours = format!("quota-test-{id}/droveway-slow-{pid}");
             assert!(groups.contains(&ours), "{groups}");
+        }
+        // 45 % and 5 % of a CPU, in periods of 10 and 20 ms.
+        for (own, expected) in own.iter().zip(["4500", "1000"]) {
+            let quota = own.quota_of(&format!("droveway-slow-{pid}"));
+            assert!(quota.starts_with(expected), "{quota}");
         }
         if is_killed {
             std::mem::forget(slowed);

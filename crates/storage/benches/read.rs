@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use storage::{Consumer, Failure, Image, Item, Opening, Pages, Reader, Settings, open};
+use storage::{Consumer, Failure, Image, Item, Layer, Opening, Pages, Reader, Settings, open};
 
 const PAGE: u64 = 4096;
 
@@ -81,7 +81,7 @@ fn main() {
     let path = dir.path().join("image");
     make_image(&path, mib).expect("an image");
     let raw = Image::Raw { path: path.clone(), base: 0, bytes: None };
-    let nbd = Image::Format { path, format: "raw".to_owned() };
+    let nbd = Image::Format(Layer::alone(path, "raw"));
     let items = wanted(mib << 20);
     println!(
         "{:10} {:>9} {:>7} {:>9} {:>9} {:>8}",

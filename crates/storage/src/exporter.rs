@@ -22,9 +22,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use rights::User;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::{Value, json};
 
 use crate::reader::{abandon, came_back};
-use crate::{OpenError, Opening};
+use crate::{Layer, OpenError, Opening};
 
 /// A shell knows its process id, which the program then has: the program accepts an
 /// inherited socket only if `LISTEN_PID` is its own id.
@@ -44,7 +45,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts `qemu-nbd` for an image of this format, with the rights of `how.user`.
+    /// Starts `qemu-nbd` for an image, with the rights of `how.user`.
     /// For a moment there is a socket in `how.dir`. Returns the connection to it; the
     /// export's name is empty.
     ///
@@ -53,11 +54,10 @@ impl Exporter {
     /// an unusable image shows only when the connection is used.
     pub fn start(
         how: &Opening,
-        image: &Path,
-        format: &str,
+        image: &Layer,
         direct: bool,
     ) -> Result<(Self, UnixStream), OpenError> {
-        let options = options(image, format, direct, how.user.as_ref())?;
+        let options = options(image, direct, how.user.as_ref())?;
         let dir = &how.dir;
         let (listener, socket) = connected(dir).map_err(OpenError::Local)?;
         let words = tempfile::tempfile_in(dir).map_err(OpenError::Local)?;
@@ -66,7 +66,7 @@ impl Exporter {
         command.args(["-c", START, "sh"]).arg(&how.qemu_nbd);
         command.args(["--read-only", "--shared=1", "--aio=threads"]);
         command.arg(if direct { "--cache=none" } else { "--cache=writeback" });
-        command.args(["--image-opts", &options]);
+        command.arg(format!("json:{options}"));
         command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(words);
         // Signals from a terminal must not reach it.
         command.process_group(0);
@@ -157,30 +157,42 @@ fn connected(dir: &Path) -> io::Result<(UnixListener, UnixStream)> {
     Ok((listener, socket))
 }
 
-/// The image as QEMU's `--image-opts`.
-fn options(
-    image: &Path,
-    format: &str,
-    direct: bool,
-    user: Option<&User>,
-) -> Result<String, OpenError> {
-    let unfit = |reason: String| OpenError::Image { what: image.display().to_string(), reason };
+/// The image in the form of QEMU's options.
+fn options(image: &Layer, direct: bool, user: Option<&User>) -> Result<Value, OpenError> {
+    let mut options = layer(image, user)?;
+    // The files below inherit these.
+    options["read-only"] = true.into();
+    options["force-share"] = true.into();
+    options["cache"] = json!({ "direct": direct });
+    Ok(options)
+}
+
+/// An image and those behind it. A header's backing file is overridden by `null`, or by a format
+/// over a file. With other options, such as a bare file's, QEMU opens what the header names, too.
+fn layer(image: &Layer, user: Option<&User>) -> Result<Value, OpenError> {
+    let Layer { path, format, data_file, backing } = image;
     let known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if format.is_empty() || !format.chars().all(known) {
-        return Err(unfit(format!("'{format}' is no format")));
+        let reason = format!("'{format}' is no format");
+        return Err(OpenError::Image { what: path.display().to_string(), reason });
     }
-    // Names of backing files are relative to the image's own.
-    let path = std::path::absolute(image).map_err(|error| unfit(error.to_string()))?;
+    let backing = backing.as_deref().map(|backing| layer(backing, user)).transpose()?;
+    let mut options = json!({ "driver": format, "file": file(path, user)?, "backing": backing });
+    if let Some(data_file) = data_file {
+        options["data-file"] = file(data_file, user)?;
+    }
+    Ok(options)
+}
+
+/// A file of this host.
+fn file(path: &Path, user: Option<&User>) -> Result<Value, OpenError> {
+    let unfit = |reason: String| OpenError::Image { what: path.display().to_string(), reason };
+    let path = std::path::absolute(path).map_err(|error| unfit(error.to_string()))?;
     let name = path.to_str().ok_or_else(|| unfit("its name is not UTF-8".to_owned()))?;
     let seen = rights::with(user, || fs::metadata(&path)).and_then(|seen| seen);
     let kind = seen.map_err(|error| unfit(error.to_string()))?.file_type();
     let protocol = if kind.is_block_device() { "host_device" } else { "file" };
-    let cache = if direct { "on" } else { "off" };
-    let name = name.replace(',', ",,");
-    Ok(format!(
-        "driver={format},read-only=on,force-share=on,cache.direct={cache},\
-         file.driver={protocol},file.filename={name}"
-    ))
+    Ok(json!({ "driver": protocol, "filename": name }))
 }
 
 #[cfg(test)]
@@ -190,14 +202,32 @@ mod tests {
     #[test]
     fn names_can_not_add_options() {
         let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("a,driver=null-co");
+        let image = dir.path().join("a\",driver=null-co");
         fs::write(&image, [0; 512]).unwrap();
-        let said = options(&image, "qcow2", true, None).unwrap();
-        assert!(said.ends_with("/a,,driver=null-co"), "{said}");
-        assert!(said.starts_with("driver=qcow2,read-only=on,force-share=on,cache.direct=on,"));
+        let alone = |format: &str| options(&Layer::alone(image.clone(), format), true, None);
+        let said = alone("qcow2").unwrap();
+        let again: Value = serde_json::from_str(&said.to_string()).unwrap();
+        assert_eq!(again["file"]["filename"].as_str(), image.to_str());
         for format in ["", "raw,x=y", "a.b", "ä"] {
-            assert!(options(&image, format, true, None).is_err(), "{format}");
+            assert!(alone(format).is_err(), "{format}");
         }
-        assert!(options(&dir.path().join("nosuch"), "raw", true, None).is_err());
+        assert!(options(&Layer::alone(dir.path().join("nosuch"), "raw"), true, None).is_err());
+    }
+
+    #[test]
+    fn nothing_is_left_to_what_headers_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["top", "data", "base"] {
+            fs::write(at(name), [0; 512]).unwrap();
+        }
+        let base = Layer { data_file: Some(at("data")), ..Layer::alone(at("base"), "qcow2") };
+        let top = Layer { backing: Some(Box::new(base)), ..Layer::alone(at("top"), "qcow2") };
+        let file = |name: &str| json!({ "driver": "file", "filename": at(name) });
+        let base = json!({ "driver": "qcow2", "file": file("base"), "data-file": file("data"),
+            "backing": null });
+        let expected = json!({ "driver": "qcow2", "file": file("top"), "backing": base,
+            "read-only": true, "force-share": true, "cache": { "direct": false } });
+        assert_eq!(options(&top, false, None).unwrap(), expected);
     }
 }

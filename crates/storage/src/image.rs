@@ -24,13 +24,7 @@ pub enum Image {
         bytes: Option<u64>,
     },
     /// Another format, which `qemu-nbd` reads.
-    Format {
-        /// Where.
-        path: PathBuf,
-        /// QEMU's name of the format. Never guessed: a guest may write what
-        /// it likes into a raw image.
-        format: String,
-    },
+    Format(Layer),
     /// An export of a server of the storage.
     Nbd {
         /// Where it listens.
@@ -40,10 +34,41 @@ pub enum Image {
     },
 }
 
+/// An image in a format, with the other files that the VM's QEMU reads with it. What the image's
+/// own header names is not opened: QEMU may have been told otherwise, and an image's maker can
+/// name any file or server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// Where.
+    pub path: PathBuf,
+    /// QEMU's name of the format. Never guessed: a guest may write what it likes into a raw
+    /// image.
+    pub format: String,
+    /// The file with the image's data, if it has them aside.
+    pub data_file: Option<PathBuf>,
+    /// The image that is read where this one has no data.
+    pub backing: Option<Box<Layer>>,
+}
+
+impl Layer {
+    /// An image without other files.
+    #[must_use]
+    pub fn alone(path: PathBuf, format: &str) -> Self {
+        Self { path, format: format.to_owned(), data_file: None, backing: None }
+    }
+
+    /// All files, the image's own first.
+    fn files(&self) -> impl Iterator<Item = &Path> {
+        let layers = std::iter::successors(Some(self), |layer| layer.backing.as_deref());
+        let files = layers.flat_map(|layer| [Some(&layer.path), layer.data_file.as_ref()]);
+        files.flatten().map(PathBuf::as_path)
+    }
+}
+
 impl Image {
     fn name(&self) -> String {
         match self {
-            Self::Raw { path, .. } | Self::Format { path, .. } => path.display().to_string(),
+            Self::Raw { path, .. } | Self::Format(Layer { path, .. }) => path.display().to_string(),
             Self::Nbd { endpoint, export } => format!("'{export}' at {endpoint}"),
         }
     }
@@ -119,12 +144,15 @@ fn reach(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
             let cached = !source.is_direct();
             Ok(Opened { source: Box::new(source), cached })
         }
-        Image::Format { path, format } => {
-            let direct = open_file(path, 0, None, how)?.is_direct();
-            let (exporter, socket) = Exporter::start(how, path, format, direct)?;
+        Image::Format(layer) => {
+            let mut direct = true;
+            for file in layer.files() {
+                direct &= open_file(file, 0, None, how)?.is_direct();
+            }
+            let (exporter, socket) = Exporter::start(how, layer, direct)?;
             let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
-            let source =
-                connected.map_err(|(exporter, error)| exporter.failed(path, &error.to_string()))?;
+            let source = connected
+                .map_err(|(exporter, error)| exporter.failed(&layer.path, &error.to_string()))?;
             Ok(Opened { source: Box::new(source), cached: !direct })
         }
         Image::Nbd { endpoint, export } => {

@@ -51,7 +51,7 @@ pub use consumer::{Consumer, Pages};
 pub use exporter::Exporter;
 pub use failure::{Failure, OpenError};
 pub use file::FileSource;
-pub use image::{Image, Opened, Opening, open};
+pub use image::{Image, Layer, Opened, Opening, open};
 pub use nbd::reader::Endpoint;
 pub use pace::Pace;
 pub use reader::{Progress, Reader, Settings, abandoned_threads};

@@ -31,7 +31,7 @@ pub mod write;
 pub use blocks::{BLOCK_BYTES_MAX, BLOCKS_MAX, Block, Blocks};
 pub use error::{StreamError, Unsplittable};
 pub use global_state::GlobalState;
-pub use postcopy::PostcopyWatch;
+pub use postcopy::{PostcopyWatch, resumes_postcopy};
 pub use record::{MAGIC, RECORD_BYTES_MAX, VERSION};
 pub use splitter::{HEAD_BYTES_MAX, Head, Progress, Sink, Splitter, Step, StreamKind};
 pub use write::{NameTooLong, PartSection};

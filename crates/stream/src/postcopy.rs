@@ -4,9 +4,19 @@ use std::ops::ControlFlow;
 
 use page::{BlockId, Epoch, PageIndex};
 
-use crate::{Progress, Sink, Splitter, Step, StreamKind, Unsplittable};
+use crate::record::{command, kind};
+use crate::{Progress, Sink, Splitter, Step, StreamError, StreamKind, Unsplittable};
 
-/// Looks for the first command of post-copy, in pieces of any size.
+/// Whether a connection begins as one by which a source resumes a postcopy that was
+/// interrupted: without a header, with a command about pages that have arrived.
+#[must_use]
+pub fn resumes_postcopy(bytes: &[u8]) -> bool {
+    let [kind::COMMAND, high, low, ..] = bytes[..] else { return false };
+    matches!(u16::from_be_bytes([high, low]), command::RECV_BITMAP | command::POSTCOPY_RESUME)
+}
+
+/// Looks for the first command of post-copy, in pieces of any size. A stream that resumes
+/// post-copy begins with one.
 ///
 /// From it on the VM runs at the destination while part of its memory is still at the
 /// source, so it stops if the connection breaks.
@@ -34,7 +44,11 @@ impl PostcopyWatch {
         let mut at = 0;
         let begins = loop {
             let parsed = splitter.push(&self.unread[at..], &mut AnyPage);
-            let Ok(Progress { consumed, step }) = parsed else { break false };
+            let Progress { consumed, step } = match parsed {
+                Ok(progress) => progress,
+                Err(StreamError::NotAStream { .. }) => break resumes_postcopy(&self.unread),
+                Err(_) => break false,
+            };
             at += consumed;
             match step {
                 Step::More { .. } => {

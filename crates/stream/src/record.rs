@@ -26,10 +26,10 @@ pub(crate) mod command {
     pub(crate) const PING: u16 = 2;
     pub(crate) const POSTCOPY_ADVISE: u16 = 3;
     pub(crate) const POSTCOPY_RAM_DISCARD: u16 = 6;
-    pub(crate) const POSTCOPY_RESUME: u16 = 7;
-    pub(crate) const PACKAGED: u16 = 8;
-    pub(crate) const RECV_BITMAP: u16 = 9;
-    pub(crate) const ENABLE_COLO: u16 = 10;
+    pub(crate) const PACKAGED: u16 = 7;
+    pub(crate) const ENABLE_COLO: u16 = 8;
+    pub(crate) const POSTCOPY_RESUME: u16 = 9;
+    pub(crate) const RECV_BITMAP: u16 = 10;
     pub(crate) const SWITCHOVER_START: u16 = 11;
 }
 

@@ -227,7 +227,7 @@ impl Splitter {
     /// they stay in the stream.
     ///
     /// Another program commands both QEMUs, and may switch to postcopy at any time or enable
-    /// XBZRLE; both end in [`Step::Rest`].
+    /// XBZRLE or compression; each of them ends in [`Step::Rest`].
     #[must_use]
     pub fn answered(stream: StreamKind) -> Self {
         Self { is_answered: true, ..Self::new(stream) }
@@ -378,10 +378,11 @@ impl Splitter {
         match command {
             command::SWITCHOVER_START => {}
             _ if asks => {}
-            // It may switch; it has not yet, and may never do so.
-            command::POSTCOPY_ADVISE if !self.head_sent => self.may_turn_to_postcopy = true,
-            command::POSTCOPY_ADVISE..=command::POSTCOPY_RESUME
-            | command::PACKAGED
+            // It may switch; it has not yet, and may never do so. An empty one concerns only dirty
+            // bitmaps: RAM is sent as usual.
+            command::POSTCOPY_ADVISE if !self.head_sent => self.may_turn_to_postcopy |= length > 0,
+            command::POSTCOPY_ADVISE..=command::PACKAGED
+            | command::POSTCOPY_RESUME
             | command::RECV_BITMAP => return Err(Unsplittable::Postcopy { command }.into()),
             command::ENABLE_COLO => return Err(capability("x-colo").into()),
             command => return Err(Unsplittable::Command { command }.into()),

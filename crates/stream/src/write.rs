@@ -99,6 +99,23 @@ impl<'a> PartSection<'a> {
         Ok(())
     }
 
+    /// Adds a page that QEMU has compressed (capability `compress`, up to 9.0).
+    ///
+    /// # Errors
+    /// [`NameTooLong`]; nothing is written then.
+    pub fn compressed(
+        &mut self,
+        block: &str,
+        page: PageIndex,
+        encoded: &[u8],
+    ) -> Result<(), NameTooLong> {
+        self.word(block, page, flag::COMPRESS_PAGE)?;
+        let length = u32::try_from(encoded.len()).unwrap_or(u32::MAX);
+        self.out.extend_from_slice(&length.to_be_bytes());
+        self.out.extend_from_slice(encoded);
+        Ok(())
+    }
+
     /// Adds a MULTIFD_FLUSH mark, as QEMU 8.1 and newer do in multifd streams.
     pub fn multifd_flush(&mut self) {
         self.out.extend_from_slice(&flag::MULTIFD_FLUSH.to_be_bytes());
@@ -180,6 +197,20 @@ pub fn switchover_start(out: &mut Vec<u8>) {
 pub fn postcopy_advise(out: &mut Vec<u8>) {
     let page_sizes = [0x1000_u64.to_be_bytes(); 2].concat();
     command(out, command::POSTCOPY_ADVISE, &page_sizes);
+}
+
+/// Appends the same command as QEMU sends it with the capability `dirty-bitmaps` alone: only
+/// dirty bitmaps may be sent late.
+pub fn bitmaps_advise(out: &mut Vec<u8>) {
+    command(out, command::POSTCOPY_ADVISE, &[]);
+}
+
+/// Appends the command RECV_BITMAP, which asks what the destination has of a block: the first
+/// commands by which a source resumes postcopy.
+pub fn recv_bitmap(out: &mut Vec<u8>, block: &str) {
+    let mut bytes = vec![length_byte(block.len())];
+    bytes.extend_from_slice(block.as_bytes());
+    command(out, command::RECV_BITMAP, &bytes);
 }
 
 /// Appends the command POSTCOPY_RAM_DISCARD for one page: the migration

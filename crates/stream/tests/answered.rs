@@ -3,7 +3,10 @@
 
 use page::PageIndex;
 use stream::fuzzing::{Taken, seed_blocks, split_by};
-use stream::{PartSection, PostcopyWatch, Splitter, StreamError, StreamKind, Unsplittable, write};
+use stream::{
+    PartSection, PostcopyWatch, Splitter, StreamError, StreamKind, Unsplittable, resumes_postcopy,
+    write,
+};
 
 fn taken(stream: StreamKind, data: &[u8]) -> Taken {
     let all_at_once = split_by(Splitter::answered(stream), data, usize::MAX >> 1, 100).unwrap();
@@ -71,6 +74,22 @@ fn requests_for_answers_stay_in_the_head() {
     assert!(!never.may_turn_to_postcopy);
 }
 
+/// QEMU sends the command with the capability `dirty-bitmaps` alone, too, and RAM as usual.
+#[test]
+fn a_stream_whose_bitmaps_may_be_late_never_turns_to_postcopy() {
+    for stream in [StreamKind::Classic, StreamKind::Multifd] {
+        let mut data = Vec::new();
+        write::header(&mut data, Some("pc-q35-10.0"));
+        write::open_return_path(&mut data);
+        write::bitmaps_advise(&mut data);
+        write::ram_setup(&mut data, 2, &seed_blocks(), true, false);
+        let head = data.clone();
+        PartSection::begin_end(&mut data, 2, true).finish();
+        let sent = taken(stream, &data).head.unwrap();
+        assert_eq!((sent.bytes, sent.may_turn_to_postcopy), (head, false), "{stream:?}");
+    }
+}
+
 fn taken_head(setup: &[u8]) -> stream::Head {
     let mut data = setup.to_vec();
     PartSection::begin_end(&mut data, 2, true).finish();
@@ -123,6 +142,23 @@ fn a_switch_to_postcopy_is_found_however_the_stream_is_cut() {
     }
 }
 
+/// It has no header: its first commands ask what has arrived of each block.
+#[test]
+fn a_stream_that_resumes_postcopy_is_found_however_it_is_cut() {
+    let mut data = Vec::new();
+    write::recv_bitmap(&mut data, "pc.ram");
+    write::recv_bitmap(&mut data, "vga.vram");
+    for piece_bytes in [1, 7, data.len()] {
+        let found = turns(&data, piece_bytes);
+        assert!(matches!(found[..], [at] if at < 8), "{piece_bytes}: {found:?}");
+    }
+    assert!(resumes_postcopy(&data[..3]) && !resumes_postcopy(&data[..2]));
+    let mut ping = Vec::new();
+    write::ping(&mut ping, 1);
+    assert!(!resumes_postcopy(&ping) && turns(&ping, 100).is_empty());
+    assert!(!resumes_postcopy(&setup(true)));
+}
+
 #[test]
 fn other_streams_never_turn_to_postcopy() {
     let mut ended = setup(true);
@@ -152,6 +188,31 @@ fn differences_are_passed_on_in_a_section_that_names_its_block() {
             assert_eq!(taken.pages.len(), 3);
         }
     }
+}
+
+fn two_compressed(mut section: PartSection<'_>) {
+    section.compressed("pc.ram", PageIndex(1), b"packed").unwrap();
+    section.compressed("pc.ram", PageIndex(2), b"packed, too").unwrap();
+    section.finish();
+}
+
+/// Before 9.1 QEMU could compress pages itself, all but the first of each block.
+#[test]
+fn pages_that_qemu_compresses_are_passed_on() {
+    let mut data = setup(false);
+    let mut section = begin(&mut data, false);
+    section.body("pc.ram", PageIndex(0), &[7; 4096]).unwrap();
+    two_compressed(section);
+    data.extend_from_slice(b"devices");
+    let taken = taken(StreamKind::Classic, &data);
+    let mut rest = Vec::new();
+    two_compressed(begin(&mut rest, false));
+    rest.extend_from_slice(b"devices");
+    assert_eq!((taken.rest, taken.pages.len()), (Some(rest), 1));
+
+    let new = Splitter::new(StreamKind::Classic);
+    let error = split_by(new, &data, 100, 100).unwrap_err().1;
+    assert_eq!(error, StreamError::Late(Unsplittable::Compressed));
 }
 
 #[test]

@@ -63,8 +63,9 @@ fn a_migration_that_may_turn_to_postcopy_says_so_in_its_head() {
         for (what, is_advised) in
             [("plain", false), ("bitmaps", false), ("postcopy", true), ("postcopy-bitmaps", true)]
         {
-            let taken = taken(StreamKind::Classic, &recorded(version, what));
-            assert_eq!(has(&taken.head.unwrap().bytes, &advises), is_advised, "{version} {what}");
+            let head = taken(StreamKind::Classic, &recorded(version, what)).head.unwrap();
+            assert_eq!(has(&head.bytes, &advises), is_advised, "{version} {what}");
+            assert_eq!(head.may_turn_to_postcopy, is_advised, "{version} {what}");
         }
     }
 }

@@ -21,6 +21,9 @@ pub enum Doubt {
     /// Source: an operator took the VM back, and the destination says that it runs it: two copies
     /// may be running.
     RunsThereToo,
+    /// Source: the VM was given up, but its QEMU here runs it, and the destination says that it
+    /// runs it too.
+    RunsAtBoth,
     /// Source: the VM stays here, and does not run.
     CannotGoOn {
         /// QEMU's error.
@@ -41,6 +44,12 @@ pub enum Doubt {
     /// Destination: this side has the VM, and the source says that an operator took it back: two
     /// copies may be running.
     TakenBack {
+        /// The source's reason.
+        reason: Reason,
+    },
+    /// Destination: the VM was given to this side and may not run yet, and the source says that an
+    /// operator took it back: two copies may be running.
+    TakenBackMeanwhile {
         /// The source's reason.
         reason: Reason,
     },
@@ -79,7 +88,15 @@ impl Doubt {
             Self::RunsThereToo => format!(
                 "{vm} was taken back, and {peer} says that it runs it: end one of the two now, \
                  with `droveway stop {vm} --force` on the host that is to lose it, and check \
-                 its disks"
+                 its disks. If that was {peer}, then say so here: `droveway resolve {vm} --here`"
+            ),
+            // The VM is held here, so `droveway stop` is refused. A VM that is stopped at the
+            // destination still counts as that side's.
+            Self::RunsAtBoth => format!(
+                "{vm} runs here and on {peer}: end the copy here now with {there}, and check its \
+                 disks. To keep this one instead: `droveway stop {vm} --force` on {peer}, then \
+                 here `droveway resolve {vm} --here`, and once more if {peer} still says that it \
+                 runs it"
             ),
             Self::CannotGoOn { reason } => format!(
                 "{vm} stays here, but QEMU does not let it run ({reason}); this is tried again"
@@ -100,6 +117,12 @@ impl Doubt {
                 "{vm} is this host's, and {peer} says that it was taken back ({reason}): two may \
                  be running. End one of them now, with `droveway stop {vm} --force` on the host \
                  that is to lose it, and check its disks"
+            ),
+            Self::TakenBackMeanwhile { reason } => format!(
+                "{vm} was given to this host, which tries to run it, and {peer} says that it was \
+                 taken back ({reason}): two may be running. End the copy here now with {there}, \
+                 and check its disks. To keep this one instead: `droveway stop {vm} --force` on \
+                 {peer}; this one is tried again"
             ),
         }
     }

@@ -20,8 +20,8 @@
 //!   the destination without it proves that the VM never ran there.
 //! - Each side repeats its state until the other side's answer ends that; messages may be lost,
 //!   repeated and late.
-//! - A side removes its journal only when the other side can no longer need it, and answers
-//!   `unknown` from then on.
+//! - A side removes its journal only when the other side can no longer need it, or an operator says
+//!   a second time that it can't run the VM, and answers `unknown` from then on.
 //!
 //! docs/PROTOCOL.md has the tables. `tests/explorer` visits every reachable state of both, with
 //! crashes between any two actions, and checks that no state runs the VM twice and none loses it.

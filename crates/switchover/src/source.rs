@@ -234,8 +234,12 @@ impl Machine {
     /// Whether an operator's decision would change anything.
     #[must_use]
     pub fn takes(&self, resolution: Resolution) -> bool {
-        let something_here = resolution == Resolution::There || self.copy != Copy::Dead;
-        self.state == State::Committed && something_here
+        match (self.state, resolution) {
+            (State::Committed, Resolution::Here) => self.copy != Copy::Dead,
+            // A VM that was taken back: the destination is waited for no longer.
+            (State::Committed, Resolution::There) | (State::TakenBack, Resolution::Here) => true,
+            _ => false,
+        }
     }
 
     /// Handles QEMU's events, and those that end a migration before its commit. After the commit,

@@ -31,15 +31,15 @@ const SEGMENT_BYTES: u32 = 1448;
 const UNACCEPTED_MAX: i32 = 256;
 
 /// The users that may connect.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Admitted {
-    /// The user that QEMUs run as; root may always connect.
-    pub(super) qemu: Option<u32>,
+    /// The users that QEMUs run as; root may always connect.
+    pub(super) qemu: Vec<u32>,
 }
 
 impl Admitted {
-    fn has(self, uid: u32) -> bool {
-        uid == 0 || Some(uid) == self.qemu
+    fn has(&self, uid: u32) -> bool {
+        uid == 0 || self.qemu.contains(&uid)
     }
 }
 
@@ -193,12 +193,12 @@ impl Door {
     ///
     /// A call rejects at most one backlog of connections from other users, so that a user who keeps
     /// connecting does not block the other doors.
-    pub(super) fn take(&self, admitted: Admitted) -> io::Result<Option<UnixStream>> {
+    pub(super) fn take(&self, admitted: &Admitted) -> io::Result<Option<UnixStream>> {
         for _ in 0..=UNACCEPTED_MAX {
             match self.accept() {
                 Ok((stream, Some(uid))) if admitted.has(uid) => return Ok(Some(stream)),
                 Ok((_, uid)) => {
-                    tracing::warn!(?uid, door = %self, "somebody connected who may not; turned away");
+                    tracing::warn!(?uid, door = %self, "a user connected who may not; turned away");
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error),
@@ -276,11 +276,11 @@ mod tests {
     use super::*;
 
     fn us() -> Admitted {
-        Admitted { qemu: Some(rustix::process::geteuid().as_raw()) }
+        Admitted { qemu: vec![rustix::process::geteuid().as_raw()] }
     }
 
     /// Waits for a connection and takes it.
-    fn next(door: &Door, admitted: Admitted) -> Option<UnixStream> {
+    fn next(door: &Door, admitted: &Admitted) -> Option<UnixStream> {
         rustix::event::poll(
             &mut [rustix::event::PollFd::new(&door.fd(), rustix::event::PollFlags::IN)],
             None,
@@ -294,9 +294,9 @@ mod tests {
         let free = TcpListener::bind("127.7.0.9:0").unwrap().local_addr().unwrap();
         let door = Door::at_port("b", free).unwrap();
         assert_eq!(door.target(), Target::Port(free.port()));
-        assert!(door.take(us()).unwrap().is_none());
+        assert!(door.take(&us()).unwrap().is_none());
         let mut client = TcpStream::connect(free).unwrap();
-        let mut taken = next(&door, us()).unwrap();
+        let mut taken = next(&door, &us()).unwrap();
         client.write_all(b"QEVM").unwrap();
         let mut read = [0; 4];
         taken.read_exact(&mut read).unwrap();
@@ -321,7 +321,7 @@ mod tests {
         let free = TcpListener::bind("127.7.0.8:0").unwrap().local_addr().unwrap();
         let door = Door::at_port("b", free).unwrap();
         let mut client = TcpStream::connect(free).unwrap();
-        let mut taken = next(&door, us()).unwrap();
+        let mut taken = next(&door, &us()).unwrap();
         let first = unread(&mut client);
         assert!(first < 1 << 20, "{first}");
         // If much is read fast, the kernel grows its buffers, unless their size is set.
@@ -342,7 +342,7 @@ mod tests {
         let door = Door::at_path("b", &path, None).unwrap();
         assert_eq!(door.target(), Target::Path(path.display().to_string()));
         let _client = UnixStream::connect(&path).unwrap();
-        assert!(next(&door, us()).is_some());
+        assert!(next(&door, &us()).is_some());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         // A host that left has returned while a connection uses its old door.
         let again = Door::at_path("b", &path, None).unwrap();
@@ -355,8 +355,9 @@ mod tests {
     #[test]
     fn others_are_turned_away() {
         let us = rustix::process::geteuid().as_raw();
-        assert!(Admitted { qemu: None }.has(0) && !Admitted { qemu: None }.has(64055));
-        assert!(Admitted { qemu: Some(64055) }.has(64055));
+        let [nobody, several] = [vec![], vec![64055, 1001]].map(|qemu| Admitted { qemu });
+        assert!(nobody.has(0) && !nobody.has(64055));
+        assert!([0, 1001, 64055].iter().all(|uid| several.has(*uid)) && !several.has(1002));
         if us == 0 {
             return; // Root is never turned away.
         }
@@ -364,6 +365,6 @@ mod tests {
         let path = dir.path().join("host-b.sock");
         let door = Door::at_path("b", &path, None).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
-        assert!(next(&door, Admitted { qemu: Some(us + 1) }).is_none());
+        assert!(next(&door, &Admitted { qemu: vec![us + 1] }).is_none());
     }
 }

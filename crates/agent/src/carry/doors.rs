@@ -93,7 +93,9 @@ impl Doors {
         local: Local,
         migrations: Arc<Migrations>,
     ) -> Result<Self, DoorsError> {
-        let qemu = carry.qemu_user.as_deref().map(user::numbers).transpose()?;
+        let users = carry.qemu_users.iter().map(|name| user::numbers(name));
+        let users = users.collect::<Result<Vec<_>, _>>()?;
+        let qemu = users.first().copied();
         if carry.manager == Manager::Libvirt {
             make_directory(carry, qemu)?;
         }
@@ -114,7 +116,7 @@ impl Doors {
             carry: carry.clone(),
             changed: Mutex::default(),
             taken_over: Mutex::default(),
-            admitted: Admitted { qemu: qemu.map(|(uid, _)| uid) },
+            admitted: Admitted { qemu: users.into_iter().map(|(uid, _)| uid).collect() },
             request,
             local,
             migrations,
@@ -245,7 +247,7 @@ impl Shared {
     /// its migration.
     fn take(self: &Arc<Self>, post: &Arc<Post>) {
         let door = &post.door;
-        let socket = match door.take(self.admitted) {
+        let socket = match door.take(&self.admitted) {
             Ok(Some(socket)) => socket,
             Ok(None) => return,
             Err(error) => {
@@ -312,12 +314,15 @@ impl Shared {
         let carried = opened.and_then(|(id, opening)| {
             let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
             let uuid = opening.uuid().map(str::to_owned);
-            // A VM in post-copy may have a connection that is silent for long.
-            let may_be_silent = || self.migrations.has_committed_to(&host);
-            let content = opening.begin(&mut || door.take(self.admitted), &may_be_silent);
+            // QEMU may have a connection for a post-copy, which is silent until that begins.
+            let may_be_silent = || self.migrations.is_carrying_to(&host);
+            let relays = post.relays.load(SeqCst);
+            let content = opening.begin(&mut || door.take(&self.admitted), &may_be_silent, relays);
             Ok((id, vm, uuid, content.map_err(|error| error.to_string())?))
         });
-        // The migration has all its connections.
+        let is_relayed = matches!(&carried, Ok((.., Content::Stream(Carried::Relayed { .. }))));
+        post.relays.store(is_relayed, SeqCst);
+        // A migration that is split has all its connections; others are served one by one.
         self.free(&post);
         drop(post);
         match carried {
@@ -376,7 +381,12 @@ impl Shared {
 
     fn run(&self, (id, vm, uuid): (&str, &str, Option<String>), to: &str, carried: Carried) {
         tracing::info!(uuid, to, "carrying");
+        let what = if carried.may_be_beside() && self.migrations.is_carrying(vm, to) {
+            What::Connection
+        } else {
+            What::Migration
+        };
         let run = |watch: &_| carried.run(&self.request, watch);
-        self.migrations.carry((id, vm, to), self.request.bounds.clone(), What::Migration, run);
+        self.migrations.carry((id, vm, to), self.request.bounds.clone(), what, run);
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Post {
     pub(super) goes_around: AtomicBool,
     /// A connection was carried from here, so a main connection has not gone past this door.
     pub(super) has_carried: AtomicBool,
+    /// The last migration that came is passed on unchanged, so its multifd channels are too.
+    pub(super) relays: AtomicBool,
 }
 
 /// The doors to open, and those that could be opened.
@@ -109,6 +111,7 @@ impl Post {
             busy: AtomicBool::new(false),
             goes_around: AtomicBool::new(false),
             has_carried: AtomicBool::new(false),
+            relays: AtomicBool::new(false),
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Section {
     address: Option<IpAddr>,
     directory: Option<PathBuf>,
     sockets: Option<u8>,
-    qemu_user: Option<String>,
+    qemu_user: Option<Users>,
     lanes: Option<u16>,
     downtime_ms: Option<u64>,
     compress: Compress,
@@ -39,6 +39,23 @@ pub(super) struct Section {
     manager: Manager,
 }
 
+/// The users that QEMUs run as.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "a user, or a list of users, in quotes")]
+enum Users {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Users {
+    fn into_list(self) -> Vec<String> {
+        match self {
+            Self::One(user) => vec![user],
+            Self::Several(users) => users,
+        }
+    }
+}
+
 /// How migrations that others command are carried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Carry {
@@ -46,14 +63,15 @@ pub struct Carry {
     pub address: IpAddr,
     /// The address that stands for this host on all others.
     pub stands_for: Option<Ipv4Addr>,
-    /// The ports at which this host's QEMUs wait for VMs.
+    /// The ports at which this host's QEMUs wait for VMs; may be empty unless libvirt moves them.
     pub ports: std::ops::RangeInclusive<u16>,
     /// The directory of the sockets at which QEMUs wait too.
     pub directory: PathBuf,
     /// The number of sockets for each other host.
     pub sockets: u8,
-    /// The user that QEMUs run as; only this user and root may connect.
-    pub qemu_user: Option<String>,
+    /// The users that QEMUs run as; only these and root may connect. Sockets and their directory
+    /// belong to the first.
+    pub qemu_users: Vec<String>,
     /// The number of lanes of each migration.
     pub lanes: Option<u16>,
     /// The downtime goal, which bounds the data in flight.
@@ -127,12 +145,17 @@ impl Section {
                     .to_owned(),
             );
         };
-        let Some([first, last]) = ports else {
-            return wrong(
-                "this host has no ports at which its QEMUs wait for VMs: add it to the peers file, \
-                 or give it `carry-ports` there"
-                    .to_owned(),
-            );
+        let [first, last] = match ports {
+            Some(ports) => ports,
+            // An empty range: of the managers only libvirt uses ports.
+            None if self.manager != Manager::Libvirt && own.is_some() => [1, 0],
+            None => {
+                return wrong(
+                    "this host has no ports at which its QEMUs wait for VMs: add it to the peers \
+                     file, or give it `carry-ports` there"
+                        .to_owned(),
+                );
+            }
         };
         let directory = self.directory.unwrap_or_else(|| self.manager.directory().into());
         if !directory.is_absolute() {
@@ -153,7 +176,9 @@ impl Section {
             ports: first..=last,
             directory,
             sockets: self.sockets.unwrap_or(SOCKETS_DEFAULT),
-            qemu_user: self.qemu_user.or(qemu_user.cloned()),
+            qemu_users: self
+                .qemu_user
+                .map_or_else(|| qemu_user.cloned().into_iter().collect(), Users::into_list),
             lanes: self.lanes,
             downtime_ms,
             compress: self.compress,
@@ -219,6 +244,11 @@ mod tests {
     use super::*;
 
     fn section(text: &str) -> Result<Carry, String> {
+        section_at(1, text)
+    }
+
+    /// The same for the host at this place in the peers file.
+    fn section_at(place: usize, text: &str) -> Result<Carry, String> {
         let section: Section = toml::from_str(text).map_err(|error| error.to_string())?;
         let own = PeerEntry {
             name: "a".to_owned(),
@@ -226,7 +256,7 @@ mod tests {
             address: "10.77.0.1:7450".parse().unwrap(),
             nics: Vec::new(),
             carry_address: None,
-            carry_ports: ports_of(1),
+            carry_ports: ports_of(place),
         };
         let listen = Ipv4Addr::UNSPECIFIED.into();
         let understood = section.understood(listen, Some(&own), Some(&"qemu".to_owned()));
@@ -239,10 +269,12 @@ mod tests {
         assert_eq!(carry.address, IpAddr::from([10, 77, 0, 1]));
         assert_eq!((carry.ports, carry.sockets), (49216..=49279, 4));
         assert_eq!(carry.directory, PathBuf::from(DIRECTORY_DEFAULT));
-        assert_eq!(carry.qemu_user.as_deref(), Some("qemu"));
+        assert_eq!(carry.qemu_users, ["qemu"]);
+        let carry = section("qemu-user = [\"libvirt-qemu\", \"1001\"]").unwrap();
+        assert_eq!(carry.qemu_users, ["libvirt-qemu", "1001"]);
         let carry = section("qemu-user = \"libvirt-qemu\"\naudit = \"deep\"").unwrap();
         assert_eq!(carry.audit, Audit::Deep);
-        assert_eq!(carry.qemu_user.as_deref(), Some("libvirt-qemu"));
+        assert_eq!(carry.qemu_users, ["libvirt-qemu"]);
         assert_eq!(carry.slowing, Slowing::default());
         let carry = section("throttle = \"0.6\"\nthrottle-floor = 5").unwrap();
         assert_eq!(carry.slowing.throttle, api::Throttle::Ratio(0.6));
@@ -268,6 +300,7 @@ mod tests {
             ("throttle-floor = 0", "throttle-floor"),
             ("throttle-floor = 101", "throttle-floor"),
             ("storage = \"yes\"", "unknown variant"),
+            ("qemu-user = 1001", "a user, or a list of users, in quotes"),
             ("share = \"all\"", "unknown variant"),
             ("manager = \"xen\"", "unknown variant `xen`"),
             ("share-domain = \"a b\"", "share-domain: a sharing domain has"),
@@ -278,6 +311,17 @@ mod tests {
             let error = section(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn only_libvirts_hosts_need_ports() {
+        let error = section_at(256, "").unwrap_err();
+        assert!(error.contains("carry-ports"), "{error}");
+        for manager in ["kubevirt", "proxmox"] {
+            let carry = section_at(256, &format!("manager = \"{manager}\"")).unwrap();
+            assert!(carry.ports.is_empty(), "{manager}: {:?}", carry.ports);
+        }
+        assert_eq!(section("manager = \"kubevirt\"").unwrap().ports, 49216..=49279);
     }
 
     #[test]

@@ -18,6 +18,8 @@ use crate::config::{Carry, Manager, NicSpeed};
 const PTRACE_BIT: u32 = 19;
 const CGROUPS: &str = "/sys/fs/cgroup";
 const LIBVIRT: &str = "/etc/libvirt";
+/// Proxmox VE's settings for its whole cluster.
+const DATACENTER: &str = "/etc/pve/datacenter.cfg";
 
 /// Whether QEMUs that this agent starts as that user can use KVM.
 pub(crate) fn kvm(user: Option<&User>) -> Kvm {
@@ -74,18 +76,26 @@ pub(super) fn clock_source() -> Option<String> {
     line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 }
 
-/// What the agent carries, and whether libvirt is configured to use it.
+/// What the agent carries, and what keeps migrations from it.
 pub(super) fn carries(carry: &Carry) -> Carries {
-    if carry.manager != Manager::Libvirt {
-        let manager = Some(carry.manager.to_string());
-        return Carries { manager, ..Carries::default() };
-    }
+    let missing = match carry.manager {
+        Manager::Libvirt => return of_libvirt(carry),
+        Manager::Kubevirt => without_records(kubevirt::Node::default().records()),
+        Manager::Proxmox => {
+            let settings = fs::read_to_string(DATACENTER).unwrap_or_default();
+            without_tunnels(&carry.directory, &settings)
+        }
+    };
+    Carries { manager: Some(carry.manager.to_string()), missing, ..Carries::default() }
+}
+
+fn of_libvirt(carry: &Carry) -> Carries {
     let libvirt = Path::new(LIBVIRT).is_dir();
     // Without a `qemu.conf`, libvirt uses its defaults.
     let said = fs::read_to_string(Path::new(LIBVIRT).join("qemu.conf")).unwrap_or_default();
     Carries {
         directory: carry.directory.display().to_string(),
-        qemu_user: carry.qemu_user.clone(),
+        qemu_user: (!carry.qemu_users.is_empty()).then(|| carry.qemu_users.join(" and ")),
         libvirt,
         manager: None,
         missing: if libvirt { missing(&said, carry) } else { Vec::new() },
@@ -110,6 +120,34 @@ fn missing(said: &str, carry: &Carry) -> Vec<String> {
         Some(format!("{key} = {value}"))
     };
     wanted.into_iter().filter_map(lacks).collect()
+}
+
+/// Why VMs of KubeVirt can't be found when they leave.
+fn without_records(records: &Path) -> Vec<String> {
+    if records.is_dir() {
+        return Vec::new();
+    }
+    vec![format!("virt-handler has made no {}", records.display())]
+}
+
+/// Why the agent can't take the place of Proxmox VE's tunnels, whose sockets are in `directory`.
+fn without_tunnels(directory: &Path, settings: &str) -> Vec<String> {
+    let mut why = Vec::new();
+    if let Err(error) = rustix::fs::access(directory, Access::WRITE_OK) {
+        why.push(format!("{} can't be written ({error})", directory.display()));
+    }
+    if is_insecure(settings) {
+        why.push(format!("{DATACENTER} has migration: insecure"));
+    }
+    why
+}
+
+/// Whether Proxmox VE makes no tunnels: `migration: insecure`, with or without `type=` and other
+/// properties.
+fn is_insecure(settings: &str) -> bool {
+    let migration = settings.lines().find_map(|line| line.trim().strip_prefix("migration:"));
+    let mut properties = migration.unwrap_or_default().split(',').map(str::trim);
+    properties.any(|property| matches!(property, "insecure" | "type=insecure"))
 }
 
 /// Whether the agent may access other processes' memory.
@@ -210,7 +248,7 @@ mod tests {
             ports: 49216..=49279,
             directory: "/run/droveway/migrate".into(),
             sockets: 4,
-            qemu_user: None,
+            qemu_users: Vec::new(),
             lanes: None,
             downtime_ms: 300,
             compress: api::Compress::default(),
@@ -227,6 +265,31 @@ mod tests {
         let lacks = ["migration_host = \"127.7.0.2\"", "migration_port_min = 49216"];
         assert_eq!(missing(&other, &carry), lacks);
         assert_eq!(missing("", &carry).len(), 4);
+    }
+
+    #[test]
+    fn what_keeps_other_managers_migrations_from_the_agent_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = dir.path().join("none");
+        assert_eq!(without_records(dir.path()), Vec::<String>::new());
+        let why = without_records(&none);
+        assert_eq!(why, [format!("virt-handler has made no {}", none.display())]);
+
+        let secure = "keyboard: de\nmigration: secure,network=10.0.0.0/24\n";
+        assert_eq!(without_tunnels(dir.path(), secure), Vec::<String>::new());
+        let why = without_tunnels(&none, "migration: insecure\n");
+        assert_eq!(why.len(), 2, "{why:?}");
+        assert!(why[0].contains("none can't be written (") && why[1].contains(DATACENTER));
+        for (settings, expected) in [
+            ("", false),
+            ("migration_insecure: insecure\n", false),
+            ("# migration: insecure\n", false),
+            ("migration: type=secure\n", false),
+            ("migration: network=10.0.0.0/24,type=insecure\n", true),
+            ("console: html5\nmigration: insecure,network=10.0.0.0/24\n", true),
+        ] {
+            assert_eq!(is_insecure(settings), expected, "{settings}");
+        }
     }
 
     #[test]

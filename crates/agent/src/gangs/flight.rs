@@ -45,12 +45,13 @@ pub(super) enum Recall {
 pub(super) struct End {
     pub(super) state: MoveState,
     pub(super) reason: Option<String>,
+    pub(super) in_doubt: bool,
     pub(super) figures: Option<Figures>,
 }
 
 impl End {
-    fn failed(reason: String) -> Self {
-        Self { state: MoveState::Failed, reason: Some(reason), figures: None }
+    pub(super) fn failed(reason: String) -> Self {
+        Self { state: MoveState::Failed, reason: Some(reason), in_doubt: false, figures: None }
     }
 }
 
@@ -104,7 +105,7 @@ impl<A: Reach> Flight<A> {
                 Ok(Answer::Progress { progress, figures }) => {
                     (silent_since, unanswered) = (None, None);
                     if let Some(outcome) = &progress.outcome {
-                        return Some(ended(outcome, figures));
+                        return Some(ended(outcome, progress.in_doubt, figures));
                     }
                     let is_news = seen.replace(progress.phase) != Some(progress.phase);
                     show(self.named(*progress));
@@ -192,7 +193,7 @@ impl<A: Reach> Flight<A> {
             }
             if cancel {
                 let state = MoveState::Cancelled;
-                return Err(Some(End { state, reason: None, figures: None }));
+                return Err(Some(End { state, reason: None, in_doubt: false, figures: None }));
             }
         }
     }
@@ -238,7 +239,7 @@ impl<A: Reach> Flight<A> {
         let has_come = |one: &Counted| matches!(one.status, VmStatus::Running | VmStatus::Paused);
         match (at(from), at(to)) {
             (Ok(None), Ok(Some(there))) if has_come(&there) => {
-                End { state: MoveState::Done, reason: None, figures: None }
+                End { state: MoveState::Done, reason: None, in_doubt: false, figures: None }
             }
             (Ok(Some(here)), _) if here.migration.as_ref() == Some(migration) => {
                 End::failed(format!(
@@ -279,12 +280,12 @@ impl<A: Reach> Flight<A> {
     }
 }
 
-fn ended(outcome: &Outcome, figures: Option<Figures>) -> End {
+fn ended(outcome: &Outcome, in_doubt: bool, figures: Option<Figures>) -> End {
     let reason = match outcome {
         Outcome::Failed(why) => Some(why.clone()),
         Outcome::Done | Outcome::Cancelled => None,
     };
-    End { state: MoveState::from(outcome), reason, figures }
+    End { state: MoveState::from(outcome), reason, in_doubt, figures }
 }
 
 #[cfg(test)]

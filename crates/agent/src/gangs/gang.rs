@@ -128,6 +128,7 @@ pub(super) fn progress_of<'p>(
             state: one.state,
             migration: one.migration.clone(),
             reason: one.reason.clone(),
+            in_doubt: one.in_doubt,
             progress: progress.cloned(),
         };
         *match one.state {
@@ -173,6 +174,7 @@ pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u6
         state: MoveState::Waiting,
         migration: None,
         reason: None,
+        in_doubt: false,
         figures: None,
     });
     GangReport {

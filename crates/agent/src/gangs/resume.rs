@@ -43,7 +43,7 @@ pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> TakenUp
             continue;
         }
         let found = look(one, &known);
-        one.reason = None;
+        (one.reason, one.in_doubt) = (None, false);
         match found {
             Found::Waits => (one.state, one.migration) = (MoveState::Waiting, None),
             Found::Begun => {
@@ -157,6 +157,7 @@ mod tests {
                 state,
                 migration: migration.map(str::to_owned),
                 reason: Some("before".to_owned()),
+                in_doubt: true,
                 figures: None,
             }],
             notes: Vec::new(),
@@ -191,6 +192,7 @@ mod tests {
             assert_eq!(report.outcome, None);
             let fresh = report.moves[0].reason.as_deref() != Some("before");
             assert!(fresh || now == Done, "{shown}");
+            assert_eq!(report.moves[0].in_doubt, !fresh, "{shown}");
         }
         let TakenUp { report, .. } = taken_up(kept("z", Waiting, None), &Two([none(), none()]));
         assert_eq!(report.moves[0].state, Failed);

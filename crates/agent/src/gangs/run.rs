@@ -172,7 +172,7 @@ impl Run {
             let show = |progress| gang.tell(Event::Progress(number, Box::new(progress)));
             let end = catch_unwind(AssertUnwindSafe(|| flight.fly(show))).unwrap_or_else(|_| {
                 let why = "a fault in the agent that coordinates; its log says more".to_owned();
-                Some(End { state: MoveState::Failed, reason: Some(why), figures: None })
+                Some(End::failed(why))
             });
             gang.tell(Event::Ended(number, end));
         });
@@ -183,8 +183,7 @@ impl Run {
             }
             Err(error) => {
                 let why = format!("no thread for it: {error}");
-                let end = End { state: MoveState::Failed, reason: Some(why), figures: None };
-                self.end(number, Some(end));
+                self.end(number, Some(End::failed(why)));
             }
         }
     }
@@ -208,6 +207,7 @@ impl Run {
         let report = self.gang.end(number, |one| {
             one.state = end.state;
             one.figures = end.figures;
+            one.in_doubt = end.in_doubt;
             one.reason = match end.state {
                 MoveState::Cancelled => {
                     Some(called_off.unwrap_or_else(|| "its migration was cancelled".to_owned()))
@@ -260,7 +260,7 @@ impl Run {
         let report = self.gang.update(|shown| shown.outcome = report.outcome);
         self.tell_end(&report);
         tracing::info!(id = report.id, outcome = ?report.outcome, "a gang has ended");
-        if let Err(error) = self.store.prune() {
+        if let Err(error) = self.store.prune(&report.id) {
             tracing::warn!(%error, "old gangs can't be forgotten");
         }
     }

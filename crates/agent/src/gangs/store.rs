@@ -6,6 +6,7 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::{GangOutcome, GangReport};
 
@@ -74,11 +75,15 @@ impl GangStore {
         Ok(all)
     }
 
-    /// Removes the oldest reports of completed gangs.
-    pub(super) fn prune(&self) -> io::Result<()> {
-        let ended = |report: &&GangReport| report.outcome == Some(GangOutcome::Done);
-        let all = self.all()?;
-        for report in all.iter().filter(ended).skip(KEPT_MAX) {
+    /// Removes the oldest reports of completed gangs, except the one of the gang `ended`.
+    pub(super) fn prune(&self, ended: &str) -> io::Result<()> {
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        let mut done = self.all()?;
+        done.retain(|report| report.outcome == Some(GangOutcome::Done));
+        // The latest first, as before. One with a time to come is from before the clock was set
+        // back, and older than all that began since.
+        done.sort_by_key(|report| (report.id != ended, report.started_unix_s > now_s));
+        for report in done.iter().skip(KEPT_MAX) {
             if let Some(path) = self.path(&report.id) {
                 fs::remove_file(path)?;
             }
@@ -129,12 +134,35 @@ mod tests {
                 store.save(&report(&id, 2 + number, Some(outcome))).unwrap();
             }
         }
-        store.prune().unwrap();
+        store.prune(&id).unwrap();
         let all = store.all().unwrap();
         let of = |outcome| all.iter().filter(|report| report.outcome == Some(outcome)).count();
         assert_eq!(of(GangOutcome::Done), KEPT_MAX);
         assert_eq!(of(GangOutcome::Failed), KEPT_MAX + 1, "they may be taken up again");
         assert_eq!(all.first().unwrap().started_unix_s, 2 + KEPT_MAX as u64, "the latest first");
         assert_eq!(all.last().unwrap().id, id, "one that has not ended stays");
+    }
+
+    #[test]
+    fn the_clock_may_be_set_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = GangStore::new(dir.path().to_owned());
+        let done = |id: &str, started_unix_s| {
+            store.save(&report(id, started_unix_s, Some(GangOutcome::Done))).unwrap();
+        };
+        // All but one are of the wrong time.
+        let wrong_s = u64::MAX - KEPT_MAX as u64;
+        for number in 1..KEPT_MAX as u64 {
+            done(&format!("g{number:08x}"), wrong_s + number);
+        }
+        done("gaaaaaaaa", 1);
+        for (id, started_unix_s) in [("gbbbbbbbb", 2), ("gcccccccc", wrong_s)] {
+            done(id, started_unix_s);
+            store.prune(id).unwrap();
+        }
+        let has = |id: &str| store.read(id).unwrap().is_some();
+        assert_eq!(store.all().unwrap().len(), KEPT_MAX);
+        assert!(["gaaaaaaaa", "gbbbbbbbb", "gcccccccc", "g00000003"].into_iter().all(has));
+        assert!(!["g00000001", "g00000002"].into_iter().any(has), "they are the oldest");
     }
 }

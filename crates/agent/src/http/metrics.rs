@@ -37,11 +37,9 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(super) async fn metrics(State(api): State<Api>) -> Response {
     let text = blocking(move || {
-        let mut migrations = api.migrations.list();
-        migrations.retain(|one| one.outcome.is_none());
         let now = Now {
             vms: api.registry.list(),
-            migrations,
+            migrations: api.migrations.moving(),
             buffers: api.migrations.buffers(),
             certificate_until_s: api.identity.map(|identity| identity.validity().not_after_s),
         };

@@ -175,6 +175,18 @@ async fn every_refusal_has_a_status_a_code_and_a_reason() {
         ("DELETE", "/v1/vms/web1?force=maybe", String::new(), (400, InvalidRequest), "force"),
         ("GET", "/v1/vms/a%2Fb", String::new(), (404, NoSuchVm), "no VM `a/b`"),
         ("GET", "/v1/vms/%FF", String::new(), (400, InvalidRequest), ""),
+        // Its path is also that of an order.
+        ("GET", "/v1/vms/attach", String::new(), (404, NoSuchVm), "no VM `attach`"),
+        ("DELETE", "/v1/vms/attach", String::new(), (404, NoSuchVm), "no VM `attach`"),
+        ("DELETE", "/v1/vms/attach?force=maybe", String::new(), (400, InvalidRequest), "force"),
+        ("PUT", "/v1/vms/attach", String::new(), (405, MethodNotAllowed), "another method"),
+        (
+            "POST",
+            "/v1/vms/attach/predict",
+            r#"{"to":"y","downtime_ms":60001}"#.to_owned(),
+            (400, InvalidRequest),
+            "outside 1 to 60000",
+        ),
         ("GET", "/v1/doctor/there", String::new(), (404, NoSuchHost), "no host `there`"),
         ("GET", "/v1/hosts/there", String::new(), (404, NoSuchHost), "no host `there`"),
         ("GET", "/v1/doctor/here", String::new(), (400, InvalidRequest), "is this host"),

@@ -21,7 +21,7 @@ const STATUSES: [VmStatus; 6] = [
 /// The present state of an agent.
 pub(crate) struct Now {
     pub(crate) vms: Vec<VmSummary>,
-    /// Running migrations.
+    /// Running migrations of VMs.
     pub(crate) migrations: Vec<Progress>,
     /// Outgoing and incoming.
     pub(crate) buffers: [Buffers; 2],

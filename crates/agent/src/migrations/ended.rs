@@ -24,6 +24,7 @@ pub(super) fn ended_progress(report: &Report) -> Progress {
         left_bytes: 0,
         notes: report.notes.clone(),
         outcome: Some(report.outcome.clone()),
+        in_doubt: report.in_doubt,
         ..Progress::new((&report.id, &report.vm), (&report.from, &report.to), report.ram_bytes)
     }
 }

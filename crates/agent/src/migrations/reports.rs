@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::{Outcome, Progress, Report};
@@ -28,7 +28,7 @@ impl Reports {
         let path = self.path(&report.id).ok_or_else(|| io::Error::other("not an id"))?;
         let text = serde_json::to_vec(report).map_err(io::Error::other)?;
         state::replace(&path, &text)?;
-        self.prune()
+        self.prune(&path)
     }
 
     pub(super) fn read(&self, id: &str) -> io::Result<Option<Report>> {
@@ -54,7 +54,8 @@ impl Reports {
         Self::is_id(id).then(|| self.dir.join(format!("{id}.json")))
     }
 
-    fn prune(&self) -> io::Result<()> {
+    /// Removes the oldest reports, except the one that was just saved.
+    fn prune(&self, saved: &Path) -> io::Result<()> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
@@ -63,7 +64,10 @@ impl Reports {
                 files.push((file.modified()?, entry.path()));
             }
         }
-        files.sort();
+        // One with a time to come is from before the clock was set back, and so older than all that
+        // were saved since.
+        let now = SystemTime::now();
+        files.sort_by_key(|(at, path)| (path == saved, *at <= now, *at));
         let excess = files.len().saturating_sub(KEPT_MAX);
         for (_, path) in files.into_iter().take(excess) {
             match fs::remove_file(path) {
@@ -90,6 +94,8 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -100,6 +106,53 @@ mod tests {
         for id in ["../secret", "", "deadbeef0", "deadbee", "deadbee/", "..%2fsecr", "DEADBEEZ"] {
             assert!(reports.read(id).unwrap().is_none(), "{id}");
             assert!(!reports.has(id));
+        }
+    }
+
+    #[test]
+    fn the_oldest_are_removed_also_after_the_clock_was_set_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let reports = Reports::new(dir.path().to_owned());
+        let now = SystemTime::now();
+        for number in 0..KEPT_MAX {
+            let path = reports.path(&format!("{number:08x}")).unwrap();
+            // The first one is of last week, the others are of the wrong time.
+            let hours = Duration::from_secs(3600) * u32::try_from(number).unwrap();
+            let at = if number == 0 { now - Duration::from_secs(7 * 86400) } else { now + hours };
+            fs::File::create(path).unwrap().set_modified(at).unwrap();
+        }
+        for id in ["aaaaaaaa", "bbbbbbbb", "cccccccc"] {
+            let progress = Progress::new((id, "web1"), ("here", "there"), 0);
+            reports.save(&empty(&progress, Outcome::Done)).unwrap();
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), KEPT_MAX);
+        for (id, is_kept) in [
+            ("aaaaaaaa", true),
+            ("bbbbbbbb", true),
+            ("cccccccc", true),
+            ("00000000", true),
+            ("00000001", false),
+            ("00000002", false),
+            ("00000003", false),
+            ("00000004", true),
+        ] {
+            assert_eq!(reports.has(id), is_kept, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_report_that_was_just_saved_is_kept_whatever_the_time_of_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let reports = Reports::new(dir.path().to_owned());
+        let saved = reports.path("00000000").unwrap();
+        for at in [SystemTime::UNIX_EPOCH, SystemTime::now() + Duration::from_secs(3600)] {
+            for number in 0..=KEPT_MAX {
+                fs::write(reports.path(&format!("{number:08x}")).unwrap(), "").unwrap();
+            }
+            fs::File::options().write(true).open(&saved).unwrap().set_modified(at).unwrap();
+            reports.prune(&saved).unwrap();
+            assert!(reports.has("00000000"), "{at:?}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), KEPT_MAX);
         }
     }
 

@@ -1,6 +1,7 @@
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
-use api::{ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
+use api::{BoundsChange, Phase, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
 use qemu::probe::Probes;
 use qemu::programs::Programs;
 use switchover::MigrationId;
@@ -8,8 +9,11 @@ use switchover::journal::{Journal, JournalDir, Opened};
 use switchover::source::Record;
 use test_scope::TestDir;
 
+use super::table::Entry;
 use super::*;
+use crate::config::PeerEntry;
 use crate::events::Limits;
+use crate::peers::Peers;
 use crate::registry::Held;
 use crate::state::StateDir;
 
@@ -160,6 +164,7 @@ fn a_fault_in_the_engine_ends_one_migration_and_nothing_else() {
     let migrations = site.migrations(Box::new(|_, _, _, _, _| panic!("as a test wants it")));
     let id = migrations.start(request("web1", "near")).unwrap();
     let last = follow(&migrations, &id);
+    assert!(!last.in_doubt);
     assert!(
         matches!(last.outcome, Some(Outcome::Failed(why)) if why.contains("droveway show web1"))
     );
@@ -197,7 +202,8 @@ fn after_a_fault_past_the_commit_the_vm_is_held_until_the_operator_decides() {
     let site = Site::new();
     let migrations = site.migrations(fails_at(&[Record::Committed { run: false }]));
     let id = migrations.start(request("web1", "near")).unwrap();
-    follow(&migrations, &id);
+    assert!(follow(&migrations, &id).in_doubt);
+    assert!(migrations.report(&id).unwrap().in_doubt);
     let show = || site.registry.show("web1").unwrap();
     assert_eq!(show().status, VmStatus::InDoubt);
     for error in [
@@ -230,6 +236,33 @@ fn after_a_fault_past_the_commit_the_vm_is_held_until_the_operator_decides() {
     assert_eq!(show().status, VmStatus::Paused);
     migrations.settlers.close();
     assert_eq!(told(), [in_doubt, Happening::VmSettled { vm: vm() }]);
+}
+
+/// The other host may never come back, so the operator can end the wait for it.
+#[test]
+fn a_vm_that_was_taken_back_can_move_again_when_the_operator_says_so_again() {
+    let site = Site::new();
+    let migrations = site.migrations(fails_at(&[Record::Committed { run: false }]));
+    let id = migrations.start(request("web1", "near")).unwrap();
+    follow(&migrations, &id);
+    let decision = ResolveRequest { side: ResolveSide::Here, certain: true };
+    migrations.settlers.decide("web1", decision).unwrap();
+    assert_eq!(site.registry.show("web1").unwrap().status, VmStatus::Paused);
+    let denied = migrations.start(request("web1", "near")).unwrap_err();
+    assert_eq!(denied.code(), ErrorCode::VmInDoubt);
+    assert!(denied.to_string().contains("`droveway resolve web1 --here`"), "{denied}");
+
+    migrations.settlers.decide("web1", decision).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while migrations.settlers.keeps_here("web1").is_err() && Instant::now() < until {
+        thread::yield_now();
+    }
+    assert_eq!(migrations.settlers.keeps_here("web1"), Ok(()));
+    let journals = JournalDir::open(&site.registry.state().journals()).unwrap();
+    assert!(journals.contents().unwrap().is_empty());
+    let denied = migrations.settlers.decide("web1", decision).unwrap_err();
+    assert_eq!(denied.code(), ErrorCode::VmNotInDoubt);
+    migrations.settlers.close();
 }
 
 #[test]
@@ -286,7 +319,8 @@ fn while_it_moves_a_vm_is_not_moved_or_stopped() {
 fn list_carried(migrations: &Migrations, id: &str, vm: &str, phase: Phase) {
     let progress = Progress { phase, ..Progress::new((id, vm), ("here", "near"), 0) };
     let watch = Arc::new(Watch::new(progress, Bounds::default()));
-    let entry = Entry { number: 1, watch, thread: None, report: None };
+    let what = What::Migration;
+    let entry = Entry { number: 1, what, watch, thread: None, report: None };
     migrations.table.lock().entries.insert(id.to_owned(), entry);
 }
 
@@ -299,7 +333,6 @@ fn a_migration_past_its_commit_is_not_cancelled_but_waited_for() {
     list_carried(&migrations, main, "db1", Phase::Committed);
     list_carried(&migrations, urgent, "db1", Phase::FirstPass);
     list_carried(&migrations, other, "db2", Phase::FirstPass);
-    assert!(migrations.has_committed_to("near") && !migrations.has_committed_to("far"));
     for id in [main, urgent] {
         let denied = migrations.cancel(id).unwrap_err();
         assert_eq!(denied.code(), ErrorCode::MigrationCommitted, "{denied}");
@@ -323,11 +356,51 @@ fn a_migration_past_its_commit_is_not_cancelled_but_waited_for() {
         let done = Some(Outcome::Done);
         assert_eq!(closing.join().unwrap(), [done.clone(), done], "it waits for both");
     });
-    assert!(!migrations.has_committed_to("near"));
 
     // The wait has an end.
     list_carried(&migrations, "0000000d", "db1", Phase::Committed);
     migrations.close(Instant::now());
+}
+
+/// While one goes there, a second connection of QEMU's may be silent: it may turn to post-copy.
+#[test]
+fn a_vm_that_is_carried_is_known_by_its_host_until_it_has_ended() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    assert!(!migrations.is_carrying_to("near"));
+    let all = [What::Migration, What::Disk, What::Connection];
+    for (id, what) in ["0000000a", "0000000b", "0000000c"].into_iter().zip(all) {
+        let seen = Mutex::new(None);
+        migrations.carry((id, "db1", "near"), Bounds::default(), what, |watch| {
+            *seen.lock() = Some([
+                migrations.is_carrying_to("near"),
+                migrations.is_carrying("db1", "near"),
+                migrations.is_carrying_to("far"),
+                migrations.is_carrying("db2", "near"),
+            ]);
+            reports::empty(&watch.progress().1, Outcome::Done)
+        });
+        let is_vm = what == What::Migration;
+        assert_eq!(*seen.lock(), Some([is_vm, is_vm, false, false]), "{what:?}");
+        assert!(!migrations.is_carrying_to("near"), "{what:?}");
+    }
+}
+
+/// A VM with disks is one VM that moves.
+#[test]
+fn a_disk_that_is_carried_is_listed_and_does_not_count_as_a_vm() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    for (id, what, vms) in [("0000000a", What::Migration, 1), ("0000000b", What::Disk, 0)] {
+        let seen = Mutex::new(None);
+        migrations.carry((id, "db1", "near"), Bounds::default(), what, |watch| {
+            let is_listed = migrations.list().iter().any(|one| one.id == id);
+            *seen.lock() = Some((is_listed, migrations.moving().len()));
+            reports::empty(&watch.progress().1, Outcome::Done)
+        });
+        assert_eq!(*seen.lock(), Some((true, vms)), "{what:?}");
+        assert!(migrations.moving().is_empty(), "it has ended");
+    }
 }
 
 #[test]

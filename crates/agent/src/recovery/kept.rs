@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use qemu::machine;
 use serde::Deserialize;
 use switchover::Kept;
 use switchover::journal::Opened;
@@ -10,14 +11,27 @@ use crate::registry::Held;
 
 /// The VMs of unfinished switchovers.
 pub(crate) fn held(kept: &[Kept]) -> Held {
-    let of = |opened: &Opened| {
-        (opened.vm.clone(), qemu::machine::Record::deserialize(&opened.qemu).ok())
-    };
-    let held = kept.iter().filter_map(|one| match one {
-        Kept::Unreadable(error) => Some((error.vm()?.to_owned(), None)),
-        one => opened(one).map(of),
-    });
-    Held(held.collect())
+    Held(kept.iter().filter_map(vm).collect())
+}
+
+/// Those that were to leave, or may have been. The journal of such a VM's arrival may be here too.
+pub(super) fn leaving(kept: &[Kept]) -> Held {
+    let sources = kept.iter().filter(|one| !matches!(one, Kept::Destination(_)));
+    Held(sources.filter_map(vm).collect())
+}
+
+/// Whether a journal's VM is among them, with its QEMU.
+pub(super) fn is_among(held: &Held, opened: &Opened) -> bool {
+    machine::Record::deserialize(&opened.qemu).is_ok_and(|qemu| held.holds(&opened.vm, &qemu))
+}
+
+/// A journal's VM, and its QEMU, if that can be read.
+fn vm(kept: &Kept) -> Option<(String, Option<machine::Record>)> {
+    if let Kept::Unreadable(error) = kept {
+        return Some((error.vm()?.to_owned(), None));
+    }
+    let opened = opened(kept)?;
+    Some((opened.vm.clone(), machine::Record::deserialize(&opened.qemu).ok()))
 }
 
 /// The addresses of their other hosts, as far as they are known.
@@ -65,5 +79,8 @@ mod tests {
         addresses.sort();
         assert_eq!(addresses, ["10.0.0.2", "2001:db8::3"]);
         assert_eq!(held(&kept).0.len(), 3);
+        let mut leaving: Vec<String> = leaving(&kept).0.into_iter().map(|(vm, _)| vm).collect();
+        leaving.sort();
+        assert_eq!(leaving, ["web1", "web3"]);
     }
 }

@@ -34,13 +34,28 @@ pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Opti
     Some(Case::Source(driver, effects))
 }
 
-pub(super) fn coming(settler: &Settler, kept: Reopened<destination::Record>) -> Option<Case> {
+/// With `leaves`, the VM was on its way to another host when the agent ended, or may have been.
+pub(super) fn coming(
+    settler: &Settler,
+    kept: Reopened<destination::Record>,
+    leaves: bool,
+) -> Option<Case> {
+    use destination::Noted::{Left, Lost, Running};
+
     let machine = settler.find(kept.same_boot).ok()?;
     let found = machine.as_deref().map_or(Found::Gone, came_as);
     let noted = kept.noted();
     let registry = Arc::clone(&settler.settlers.registry);
     let vm = &settler.opened.vm;
-    let place = settler.holds().then(|| Place::Found(registry.claim_found(vm)));
+    // It had arrived before it left. Only the journal of its departure says whose it is now, and
+    // frees it.
+    let arrived_before = leaves && matches!(noted, Running | Left | Lost);
+    if arrived_before && let Some(vm) = registry.vm(vm).filter(|vm| settler.is_about(vm)) {
+        // If its record does not say so yet, it is tried again, and the journal stays until then.
+        let _ = vm.save_here();
+    }
+    let holds = !arrived_before && settler.holds();
+    let place = holds.then(|| Place::Found(registry.claim_found(vm)));
     let mut effects = DestinationEffects::new(registry, vm, machine, None, place);
     let driver = destination::Driver::restart(kept, found, &mut effects);
     effects.restarted(noted, found);

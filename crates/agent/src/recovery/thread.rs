@@ -113,7 +113,10 @@ impl Settler {
             None if was_in_doubt => Some(Happening::VmSettled { vm: name }),
             _ => None,
         };
-        if let Some(vm) = vm {
+        // Another switchover of the VM may be in doubt, or its journal unreadable.
+        if let Some(vm) = vm
+            && (doubt.is_some() || was_in_doubt)
+        {
             vm.doubt(doubt);
         }
         if let Some(happening) = happening {

@@ -32,7 +32,8 @@ const FINDERS: usize = 8;
 pub(crate) struct Held(pub(crate) Vec<(String, Option<machine::Record>)>);
 
 impl Held {
-    fn holds(&self, name: &str, recorded: &machine::Record) -> bool {
+    /// Whether that VM is among them, with this QEMU.
+    pub(crate) fn holds(&self, name: &str, recorded: &machine::Record) -> bool {
         let is_it = |machine: &Option<machine::Record>| {
             machine.as_ref().is_none_or(|machine| machine.is_of(recorded))
         };

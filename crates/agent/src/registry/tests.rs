@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{ErrorCode, StopEnd, StopHow};
-use qemu::machine::{By, GuestPort, Machine, Start};
+use qemu::machine::{By, GuestPort, Machine, Start, UP_MAX};
 use qemu::process::Process;
 use qemu::programs::Programs;
 use test_scope::TestDir;
@@ -64,6 +64,7 @@ fn leave(dir: &Path, standing: Option<Standing>, incoming: bool, run: bool) -> M
         user: None,
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
+        up_max: UP_MAX,
     };
     let machine = machine::start(&start).unwrap();
     if run {

@@ -6,15 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use api::VmStatus;
-use crossbeam_channel::Receiver;
 use qemu::launch::log_tail;
 use qemu::machine::{self, Machine};
 use qemu::outgoing;
 use qemu::process::Process;
-use qemu::qmp::{Event, QmpError};
+use qemu::qmp::QmpError;
 use serde_json::json;
 
-use super::shut_down::{ShutDown, WITHOUT_A_WORD};
+use super::shut_down::{Ends, ShutDown, WITHOUT_A_WORD};
 use super::{Known, Vm};
 
 /// A QEMU that moves its VM may hold its main lock for longer.
@@ -22,15 +21,15 @@ use super::{Known, Vm};
 /// A list of VMs does not wait for that.
 const STATUS_WAIT: Duration = Duration::from_millis(500);
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) enum Qemu {
-    Alive { machine: Arc<Machine>, ends: Receiver<Event> },
+    Alive { machine: Arc<Machine>, ends: Ends },
     Dead { pid: u32, version: String, argv: Vec<String>, attached: bool, why: String },
 }
 
 impl Qemu {
     pub(super) fn alive(machine: Machine) -> Self {
-        let ends = machine.qmp.events_named(&["SHUTDOWN", "STOP"]);
+        let ends = Ends::of(&machine.qmp);
         Self::Alive { machine: Arc::new(machine), ends }
     }
 }
@@ -91,16 +90,15 @@ impl Vm {
     ///
     /// If the VM is `busy` with a migration, a lost connection is left to that migration.
     pub(crate) fn status(&self, busy: bool) -> VmStatus {
-        let qemu = self.known.lock().qemu.clone();
-        let Qemu::Alive { machine, ends } = qemu else {
+        let Some(machine) = self.machine() else {
             return VmStatus::Dead;
         };
         if machine.qmp.is_closed() || !machine.process.is_alive() {
-            return self.look_again(&machine, &ends, busy);
+            return self.look_again(&machine, busy);
         }
         let answer = machine.qmp.execute_within("query-status", json!({}), STATUS_WAIT);
         let mut known = self.known.lock();
-        known.hear(&ends);
+        known.hear();
         match answer {
             Ok(status) => {
                 known.status = match status["status"].as_str() {
@@ -114,7 +112,7 @@ impl Vm {
             }
             Err(QmpError::Closed) => {
                 drop(known);
-                return self.look_again(&machine, &ends, busy);
+                return self.look_again(&machine, busy);
             }
             // QEMU is busy: its last answer still holds.
             Err(_) => {
@@ -147,7 +145,7 @@ impl Vm {
     }
 
     /// Finds out whether QEMU has ended, or only the connection to it.
-    fn look_again(&self, machine: &Arc<Machine>, ends: &Receiver<Event>, busy: bool) -> VmStatus {
+    fn look_again(&self, machine: &Machine, busy: bool) -> VmStatus {
         if machine.process.is_alive() {
             let meeting = self.meeting.try_lock();
             if busy || meeting.is_none() {
@@ -165,7 +163,7 @@ impl Vm {
                 return self.known.lock().status;
             }
         }
-        let why = self.epitaph(machine, ends);
+        let why = self.epitaph(machine);
         tracing::info!(vm = self.name, why, "its QEMU is gone");
         let mut known = self.known.lock();
         known.status = VmStatus::Dead;
@@ -179,9 +177,9 @@ impl Vm {
         VmStatus::Dead
     }
 
-    fn epitaph(&self, machine: &Machine, ends: &Receiver<Event>) -> String {
+    fn epitaph(&self, machine: &Machine) -> String {
         let mut known = self.known.lock();
-        known.hear(ends);
+        known.hear();
         let why = known.shut_down.map_or(WITHOUT_A_WORD, |shut_down| shut_down.how);
         with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
     }

@@ -42,6 +42,9 @@ pub struct MoveReport {
     pub migration: Option<String>,
     /// Why it failed or was cancelled.
     pub reason: Option<String>,
+    /// Whether it is in doubt: it may run at either host.
+    #[serde(default)]
+    pub in_doubt: bool,
     /// The costs of its migration; none if its source host could not be asked.
     pub figures: Option<Figures>,
 }

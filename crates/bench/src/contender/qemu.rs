@@ -1,7 +1,6 @@
 //! QEMU's own migration, with its own way to move a disk with the VM.
 
 mod copy;
-mod tls;
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -12,7 +11,7 @@ use ::qemu::qmp::{Event, Qmp};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use serde_json::{Value, json};
 
-use super::{Contender, Ground, Moved};
+use super::{Contender, Ground, Moved, tls};
 use lab::error::{LabError, Result, SystemContext};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, RUN_DIR};

@@ -1,13 +1,11 @@
 //! libvirt's own migration by `virsh migrate`, unaided or carried by agents.
 
-mod tls;
-
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
 use super::droveway::certify;
-use super::{Contender, Ground, Moved};
+use super::{Contender, Ground, Moved, tls};
 use lab::agent::Agent;
 use lab::error::{LabError, Result};
 use lab::guest::{Guest, GuestSpec};
@@ -133,7 +131,12 @@ impl Contender for Virsh {
         let (kit, hosts) = (ground.kit, ground.hosts);
         let made_of = setup::libvirt(kit)?;
         let Way { carried, encrypted, .. } = self.way;
-        let qemus_own = if encrypted && !carried { tls::give(hosts)? } else { String::new() };
+        let qemus_own = if encrypted && !carried {
+            tls::give(hosts)?;
+            tls::of_libvirt()
+        } else {
+            String::new()
+        };
         let agents_own = if encrypted && carried { certify(hosts)?.to_vec() } else { Vec::new() };
         let agents_own: Vec<&str> = agents_own.iter().map(String::as_str).collect();
         for host in [&hosts.a, &hosts.b] {

@@ -300,8 +300,12 @@ mod tests {
         for (page, byte) in [(1, 7), (2, 0), (300, 9), (599, 7)] {
             put(page, byte);
         }
-        let block =
-            Reached { name: "ram".to_owned(), bytes: 600 * PAGE_BYTES, mapping: mapping.clone() };
+        let block = Reached {
+            name: "ram".to_owned(),
+            bytes: 600 * PAGE_BYTES,
+            mapping: mapping.clone(),
+            may_be_unplugged: false,
+        };
         let mut looker = Looker::new(Conditions::default()).unwrap();
         let mut contents = vec![5];
         looker.look_at(&block, 0, &mut contents).unwrap();

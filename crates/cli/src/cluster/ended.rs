@@ -26,6 +26,7 @@ pub(crate) struct Ended {
 pub(crate) enum EndedAs {
     Done,
     Failed(String),
+    InDoubt(String),
     #[default]
     Cancelled,
 }
@@ -35,6 +36,7 @@ impl EndedAs {
         match self {
             Self::Done => ("moved", Tone::Good),
             Self::Failed(_) => ("failed", Tone::Bad),
+            Self::InDoubt(_) => ("in doubt", Tone::Bad),
             Self::Cancelled => ("cancelled", Tone::Calm),
         }
     }
@@ -54,6 +56,7 @@ impl Ended {
             wire_bytes: Some(report.wire_bytes),
             result: match &report.outcome {
                 Outcome::Done => EndedAs::Done,
+                Outcome::Failed(why) if report.in_doubt => EndedAs::InDoubt(full_stop(why)),
                 Outcome::Failed(why) => EndedAs::Failed(full_stop(why)),
                 Outcome::Cancelled => EndedAs::Cancelled,
             },
@@ -80,6 +83,7 @@ impl Ended {
             wire_bytes: figures.map(|figures| figures.wire_bytes),
             result: match one.state {
                 MoveState::Done => EndedAs::Done,
+                MoveState::Failed if one.in_doubt => EndedAs::InDoubt(reason()),
                 MoveState::Failed => EndedAs::Failed(reason()),
                 MoveState::Waiting | MoveState::Moving | MoveState::Cancelled => EndedAs::Cancelled,
             },

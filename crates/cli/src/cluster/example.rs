@@ -29,6 +29,7 @@ pub(crate) fn moving(vm: &str) -> Progress {
         limit: Limit::Network,
         notes: Vec::new(),
         outcome: None,
+        in_doubt: false,
     }
 }
 

@@ -267,6 +267,7 @@ mod tests {
             state: MoveState::Moving,
             migration: Some(progress.id.clone()),
             reason: None,
+            in_doubt: false,
             progress: Some(progress),
         }
     }

@@ -100,7 +100,8 @@ fn issue(args: &IssueArgs) -> Result<String, AuthorityError> {
     said.push_str(match subject {
         Subject::Host(_) => {
             "Copy ca.crt, droveway.crt, droveway.key and content.key to /etc/droveway/tls on that \
-             host, readable by its agent alone, and restart the agent.\n"
+             host, readable by its agent alone. An agent that runs reads them within half a \
+             minute; with its first certificate, or another content.key, restart it.\n"
         }
         Subject::Client { .. } => "Give ca.crt, droveway.crt and droveway.key to its holder.\n",
     });

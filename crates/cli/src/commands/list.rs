@@ -64,6 +64,7 @@ fn migrations_table(migrations: &[api::Progress]) -> String {
             match &one.outcome {
                 None => "-",
                 Some(api::Outcome::Done) => "done",
+                Some(api::Outcome::Failed(_)) if one.in_doubt => "in doubt",
                 Some(api::Outcome::Failed(_)) => "failed",
                 Some(api::Outcome::Cancelled) => "cancelled",
             }

@@ -8,6 +8,7 @@ use hyper::Method;
 use crate::client::{Client, NOTHING, segment};
 use crate::output::print_line;
 use crate::problem::Problem;
+use crate::watch::{Signals, leave_stopping, wait};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StopArgs {
@@ -24,8 +25,13 @@ pub(crate) struct StopArgs {
 pub(crate) async fn run(client: &Client, args: &StopArgs) -> Result<ExitCode, Problem> {
     let path =
         format!("/v1/vms/{}?force={}&timeout_s={}", segment(&args.name), args.force, args.timeout);
-    let stopped: api::Stopped = client.ask(Method::DELETE, &path, NOTHING).await?;
     let name = &args.name;
+    // The agent can't be asked to leave off, so a user who presses Ctrl-C has to know that.
+    let mut signals = Signals::new()?;
+    let asking = client.ask::<api::Stopped>(Method::DELETE, &path, NOTHING);
+    let Some(stopped) = wait(asking, &mut signals, &goes_on(args)).await? else {
+        return Ok(leave_stopping(name));
+    };
     let said = match stopped.end {
         api::StopEnd::ShutDown => format!("{name} has shut down."),
         api::StopEnd::PlugPulled if args.force => format!("{name} is off."),
@@ -36,4 +42,29 @@ pub(crate) async fn run(client: &Client, args: &StopArgs) -> Result<ExitCode, Pr
     };
     print_line(format_args!("{said}"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The message at the first Ctrl-C.
+fn goes_on(StopArgs { name, force, timeout }: &StopArgs) -> String {
+    let becomes = if *force {
+        "is being ended".to_owned()
+    } else {
+        format!("goes on shutting down: its plug is pulled after {timeout} s")
+    };
+    format!("{name} {becomes}. Ctrl-C again: don't wait.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ctrl_c_does_not_seem_to_keep_the_plug_in() {
+        let args = |force| StopArgs { name: "web1".to_owned(), force, timeout: 60 };
+        assert_eq!(
+            goes_on(&args(false)),
+            "web1 goes on shutting down: its plug is pulled after 60 s. Ctrl-C again: don't wait."
+        );
+        assert_eq!(goes_on(&args(true)), "web1 is being ended. Ctrl-C again: don't wait.");
+    }
 }

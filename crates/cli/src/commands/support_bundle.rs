@@ -51,8 +51,8 @@ pub(crate) async fn run(client: &Client, args: &SupportBundleArgs) -> Result<Exi
         let part = part.unwrap_or_else(|problem| json!({ "missing": problem.to_string() }));
         bundle.insert(name.to_owned(), part);
     }
-    let started_s = bundle["report"]["started_unix_s"].as_u64();
-    bundle.insert("log".to_owned(), log(started_s, bundle["report"]["total_s"].as_f64()));
+    let log = log_of(client.is_remote(), &bundle["report"]);
+    bundle.insert("log".to_owned(), log);
     let mut bundle = Value::Object(bundle);
     secrets::leave_out(&mut bundle);
     let file = args.output.clone().unwrap_or_else(|| format!("droveway-{}.json", args.id).into());
@@ -74,6 +74,17 @@ fn write(file: &Path, bundle: &Value) -> Result<(), Problem> {
     file.write_all(b"\n").map_err(failed)
 }
 
+/// The agent's log lines of the time of that report. The journal of this host has another agent's
+/// if `is_remote`.
+fn log_of(is_remote: bool, report: &Value) -> Value {
+    if is_remote {
+        return json!({
+            "missing": "the agent is on another host: run this there, or add its journal"
+        });
+    }
+    log(report["started_unix_s"].as_u64(), report["total_s"].as_f64())
+}
+
 /// The agent's log lines of that time, if systemd runs it.
 fn log(started_s: Option<u64>, total_s: Option<f64>) -> Value {
     let (Some(started_s), Some(total_s)) = (started_s, total_s) else {
@@ -93,5 +104,19 @@ fn log(started_s: Option<u64>, total_s: Option<f64>) -> Value {
         }
         Ok(output) => json!({ "missing": String::from_utf8_lossy(&output.stderr).trim() }),
         Err(error) => json!({ "missing": format!("journalctl: {error}") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_of_another_host_is_not_that_of_this_one() {
+        let report = json!({ "started_unix_s": 1, "total_s": 2.5 });
+        let missing = log_of(true, &report)["missing"].clone();
+        assert!(missing.as_str().unwrap().contains("on another host"), "{missing}");
+        let missing = log_of(false, &Value::Null)["missing"].clone();
+        assert_eq!(missing, "it is not known when it ran");
     }
 }

@@ -66,7 +66,7 @@ impl Placed {
                 }
                 Change::Added(what) => format!("changed  {path}: added {what}\n"),
                 Change::Closed => format!(
-                    "changed  {path}: everybody on this host could read it; if somebody may have, \
+                    "changed  {path}: every user of this host could read it; if one may have, \
                      issue a new certificate\n"
                 ),
             }
@@ -83,9 +83,21 @@ impl Placed {
     }
 
     /// Whether a running agent has to be restarted to use the changes.
-    pub(crate) fn is_changed(&self) -> bool {
-        let matters = |change: &Change| matches!(change, Change::Written | Change::Added(_));
-        self.changes.iter().any(|(_, change)| matters(change))
+    pub(crate) fn needs_restart(&self) -> bool {
+        let matters = |(path, change): &(PathBuf, Change)| match change {
+            Change::Written => true,
+            Change::Added(_) => !path.ends_with(PEERS),
+            Change::Kept | Change::Newer | Change::Closed => false,
+        };
+        self.changes.iter().any(matters)
+    }
+
+    /// Whether hosts were added to the peers file, which a running agent rereads.
+    pub(crate) fn has_new_peers(&self) -> bool {
+        let has_new = |(path, change): &(PathBuf, Change)| {
+            matches!(change, Change::Added(_)) && path.ends_with(PEERS)
+        };
+        self.changes.iter().any(has_new)
     }
 }
 

@@ -69,10 +69,14 @@ pub(crate) fn after_place(placed: &Placed) -> String {
     let name = &placed.name;
     let mut text = if placed.is_first() {
         format!("Next, on {name}:\n  systemctl enable --now droveway\n")
-    } else if placed.is_changed() {
+    } else if placed.needs_restart() {
         format!(
             "Next, on {name}, while it moves no VM (VMs run on):\n  systemctl restart droveway\n"
         )
+    } else if placed.has_new_peers() {
+        "An agent that runs reads the peers file again within half a minute. If none runs yet:\n  \
+         systemctl enable --now droveway\n"
+            .to_owned()
     } else {
         "Nothing was changed. If the agent doesn't run yet:\n  systemctl enable --now droveway\n"
             .to_owned()

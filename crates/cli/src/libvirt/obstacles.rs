@@ -35,9 +35,10 @@ pub(crate) fn find(qemu_conf: &str, lines: &Lines, carries: bool) -> Vec<String>
 
 fn encrypted(qemu_conf: &str) -> Option<String> {
     (value(qemu_conf, "migrate_tls_force") == Some("1")).then(|| {
-        "qemu.conf has migrate_tls_force = 1: a migration must then be encrypted by QEMU itself, \
-         and agents can only pass it on as it is. Take the line out: between hosts the agents \
-         encrypt"
+        "qemu.conf has migrate_tls_force = 1: a migration must then be encrypted by QEMU itself. \
+         Agents can only pass it on as it is, and it fails unless `virsh migrate` is told a name \
+         in the destination's certificate (--tls-destination). Take the line out: between hosts \
+         the agents encrypt"
             .to_owned()
     })
 }

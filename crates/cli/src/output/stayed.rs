@@ -1,4 +1,4 @@
-//! A VM of a gang that was not moved, and why.
+//! A VM of a gang that has not moved as far as is known, and why.
 
 use std::fmt;
 
@@ -11,13 +11,17 @@ pub(crate) struct Stayed<'a> {
     /// Whether its move was attempted.
     pub(crate) tried: bool,
     pub(crate) reason: Option<&'a str>,
+    /// Whether it may be at either host.
+    pub(crate) in_doubt: bool,
 }
 
 impl fmt::Display for Stayed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { vm, from, to, tried, reason } = self;
+        let Self { vm, from, to, tried, reason, in_doubt } = self;
         let why = reason.map_or_else(|| "no reason is known.".to_owned(), full_stop);
-        if *tried {
+        if *in_doubt {
+            write!(f, "{vm} is in doubt: {why}")
+        } else if *tried {
             write!(f, "{vm} was not moved from {from} to {to}: {why}")
         } else {
             write!(f, "{vm} stays at {from}: {why}")

@@ -67,6 +67,7 @@ fn stayed(one: &MoveReport) -> Stayed<'_> {
         to: &one.to,
         tried: one.state == MoveState::Failed,
         reason: one.reason.as_deref(),
+        in_doubt: one.in_doubt,
     }
 }
 
@@ -87,7 +88,7 @@ pub(crate) fn text(report: &GangReport) -> String {
             one.to.clone(),
             amount::size(one.ram_bytes),
             one.migration.clone().unwrap_or_else(none),
-            state(one.state).to_owned(),
+            state(one).to_owned(),
             figures.map_or_else(none, |figures| amount::size(figures.wire_bytes)),
             figures.map_or_else(none, |figures| amount::seconds(figures.total_s)),
             gone.map_or_else(none, amount::milliseconds),
@@ -105,11 +106,12 @@ pub(crate) fn text(report: &GangReport) -> String {
     out
 }
 
-fn state(state: MoveState) -> &'static str {
-    match state {
+fn state(one: &MoveReport) -> &'static str {
+    match one.state {
         MoveState::Waiting => "waiting",
         MoveState::Moving => "moving",
         MoveState::Done => "moved",
+        MoveState::Failed if one.in_doubt => "in doubt",
         MoveState::Failed => "failed",
         MoveState::Cancelled => "not moved",
     }
@@ -137,6 +139,7 @@ mod tests {
             state,
             migration: Some("0a0b0c0d".to_owned()),
             reason: reason.map(str::to_owned),
+            in_doubt: false,
             figures,
         }
     }
@@ -188,5 +191,14 @@ mod tests {
         }
         let text = text(&failed);
         assert!(text.contains("0a0b0c0d") && text.contains("not moved"), "{text}");
+    }
+
+    #[test]
+    fn a_vm_in_doubt_is_not_said_to_have_stayed() {
+        let mut one = moved("web1", MoveState::Failed, None, Some("host-b is silent"));
+        one.in_doubt = true;
+        let said = text(&report(GangOutcome::Failed, vec![one]));
+        assert!(said.contains("\nweb1 is in doubt: host-b is silent.\n"), "{said}");
+        assert!(!said.contains("was not moved") && !said.contains("  failed"), "{said}");
     }
 }

@@ -58,6 +58,9 @@ pub(crate) fn page(report: &Report) -> String {
 fn header(report: &Report) -> Markup {
     let (class, badge, headline) = match &report.outcome {
         Outcome::Done => ("good", "Moved", format!("{} moved to {}", report.vm, report.to)),
+        Outcome::Failed(_) if report.in_doubt => {
+            ("bad", "In doubt", format!("{} is in doubt", report.vm))
+        }
         Outcome::Failed(_) => {
             ("bad", "Not moved", format!("{} was not moved to {}", report.vm, report.to))
         }
@@ -204,6 +207,13 @@ mod tests {
             assert!(!page.contains("<img"), "markup got through");
             assert_eq!(page.matches("</script>").count(), page.matches("<script").count());
         }
+    }
+
+    #[test]
+    fn a_vm_in_doubt_is_not_said_to_have_stayed() {
+        let outcome = Outcome::Failed("why".to_owned());
+        let page = page(&Report { outcome, in_doubt: true, ..example() });
+        assert!(page.contains("web1 is in doubt") && !page.contains("was not moved"), "{page}");
     }
 
     #[test]

@@ -9,9 +9,7 @@ use crate::output::{amount, full_stop};
 pub(crate) fn sentences(report: &Report) -> String {
     let mut out = match &report.outcome {
         Outcome::Done => done(report),
-        Outcome::Failed(reason) => {
-            format!("{} was not moved to {}: {}", report.vm, report.to, full_stop(reason))
-        }
+        Outcome::Failed(reason) => failed(&report.vm, &report.to, report.in_doubt, reason),
         Outcome::Cancelled => {
             format!("Cancelled. {} goes on at {}.", report.vm, report.from)
         }
@@ -30,12 +28,20 @@ pub(crate) fn sentences(report: &Report) -> String {
 pub(crate) fn without_report(last: &Progress) -> String {
     match &last.outcome {
         Some(Outcome::Done) => format!("{} runs on {}.", last.vm, last.to),
-        Some(Outcome::Failed(reason)) => {
-            format!("{} was not moved to {}: {}", last.vm, last.to, full_stop(reason))
-        }
+        Some(Outcome::Failed(reason)) => failed(&last.vm, &last.to, last.in_doubt, reason),
         Some(Outcome::Cancelled) | None => {
             format!("Cancelled. {} goes on at {}.", last.vm, last.from)
         }
+    }
+}
+
+/// A VM in doubt may be at the destination.
+fn failed(vm: &str, to: &str, in_doubt: bool, reason: &str) -> String {
+    let reason = full_stop(reason);
+    if in_doubt {
+        format!("{vm} is in doubt: {reason}")
+    } else {
+        format!("{vm} was not moved to {to}: {reason}")
     }
 }
 
@@ -114,6 +120,17 @@ mod tests {
     fn a_failure_says_where_the_vm_is_not() {
         let report = Report { outcome: Outcome::Failed("no room".to_owned()), ..example() };
         assert!(sentences(&report).starts_with("web1 was not moved to host-b: no room."));
+    }
+
+    #[test]
+    fn a_vm_in_doubt_is_not_said_to_have_stayed() {
+        let outcome = Outcome::Failed("host-b has not answered since".to_owned());
+        let told = "web1 is in doubt: host-b has not answered since.";
+        let report = Report { outcome: outcome.clone(), in_doubt: true, ..example() };
+        assert!(sentences(&report).starts_with(told), "{}", sentences(&report));
+        let last = Progress::new(("1", "web1"), ("host-a", "host-b"), 1);
+        let last = Progress { outcome: Some(outcome), in_doubt: true, ..last };
+        assert_eq!(without_report(&last), told);
     }
 
     #[test]

@@ -128,7 +128,7 @@ pub(super) fn history(known: &Known, most: usize) -> Grid {
 
 fn ended(one: &Ended) -> Vec<Span<'static>> {
     let why = match &one.result {
-        EndedAs::Failed(why) => why.clone(),
+        EndedAs::Failed(why) | EndedAs::InDoubt(why) => why.clone(),
         EndedAs::Done | EndedAs::Cancelled => String::new(),
     };
     vec![

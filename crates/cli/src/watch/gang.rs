@@ -168,6 +168,7 @@ fn end_line(one: &MoveProgress) -> String {
         to: &one.to,
         tried: one.state == MoveState::Failed,
         reason: one.reason.as_deref(),
+        in_doubt: one.in_doubt,
     }
     .to_string()
 }
@@ -212,6 +213,7 @@ mod tests {
             state,
             migration: None,
             reason: reason.map(str::to_owned),
+            in_doubt: false,
             progress: None,
         }
     }
@@ -233,6 +235,9 @@ mod tests {
         ] {
             assert_eq!(end_line(&one(state, reason)), text);
         }
+        let failed = one(MoveState::Failed, Some("host-b is silent"));
+        let in_doubt = MoveProgress { in_doubt: true, ..failed };
+        assert_eq!(end_line(&in_doubt), "web1 is in doubt: host-b is silent.");
     }
 
     #[test]

@@ -221,6 +221,7 @@ mod tests {
             limit: Limit::Network,
             notes: Vec::new(),
             outcome: None,
+            in_doubt: false,
         }
     }
 

@@ -1,5 +1,5 @@
-//! The requests before and after an operation is watched. An agent may take a minute to plan a
-//! gang, or never answer, so a signal ends the wait.
+//! The requests before and after an operation is watched, and those that can't be taken back. An
+//! agent may take a minute to plan a gang, or never answer, so a signal ends the wait.
 
 use std::pin::pin;
 use std::process::ExitCode;
@@ -13,12 +13,41 @@ use crate::operation::Operation;
 use crate::output::eprint_line;
 use crate::problem::Problem;
 
+/// The message at the first signal while an operation begins.
+const CANCELLED_SOON: &str =
+    "It is cancelled as soon as the agent has answered. Ctrl-C again: don't wait for it.";
+
 /// Waits until an operation begins. The first signal is kept, to cancel the operation once its
 /// id is known. At the second the user leaves, and the answer is none.
 pub(crate) async fn begin<T>(
     asking: impl Future<Output = Result<T, Problem>>,
     signals: &mut Signals,
 ) -> Result<Option<T>, Problem> {
+    let Some((begun, is_told)) = answered(asking, signals, CANCELLED_SOON).await? else {
+        return Ok(None);
+    };
+    if is_told {
+        signals.keep();
+    }
+    Ok(Some(begun))
+}
+
+/// Waits for the answer to a request that the agent carries out whatever becomes of this command.
+/// The first signal shows `goes_on`. At the second the user leaves, and the answer is none.
+pub(crate) async fn wait<T>(
+    asking: impl Future<Output = Result<T, Problem>>,
+    signals: &mut Signals,
+    goes_on: &str,
+) -> Result<Option<T>, Problem> {
+    Ok(answered(asking, signals, goes_on).await?.map(|(answer, _)| answer))
+}
+
+/// The answer, and whether there was a signal, which shows `text`; none after a second signal.
+async fn answered<T>(
+    asking: impl Future<Output = Result<T, Problem>>,
+    signals: &mut Signals,
+    text: &str,
+) -> Result<Option<(T, bool)>, Problem> {
     let mut asking = pin!(asking);
     let mut is_told = false;
     loop {
@@ -28,17 +57,9 @@ pub(crate) async fn begin<T>(
                     return Ok(None);
                 }
                 is_told = true;
-                eprint_line(format_args!(
-                    "It is cancelled as soon as the agent has answered. Ctrl-C again: don't wait \
-                     for it."
-                ));
+                eprint_line(format_args!("{text}"));
             }
-            answer = asking.as_mut() => {
-                if is_told {
-                    signals.keep();
-                }
-                return answer.map(Some);
-            }
+            answer = asking.as_mut() => return answer.map(|answer| Some((answer, is_told))),
         }
     }
 }
@@ -49,6 +70,15 @@ pub(crate) fn leave_unanswered(shows: &str) -> ExitCode {
     eprint_line(format_args!(
         "droveway: not waiting any longer. The agent has not answered; it may begin all the same: \
          `{shows}` says whether it has"
+    ));
+    ExitCode::from(INTERRUPTED)
+}
+
+/// Tells a user who leaves while a VM is being stopped.
+pub(crate) fn leave_stopping(name: &str) -> ExitCode {
+    eprint_line(format_args!(
+        "droveway: not waiting any longer. {name} is stopped all the same: `droveway list` says \
+         whether it is still there"
     ));
     ExitCode::from(INTERRUPTED)
 }

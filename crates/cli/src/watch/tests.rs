@@ -120,6 +120,17 @@ async fn a_signal_before_the_answer_cancels_what_then_begins() {
 }
 
 #[tokio::test]
+async fn what_goes_on_is_waited_for_until_the_second_signal() {
+    let answer = async {
+        tokio::task::yield_now().await;
+        Ok(7)
+    };
+    assert!(matches!(wait(answer, &mut Signals::given(1), "it goes on").await, Ok(Some(7))));
+    let asking = pending::<Result<(), Problem>>();
+    assert!(matches!(wait(asking, &mut Signals::given(2), "it goes on").await, Ok(None)));
+}
+
+#[tokio::test]
 async fn the_second_signal_leaves_an_agent_that_does_not_answer() {
     let asking = pending::<Result<(), Problem>>();
     assert!(matches!(begin(asking, &mut Signals::given(2)).await, Ok(None)));

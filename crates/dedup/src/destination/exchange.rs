@@ -9,7 +9,7 @@ use content::{Index, Name};
 use crossbeam_channel::{Sender, unbounded};
 use parking_lot::Mutex;
 
-use super::in_flight::{InFlight, Provider, Standing};
+use super::in_flight::{InFlight, Provider, Repeats, Standing};
 use super::kept::Kept;
 use super::recipient::{Place, Recipient};
 use super::settle;
@@ -62,6 +62,17 @@ impl Waiter {
             Self::Page(page) if page.recipient.is_over() => Standing::Over,
             Self::Page(page) => Standing::Brings(Provider::Vm(page.recipient.number)),
             Self::Remote(_) => Standing::Leaves,
+        }
+    }
+}
+
+impl Repeats for Waiter {
+    fn repeats(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Page(one), Self::Page(other)) => {
+                one.goes_with(other) && one.place.page == other.place.page
+            }
+            _ => false,
         }
     }
 }

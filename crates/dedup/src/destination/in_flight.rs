@@ -56,6 +56,13 @@ impl Standing {
     }
 }
 
+/// A waiter that may be there twice.
+pub(crate) trait Repeats {
+    /// Whether both wait for one page. Its source names a page again if the answer was lost with a
+    /// lane, and from then on listens to the second ticket alone.
+    fn repeats(&self, other: &Self) -> bool;
+}
+
 /// The result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
@@ -97,9 +104,9 @@ impl<W> Default for Passed<W> {
     }
 }
 
-impl<W> Entry<W> {
-    /// Moves waiters that must wait no longer to `passed`. False if the content has no provider
-    /// any more.
+impl<W: Repeats> Entry<W> {
+    /// Moves waiters that must wait no longer to `passed`: with one that becomes the provider also
+    /// those that repeat it. False if the content has no provider any more.
     fn pass(
         &mut self,
         (name, is_lost): (&Name, bool),
@@ -107,25 +114,28 @@ impl<W> Entry<W> {
         standing: &impl Fn(&W) -> Standing,
         passed: &mut Passed<W>,
     ) -> bool {
-        let mut heir = None;
+        let mut heir: Option<(Provider, usize)> = None;
         let mut kept = Vec::new();
         for waiting in self.waiting.drain(..) {
             let standing = standing(&waiting.who);
+            let repeats_heir = heir
+                .and_then(|(_, nth)| passed.elsewhere.get(nth))
+                .is_some_and(|(_, first)| waiting.who.repeats(first));
             let is_tired =
                 !standing.reads_for_itself(self.by) && now.duration_since(waiting.since) > WAIT_MAX;
             match standing {
                 Standing::Over => passed.over.push(waiting.who),
                 Standing::Brings(bringer) if is_lost && heir.is_none() => {
-                    heir = Some(bringer);
+                    heir = Some((bringer, passed.elsewhere.len()));
                     passed.elsewhere.push((*name, waiting.who));
                 }
                 Standing::Leaves if is_lost => passed.elsewhere.push((*name, waiting.who)),
-                _ if is_tired => passed.elsewhere.push((*name, waiting.who)),
+                _ if is_tired || repeats_heir => passed.elsewhere.push((*name, waiting.who)),
                 _ => kept.push(waiting),
             }
         }
         self.waiting = kept;
-        if let Some(heir) = heir {
+        if let Some((heir, _)) = heir {
             (self.by, self.since) = (heir, now);
         }
         heir.is_some() || !is_lost
@@ -144,7 +154,7 @@ impl<W> Default for InFlight<W> {
     }
 }
 
-impl<W> InFlight<W> {
+impl<W: Repeats> InFlight<W> {
     /// Claims the content with this name for `by`. If it has a provider, `waits` returns the
     /// waiter, if it can wait.
     pub(crate) fn claim(
@@ -270,6 +280,19 @@ mod tests {
     const A: Provider = Provider::Vm(1);
     const B: Provider = Provider::Vm(2);
 
+    impl Repeats for &str {
+        fn repeats(&self, _: &Self) -> bool {
+            false
+        }
+    }
+
+    /// The last two digits are the page, those before them the ticket.
+    impl Repeats for u64 {
+        fn repeats(&self, other: &Self) -> bool {
+            self != other && self % 100 == other % 100
+        }
+    }
+
     fn late(now: Instant) -> impl Fn(Provider, Instant) -> bool {
         move |_, since| now.duration_since(since) > CLAIM_MAX
     }
@@ -344,6 +367,26 @@ mod tests {
         assert!(served.len() >= 4, "{served:?}");
     }
 
+    /// Its source listens only to the ticket of the last time that it named the page.
+    #[test]
+    fn a_page_that_was_named_twice_is_requested_on_both_tickets() {
+        let by = |who: &u64| Standing::Brings(Provider::Vm(*who % 10));
+        for is_late in [true, false] {
+            let (mut in_flight, now) = (InFlight::default(), Instant::now());
+            in_flight.claim(name(1), A, now, || None);
+            for who in [107, 113, 207, 102, 307] {
+                assert_eq!(in_flight.claim(name(1), B, now, || Some(who)), Claim::Waits);
+            }
+            let passed = if is_late {
+                in_flight.pass_on(now, |_, _| true, by)
+            } else {
+                in_flight.fails(&[name(1)], A, now, by)
+            };
+            assert_eq!(passed.elsewhere, [107, 207, 307].map(|who| (name(1), who)));
+            assert_eq!(in_flight.brought(&name(1), Provider::Vm(7)), [113, 102]);
+        }
+    }
+
     /// However slow the disks are, the source sends what is furthest from being read.
     #[test]
     fn only_a_vm_itself_waits_for_its_disks_as_long_as_they_take() {
@@ -410,6 +453,11 @@ mod tests {
     #[test]
     fn no_waiter_is_dropped_under_the_lock() {
         struct Last<'l>(&'l Cell<bool>);
+        impl Repeats for Last<'_> {
+            fn repeats(&self, _: &Self) -> bool {
+                false
+            }
+        }
         impl Drop for Last<'_> {
             fn drop(&mut self) {
                 assert!(!self.0.get(), "it is locked");

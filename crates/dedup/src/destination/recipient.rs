@@ -252,6 +252,19 @@ impl Recipient {
         if asked.is_empty() || fills.is_empty() {
             return Vec::new();
         }
+        // A page that is requested after it has arrived does not arrive again, and stays here: there
+        // may be many, and most batches have fills.
+        let filled = fills.iter().map(|fill| u64::from(fill.count)).sum::<u64>();
+        if filled < asked.len() as u64 {
+            let pages = fills.iter().flat_map(|Fill { first, count, .. }| {
+                (first.0..first.0.saturating_add(*count)).map(PageIndex)
+            });
+            let take = |page| match asked.entry((block, page)) {
+                Entry::Occupied(entry) if entry.get().0 <= epoch => Some(entry.remove().1),
+                _ => None,
+            };
+            return pages.filter_map(take).collect();
+        }
         let mut runs: Vec<(u32, u32)> =
             fills.iter().map(|fill| (fill.first.0, fill.count)).collect();
         runs.sort_unstable();
@@ -294,23 +307,49 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::thread;
 
-    use content::{Domain, Index};
+    use content::{Domain, Index, NAME_BYTES};
     use placer::Feeder;
 
     use super::super::outbox::Outbox;
     use super::*;
 
-    /// Another thread may place a page as soon as it waits, before it is counted.
-    #[test]
-    fn no_page_is_settled_before_it_is_counted() {
+    /// A VM without RAM, and the reports to its source.
+    fn recipient() -> (Recipient, Outbox) {
         let (qemu, _other_end) = UnixStream::pair().unwrap();
         let feeder = Feeder::start(qemu, 1 << 20).unwrap();
         let placer = Arc::new(Placer::new(Vec::new(), feeder.handle()).unwrap());
         let (index, blocks) = (Index::new(16), Arc::new(Blocks::default()));
         let key = Key::new(b"", &Domain::default());
         let member = index.join(Arc::clone(&blocks) as _, key.clone(), 8).unwrap();
-        let (tell, _outbox) = Outbox::new();
-        let recipient = Recipient::new(1, key, placer, (Arc::new(member), blocks), tell, false);
+        let (tell, outbox) = Outbox::new();
+        let held = (Arc::new(member), blocks);
+        (Recipient::new(1, key, placer, held, tell, false), outbox)
+    }
+
+    #[test]
+    fn filled_pages_are_no_longer_requested_however_many_others_are() {
+        let name = |page: u32| Name([page.to_le_bytes()[0]; NAME_BYTES]);
+        for others in [0, 100] {
+            let (recipient, _outbox) = recipient();
+            let pages = [3, 4, 5, 9].into_iter().chain(100..100 + others);
+            // The last one was written since.
+            let asked = |page| (BlockId(0), Epoch(1 + page / 9), PageIndex(page), name(page));
+            recipient.asks(pages.map(asked));
+            let fill = |first, count| Fill { first: PageIndex(first), count, byte: 0 };
+            let fills = [fill(8, 2), fill(2, 3)];
+            assert!(recipient.filled(BlockId(1), Epoch(1), &fills).is_empty());
+            let mut names = recipient.filled(BlockId(0), Epoch(1), &fills);
+            names.sort_unstable();
+            assert_eq!(names, [name(3), name(4)]);
+            assert_eq!(recipient.filled(BlockId(0), Epoch(2), &fills), [name(9)]);
+            assert_eq!(recipient.asked.lock().len(), 1 + others as usize);
+        }
+    }
+
+    /// Another thread may place a page as soon as it waits, before it is counted.
+    #[test]
+    fn no_page_is_settled_before_it_is_counted() {
+        let (recipient, _outbox) = recipient();
         let (block, epoch, page) = (BlockId(0), Epoch(1), PageIndex(0));
         let place = Place { block, epoch, page, ticket: 7, nth: 0 };
         let mut tickets = recipient.tickets.lock();

@@ -144,7 +144,11 @@ impl Resolving {
         let now = Instant::now();
         let may_wait = batch.header.may_wait && recipient.may_wait() && self.places_late(block);
         batch.may_wait = may_wait;
-        batch.wanted = recipient.has_asked(block, epoch, &batch.pages, &batch.names) & !here;
+        // In this order: what waits for the rack's answer is noted as requested before it is
+        // answered.
+        let unanswered = self.claims.as_ref().map_or(0, |claims| claims.name_again(&batch, !here));
+        let has_asked = recipient.has_asked(block, epoch, &batch.pages, &batch.names);
+        batch.wanted = unanswered | (has_asked & !here);
         // Locked until the ticket is open: awaited content may arrive at once.
         let mut tickets = recipient.tickets.lock();
         let mut in_flight = self.exchange.in_flight.lock();

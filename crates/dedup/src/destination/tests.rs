@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use content::{Domain, Holder, Key, NAME_BYTES, Name};
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, bounded, unbounded};
 use data_threads::{DataThreads, SchedParams};
+use directory::{Directory, DirectoryError, HostName};
 use identity::Security;
 use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 use placer::{BlockPlan, Feeder, Placement, Placer};
@@ -21,6 +22,7 @@ use super::drained::Drained;
 use super::in_flight::Claim;
 use super::outbox::Told;
 use super::*;
+use crate::rack::{DirectoryAt, Rack};
 
 const MAPPED: BlockId = BlockId(0);
 const INLINE: BlockId = BlockId(1);
@@ -51,10 +53,24 @@ fn arriving() -> Arriving {
 
 /// The answer to its source for a page by name: whether it is wanted, and whether it is awaited.
 fn said(vm: &Resolving, block: BlockId, page: u32) -> (u128, u128) {
+    let (mut source, _lane) = named(vm, block, page, page);
+    heard(&mut source)
+}
+
+/// The next answer to its source.
+fn heard(source: &mut TcpStream) -> (u128, u128) {
+    let mut answer = [0; Answer::BYTES];
+    source.read_exact(&mut answer).unwrap();
+    let Answer { wanted, later, .. } = Answer::parse(&answer).unwrap();
+    (wanted, later)
+}
+
+/// Its source names a page on a new lane. Returns both ends.
+fn named(vm: &Resolving, block: BlockId, page: u32, ticket: u32) -> (TcpStream, Incoming) {
     let names = Names {
         block,
         epoch: Epoch(1),
-        ticket: page,
+        ticket,
         may_wait: true,
         names: &[NAME],
         places: &[],
@@ -71,10 +87,7 @@ fn said(vm: &Resolving, block: BlockId, page: u32) -> (u128, u128) {
         panic!("names were sent")
     };
     vm.take(&mut lane, header).unwrap();
-    let mut answer = [0; Answer::BYTES];
-    source.read_exact(&mut answer).unwrap();
-    let Answer { wanted, later, .. } = Answer::parse(&answer).unwrap();
-    (wanted, later)
+    (source, lane)
 }
 
 /// The thread that serves waiters serves all VMs, and must not wait for one VM's QEMU.
@@ -92,6 +105,53 @@ fn inline_pages_wait_for_no_other_vm() {
     let (alone, _hears) = admit(&exchange).unwrap();
     assert_eq!(said(&alone, MAPPED, 0), (1, 0));
     assert_eq!(said(&alone, INLINE, 2), (0, 1), "it holds up nobody else");
+}
+
+/// A directory that answers once the other end is dropped, or late.
+#[derive(Debug)]
+struct Slow(Receiver<()>);
+
+impl Directory for Slow {
+    fn claim(
+        &self,
+        _: &HostName,
+        names: &[Name],
+        answers: &mut Vec<directory::Answer>,
+        _: Instant,
+    ) -> Result<(), DirectoryError> {
+        let _ = self.0.recv_timeout(Duration::from_secs(10));
+        answers.extend(names.iter().map(|_| directory::Answer::Yours));
+        Ok(())
+    }
+
+    fn hold(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
+        Ok(())
+    }
+
+    fn release(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
+        Ok(())
+    }
+
+    fn forget(&self, _: &HostName, _: Instant) -> Result<(), DirectoryError> {
+        Ok(())
+    }
+}
+
+/// Its lane has died, so its source names the page again. The page must not wait for itself.
+#[test]
+fn a_page_that_waits_for_the_directory_is_requested_when_it_is_named_again() {
+    let (answers, asked) = bounded(0);
+    let at = DirectoryAt::Elsewhere(Arc::new(Slow(asked)));
+    let rack = Rack::new("a", Vec::new(), Security::Plaintext, at).unwrap();
+    let exchange = Exchange::start(1 << 10, Some(rack)).unwrap();
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let (domain, vm) = (Domain::default(), arriving());
+    let (vm, _hears) = exchange.admit(key(), Some(&domain), vm, &threads).unwrap();
+    let (mut first, _lane) = named(&vm, MAPPED, 0, 1);
+    let (mut second, _other_lane) = named(&vm, MAPPED, 0, 2);
+    assert_eq!(heard(&mut second), (1, 0));
+    drop(answers);
+    assert_eq!(heard(&mut first), (1, 0));
 }
 
 /// An arriving VM, and the reports to its source.
@@ -186,6 +246,29 @@ fn a_fault_while_a_group_is_settled_leaves_the_rest_of_it_not_waiting() {
     assert!(settling.is_err());
     for (ticket, wanted) in [(1, false), (2, true), (3, true)] {
         assert_eq!(is_wanted(&told, ticket), wanted);
+    }
+}
+
+/// Its source listens only to the ticket of the last time that it named the page.
+#[test]
+fn a_page_that_was_named_twice_is_requested_on_both_tickets() {
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let (recipient, told) = recipient(&exchange);
+    wait(&exchange, &recipient, NAME, 1);
+    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 2, nth: 0 };
+    let again = Waiter::Page(Page { recipient: Arc::clone(&recipient), place });
+    let mut tickets = recipient.tickets.lock();
+    let mut in_flight = exchange.in_flight.lock();
+    let claim = in_flight.claim(NAME, Provider::Vm(1), Instant::now(), || Some(again));
+    drop(in_flight);
+    assert_eq!(claim, Claim::Waits);
+    Recipient::open_ticket(&mut tickets, 2);
+    recipient.wait(&mut tickets, 2, 1);
+    drop(tickets);
+    recipient.close_ticket(2, true);
+    exchange.not_brought(BRINGS, &[NAME]);
+    for ticket in [1, 2] {
+        assert!(is_wanted(&told, ticket));
     }
 }
 

@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use data_threads::DataThreads;
 use directory::HostName;
 use page::PageIndex;
+use parking_lot::Mutex;
 use transport::Question;
 use wire::{DiskPlace, NamedHeader, NamedTables};
 
@@ -40,13 +41,25 @@ pub(crate) struct Batch {
     /// Pages that its source is to send as bytes.
     pub(crate) wanted: u128,
     pub(crate) later: u128,
+    /// Pages that were requested when its source named them again, before this answer.
+    named_again: u128,
 }
 
 impl Batch {
     pub(crate) fn new(header: NamedHeader, named: NamedTables) -> Self {
         let NamedTables { pages, names, places, .. } = named;
-        let (may_wait, has_ticket) = (false, false);
-        Self { header, pages, names, places, may_wait, has_ticket, ours: 0, wanted: 0, later: 0 }
+        Self {
+            header,
+            pages,
+            names,
+            places,
+            may_wait: false,
+            has_ticket: false,
+            ours: 0,
+            wanted: 0,
+            later: 0,
+            named_again: 0,
+        }
     }
 
     /// One of its pages, as a waiter.
@@ -64,7 +77,7 @@ impl Batch {
 
     /// Answers the batch. Its source sends what is still this VM's to provide.
     pub(crate) fn answer(self, exchange: &Exchange, recipient: &Recipient, question: Question) {
-        let Self { header, pages, names, ours, later, .. } = self;
+        let Self { header, pages, names, ours, later, named_again, .. } = self;
         let NamedHeader { block, epoch, ticket, .. } = header;
         if self.has_ticket {
             recipient.close_ticket(ticket, later != 0);
@@ -74,13 +87,62 @@ impl Batch {
         let asked = asked.map(|(_, (page, name))| (block, epoch, *page, name));
         // Noted before the source can send them.
         exchange.wake_waiters(&recipient.asks(asked));
-        question.answer(wanted, later);
+        question.answer(wanted | named_again, later);
+    }
+}
+
+/// Batches whose answers wait for the rack. A lane may die meanwhile, and its source then names
+/// their pages again: without this they would wait for themselves.
+#[derive(Debug, Default)]
+struct Unanswered(Mutex<Vec<Open>>);
+
+#[derive(Debug)]
+struct Open {
+    header: NamedHeader,
+    pages: Vec<PageIndex>,
+    /// Pages that this VM is to provide, and those of them that were named again.
+    ours: u128,
+    named_again: u128,
+}
+
+impl Unanswered {
+    fn add(&self, batch: &Batch) {
+        let Batch { header, pages, ours, .. } = batch;
+        let open = Open { header: *header, pages: pages.clone(), ours: *ours, named_again: 0 };
+        self.0.lock().push(open);
+    }
+
+    /// A batch is named again, and lacks these of its pages. Returns those that wait here.
+    fn name_again(&self, header: NamedHeader, pages: &[PageIndex], lacks: u128) -> u128 {
+        let mut waiting = 0;
+        for open in &mut *self.0.lock() {
+            let place = |header: NamedHeader| (header.block, header.epoch);
+            if place(open.header) == place(header) && open.pages == pages {
+                open.named_again |= open.ours & lacks;
+                waiting |= open.ours & lacks;
+            }
+        }
+        waiting
+    }
+
+    /// The pages of a batch that were named again.
+    fn named_again(&self, ticket: u32) -> u128 {
+        let open = self.0.lock();
+        open.iter().find(|open| open.header.ticket == ticket).map_or(0, |open| open.named_again)
+    }
+
+    fn remove(&self, ticket: u32) {
+        let mut open = self.0.lock();
+        if let Some(nth) = open.iter().position(|open| open.header.ticket == ticket) {
+            open.swap_remove(nth);
+        }
     }
 }
 
 /// Queries the rack for one arriving VM. Dropping it ends its thread, after the open query.
 pub(crate) struct Claims {
     rack: Arc<Rack>,
+    unanswered: Arc<Unanswered>,
     ask: Option<Sender<(Batch, Question)>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -93,9 +155,11 @@ impl Claims {
         threads: &Arc<DataThreads>,
     ) -> io::Result<Self> {
         let (ask, asked) = bounded(WAITING_MAX);
+        let unanswered = Arc::<Unanswered>::default();
         let asking = Asking {
             exchange: Arc::clone(exchange),
             rack: Arc::clone(rack),
+            unanswered: Arc::clone(&unanswered),
             recipient: Arc::clone(recipient),
             domain: domain.clone(),
             patience: Patience::default(),
@@ -107,15 +171,22 @@ impl Claims {
             asking.run(&asked);
         };
         let thread = data_threads::spawn("claims", run)?;
-        Ok(Self { rack: Arc::clone(rack), ask: Some(ask), thread: Some(thread) })
+        Ok(Self { rack: Arc::clone(rack), unanswered, ask: Some(ask), thread: Some(thread) })
     }
 
     /// Queries the rack for what this VM is still to provide, and then answers the batch.
     pub(crate) fn ask(&self, batch: Batch, question: Question) {
         if let Some(ask) = &self.ask {
+            self.unanswered.add(&batch);
             // The thread lives as long.
             let _ = ask.send((batch, question));
         }
+    }
+
+    /// Which of a batch's pages, of those that it `lacks`, wait for an answer to the same batch on
+    /// another lane, as bits. The caller requests them.
+    pub(crate) fn name_again(&self, batch: &Batch, lacks: u128) -> u128 {
+        self.unanswered.name_again(batch.header, &batch.pages, lacks)
     }
 
     /// Publishes that these contents are here now.
@@ -137,6 +208,7 @@ impl Drop for Claims {
 struct Asking {
     exchange: Arc<Exchange>,
     rack: Arc<Rack>,
+    unanswered: Arc<Unanswered>,
     recipient: Arc<Recipient>,
     domain: Domain,
     patience: Patience,
@@ -156,17 +228,23 @@ impl Asking {
                 .collect();
             let mut hosts = self.hosts(&names).into_iter();
             for (mut batch, question) in batches {
+                let ticket = batch.header.ticket;
+                let named_again = self.unanswered.named_again(ticket);
                 let places: Vec<usize> = batch.our_places().collect();
                 let elsewhere: Vec<(HostName, usize)> = places
                     .into_iter()
                     .filter_map(|nth| Some((hosts.next().flatten()?, nth)))
+                    .filter(|(_, nth)| named_again >> nth & 1 == 0)
                     .collect();
+                (batch.named_again, batch.ours) = (named_again, batch.ours & !named_again);
                 // Other hosts of the rack get it from here now, in any case.
                 if batch.may_wait {
                     let far = self.fetch(&batch, elsewhere);
                     (batch.later, batch.ours) = (batch.later | far, batch.ours & !far);
                 }
                 batch.answer(&self.exchange, &self.recipient, question);
+                // Only now: what was requested is noted.
+                self.unanswered.remove(ticket);
             }
         }
     }

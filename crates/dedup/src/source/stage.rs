@@ -38,11 +38,8 @@ struct Open {
 
 impl Open {
     /// What happened to awaited pages, as a change of the queue.
-    fn resolve(&mut self, resolved: Option<Resolved>) -> Change<Errand> {
+    fn resolve(&self, resolved: Option<Resolved>) -> Change<Errand> {
         let Resolved { placed_bytes, wanted, is_over } = resolved.unwrap_or_default();
-        if let Some(reread) = &wanted {
-            self.spare.came(reread.pages.len() as u64);
-        }
         Change {
             found_bytes: placed_bytes,
             left: usize::from(is_over),
@@ -241,6 +238,8 @@ impl Stage {
     /// placed, or still awaited if there are `more`.
     pub fn late(&self, ticket: u32, wanted: Vec<u8>, more: bool) {
         let mut open = self.open.lock();
+        // Also on tickets that are void: the destination has used what lanes offered it.
+        open.spare.came(wanted.len() as u64);
         let Ok(resolved) = open.pending.late(ticket, wanted, more) else {
             drop(open);
             return self.queue.fail(LanesError::Nonsense);
@@ -348,6 +347,30 @@ pub(super) mod tests {
             stage.heard(delivered, None).unwrap();
             assert!(lanes.delivered().body_bytes > before);
         }
+    }
+
+    /// A batch of a dead lane gets a new ticket. If what is requested on the old one still counted
+    /// as offered, soon nothing would be offered any more, and disks alone would deliver.
+    #[test]
+    fn the_destination_requests_what_was_offered_on_any_ticket() {
+        let lanes = lanes();
+        let stage = stage(&lanes);
+        let more = || stage.open.lock().spare.more(0, 4);
+        assert_eq!((stage.ticket(), more(), more()), (1, Some(4), None));
+        stage.void();
+        stage.late(1, vec![0, 2], false);
+        assert_eq!((more(), more()), (Some(6), None));
+        // A report that overtakes its answer counts once.
+        assert_eq!(stage.ticket(), 2);
+        lanes.submit(batch(&Pool::new(8 << 20))).unwrap();
+        stage.late(2, vec![1, 2], false);
+        assert_eq!(more(), Some(8));
+        let pages = [0, 1, 2].map(PageIndex).to_vec();
+        let reread = RereadPages::new(BlockId(0), Epoch(1), pages);
+        let query = Errand(Kind::LightQuery(LightQuery { reread, ticket: 2 }));
+        let answer = Answer { placed: 1, wanted: 0, later: 0b111 };
+        assert_eq!((stage.heard(query, Some(answer)), more()), (Ok(()), None));
+        assert!(lanes.failure().is_none());
     }
 
     #[test]

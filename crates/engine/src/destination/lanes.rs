@@ -220,8 +220,12 @@ impl ArrivingLanes {
             pages.placer.close();
         }
         drop(state);
-        // The thread of `by_name` may be writing to the source at this moment.
-        drop(pages);
+        if let Some(pages) = pages {
+            // Tables as large as a part of the VM's RAM, disks whose storage may hang, and a thread
+            // that may be writing to the source: the VM may stand still meanwhile. If there is no
+            // thread, the closure is dropped here.
+            let _ = data_threads::spawn("arrived", move || drop(pages));
+        }
         true
     }
 
@@ -323,9 +327,12 @@ impl Drop for Served<'_> {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
 
     use identity::Security;
     use page::{BlockBatch, Encoding, Pool, SLOT_BYTES};
+    use placer::Feeder;
     use transport::{Endpoint, Lanes, LanesPlan, TakeError};
     use wire::{Preamble, Reply, Token};
 
@@ -377,6 +384,37 @@ mod tests {
         assert!(why.contains("a fault in the agent") && why.contains("peer-7"), "{why}");
         assert!(destination.unwrap().join().is_err());
         source.stop();
+    }
+
+    /// Reports the thread that drops it.
+    struct Freed(Sender<Option<String>>);
+
+    impl Freed {
+        fn is_kept(&self) {}
+    }
+
+    impl Drop for Freed {
+        fn drop(&mut self) {
+            let _ = self.0.send(thread::current().name().map(str::to_owned));
+        }
+    }
+
+    /// That may take seconds, and the VM stands still until QEMU has its device state.
+    #[test]
+    fn what_places_pages_is_freed_by_another_thread() {
+        let (broken, _hear) = crossbeam_channel::bounded(1);
+        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20).network, None);
+        let (qemu, _other_end) = UnixStream::pair().unwrap();
+        let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let freed = Freed(tell);
+        feeder.tell_sections(move || freed.is_kept());
+        let placer = Placer::new(Vec::new(), feeder.handle()).unwrap();
+        // The placer's handle is the last one now.
+        drop(feeder);
+        lanes.open(Arc::new(placer), None);
+        lanes.end();
+        assert_eq!(told.recv().unwrap().as_deref(), Some("arrived"));
     }
 
     #[test]

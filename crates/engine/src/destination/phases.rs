@@ -20,6 +20,7 @@ mod switchover;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use ::switchover::destination::{Driver, Event as Step};
@@ -97,6 +98,9 @@ impl Connected<'_> {
             None => return Ok(()),
         };
         self.check_from(&order.from)?;
+        if self.shared.leaving.load(SeqCst) {
+            return Err(End::failed("its agent is stopping"));
+        }
         let _in = self.is_about(&order.migration, &order.vm);
         tracing::info!(from = order.from, "arriving");
         self.lanes.threads().set(&order.terms);

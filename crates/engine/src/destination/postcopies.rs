@@ -41,8 +41,8 @@ impl Drop for Postcopy {
     }
 }
 
-/// Watches a relayed connection. If it is a VM's that turns to post-copy, the VM is counted until
-/// this is dropped.
+/// Watches a relayed connection. If it is a VM's that turns to post-copy, or resumes it, the VM is
+/// counted until this is dropped.
 #[derive(Debug)]
 pub(super) struct Relayed {
     all: Arc<Postcopies>,
@@ -58,7 +58,7 @@ impl Relayed {
     /// Parses bytes that are about to be passed on to QEMU here.
     pub(super) fn pass(&mut self, bytes: &[u8]) {
         if self.watch.push(bytes) {
-            tracing::info!("the migration has turned to post-copy");
+            tracing::info!("the migration is in post-copy");
             self.turned = Some(self.all.one_more());
         }
     }
@@ -85,6 +85,15 @@ mod tests {
         assert_eq!(left(), 0);
         stream.clear();
         write::postcopy_discard(&mut stream, "pc.ram", PageIndex(1));
+        relayed.pass(&stream);
+        assert_eq!(left(), 1);
+        drop(relayed);
+        assert_eq!(left(), 0);
+
+        // Its manager resumes it.
+        let mut relayed = Relayed::new(&all);
+        stream.clear();
+        write::recv_bitmap(&mut stream, "pc.ram");
         relayed.pass(&stream);
         assert_eq!(left(), 1);
         drop(relayed);

@@ -120,16 +120,30 @@ pub enum Carried {
 }
 
 impl Carried {
+    /// Whether it may be another connection of a migration that is passed on already: a
+    /// multifd channel, or one for urgent pages of a post-copy.
+    #[must_use]
+    pub fn may_be_beside(&self) -> bool {
+        match self {
+            Self::Split(_) => false,
+            Self::Relayed { why, .. } => {
+                why.as_ref().is_none_or(|why| !why.is_answered && !why.resumes)
+            }
+        }
+    }
+
     /// Carries it until it is over; `watch` shows its progress.
     #[must_use]
     pub fn run(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
         report_builder
-            .note("carried for whoever commands its QEMUs: they decide, and measure the downtime");
+            .note("carried for the VM's manager, which decides, and measures the downtime");
         let ended = match self {
             Self::Split(split) => split.carry(&report_builder),
             Self::Relayed { relay, why } => relay::relayed(*relay, why, &report_builder),
         };
+        let in_doubt = matches!(ended, Err(MigrationError::InDoubt(_)));
+        report_builder.tell(|report| report.in_doubt = in_doubt);
         report_builder.end(outcome(ended))
     }
 }

@@ -16,7 +16,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use data_threads::DataThreads;
-use qemu::command_line::CommandLine;
 use qemu::ram_blocks::RamBlocks;
 use qemu::room::host_memory;
 use ram::Mapping;
@@ -48,21 +47,23 @@ pub(crate) struct Prefault {
 }
 
 impl Prefault {
-    /// Starts the thread for a QEMU with this command line. None if the guest will report
-    /// free pages, which QEMU then never reads, or if no thread can be started.
+    /// Starts the thread. None if the guest may report free pages, which QEMU then never
+    /// reads, or if no thread can be started.
     pub(crate) fn start(
-        argv: &[String],
+        hints_free_pages: bool,
         ram: &RamBlocks,
         state: &Arc<StreamState>,
         threads: &Arc<DataThreads>,
         report_builder: &Arc<ReportBuilder>,
     ) -> Option<Self> {
-        if CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint()) {
+        if hints_free_pages {
             return None;
         }
         let stopped = Arc::<AtomicBool>::default();
+        // QEMU never reads what a virtio-mem device has unplugged, which are holes as well.
+        let read = ram.reached.iter().filter(|block| !block.may_be_unplugged);
         let filling = Filling {
-            ram: ram.reached.iter().map(|block| Arc::clone(&block.mapping)).collect(),
+            ram: read.map(|block| Arc::clone(&block.mapping)).collect(),
             stopped: Arc::clone(&stopped),
             state: Arc::clone(state),
             report_builder: Arc::clone(report_builder),

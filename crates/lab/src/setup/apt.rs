@@ -161,12 +161,19 @@ pub(super) fn debian_release() -> Option<String> {
     release_of(&text)
 }
 
+/// Whether this system is Ubuntu.
+pub(super) fn is_ubuntu() -> bool {
+    fs::read_to_string("/etc/os-release").is_ok_and(|text| value(&text, "ID") == Some("ubuntu"))
+}
+
 fn release_of(os_release: &str) -> Option<String> {
-    let value = |key: &str| {
-        let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.map(|value| value.trim_matches('"'))
-    };
-    (value("ID") == Some("debian")).then(|| value("VERSION_CODENAME").map(str::to_owned))?
+    let is_debian = value(os_release, "ID") == Some("debian");
+    is_debian.then(|| value(os_release, "VERSION_CODENAME").map(str::to_owned))?
+}
+
+fn value<'t>(os_release: &'t str, key: &str) -> Option<&'t str> {
+    let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    line.map(|value| value.trim_matches('"'))
 }
 
 /// The system's Debian mirror. Apt itself is asked, since it knows both formats of its sources.
@@ -230,7 +237,9 @@ mod tests {
     fn knows_a_release_of_debian_and_its_mirror() {
         let debian = "PRETTY_NAME=\"Debian GNU/Linux 12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
         assert_eq!(release_of(debian).as_deref(), Some("bookworm"));
-        assert_eq!(release_of("ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble\n"), None);
+        let ubuntu = "VERSION_ID=\"24.04\"\nID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble\n";
+        assert_eq!(release_of(ubuntu), None);
+        assert_eq!((value(ubuntu, "ID"), value(debian, "ID")), (Some("ubuntu"), Some("debian")));
         let listed = "bookworm-updates main http://mirror.example/debian/\n\
                       bookworm contrib http://other.example/debian/\n\
                       bookworm main http://mirror.example/debian/\n";

@@ -2,6 +2,7 @@
 
 use crate::error::{LabError, Result};
 use crate::program;
+use crate::setup::apt::is_ubuntu;
 use crate::setup::say;
 
 /// Programs, each with its Debian package.
@@ -25,9 +26,15 @@ pub(super) fn programs() -> Result<()> {
     missing(&PROGRAMS)
 }
 
-/// The same for a browser.
-pub(super) fn browser() -> Result<()> {
-    missing(&BROWSER)
+/// The same for a browser. Returns whether there is one: Ubuntu has none to install, since its
+/// packages only lead to a snap.
+pub(super) fn browser() -> Result<bool> {
+    let is_missing = BROWSER.iter().any(|(name, _)| program::find(name).is_none());
+    if is_missing && is_ubuntu() {
+        return Ok(false);
+    }
+    missing(&BROWSER)?;
+    Ok(true)
 }
 
 fn missing(programs: &[(&str, &'static str)]) -> Result<()> {

@@ -49,6 +49,7 @@ impl Vm {
             user: None,
             guest_port: qemu::machine::GuestPort::None,
             knows_legacy_ack: false,
+            up_max: qemu::machine::UP_MAX,
         };
         let machine = qemu::machine::start(&start).unwrap();
         let events = machine.qmp.events();

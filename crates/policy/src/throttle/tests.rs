@@ -201,6 +201,46 @@ fn wrong_measurements_do_not_prevent_convergence() {
     assert!(light.lowest() >= 1.0);
 }
 
+/// The path idles between a held QEMU's passes, so the remainder says nothing about the guest then.
+#[test]
+fn a_goal_shorter_than_a_pass_throttles_no_guest_that_needs_none() {
+    // 40 ms for pages.
+    let short = |times| with(&writer(times), |set| set.goal = Duration::from_millis(90));
+    for seed in 1..=8 {
+        // Each pass sends 60 ms worth. In the simulation QEMU is never let go.
+        let calm = Sim { seed, until_s: 60.0, ..short(0.6) };
+        let outcome = calm.run();
+        check("calm", 0.6, &calm, &outcome);
+        assert!(outcome.step == Step::Go && outcome.lowest() >= 1.0, "{seed}");
+        for times in [0.25, 1.5, 2.0, 4.0] {
+            let sim = Sim { seed, ..short(times) };
+            let outcome = sim.run();
+            check("short", times, &sim, &outcome);
+            assert!(outcome.stopped_s.is_some() && outcome.step == Step::Go, "{times} {seed}");
+            assert!(outcome.blackout_s <= 0.1, "{times} {seed}: {}", outcome.blackout_s);
+            assert!(times > 0.5 || outcome.lowest() >= 1.0, "{times} {seed}");
+        }
+    }
+}
+
+/// A chase ends after a while without progress, unless throttling, or a large remainder, brings it.
+#[test]
+fn a_vm_that_needs_no_throttling_is_not_chased_for_good() {
+    const MB: u64 = 1_000_000;
+    for (why, left_bytes, rate, helps) in [
+        (Why::Nothing, 500 * MB, Some(100e6), false),
+        (Why::Unneeded, 10 * MB, Some(100e6), false),
+        (Why::Unneeded, 101 * MB, Some(100e6), true),
+        (Why::Unneeded, 101 * MB, None, false),
+        (Why::Looking, MB, Some(100e6), true),
+        (Why::Waiting, MB, Some(100e6), true),
+        (Why::Needed, MB, Some(100e6), true),
+        (Why::Floor, MB, None, true),
+    ] {
+        assert_eq!(why.helps(left_bytes, rate), helps, "{why:?} {left_bytes} {rate:?}");
+    }
+}
+
 #[test]
 fn the_share_falls_and_rises_with_what_gets_dirty_and_what_is_delivered() {
     let large = Sim {

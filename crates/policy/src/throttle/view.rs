@@ -1,7 +1,5 @@
 //! The targets that follow from the settings for this VM at this rate.
 
-use std::time::Duration;
-
 use super::{Look, Ratio, Settings};
 use crate::precopy::boundary;
 use crate::switchover::budget_bytes;
@@ -14,8 +12,8 @@ const PASSES_SLOWED: u32 = 5;
 /// Bounds of that ratio. Below, hardly any time is gained; above, a slightly wrong rate means no
 /// gain at all.
 const RATIO: (f64, f64) = (0.25, 0.8);
-/// The least time for moving pages, when the fixed cost uses up the goal.
-const MOVE_LEAST: Duration = Duration::from_millis(10);
+/// A held QEMU's passes begin this far apart, and the path idles between short ones.
+const PACED_S: f64 = 0.1;
 /// No share is smaller, whatever the floor.
 const SHARE_LEAST: f64 = 1e-3;
 /// The part of a trough, or of the time to a deadline, that is relied on.
@@ -35,8 +33,7 @@ pub(super) struct Aims {
 
 impl Aims {
     pub(super) fn new(settings: &Settings, ram_bytes: u64, bytes_per_s: f64) -> Self {
-        let fixed = settings.fixed.min(settings.goal.saturating_sub(MOVE_LEAST));
-        let budget_bytes = budget_bytes(bytes_per_s, settings.goal, fixed).max(1);
+        let budget_bytes = budget_bytes(bytes_per_s, settings.goal, settings.fixed).max(1);
         let of_model = boundary(ram_bytes, budget_bytes, PASSES_SLOWED);
         Self {
             budget_bytes,
@@ -92,7 +89,7 @@ impl View {
 
     /// Whether enough is left to keep the path busy: otherwise less is delivered than possible.
     pub(super) fn is_busy(&self) -> bool {
-        self.left >= self.budget
+        self.left >= self.budget.max(self.rate * PACED_S)
     }
 
     pub(super) fn missing(&self) -> f64 {

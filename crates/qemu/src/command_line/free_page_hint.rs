@@ -2,11 +2,13 @@
 //! leaves that out of a migration.
 
 use super::guest_port::value;
+use super::machine::pieces;
 use super::{CommandLine, CommandLineError};
 
 /// The id of the device; the id of its thread begins with it.
 const BALLOON_ID: &str = "droveway-balloon";
 const DRIVER: &str = "virtio-balloon";
+const HINT: &str = "free-page-hint";
 
 impl CommandLine {
     /// Adds such a balloon as the last device on the line. QEMU requires a thread of its own
@@ -25,14 +27,25 @@ impl CommandLine {
         Ok(line.and("-device", &device))
     }
 
-    /// Whether it has such a balloon, the agent's or the owner's.
+    /// Whether it has such a balloon, the agent's or the owner's. What QEMU has besides, from
+    /// a file or plugged in later, [`crate::shape::has_free_page_hint`] asks it.
     #[must_use]
     pub fn has_free_page_hint(&self) -> bool {
-        let is_on = |balloon: &str| {
-            let said = value(balloon, "free-page-hint").unwrap_or_default();
-            matches!(&*said, "on" | "true" | "yes")
+        let is_on = |balloon: &str| match value(balloon, HINT) {
+            Some(said) => matches!(&*said, "on" | "yes" | "true" | "y"),
+            // A property without a value is on.
+            None => pieces(balloon).iter().any(|piece| piece == HINT),
         };
-        self.balloons().any(is_on)
+        // It is off by default: `-global` names it only to turn it on.
+        self.balloons().any(is_on) || self.arguments("global").any(|global| global.contains(HINT))
+    }
+
+    /// Whether the guest may report free memory, as far as the command line of a running QEMU
+    /// tells: a file with options may turn that on.
+    #[must_use]
+    pub fn may_hint_free_pages(argv: &[String]) -> bool {
+        let line = Self::parse(&Self::of_running(argv)).ok();
+        line.is_none_or(|line| line.has("readconfig") || line.has_free_page_hint())
     }
 
     fn balloons(&self) -> impl Iterator<Item = &str> {
@@ -72,11 +85,35 @@ mod tests {
     fn the_owner_s_balloon_counts() {
         for device in [
             "virtio-balloon-pci,free-page-hint=on,iothread=a",
+            "virtio-balloon-pci,free-page-hint=y,iothread=a",
+            "virtio-balloon-pci,free-page-hint,iothread=a",
             "{\"driver\":\"virtio-balloon-pci\",\"free-page-hint\":true}",
+            "virtio-balloon-pci,iothread=a -global virtio-balloon-pci.free-page-hint=on",
         ] {
             assert!(parse(&format!("qemu -device {device}")).has_free_page_hint(), "{device}");
         }
-        let off = "virtio-balloon-pci,free-page-hint=off";
-        assert!(!parse(&format!("qemu -device {off}")).has_free_page_hint());
+        for device in [
+            "virtio-balloon-pci,free-page-hint=off",
+            "virtio-balloon-pci,nofree-page-hint",
+            "virtio-net-pci,id=free-page-hint",
+            "virtio-balloon-pci -global virtio-net-pci.romfile=",
+        ] {
+            assert!(!parse(&format!("qemu -device {device}")).has_free_page_hint(), "{device}");
+        }
+    }
+
+    #[test]
+    fn a_running_qemu_may_hint_unless_its_line_says_all() {
+        for (line, may) in [
+            ("qemu -incoming defer -m 1G", false),
+            ("qemu -incoming defer -device virtio-balloon-pci,free-page-hint=on,iothread=a", true),
+            ("qemu -m 1G -readconfig /etc/vm.cfg", true),
+            // What can't be read may say anything.
+            ("qemu -preconfig", true),
+            ("", true),
+        ] {
+            let argv: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            assert_eq!(CommandLine::may_hint_free_pages(&argv), may, "{line}");
+        }
     }
 }

@@ -2,9 +2,10 @@
 //! Disks that were hot-plugged, and overlays that were added, are not seen: pages that are
 //! read from an image are verified by their hash.
 
+mod qcow2;
+
 use std::collections::BTreeMap;
-use std::fs::{self, File, Metadata};
-use std::io::Read;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -12,9 +13,12 @@ use serde_json::{Map, Value, json};
 
 use super::words::{Argument, Words};
 use crate::guest_disks::{BACKEND, GuestDisk, Plugged, Said};
+use qcow2::Header;
 
 /// Roles in which one node is below another.
 const ROLES: [&str; 3] = ["file", "backing", "data-file"];
+/// Those that an image's header fills if the command line doesn't.
+const HEADER_ROLES: [&str; 2] = ["backing", "data-file"];
 /// Options of a node that only say how it is used.
 const USES: [&str; 10] = [
     "driver",
@@ -30,8 +34,12 @@ const USES: [&str; 10] = [
 ];
 /// A deeper tree is a loop.
 const DEPTH_MAX: u32 = 64;
+/// The driver of what a header names and is not read here. No reader knows it. The name is not
+/// shown: the image's maker may have chosen any.
+const UNREAD: &str = "the file in its image's header";
+/// The longest chain of images that headers name.
+const HEADERS_MAX: u32 = DEPTH_MAX / 2;
 const SECTOR_BYTES: u64 = 512;
-const QCOW2: [u8; 4] = *b"QFI\xfb";
 
 /// The files that a process has open, by their names.
 #[derive(Debug, Default)]
@@ -63,13 +71,15 @@ impl OpenFiles {
 
 /// The disks of a QEMU whose relative paths start at `cwd`.
 pub(super) fn of(words: Words<'_>, cwd: &Path, open: &OpenFiles) -> Vec<GuestDisk> {
-    let mut nodes = Nodes { cwd, open, all: BTreeMap::new(), edges: Vec::new() };
+    let mut nodes =
+        Nodes { cwd, open, all: BTreeMap::new(), edges: Vec::new(), by_header: Vec::new() };
     for one in words.all("blockdev").filter_map(Argument::json) {
         nodes.add(one["node-name"].as_str().unwrap_or_default(), &one, 0);
     }
     for (id, node) in words.all("drive").filter_map(drive) {
         nodes.add(&id, &node, 0);
     }
+    nodes.follow_headers();
     let sizes: Vec<(String, u64)> =
         nodes.all.keys().map(|name| (name.clone(), nodes.bytes(name, 0))).collect();
     let (devices, drives) = plugged(words);
@@ -88,6 +98,8 @@ struct Nodes<'o> {
     all: BTreeMap<String, Map<String, Value>>,
     /// Parent, role, child.
     edges: Vec<(String, &'static str, String)>,
+    /// Images with roles that their headers may fill, and how deep they are.
+    by_header: Vec<(String, &'static str, u32)>,
 }
 
 impl Nodes<'_> {
@@ -95,6 +107,10 @@ impl Nodes<'_> {
         let Some(mut options) = options.as_object().cloned() else { return };
         if name.is_empty() || depth > DEPTH_MAX {
             return;
+        }
+        if options.get("driver").and_then(Value::as_str) == Some("qcow2") {
+            let left = HEADER_ROLES.into_iter().filter(|role| !options.contains_key(*role));
+            self.by_header.extend(left.map(|role| (name.to_owned(), role, depth)));
         }
         for role in ROLES {
             match options.remove(role) {
@@ -109,6 +125,60 @@ impl Nodes<'_> {
             }
         }
         self.all.insert(name.to_owned(), options);
+    }
+
+    /// Adds what the headers of images name, where QEMU follows them: whatever reads an image gets
+    /// all of it named, and needs no header.
+    fn follow_headers(&mut self) {
+        while let Some((name, role, depth)) = self.by_header.pop() {
+            let Some(below) = self.in_header(&name, role, depth) else { continue };
+            let own = format!("{name}/{role}");
+            self.add(&own, &below, depth + 1);
+            self.edges.push((name, role, own));
+        }
+    }
+
+    /// What an image's header names, as a node. None if it names nothing.
+    fn in_header(&self, name: &str, role: &str, depth: u32) -> Option<Value> {
+        let own = self.all.get(self.below(name)?)?.get("filename")?.as_str()?;
+        let own = self.cwd.join(own);
+        let file = self.open.get(&own)?;
+        let unread = Some(json!({ "driver": UNREAD }));
+        let Some(header) = Header::of(file).filter(|_| depth < HEADERS_MAX) else {
+            return unread;
+        };
+        let (named, path, format) = if role == "data-file" {
+            let named = header.data_file?;
+            let path = self.cwd.join(&named);
+            (named, path, None)
+        } else {
+            let (named, format) = header.backing?;
+            let path = own.parent()?.join(&named);
+            (named, path, Some(format))
+        };
+        // A name with a protocol in front is not a file.
+        if named.split('/').next().unwrap_or_default().contains(':') {
+            return unread;
+        }
+        let path = self.opened(path);
+        let Some(text) = path.to_str() else { return unread };
+        let file = json!({ "driver": "file", "filename": text });
+        let Some(format) = format else { return Some(file) };
+        let is_image = || self.open.get(&path).is_some_and(|it| Header::of(it).is_some());
+        let format = format.unwrap_or_else(|| if is_image() { "qcow2" } else { "raw" }.to_owned());
+        match format.as_str() {
+            "raw" | "qcow2" => Some(json!({ "driver": format, "file": file })),
+            _ => unread,
+        }
+    }
+
+    /// The name by which QEMU has a file open, if it has.
+    fn opened(&self, path: PathBuf) -> PathBuf {
+        if self.open.get(&path).is_some() {
+            return path;
+        }
+        let real = fs::canonicalize(&path).ok().filter(|real| self.open.get(real).is_some());
+        real.unwrap_or(path)
     }
 
     fn below(&self, name: &str) -> Option<&str> {
@@ -128,7 +198,9 @@ impl Nodes<'_> {
         let below = || self.below(name).map_or(0, |below| self.bytes(below, depth + 1));
         match options.get("driver").and_then(Value::as_str).unwrap_or_default() {
             "file" | "host_device" => self.file(name).and_then(|file| length(file)).unwrap_or(0),
-            "qcow2" => self.below(name).and_then(|it| qcow2_bytes(self.file(it)?)).unwrap_or(0),
+            "qcow2" => {
+                self.below(name).and_then(|it| Header::of(self.file(it)?)).map_or(0, |it| it.bytes)
+            }
             "raw" => {
                 let offset = number("offset").unwrap_or(0);
                 number("size").unwrap_or_else(|| below().saturating_sub(offset))
@@ -182,14 +254,6 @@ fn length(file: &Path) -> Option<u64> {
         return sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES);
     }
     Some(data.len())
-}
-
-/// The disk size in the header of a qcow2 image.
-fn qcow2_bytes(file: &Path) -> Option<u64> {
-    let mut header = [0; 32];
-    File::open(file).ok()?.read_exact(&mut header).ok()?;
-    let size = header[24..].first_chunk()?;
-    (header[..4] == QCOW2).then_some(u64::from_be_bytes(*size))
 }
 
 /// A `-drive` without a device of its own, whose image is a file of a given format.
@@ -258,6 +322,8 @@ fn devfn(address: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
     use crate::guest_disks::Reading;
 
@@ -323,7 +389,7 @@ mod tests {
 
     fn qcow2(bytes: u64) -> Vec<u8> {
         let mut header = vec![0; 512];
-        header[..4].copy_from_slice(&QCOW2);
+        header[..4].copy_from_slice(&qcow2::MAGIC);
         header[24..32].copy_from_slice(&bytes.to_be_bytes());
         header
     }
@@ -361,6 +427,52 @@ mod tests {
         assert!(open.has(&at("a.qcow2")) && !open.has(&at("gone")));
         fs::rename(at("b.raw"), at("a.qcow2")).unwrap();
         assert!(!open.has(&at("a.qcow2")), "another file has the name now");
+    }
+
+    #[test]
+    fn headers_name_backing_files_where_the_command_line_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("sub")).unwrap();
+        fs::write(at("base"), qcow2::header("", "", "")).unwrap();
+        let mut open = vec![File::open(at("base")).unwrap()];
+        let mut reading = |backing: &str, format: &str, more: &str| {
+            fs::write(at("sub/top"), qcow2::header(backing, format, "")).unwrap();
+            open.push(File::open(at("sub/top")).unwrap());
+            let file = json!({ "driver": "file", "filename": at("sub/top") });
+            let mut node = json!({ "driver": "qcow2", "node-name": "top", "file": file });
+            if !more.is_empty() {
+                node[more] = Value::Null;
+            }
+            let device = "virtio-blk-pci,drive=top,id=disk";
+            let words = ["-blockdev", &node.to_string(), "-device", device].map(str::to_owned);
+            let open = OpenFiles::of(std::process::id());
+            of(Words(&words), dir.path(), &open).remove(0).reading
+        };
+        let base = |driver: &str, name: &str| {
+            let file = json!({ "driver": "file", "filename": at(name) });
+            let mut base = json!({ "driver": driver, "file": file });
+            if driver == "qcow2" {
+                base["backing"] = Value::Null;
+            }
+            base
+        };
+        let image = |reading: Reading| match reading {
+            Reading::ByQemuNbd { image } => image["backing"].clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(image(reading("../base", "qcow2", "")), base("qcow2", "base"));
+        // QEMU looks what it is.
+        assert_eq!(image(reading("../base", "", "")), base("qcow2", "base"));
+        assert_eq!(image(reading("../base", "raw", "")), base("raw", "base")["file"]);
+        // The caller refuses what is not open.
+        assert_eq!(image(reading("gone", "raw", "")), base("raw", "sub/gone")["file"]);
+        assert_eq!(image(reading("", "", "")), Value::Null);
+        assert_eq!(image(reading("../base", "qcow2", "backing")), Value::Null);
+        for (backing, format) in [("json:{}", "raw"), ("../base", "vmdk"), ("top", "qcow2")] {
+            let reading = reading(backing, format, "");
+            assert!(matches!(reading, Reading::No { .. }), "{reading:?}");
+        }
     }
 
     proptest::proptest! {

@@ -50,8 +50,8 @@ pub enum Reading {
     },
     /// It is in a format, or behind a protocol, that QEMU's own tools can read.
     ByQemuNbd {
-        /// The image as `qemu-nbd` takes it after `json:`; nothing is opened for
-        /// writing, and nothing is locked.
+        /// The image with all that belongs to it, in the form of QEMU's options; nothing
+        /// is opened for writing, and nothing is locked.
         image: Value,
     },
     /// Only its QEMU can read it.

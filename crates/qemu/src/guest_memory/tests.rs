@@ -88,6 +88,27 @@ const NUMA: &str = r#"FlatView #1
   0000000002000000-0000000003ffffff (prio 0, ram): b
 "#;
 
+/// QEMU 7.2 with `-accel kvm`, a memory backend and a virtio-mem device.
+const KVM: &str = r#"FlatView #1
+ AS "memory", root: system
+ AS "cpu-memory-0", root: system
+ Root memory region: system
+  0000000000000000-00000000000bffff (prio 0, ram): r KVM
+  00000000000c0000-00000000000dffff (prio 1, rom): pc.rom KVM
+  00000000000e0000-00000000000fffff (prio 0, rom): pc.bios @0000000000020000 KVM
+  0000000000100000-0000000003ffffff (prio 0, ram): r @0000000000100000 KVM
+  00000000fec00000-00000000fec00fff (prio 0, i/o): kvm-ioapic
+  00000000fed00000-00000000fed003ff (prio 0, i/o): hpet
+  00000000fee00000-00000000feefffff (prio 4096, i/o): kvm-apic-msi
+  00000000fffc0000-00000000ffffffff (prio 0, rom): pc.bios KVM
+  0000000100000000-000000011fffffff (prio 0, ram): vm0 KVM
+
+FlatView #2
+ AS "I/O", root: io
+ Root memory region: io
+  0000000000000000-0000000000000007 (prio 0, i/o): dma-chan
+"#;
+
 fn page(address: u64) -> u64 {
     address / PAGE_BYTES
 }
@@ -103,7 +124,8 @@ fn machines_of_both_versions_are_understood() {
     let q35 = [("pc.ram", 4352 * MIB)];
     let dimm = [("ram0", 512 * MIB), ("mem1", 256 * MIB)];
     let numa = [("b", 32 * MIB), ("a", 32 * MIB)];
-    let table: [Row<'_>; 4] = [
+    let kvm = [("0000:00:01.0/vm0", 512 * MIB), ("r", 64 * MIB)];
+    let table: [Row<'_>; 5] = [
         (
             PC,
             &pc,
@@ -140,6 +162,20 @@ fn machines_of_both_versions_are_understood() {
             &numa,
             &[(31 * MIB, at(1, 31 * MIB)), (33 * MIB, at(0, MIB)), (64 * MIB, None)],
             64 * MIB - 0x40000,
+        ),
+        (
+            KVM,
+            &kvm,
+            &[
+                (0, at(1, 0)),
+                (0xc0000, None),
+                (MIB, at(1, MIB)),
+                (64 * MIB - 4096, at(1, 64 * MIB - 4096)),
+                (64 * MIB, None),
+                (4 * GIB + 2 * MIB, at(0, 2 * MIB)),
+                (4 * GIB + 512 * MIB, None),
+            ],
+            576 * MIB - 0x40000,
         ),
     ];
     for (text, blocks, expected, bytes) in table {
@@ -189,6 +225,12 @@ fn invalid_ranges_have_no_place() {
         ("0-fff (prio 0, ram): a", 0),
         ("0000000000000000-0000000000000fff (prio 0, ram): a @ffffffffffffffff", 0),
         ("0000000000000000-0000000000000fff (prio 0, ram): a b @0000000000000000", 0),
+        // KVM, in two address spaces of the view; it is no part of a name.
+        ("0000000000000000-0000000000000fff (prio 0, ram): a @0000000000001000 KVM KVM", 1),
+        ("0000000000000000-0000000000000fff (prio 0, ram): aKVM", 0),
+        ("0000000000000000-0000000000000fff (prio 0, ram):  KVM", 0),
+        // A block may have a path in front, its memory has none.
+        ("0000000000000000-0000000000000fff (prio 0, ram): b/a", 0),
         ("0000000000000000-0000000000000fff (prio 0, ram): ", 0),
         ("0000000000000000-0000000000000fff (ram): a", 0),
     ] {

@@ -4,6 +4,7 @@ use std::thread;
 use cachemap::{AskFinder, Device, Reply, Run, Summary, refusal};
 
 use super::*;
+use crate::qmp::played::played;
 
 const RAM: Limits = Limits { ram_pages: 1000, end_page: 1000 };
 
@@ -201,4 +202,33 @@ fn pages_above_the_gap_are_within_the_limits() {
         let limits = limits(bytes);
         assert_eq!((limits.ram_pages, limits.end_page), (bytes / 4096, end / 4096), "{bytes}");
     }
+}
+
+/// What a virtio-mem device has plugged need not be at its beginning.
+#[test]
+fn plugged_memory_may_be_anywhere_in_its_device() {
+    const GIB: u64 = 1 << 30;
+    let (_dir, qmp, player) = played(|command| {
+        // As QEMU 7.2 answers.
+        let said = match command["execute"].as_str() {
+            Some("query-memory-size-summary") => {
+                json!({ "base-memory": GIB, "plugged-memory": 3 * GIB })
+            }
+            Some("query-memory-devices") => json!([
+                {"type": "dimm", "data": {"memdev": "/objects/m", "addr": 4 * GIB, "size": GIB,
+                    "slot": 0, "node": 0, "hotplugged": false, "hotpluggable": true, "id": "d"}},
+                {"type": "virtio-mem", "data": {"memdev": "/objects/vm0", "memaddr": 8 * GIB,
+                    "block-size": 2 << 20, "size": 2 * GIB, "node": 0, "max-size": 64 * GIB,
+                    "requested-size": 2 * GIB, "id": "m0"}}
+            ]),
+            _ => return None,
+        };
+        Some(format!("{}\n", json!({ "return": said, "id": command["id"] })))
+    });
+    let qmp = qmp.unwrap();
+    let pages = |bytes: u64| bytes / PAGE_BYTES;
+    let expected = Limits { ram_pages: pages(4 * GIB), end_page: pages(72 * GIB) };
+    assert_eq!(limits_of(&qmp).unwrap(), expected);
+    drop(qmp);
+    player.join().unwrap();
 }

@@ -42,6 +42,14 @@ pub enum StartError {
         /// What it wrote.
         words: String,
     },
+    /// QEMU runs and doesn't answer: it may wait for a client of one of its sockets.
+    #[error("QEMU started and does not answer ({why}); it says: {words}")]
+    Silent {
+        /// What was waited for.
+        why: String,
+        /// What it wrote.
+        words: String,
+    },
     /// QMP answers, and the process of its QEMU can't be found.
     #[error(
         "the QEMU that answers at {} is not to be seen among this host's processes: run the agent \

@@ -16,9 +16,9 @@ use crate::launch::{Launch, User, launch, log_tail};
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
 
-/// QEMU answers when the machine is built; with `prealloc=on` it touches all
-/// RAM before, at some GB/s.
-const UP_MAX: Duration = Duration::from_secs(300);
+/// How long a QEMU may take until it answers, for an operator who waits. It answers when
+/// the machine is built; with `prealloc=on` it touches all RAM before, at some GB/s.
+pub const UP_MAX: Duration = Duration::from_secs(300);
 /// How the note begins for a VM that should have a port for the helper in its guest, and
 /// can't have one.
 pub const NO_GUEST_PORT: &str = "the VM has no port for a helper in the guest";
@@ -48,6 +48,8 @@ pub struct Start<'a> {
     /// Whether this QEMU knows `migration.switchover-ack-legacy` (11.1 and newer), and
     /// so must be told to wait for the agent's acknowledgement.
     pub knows_legacy_ack: bool,
+    /// How long it may take until it answers.
+    pub up_max: Duration,
 }
 
 /// Who requests the start of a QEMU.
@@ -155,7 +157,7 @@ fn start_line(
         remove(&guest_socket(start.dir));
     };
     let process = launched.inspect_err(|_| remove_both())?;
-    let qmp = connect(&process, &socket, &log, logged).inspect_err(|_| {
+    let qmp = connect(&process, &socket, start.up_max, &log, logged).inspect_err(|_| {
         give_up(&process);
         remove_both();
     })?;
@@ -210,20 +212,27 @@ fn listen(socket: &Path) -> Result<UnixListener, StartError> {
 fn connect(
     process: &Process,
     socket: &Path,
+    up_max: Duration,
     log: &Path,
     logged: u64,
 ) -> Result<Arc<Qmp>, StartError> {
-    let error = match Qmp::connect(socket, UP_MAX) {
+    let error = match Qmp::connect(socket, up_max) {
         Ok(qmp) => return Ok(qmp),
         Err(error) => error,
     };
     let ended = matches!(error, QmpError::Closed | QmpError::Connect { .. })
         && process.wait_gone(GONE_WAIT).is_ok();
-    if !ended {
-        return Err(error.into());
+    let words = log_tail(log, logged);
+    if ended {
+        let words = words.unwrap_or_else(|| "it doesn't say why".to_owned());
+        return Err(StartError::Ended { words });
     }
-    let words = log_tail(log, logged).unwrap_or_else(|| "it doesn't say why".to_owned());
-    Err(StartError::Ended { words })
+    let why = match error {
+        // No other program has this socket.
+        QmpError::NoGreeting { .. } => format!("no greeting within {} s", up_max.as_secs()),
+        error => error.to_string(),
+    };
+    Err(StartError::Silent { why, words: words.unwrap_or_else(|| "nothing".to_owned()) })
 }
 
 fn give_up(process: &Process) {

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::QmpError;
@@ -10,6 +11,11 @@ use super::QmpError;
 /// Longest line. The longest that QEMU writes is its own schema, some 300 KiB;
 /// `query-named-block-nodes` of a VM with very many disks is a few MiB.
 pub(super) const LINE_BYTES_MAX: usize = 32 << 20;
+
+/// Deepest nesting of a line. `query-block` nests an object for each backing file, of which
+/// libvirt takes 200; serde_json's own limit of 128 is too low for that. Parsing and dropping
+/// a value take some hundred bytes of stack a level, and a thread has 2 MiB.
+const NESTED_MAX: usize = 512;
 
 const READ_BYTES: usize = 64 << 10;
 
@@ -44,7 +50,11 @@ impl<R: Read> Lines<R> {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            return serde_json::from_slice(&line)
+            if is_nested_deeper(&line, NESTED_MAX) {
+                let what = format!("more than {NESTED_MAX} levels in {}", shown(&line));
+                return Err(QmpError::Garbage(what));
+            }
+            return parse(&line)
                 .map_err(|error| QmpError::Garbage(format!("{error} in {}", shown(&line))));
         }
     }
@@ -86,6 +96,33 @@ impl<R: Read> Lines<R> {
     }
 }
 
+/// Parses a line of any depth.
+fn parse(line: &[u8]) -> serde_json::Result<Value> {
+    let mut parser = serde_json::Deserializer::from_slice(line);
+    parser.disable_recursion_limit();
+    let value = Value::deserialize(&mut parser)?;
+    parser.end()?;
+    Ok(value)
+}
+
+/// Whether arrays and objects are nested deeper than this. What is no JSON is not parsed
+/// beyond its first error, so what follows that doesn't matter.
+fn is_nested_deeper(line: &[u8], max: usize) -> bool {
+    let (mut depth, mut in_text, mut is_escaped) = (0_usize, false, false);
+    line.iter().any(|byte| {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_text,
+            b'"' => in_text = !in_text,
+            _ if in_text => {}
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth > max
+    })
+}
+
 /// The start of a line, for a message.
 fn shown(line: &[u8]) -> String {
     let start: String = String::from_utf8_lossy(line).chars().take(80).collect();
@@ -114,6 +151,19 @@ mod tests {
     fn a_line_without_end_is_garbage() {
         let endless = std::io::repeat(b'x');
         assert!(matches!(Lines::new(endless).next_value(), Err(QmpError::Garbage(_))));
+    }
+
+    #[test]
+    fn lines_are_nested_as_deep_as_the_stack_allows() {
+        let nested = |depth: usize| format!("{}{}\n", "[".repeat(depth), "]".repeat(depth));
+        let read = |line: &str| Lines::new(line.as_bytes()).next_value();
+        assert!(read(&nested(NESTED_MAX)).is_ok());
+        let error = read(&nested(NESTED_MAX + 1)).unwrap_err().to_string();
+        assert!(error.contains("more than 512 levels"), "{error}");
+        // Brackets in texts don't count, nor do those that were closed.
+        let text = format!("[\"\\\"{}\", {}1]\n", "[".repeat(2000), "[], {}, ".repeat(2000));
+        assert!(read(&text).is_ok(), "{text}");
+        assert!(read("[1] 2\n").is_err(), "one value a line");
     }
 
     proptest! {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
@@ -82,7 +82,8 @@ impl Shared {
     }
 
     pub(super) fn subscribe(&self, names: Option<&'static [&'static str]>) -> Receiver<Event> {
-        let (to, from) = bounded(EVENTS_UNREAD_MAX);
+        // `tell` bounds it: a bounded channel would take 400 KB at once, for each VM several times.
+        let (to, from) = unbounded();
         let mut state = self.state.lock();
         // After the end `to` is dropped here, and the receiver disconnects.
         if !state.closed {
@@ -124,16 +125,14 @@ impl Shared {
             if subscriber.names.is_some_and(|names| !names.contains(&event.name.as_str())) {
                 return true;
             }
-            match subscriber.to.try_send(event.clone()) {
-                Ok(()) => true,
-                Err(TrySendError::Disconnected(_)) => false,
-                Err(TrySendError::Full(_)) => {
-                    tracing::warn!(
-                        "{EVENTS_UNREAD_MAX} QEMU events left unread: giving up on one reader"
-                    );
-                    false
-                }
+            if subscriber.to.len() >= EVENTS_UNREAD_MAX {
+                tracing::warn!(
+                    "{EVENTS_UNREAD_MAX} QEMU events left unread: giving up on one reader"
+                );
+                return false;
             }
+            // An error means that its receiver was dropped.
+            subscriber.to.send(event.clone()).is_ok()
         });
     }
 

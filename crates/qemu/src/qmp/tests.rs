@@ -68,6 +68,26 @@ fn events_reach_their_subscribers_until_the_end() {
     assert!(all.recv().is_err(), "disconnects at the end");
 }
 
+/// A VM that is throttled by stops causes thousands of STOPs.
+#[test]
+fn events_left_unread_push_out_none_of_another_name() {
+    let (_dir, qmp, player) = played(|command| {
+        let stops = "{\"event\": \"STOP\"}\n".repeat(5000);
+        let shutdown = "{\"event\": \"SHUTDOWN\"}\n";
+        Some(format!("{stops}{shutdown}{{\"return\": {{}}, \"id\": {}}}\n", command["id"]))
+    });
+    let qmp = qmp.unwrap();
+    let (stops, shutdowns) = (qmp.events_named(&["STOP"]), qmp.events_named(&["SHUTDOWN"]));
+    qmp.execute("quit", json!({})).unwrap();
+    assert_eq!(shutdowns.try_iter().count(), 1);
+    assert!((1..5000).contains(&stops.try_iter().count()));
+    let lost = stops.try_recv().unwrap_err();
+    assert_eq!(lost, crossbeam_channel::TryRecvError::Disconnected);
+    assert!(!qmp.is_closed());
+    drop(qmp);
+    player.join().unwrap();
+}
+
 #[test]
 fn waiting_callers_wake_when_qemu_is_gone() {
     let (_dir, qmp, player) = played(|_| None);
@@ -134,6 +154,24 @@ fn garbage_ends_the_connection() {
         drop(qmp);
         player.join().unwrap();
     }
+}
+
+/// `query-block` describes a backing file within the image over it.
+#[test]
+fn a_long_chain_of_backing_files_is_read() {
+    let (_dir, qmp, player) = played(|command| {
+        let over = |image: String, _: u32| format!("{{\"backing-image\": {image}}}");
+        let image = (0..300_u32).fold("{}".to_owned(), over);
+        let disk = format!("{{\"inserted\": {{\"image\": {image}}}}}");
+        Some(format!("{{\"return\": [{disk}], \"id\": {}}}\n", command["id"]))
+    });
+    let qmp = qmp.unwrap();
+    let answer = qmp.execute("query-block", json!({})).unwrap();
+    let first = answer[0]["inserted"].get("image");
+    let images = std::iter::successors(first, |image| image.get("backing-image"));
+    assert_eq!(images.count(), 301);
+    drop(qmp);
+    player.join().unwrap();
 }
 
 #[test]

@@ -7,6 +7,11 @@ use serde_json::{Value, json};
 use super::{Device, Drive, FeatureWord, Image, Medium, Memory, Node, Shape, features};
 use crate::qmp::{Qmp, QmpError, list, odd};
 
+/// Where QEMU has the devices from the command line or from hotplug: those that the user
+/// named, and the others.
+const NAMED: &str = "/machine/peripheral";
+const ANONYMOUS: &str = "/machine/peripheral-anon";
+
 /// A chain of backing files longer than this is a loop.
 const CHAIN_MAX: usize = 1000;
 
@@ -44,8 +49,8 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
         .map(|backend| Memory { id: backend.id, bytes: backend.bytes })
         .collect();
     memory.sort_by(|a, b| a.id.cmp(&b.id));
-    let mut devices = children(qmp, "/machine/peripheral", true)?;
-    devices.extend(children(qmp, "/machine/peripheral-anon", false)?);
+    let mut plugged = devices(qmp, NAMED, true)?;
+    plugged.extend(devices(qmp, ANONYMOUS, false)?);
     let (nodes, images) = nodes(qmp)?;
     Ok(Shape {
         machine: machine(qmp)?,
@@ -55,7 +60,7 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
         ram_bytes: base_memory(qmp)?,
         memory,
         memory_devices: memory_devices(qmp)?,
-        devices,
+        devices: plugged,
         drives: drives(qmp)?,
         nodes,
         images,
@@ -100,18 +105,43 @@ fn vcpus(qmp: &Qmp) -> Result<Vcpus, QmpError> {
     Ok(Vcpus { kind: kind.as_str().unwrap_or_default().to_owned(), features, count })
 }
 
-fn children(qmp: &Qmp, path: &str, named: bool) -> Result<Vec<Device>, QmpError> {
+fn devices(qmp: &Qmp, path: &str, named: bool) -> Result<Vec<Device>, QmpError> {
+    let children = children(qmp, path)?.into_iter();
+    let mut devices: Vec<Device> =
+        children.map(|(name, kind)| Device { id: named.then_some(name), kind }).collect();
+    devices.sort_by(|a, b| (&a.id, &a.kind).cmp(&(&b.id, &b.kind)));
+    Ok(devices)
+}
+
+/// The names and types of what is at that path.
+fn children(qmp: &Qmp, path: &str) -> Result<Vec<(String, String)>, QmpError> {
     let answer = qmp.execute("qom-list", json!({ "path": path }))?;
     let properties = list(&answer, "qom-list", |one| {
         Some((one["name"].as_str()?.to_owned(), one["type"].as_str()?.to_owned()))
     })?;
-    let devices = properties.into_iter().filter_map(|(name, kind)| {
+    let children = properties.into_iter().filter_map(|(name, kind)| {
         let kind = kind.strip_prefix("child<")?.strip_suffix('>')?.to_owned();
-        Some(Device { id: named.then_some(name), kind })
+        Some((name, kind))
     });
-    let mut devices: Vec<Device> = devices.collect();
-    devices.sort_by(|a, b| (&a.id, &a.kind).cmp(&(&b.id, &b.kind)));
-    Ok(devices)
+    Ok(children.collect())
+}
+
+pub(super) fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
+    for path in [NAMED, ANONYMOUS] {
+        for (name, kind) in children(qmp, path)? {
+            if !kind.starts_with("virtio-balloon") {
+                continue;
+            }
+            let hint = json!({ "path": format!("{path}/{name}"), "property": "free-page-hint" });
+            match qmp.execute("qom-get", hint) {
+                Ok(answer) if answer.as_bool() == Some(true) => return Ok(true),
+                // A balloon without this property can't report anything.
+                Ok(_) | Err(QmpError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn memory_devices(qmp: &Qmp) -> Result<Vec<Device>, QmpError> {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use qemu::guest_port::{self, GuestError, HasGuest, NoPort, Port};
-use qemu::machine::{self, By, GuestPort, Start, StartError};
+use qemu::machine::{self, By, GuestPort, Start, StartError, UP_MAX};
 use qemu::shape;
 
 use crate::{Vm, argv};
@@ -21,6 +21,7 @@ fn try_start(arguments: &str, guest_port: GuestPort, incoming: bool) -> Result<V
         user: None,
         guest_port,
         knows_legacy_ack: false,
+        up_max: UP_MAX,
     })?;
     Ok(Vm { machine: Some(machine), dir })
 }

@@ -23,7 +23,7 @@ mod start;
 
 use std::path::Path;
 
-use qemu::machine::{By, GuestPort, Machine, Start, StartError};
+use qemu::machine::{By, GuestPort, Machine, Start, StartError, UP_MAX};
 
 /// A VM that ends with the test.
 struct Vm {
@@ -67,10 +67,11 @@ fn argv(arguments: &str) -> Vec<String> {
     argv_of(&program(), arguments)
 }
 
-/// The program may be given with arguments of its own, such as -L.
+/// The program may be given with arguments of its own, such as -L. QEMU takes the first
+/// accelerator that works, so TCG is left out where another one is named.
 fn argv_of(program: &str, arguments: &str) -> Vec<String> {
-    let common = "-nodefaults -display none -accel tcg";
-    [program, common, arguments]
+    let accelerator = if arguments.contains("-accel ") { "" } else { "-accel tcg" };
+    [program, "-nodefaults -display none", accelerator, arguments]
         .iter()
         .flat_map(|part| part.split_whitespace())
         .map(str::to_owned)
@@ -94,6 +95,7 @@ fn try_start_by(program: &str, arguments: &str, dir: &Path) -> Result<Machine, S
         user: None,
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
+        up_max: UP_MAX,
     };
     qemu::machine::start(&start)
 }
@@ -131,6 +133,7 @@ fn wait_for(arguments: &str, machine: &str) -> Vm {
         user: None,
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
+        up_max: UP_MAX,
     };
     let machine = qemu::machine::start(&start).unwrap();
     Vm { machine: Some(machine), dir }

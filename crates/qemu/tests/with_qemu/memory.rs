@@ -1,3 +1,5 @@
+use std::fs::File;
+
 use qemu::guest_memory::GuestMemory;
 use qemu::ram_blocks::{RamBlocks, Reached};
 use serde_json::json;
@@ -75,43 +77,80 @@ fn firmware_stays_with_qemu() {
 }
 
 #[test]
+fn memory_that_may_be_unplugged_is_known() {
+    let vm = start(
+        "-machine q35 -m 64,maxmem=1G -S -object memory-backend-memfd,id=vm0,size=128M,share=on \
+         -device virtio-mem-pci,memdev=vm0,id=m",
+    );
+    let blocks = RamBlocks::of(&vm);
+    // QEMU before 8.0 reports only the first block's address.
+    let all = vm.qmp.version() >= (8, 0, 0);
+    assert_eq!(blocks.reached.len(), if all { 2 } else { 1 }, "{blocks:?}");
+    for block in &blocks.reached {
+        assert_eq!(block.may_be_unplugged, block.name.ends_with("/vm0"), "{blocks:?}");
+    }
+}
+
+const GIB4: u64 = 4 << 30;
+/// Machines, and addresses in the memory of their guests.
+const MACHINES: [(&str, &[u64]); 6] = [
+    ("-machine pc -m 64 -S", &[0x1000, 60 << 20]),
+    ("-machine q35 -m 4352 -S -vga std", &[1 << 20, (2 << 30) - 4096, GIB4, GIB4 + (200 << 20)]),
+    ("-machine pc,max-ram-below-4g=1G -m 1536 -S", &[(1 << 30) - 4096, GIB4 + 4096]),
+    (
+        "-machine q35,memory-backend=r -m 64,slots=2,maxmem=1G -S \
+         -object memory-backend-memfd,id=r,size=64M,share=on \
+         -object memory-backend-ram,id=m,size=128M -device pc-dimm,memdev=m,id=d",
+        &[32 << 20, GIB4 + (1 << 20)],
+    ),
+    (
+        "-machine pc -m 64 -S -smp 2 \
+         -object memory-backend-memfd,id=a,size=32M -object memory-backend-ram,id=b,size=32M \
+         -numa node,nodeid=0,memdev=a,cpus=0 -numa node,nodeid=1,memdev=b,cpus=1",
+        &[1 << 20, 40 << 20],
+    ),
+    (
+        "-machine q35 -m 64,maxmem=1G -S -object memory-backend-memfd,id=vm0,size=128M,share=on \
+         -device virtio-mem-pci,memdev=vm0,id=m",
+        &[32 << 20, GIB4 + (1 << 20)],
+    ),
+];
+
+/// Asserts that pages are found, by what the guest reads there.
+fn assert_found(arguments: &str, addresses: &[u64]) {
+    let vm = start(arguments);
+    let reached = RamBlocks::of(&vm).reached;
+    let blocks = reached.iter().map(|block| (block.name.as_str(), block.bytes));
+    let memory = GuestMemory::of(&vm.qmp, blocks).unwrap();
+    let all = vm.qmp.version() >= (8, 0, 0);
+    for (nth, address) in addresses.iter().enumerate() {
+        // QEMU before 8.0 reports only the first block's address.
+        let Some(place) = memory.lookup(address / 4096) else {
+            assert!(!all && nth > 0, "{address:#x} of {arguments}: {memory:?} {reached:?}");
+            continue;
+        };
+        let mark = 0x70 + u8::try_from(nth).unwrap();
+        reached[place.block].mapping.write(place.offset, &[mark]).unwrap();
+        assert_eq!(guest_byte(&vm, *address), mark, "{address:#x} of {arguments}");
+    }
+    assert_eq!(memory.lookup(0xfec0_0000 / 4096), None, "no RAM: {arguments}");
+}
+
+#[test]
 fn a_page_of_the_guest_is_found_in_its_block() {
-    let gib4 = 4_u64 << 30;
-    for (arguments, addresses) in [
-        ("-machine pc -m 64 -S", &[0x1000, 60 << 20][..]),
-        (
-            "-machine q35 -m 4352 -S -vga std",
-            &[1 << 20, (2 << 30) - 4096, gib4, gib4 + (200 << 20)],
-        ),
-        ("-machine pc,max-ram-below-4g=1G -m 1536 -S", &[(1 << 30) - 4096, gib4 + 4096]),
-        (
-            "-machine q35,memory-backend=r -m 64,slots=2,maxmem=1G -S \
-             -object memory-backend-memfd,id=r,size=64M,share=on \
-             -object memory-backend-ram,id=m,size=128M -device pc-dimm,memdev=m,id=d",
-            &[32 << 20, gib4 + (1 << 20)],
-        ),
-        (
-            "-machine pc -m 64 -S -smp 2 \
-             -object memory-backend-memfd,id=a,size=32M -object memory-backend-ram,id=b,size=32M \
-             -numa node,nodeid=0,memdev=a,cpus=0 -numa node,nodeid=1,memdev=b,cpus=1",
-            &[1 << 20, 40 << 20],
-        ),
-    ] {
-        let vm = start(arguments);
-        let reached = RamBlocks::of(&vm).reached;
-        let blocks = reached.iter().map(|block| (block.name.as_str(), block.bytes));
-        let memory = GuestMemory::of(&vm.qmp, blocks).unwrap();
-        let all = vm.qmp.version() >= (8, 0, 0);
-        for (nth, address) in addresses.iter().enumerate() {
-            // QEMU before 8.0 reports only the first block's address.
-            let Some(place) = memory.lookup(address / 4096) else {
-                assert!(!all, "{address:#x} of {arguments}: {memory:?} {reached:?}");
-                continue;
-            };
-            let mark = 0x70 + u8::try_from(nth).unwrap();
-            reached[place.block].mapping.write(place.offset, &[mark]).unwrap();
-            assert_eq!(guest_byte(&vm, *address), mark, "{address:#x} of {arguments}");
-        }
-        assert_eq!(memory.lookup(0xfec0_0000 / 4096), None, "no RAM: {arguments}");
+    for (arguments, addresses) in MACHINES {
+        assert_found(arguments, addresses);
+    }
+}
+
+/// KVM changes what QEMU says of memory. No guest runs for it.
+#[test]
+fn a_page_of_the_guest_is_found_under_kvm() {
+    if File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        eprintln!("KVM can't be used on this machine: nothing was tried with it");
+        return;
+    }
+    for (arguments, addresses) in MACHINES {
+        assert_found(&format!("-accel kvm {arguments}"), addresses);
     }
 }

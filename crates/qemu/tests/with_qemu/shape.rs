@@ -68,3 +68,24 @@ fn a_plugged_device_is_found() {
     assert!(told.iter().any(|one| one.contains("virtio-rng-pci device `late`")), "{told:?}");
     assert!(told.iter().any(|one| one.contains("memory `m`")), "{told:?}");
 }
+
+/// Wherever the balloon comes from, QEMU knows what it does.
+#[test]
+fn free_page_hints_are_asked_for() {
+    let device = "-device virtio-balloon-pci,iothread=t";
+    let plugged = json!({"driver": "virtio-balloon-pci", "id": "late", "iothread": "t",
+                         "free-page-hint": true});
+    for (arguments, plugged, hints) in [
+        (String::new(), None, false),
+        (device.to_owned(), None, false),
+        (format!("{device},id=b,free-page-hint=y"), None, true),
+        (format!("{device} -global virtio-balloon-pci.free-page-hint=on"), None, true),
+        (String::new(), Some(plugged), true),
+    ] {
+        let vm = start(&format!("-machine pc -m 32 -S -object iothread,id=t {arguments}"));
+        if let Some(plugged) = plugged {
+            vm.qmp.execute("device_add", plugged).unwrap();
+        }
+        assert_eq!(shape::has_free_page_hint(&vm.qmp).unwrap(), hints, "{arguments}");
+    }
+}

@@ -1,7 +1,7 @@
 use qemu::ram_blocks::RamBlocks;
 use std::time::{Duration, Instant};
 
-use qemu::machine::{self, StartError};
+use qemu::machine::{self, By, GuestPort, Start, StartError};
 use qemu::qmp::RunState;
 
 use crate::{argv, start, try_start};
@@ -83,6 +83,33 @@ fn a_refused_start_has_qemu_s_message_and_leaves_nothing() {
         assert!(error.to_string().contains(piece), "{error}");
         assert!(!dir.path().join("qmp").exists());
     }
+}
+
+/// Like a QEMU with `-serial unix:w.sock,server`, which waits for a client.
+#[test]
+fn a_qemu_that_does_not_answer_is_ended_and_its_words_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "echo QEMU waiting for connection on: disconnected:unix:w.sock; exec sleep 1000";
+    let argv = ["sh", "-c", script].map(str::to_owned);
+    let error = machine::start(&Start {
+        name: "test",
+        argv: &argv,
+        cwd: dir.path(),
+        dir: dir.path(),
+        incoming: false,
+        machine: None,
+        by: By::Operator,
+        user: None,
+        guest_port: GuestPort::None,
+        knows_legacy_ack: false,
+        up_max: Duration::from_secs(2),
+    });
+    let error = error.unwrap_err();
+    assert!(matches!(error, StartError::Silent { .. }), "{error}");
+    let error = error.to_string();
+    assert!(error.contains("no greeting within 2 s"), "{error}");
+    assert!(error.contains("waiting for connection on: disconnected:unix:w.sock"), "{error}");
+    assert!(!dir.path().join("qmp").exists());
 }
 
 #[test]

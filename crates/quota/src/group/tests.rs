@@ -1,6 +1,7 @@
 use std::cell::Cell;
 
 use super::*;
+use crate::{Members, Notes, Slowed};
 
 /// A directory that looks like a version 2 group, with one of our groups in it.
 fn version_2(controllers: &str, subtree: &str) -> (tempfile::TempDir, Result<Group, QuotaError>) {
@@ -58,6 +59,43 @@ fn a_parent_without_the_controller_is_named() {
     let (parent, group) = version_2("io memory\n", "\n");
     let error = group.unwrap_err().to_string();
     assert!(error.contains(&parent.path().display().to_string()), "{error}");
+}
+
+#[test]
+fn a_group_that_fails_keeps_none_of_the_others_unthrottled() {
+    let dirs = [version_2("cpu\n", "cpu\n"), version_2("cpu\n", "cpu\n")];
+    let [(broken, first), (whole, second)] = dirs;
+    let [broken, whole] = [&broken, &whole].map(|dir| dir.path().join("droveway-slow-7"));
+    let members = |group: Result<Group, QuotaError>, thread| Members {
+        group: group.unwrap(),
+        threads: vec![thread],
+        quota: None,
+        is_set: true,
+        is_made: true,
+    };
+    let notes = tempfile::tempdir().unwrap();
+    let mut slowed = Slowed {
+        pid: 7,
+        notes: Notes::open(notes.path()).unwrap(),
+        groups: vec![members(first, 71), members(second, 72)],
+        note: None,
+    };
+    let wants = |thread: u32| if thread == 71 { 0.75 } else { 0.25 };
+    fs::remove_file(broken.join("cpu.max")).unwrap();
+    slowed.set(Some(1.0), wants).unwrap_err();
+    assert_eq!(said(&whole, "cpu.max"), "2500 10000");
+    // It is tried again, and only there.
+    fs::write(broken.join("cpu.max"), "").unwrap();
+    fs::write(whole.join("cpu.max"), "").unwrap();
+    slowed.set(Some(1.0), wants).unwrap();
+    assert_eq!(said(&broken, "cpu.max"), "7500 10000");
+    assert_eq!(said(&whole, "cpu.max"), "");
+    // Also without a limit.
+    fs::remove_file(broken.join("cpu.max")).unwrap();
+    slowed.set(Some(0.5), wants).unwrap_err();
+    fs::write(broken.join("cpu.max"), "").unwrap();
+    slowed.set(None, wants).unwrap();
+    assert_eq!(said(&broken, "cpu.max"), "max");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use storage::{Failure, Image, OpenError, Opening, Reader, Settings, open};
+use storage::{Failure, Image, Layer, OpenError, Opening, Reader, Settings, open};
 use test_scope::TestDir;
 
 use crate::{Got, noise, wanted};
@@ -22,7 +22,13 @@ fn say(dir: &Path, program: &str, arguments: &str) {
 }
 
 fn image(path: &Path, format: &str) -> Image {
-    Image::Format { path: path.to_owned(), format: format.to_owned() }
+    Image::Format(Layer::alone(path.to_owned(), format))
+}
+
+/// A qcow2 image over another image.
+fn over(path: &Path, (base, format): (&Path, &str)) -> Image {
+    let backing = Some(Box::new(Layer::alone(base.to_owned(), format)));
+    Image::Format(Layer { backing, ..Layer::alone(path.to_owned(), "qcow2") })
 }
 
 /// The processes whose command line names something in this directory.
@@ -59,11 +65,18 @@ fn any_format_is_read_and_nothing_is_left_behind() {
         .current_dir(at)
         .output();
     assert!(write.unwrap().status.success());
-    for (name, format) in [("plain,raw", "raw"), ("base.qcow2", "qcow2"), ("top.qcow2", "qcow2")] {
+    // What the header names is another one.
+    say(at, "qemu-img", "rebase -u -f qcow2 -b nosuch -F qcow2 top.qcow2");
+    let base = at.join("base.qcow2");
+    for (name, image) in [
+        ("plain,raw", image(&at.join("plain,raw"), "raw")),
+        ("base.qcow2", image(&base, "qcow2")),
+        ("top.qcow2", over(&at.join("top.qcow2"), (&base, "qcow2"))),
+    ] {
         if name == "top.qcow2" {
             content[5 * MIB..6 * MIB].fill(7);
         }
-        let opened = open(&image(&at.join(name), format), &Opening::new(at)).unwrap();
+        let opened = open(&image, &Opening::new(at)).unwrap();
         assert_eq!(opened.source.bytes(), content.len() as u64);
         let got = Got::new();
         let reader = Reader::start_boxed(opened.source, got.clone(), Settings::default()).unwrap();
@@ -80,7 +93,29 @@ fn any_format_is_read_and_nothing_is_left_behind() {
     }
 }
 
-/// An image that a peer has chosen may name any backing file.
+/// An image's maker can name any file or server in its header.
+#[test]
+fn what_a_header_names_is_not_opened() {
+    let dir = TestDir::new();
+    let at = dir.path();
+    fs::write(at.join("base"), noise(5, MIB)).unwrap();
+    let nbd = r#"json:{"driver":"nbd","server":{"type":"unix","path":"/nosuch"}}"#;
+    say(at, "qemu-img", &format!("create -q -u -f qcow2 -b {nbd} -F raw top.qcow2 1M"));
+    let read = |image: &Image| {
+        let source = open(image, &Opening::new(at)).unwrap().source;
+        let got = Got::new();
+        let reader = Reader::start_boxed(source, got.clone(), Settings::default()).unwrap();
+        reader.add(&wanted(MIB)).unwrap();
+        reader.wait_idle().unwrap();
+        got
+    };
+    read(&image(&at.join("top.qcow2"), "qcow2")).check(&wanted(MIB), &vec![0; MIB]);
+    let over = over(&at.join("top.qcow2"), (&at.join("base"), "raw"));
+    read(&over).check(&wanted(MIB), &noise(5, MIB));
+    nothing_left(at, 2);
+}
+
+/// An image that a peer has chosen may have any backing file.
 #[test]
 fn backing_files_are_opened_with_the_user_s_rights() {
     if !rustix::process::geteuid().is_root() {
@@ -96,17 +131,18 @@ fn backing_files_are_opened_with_the_user_s_rights() {
     fs::write(at.join("secret"), noise(3, MIB)).unwrap();
     mode(&at.join("secret"), 0o600);
     say(at, "qemu-img", "create -q -f qcow2 -b secret -F raw top.qcow2");
+    let top = over(&at.join("top.qcow2"), (&at.join("secret"), "raw"));
     let user = rights::User { uid: 65534, gid: 65534, groups: vec![65534] };
     let how = Opening { user: Some(user), ..Opening::new(at) };
     let refused = |image: &Image| open(image, &how).unwrap_err().to_string();
-    let text = refused(&image(&at.join("top.qcow2"), "qcow2"));
+    let text = refused(&top);
     assert!(text.contains("secret") && text.contains("Permission denied"), "{text}");
     let text = refused(&Image::Raw { path: at.join("secret"), base: 0, bytes: None });
     assert!(text.contains("Permission denied"), "{text}");
-    assert!(open(&image(&at.join("top.qcow2"), "qcow2"), &Opening::new(at)).is_ok());
+    assert!(open(&top, &Opening::new(at)).is_ok());
 
     mode(&at.join("secret"), 0o644);
-    let opened = open(&image(&at.join("top.qcow2"), "qcow2"), &how).unwrap();
+    let opened = open(&top, &how).unwrap();
     let served = serving(at);
     let status = fs::read_to_string(format!("/proc/{}/status", served[0])).unwrap();
     assert!(status.contains("Uid:\t65534\t65534\t65534\t65534\n"), "{status}");

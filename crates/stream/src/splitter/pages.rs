@@ -50,10 +50,10 @@ impl Splitter {
                     *at += byte_at + 1;
                     self.block = Some(block);
                 }
-                flag::XBZRLE if self.is_answered && self.head_sent => {
+                flag::XBZRLE | flag::COMPRESS_PAGE if self.is_answered && self.head_sent => {
                     let (block, name_end) = self.block_of(rest, flags)?;
                     *at += name_end;
-                    return Err(self.differences(offset | flags, block, end));
+                    return Err(self.encoded_by_qemu(offset | flags, block, end));
                 }
                 _ => {
                     self.mark(rest, flags, end, sink)?;
@@ -68,10 +68,10 @@ impl Splitter {
         }
     }
 
-    /// Handles the first page that is sent as a difference to its previous version.
-    /// The rest starts with a new section and names the page's block, because the
-    /// record before it may have been taken out.
-    fn differences(&mut self, word: u64, block: BlockId, end: bool) -> Halt {
+    /// Handles the first page that QEMU itself compresses, or sends as a difference to
+    /// its previous version. The rest starts with a new section and names the page's
+    /// block, because the record before it may have been taken out.
+    fn encoded_by_qemu(&mut self, word: u64, block: BlockId, end: bool) -> Halt {
         if !end {
             self.tail.push(kind::PART);
             self.tail.extend_from_slice(&self.ram_section.unwrap_or_default().to_be_bytes());
@@ -81,7 +81,7 @@ impl Splitter {
         // A block's name was read with a one-byte length.
         self.tail.push(u8::try_from(name.len()).unwrap_or_default());
         self.tail.extend_from_slice(name.as_bytes());
-        Halt::Done(self.rest(Unsplittable::Xbzrle))
+        Halt::Done(self.rest(unknown(word & FLAGS_MASK)))
     }
 
     /// A record's block, and the offset after its name.

@@ -14,7 +14,7 @@ impl Machine {
             (ToDestination::Aborted { reason }, State::Arriving | State::Loaded) => {
                 self.end(reason)
             }
-            // The source has no journal, so it never gave the VM up.
+            // The source has no journal: it never gave the VM up, or an operator took it back.
             (ToDestination::Unknown, State::Arriving | State::Loaded) => {
                 self.end(Reason::new("the source's agent knows nothing of this migration"))
             }
@@ -26,7 +26,7 @@ impl Machine {
                 self.doubting(Doubt::TakenBack { reason }, vec![said])
             }
             (ToDestination::Aborted { reason }, State::Starting { .. }) => {
-                self.doubting(Doubt::TakenBack { reason }, Vec::new())
+                self.doubting(Doubt::TakenBackMeanwhile { reason }, Vec::new())
             }
             (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Refused) => {
                 vec![self.say_refused()]

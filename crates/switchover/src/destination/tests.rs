@@ -186,6 +186,23 @@ fn a_vm_that_was_taken_back_is_not_ended_here() {
     assert!(machine.is_here());
 }
 
+/// It is held until then, so that only the operator's decision can end it.
+#[test]
+fn a_vm_that_was_taken_back_while_it_could_not_run_is_ended_by_the_operator() {
+    let (mut machine, _) = Machine::restart(id(), Noted::Starting, Found::Stopped);
+    let unclear = Event::ContFailed { reason: reason(), never_ran: false };
+    assert!(matches!(machine.step(unclear)[..], [Action::KeepInDoubt(_)]));
+    let doubt = Action::KeepInDoubt(Doubt::TakenBackMeanwhile { reason: reason() });
+    assert_eq!(machine.step(aborted()), [doubt]);
+    assert!(machine.takes(Resolution::There) && machine.takes(Resolution::Here));
+    let actions = machine.step(Event::Resolve(Resolution::There));
+    assert_eq!(actions[1], Action::QemuKill);
+    let actions = machine.step(Event::QemuGone);
+    assert!(matches!(&actions[0], Action::Done(Outcome::NotHere { .. })), "{actions:?}");
+    let refused = ToSource::Refused { reason: "the operator decided".into() };
+    assert_eq!(machine.step(aborted()), [say(refused)]);
+}
+
 #[test]
 fn another_migrations_messages_are_not_for_it() {
     let mut machine = after([Event::Loaded]);

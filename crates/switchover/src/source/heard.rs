@@ -62,7 +62,7 @@ impl Machine {
                 self.doubt = None;
                 vec![Action::QemuQuit]
             }
-            (ToSource::Running, Copy::Runs) => self.doubting(Doubt::RunsThereToo, Vec::new()),
+            (ToSource::Running, Copy::Runs) => self.doubting(Doubt::RunsAtBoth, Vec::new()),
             (ToSource::Running, Copy::Dead) => self.forget(vec![Action::Done(Outcome::Gone)]),
             (ToSource::Refused { reason } | ToSource::Lost { reason }, Copy::Dead) => {
                 self.reason = reason;
@@ -87,6 +87,10 @@ impl Machine {
     fn heard_taken_back(&mut self, said: &ToSource) -> Vec<Action> {
         match (said, self.state) {
             (ToSource::Loaded, _) => vec![self.say_aborted()],
+            // The copy here has ended since, so only the other one is left.
+            (ToSource::Running, State::TakenBack) if self.copy == Copy::Dead => {
+                self.forget(Vec::new())
+            }
             (ToSource::Running, _) => self.doubting(Doubt::RunsThereToo, Vec::new()),
             (_, State::TakenBack) => self.forget(Vec::new()),
             _ => Vec::new(),
@@ -146,6 +150,11 @@ impl Machine {
     pub(super) fn resolved(&mut self, resolution: Resolution) -> Vec<Action> {
         if !self.takes(resolution) {
             return Vec::new();
+        }
+        // The destination may never come back. One that does all the same hears `unknown`, and ends
+        // a VM that it has loaded, as with `aborted`.
+        if self.state == State::TakenBack {
+            return self.forget(Vec::new());
         }
         self.doubt = None;
         self.reason = Reason::new("the operator decided");

@@ -192,6 +192,90 @@ fn the_operator_takes_it_back_or_gives_it_away() {
     assert!(machine.is_over());
 }
 
+/// Something sent `cont` to its QEMU, and then its agent was restarted.
+#[test]
+fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
+    let noted = Noted { phase: Phase::Committed, run: true };
+    let at_both = || {
+        let (mut machine, actions) = Machine::restart(id(), noted, Found::Runs);
+        assert_eq!(actions, [go(), Action::KeepInDoubt(Doubt::RunsHere)]);
+        let both = machine.step(heard(ToSource::Running));
+        assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsAtBoth)]);
+        assert_eq!(machine.step(Event::Timeout), [go()]);
+        assert_eq!(machine.step(heard(ToSource::Running)), [], "it says so once");
+        machine
+    };
+    let mut machine = at_both();
+    let actions = machine.step(Event::Resolve(Resolution::There));
+    assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
+    assert_eq!(machine.step(Event::QemuGone), [Action::Done(Outcome::Gone), go()]);
+    let _ = machine.step(heard(ToSource::Running));
+    assert!(machine.is_over());
+
+    // The operator stops it at the destination, which goes on saying that it has the VM.
+    let mut machine = at_both();
+    let actions = machine.step(Event::Resolve(Resolution::Here));
+    assert_eq!(actions[1], go_on());
+    let _ = machine.step(Event::WentOn);
+    let both = machine.step(heard(ToSource::Running));
+    assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
+    let _ = machine.step(Event::Resolve(Resolution::Here));
+    assert!(machine.is_over());
+}
+
+/// `droveway stop` is refused for a VM that is held, so it is named for the other host only.
+#[test]
+fn a_vm_that_is_held_here_is_ended_by_resolving() {
+    let advice = Doubt::RunsAtBoth.advice("web1", "host-b");
+    assert!(advice.contains("the copy here now with `droveway resolve web1 --there`"), "{advice}");
+    assert!(advice.contains("`droveway stop web1 --force` on host-b,"), "{advice}");
+    let meanwhile = Doubt::TakenBackMeanwhile { reason: reason() };
+    let advice = meanwhile.advice("web1", "host-a");
+    assert!(advice.contains("the copy here now with `droveway resolve web1 --there`"), "{advice}");
+    assert!(advice.contains("`droveway stop web1 --force` on host-a;"), "{advice}");
+}
+
+#[test]
+fn two_copies_are_no_longer_in_doubt_when_the_one_here_has_ended() {
+    let noted = Noted { phase: Phase::Reclaimed(By::Operator), run: true };
+    let (mut machine, _) = Machine::restart(id(), noted, Found::Runs);
+    let both = machine.step(heard(ToSource::Running));
+    assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
+    assert_eq!(machine.step(Event::QemuGone), []);
+    let actions = machine.step(heard(ToSource::Running));
+    assert_eq!(actions, [Action::Forget, say(ToDestination::Unknown)]);
+    assert!(machine.is_over() && machine.doubt().is_none());
+}
+
+/// The destination may never come back.
+#[test]
+fn a_vm_that_was_taken_back_is_settled_when_the_operator_says_so_again() {
+    let here = || Event::Resolve(Resolution::Here);
+    let mut machine = committed();
+    let _ = machine.step(here());
+    assert!(!machine.takes(Resolution::Here), "it has not gone on yet");
+    assert_eq!(machine.step(here()), []);
+    let _ = machine.step(Event::WentOn);
+    assert!(machine.takes(Resolution::Here) && !machine.takes(Resolution::There));
+    assert_eq!(machine.step(Event::Resolve(Resolution::There)), []);
+    let mut in_conflict = machine.clone();
+    let settles = [Action::Forget, say(ToDestination::Unknown)];
+    assert_eq!(machine.step(here()), settles);
+    assert!(machine.is_over() && machine.wait().is_none());
+    // It comes back all the same.
+    assert_eq!(machine.step(heard(ToSource::Loaded)), [say(ToDestination::Unknown)]);
+    assert_eq!(machine.step(here()), []);
+
+    // The copy there was ended by its owner, which the destination does not report.
+    let _ = in_conflict.step(heard(ToSource::Running));
+    assert_eq!(in_conflict.doubt(), Some(&Doubt::RunsThereToo));
+    assert_eq!(in_conflict.step(here()), settles);
+    assert!(in_conflict.doubt().is_none());
+    assert_eq!(in_conflict.step(Event::JournalFailed { reason: reason() }), []);
+    assert!(!in_conflict.is_over());
+    assert_eq!(in_conflict.step(Event::Timeout), settles, "it is removed later");
+}
+
 #[test]
 fn the_operator_decides_only_what_is_in_doubt() {
     for resolution in [Resolution::Here, Resolution::There] {

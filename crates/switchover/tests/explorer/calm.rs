@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use switchover::journal::Side;
+use switchover::source::{By, Phase};
 use switchover::{Doubt, Resolution};
 
 use crate::step::Step;
@@ -128,7 +129,7 @@ fn judge(world: &World, first: Side) -> Result<(), String> {
     // After an operator's decision, the two sides may disagree.
     let operator = world.history.operator;
     if world.running() == 1 && (over || !both_up || operator) {
-        return Ok(());
+        return settles_again(world, first);
     }
     let lost_there = matches!(doubts[0], Some(Doubt::LostThere { .. }));
     if both_up && !lost_there && !operator {
@@ -138,6 +139,26 @@ fn judge(world: &World, first: Side) -> Result<(), String> {
         return Err("nobody runs the VM, and no operator is asked".to_owned());
     }
     decide(world, first)
+}
+
+/// A VM that the operator took back is settled when the operator says so again: its destination may
+/// never answer. Where the first decision could not be noted, it takes a third.
+fn settles_again(world: &World, first: Side) -> Result<(), String> {
+    let taken_back = Phase::Reclaimed(By::Operator);
+    if world.source_off || world.source_disk.is_none_or(|noted| noted.phase != taken_back) {
+        return Ok(());
+    }
+    let mut end = world.clone();
+    for _ in 0..2 {
+        if !end.source.is_stranger() {
+            take(&mut end, Step::Resolves(Side::Source, Resolution::Here))?;
+            end = settled(&end, first)?;
+        }
+    }
+    if end.running() == 1 && end.source.is_stranger() {
+        return Ok(());
+    }
+    Err(format!("it was taken back, and that is never settled: {end:?}"))
 }
 
 /// The operator fences the other side, and decides for the VM to be here.

@@ -10,7 +10,8 @@
 //! In each world: two QEMUs never run the VM, none runs it after its state was run elsewhere, and
 //! it is not lost unless faults destroyed it. A VM that goes on never waits until the other side
 //! has read something. And from each world, once nothing fails any more, both sides end by
-//! themselves, or one asks for an operator, whose decision ends it.
+//! themselves, or one asks for an operator, whose decision ends it. An operator who has taken the
+//! VM back ends that without the destination, too, by the same decision again.
 
 mod calm;
 mod effect;
@@ -30,7 +31,9 @@ fn no_state_runs_the_vm_twice_and_none_loses_it() {
     assert!(found.violation.is_none(), "{found}");
     // With fewer, something was not explored.
     assert!(found.worlds >= 1_000_000, "only {} worlds", found.worlds);
-    assert_eq!(found.doubts, 10, "every kind of doubt there is");
+    // `RunsAtBoth` alone is not among them: it takes a `cont` from outside after the commit, and
+    // then two QEMUs run the VM.
+    assert_eq!(found.doubts, 11, "every other kind of doubt there is");
 }
 
 #[test]

@@ -139,7 +139,8 @@ impl World {
         }
     }
 
-    /// An operator fences first: the other host is off, or the operator has checked it.
+    /// An operator fences first: the other host is off, or the operator has checked it. So it is
+    /// when the operator decides a second time, after a VM was taken back.
     fn decisions(&self, side: Side, steps: &mut Vec<Step>) {
         let mut decide = |resolution, may| {
             let takes = match side {

@@ -138,6 +138,20 @@ fn an_agent_that_is_busy_for_a_while_is_asked_again() {
 }
 
 #[test]
+fn a_move_that_leaves_its_vm_in_doubt_says_so() {
+    for in_doubt in [true, false] {
+        let begun = Progress::new((ID, "web1"), ("a", "b"), 1);
+        let outcome = Some(Outcome::Failed("why".to_owned()));
+        let progress = Box::new(Progress { outcome, in_doubt, ..begun });
+        let answer = Answer::Progress { progress, figures: None };
+        let source = Source::new([], [Ok(Answer::Started), Ok(answer)]);
+        let (flight, _recall) = source.flight(LONG);
+        let end = flight.fly(|_| {}).unwrap();
+        assert_eq!((end.state, end.in_doubt), (MoveState::Failed, in_doubt));
+    }
+}
+
+#[test]
 fn a_move_that_waits_for_its_agent_can_be_recalled() {
     let busy = || Source::new([true; 1000], []);
     let (flight, recall) = busy().flight(LONG);

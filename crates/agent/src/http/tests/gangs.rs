@@ -28,6 +28,7 @@ fn interrupted() -> GangReport {
             state: MoveState::Waiting,
             migration: None,
             reason: None,
+            in_doubt: false,
             figures: None,
         }],
         notes: Vec::new(),

@@ -1,12 +1,14 @@
-//! Journals that an earlier run left, and a VM that has had the name since.
+//! Journals that an earlier run left: of a VM that has lost its name to another since, and of one
+//! that came and was leaving.
 
-use api::{RunRequest, StopHow, VmStatus};
+use api::{ErrorCode, RunRequest, StopHow, VmStatus};
+use crossbeam_channel::unbounded;
 use identity::Security;
 use qemu::probe::Probes;
 use qemu::programs::Programs;
-use serde_json::json;
+use serde_json::{Value, json};
 use switchover::MigrationId;
-use switchover::journal::{Journal, JournalDir, Opened};
+use switchover::journal::{Journal, JournalDir, Opened, Side};
 use test_scope::TestDir;
 
 use super::super::Settlers;
@@ -34,6 +36,41 @@ fn host(dir: &TestDir) -> Arc<Registry> {
     registry
 }
 
+/// The journal of a migration of this QEMU.
+fn opened(qemu: &Value) -> Opened {
+    Opened {
+        migration: MigrationId::random().unwrap(),
+        vm: "web1".to_owned(),
+        peer: "host-b".to_owned(),
+        // Nothing listens there.
+        peer_address: "127.0.0.1:1".to_owned(),
+        run: false,
+        qemu: qemu.clone(),
+    }
+}
+
+fn settlers(registry: &Arc<Registry>, journals: &JournalDir) -> Arc<Settlers> {
+    Settlers::new(
+        Arc::clone(registry),
+        Events::new(Limits::default()).unwrap(),
+        journals.clone(),
+        "host-a",
+        Security::Plaintext,
+        Peers::default(),
+    )
+}
+
+/// As an agent does that starts and soon ends.
+fn take_up(registry: &Arc<Registry>, journals: &JournalDir) {
+    let settlers = settlers(registry, journals);
+    settlers.take_up(journals.contents().unwrap());
+    settlers.close();
+}
+
+fn stop(registry: &Registry) {
+    registry.stop("web1", StopHow { force: true, timeout_s: 0 }).unwrap();
+}
+
 #[test]
 fn the_end_of_an_earlier_switchover_leaves_another_vm_of_that_name_alone() {
     let dir = TestDir::new();
@@ -42,17 +79,8 @@ fn the_end_of_an_earlier_switchover_leaves_another_vm_of_that_name_alone() {
     // The QEMU of the VM that had the name before.
     let mut gone = serde_json::to_value(machine.record()).unwrap();
     gone["process"]["start_time"] = json!(1);
-    let opened = || Opened {
-        migration: MigrationId::random().unwrap(),
-        vm: "web1".to_owned(),
-        peer: "host-b".to_owned(),
-        // Nothing listens there.
-        peer_address: "127.0.0.1:1".to_owned(),
-        run: false,
-        qemu: gone.clone(),
-    };
     let journals = JournalDir::open(&registry.state().journals()).unwrap();
-    let mut left: Journal<source::Record> = journals.create(opened()).unwrap();
+    let mut left: Journal<source::Record> = journals.create(opened(&gone)).unwrap();
     for record in [
         source::Record::Stopped { run: false },
         source::Record::Committed { run: false },
@@ -60,25 +88,70 @@ fn the_end_of_an_earlier_switchover_leaves_another_vm_of_that_name_alone() {
     ] {
         left.append(&record).unwrap();
     }
-    let mut came: Journal<destination::Record> = journals.create(opened()).unwrap();
+    let mut came: Journal<destination::Record> = journals.create(opened(&gone)).unwrap();
     let reason = "as a test wants it".into();
     came.append(&destination::Record::Refused { reason }).unwrap();
     drop((left, came));
     // Its own switchover is unsettled too.
     registry.unsettled("web1");
-    let settlers = Settlers::new(
-        Arc::clone(&registry),
-        Events::new(Limits::default()).unwrap(),
-        journals.clone(),
-        "host-a",
-        Security::Plaintext,
-        Peers::default(),
-    );
-    settlers.take_up(journals.contents().unwrap());
-    settlers.close();
+    take_up(&registry, &journals);
     assert!(registry.is_unsettled("web1") && machine.process.is_alive());
     assert!(registry.state().vm("web1").join("record.json").exists());
     registry.stays("web1");
     assert_eq!(registry.show("web1").unwrap().status, VmStatus::Paused);
-    registry.stop("web1", StopHow { force: true, timeout_s: 0 }).unwrap();
+    stop(&registry);
+}
+
+/// The source of its arrival has not heard yet that it is here.
+#[test]
+fn a_vm_that_was_leaving_is_not_freed_by_the_journal_of_its_arrival() {
+    let dir = TestDir::new();
+    let registry = host(&dir);
+    let machine = registry.vm("web1").unwrap().machine().unwrap();
+    let qemu = serde_json::to_value(machine.record()).unwrap();
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let mut left: Journal<source::Record> = journals.create(opened(&qemu)).unwrap();
+    left.append(&source::Record::Committed { run: false }).unwrap();
+    let arrival = |record: &destination::Record| {
+        let mut came: Journal<destination::Record> = journals.create(opened(&qemu)).unwrap();
+        came.append(record).unwrap();
+        came
+    };
+    for record in [destination::Record::Running, destination::Record::Left] {
+        let mut came = arrival(&record);
+        registry.unsettled("web1");
+        take_up(&registry, &journals);
+        assert!(registry.is_unsettled("web1"), "{record:?}");
+        let denied = registry.stop("web1", StopHow { force: true, timeout_s: 0 }).unwrap_err();
+        assert_eq!(denied.code(), ErrorCode::VmInDoubt, "{denied}");
+        came.forget().unwrap();
+    }
+    left.forget().unwrap();
+    drop(arrival(&destination::Record::Left));
+    take_up(&registry, &journals);
+    assert!(!registry.is_unsettled("web1"), "nothing else says whose it is");
+    assert!(machine.process.is_alive());
+    stop(&registry);
+}
+
+#[test]
+fn what_one_switchover_of_a_vm_has_shown_is_not_erased_by_another() {
+    let dir = TestDir::new();
+    let registry = host(&dir);
+    let qemu = registry.vm("web1").unwrap().machine().unwrap().record();
+    let qemu = serde_json::to_value(qemu).unwrap();
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let settlers = settlers(&registry, &journals);
+    let (_tell, told) = unbounded();
+    let settler = |side| Settler::new(Arc::clone(&settlers), opened(&qemu), side, told.clone());
+    let (came, left) = (settler(Side::Destination), settler(Side::Source));
+    let problem = || registry.show("web1").unwrap().problem;
+    came.show(None);
+    assert_eq!(problem(), None);
+    left.show(Some("it is in doubt".to_owned()));
+    came.show(None);
+    assert_eq!(problem().as_deref(), Some("it is in doubt"));
+    left.show(None);
+    assert_eq!(problem(), None);
+    stop(&registry);
 }

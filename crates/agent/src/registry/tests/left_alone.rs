@@ -192,6 +192,7 @@ fn an_arrival_that_cannot_be_noted_stays_and_is_noted_later() {
         user: None,
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
+        up_max: UP_MAX,
     };
     let pid = claim.fill(machine::start(&start).unwrap(), "").unwrap().machine().unwrap();
     let pid = pid.process.pid();

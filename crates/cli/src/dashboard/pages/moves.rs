@@ -27,6 +27,7 @@ pub(super) fn status(known: &Known, running: usize) -> Markup {
                 @match &last.result {
                     EndedAs::Done => { "moved to " (last.to) }
                     EndedAs::Failed(_) => { "was not moved to " (last.to) }
+                    EndedAs::InDoubt(_) => { "is in doubt" }
                     EndedAs::Cancelled => { "stays at " (last.from) }
                 }
                 @if let Some(ms) = last.downtime_ms { ", downtime " (amount::milliseconds(ms)) }

@@ -195,7 +195,9 @@ fn history_row(one: &Ended) -> Markup {
             td.name { (one.to) }
             td {
                 span.badge.(class(tone)) { (result) }
-                @if let EndedAs::Failed(why) = &one.result { span.why { (why) } }
+                @if let EndedAs::Failed(why) | EndedAs::InDoubt(why) = &one.result {
+                    span.why { (why) }
+                }
                 @if let Some(gang) = &one.gang { span.why { "gang " (gang) } }
             }
             td.n { (or_dash(one.downtime_ms.map(amount::milliseconds))) }

@@ -13,7 +13,7 @@ use qemu::guest_memory::GuestMemory;
 use qemu::guest_port::{HasGuest, Patience};
 
 use super::GuestPageCache;
-use super::map::{Map, Room, stretches};
+use super::map::{Map, Room, names_pages, stretches};
 use crate::source::StorageNotes;
 
 /// The longest wait for another user of the port.
@@ -22,6 +22,9 @@ const TURN_MAX: Duration = Duration::from_secs(5);
 const NO_ROOM: &str = "only a part of what the guest's helper tells is read from storage: what is \
                        kept of it may be as large as a quarter of this agent's buffers; a larger \
                        pool-mib allows more";
+
+const NOWHERE: &str = "no page is read from storage: none that the guest's helper names was found \
+                       in the VM's RAM";
 
 /// The querying thread. Dropping it ends the thread.
 pub struct Asking {
@@ -102,10 +105,13 @@ impl Ask<'_> {
         let memory = machine.guest_memory(&known)?;
         let patience = Patience::of(*budget);
         let mut looked_at = 0;
+        let (mut is_any_named, mut is_any_found) = (false, false);
         let mut understood = |part: CacheMap| {
             notes.helper_answers();
-            let (map, unread) = self.understood(&part, &memory, looked_at);
+            let (map, is_named, unread) = self.understood(&part, &memory, looked_at);
             looked_at = part.devices().len();
+            is_any_named |= is_named;
+            is_any_found |= map.pages() > 0;
             unread.into_iter().for_each(|note| notes.note(note));
             map
         };
@@ -131,18 +137,22 @@ impl Ask<'_> {
             heard.map_err(|error| said(&error))?
         };
         notes.helper_answers();
+        if is_any_named && !is_any_found {
+            notes.note(NOWHERE);
+        }
         unfinished(summary.end).into_iter().for_each(|note| notes.note(note));
         Ok(())
     }
 
-    /// Converts a part to RAM blocks and disk numbers. Also returns why disks are not read, for
-    /// those that earlier parts did not have.
+    /// Converts a part to RAM blocks and disk numbers. Also returns whether it names pages of
+    /// disks that are read, and why disks are not read, for those that earlier parts did not
+    /// have.
     fn understood(
         &self,
         part: &CacheMap,
         memory: &GuestMemory,
         looked_at: usize,
-    ) -> (Map, Vec<String>) {
+    ) -> (Map, bool, Vec<String>) {
         let matched = guest_disks::matched(part.devices(), self.disks);
         let each = matched.iter().zip(part.devices()).skip(looked_at);
         let notes = each.filter_map(|(disk, device)| {
@@ -151,7 +161,8 @@ impl Ask<'_> {
         });
         let numbers: Vec<Option<u16>> =
             matched.iter().map(|disk| u16::try_from(*disk.as_ref().ok()?).ok()).collect();
-        (stretches(part, &numbers, memory, self.blocks.clone()), notes.collect())
+        let map = stretches(part, &numbers, memory, self.blocks.clone());
+        (map, names_pages(part, &numbers), notes.collect())
     }
 }
 

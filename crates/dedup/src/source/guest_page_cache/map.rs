@@ -95,7 +95,7 @@ impl Map {
         Self { blocks: vec![(block.to_owned(), rows.map(stretch).collect())], ..Self::default() }
     }
 
-    fn pages(&self) -> u64 {
+    pub(super) fn pages(&self) -> u64 {
         let stretches = self.blocks.iter().flat_map(|(_, each)| each);
         stretches.map(|stretch| u64::from(stretch.pages)).sum()
     }
@@ -283,6 +283,11 @@ impl Places<'_> {
         let name = self.find(page).and_then(|found| self.handed_over(found))?;
         (!self.bits.is_read(page) && !self.bits.is_handed_again(page)).then_some(name)
     }
+}
+
+/// Whether the helper's map names pages of a disk that has a number.
+pub(super) fn names_pages(map: &CacheMap, numbers: &[Option<u16>]) -> bool {
+    map.runs().iter().any(|run| matches!(numbers.get(usize::from(run.device)), Some(Some(_))))
 }
 
 /// Converts the helper's map to RAM blocks and disk numbers.

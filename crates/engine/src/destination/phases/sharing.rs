@@ -40,6 +40,9 @@ impl Found {
     /// From shared content, and from disks with the secret that keys their names if nothing is
     /// shared.
     pub(super) fn of(shares: Option<Shares>, disks: Option<(Disks, String)>) -> Self {
+        // Without one that is read, the source names nothing for them, and tables as large as a
+        // part of the VM's RAM would be made for nothing.
+        let disks = disks.filter(|(disks, _)| disks.opened.iter().any(Option::is_some));
         Self { shares, disks }
     }
 
@@ -156,7 +159,7 @@ impl Connected<'_> {
         let (disks, storage_notes) =
             storage::open(waiting, &wanted, &self.shared.local, self.lanes.threads());
         let storage = disks.opened.iter().map(Option::is_some).collect();
-        let found = Found { shares, disks: Some((disks, wanted.secret)) };
+        let found = Found::of(shares, Some((disks, wanted.secret)));
         Told { found, sharing, note, storage, storage_notes }
     }
 }
@@ -173,7 +176,21 @@ fn why_not(sharing: &Sharing, SharingOrder { domain, print, .. }: &SharingOrder)
 
 #[cfg(test)]
 mod tests {
+    use ::storage::{FileSource, Opened, Settings};
+
     use super::*;
+
+    #[test]
+    fn only_disks_that_are_read_count() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let source = FileSource::open(file.path(), 0, None).unwrap();
+        let one = Opened { source: Box::new(source), cached: false };
+        for (opened, reads) in [(vec![None, None], false), (vec![None, Some(one)], true)] {
+            let disks = Disks { opened, settings: Settings::default() };
+            let found = Found::of(None, Some((disks, "secret".to_owned())));
+            assert_eq!(found.disks.is_some(), reads);
+        }
+    }
 
     #[test]
     fn content_is_shared_in_a_domain_that_is_one_and_with_the_same_key() {

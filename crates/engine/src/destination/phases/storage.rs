@@ -1,12 +1,14 @@
 //! Opens the disks of a VM that arrives, to read its pages from them.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use data_threads::DataThreads;
 use dedup::storage::Disks;
 use qemu::guest_disks::{GuestDisk, NbdServer, Reading};
 use rights::User;
-use storage::{Endpoint, Image, Opened, Opening, Pace, Settings};
+use serde_json::Value;
+use storage::{Endpoint, Image, Layer, Opened, Opening, Pace, Settings};
 use wire::StorageOrder;
 
 use crate::host::Local;
@@ -76,20 +78,92 @@ fn open_one(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Open
     };
     let mut how = Opening::new(&local.scratch);
     how.user = user.cloned();
-    if let Image::Format { .. } = image {
+    if let Image::Format(_) = image {
         how.qemu_nbd = local.programs.tool("qemu-nbd", None).map_err(|error| error.to_string())?;
     }
     storage::open(&image, &how).map_err(|error| error.to_string())
 }
 
-/// An image of a format, in a file.
-fn of_a_format(image: &serde_json::Value) -> Result<Image, String> {
-    let (format, file) = (image["driver"].as_str(), &image["file"]);
-    let path = file["filename"].as_str().filter(|_| file["driver"] == "file");
-    match (format, path) {
-        (Some(format), Some(path)) => {
-            Ok(Image::Format { path: path.into(), format: format.to_owned() })
+/// An image of a format, in a file, with the files that belong to it.
+fn of_a_format(image: &Value) -> Result<Image, String> {
+    if image["file"]["driver"] != "file" {
+        return Err("it is in a format, and not in a file".to_owned());
+    }
+    let layer =
+        layer(image).ok_or("its data file or a backing file is no file, or a part of one")?;
+    Ok(Image::Format(layer))
+}
+
+/// An image in a file, as its QEMU has it. None if anything but all of a file belongs to it.
+fn layer(image: &Value) -> Option<Layer> {
+    let given = |option: &str| image.get(option).filter(|value| !value.is_null());
+    if let Some(path) = file(image) {
+        return Some(Layer::alone(path, "raw"));
+    }
+    if given("offset").is_some() || given("size").is_some() {
+        return None;
+    }
+    let mut whole = Layer::alone(file(&image["file"])?, image["driver"].as_str()?);
+    if let Some(below) = given("data-file") {
+        whole.data_file = Some(file(below)?);
+    }
+    if let Some(below) = given("backing") {
+        whole.backing = Some(Box::new(layer(below)?));
+    }
+    Some(whole)
+}
+
+/// The path of a file or a block device.
+fn file(node: &Value) -> Option<PathBuf> {
+    let is_one = matches!(node["driver"].as_str(), Some("file" | "host_device"));
+    node["filename"].as_str().filter(|_| is_one).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn in_file(driver: &str, name: &str) -> Value {
+        json!({ "driver": driver, "filename": name })
+    }
+
+    fn qcow2(file: &Value, backing: &Value) -> Value {
+        json!({ "driver": "qcow2", "file": file, "backing": backing, "read-only": true })
+    }
+
+    #[test]
+    fn images_are_read_with_the_files_that_their_qemu_reads() {
+        let base = qcow2(&in_file("host_device", "/dev/vg/b"), &in_file("file", "/srv/raw"));
+        let mut top = qcow2(&in_file("file", "/srv/a"), &base);
+        top["data-file"] = in_file("file", "/srv/data");
+        let raw = Box::new(Layer::alone("/srv/raw".into(), "raw"));
+        let base = Layer { backing: Some(raw), ..Layer::alone("/dev/vg/b".into(), "qcow2") };
+        let expected = Layer {
+            data_file: Some("/srv/data".into()),
+            backing: Some(Box::new(base)),
+            ..Layer::alone("/srv/a".into(), "qcow2")
+        };
+        assert_eq!(of_a_format(&top), Ok(Image::Format(expected)));
+    }
+
+    #[test]
+    fn images_of_which_a_part_is_no_file_are_not_read() {
+        let file = in_file("file", "/srv/a");
+        let part = json!({ "driver": "raw", "offset": 512, "file": file });
+        let server = json!({ "type": "unix", "path": "/nbd" });
+        let nbd = json!({ "driver": "nbd", "server": server, "export": "" });
+        for other in [&in_file("rbd", "rbd:pool/a"), &nbd, &part] {
+            let why = of_a_format(&qcow2(other, &Value::Null)).unwrap_err();
+            assert!(why.contains("not in a file"), "{why}");
+            let behind = qcow2(&in_file("file", "/srv/b"), other);
+            let mut aside = qcow2(&file, &Value::Null);
+            aside["data-file"] = other.clone();
+            for image in [qcow2(&file, other), qcow2(&file, &behind), aside] {
+                let why = of_a_format(&image).unwrap_err();
+                assert!(why.contains("a backing file"), "{why}");
+            }
         }
-        _ => Err("it is in a format, and not in a file".to_owned()),
     }
 }

@@ -72,7 +72,8 @@ impl Opening {
 
     /// Waits for the first bytes of either end, and identifies the content. Connections
     /// from `more` are channels of the same migration. `may_be_silent` is called where
-    /// neither end has sent anything for long.
+    /// neither end has sent anything for long. `relays`: the migration that came to this
+    /// door before is passed on unchanged, and this may be one of its channels.
     ///
     /// # Errors
     /// If the connection breaks, stays silent, or either end behaves unlike a QEMU.
@@ -80,9 +81,10 @@ impl Opening {
         self,
         more: &mut More<'_>,
         may_be_silent: &dyn Fn() -> bool,
+        relays: bool,
     ) -> Result<Content, MigrationError> {
         let Some(first) = self.who_speaks(may_be_silent)? else {
-            return Ok(Content::Stream(self.read_setup(more)?));
+            return Ok(Content::Stream(self.read_setup(more, relays)?));
         };
         Ok(Content::Other(Box::new(self.relay(Vec::new(), first))))
     }
@@ -128,9 +130,9 @@ impl Opening {
         }
     }
 
-    fn read_setup(mut self, more: &mut More<'_>) -> Result<Carried, MigrationError> {
+    fn read_setup(mut self, more: &mut More<'_>, relays: bool) -> Result<Carried, MigrationError> {
         let reading = |error| local_error("reading what QEMU begins with", error);
-        if self.caller.is_stray() {
+        if !relays && self.caller.is_stray() {
             return Err(MigrationError::Tap(
                 "a multifd channel came without a main connection".to_owned(),
             ));
@@ -139,24 +141,21 @@ impl Opening {
         main.set_read_timeout(Some(SETUP_MAX)).map_err(reading)?;
         let setup = setup::read(main).map_err(reading)?;
         main.set_read_timeout(None).map_err(reading)?;
-        // All channels have connected when setup is written: QEMU waits for a SYNC on
-        // each of them before it continues.
-        self.channels(more)?;
-        let channels = &self.caller.channels;
         match setup {
-            Setup::Whole { before, .. } if before.is_empty() => {
-                Err(MigrationError::Qemu("whoever connected closed without a word".to_owned()))
-            }
+            Setup::Whole { before, .. } if before.is_empty() => Err(MigrationError::Qemu(
+                "the program that connected closed without a word".to_owned(),
+            )),
+            // QEMU's other connections wait at the door, and are relayed one by one, in their
+            // order and behind this one. They must not be waited for here: one for urgent
+            // pages of a post-copy may be silent up to the migration's end.
             Setup::Whole { before, why } => {
-                if !channels.is_empty() {
-                    return Err(MigrationError::Tap(format!(
-                        "a stream with multifd channels that can't be split: {}",
-                        why.as_ref().map_or("it is none of QEMU's", |why| why.text.as_str())
-                    )));
-                }
                 Ok(Carried::Relayed { relay: Box::new(self.relay(before, Vec::new())), why })
             }
             Setup::Split { before, epoch_by_section } => {
+                // All channels have connected when setup is written: QEMU waits for a SYNC on
+                // each of them before it continues.
+                self.channels(more)?;
+                let channels = &self.caller.channels;
                 let order = (!channels.is_empty()).then(|| Channels {
                     first: channels.iter().map(|channel| hex(&channel.first)).collect(),
                     sync_by_section: epoch_by_section,

@@ -3,7 +3,8 @@
 //! It can't once the destination's QEMU has loaded it (SHUT), nor once the migration has
 //! turned to post-copy: then the VM runs there while part of its memory is still here, and
 //! stops if the connection breaks. The first command of post-copy tells that in time. Where
-//! the stream can't be parsed that far, the destination's first request for a page does.
+//! the stream can't be parsed that far, the destination's first request for a page does. A
+//! post-copy that is resumed is one from its first byte on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use api::Phase;
 use parking_lot::Mutex;
 use stream::PostcopyWatch;
-use stream::return_path::Follower;
+use stream::return_path::{Follower, SHUT};
 
 use crate::report_builder::ReportBuilder;
 
@@ -27,20 +28,34 @@ pub(super) struct Passed {
 /// The two QEMUs of a stream that the destination's answers.
 struct Qemus {
     stream: Mutex<PostcopyWatch>,
-    answers: Mutex<Follower>,
+    answers: Mutex<Answers>,
     is_committed: AtomicBool,
     report_builder: Arc<ReportBuilder>,
+}
+
+/// What the destination's QEMU has answered.
+enum Answers {
+    /// Messages.
+    All(Follower),
+    /// Where a post-copy is resumed, only the last bytes count. Messages can't be followed
+    /// there: between them are bitmaps of pages, whose bytes may look like any message.
+    Last([u8; SHUT.len()]),
 }
 
 impl Passed {
     /// For a stream that the destination's QEMU answers.
     pub(super) fn answered(report_builder: &Arc<ReportBuilder>) -> Self {
-        let qemus = Qemus {
-            stream: Mutex::default(),
-            answers: Mutex::default(),
-            is_committed: AtomicBool::new(false),
-            report_builder: Arc::clone(report_builder),
-        };
+        Self::of(Qemus::new(Answers::All(Follower::default()), report_builder))
+    }
+
+    /// For a stream that resumes a post-copy.
+    pub(super) fn resumed(report_builder: &Arc<ReportBuilder>) -> Self {
+        let qemus = Qemus::new(Answers::Last([0; SHUT.len()]), report_builder);
+        qemus.turn();
+        Self::of(qemus)
+    }
+
+    fn of(qemus: Qemus) -> Self {
         Self { bytes: AtomicU64::new(0), qemus: Some(qemus) }
     }
 
@@ -59,7 +74,7 @@ impl Passed {
         let (is_loaded, requests_pages) = {
             let mut answers = qemus.answers.lock();
             answers.push(bytes);
-            (answers.shut() == Some(0), answers.requests_pages())
+            (answers.is_loaded(), answers.requests_pages())
         };
         if requests_pages {
             qemus.turn();
@@ -71,7 +86,7 @@ impl Passed {
 
     /// Whether the destination's QEMU has loaded the VM.
     pub(super) fn is_loaded(&self) -> bool {
-        self.qemus.as_ref().is_some_and(|qemus| qemus.answers.lock().shut() == Some(0))
+        self.qemus.as_ref().is_some_and(|qemus| qemus.answers.lock().is_loaded())
     }
 
     /// Whether the VM can't stay here any more.
@@ -80,7 +95,42 @@ impl Passed {
     }
 }
 
+impl Answers {
+    fn push(&mut self, bytes: &[u8]) {
+        match self {
+            Self::All(messages) => messages.push(bytes),
+            Self::Last(last) => {
+                let new = &bytes[bytes.len().saturating_sub(last.len())..];
+                last.rotate_left(new.len());
+                let kept = last.len() - new.len();
+                last[kept..].copy_from_slice(new);
+            }
+        }
+    }
+
+    /// Whether they say, or end by saying, that the VM is loaded.
+    fn is_loaded(&self) -> bool {
+        match self {
+            Self::All(messages) => messages.shut() == Some(0),
+            Self::Last(last) => *last == SHUT,
+        }
+    }
+
+    fn requests_pages(&self) -> bool {
+        matches!(self, Self::All(messages) if messages.requests_pages())
+    }
+}
+
 impl Qemus {
+    fn new(answers: Answers, report_builder: &Arc<ReportBuilder>) -> Self {
+        Self {
+            stream: Mutex::default(),
+            answers: Mutex::new(answers),
+            is_committed: AtomicBool::new(false),
+            report_builder: Arc::clone(report_builder),
+        }
+    }
+
     /// The migration has turned to post-copy.
     fn turn(&self) {
         if self.commit() {
@@ -105,7 +155,6 @@ impl Qemus {
 mod tests {
     use api::{Bounds, Outcome, Progress};
     use page::PageIndex;
-    use stream::return_path::SHUT;
     use stream::{Block, write};
 
     use super::*;
@@ -114,10 +163,14 @@ mod tests {
     const PONG: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 1];
     const REQUEST: [u8; 6] = [0, 4, 0, 2, 9, 9];
 
-    fn relayed() -> (Arc<ReportBuilder>, Passed) {
+    fn report_builder() -> Arc<ReportBuilder> {
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
         let watch = Arc::new(Watch::new(progress, Bounds::default()));
-        let report_builder = Arc::new(ReportBuilder::new(watch, 300));
+        Arc::new(ReportBuilder::new(watch, 300))
+    }
+
+    fn relayed() -> (Arc<ReportBuilder>, Passed) {
+        let report_builder = report_builder();
         let passed = Passed::answered(&report_builder);
         (report_builder, passed)
     }
@@ -161,6 +214,26 @@ mod tests {
         passed.forth(&setup());
         passed.back(&SHUT);
         assert!(passed.is_committed() && !says_so(&report_builder));
+    }
+
+    #[test]
+    fn a_post_copy_that_is_resumed_can_not_be_taken_back_from_its_beginning() {
+        let report_builder = report_builder();
+        let passed = Passed::resumed(&report_builder);
+        assert!(passed.is_committed() && !passed.is_loaded());
+        assert_eq!(report_builder.watch().progress().1.phase, Phase::Committed);
+        let mut stream = Vec::new();
+        write::recv_bitmap(&mut stream, "pc.ram");
+        passed.forth(&stream);
+        // A bitmap follows its message, and may look like the last one.
+        passed.back(&[0, 5, 0, 1, 6]);
+        passed.back(&[&SHUT[..], &[0xff; 20]].concat());
+        assert!(!passed.is_loaded());
+        for piece in [&PONG[..], &SHUT[..3], &SHUT[3..]] {
+            assert!(!passed.is_loaded());
+            passed.back(piece);
+        }
+        assert!(passed.is_loaded() && says_so(&report_builder));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) fn of(main: &UnixStream) -> Result<Qemu, String> {
         }
         (None, _) => Err(
             "of the process that connected no thread is known for a vCPU: QEMU names them with \
-             -name debug-threads=on; and a unix socket may have been connected by somebody else"
+             -name debug-threads=on; and another program may have connected the unix socket"
                 .to_owned(),
         ),
     }

@@ -107,7 +107,7 @@ impl Relay {
     #[must_use]
     pub fn carry(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
-        report_builder.note("carried for whoever copies this disk");
+        report_builder.note("carried for the program that copies this disk");
         report_builder.enter(Phase::FirstPass);
         report_builder.tell(|report| report.tap = "disk".to_owned());
         let ended = self.run_watched(Content::Disk, &Arc::default(), &report_builder);
@@ -121,15 +121,22 @@ pub(super) fn relayed(
     why: Option<Reason>,
     report_builder: &Arc<ReportBuilder>,
 ) -> Result<(), MigrationError> {
+    let resumes = why.as_ref().is_some_and(|why| why.resumes);
     // An encrypted stream doesn't reveal how it ends.
-    let is_answered = why.as_ref().is_some_and(|why| why.is_answered);
+    let is_answered = resumes || why.as_ref().is_some_and(|why| why.is_answered);
     let why = why.map_or_else(|| "it is encrypted, or none of QEMU's".to_owned(), |why| why.text);
     report_builder.note(format!(
         "the stream is passed through as it is, and the VM is never throttled: {why}"
     ));
     report_builder.enter(Phase::FirstPass);
     report_builder.tell(|report| report.tap = "relayed".to_owned());
-    let passed = if is_answered { Passed::answered(report_builder) } else { Passed::default() };
+    let passed = if resumes {
+        Passed::resumed(report_builder)
+    } else if is_answered {
+        Passed::answered(report_builder)
+    } else {
+        Passed::default()
+    };
     let passed = Arc::new(passed);
     let ended = relay.run_watched(Content::Stream, &passed, report_builder);
     let ended = match ended {

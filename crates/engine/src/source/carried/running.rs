@@ -87,7 +87,7 @@ impl Running<'_> {
             ),
             passes: Arc::clone(&self.passes),
             way_back: Arc::clone(&self.way_back),
-            fixed: self.split.agents.local.fixed_cost.expected(),
+            fixed: self.split.agents.local.fixed_cost.expected(&self.split.agents.peer.name),
         };
         sampler::start(watched).map_err(no_thread)
     }

@@ -6,7 +6,8 @@ use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 
 use page::{BlockId, Epoch, PageIndex};
-use stream::{Progress, Sink, Splitter, Step, StreamError, StreamKind};
+use stream::multifd::MAGIC;
+use stream::{Progress, Sink, Splitter, Step, StreamError, StreamKind, resumes_postcopy};
 use tap::Taken;
 
 const READ_BYTES: usize = 16 << 10;
@@ -41,40 +42,52 @@ pub struct Reason {
     pub(super) text: String,
     /// Whether the destination's QEMU reports when it has loaded the VM.
     pub(super) is_answered: bool,
+    /// Whether it resumes a post-copy, so that the VM is at the destination already.
+    pub(super) resumes: bool,
+}
+
+impl Reason {
+    fn new(text: impl Into<String>, is_answered: bool) -> Self {
+        Self { text: text.into(), is_answered, resumes: false }
+    }
 }
 
 /// Reads the beginning of a connection that has data. Nothing was answered until then:
 /// QEMU writes all of its setup without waiting for its destination.
 pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
     let mut splitter = Splitter::answered(StreamKind::Multifd);
-    let (mut before, mut done) = (Vec::new(), 0);
+    let (mut before, mut done) = (Vec::<u8>::new(), 0);
     loop {
+        if resumes_postcopy(&before) {
+            let why = Reason::new("it resumes a post-copy that was interrupted", false);
+            return Ok(Setup::Whole { before, why: Some(Reason { resumes: true, ..why }) });
+        }
         let Progress { consumed, step } = match splitter.push(&before[done..], &mut NoPages) {
             Ok(progress) => progress,
             Err(error) => {
                 let is_answered = splitter.has_return_path();
-                let why = reason(&error).map(|text| Reason { text, is_answered });
+                let why = reason(&error).map(|text| Reason::new(text, is_answered));
                 return Ok(Setup::Whole { before, why });
             }
         };
         done += consumed;
         if splitter.may_turn_to_postcopy() {
-            let text = "QEMU may turn to post-copy at any time".to_owned();
-            return Ok(Setup::Whole { before, why: Some(Reason { text, is_answered: true }) });
+            let why = Reason::new("QEMU may turn to post-copy at any time", true);
+            return Ok(Setup::Whole { before, why: Some(why) });
         }
         match step {
             Step::Head(_) if !splitter.has_return_path() => {
-                let text = NO_RETURN_PATH.to_owned();
-                return Ok(Setup::Whole { before, why: Some(Reason { text, is_answered: false }) });
+                let why = Reason::new(NO_RETURN_PATH, false);
+                return Ok(Setup::Whole { before, why: Some(why) });
             }
             Step::Head(_) => {
                 let epoch_by_section = splitter.epoch_by_section();
                 return Ok(Setup::Split { before, epoch_by_section });
             }
             Step::More { .. } if before.len() + READ_BYTES > Taken::READ_BEFORE_BYTES_MAX => {
-                let text = "its setup is too long to be looked at".to_owned();
                 let is_answered = splitter.has_return_path();
-                return Ok(Setup::Whole { before, why: Some(Reason { text, is_answered }) });
+                let why = Reason::new("its setup is too long to be looked at", is_answered);
+                return Ok(Setup::Whole { before, why: Some(why) });
             }
             Step::More { .. } => {
                 let end = before.len();
@@ -95,6 +108,9 @@ pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
 /// Why a stream is passed on unchanged; none if it is not a migration stream.
 fn reason(error: &StreamError) -> Option<String> {
     match error {
+        StreamError::NotAStream { magic: MAGIC, .. } => {
+            Some("it is a multifd channel of one that can't be split".to_owned())
+        }
         StreamError::NotAStream { .. } => None,
         StreamError::Late(why) => Some(why.to_string()),
         error => Some(error.to_string()),
@@ -121,6 +137,7 @@ mod tests {
     use std::io::Write;
     use std::thread;
 
+    use stream::multifd::Init;
     use stream::{Block, write};
 
     use super::*;
@@ -167,6 +184,40 @@ mod tests {
         let Setup::Whole { before, why: Some(why) } = of(bytes.clone()) else { panic!() };
         assert!(bytes.starts_with(&before) && !why.is_answered);
         assert!(why.text.contains("return-path"), "{}", why.text);
+    }
+
+    /// QEMU may send its disks' dirty bitmaps late, and nothing else.
+    #[test]
+    fn a_stream_with_dirty_bitmaps_is_split() {
+        let mut bytes = Vec::new();
+        write::header(&mut bytes, Some("pc-q35-7.2"));
+        write::open_return_path(&mut bytes);
+        write::bitmaps_advise(&mut bytes);
+        let blocks = [Block { name: "pc.ram".to_owned(), bytes: 1 << 20 }];
+        write::ram_setup(&mut bytes, 2, &blocks, true, false);
+        assert!(matches!(of(bytes), Setup::Split { .. }));
+    }
+
+    #[test]
+    fn a_post_copy_that_is_resumed_passes_whole_and_is_known() {
+        let mut bytes = Vec::new();
+        write::recv_bitmap(&mut bytes, "pc.ram");
+        let Setup::Whole { before, why: Some(why) } = of(bytes.clone()) else { panic!() };
+        assert!(bytes.starts_with(&before) && why.resumes && !why.is_answered);
+
+        let mut bytes = stream(true, true);
+        bytes.truncate(8);
+        write::postcopy_advise(&mut bytes);
+        let Setup::Whole { why: Some(why), .. } = of(bytes) else { panic!() };
+        assert!(why.is_answered && !why.resumes, "it may turn, and has not");
+    }
+
+    #[test]
+    fn a_channel_of_a_stream_that_is_not_split_passes_whole() {
+        let mut bytes = Vec::new();
+        Init { uuid: [5; 16], id: 2 }.write(&mut bytes);
+        let Setup::Whole { before, why: Some(why) } = of(bytes.clone()) else { panic!() };
+        assert!(bytes.starts_with(&before) && why.text.contains("multifd"), "{}", why.text);
     }
 
     #[test]

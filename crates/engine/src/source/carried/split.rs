@@ -8,6 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 use data_threads::DataThreads;
 use dedup::source::Stage;
+use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
 use tap::{Taken, Tap};
 use wire::ToDestination;
@@ -112,7 +113,7 @@ impl Split {
             tail: Arc::clone(&tail),
             passes: Arc::clone(&passes),
             way_back: Arc::clone(&way_back),
-            fixed: self.agents.local.fixed_cost.expected(),
+            fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
             first_swept: AtomicBool::new(false),
             ram_over: AtomicBool::new(false),
             naming,
@@ -176,7 +177,8 @@ impl Split {
         let vm = Commanded::of_process(qemu.pid).ok()?;
         let blocks = vm.memory().ok()?.blocks;
         let ram = vm.ram(blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
-        Prefault::start(vm.argv(), &ram, state, threads, report_builder)
+        let hints = CommandLine::may_hint_free_pages(vm.argv());
+        Prefault::start(hints, &ram, state, threads, report_builder)
     }
 }
 

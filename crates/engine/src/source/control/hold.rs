@@ -13,6 +13,8 @@ const PASS_LEAST: Duration = Duration::from_millis(100);
 /// machine types up to 8.0, an epoch is one RAM section, which QEMU ends after 50 ms
 /// even if there is more: the next one must not wait.
 const EPOCH_LONG: Duration = Duration::from_millis(40);
+/// After a wait of this length, QEMU was kept from sending for at least half of the interval.
+const WAIT_LONG: Duration = Duration::from_millis(50);
 /// QEMU checks the clock after this many pages: a RAM section with fewer ended
 /// because nothing was dirty any more.
 const SECTION_PAGES: u64 = 64;
@@ -33,6 +35,8 @@ struct Began {
     at: Instant,
     /// It was held back, which alone may have ended QEMU's section.
     late: bool,
+    /// For how long it was held back.
+    waited: Duration,
     /// The next epoch does not begin before this.
     held_until: Option<Instant>,
 }
@@ -51,7 +55,12 @@ impl Default for Passes {
             sectioned: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             pages: AtomicU64::new(0),
-            began: Mutex::new(Began { at: Instant::now(), late: false, held_until: None }),
+            began: Mutex::new(Began {
+                at: Instant::now(),
+                late: false,
+                waited: Duration::ZERO,
+                held_until: None,
+            }),
             wake: Condvar::new(),
         }
     }
@@ -84,6 +93,12 @@ impl Passes {
         self.began.lock().at.elapsed()
     }
 
+    /// Whether the current epoch was held back for so long that QEMU could send much more
+    /// than it may.
+    pub(crate) fn are_paced(&self) -> bool {
+        self.began.lock().waited >= WAIT_LONG
+    }
+
     /// Holds the first batches of an epoch while the last one is too young, or the
     /// next is held, if passes are `paced`.
     pub(crate) fn took(&self, batch: &Batch, paced: impl Fn() -> bool) {
@@ -95,9 +110,9 @@ impl Passes {
             return;
         }
         let mut began = self.began.lock();
-        let mut late = false;
+        let (mut late, came) = (false, Instant::now());
         let sectioned = self.sectioned.load(Relaxed);
-        let soonest = began.next(Instant::now(), sectioned, self.pages.load(Relaxed));
+        let soonest = began.next(came, sectioned, self.pages.load(Relaxed));
         while is_new() && paced() {
             let until = soonest.max(began.held_until);
             let Some(until) = until.filter(|until| *until > Instant::now()) else { break };
@@ -107,7 +122,8 @@ impl Passes {
         if is_new() {
             self.epoch.store(epoch, Relaxed);
             self.pages.store(pages, Relaxed);
-            *began = Began { at: Instant::now(), late, ..*began };
+            let at = Instant::now();
+            *began = Began { at, late, waited: at - came, ..*began };
             self.wake.notify_all();
         }
     }
@@ -124,7 +140,8 @@ mod tests {
         let at = Instant::now();
         let next = |late, after_ms, sectioned, pages| {
             let now = at + Duration::from_millis(after_ms);
-            Began { at, late, held_until: None }.next(now, sectioned, pages)
+            let waited = Duration::ZERO;
+            Began { at, late, waited, held_until: None }.next(now, sectioned, pages)
         };
         let soon = Some(at + PASS_LEAST);
         for (late, after_ms, sectioned, pages, expected) in [
@@ -165,5 +182,15 @@ mod tests {
             });
             assert_eq!(passes.epoch.load(Relaxed), 1);
         }
+    }
+
+    #[test]
+    fn passes_are_paced_while_each_has_to_wait_for_long() {
+        let passes = Passes::default();
+        passes.hold(Some(WAIT_LONG * 10));
+        passes.took(&batch(1), || true);
+        assert!(passes.are_paced());
+        passes.took(&batch(2), || false);
+        assert!(!passes.are_paced(), "it did not wait");
     }
 }

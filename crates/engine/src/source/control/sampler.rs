@@ -16,7 +16,9 @@ use dedup::source::Stage as ByName;
 use page::PAGE_BYTES;
 use policy::chase::{Chase, Look, Stage};
 use policy::hold::{Hold, Look as HoldLook};
-use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
+use policy::switchover::{
+    Allowance, FinishInput, accepted, allowance, budget_bytes, predicted_blackout,
+};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
 use qemu::outgoing::Progress;
 
@@ -33,9 +35,6 @@ use crate::report_builder::ReportBuilder;
 use crate::source::context::Notice;
 use crate::source::lanes::{self, Lanes};
 
-/// When a VM that does not converge is stopped, more may be left than was last seen, by this
-/// factor.
-const ACCEPT_MORE: f64 = 1.5;
 /// This many samples after the first pass follow each other quickly.
 const SOON_LOOKS: u32 = 10;
 /// Data that is delivered within this time is not waited for before the VM is stopped.
@@ -53,6 +52,8 @@ pub(crate) struct Watched {
     pub(crate) qemu: Arc<dyn QemuMigration>,
     pub(crate) tap: tap::Stopper,
     pub(crate) compress: Compress,
+    /// Memory that the VM has used, with what QEMU itself uses; none if unknown.
+    pub(crate) used_bytes: Option<u64>,
     /// Downtime without pages, as last measured.
     pub(crate) fixed: Duration,
     /// The operator's bound on the downtime.
@@ -165,8 +166,9 @@ impl Sampling {
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
         let left_bytes = qemu.remaining_bytes + self.deliveries.last().delivered.backlog_bytes;
+        let to_send_bytes = self.to_send_bytes(left_bytes);
         self.hold(window.elapsed);
-        self.throttle(qemu, left_bytes);
+        self.throttle(qemu, to_send_bytes);
         let stage = self.chase(left_bytes, window.elapsed);
         if stage != Stage::Chasing {
             self.allow();
@@ -182,7 +184,18 @@ impl Sampling {
                 report.passes = qemu.dirty_sync_count;
             });
         }
-        self.show(qemu, window, left_bytes);
+        self.show(qemu, window, left_bytes, to_send_bytes);
+    }
+
+    /// What is left without the memory that the VM has never used: it takes next to no time.
+    fn to_send_bytes(&self, left_bytes: u64) -> u64 {
+        let Watched { state, used_bytes, .. } = &self.watched;
+        if state.first_pass_over.load(Relaxed) {
+            return left_bytes;
+        }
+        let (taken_bytes, _) = state.taken();
+        let backlog_bytes = self.deliveries.last().delivered.backlog_bytes;
+        used_part(left_bytes, *used_bytes, taken_bytes, backlog_bytes)
     }
 
     /// Holds QEMU's next pass while the destination awaits content from other providers.
@@ -222,7 +235,7 @@ impl Sampling {
             used_cpus: 0.0,
         });
         self.share = throttling.share(&decision);
-        self.helped = decision.why != Why::Nothing;
+        self.helped = decision.why.helps(left_bytes, state.bodies_per_s());
         // A pass that ends at once shows the guest's dirty rate.
         let unknown = decision.full_dirty_bytes_per_s.is_none() || decision.why == Why::Looking;
         state.set_learning(self.helped && unknown);
@@ -233,13 +246,16 @@ impl Sampling {
             Step::Go => {}
             Step::Finish => {
                 let blackout = decision.predicted_blackout.unwrap_or_default();
-                if let Some(max) = blackout_max.filter(|max| blackout > *max) {
-                    let _ = notices.send(Notice::Stalled(too_long(blackout, max)));
-                    self.ended = true;
-                    return;
+                match (accepted(blackout, *blackout_max), *blackout_max) {
+                    (None, Some(max)) => {
+                        let _ = notices.send(Notice::Stalled(too_long(blackout, max)));
+                    }
+                    (longer, _) => {
+                        state.accept(longer.unwrap_or(blackout));
+                        report_builder
+                            .note("the VM does not converge: a longer downtime was accepted");
+                    }
                 }
-                state.accept(blackout.mul_f64(ACCEPT_MORE));
-                report_builder.note("the VM does not converge: a longer downtime was accepted");
                 self.ended = true;
             }
             Step::GiveUp(stall) => {
@@ -313,7 +329,7 @@ impl Sampling {
         }
     }
 
-    fn show(&self, qemu: &Progress, window: &Window, left_bytes: u64) {
+    fn show(&self, qemu: &Progress, window: &Window, left_bytes: u64, to_send_bytes: u64) {
         let state = &self.watched.state;
         let sample = Sample {
             at_s: self.watched.report_builder.elapsed_s(),
@@ -341,7 +357,7 @@ impl Sampling {
             progress.time_left_s = rate
                 .map(|rate| rate - self.dirty_bytes_per_s)
                 .filter(|gain| *gain > 0.0)
-                .map(|gain| left_bytes as f64 / gain);
+                .map(|gain| to_send_bytes as f64 / gain);
         });
     }
 
@@ -381,11 +397,17 @@ fn stalled(stall: &Stall, goal: Duration) -> String {
 /// The reason why a VM that does not converge is not stopped either.
 fn too_long(blackout: Duration, max: Duration) -> String {
     format!(
-        "the VM does not converge, and if it were stopped now downtime would be {} ms; its move \
-         would be taken back after {} s (--blackout-max)",
+        "the VM does not converge, and if it were stopped now downtime would be {} ms, or a little \
+         more; its move would be taken back after {} s (--blackout-max)",
         blackout.as_millis(),
         max.as_secs(),
     )
+}
+
+/// Of `left_bytes` in the first pass, those that count: a VM that has used `used_bytes`, of which
+/// `taken_bytes` left QEMU already, has no more to send than the rest and what is in flight.
+fn used_part(left: u64, used: Option<u64>, taken: u64, backlog: u64) -> u64 {
+    used.map_or(left, |used| left.min(used.saturating_sub(taken).saturating_add(backlog)))
 }
 
 /// Whether the difference, a twentieth, is worth another command to QEMU.
@@ -399,4 +421,24 @@ fn percent(left_bytes: u64, total_bytes: u64) -> f64 {
         return 0.0;
     }
     100.0 * (1.0 - left_bytes.min(total_bytes) as f64 / total_bytes as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_the_vm_never_used_is_not_left_to_be_sent() {
+        const GIB: u64 = 1 << 30;
+        for (left, used, taken, backlog, expected) in [
+            (60 * GIB, Some(4 * GIB), GIB, 0, 3 * GIB),
+            (60 * GIB, Some(4 * GIB), 2 * GIB, GIB, 3 * GIB),
+            (2 * GIB, Some(4 * GIB), GIB, 0, 2 * GIB),
+            // It uses more meanwhile.
+            (9 * GIB, Some(4 * GIB), 5 * GIB, GIB, GIB),
+            (60 * GIB, None, GIB, 0, 60 * GIB),
+        ] {
+            assert_eq!(used_part(left, used, taken, backlog), expected, "{left} {taken} {backlog}");
+        }
+    }
 }

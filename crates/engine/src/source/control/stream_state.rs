@@ -188,6 +188,12 @@ impl StreamState {
         self.passes.hold(time);
     }
 
+    /// Whether QEMU's passes are held back for most of the time, so that what is delivered
+    /// is what the guest writes.
+    pub(crate) fn is_paced(&self) -> bool {
+        self.chases() && self.passes.are_paced()
+    }
+
     /// Time since QEMU's last pass began.
     pub(crate) fn pass_age(&self) -> Duration {
         self.passes.age()

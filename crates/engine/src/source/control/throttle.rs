@@ -135,7 +135,8 @@ impl Throttling {
                     added = added.and(group.add(thread));
                 }
                 let cpus = decision.quota_cpus.filter(|_| slow);
-                if let Err(error) = group.set(cpus).and(added) {
+                let wants = |thread| vcpus.wants(thread, decision.share);
+                if let Err(error) = group.set(cpus, wants).and(added) {
                     self.brakes
                         .report_builder
                         .note(format!("the VM was not throttled further: {error}"));

@@ -96,7 +96,10 @@ impl Streaming<'_> {
         if let Some(stop) = stop {
             let now = self.flow.lanes.delivered();
             let moving = now.busy.saturating_sub(stop.delivered.busy);
-            context.local.fixed_cost.learn(downtime.saturating_sub(moving));
+            if self.disks.is_none() {
+                let fixed = downtime.saturating_sub(moving);
+                context.local.fixed_cost.learn(&context.peer.name, fixed);
+            }
             let bytes = now.body_bytes - stop.delivered.body_bytes;
             context.report_builder.tell(|report| report.stopped_bytes = bytes);
         }

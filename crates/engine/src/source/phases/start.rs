@@ -8,10 +8,9 @@ use std::time::Duration;
 use ::audit::HandedOver;
 use api::{Compress, TapChoice};
 use page::Encoding;
-use qemu::command_line::CommandLine;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::rendezvous::Rendezvous;
-use qemu::shape::Device;
+use qemu::shape::{self, Device};
 use ram::Numbered;
 use tap::{Channels, Tap};
 use transport::{Endpoint, LanesPlan, StaleFilter};
@@ -22,6 +21,7 @@ use super::connect::Connected;
 use super::prepare::Prepared;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
+use crate::predict;
 use crate::source::context::{Context, no_thread};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
@@ -123,12 +123,13 @@ impl Prepared<'_> {
         let handed_over = audit::handed_over(request.audit, self.there.hash.as_deref())
             .ok_or_else(|| context.lost(audit::UNKNOWN_HASH))?;
         let naming = self.naming(&numbered, &handed_over, traits.held).map(Arc::new);
+        let hints = self.hints_free_pages();
         let (flow, tap) = Flow::start(FlowPlan {
             listener,
             channels,
             held: traits.held,
             state: Arc::clone(&state),
-            lanes: self.lanes_plan(&numbered, &handed_over)?,
+            lanes: self.lanes_plan(&numbered, &handed_over, hints)?,
             ram: self.ram.clone(),
             numbered,
             naming,
@@ -138,9 +139,9 @@ impl Prepared<'_> {
             notices: &context.notices,
             threads: &context.threads,
         })?;
-        let fixed = context.local.fixed_cost.expected();
+        let fixed = self.fixed_cost(goal);
         let brakes = self.brakes(&flow, &stops, traits.held);
-        let prefault = self.prefault(&state);
+        let prefault = self.prefault(hints, &state);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = sampler::start(Watched {
             state,
@@ -150,6 +151,7 @@ impl Prepared<'_> {
             qemu: Arc::clone(&outgoing) as _,
             tap: flow.tap.clone(),
             compress: request.compress,
+            used_bytes: predict::used(context.vm.machine.process.pid()),
             fixed,
             blackout_max: request.blackout_max_s.map(Duration::from_secs),
             stands_still: context.blackout.flag(),
@@ -161,9 +163,33 @@ impl Prepared<'_> {
         Ok(Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops, prefault })
     }
 
-    fn prefault(&self, state: &Arc<StreamState>) -> Option<Prefault> {
-        let Context { vm, threads, report_builder, .. } = &self.connected.context;
-        Prefault::start(&vm.machine.argv, &self.ram, state, threads, report_builder)
+    /// Whether the guest may report free pages to QEMU. If QEMU doesn't answer, it may.
+    fn hints_free_pages(&self) -> bool {
+        let asked = shape::has_free_page_hint(&self.connected.context.vm.machine.qmp);
+        asked.unwrap_or_else(|error| {
+            tracing::warn!(%error, "whether the guest reports free pages isn't known");
+            true
+        })
+    }
+
+    fn prefault(&self, hints: bool, state: &Arc<StreamState>) -> Option<Prefault> {
+        let Context { threads, report_builder, .. } = &self.connected.context;
+        Prefault::start(hints, &self.ram, state, threads, report_builder)
+    }
+
+    /// The downtime without pages to plan with; notes one that leaves no time for them.
+    fn fixed_cost(&self, goal: Duration) -> Duration {
+        let Context { local, peer, report_builder, .. } = &self.connected.context;
+        if let Some(learned) = local.fixed_cost.learned(&peer.name).filter(|time| *time >= goal) {
+            report_builder.note(format!(
+                "downtime is likely to miss its goal of {} ms: the last moves to {} took {} ms \
+                 besides sending memory",
+                goal.as_millis(),
+                peer.name,
+                learned.as_millis(),
+            ));
+        }
+        local.fixed_cost.expected(&peer.name)
     }
 
     fn brakes(&self, flow: &Flow, stops: &Arc<OurStops>, held: bool) -> Brakes {
@@ -209,14 +235,12 @@ impl Prepared<'_> {
         &self,
         ram: &Arc<Numbered>,
         handed_over: &Arc<HandedOver>,
+        hints: bool,
     ) -> Result<LanesPlan, MigrationError> {
         let context = &self.connected.context;
         let token = token(&self.there.token)
             .ok_or_else(|| context.lost("it named the migration in a way that cannot be read"))?;
         let handed_over = Arc::clone(handed_over);
-        // Free page hints clear dirty bits, so a dropped page would not be sent again.
-        let argv = &context.vm.machine.argv;
-        let hints = CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint());
         let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
         Ok(LanesPlan {
             endpoints: lane_endpoints(context.local, context.peer, context.request.lanes),
@@ -224,6 +248,7 @@ impl Prepared<'_> {
             security: context.local.security.clone(),
             token,
             encoding: first_encoding(context.request.compress),
+            // Free page hints clear dirty bits, so a dropped page would not be sent again.
             stale_filter: Some(stale_filter).filter(|_| !hints),
             deltas: self.there.deltas.then(Arc::default),
         })

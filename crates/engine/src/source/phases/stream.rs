@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ::audit::HandedOver;
-use qemu::outgoing::Outgoing;
+use qemu::outgoing::{Outgoing, Status};
 use qemu::qmp::{QmpError, RunState};
 use qemu::rendezvous::Rendezvous;
 use switchover::source::Event as Step;
@@ -26,6 +26,11 @@ use crate::source::flow::Flow;
 use crate::source::from_disks::FromDisks;
 use crate::source::lanes;
 use crate::source::prefault::Prefault;
+
+/// QEMU completes before the destination loads, and only `cont` has it take a VM back.
+const GIVEN_UP: &str = "QEMU had given the paused VM up when its move failed (postmigrate): before \
+                        it can be moved again, `cont` it in QEMU's monitor, and `stop` it again if \
+                        it is to stay paused";
 
 /// The phase in which QEMU streams.
 pub(crate) struct Streaming<'m> {
@@ -157,10 +162,15 @@ impl Streaming<'_> {
         };
         // If channels break under a QEMU that still migrates, it can hang for good: they
         // stay open and are read until it closes them.
-        if outcome.is_ok() {
-            self.flow.tap.cut();
+        let status = outcome?;
+        self.flow.tap.cut();
+        if run {
+            return self.end_slice();
         }
-        if run { outcome.and_then(|()| self.end_slice()) } else { outcome }
+        if status == Status::Completed {
+            self.connected.context.report_builder.note(GIVEN_UP);
+        }
+        Ok(())
     }
 
     /// Resumes a VM that QEMU found in a throttling stop: QEMU takes it for paused and

@@ -1,3 +1,5 @@
+use cachemap::{Ask, Budget, Device, Limits, Listener, Reply, State, Summary, VERSION, Wanted};
+
 use super::*;
 
 fn stretch(first: u32, pages: u32, disk: u16, sector: u64) -> Stretch {
@@ -61,6 +63,36 @@ fn a_run_is_cut_where_memory_is() {
     let expected = [stretch(3, 1, 3, 1000), stretch(4, 1, 5, 1000)];
     let expected = expected.map(|stretch| Stretch { at: 0, ..stretch });
     assert_eq!((&blocks[0].1[..], nowhere), (&expected[..], 0));
+}
+
+/// A helper's map of 4 pages.
+fn told() -> CacheMap {
+    let (budget, runs_max) = (Budget::default(), 100);
+    let ask = Ask { version: VERSION, nonce: 7, wanted: Wanted::Map, budget, runs_max };
+    let mut bytes = Vec::new();
+    let mut reply = Reply::new(&ask, "1", &mut bytes);
+    reply.device(&Device { sectors: 8000, ..Device::default() }, &mut bytes);
+    reply.run(Run { page: 1, sector: 16, pages: 4, device: 0 }, &mut bytes);
+    reply.finish(Summary::default(), &mut bytes);
+    let mut listener = Listener::new(&ask, Limits { ram_pages: 100, end_page: 100 });
+    assert_eq!(listener.take(&bytes), Ok(State::Done));
+    listener.into_map().unwrap()
+}
+
+#[test]
+fn pages_that_are_named_and_not_found_are_noticed() {
+    let text = "FlatView #0\n AS \"memory\", root: system\n \
+        0000000000000000-0000000000003fff (prio 0, ram): pc.ram KVM\n";
+    let blocks = || vec![("pc.ram".to_owned(), 0x4000)];
+    let (told, known) = (told(), GuestMemory::read(text, [("pc.ram", 0x4000)]));
+    for (numbers, memory, is_named, pages) in [
+        ([Some(0)], &known, true, 3),
+        ([None], &known, false, 0),
+        ([Some(0)], &GuestMemory::default(), true, 0),
+    ] {
+        assert_eq!(names_pages(&told, &numbers), is_named);
+        assert_eq!(stretches(&told, &numbers, memory, blocks()).pages(), pages);
+    }
 }
 
 pub(in crate::source::guest_page_cache) fn map() -> Map {

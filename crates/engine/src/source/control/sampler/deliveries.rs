@@ -14,10 +14,19 @@ use crate::source::lanes::Lanes;
 
 /// The delivered rate is the mean over this many windows ...
 const RATE_WINDOWS: usize = 16;
-/// ... of at least this length, because some samples follow each other quickly.
+/// ... of at least this length, because some samples follow each other quickly. Each ends with
+/// bodies: a batch counts only once it is acknowledged, which takes seconds on a slow link.
 const WINDOW_LEAST: Duration = Duration::from_millis(40);
+/// Where windows are longer, this many are enough if they cover this time.
+const RATE_WINDOWS_LEAST: usize = 8;
+const RATE_TIME: Duration = Duration::from_millis(800);
 /// Less busy time than this yields no rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
+/// If a paced QEMU's pages are in flight for more than this fraction of the time, its passes overlap
+/// on a long path ...
+const BUSY_MUCH: f64 = 0.9;
+/// ... unless nothing was acknowledged for this long: then the path is slow, or broken.
+const SILENT: Duration = Duration::from_millis(500);
 /// The filter counts as dropping if it dropped a page within this many samples.
 const DROPPING_LOOKS: u32 = 4;
 
@@ -30,15 +39,26 @@ pub(crate) struct Deliveries {
     since_dropped: u32,
     last: Counts,
     last_at: Instant,
-    busy: VecDeque<Busy>,
+    rate: Rate,
     compression: Compression,
 }
 
+/// The rate of bodies while some are in flight.
+#[derive(Default)]
+struct Rate {
+    windows: VecDeque<Busy>,
+    /// Time since bodies were last acknowledged.
+    silent: Duration,
+}
+
 /// Deliveries in one window of the rate.
+#[derive(Clone, Copy)]
 struct Busy {
     elapsed: Duration,
     bodies: u64,
     busy: Duration,
+    /// Pages without bodies were delivered, or other providers' are awaited.
+    otherwise: bool,
 }
 
 impl Deliveries {
@@ -55,7 +75,7 @@ impl Deliveries {
             since_dropped: DROPPING_LOOKS,
             last: Counts::default(),
             last_at: Instant::now(),
-            busy: VecDeque::new(),
+            rate: Rate::default(),
             compression: Compression::new(lanes, compress),
         }
     }
@@ -83,24 +103,11 @@ impl Deliveries {
     }
 
     fn measure_rate(&mut self, window: &Window) {
-        match self.busy.back_mut() {
-            Some(last) if last.elapsed < WINDOW_LEAST => {
-                last.elapsed += window.elapsed;
-                last.bodies += window.bodies;
-                last.busy += window.busy;
-            }
-            _ => {
-                let Window { elapsed, bodies, busy, .. } = *window;
-                self.busy.push_back(Busy { elapsed, bodies, busy });
-            }
-        }
-        if self.busy.len() > RATE_WINDOWS {
-            self.busy.pop_front();
-        }
-        let bodies: u64 = self.busy.iter().map(|window| window.bodies).sum();
-        let busy: Duration = self.busy.iter().map(|window| window.busy).sum();
-        if busy >= BUSY_LEAST && bodies > 0 {
-            self.state.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
+        let Window { elapsed, bodies, bodiless, busy, .. } = *window;
+        let otherwise = bodiless > 0 || self.last.delivered.awaited_bytes > 0;
+        let window = Busy { elapsed, bodies, busy, otherwise };
+        if let Some(rate) = self.rate.next(window, self.state.is_paced()) {
+            self.state.set_bodies_per_s(rate);
         }
     }
 
@@ -110,5 +117,149 @@ impl Deliveries {
         self.state.set_dropping(self.since_dropped < DROPPING_LOOKS);
         let asks = self.by_name.as_ref().is_some_and(|stage| stage.naming().asks());
         self.state.set_useful_bytes(self.lanes.useful_bytes(asks));
+    }
+}
+
+impl Rate {
+    /// The rate after one more window. None: as before. If QEMU is `paced`, it sends far less than
+    /// it could.
+    fn next(&mut self, window: Busy, paced: bool) -> Option<f64> {
+        let is_silent = window.bodies == 0;
+        self.silent = if is_silent { self.silent + window.elapsed } else { Duration::ZERO };
+        // QEMU goes over unused memory, say.
+        let is_free = is_silent && window.otherwise;
+        if is_free || paced && self.is_known() && self.is_latency(window) {
+            return None;
+        }
+        match self.windows.back_mut() {
+            Some(last) if last.elapsed < WINDOW_LEAST || last.bodies == 0 => {
+                last.elapsed += window.elapsed;
+                last.bodies += window.bodies;
+                last.busy += window.busy;
+            }
+            _ => self.windows.push_back(window),
+        }
+        while self.has_enough() {
+            self.windows.pop_front();
+        }
+        let bodies: u64 = self.windows.iter().map(|window| window.bodies).sum();
+        let busy: Duration = self.windows.iter().map(|window| window.busy).sum();
+        (busy >= BUSY_LEAST && bodies > 0).then(|| bodies as f64 / busy.as_secs_f64())
+    }
+
+    fn is_known(&self) -> bool {
+        self.windows.iter().any(|window| window.bodies > 0)
+    }
+
+    /// Whether a paced QEMU's pages are in flight all the time because the path is long.
+    fn is_latency(&self, window: Busy) -> bool {
+        let is_busy = window.busy.as_secs_f64() >= window.elapsed.as_secs_f64() * BUSY_MUCH;
+        is_busy && self.silent < SILENT
+    }
+
+    /// Whether the first window is no longer needed.
+    fn has_enough(&self) -> bool {
+        let (count, later) = (self.windows.len(), self.windows.iter().skip(1));
+        let is_long = || later.map(|window| window.elapsed).sum::<Duration>() >= RATE_TIME;
+        count > RATE_WINDOWS || count > RATE_WINDOWS_LEAST && is_long()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOK: Duration = Duration::from_millis(50);
+    const BATCH: u64 = (page::BATCH_PAGES * page::PAGE_BYTES) as u64;
+
+    /// A rate, and what it was last.
+    #[derive(Default)]
+    struct Measured {
+        rate: Rate,
+        last: f64,
+        looks: u64,
+    }
+
+    impl Measured {
+        fn look(&mut self, bodies: u64, busy: Duration, paced: bool) -> f64 {
+            let window = Busy { elapsed: LOOK, bodies, busy, otherwise: false };
+            self.last = self.rate.next(window, paced).unwrap_or(self.last);
+            self.last
+        }
+
+        /// The rates on a link that delivers so many bytes per second, in whole batches, and always
+        /// has some to deliver.
+        fn on_link(&mut self, bytes_per_s: u64, seconds: u64) -> Vec<f64> {
+            let delivered = |looks: u64| bytes_per_s * looks / 20 / BATCH * BATCH;
+            let begin = self.looks;
+            self.looks += seconds * 20;
+            let look = |at: u64| self.look(delivered(at + 1) - delivered(at), LOOK, false);
+            (begin..begin + seconds * 20).map(look).collect()
+        }
+    }
+
+    fn last(rates: &[f64]) -> f64 {
+        *rates.last().unwrap()
+    }
+
+    #[test]
+    fn a_batch_that_takes_seconds_is_not_taken_for_a_fast_link() {
+        let mut measured = Measured::default();
+        // A batch takes 4.4 s.
+        let rates = measured.on_link(119_000, 90);
+        assert!(rates.iter().all(|rate| *rate <= 140_000.0), "{rates:?}");
+        let settled = &rates[20 * 45..];
+        assert!(settled.iter().all(|rate| (100_000.0..125_000.0).contains(rate)), "{settled:?}");
+    }
+
+    #[test]
+    fn a_link_that_becomes_slower_is_noticed_soon() {
+        let mut measured = Measured::default();
+        assert!((119e6 / last(&measured.on_link(119_000_000, 3)) - 1.0).abs() < 0.05);
+        for (rate, seconds) in [(11_900_000, 1), (1_190_000, 5), (119_000, 45)] {
+            let found = last(&measured.on_link(rate, seconds));
+            assert!((found / rate as f64 - 1.0).abs() < 0.2, "{rate}: {found}");
+        }
+        let found = last(&measured.on_link(119_000_000, 2));
+        assert!((found / 119e6 - 1.0).abs() < 0.05, "{found}");
+    }
+
+    #[test]
+    fn what_a_paced_guest_writes_is_not_taken_for_the_rate_of_a_long_path() {
+        let mut measured = Measured::default();
+        let link = last(&measured.on_link(12_000_000, 3));
+        // 100 KB in each pass of 100 ms, in flight for longer than that.
+        for look in 0..200 {
+            assert_eq!(measured.look(look % 2 * 100_000, LOOK, true), link);
+        }
+        // A short path shows its rate in between.
+        for look in 0..200 {
+            measured.look(look % 2 * 100_000, Duration::from_millis(look % 2 * 20), true);
+        }
+        assert!((measured.last / 5e6 - 1.0).abs() < 0.05, "{}", measured.last);
+    }
+
+    #[test]
+    fn an_outage_shows_and_is_forgotten_afterwards() {
+        for paced in [false, true] {
+            let mut measured = Measured::default();
+            let link = last(&measured.on_link(12_000_000, 3));
+            for _ in 0..200 {
+                measured.look(0, LOOK, paced);
+            }
+            assert!(measured.last < link / 8.0, "{}", measured.last);
+            let found = last(&measured.on_link(12_000_000, 2));
+            assert!((found / link - 1.0).abs() < 0.15, "{found}");
+        }
+    }
+
+    #[test]
+    fn unused_memory_says_nothing() {
+        let mut measured = Measured::default();
+        let link = last(&measured.on_link(12_000_000, 3));
+        let unused = Busy { elapsed: LOOK, bodies: 0, busy: LOOK, otherwise: true };
+        assert!((0..200).all(|_| measured.rate.next(unused, false).is_none()));
+        let found = last(&measured.on_link(12_000_000, 1));
+        assert!((found / link - 1.0).abs() < 0.15, "{found}");
     }
 }

@@ -32,6 +32,8 @@ impl Counts {
 pub(crate) struct Window {
     pub(crate) elapsed: Duration,
     pub(crate) bodies: u64,
+    /// Pages without bodies: fills, and pages that the destination had or got elsewhere.
+    pub(crate) bodiless: u64,
     /// Data of disks, or of relayed streams.
     pub(crate) blocks: u64,
     pub(crate) dropped: u64,
@@ -47,6 +49,7 @@ impl Window {
         let seconds = elapsed.as_secs_f64();
         let bodies = to.delivered.body_bytes - from.delivered.body_bytes;
         let fills = to.delivered.fill_bytes - from.delivered.fill_bytes;
+        let found = to.delivered.found_bytes - from.delivered.found_bytes;
         let blocks = to.delivered.block_bytes - from.delivered.block_bytes;
         let times = to.times - from.times;
         let all = (times.writing + times.encoding + times.waiting).as_secs_f64();
@@ -54,6 +57,7 @@ impl Window {
         Self {
             elapsed,
             bodies,
+            bodiless: fills + found,
             blocks,
             dropped: to.delivered.dropped_bytes - from.delivered.dropped_bytes,
             busy: to.delivered.busy.saturating_sub(from.delivered.busy),

@@ -15,6 +15,10 @@ const CPUS_LEAST: f64 = 0.02;
 const SHARE_LEAST: f64 = 0.2;
 /// The weight of a new sample: a tick of the guest's clock is no work.
 const NEW: f64 = 0.3;
+/// A throttled vCPU that uses less than this fraction of its quota has no work: its guest may have
+/// moved it to another vCPU. It keeps a bit more of its quota, so that its return shows.
+const IDLE: f64 = 0.1;
+const KEPT: f64 = 0.125;
 
 pub(crate) struct Vcpus {
     pub(super) pid: u32,
@@ -32,6 +36,8 @@ struct Thread {
     cpus: f64,
     /// The mean over the last second or two.
     mean: f64,
+    /// The mean before it was throttled.
+    free: f64,
     writes: bool,
 }
 
@@ -52,6 +58,7 @@ impl Vcpus {
             time: used.time,
             cpus: 0.0,
             mean: 0.0,
+            free: 0.0,
             writes: false,
         });
         Self { pid, threads: threads.collect(), most: 0.0, looked: Instant::now() }
@@ -74,14 +81,31 @@ impl Vcpus {
             thread.cpus = time.saturating_sub(thread.time).as_secs_f64() / elapsed.as_secs_f64();
             thread.mean += (thread.cpus - thread.mean) * NEW;
             thread.time = time;
+            if !slow || !thread.writes {
+                // Work that has just been moved here is not yet in the mean.
+                thread.free = if slow { thread.mean.max(thread.cpus) } else { thread.mean };
+            }
         }
         self.most = mark(&mut self.threads, self.most, slow);
         Some(self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.cpus).sum())
     }
 
+    /// What a thread wants of the CPU time that all throttled ones have together, while they have
+    /// this share of what they used before.
+    pub(super) fn wants(&self, id: u32, share: f64) -> f64 {
+        let thread = self.threads.iter().find(|thread| thread.id == id);
+        thread.map_or(0.0, |thread| thread.wants(share))
+    }
+
     /// The threads that are worth throttling.
     pub(super) fn writers(&self) -> impl Iterator<Item = u32> {
         self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.id)
+    }
+}
+
+impl Thread {
+    fn wants(&self, share: f64) -> f64 {
+        if self.mean < self.free * share * IDLE { self.free * KEPT } else { self.free }
     }
 }
 
@@ -104,8 +128,14 @@ mod tests {
 
     #[test]
     fn vcpus_that_idle_beside_a_busy_one_are_left_alone() {
-        let thread =
-            |id, mean| Thread { id, time: Duration::ZERO, cpus: mean, mean, writes: false };
+        let thread = |id, mean| Thread {
+            id,
+            time: Duration::ZERO,
+            cpus: mean,
+            mean,
+            free: mean,
+            writes: false,
+        };
         let mut threads = [thread(1, 0.9), thread(2, 0.05), thread(3, 0.0), thread(4, 0.3)];
         let writers = |threads: &[Thread]| -> Vec<u32> {
             threads.iter().filter(|thread| thread.writes).map(|thread| thread.id).collect()
@@ -130,5 +160,22 @@ mod tests {
         let mut idle = [thread(1, 0.001), thread(2, 0.0)];
         mark(&mut idle, 0.0, false);
         assert!(writers(&idle).is_empty());
+    }
+
+    /// Each vCPU has what it used, times the share, unless its work has moved.
+    #[test]
+    fn a_vcpu_wants_what_it_used_before_it_was_throttled() {
+        let wants = |free, mean, share| {
+            let thread =
+                Thread { id: 1, time: Duration::ZERO, cpus: mean, mean, free, writes: true };
+            thread.wants(share)
+        };
+        assert_eq!(wants(1.0, 1.0, 1.0), 1.0);
+        assert_eq!(wants(1.0, 0.2, 0.2), 1.0, "it uses all of its quota");
+        assert_eq!(wants(0.25, 0.04, 0.2), 0.25);
+        assert_eq!(wants(1.0, 0.01, 0.2), 0.125, "it idles");
+        // With what it keeps, a vCPU that works again is seen to.
+        let share = 0.2;
+        assert_eq!(wants(1.0, 0.125 * share, share), 1.0);
     }
 }

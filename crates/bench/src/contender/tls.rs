@@ -1,4 +1,4 @@
-//! Certificates for libvirt's own TLS, between QEMUs.
+//! Certificates for QEMU's own TLS.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,11 +12,24 @@ use rcgen::{
 
 /// The name in the destination's certificate.
 pub(super) const DESTINATION: &str = "host-b";
+/// Id of QEMU's object for them.
+pub(super) const CREDENTIALS: &str = "tls";
 const DIR: &str = "qemu-tls";
 
-/// Gives both hosts certificates, under the file names that QEMU looks for and with the key usages
-/// that QEMU demands; returns the lines of `qemu.conf` for them.
-pub(super) fn give(hosts: &Hosts) -> Result<String> {
+/// The lines of `qemu.conf` for them.
+pub(super) fn of_libvirt() -> String {
+    format!("migrate_tls_x509_cert_dir = \"{RUN_DIR}/{DIR}\"\nmigrate_tls_x509_verify = 1\n")
+}
+
+/// QEMU's arguments for them, with `server` or `client` as the endpoint.
+pub(super) fn arguments(endpoint: &str) -> Vec<String> {
+    let object = format!("tls-creds-x509,id={CREDENTIALS},dir={RUN_DIR}/{DIR},endpoint={endpoint}");
+    vec!["-object".to_owned(), object + ",verify-peer=on"]
+}
+
+/// Gives both hosts certificates, under the file names that QEMU looks for and with the names and
+/// key usages that QEMU demands.
+pub(super) fn give(hosts: &Hosts) -> Result<()> {
     let authority = Authority::new()?;
     for (host, name) in [(&hosts.a, "host-a"), (&hosts.b, DESTINATION)] {
         let (certificate, key) = authority.issue(name)?;
@@ -35,7 +48,7 @@ pub(super) fn give(hosts: &Hosts) -> Result<String> {
             open_to_all(&path, 0o644)?;
         }
     }
-    Ok(format!("migrate_tls_x509_cert_dir = \"{RUN_DIR}/{DIR}\"\nmigrate_tls_x509_verify = 1\n"))
+    Ok(())
 }
 
 /// QEMU runs as another user.

@@ -1,0 +1,92 @@
+//! The migrations that an agent knows: running ones, and the last ended ones.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use api::{ErrorCode, Phase, Progress, Report};
+use engine::Watch;
+
+use super::What;
+use crate::denied::Denied;
+
+/// Ended migrations that are listed; older ones are still found by their id.
+const LISTED_MAX: usize = 100;
+
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) entries: BTreeMap<String, Entry>,
+    begun: u64,
+    pub(super) closing: bool,
+}
+
+pub(super) struct Entry {
+    /// They count up in the order in which migrations began.
+    pub(super) number: u64,
+    pub(super) what: What,
+    pub(super) watch: Arc<Watch>,
+    /// None for one that is carried, which runs on a thread of its door.
+    pub(super) thread: Option<JoinHandle<()>>,
+    pub(super) report: Option<Arc<Report>>,
+}
+
+impl Table {
+    pub(super) fn add(
+        &mut self,
+        id: &str,
+        what: What,
+        watch: Arc<Watch>,
+        thread: Option<JoinHandle<()>>,
+    ) {
+        self.begun += 1;
+        let entry = Entry { number: self.begun, what, watch, thread, report: None };
+        self.entries.insert(id.to_owned(), entry);
+        self.forget_oldest();
+    }
+
+    fn forget_oldest(&mut self) {
+        while self.entries.len() > LISTED_MAX {
+            let ended = self.entries.iter().filter(|(_, entry)| entry.report.is_some());
+            let Some((id, _)) = ended.min_by_key(|(_, entry)| entry.number) else { return };
+            let id = id.clone();
+            if let Some(thread) = self.entries.remove(&id).and_then(|entry| entry.thread) {
+                // The thread has saved the report, and has nothing left to do.
+                let _ = thread.join();
+            }
+        }
+    }
+
+    /// Whether a running migration is past its point of no return. A VM in post-copy may have
+    /// several connections, which are listed one by one: none of them may be broken off.
+    pub(super) fn has_committed(&self, running: &Progress) -> bool {
+        self.entries.values().any(|entry| {
+            let other = entry.progress();
+            let is_of_it = (&other.vm, &other.to) == (&running.vm, &running.to);
+            is_of_it && is_committed(&other)
+        })
+    }
+}
+
+impl Entry {
+    pub(super) fn progress(&self) -> Progress {
+        let mut progress = self.watch.progress().1;
+        // Without its report, a migration is not shown as ended.
+        progress.outcome = self.report.as_ref().map(|report| report.outcome.clone());
+        progress.in_doubt = self.report.as_ref().is_some_and(|report| report.in_doubt);
+        progress
+    }
+}
+
+/// Whether a migration is running past its point of no return.
+pub(super) fn is_committed(progress: &Progress) -> bool {
+    progress.outcome.is_none() && progress.phase >= Phase::Committed
+}
+
+pub(super) fn too_late(Progress { vm, to, .. }: &Progress) -> Denied {
+    let text = format!("it is too late: {vm} already belongs to {to}");
+    Denied::Coded(ErrorCode::MigrationCommitted, text)
+}
+
+pub(super) fn has_ended(id: &str) -> Denied {
+    Denied::Coded(ErrorCode::MigrationEnded, format!("migration {id} has ended"))
+}

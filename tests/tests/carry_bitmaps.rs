@@ -1,0 +1,54 @@
+//! VMs whose disks have dirty bitmaps, by which a backup program knows what has changed. With the
+//! disk libvirt has QEMU migrate them, too, and QEMU says then that something may come late.
+
+use api::Audited;
+use end_to_end::commander::Commander;
+use end_to_end::disk::{assert_disk_intact, with_disk};
+use end_to_end::{Side, World, until};
+use lab::hosts::Link;
+use lab::setup;
+use serde_json::{Value, json};
+
+const NAME: &str = "since-monday";
+
+/// Bytes of the disk that a host's QEMU has noted as changed.
+fn changed_bytes(commander: &Commander, side: Side) -> u64 {
+    let qmp = &commander.at(side).qmp;
+    let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).unwrap();
+    let of = |node: &Value| node["dirty-bitmaps"].as_array().cloned().unwrap_or_default();
+    let mut bitmaps = nodes.as_array().unwrap().iter().flat_map(of);
+    let bitmap = bitmaps.find(|one| one["name"] == NAME);
+    let bitmap = bitmap.unwrap_or_else(|| panic!("{side:?} has no bitmap: {nodes}"));
+    bitmap["count"].as_u64().unwrap()
+}
+
+/// There and back, with both kinds of stream; both are split.
+fn arrive_with_their_disk(program: &std::path::Path) {
+    let world = World::new(Link::one(1000));
+    let spec = with_disk(&world, "raw", 2_000_000);
+    let mut commander = Commander::new(world, spec, program);
+    let add = json!({ "node": "data", "name": NAME });
+    commander.at(Side::A).qmp.execute("block-dirty-bitmap-add", add).unwrap();
+    for (from, channels, tap) in [(Side::A, 4, "multifd"), (Side::B, 0, "classic")] {
+        until("the guest has written", || changed_bytes(&commander, from) > 0);
+        let mut way = commander.way(from, false, channels);
+        way.disk = true;
+        way.more = vec!["dirty-bitmaps"];
+        let report = commander.migrate(from, &way);
+        assert_eq!(report.tap, tap, "{:?}", report.notes);
+        assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
+        assert_disk_intact(&commander.guest);
+        assert!(changed_bytes(&commander, from.other()) > 0);
+    }
+}
+
+#[test]
+fn with_the_usual_qemu() {
+    arrive_with_their_disk(&setup::ensure().unwrap().qemu);
+}
+
+#[test]
+fn with_the_newest_qemu() {
+    let qemus = setup::qemus(&setup::ensure().unwrap()).unwrap();
+    arrive_with_their_disk(&qemus.last().unwrap().program);
+}
