@@ -1,11 +1,12 @@
 //! Migrations that another program commands, as libvirt does: carried by two agents between QEMUs
 //! that they have not started, whatever breaks.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
 use std::thread;
 
-use api::{Audited, Outcome, Progress, Report};
+use api::{Audited, Event, Happening, Outcome, Progress, Report};
 use end_to_end::commander::{Commander, carrying, port};
 use end_to_end::{MIB, Side, World, bare, note, until};
 use lab::hosts::Link;
@@ -275,8 +276,9 @@ fn a_stream_that_may_turn_to_postcopy_is_relayed() {
     assert!(report.notes.iter().any(|note| note.contains("post-copy")), "{:?}", report.notes);
 }
 
-/// From 8.0 on QEMU can have a connection for urgent pages of a post-copy. With machine types up to
-/// 7.2 it connects when the migration begins, and says nothing until it turns to post-copy.
+/// From 7.1 on QEMU can have a connection for urgent pages of a post-copy. With QEMU 7.x, and with
+/// machine types up to 7.2, it connects when the migration begins, and says nothing until it turns
+/// to post-copy.
 #[test]
 fn a_connection_for_post_copy_may_be_silent() {
     let mut commander = commander(1000, MAPPED, &usual(), OLD);
@@ -285,26 +287,80 @@ fn a_connection_for_post_copy_may_be_silent() {
     assert_eq!(commander.migrate(Side::A, &way).tap, "relayed");
 }
 
-/// From 10.1 on QEMU allows both at a time. Its channels are passed through one by one.
-#[test]
-fn a_stream_with_channels_that_may_turn_to_postcopy_is_relayed() {
-    let qemus = qemus();
-    let newest = qemus.last().unwrap();
+/// The newest QEMU, if it has multifd with post-copy: from 10.1 on.
+fn with_both() -> Option<Qemu> {
+    let newest = qemus().pop().unwrap();
     if (newest.version.major, newest.version.minor) < (10, 1) {
         note("no QEMU here has multifd with post-copy: agents were not tried with both");
-        return;
+        return None;
     }
-    let mut commander = commander(1000, MAPPED, newest, NEW);
+    Some(newest)
+}
+
+/// All migrations that host A's agent lists.
+fn listed(commander: &Commander) -> Vec<Progress> {
+    let listed = commander.world.tells(Side::A, &["list", "--migrations", "--json"]);
+    serde_json::from_str(&listed).unwrap()
+}
+
+/// Follows the events of host A from now on.
+fn follow_events(commander: &Commander) -> Child {
+    let world = &commander.world;
+    let mut command = world.agent(Side::A).command(world.host(Side::A), &["events", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("following"), "{line}");
+    child
+}
+
+/// Its channels are passed through one by one.
+#[test]
+fn a_stream_with_channels_that_may_turn_to_postcopy_is_relayed() {
+    let Some(newest) = with_both() else { return };
+    let mut commander = commander(1000, MAPPED, &newest, NEW);
     let mut way = commander.way(Side::A, false, 4);
     way.more = vec!["postcopy-ram"];
+    let mut events = follow_events(&commander);
     drop(commander.migrate(Side::A, &way));
     until("all of its connections are over", || {
-        let listed = commander.world.tells(Side::A, &["list", "--migrations", "--json"]);
-        let listed: Vec<Progress> = serde_json::from_str(&listed).unwrap();
+        let listed = listed(&commander);
         assert_eq!(listed.len(), 5, "{listed:?}");
         assert!(listed.iter().all(|one| one.vm == "web1"), "{listed:?}");
         listed.iter().all(|one| one.outcome == Some(Outcome::Done))
     });
+
+    // Only the migration has events.
+    let mut main = None;
+    for line in BufReader::new(events.stdout.take().unwrap()).lines() {
+        match serde_json::from_str::<Event>(&line.unwrap()).unwrap().what {
+            Happening::MigrationBegan { migration, .. } => {
+                assert_eq!(main.replace(migration), None, "it began twice");
+            }
+            Happening::MigrationPhase { migration, .. } => assert_eq!(main, Some(migration)),
+            Happening::MigrationEnded { .. } => break,
+            _ => {}
+        }
+    }
+    events.kill().unwrap();
+    events.wait().unwrap();
+}
+
+/// QEMU, which may wait for ever if it loses a channel before its main connection, loses only that.
+#[test]
+fn the_destinations_agent_dies_with_channels_that_are_relayed() {
+    let Some(newest) = with_both() else { return };
+    let mut commander = commander(48, MAPPED, &newest, NEW);
+    let mut way = commander.way(Side::A, false, 4);
+    way.more = vec!["postcopy-ram"];
+    commander.begin(Side::A, &way);
+    until("all of its connections are carried", || listed(&commander).len() == 5);
+    commander.world.kill_agent(Side::B);
+    assert_eq!(commander.follow(Side::A), "failed", "{}", commander.logs());
+    commander.assert_stayed(Side::A);
+    commander.world.start_agent(Side::B);
+    commander.guest.ask("rate 100000").unwrap();
+    drop(commander.migrate(Side::A, &way));
 }
 
 /// Without a return path, QEMU completes before it is known whether the VM was loaded, so lanes and

@@ -43,6 +43,22 @@ fn vms_go_from_release_to_release() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
+/// An agent of this release coordinates a gang whose VM leaves a host of the release before, and
+/// then one whose VM goes there.
+#[test]
+fn a_gang_goes_from_release_to_release() {
+    let Some((mut world, _)) = before() else { return };
+    let guest = world.boot(&bare(ODD, RATE));
+    world.replace_agent(Side::B, &binary());
+    for (from, order) in [(Side::A, "web1=host-b"), (Side::B, "web1=host-a")] {
+        let moving = world.begin_all(&[&guest], Side::B, from, &["gang", order, "--json"]);
+        let (success, _, said) = moving.wait_any();
+        assert!(success, "{order}: {said}\n{}", world.agent(Side::A).log_text());
+        world.assert_moved(&guest, from);
+        world.assert_intact(&guest);
+    }
+}
+
 /// VMs run on while their agent is replaced, and the next agent knows them.
 #[test]
 fn an_agent_is_replaced_while_vms_run() {

@@ -91,7 +91,10 @@ impl Arrivals {
             None => Some(Wanted::of(order, probes.programs())?),
         };
         if let Some(wanted) = &wanted {
-            wanted.check(shape, order.overcommit, probes)?;
+            let needs = wanted.check(shape, probes)?;
+            claim.promise(needs.pages_bytes, |promised| {
+                fitness::has_room(&needs, host_memory(), promised, order.overcommit)
+            })?;
         }
         check_disks(order)?;
         let qemu = wanted.as_ref().map(|wanted| &*wanted.program);

@@ -34,7 +34,7 @@ use crate::registry::Registry;
 const GREETING_MAX: Duration = Duration::from_secs(5);
 /// For an answer for which an agent may have to ask several QEMUs.
 const FACTS_MAX: Duration = Duration::from_secs(60);
-/// The program that is examined even if no VM uses it.
+/// The program that is examined even if no VM uses it, unless the agent can't see KVM.
 const QEMU: &str = "qemu-system-x86_64";
 
 /// Examines this host, alone or paired with another.
@@ -135,11 +135,18 @@ impl Examiner {
     }
 
     fn facts(&self, asked: &[(String, String)]) -> Facts {
-        let kvm = sight::kvm(self.registry.qemu_user());
         let memory = host_memory();
         let vms = vms::facts(&self.registry, &memory);
-        let in_path = if kvm == Kvm::Usable { "kvm" } else { "tcg" };
-        let mut programs = BTreeSet::from([(QEMU.to_owned(), in_path.to_owned())]);
+        // An agent that carries others' migrations may lack the device that their VMs use.
+        let starts_none = self.carry.is_some() && vms.is_empty();
+        let kvm = match sight::kvm(self.registry.qemu_user()) {
+            Kvm::Missing if starts_none && sight::kernel_has_kvm() => Kvm::Unknown,
+            kvm => kvm,
+        };
+        let mut programs = BTreeSet::new();
+        if let Some(accelerator) = in_path(&kvm) {
+            programs.insert((QEMU.to_owned(), accelerator.to_owned()));
+        }
         programs.extend(vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone())));
         // A name that is not one of this host's programs gets an error, and is not started.
         programs.extend(asked.iter().take(PROGRAMS_MAX).cloned());
@@ -252,6 +259,15 @@ impl Examiner {
     }
 }
 
+/// The accelerator with which the program in PATH would run a VM, if that is known.
+fn in_path(kvm: &Kvm) -> Option<&'static str> {
+    match kvm {
+        Kvm::Unknown => None,
+        Kvm::Usable => Some("kvm"),
+        Kvm::Missing | Kvm::Denied(_) => Some("tcg"),
+    }
+}
+
 fn silent(of: &str, name: &str, why: &str) -> Finding {
     Finding {
         host: of.to_owned(),
@@ -314,5 +330,13 @@ mod tests {
     #[test]
     fn all_are_done_in_their_order() {
         assert_eq!(at_once(&[3, 1, 2], |number| number * 2), [6, 2, 4]);
+    }
+
+    #[test]
+    fn without_a_sight_of_kvm_the_program_in_path_is_left_out() {
+        assert_eq!(in_path(&Kvm::Usable), Some("kvm"));
+        assert_eq!(in_path(&Kvm::Missing), Some("tcg"));
+        assert_eq!(in_path(&Kvm::Denied("no".to_owned())), Some("tcg"));
+        assert_eq!(in_path(&Kvm::Unknown), None);
     }
 }

@@ -140,7 +140,11 @@ impl Migrations {
         run: impl FnOnce(&Arc<Watch>) -> Report,
     ) {
         let progress = Progress::new((id, vm), (&self.local.agent, to), 0);
-        let watch = self.watch(progress, bounds);
+        let watch = match what {
+            What::Migration => self.watch(progress, bounds),
+            // They publish nothing.
+            What::Disk | What::Connection => Arc::new(Watch::new(progress, bounds)),
+        };
         let mut table = self.table.lock();
         // A VM in post-copy may open its connection for urgent pages late.
         if table.closing && !table.has_committed(&watch.progress().1) {

@@ -23,6 +23,8 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
 use parking_lot::Mutex;
+use qemu::machine;
+use serde::Deserialize;
 use switchover::Kept;
 use switchover::journal::{JournalDir, Opened, Side};
 use switchover::{MigrationId, Resolution, source};
@@ -58,10 +60,23 @@ pub(crate) struct Settlers {
 
 /// A switchover's thread, and the channel of its requests.
 struct Desk {
-    vm: String,
-    peer: String,
+    opened: Opened,
     tell: Sender<Request>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl Desk {
+    /// Whether it is of the VM that has this name here. `known` is that VM, if there is one: an
+    /// earlier VM of the name may have left a switchover that is not settled yet.
+    fn is_of(&self, vm: &str, known: Option<&Vm>) -> bool {
+        self.opened.vm == vm && known.is_none_or(|known| is_about(&self.opened, known))
+    }
+}
+
+/// Whether a switchover is of the VM that has its name here, as far as that is known.
+fn is_about(opened: &Opened, vm: &Vm) -> bool {
+    let qemu = machine::Record::deserialize(&opened.qemu).ok();
+    qemu.is_none_or(|qemu| vm.may_be_of(&qemu))
 }
 
 impl Settlers {
@@ -130,8 +145,13 @@ impl Settlers {
             // The VM may have a journal.
             Err(error) => vec![Kept::Unreadable(error)],
         };
+        let desks = self.desks.lock();
         contents.into_iter().find(|kept| match kept {
-            Kept::Source(kept) => kept.journal.opened().vm == name,
+            Kept::Source(kept) => {
+                let opened = kept.journal.opened();
+                let key = (opened.migration.clone(), Side::Source);
+                opened.vm == name && !desks.contains_key(&key)
+            }
             Kept::Destination(_) => false,
             Kept::Unreadable(error) => error.vm().is_none_or(|vm| vm == name),
         })
@@ -190,14 +210,14 @@ impl Settlers {
     ) {
         let (tell, told) = unbounded();
         let key = (opened.migration.clone(), side);
-        let (vm, peer) = (opened.vm.clone(), opened.peer.clone());
+        let vm = opened.vm.clone();
         let name = format!("settle-{vm}");
-        let settler = Settler::new(Arc::clone(self), opened, side, told);
+        let settler = Settler::new(Arc::clone(self), opened.clone(), side, told);
         let span = data_threads::migration_span(&key.0, &vm);
         let mut desks = self.desks.lock();
         match span.in_scope(|| data_threads::spawn(name, move || settler.run(begin))) {
             Ok(thread) => {
-                desks.insert(key, Desk { vm, peer, tell, thread: Some(thread) });
+                desks.insert(key, Desk { opened, tell, thread: Some(thread) });
             }
             Err(error) => {
                 tracing::error!(vm, %error, "no thread settles it; the next start of the agent does");
@@ -215,9 +235,10 @@ impl Settlers {
         let Inquiry { from, word } = inquiry;
         let (id, side) = (word.migration().clone(), word.to());
         let tell = match self.desks.lock().get(&(id.clone(), side)) {
-            Some(desk) if desk.peer == from => Some(desk.tell.clone()),
+            Some(desk) if desk.opened.peer == from => Some(desk.tell.clone()),
             Some(desk) => {
-                tracing::warn!(from, of = desk.peer, %id, "a word of another host's migration");
+                let of = &desk.opened.peer;
+                tracing::warn!(from, of, %id, "a word of another host's migration");
                 return None;
             }
             None => None,
@@ -287,9 +308,11 @@ impl Settlers {
     }
 
     fn resolve(&self, vm: &str, resolution: Resolution) -> Result<(), Denied> {
+        let known = self.registry.vm(vm);
         let desks: Vec<_> = {
             let desks = self.desks.lock();
-            desks.values().filter(|desk| desk.vm == vm).map(|desk| desk.tell.clone()).collect()
+            let theirs = desks.values().filter(|desk| desk.is_of(vm, known.as_deref()));
+            theirs.map(|desk| desk.tell.clone()).collect()
         };
         let text = format!("{vm} is not in doubt: there is nothing to decide");
         let mut denied = Denied::Coded(ErrorCode::VmNotInDoubt, text);
@@ -322,17 +345,19 @@ impl Settlers {
 
     /// Refuses a move of a VM whose last migration is not settled yet.
     pub(crate) fn keeps_here(&self, vm: &str) -> Result<(), Denied> {
+        let known = self.registry.vm(vm);
         let desks = self.desks.lock();
-        match desks.iter().find(|((_, side), desk)| *side == Side::Source && desk.vm == vm) {
+        let mut leaving = desks.iter().filter(|((_, side), _)| *side == Side::Source);
+        match leaving.find(|(_, desk)| desk.is_of(vm, known.as_deref())) {
             None => Ok(()),
             Some((_, desk)) => Err(Denied::Coded(
                 ErrorCode::VmInDoubt,
                 format!(
                     "the last migration of {vm} is not settled with {0} yet: `droveway show {vm}` \
                      may say more; it is asked again and again. If {0} never comes back: make sure \
-                     that {vm} can't run there, then `droveway resolve {vm} --here`, also if it \
-                     was taken back so before",
-                    desk.peer
+                     that {vm} can't run there, then `droveway resolve {vm} --here`; if you \
+                     have taken it back before, once more",
+                    desk.opened.peer
                 ),
             )),
         }
@@ -340,7 +365,7 @@ impl Settlers {
 
     fn tells(&self, vm: &str, side: Side) -> Vec<Sender<Request>> {
         let desks = self.desks.lock();
-        let theirs = desks.iter().filter(|((_, of), desk)| *of == side && desk.vm == vm);
+        let theirs = desks.iter().filter(|((_, of), desk)| *of == side && desk.opened.vm == vm);
         theirs.map(|(_, desk)| desk.tell.clone()).collect()
     }
 

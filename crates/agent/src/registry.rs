@@ -54,6 +54,19 @@ struct Slot {
     /// None until its QEMU answers.
     vm: Option<Arc<Vm>>,
     busy: Busy,
+    /// The ordinary memory that is reserved for a VM that arrives, before its QEMU has answered.
+    promised: u64,
+}
+
+impl Slot {
+    /// The ordinary memory that its VM, which is arriving, has yet to take.
+    fn yet_to_take(&self) -> u64 {
+        // Once its QEMU has answered, more is known.
+        let known = self.vm.as_ref().and_then(|vm| vm.pages_bytes());
+        let machine = self.vm.as_ref().and_then(|vm| vm.machine());
+        let taken = machine.and_then(|machine| engine::used_pages(machine.process.pid()));
+        known.unwrap_or(self.promised).saturating_sub(taken.unwrap_or(0))
+    }
 }
 
 /// The VMs of this host.
@@ -78,7 +91,8 @@ impl Registry {
         let mut slots = BTreeMap::new();
         for found in found::all(&state, held)? {
             let busy = if found.held { Busy::Unsettled } else { Busy::Nothing };
-            slots.insert(found.vm.name.clone(), Slot { vm: Some(Arc::new(found.vm)), busy });
+            let name = found.vm.name.clone();
+            slots.insert(name, Slot { vm: Some(Arc::new(found.vm)), busy, promised: 0 });
         }
         let (slots, settled) = (Mutex::new(slots), Condvar::new());
         Ok(Self {
@@ -325,7 +339,7 @@ impl Registry {
         if let Some(slot) = slots.get(name) {
             return Err(in_the_way(name, &slot.busy));
         }
-        slots.insert(name.to_owned(), Slot { vm: None, busy });
+        slots.insert(name.to_owned(), Slot { vm: None, busy, promised: 0 });
         let dir = self.state.vm(name);
         Ok(Claim { registry: Arc::clone(self), name: name.to_owned(), dir, kept: false })
     }

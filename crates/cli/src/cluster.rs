@@ -80,16 +80,8 @@ impl Cluster {
             wanted: Notify::new(),
             rounds: watch::channel(0).0,
         };
-        let mut asking = JoinSet::new();
-        for (number, agent) in cluster.agents.iter().enumerate() {
-            let client = Arc::clone(&agent.client);
-            asking.spawn(async move {
-                (number, within::<HostInfo>(FIRST_MAX, &client, "/v1/host").await)
-            });
-        }
         let mut silent = None;
-        // A fault in one of the tasks is reported by the runtime.
-        while let Some(Ok((number, answer))) = asking.join_next().await {
+        for (number, answer) in cluster.ask_for_peers().await {
             match answer {
                 Ok(info) => cluster.note_host(number, info),
                 Err(problem) => {
@@ -103,6 +95,41 @@ impl Cluster {
                 Err(problem)
             }
             _ => Ok(cluster),
+        }
+    }
+
+    /// Asks each agent for its host and peers; the answers have the agents' numbers.
+    async fn ask_for_peers(&self) -> Vec<(usize, Result<HostInfo, Problem>)> {
+        let mut asking = JoinSet::new();
+        for (number, agent) in self.agents.iter().enumerate() {
+            let client = Arc::clone(&agent.client);
+            asking.spawn(async move {
+                (number, within::<HostInfo>(FIRST_MAX, &client, "/v1/host").await)
+            });
+        }
+        let mut answers = Vec::new();
+        // A fault in one of the tasks is reported by the runtime.
+        while let Some(Ok(answer)) = asking.join_next().await {
+            answers.push(answer);
+        }
+        answers
+    }
+
+    /// Notes which hosts have joined and left the cluster.
+    async fn note_peers(&self) {
+        let answers = self.ask_for_peers().await;
+        let mut listed = HashSet::new();
+        let mut answered = 0;
+        for (number, answer) in answers {
+            // The hosts that a silent agent may know of stay.
+            let Ok(info) = answer else { continue };
+            answered += 1;
+            listed.extend(info.peers.iter().map(|peer| peer.name.clone()));
+            listed.insert(info.name.clone());
+            self.note_host(number, info);
+        }
+        if answered == self.agents.len() {
+            self.known().hosts.retain(|name, _| listed.contains(name));
         }
     }
 
@@ -214,6 +241,7 @@ impl Cluster {
     }
 
     async fn ask_hosts(self: &Arc<Self>) {
+        self.note_peers().await;
         let names: Vec<String> = self.known().hosts.keys().cloned().collect();
         let turns = Arc::new(Semaphore::new(HOSTS_AT_ONCE));
         let mut asking = JoinSet::new();

@@ -12,4 +12,4 @@ mod tests;
 
 pub(crate) use follow::{Followed, Shown, follow, leave};
 pub(crate) use requests::{begin, leave_stopping, leave_unanswered, report, wait};
-pub(crate) use signals::Signals;
+pub(crate) use signals::{Signals, terminated};

@@ -157,10 +157,12 @@ fn users(facts: &Facts, program: &Program) -> String {
 }
 
 fn uses_tcg(facts: &Facts, program: &Program) -> bool {
-    let kvm = program.accelerator.starts_with("kvm") && facts.kvm == Kvm::Usable;
+    // Of a host whose KVM the agent can't see, no lack of it is assumed.
+    let has_kvm = matches!(facts.kvm, Kvm::Usable | Kvm::Unknown);
+    let kvm = program.accelerator.starts_with("kvm") && has_kvm;
     let in_use = facts.vms.iter().any(|vm| vm.program == program.name);
     // A VM that is started with an unused program gets KVM if the host has it.
-    if in_use { !kvm } else { facts.kvm != Kvm::Usable }
+    if in_use { !kvm } else { !has_kvm }
 }
 
 fn kvm(facts: &Facts, findings: &mut Findings) {
@@ -371,7 +373,7 @@ fn network(facts: &Facts, findings: &mut Findings) {
             "encryption",
             format!("Other agents will refuse this one some day: {warning}."),
             "`droveway ca issue HOST --replace`, and copy its files again: the agent reads them \
-             within half a minute",
+             within half a minute; a pod of KubeVirt reads them when it starts",
         );
     }
     if facts.network.loopback {
@@ -555,6 +557,19 @@ mod tests {
             let found = of_host(&facts);
             let told = found.iter().any(|one| one.severity == severity && one.text.contains(piece));
             assert!(told, "{piece}: {found:#?}");
+        }
+    }
+
+    #[test]
+    fn where_kvm_is_not_known_no_lack_of_it_is_reported() {
+        let mut facts = healthy();
+        facts.kvm = Kvm::Unknown;
+        facts.programs[0].known.as_mut().unwrap().version = (7, 2, 22);
+        for vms in [facts.vms.clone(), Vec::new()] {
+            facts.vms = vms;
+            let found = of_host(&facts);
+            let says = |piece: &str| found.iter().any(|one| one.text.contains(piece));
+            assert!(!says("KVM") && !says("/dev/kvm") && !says("loses track"), "{found:#?}");
         }
     }
 

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct HugePages {
     /// How large each is.
     pub page_bytes: u64,
-    /// How many there are.
+    /// How many there are, with those that the host would make on demand.
     pub total: u64,
-    /// How many are neither used nor reserved.
+    /// How many of them are neither used nor reserved.
     pub free: u64,
 }
 

@@ -136,6 +136,12 @@ pub fn pages_time(goal: Duration, fixed: Duration) -> Duration {
     goal.saturating_sub(fixed).max(least)
 }
 
+/// Whether the fixed cost leaves less than [`pages_time`], so that the goal is likely to be missed.
+#[must_use]
+pub fn is_missed(goal: Duration, fixed: Duration) -> bool {
+    fixed.saturating_add(pages_time(goal, fixed)) > goal
+}
+
 /// Bytes that can be delivered in [`pages_time`].
 #[must_use]
 pub fn budget_bytes(bodies_per_s: f64, goal: Duration, fixed: Duration) -> u64 {
@@ -242,6 +248,8 @@ mod tests {
             let (goal, fixed) = (ms(goal_ms), ms(fixed_ms));
             let expected = Duration::from_micros(pages_us);
             assert_eq!(pages_time(goal, fixed), expected, "{goal_ms} {fixed_ms}");
+            let is_missed_by_plan = fixed_ms * 1000 + pages_us > goal_ms * 1000;
+            assert_eq!(is_missed(goal, fixed), is_missed_by_plan, "{goal_ms} {fixed_ms}");
             assert!(budget_bytes(12e6, goal, fixed) > 10_000);
             for backlog_bytes in [0, MIB, 1 << 40] {
                 let input = FinishInput { goal, fixed, backlog_bytes, ..finish() };

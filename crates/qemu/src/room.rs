@@ -65,7 +65,7 @@ pub enum NoRoom {
 pub fn host_memory() -> HostMemory {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let mut memory = in_meminfo(&meminfo);
-    memory.huge = huge_pages(Path::new(SYS_HUGE));
+    memory.huge = huge_pages(Path::new(SYS_HUGE), memory.available_bytes);
     memory
 }
 
@@ -85,7 +85,9 @@ fn kib(text: &str, name: &str) -> Option<u64> {
     line.trim().trim_end_matches(" kB").parse().ok()
 }
 
-fn huge_pages(sys: &Path) -> Vec<HugePages> {
+/// The huge pages of a host, and those that it makes on demand (`vm.nr_overcommit_hugepages`),
+/// for which it takes ordinary memory.
+fn huge_pages(sys: &Path, available_bytes: Option<u64>) -> Vec<HugePages> {
     let Ok(entries) = fs::read_dir(sys) else { return Vec::new() };
     let mut found: Vec<HugePages> = entries
         .filter_map(|entry| {
@@ -95,8 +97,17 @@ fn huge_pages(sys: &Path) -> Vec<HugePages> {
                 let text = fs::read_to_string(sys.join(&name).join(file)).ok()?;
                 text.trim().parse::<u64>().ok()
             };
+            let page_bytes = kib << 10;
+            let on_demand = count("nr_overcommit_hugepages")
+                .unwrap_or(0)
+                .saturating_sub(count("surplus_hugepages").unwrap_or(0))
+                .min(available_bytes.unwrap_or(u64::MAX) / page_bytes.max(1));
             let free = count("free_hugepages")?.saturating_sub(count("resv_hugepages")?);
-            Some(HugePages { page_bytes: kib << 10, total: count("nr_hugepages")?, free })
+            Some(HugePages {
+                page_bytes,
+                total: count("nr_hugepages")?.saturating_add(on_demand),
+                free: free.saturating_add(on_demand),
+            })
         })
         .filter(|pages| pages.total > 0)
         .collect();
@@ -255,7 +266,32 @@ mod tests {
                 fs::write(dir.join(file), format!("{count}\n")).unwrap();
             }
         }
-        let found = huge_pages(sys.path());
+        let found = huge_pages(sys.path(), None);
         assert_eq!(found, [HugePages { page_bytes: 2 << 20, total: 16, free: 7 }]);
+    }
+
+    #[test]
+    fn huge_pages_that_the_host_makes_on_demand_count_as_far_as_its_memory_goes() {
+        let sys = tempfile::tempdir().unwrap();
+        let dir = sys.path().join("hugepages-2048kB");
+        fs::create_dir(&dir).unwrap();
+        let found = |there: u64, surplus: u64, available_bytes: Option<u64>| {
+            for (file, count) in [
+                ("nr_hugepages", there),
+                ("free_hugepages", 0),
+                ("resv_hugepages", 0),
+                ("nr_overcommit_hugepages", 512),
+                ("surplus_hugepages", surplus),
+            ] {
+                fs::write(dir.join(file), format!("{count}\n")).unwrap();
+            }
+            huge_pages(sys.path(), available_bytes)
+        };
+        let pages = |total, free| [HugePages { page_bytes: 2 << 20, total, free }];
+        assert_eq!(found(0, 0, Some(4 << 30)), pages(512, 512));
+        assert_eq!(found(0, 0, None), pages(512, 512));
+        assert_eq!(found(500, 500, Some(4 << 30)), pages(512, 12));
+        assert_eq!(found(0, 0, Some(7 << 20)), pages(3, 3));
+        assert!(found(0, 0, Some(1 << 20)).is_empty());
     }
 }

@@ -107,7 +107,7 @@ fn a_switch_to_postcopy_is_passed_on_with_the_rest_of_the_stream() {
         write::switchover_start(&mut rest);
         write::postcopy_discard(&mut rest, "pc.ram", PageIndex(1));
         write::ping(&mut rest, 2);
-        rest.extend_from_slice(b"\x08\x00\x08\x00\x04\x00\x00\x00\x09a package and pages");
+        rest.extend_from_slice(b"\x08\x00\x07\x00\x04\x00\x00\x00\x09a package and pages");
         data.extend_from_slice(&rest);
         let taken = taken(stream, &data);
         assert_eq!(taken.pages.len(), 1);
@@ -132,7 +132,7 @@ fn a_switch_to_postcopy_is_found_however_the_stream_is_cut() {
         let begin = data.len();
         write::postcopy_discard(&mut data, "pc.ram", PageIndex(1));
         let end = data.len();
-        data.extend_from_slice(b"\x08\x00\x08\x00\x04\x00\x00\x00\x09a package and pages");
+        data.extend_from_slice(b"\x08\x00\x07\x00\x04\x00\x00\x00\x09a package and pages");
         for piece_bytes in [1, 7, 100, 5000, data.len()] {
             let found = turns(&data, piece_bytes);
             let [at] = found[..] else { panic!("{parts} {piece_bytes}: {found:?}") };

@@ -19,7 +19,7 @@ pub enum Doubt {
     /// Source: the VM was given up, but its QEMU here runs it: something sent it `cont`.
     RunsHere,
     /// Source: an operator took the VM back, and the destination says that it runs it: two copies
-    /// may be running.
+    /// may be running. If the one here does not run yet, it is not tried any more.
     RunsThereToo,
     /// Source: the VM was given up, but its QEMU here runs it, and the destination says that it
     /// runs it too.
@@ -87,8 +87,10 @@ impl Doubt {
             ),
             Self::RunsThereToo => format!(
                 "{vm} was taken back, and {peer} says that it runs it: end one of the two now, \
-                 with `droveway stop {vm} --force` on the host that is to lose it, and check \
-                 its disks. If that was {peer}, then say so here: `droveway resolve {vm} --here`"
+                 with `droveway stop {vm} --force` on the host that is to lose it, or here, if \
+                 `droveway list` shows it in doubt, with {there}, and check its disks. If {peer} \
+                 lost it, then say so here: `droveway resolve {vm} --here`, and once more if \
+                 {peer} still says that it runs it"
             ),
             // The VM is held here, so `droveway stop` is refused. A VM that is stopped at the
             // destination still counts as that side's.

@@ -238,6 +238,8 @@ impl Machine {
             (State::Committed, Resolution::Here) => self.copy != Copy::Dead,
             // A VM that was taken back: the destination is waited for no longer.
             (State::Committed, Resolution::There) | (State::TakenBack, Resolution::Here) => true,
+            // A VM that is not tried any more, because it runs there.
+            (State::TakingBack, _) => self.doubt == Some(Doubt::RunsThereToo),
             _ => false,
         }
     }
@@ -349,6 +351,9 @@ impl Machine {
             }
             State::Committed | State::Dropped => vec![self.go()],
             State::Aborting { risky: true } => self.write_aborted(),
+            // QEMU refused while the other copy had the disks, and would not once that has ended,
+            // on disks that it has changed. Only an operator can know whether it is to go on then.
+            State::TakingBack if self.doubt == Some(Doubt::RunsThereToo) => Vec::new(),
             State::Aborting { .. } | State::Reclaiming | State::TakingBack => vec![go_on],
             State::TakenBack => vec![self.say_aborted()],
             State::Leaving | State::Dropping => vec![Action::QemuQuit],

@@ -12,7 +12,7 @@ use qemu::command_line::{CommandLine, apply_overrides, overridden};
 use qemu::machine::StartError;
 use qemu::probe::{Capabilities, Probes, Verdict};
 use qemu::programs::Programs;
-use qemu::room::{Needs, host_memory};
+use qemu::room::{HostMemory, Needs, NoRoom, host_memory};
 use qemu::shape::{Shape, missing_features};
 use wire::Prepare;
 use wire::gang::Want;
@@ -55,13 +55,9 @@ impl Wanted {
         Ok(Self { argv, cwd, program, line })
     }
 
-    /// Makes the checks that take no time.
-    pub(super) fn check(
-        &self,
-        shape: &Shape,
-        overcommit: bool,
-        probes: &Probes,
-    ) -> Result<(), Denied> {
+    /// Makes the checks that take no time, except for [`has_room`], and returns the memory that
+    /// the VM needs.
+    pub(super) fn check(&self, shape: &Shape, probes: &Probes) -> Result<Needs, Denied> {
         let accelerator = self.line.accelerator();
         if accelerator == "kvm" {
             has_kvm(&sight::kvm(probes.programs().user()))?;
@@ -74,10 +70,7 @@ impl Wanted {
             let count = shape.memory.len();
             return Err(Denied::Asked(format!("{count} RAM blocks are more than {MEMORY_MAX}")));
         }
-        let host = host_memory();
-        Needs::of(&self.line, &shape.memory, &self.cwd, &host)
-            .fit(&host, overcommit)
-            .map_err(|no_room| Denied::Local(no_room.to_string()))
+        Ok(Needs::of(&self.line, &shape.memory, &self.cwd, &host_memory()))
     }
 
     /// Why it did not start.
@@ -96,6 +89,29 @@ impl Wanted {
         let verdict = Verdict { program: self.line.program(), known, machine, cpu: cpu.as_deref() };
         verdict.check().err().map(|unfit| Denied::Conflict(unfit.to_string()))
     }
+}
+
+/// Checks that a host has the memory that a VM needs, beside the ordinary memory that is `promised`
+/// to other VMs that are arriving.
+pub(super) fn has_room(
+    needs: &Needs,
+    mut host: HostMemory,
+    promised: u64,
+    overcommit: bool,
+) -> Result<(), Denied> {
+    let free = host.available_bytes.map(|free| free.saturating_add(host.swap_free_bytes));
+    host.available_bytes = free.map(|free| free.saturating_sub(promised));
+    host.swap_free_bytes = 0;
+    needs.fit(&host, overcommit).map_err(|no_room| {
+        let mut text = no_room.to_string();
+        if promised > 0 && matches!(no_room, NoRoom::Pages { .. }) {
+            text += &format!(
+                ". {} MiB of what is free there are promised to VMs that are arriving",
+                promised >> 20
+            );
+        }
+        Denied::Local(text)
+    })
 }
 
 /// Checks that this host can run a VM, apart from its ordinary memory.
@@ -162,9 +178,29 @@ mod tests {
         let refused = |there, here| check_features(&word(there), &word(here)).unwrap_err();
         assert!(refused(7, 5).to_string().contains("its CPU has vme, and here"));
         let many = refused(u32::MAX, 1).to_string();
-        assert!(many.contains("vme, de, ") && many.contains(", and 19 more, and here"), "{many}");
+        assert!(many.contains("vme, de, ") && many.contains(", and 18 more, and here"), "{many}");
         let other = Shape { cpu: "other".to_owned(), ..word(0) };
         assert_eq!(check_features(&word(7), &other), Ok(()), "which is told as a difference");
+    }
+
+    #[test]
+    fn what_arriving_vms_are_promised_is_not_free() {
+        let host = HostMemory {
+            available_bytes: Some(8 << 30),
+            swap_free_bytes: 2 << 30,
+            ..HostMemory::default()
+        };
+        let needs = Needs { pages_bytes: 8 << 30, ..Needs::default() };
+        let check = |promised, overcommit| has_room(&needs, host.clone(), promised, overcommit);
+        assert_eq!(check(0, false), Ok(()));
+        assert_eq!(check(2 << 30, false), Ok(()), "swap counts");
+        let refused = check(3 << 30, false).unwrap_err().to_string();
+        assert!(refused.contains("this host has 7168 MiB to give"), "{refused}");
+        assert!(refused.contains("3072 MiB of what is free there are promised"), "{refused}");
+        assert_eq!(check(3 << 30, true), Ok(()));
+        let huge = Needs { huge_bytes: [(2 << 20, 2 << 20)].into(), ..Needs::default() };
+        let refused = has_room(&huge, host.clone(), 3 << 30, false).unwrap_err().to_string();
+        assert!(!refused.contains("promised"), "huge pages are counted apart: {refused}");
     }
 
     #[test]

@@ -285,6 +285,12 @@ impl Shared {
         }
     }
 
+    /// Lets the next connection come, and the door be closed if its host has left.
+    fn leave(&self, post: Arc<Post>) {
+        self.free(&post);
+        drop(post);
+    }
+
     /// Serves a connection to its end.
     fn serve(&self, post: Arc<Post>, socket: UnixStream) {
         let door = &post.door;
@@ -314,20 +320,24 @@ impl Shared {
         let carried = opened.and_then(|(id, opening)| {
             let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
             let uuid = opening.uuid().map(str::to_owned);
+            // A second connection may be silent until the first one is over.
+            let was_carrying = self.migrations.is_carrying(&vm, &host);
             // QEMU may have a connection for a post-copy, which is silent until that begins.
             let may_be_silent = || self.migrations.is_carrying_to(&host);
             let relays = post.relays.load(SeqCst);
             let content = opening.begin(&mut || door.take(&self.admitted), &may_be_silent, relays);
-            Ok((id, vm, uuid, content.map_err(|error| error.to_string())?))
+            let content = content.map_err(|error| error.to_string())?;
+            Ok((id, vm, uuid, was_carrying, content))
         });
         let is_relayed = matches!(&carried, Ok((.., Content::Stream(Carried::Relayed { .. }))));
         post.relays.store(is_relayed, SeqCst);
-        // A migration that is split has all its connections; others are served one by one.
-        self.free(&post);
-        drop(post);
         match carried {
-            Err(error) => tracing::warn!(door = at, host, error, "not carried"),
-            Ok((id, vm, _, Content::Other(relay))) => {
+            Err(error) => {
+                self.leave(post);
+                tracing::warn!(door = at, host, error, "not carried");
+            }
+            Ok((id, vm, .., Content::Other(relay))) => {
+                self.leave(post);
                 let _in = data_threads::migration_span(&id, &vm).entered();
                 tracing::info!(door = at, host, "a disk is carried");
                 let run = |watch: &_| relay.carry(&self.request, watch);
@@ -335,9 +345,13 @@ impl Shared {
                 let bounds = self.request.bounds.clone();
                 self.migrations.carry((&id, &shown, &host), bounds, What::Disk, run);
             }
-            Ok((id, vm, uuid, Content::Stream(carried))) => {
+            Ok((id, vm, uuid, was_carrying, Content::Stream(carried))) => {
                 let _in = data_threads::migration_span(&id, &vm).entered();
-                self.run((&id, &vm, uuid), &host, carried);
+                tracing::info!(uuid, to = host, "carrying");
+                let is_beside = carried.may_be_beside()
+                    && (was_carrying || self.migrations.is_carrying(&vm, &host));
+                let what = if is_beside { What::Connection } else { What::Migration };
+                self.run((&id, &vm, &host), what, carried, post);
             }
         }
     }
@@ -370,8 +384,7 @@ impl Shared {
     /// Relays the connection as if there were no agent.
     fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
         let (door, way) = (post.door.to_string(), post.door.replaces().map(Replaced::go_around));
-        self.free(&post);
-        drop(post);
+        self.leave(post);
         let Some(way) = way else { return };
         tracing::info!(door, why, "not carried, but passed on");
         if let Err(error) = way.and_then(|way| around::pass(socket, &way)) {
@@ -379,14 +392,13 @@ impl Shared {
         }
     }
 
-    fn run(&self, (id, vm, uuid): (&str, &str, Option<String>), to: &str, carried: Carried) {
-        tracing::info!(uuid, to, "carrying");
-        let what = if carried.may_be_beside() && self.migrations.is_carrying(vm, to) {
-            What::Connection
-        } else {
-            What::Migration
+    fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, post: Arc<Post>) {
+        // A migration that is split has all its connections; others are served one by one, and
+        // the first is listed by then: without it, the next would count as a migration.
+        let run = |watch: &_| {
+            self.leave(post);
+            carried.run(&self.request, watch)
         };
-        let run = |watch: &_| carried.run(&self.request, watch);
-        self.migrations.carry((id, vm, to), self.request.bounds.clone(), what, run);
+        self.migrations.carry(listed, self.request.bounds.clone(), what, run);
     }
 }

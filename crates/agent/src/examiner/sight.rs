@@ -36,6 +36,16 @@ pub(crate) fn kvm(user: Option<&User>) -> Kvm {
     }
 }
 
+/// Whether the kernel has KVM, even if the agent's own `/dev` does not show it, as in a unit with
+/// `PrivateDevices=yes` or in a pod.
+pub(super) fn kernel_has_kvm() -> bool {
+    lists_kvm(&fs::read_to_string("/proc/misc").unwrap_or_default())
+}
+
+fn lists_kvm(misc: &str) -> bool {
+    misc.lines().any(|line| line.split_whitespace().nth(1) == Some("kvm"))
+}
+
 /// The TSC's properties, from KVM by means of a VM that never runs.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn tsc() -> Option<Tsc> {
@@ -312,6 +322,13 @@ mod tests {
         ] {
             assert_eq!(may_open(&user, uid, gid, mode), expected, "{uid} {gid} {mode:o}");
         }
+    }
+
+    #[test]
+    fn the_kernel_lists_kvm_by_its_name() {
+        assert!(lists_kvm("234 btrfs-control\n232 kvm\n183 hw_random\n"));
+        assert!(!lists_kvm("234 btrfs-control\n 61 kvm-other\n"));
+        assert!(!lists_kvm(""));
     }
 
     #[test]

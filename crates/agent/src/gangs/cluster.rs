@@ -185,6 +185,8 @@ fn clean(answer: &mut Answer) {
         Answer::Census(census) => {
             // Names become parts of requests and output.
             census.vms.retain(|vm: &Counted| crate::name::check(&vm.name).is_ok());
+            let ids = census.vms.iter_mut().filter_map(|vm| vm.migration.as_mut());
+            ids.for_each(|id| *id = plain(id));
         }
         Answer::Progress { progress, figures } => {
             progress.notes.clear();

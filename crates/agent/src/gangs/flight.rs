@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use api::{Figures, MigrateRequest, MoveState, Outcome, Progress, VmStatus};
+use api::{Figures, MigrateRequest, MoveState, Outcome, Progress, ReadDisks, Share, VmStatus};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use super::cluster::{ANSWER_MAX, Agents, Give, Reach, Unreached, unexpected};
@@ -52,6 +52,11 @@ pub(super) struct End {
 impl End {
     pub(super) fn failed(reason: String) -> Self {
         Self { state: MoveState::Failed, reason: Some(reason), in_doubt: false, figures: None }
+    }
+
+    /// It is not known how the migration ended, or whether it did: the VM may be at either host.
+    fn unknown(reason: String) -> Self {
+        Self { in_doubt: true, ..Self::failed(reason) }
     }
 }
 
@@ -124,10 +129,7 @@ impl<A: Reach> Flight<A> {
                 // If it began later, it would run unwatched.
                 Ok(Answer::NoSuch) if unanswered.is_some() && !was_cancelled => cancel = true,
                 Ok(Answer::NoSuch) => return Some(self.look_for_it(unanswered.is_none())),
-                Ok(answer) => {
-                    let why = unexpected(answer);
-                    return Some(End::failed(format!("the agent of {}: {why}", self.from)));
-                }
+                Ok(answer) => return Some(self.untold(&unexpected(answer))),
                 Err(why) => {
                     session = None;
                     let since = *silent_since.get_or_insert_with(Instant::now);
@@ -160,8 +162,16 @@ impl<A: Reach> Flight<A> {
             Ok(session) => session,
             Err(end) => return Begun::Over(end),
         };
-        let (migration, request) = (self.migration.clone(), Box::new(self.request.clone()));
-        match session.give(&Order::Start { migration, request }, ANSWER_MAX) {
+        let order = |request: MigrateRequest| {
+            let (migration, request) = (self.migration.clone(), Box::new(request));
+            Order::Start { migration, request }
+        };
+        let mut answer = session.give(&order(self.request.clone()), ANSWER_MAX);
+        if matches!(answer, Ok(Answer::Unknown)) {
+            let request = for_the_first_release(self.request.clone());
+            answer = session.give(&order(request), ANSWER_MAX);
+        }
+        match answer {
             Ok(Answer::Started) => Begun::Started(session),
             Ok(answer) => Begun::Over(Some(End::failed(unexpected(answer)))),
             Err(why) => {
@@ -242,26 +252,39 @@ impl<A: Reach> Flight<A> {
                 End { state: MoveState::Done, reason: None, in_doubt: false, figures: None }
             }
             (Ok(Some(here)), _) if here.migration.as_ref() == Some(migration) => {
-                End::failed(format!(
+                End::unknown(format!(
                     "the agent of {from} has not said that it began. Its migration {migration} may \
                      go on: `droveway list` there says where it is"
                 ))
             }
+            (Ok(Some(here)), _) if here.status == VmStatus::Dead => End::failed(format!(
+                "the agent of {from} {what}, and {vm} is dead there: `droveway show {vm}` on \
+                 {from} says why"
+            )),
             (Ok(Some(here)), _)
                 if !matches!(here.status, VmStatus::InDoubt | VmStatus::Unreadable) =>
             {
                 End::failed(format!("the agent of {from} {what}. {vm} goes on at {from}"))
             }
-            _ => End::failed(format!(
+            _ => End::unknown(format!(
                 "the agent of {from} {what}, and it is not settled where {vm} is: `droveway list` \
                  on {from} and {to} says so"
             )),
         }
     }
 
+    /// The agent answers, and does not say how the migration goes.
+    fn untold(&self, why: &str) -> End {
+        let Self { from, migration, .. } = self;
+        End::unknown(format!(
+            "the agent of {from} does not say how it goes: {why}. Its migration {migration} may go \
+             on: `droveway list` there says where it is"
+        ))
+    }
+
     fn given_up(&self, why: &str) -> End {
         let Self { from, migration, .. } = self;
-        End::failed(format!(
+        End::unknown(format!(
             "the agent of {from} has not answered for {} s: {why}. Its migration {migration} may \
              go on: `droveway list` there says where it is",
             self.patience.silence_max.as_secs()
@@ -278,6 +301,19 @@ impl<A: Reach> Flight<A> {
             ..progress
         }
     }
+}
+
+/// A request without the options that came after release 0.1.0, whose agents don't understand an
+/// order that has one of them.
+fn for_the_first_release(mut request: MigrateRequest) -> MigrateRequest {
+    request.sharing.together = false;
+    if request.sharing.share == Share::Auto {
+        request.sharing.share = Share::Off;
+    }
+    if request.storage.read == ReadDisks::On {
+        request.storage.read = ReadDisks::Auto;
+    }
+    request
 }
 
 fn ended(outcome: &Outcome, in_doubt: bool, figures: Option<Figures>) -> End {

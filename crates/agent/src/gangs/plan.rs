@@ -66,6 +66,9 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
     Ok(())
 }
 
+/// By VM, and for each target in their order, why the target can't run the VM.
+type UnfitByVm = BTreeMap<String, Vec<gang::Unfit>>;
+
 /// A VM with its source and destination host.
 struct Chosen {
     vm: Counted,
@@ -120,8 +123,8 @@ impl<'r> Planner<'r> {
         for target in targets {
             let coming = chosen.iter().filter(|one| one.to == *target);
             let coming: Vec<Counted> = coming.map(|one| one.vm.clone()).collect();
-            match self.unfit(&coming, std::slice::from_ref(target)) {
-                Ok(unfit) => notes.extend(unfit.into_iter().filter_map(|(vm, why)| {
+            match self.unfit(&coming, vec![target.clone()], true) {
+                Ok((_, unfit)) => notes.extend(unfit.into_iter().filter_map(|(vm, why)| {
                     let why = why.into_iter().flatten().next()?;
                     Some(format!("{vm} would be refused by {target}: {why}"))
                 })),
@@ -200,7 +203,7 @@ impl<'r> Planner<'r> {
             self.notes.push(format!("{host} has no VM to move"));
             return Ok(Vec::new());
         }
-        let mut unfit = self.unfit(&vms, &targets)?;
+        let (targets, mut unfit) = self.unfit(&vms, targets, named)?;
         let rooms: Vec<Host<'_>> = targets.iter().map(|target| self.room(target)).collect();
         let rack = self.racks.get(host).cloned().flatten();
         let to_place: Vec<gang::Vm<'_>> = vms
@@ -242,9 +245,7 @@ impl<'r> Planner<'r> {
         for target in targets {
             match self.known.get(&target) {
                 Some(Ok(_)) => there.push(target),
-                Some(Err(why)) if !named => {
-                    self.notes.push(format!("{target} is left out, it can't be asked: {why}"));
-                }
+                Some(Err(why)) if !named => self.notes.push(left_out(&target, why)),
                 Some(Err(why)) => return Err(silent(&target, why)),
                 None => {}
             }
@@ -252,32 +253,43 @@ impl<'r> Planner<'r> {
         Ok(there)
     }
 
-    /// For each VM and target, why the target can't run the VM.
+    /// The targets that say what they can run, and for each VM and each of them, why the target
+    /// can't run the VM. If targets were `named`, each of them has to say it.
     fn unfit(
-        &self,
+        &mut self,
         vms: &[Counted],
-        targets: &[String],
-    ) -> Result<BTreeMap<String, Vec<gang::Unfit>>, Denied> {
+        targets: Vec<String>,
+        named: bool,
+    ) -> Result<(Vec<String>, UnfitByVm), Denied> {
         let kinds: BTreeSet<&Want> = vms.iter().map(|vm| &vm.want).collect();
         let mut kinds: Vec<Want> = kinds.into_iter().cloned().collect();
         // The others are checked when they arrive.
         kinds.truncate(WANTS_MAX);
-        let answers = at_once(targets, |target| self.cluster.able(target, kinds.clone()));
-        let mut unfit: BTreeMap<String, Vec<gang::Unfit>> = BTreeMap::new();
-        for (target, answer) in targets.iter().zip(answers) {
-            let answer = answer.map_err(|why| silent(target, &why))?;
+        let cluster = self.cluster;
+        let answers = at_once(&targets, |target| cluster.able(target, kinds.clone()));
+        let (mut there, mut unfit) = (Vec::new(), UnfitByVm::new());
+        for (target, answer) in targets.into_iter().zip(answers) {
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(why) if !named => {
+                    self.notes.push(left_out(&target, &why));
+                    continue;
+                }
+                Err(why) => return Err(silent(&target, &why)),
+            };
             for vm in vms {
                 let kind = kinds.iter().position(|kind| *kind == vm.want);
                 let mut why = kind.and_then(|kind| answer.get(kind)?.clone());
-                if let Ok(census) = self.census(target)
+                if let Ok(census) = self.census(&target)
                     && census.vms.iter().any(|other| other.name == vm.name)
                 {
                     why = Some(format!("there is a VM `{}` there already", vm.name));
                 }
                 unfit.entry(vm.name.clone()).or_default().push(why);
             }
+            there.push(target);
         }
-        Ok(unfit)
+        Ok((there, unfit))
     }
 
     fn room<'s>(&'s self, host: &'s str) -> Host<'s> {
@@ -359,6 +371,11 @@ impl<'r> Planner<'r> {
         });
         GangPlan { moves: moves.collect(), rooms, notes: self.notes }
     }
+}
+
+/// The note about a host that does not answer and was not named.
+fn left_out(host: &str, why: &str) -> String {
+    format!("{host} is left out, it can't be asked: {why}")
 }
 
 /// Why a VM can't be moved.

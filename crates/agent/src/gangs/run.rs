@@ -82,6 +82,8 @@ impl Run {
         for number in std::mem::take(&mut self.begun) {
             self.launch(number, true);
         }
+        // A VM of a gang that is resumed may be lost already.
+        self.call_off_if_lost();
         loop {
             if !self.leaves && self.called_off.is_none() {
                 self.begin_next();
@@ -102,6 +104,15 @@ impl Run {
                 }
                 Ok(Event::Leave) | Err(_) => self.leave(),
             }
+        }
+    }
+
+    /// Calls the gang off if it moves all or stops, and one of its VMs has failed.
+    fn call_off_if_lost(&mut self) {
+        let report = self.gang.report();
+        let lost = report.moves.iter().find(|one| one.state == MoveState::Failed);
+        if let Some(one) = lost.filter(|_| report.atomic) {
+            self.call_off(&all_or_none(&one.vm));
         }
     }
 
@@ -219,7 +230,7 @@ impl Run {
         let failed = failed.filter(|_| report.atomic);
         self.save(&report);
         if let Some(vm) = failed.filter(|_| self.called_off.is_none()) {
-            self.call_off(&format!("{vm} failed, and this gang moves all or stops (--atomic)"));
+            self.call_off(&all_or_none(&vm));
         }
     }
 
@@ -288,4 +299,9 @@ impl Run {
             tracing::error!(id = report.id, %error, "a gang can't be noted: it may not be taken up");
         }
     }
+}
+
+/// Why the other VMs of a gang stay after one has failed.
+fn all_or_none(failed: &str) -> String {
+    format!("{failed} failed, and this gang moves all or stops (--atomic)")
 }

@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 use api::Happening;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use qemu::machine;
-use serde::Deserialize;
 use switchover::journal::{Opened, Side};
 use switchover::{Resolution, Wait};
 use transport::{Endpoint, connect};
@@ -96,8 +94,7 @@ impl Settler {
 
     /// Whether this switchover is of the VM that has its name here, as far as that is known.
     pub(super) fn is_about(&self, vm: &Vm) -> bool {
-        let qemu = machine::Record::deserialize(&self.opened.qemu).ok();
-        qemu.is_none_or(|qemu| vm.may_be_of(&qemu))
+        super::is_about(&self.opened, vm)
     }
 
     /// Shows the operator what is in doubt, or that nothing is.

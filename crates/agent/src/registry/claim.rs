@@ -33,6 +33,29 @@ impl Claim {
             .map_err(|error| self.cannot_note(&error))
     }
 
+    /// Reserves ordinary memory for this VM, which arrives, if it `fits` beside what other arriving
+    /// VMs have yet to take.
+    ///
+    /// A QEMU that waits for its VM has hardly touched its memory, so the kernel reports that
+    /// memory as available. One lock is held for both steps, so that two VMs can't be promised the
+    /// same memory.
+    pub(crate) fn promise(
+        &self,
+        bytes: u64,
+        fits: impl FnOnce(u64) -> Result<(), Denied>,
+    ) -> Result<(), Denied> {
+        let mut slots = self.registry.slots.lock();
+        let others = slots
+            .iter()
+            .filter(|(name, slot)| **name != self.name && matches!(slot.busy, Busy::Arriving(_)));
+        let promised = others.map(|(_, slot)| slot.yet_to_take()).fold(0, u64::saturating_add);
+        fits(promised)?;
+        if let Some(slot) = slots.get_mut(&self.name) {
+            slot.promised = bytes;
+        }
+        Ok(())
+    }
+
     /// Adds the QEMU that was started for this VM; it now ends with the claim.
     pub(crate) fn fill(&self, machine: Machine, share_domain: &str) -> Result<Arc<Vm>, Denied> {
         self.registry.scopes.take(&self.name, machine.process.pid());

@@ -197,6 +197,27 @@ fn a_name_that_is_claimed_is_free_again_when_nothing_came_of_it() {
 }
 
 #[test]
+fn memory_that_is_promised_to_an_arriving_vm_is_not_promised_again() {
+    let dir = TestDir::new();
+    let registry = open(dir.path());
+    let promise = |claim: &Claim, bytes: u64| {
+        claim.promise(bytes, |others| {
+            let fits = others + bytes <= 10 << 30;
+            if fits { Ok(()) } else { Err(Denied::Local(format!("{others} are promised"))) }
+        })
+    };
+    let one = registry.expect("web1", "deadbeef").unwrap();
+    let two = registry.expect("web2", "cafe0000").unwrap();
+    promise(&one, 8 << 30).unwrap();
+    promise(&one, 9 << 30).expect("its own memory does not count");
+    let denied = promise(&two, 2 << 30).unwrap_err();
+    assert_eq!(denied, Denied::Local(format!("{} are promised", 9_u64 << 30)));
+    promise(&two, 1 << 30).unwrap();
+    drop(one);
+    promise(&two, 10 << 30).expect("an arrival that ends frees what it was promised");
+}
+
+#[test]
 fn half_an_arrival_is_removed_after_a_crash() {
     for standing in [Some(Standing::Arriving), None] {
         let dir = TestDir::new();

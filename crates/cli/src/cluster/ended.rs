@@ -65,13 +65,21 @@ impl Ended {
     }
 
     pub(super) fn of_gang(gang: &GangReport) -> impl Iterator<Item = Self> {
-        gang.moves.iter().map(|one| Self::of_move(gang, one))
+        gang.moves.iter().filter_map(|one| Self::of_move(gang, one))
     }
 
-    fn of_move(gang: &GangReport, one: &MoveReport) -> Self {
+    /// A move of a gang; none if it has not ended. Of a gang that was interrupted, moves go on.
+    fn of_move(gang: &GangReport, one: &MoveReport) -> Option<Self> {
         let figures = one.figures.as_ref();
         let reason = || full_stop(one.reason.as_deref().unwrap_or("no reason is known"));
-        Self {
+        let result = match one.state {
+            MoveState::Waiting | MoveState::Moving => return None,
+            MoveState::Done => EndedAs::Done,
+            MoveState::Failed if one.in_doubt => EndedAs::InDoubt(reason()),
+            MoveState::Failed => EndedAs::Failed(reason()),
+            MoveState::Cancelled => EndedAs::Cancelled,
+        };
+        Some(Self {
             id: one.migration.clone().unwrap_or_default(),
             agent: None,
             vm: one.vm.clone(),
@@ -81,14 +89,9 @@ impl Ended {
             total_s: figures.map(|figures| figures.total_s),
             downtime_ms: figures.and_then(|figures| figures.downtime_ms),
             wire_bytes: figures.map(|figures| figures.wire_bytes),
-            result: match one.state {
-                MoveState::Done => EndedAs::Done,
-                MoveState::Failed if one.in_doubt => EndedAs::InDoubt(reason()),
-                MoveState::Failed => EndedAs::Failed(reason()),
-                MoveState::Waiting | MoveState::Moving | MoveState::Cancelled => EndedAs::Cancelled,
-            },
+            result,
             gang: Some(gang.id.clone()),
-        }
+        })
     }
 }
 

@@ -190,17 +190,15 @@ impl Known {
 
     pub(super) fn wanted_reports(&mut self) -> Vec<(usize, Operation)> {
         // Forget what agents no longer list.
-        let listed: HashSet<&str> = self
-            .said
-            .iter()
-            .flat_map(|said| {
-                let gangs = said.gangs.iter().map(|one| one.id.as_str());
-                said.migrations.iter().map(|one| one.id.as_str()).chain(gangs)
-            })
-            .collect();
+        let migrations = self.said.iter().flat_map(|said| &said.migrations);
+        let gangs: Vec<&GangProgress> = self.said.iter().flat_map(|said| &said.gangs).collect();
+        let ids = gangs.iter().map(|gang| gang.id.as_str());
+        let listed: HashSet<&str> = migrations.map(|one| one.id.as_str()).chain(ids).collect();
         self.ended.retain(|id, _| listed.contains(id.as_str()));
         self.missing.retain(|id, _| listed.contains(id.as_str()));
-        self.gang_reports.retain(|id, _| listed.contains(id.as_str()));
+        // A gang that was resumed keeps its id, and has another report when it ends again.
+        self.gang_reports
+            .retain(|id, report| gangs.iter().any(|gang| gang.id == *id && is_of(report, gang)));
         let mut wanted = Vec::new();
         for (number, said) in self.said.iter().enumerate() {
             let migrations = said.migrations.iter();
@@ -216,6 +214,11 @@ impl Known {
         }
         wanted
     }
+}
+
+/// Whether a report is of the gang as it is now, and not of an earlier run of it.
+fn is_of(report: &GangReport, gang: &GangProgress) -> bool {
+    gang.outcome == report.outcome && gang.elapsed_s.total_cmp(&report.total_s).is_eq()
 }
 
 #[cfg(test)]
@@ -244,7 +247,7 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use api::{GangTotals, MoveProgress, Outcome};
+    use api::{GangOutcome, GangTotals, MoveProgress, Outcome};
     use serde_json::json;
 
     use super::super::EndedAs;
@@ -319,6 +322,48 @@ mod tests {
             (history[2].vm.as_str(), &history[2].result),
             ("web7", &EndedAs::Failed("why.".to_owned()))
         );
+    }
+
+    /// The report of a gang with one VM, as its agent has it.
+    fn ended_gang(outcome: &str, total_s: f64, state: &str) -> GangReport {
+        serde_json::from_value(json!({
+            "id": "g1", "started_unix_s": 1, "total_s": total_s, "parallel": 2, "atomic": false,
+            "options": api::GangOptions::default(), "outcome": outcome, "notes": [],
+            "moves": [
+                { "vm": "db1", "from": "a", "to": "b", "ram_bytes": 1, "used_bytes": 1,
+                  "state": state, "migration": "0badcafe", "reason": null, "figures": null },
+            ],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_report_of_a_gang_that_was_resumed_is_read_again() {
+        let listed =
+            |outcome, elapsed_s| GangProgress { outcome, elapsed_s, ..gang("g1", Vec::new()) };
+        let failed = listed(Some(GangOutcome::Failed), 2.5);
+        let mut known = Known::example(Vec::new(), Vec::new(), vec![failed], Vec::new());
+        assert_eq!(known.wanted_reports().len(), 1);
+        known.gang_reports.insert("g1".to_owned(), ended_gang("failed", 2.5, "failed"));
+        assert!(known.wanted_reports().is_empty());
+        assert_eq!(known.history()[0].result, EndedAs::Failed("no reason is known.".to_owned()));
+        // It runs again, and then it has ended, once with the same outcome.
+        known.said[0].gangs = vec![listed(None, 0.5)];
+        assert!(known.wanted_reports().is_empty() && known.history().is_empty());
+        for (outcome, elapsed_s) in [(GangOutcome::Failed, 3.5), (GangOutcome::Done, 4.5)] {
+            known.gang_reports.insert("g1".to_owned(), ended_gang("failed", 2.5, "failed"));
+            known.said[0].gangs = vec![listed(Some(outcome), elapsed_s)];
+            assert_eq!(known.wanted_reports().len(), 1, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_move_that_goes_on_after_its_gang_is_not_in_the_history() {
+        let mut known = Known::default();
+        for (state, rows) in [("moving", 0), ("waiting", 0), ("cancelled", 1), ("done", 1)] {
+            known.gang_reports.insert("g1".to_owned(), ended_gang("interrupted", 1.5, state));
+            assert_eq!(known.history().len(), rows, "{state}");
+        }
     }
 
     #[test]

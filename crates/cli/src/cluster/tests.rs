@@ -3,6 +3,7 @@
 use std::future::pending;
 use std::path::{Path, PathBuf};
 
+use api::PeerInfo;
 use axum::routing::get;
 use axum::{Json, Router};
 use tokio::net::UnixListener;
@@ -16,6 +17,13 @@ const SOON: Duration = Duration::from_secs(40);
 
 /// An agent at a socket, which says that a VM moves.
 fn serve(socket: &Path, host: &'static str) {
+    serve_with(socket, host, Arc::default());
+}
+
+/// The same, with these peers.
+fn serve_with(socket: &Path, host: &'static str, peers: Arc<Mutex<Vec<&'static str>>>) {
+    let peer =
+        |name: &&str| PeerInfo { name: (*name).to_owned(), rack: None, address: String::new() };
     let info = move || async move {
         Json(HostInfo {
             name: host.to_owned(),
@@ -24,7 +32,7 @@ fn serve(socket: &Path, host: &'static str) {
             pid: 1,
             listen: String::new(),
             nics: Vec::new(),
-            peers: Vec::new(),
+            peers: peers.lock().unwrap().iter().map(peer).collect(),
         })
     };
     let migrations = move || async move {
@@ -76,6 +84,23 @@ async fn an_agent_that_is_down_is_shown_and_asked_again() {
     until("it is there", &cluster, |known| known.problems().next().is_none()).await;
     assert!(cluster.agent_of("host-a").is_some());
     watching.abort();
+}
+
+#[tokio::test]
+async fn hosts_that_join_and_leave_are_noticed() {
+    let (_dir, [up, other]) = sockets();
+    let peers = Arc::new(Mutex::new(vec!["host-b"]));
+    serve_with(&up, "host-a", Arc::clone(&peers));
+    let cluster = Cluster::meet(vec![client(&up), client(&other)]).await.unwrap();
+    let cluster = Arc::new(cluster);
+    let listed = || cluster.known().hosts.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(listed(), ["host-a", "host-b"]);
+    *peers.lock().unwrap() = vec!["host-c"];
+    cluster.ask_hosts().await;
+    assert_eq!(listed(), ["host-a", "host-b", "host-c"], "the other agent may know host-b");
+    serve(&other, "host-c");
+    cluster.ask_hosts().await;
+    assert_eq!(listed(), ["host-a", "host-c"]);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use hyper::Method;
 use crate::client::{Client, NOTHING, segment};
 use crate::output::print_line;
 use crate::problem::Problem;
-use crate::watch::{Signals, leave_stopping, wait};
+use crate::watch::{Signals, leave_stopping, terminated, wait};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StopArgs {
@@ -27,9 +27,9 @@ pub(crate) async fn run(client: &Client, args: &StopArgs) -> Result<ExitCode, Pr
         format!("/v1/vms/{}?force={}&timeout_s={}", segment(&args.name), args.force, args.timeout);
     let name = &args.name;
     // The agent can't be asked to leave off, so a user who presses Ctrl-C has to know that.
-    let mut signals = Signals::new()?;
+    let (mut signals, terminated) = (Signals::interrupts()?, terminated()?);
     let asking = client.ask::<api::Stopped>(Method::DELETE, &path, NOTHING);
-    let Some(stopped) = wait(asking, &mut signals, &goes_on(args)).await? else {
+    let Some(stopped) = wait(asking, &mut signals, terminated, &goes_on(args)).await? else {
         return Ok(leave_stopping(name));
     };
     let said = match stopped.end {

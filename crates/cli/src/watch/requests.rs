@@ -33,13 +33,18 @@ pub(crate) async fn begin<T>(
 }
 
 /// Waits for the answer to a request that the agent carries out whatever becomes of this command.
-/// The first signal shows `goes_on`. At the second the user leaves, and the answer is none.
+/// The first signal shows `goes_on`. At the second the user leaves, and the answer is none. So it
+/// is at once when the command is `terminated`: `timeout` sends no second signal.
 pub(crate) async fn wait<T>(
     asking: impl Future<Output = Result<T, Problem>>,
     signals: &mut Signals,
+    terminated: impl Future<Output = ()>,
     goes_on: &str,
 ) -> Result<Option<T>, Problem> {
-    Ok(answered(asking, signals, goes_on).await?.map(|(answer, _)| answer))
+    tokio::select! {
+        answer = answered(asking, signals, goes_on) => Ok(answer?.map(|(answer, _)| answer)),
+        () = terminated => Ok(None),
+    }
 }
 
 /// The answer, and whether there was a signal, which shows `text`; none after a second signal.

@@ -1,4 +1,6 @@
-//! The signals that cancel the watched operation.
+//! The signals that cancel the watched operation, or end the wait for one that goes on.
+
+use std::future::pending;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -7,24 +9,20 @@ use crate::problem::Problem;
 /// Ctrl-C, and the signal that service managers and `timeout` send.
 pub(crate) struct Signals {
     interrupt: Signal,
-    terminate: Signal,
+    /// None if it is not taken for a Ctrl-C: see [`terminated`].
+    terminate: Option<Signal>,
     /// Signals that were received before there was an operation to cancel.
     kept: u32,
 }
 
 impl Signals {
     pub(crate) fn new() -> Result<Self, Problem> {
-        let listen = |kind| {
-            signal(kind).map_err(|source| Problem::Local {
-                what: "listening for signals".to_owned(),
-                source,
-            })
-        };
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-            kept: 0,
-        })
+        Ok(Self { terminate: Some(listen(SignalKind::terminate())?), ..Self::interrupts()? })
+    }
+
+    /// Ctrl-C alone.
+    pub(crate) fn interrupts() -> Result<Self, Problem> {
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: None, kept: 0 })
     }
 
     /// Keeps a signal for the next call of [`Signals::next`].
@@ -37,11 +35,32 @@ impl Signals {
             self.kept = rest;
             return;
         }
+        let Self { interrupt, terminate, .. } = self;
+        let terminated = async {
+            match terminate {
+                Some(terminate) => terminate.recv().await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = terminated => {}
         }
     }
+}
+
+/// Waits for the signal that service managers and `timeout` send, which is listened for from now
+/// on.
+pub(crate) fn terminated() -> Result<impl Future<Output = ()>, Problem> {
+    let mut terminate = listen(SignalKind::terminate())?;
+    Ok(async move {
+        terminate.recv().await;
+    })
+}
+
+fn listen(kind: SignalKind) -> Result<Signal, Problem> {
+    signal(kind)
+        .map_err(|source| Problem::Local { what: "listening for signals".to_owned(), source })
 }
 
 #[cfg(test)]
@@ -49,6 +68,6 @@ impl Signals {
     /// Returns `kept` signals at once, and none after them.
     pub(super) fn given(kept: u32) -> Self {
         let unused = || signal(SignalKind::user_defined2()).unwrap();
-        Self { interrupt: unused(), terminate: unused(), kept }
+        Self { interrupt: unused(), terminate: Some(unused()), kept }
     }
 }

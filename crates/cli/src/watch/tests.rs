@@ -1,6 +1,6 @@
 //! Watching an agent that does not answer as usual.
 
-use std::future::pending;
+use std::future::{pending, ready};
 use std::time::Duration;
 
 use api::{Outcome, Progress};
@@ -125,9 +125,14 @@ async fn what_goes_on_is_waited_for_until_the_second_signal() {
         tokio::task::yield_now().await;
         Ok(7)
     };
-    assert!(matches!(wait(answer, &mut Signals::given(1), "it goes on").await, Ok(Some(7))));
-    let asking = pending::<Result<(), Problem>>();
-    assert!(matches!(wait(asking, &mut Signals::given(2), "it goes on").await, Ok(None)));
+    let answered = wait(answer, &mut Signals::given(1), pending(), "it goes on").await;
+    assert!(matches!(answered, Ok(Some(7))));
+    let asking = pending::<Result<(), Problem>>;
+    let left = wait(asking(), &mut Signals::given(2), pending(), "it goes on").await;
+    assert!(matches!(left, Ok(None)));
+    // `timeout` sends one signal.
+    let left = wait(asking(), &mut Signals::given(0), ready(()), "it goes on").await;
+    assert!(matches!(left, Ok(None)));
 }
 
 #[tokio::test]

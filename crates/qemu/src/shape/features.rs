@@ -8,8 +8,21 @@ use facts::shape::FeatureWord;
 use serde::Deserialize;
 use serde_json::Value;
 
+/// The features `ht` and `cmp-legacy`, which QEMU gives to guests with several vCPUs: leaf,
+/// register and bit. It lists them among the others only from 10.0 on, so a QEMU that doesn't
+/// list them may offer them all the same. The number of vCPUs is compared by itself.
+const BY_TOPOLOGY: [(u32, &str, u32); 2] = [(1, "EDX", 1 << 28), (0x8000_0001, "ECX", 1 << 1)];
+
 fn is_same_register(word: &FeatureWord, other: &FeatureWord) -> bool {
     (word.leaf, word.part, &word.register) == (other.leaf, other.part, &other.register)
+}
+
+/// The features of a word that need not be listed to be offered.
+fn by_topology(word: &FeatureWord) -> u32 {
+    let of_word = BY_TOPOLOGY
+        .iter()
+        .filter(|(leaf, register, _)| (*leaf, *register) == (word.leaf, &*word.register));
+    of_word.fold(0, |bits, (_, _, bit)| bits | bit)
 }
 
 /// The name of bit `bit` of a word.
@@ -38,7 +51,7 @@ pub(super) fn missing(here: &[FeatureWord], there: &[FeatureWord]) -> Vec<String
     let lacking = here.iter().flat_map(|word| {
         let offered =
             there.iter().find(|other| is_same_register(other, word)).map_or(0, |other| other.bits);
-        let lacking = word.bits & !offered;
+        let lacking = word.bits & !offered & !by_topology(word);
         (0..32).filter(move |bit| lacking >> bit & 1 == 1).map(|bit| name(word, bit))
     });
     lacking.collect()
@@ -130,6 +143,18 @@ mod tests {
         let unnamed = [word(0x4000_0001, None, "EAX", 1 << 3), word(1, None, "EDX", 1 << 10)];
         let named = missing(&unnamed, &there);
         assert_eq!(named, ["bit 3 of CPUID 40000001h EAX", "bit 10 of CPUID 1h EDX"]);
+    }
+
+    /// `-accel kvm -smp 2 -cpu qemu64 -machine pc-q35-7.2`, by QEMU 10.0.2 and 7.2.22.
+    #[test]
+    fn what_older_qemus_offer_without_listing_it_is_not_missing() {
+        let newer = [word(1, None, "EDX", 0x178b_fbfd), word(0x8000_0001, None, "ECX", 0b11)];
+        let older = [word(1, None, "EDX", 0x078b_fbfd), word(0x8000_0001, None, "ECX", 0b01)];
+        assert!(missing(&newer, &older).is_empty());
+        assert!(missing(&older, &newer).is_empty());
+        // The same bits of other words have other meanings, and other bits of these count.
+        let others = [word(1, None, "ECX", 1 << 28), word(0x8000_0001, None, "ECX", 0b111)];
+        assert_eq!(missing(&others, &older), ["avx", "svm"]);
     }
 
     #[test]

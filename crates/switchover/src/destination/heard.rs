@@ -83,6 +83,10 @@ impl Machine {
             State::Starting { fresh: true } if never_ran => self.end(reason),
             State::Starting { .. } => {
                 self.state = State::Starting { fresh: false };
+                // That two may run is worse, and the source does not say it again for a while.
+                if matches!(self.doubt, Some(Doubt::TakenBackMeanwhile { .. })) {
+                    return Vec::new();
+                }
                 self.doubting(Doubt::CannotRun { reason }, Vec::new())
             }
             _ => Vec::new(),

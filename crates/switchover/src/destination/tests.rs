@@ -191,9 +191,12 @@ fn a_vm_that_was_taken_back_is_not_ended_here() {
 fn a_vm_that_was_taken_back_while_it_could_not_run_is_ended_by_the_operator() {
     let (mut machine, _) = Machine::restart(id(), Noted::Starting, Found::Stopped);
     let unclear = Event::ContFailed { reason: reason(), never_ran: false };
-    assert!(matches!(machine.step(unclear)[..], [Action::KeepInDoubt(_)]));
-    let doubt = Action::KeepInDoubt(Doubt::TakenBackMeanwhile { reason: reason() });
-    assert_eq!(machine.step(aborted()), [doubt]);
+    assert!(matches!(machine.step(unclear.clone())[..], [Action::KeepInDoubt(_)]));
+    let doubt = Doubt::TakenBackMeanwhile { reason: reason() };
+    assert_eq!(machine.step(aborted()), [Action::KeepInDoubt(doubt.clone())]);
+    assert_eq!(machine.step(Event::Timeout), [Action::QemuCont]);
+    assert_eq!(machine.step(unclear), [], "the worse doubt stays shown");
+    assert_eq!(machine.doubt(), Some(&doubt));
     assert!(machine.takes(Resolution::There) && machine.takes(Resolution::Here));
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions[1], Action::QemuKill);

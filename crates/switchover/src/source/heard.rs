@@ -159,6 +159,9 @@ impl Machine {
         self.doubt = None;
         self.reason = Reason::new("the operator decided");
         match resolution {
+            Resolution::Here if self.state == State::TakingBack => {
+                vec![Action::QemuGoOn { run: self.run }]
+            }
             Resolution::Here => {
                 self.state = State::TakingBack;
                 let record = Record::Reclaimed { by: By::Operator, reason: self.reason.clone() };

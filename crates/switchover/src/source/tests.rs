@@ -223,6 +223,47 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
     assert!(machine.is_over());
 }
 
+/// Its operator was mistaken: the destination runs it, and holds its disks.
+#[test]
+fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decides_again() {
+    let taking_back = || {
+        let mut machine = committed();
+        let _ = machine.step(Event::Resolve(Resolution::Here));
+        let _ = machine.step(Event::CannotGoOn { reason: reason() });
+        assert!(!machine.takes(Resolution::Here) && !machine.takes(Resolution::There));
+        assert_eq!(machine.step(Event::Timeout), [go_on()]);
+        let _ = machine.step(Event::CannotGoOn { reason: reason() });
+        let both = machine.step(heard(ToSource::Running));
+        assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
+        assert_eq!(machine.step(Event::Timeout), [], "the disks may change meanwhile");
+        assert_eq!(machine.doubt(), Some(&Doubt::RunsThereToo));
+        assert!(machine.takes(Resolution::Here) && machine.takes(Resolution::There));
+        machine
+    };
+    let mut machine = taking_back();
+    let actions = machine.step(Event::Resolve(Resolution::There));
+    assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
+    assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
+    assert_eq!(machine.step(Event::QemuGone), [Action::Done(Outcome::Gone), go()]);
+    let _ = machine.step(heard(ToSource::Running));
+    assert!(machine.is_over());
+
+    // The record can't be written: the destination's next word ends the copy here.
+    let mut machine = taking_back();
+    let _ = machine.step(Event::Resolve(Resolution::There));
+    let doubt = Action::KeepInDoubt(Doubt::CannotNote { reason: reason() });
+    assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), [doubt]);
+    assert_eq!(machine.step(Event::Timeout), [go()]);
+    assert_eq!(machine.step(heard(ToSource::Running)), [Action::QemuQuit]);
+
+    // The operator has ended the other one.
+    let mut machine = taking_back();
+    assert_eq!(machine.step(Event::Resolve(Resolution::Here)), [go_on()]);
+    assert!(machine.doubt().is_none() && !machine.takes(Resolution::There));
+    let actions = machine.step(Event::WentOn);
+    assert!(matches!(actions[0], Action::Done(Outcome::Stays { .. })), "{actions:?}");
+}
+
 /// `droveway stop` is refused for a VM that is held, so it is named for the other host only.
 #[test]
 fn a_vm_that_is_held_here_is_ended_by_resolving() {
@@ -233,6 +274,8 @@ fn a_vm_that_is_held_here_is_ended_by_resolving() {
     let advice = meanwhile.advice("web1", "host-a");
     assert!(advice.contains("the copy here now with `droveway resolve web1 --there`"), "{advice}");
     assert!(advice.contains("`droveway stop web1 --force` on host-a;"), "{advice}");
+    let advice = Doubt::RunsThereToo.advice("web1", "host-b");
+    assert!(advice.contains("shows it in doubt, with `droveway resolve web1 --there`"), "{advice}");
 }
 
 #[test]

@@ -26,8 +26,12 @@ struct State {
     /// The answers to orders but cancels. After these there is no such migration.
     answers: VecDeque<Result<Answer, String>>,
     orders: Vec<&'static str>,
+    /// What it was ordered to start.
+    requests: Vec<MigrateRequest>,
     /// The migration that moves the VM, as the census has it.
     migration: Option<String>,
+    /// Whether the VM is dead.
+    is_dead: bool,
 }
 
 impl Reach for Source {
@@ -41,10 +45,11 @@ impl Reach for Source {
     }
 
     fn census(&self, host: &str) -> Result<Census, String> {
+        let state = self.0.lock();
         let here = Counted {
             name: "web1".to_owned(),
-            status: VmStatus::Running,
-            migration: self.0.lock().migration.clone(),
+            status: if state.is_dead { VmStatus::Dead } else { VmStatus::Running },
+            migration: state.migration.clone(),
             ram_bytes: 1,
             used_bytes: 1,
             needed_bytes: 1,
@@ -67,6 +72,9 @@ impl Give for Source {
             _ => "another",
         };
         state.orders.push(name);
+        if let Order::Start { request, .. } = order {
+            state.requests.push((**request).clone());
+        }
         if name == "cancel" {
             return Ok(Answer::Refused { reason: "there is none".to_owned() });
         }
@@ -152,6 +160,48 @@ fn a_move_that_leaves_its_vm_in_doubt_says_so() {
 }
 
 #[test]
+fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
+    let source = Source::new([], [Ok(Answer::Unknown), Ok(Answer::Started), done()]);
+    let (mut flight, _recall) = source.flight(LONG);
+    flight.request.storage.read = ReadDisks::On;
+    assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Done);
+    assert_eq!(source.orders(), ["start", "start", "watch"]);
+    let said: Vec<serde_json::Value> = source
+        .0
+        .lock()
+        .requests
+        .iter()
+        .map(|request| serde_json::json!([request.sharing, request.storage.read]))
+        .collect();
+    assert_eq!(said[0], serde_json::json!([{ "share": "auto", "together": true }, "on"]));
+    assert_eq!(said[1], serde_json::json!([{ "share": "off" }, "auto"]));
+    // An option that it knows stays, and an agent that refuses this too takes no such orders.
+    let source = Source::new([], [Ok(Answer::Unknown), Ok(Answer::Unknown)]);
+    let (mut flight, _recall) = source.flight(LONG);
+    flight.request.sharing.share = Share::Rack;
+    let end = flight.fly(|_| {}).unwrap();
+    assert!(end.reason.unwrap().contains("takes no such orders") && !end.in_doubt);
+    assert_eq!(source.0.lock().requests[1].sharing.share, Share::Rack);
+}
+
+#[test]
+fn a_migration_that_is_not_told_of_may_go_on() {
+    let refused = Answer::Refused { reason: "host-c is not in the peers file".to_owned() };
+    let silent = || std::iter::repeat_with(lost).take(100_000);
+    for (answers, says) in [
+        (vec![Ok(refused)], "the agent of a does not say how it goes: host-c is not in the peers"),
+        (silent().collect(), "the agent of a has not answered for 1 s: it is late"),
+    ] {
+        let source = Source::new([], std::iter::once(Ok(Answer::Started)).chain(answers));
+        let (flight, _recall) = source.flight(SHORT);
+        let end = flight.fly(|_| {}).unwrap();
+        assert_eq!((end.state, end.in_doubt), (MoveState::Failed, true));
+        let why = end.reason.unwrap();
+        assert!(why.starts_with(says) && why.contains("may go on"), "{why}");
+    }
+}
+
+#[test]
 fn a_move_that_waits_for_its_agent_can_be_recalled() {
     let busy = || Source::new([true; 1000], []);
     let (flight, recall) = busy().flight(LONG);
@@ -189,4 +239,8 @@ fn a_migration_that_had_begun_and_is_not_known_was_lost_in_a_restart() {
     let why = source.moves(SHORT).1;
     assert_eq!(why, "the agent of a was started anew. web1 goes on at a");
     assert_eq!(source.orders(), ["start", "watch"]);
+    let source = Source::new([], [Ok(Answer::Started)]);
+    source.0.lock().is_dead = true;
+    let why = source.moves(SHORT).1;
+    assert!(why.contains("web1 is dead there: `droveway show web1` on a says why"), "{why}");
 }

@@ -14,6 +14,8 @@ struct Stage {
     hosts: Vec<(String, Option<String>)>,
     said: BTreeMap<String, Census>,
     unfit: BTreeMap<String, String>,
+    /// Hosts that report their VMs, and not what they can run.
+    sick: Vec<String>,
     /// By VM; a VM without an entry has not been scanned.
     contents: BTreeMap<String, Content>,
 }
@@ -33,6 +35,11 @@ impl Stage {
 
     fn unfit(mut self, name: &str, why: &str) -> Self {
         self.unfit.insert(name.to_owned(), why.to_owned());
+        self
+    }
+
+    fn sick(mut self, name: &str) -> Self {
+        self.sick.push(name.to_owned());
         self
     }
 
@@ -59,6 +66,9 @@ impl Cluster for Stage {
     }
 
     fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
+        if self.sick.iter().any(|name| name == host) {
+            return Err("its disk hangs".to_owned());
+        }
         Ok(vec![self.unfit.get(host).cloned(); wants.len()])
     }
 
@@ -124,6 +134,30 @@ fn a_host_is_evacuated_to_where_there_is_room() {
     let empty = Stage::default().host("x", 1, vec![]).host("y", 1, vec![]);
     let plan = empty.plan(&evacuate()).unwrap();
     assert!(plan.moves.is_empty() && plan.notes[0].contains("no VM"), "{plan:?}");
+}
+
+#[test]
+fn a_host_that_does_not_say_what_it_can_run_is_left_out_unless_it_was_named() {
+    let stage = Stage::default()
+        .host("x", 1, vec![vm("a", 1), vm("b", 1)])
+        .host("w", 9, vec![])
+        .host("y", 3, vec![])
+        .host("z", 3, vec![vm("b", 1)])
+        .sick("w");
+    let plan = stage.plan(&evacuate()).unwrap();
+    // Reasons still belong to their hosts: z has another b.
+    assert_eq!(ways(&plan), [("a", "x", "y"), ("b", "x", "y")]);
+    assert_eq!(plan.notes, ["w is left out, it can't be asked: its disk hangs"]);
+    let to = |hosts: &str| request(&format!(r#"{{"evacuate":{{"host":"x","to":[{hosts}]}}}}"#));
+    let why = stage.plan(&to(r#""w","y""#)).unwrap_err();
+    assert!(why.contains("agent of w can't be asked: its disk hangs"), "{why}");
+    stage.plan(&to(r#""y""#)).unwrap();
+    let dry = GangRequest { dry_run: true, ..named(r#"{"vm":"a","to":"w"}"#) };
+    let plan = stage.plan(&dry).unwrap();
+    assert_eq!(plan.notes, ["the agent of w can't be asked: its disk hangs"]);
+    let alone = Stage::default().host("x", 1, vec![vm("a", 1)]).host("w", 9, vec![]).sick("w");
+    let why = alone.plan(&evacuate()).unwrap_err();
+    assert!(why.contains("none to choose from"), "{why}");
 }
 
 #[test]

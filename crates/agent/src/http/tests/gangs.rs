@@ -9,30 +9,37 @@ use super::*;
 
 const ID: &str = "g0000000a";
 
-/// One VM, which has not moved from `there`.
-fn interrupted() -> GangReport {
+/// A gang of VMs that have not moved from these hosts.
+fn interrupted(vms: &[(&str, &str)], atomic: bool) -> GangReport {
+    let moves = vms.iter().map(|(vm, from)| MoveReport {
+        vm: (*vm).to_owned(),
+        from: (*from).to_owned(),
+        to: "elsewhere".to_owned(),
+        ram_bytes: 1,
+        used_bytes: 1,
+        state: MoveState::Waiting,
+        migration: None,
+        reason: None,
+        in_doubt: false,
+        figures: None,
+    });
     GangReport {
         id: ID.to_owned(),
         started_unix_s: 0,
         total_s: 0.0,
         parallel: 2,
-        atomic: false,
+        atomic,
         options: GangOptions::default(),
         outcome: Some(GangOutcome::Interrupted),
-        moves: vec![MoveReport {
-            vm: "web1".to_owned(),
-            from: "there".to_owned(),
-            to: "here".to_owned(),
-            ram_bytes: 1,
-            used_bytes: 1,
-            state: MoveState::Waiting,
-            migration: None,
-            reason: None,
-            in_doubt: false,
-            figures: None,
-        }],
+        moves: moves.collect(),
         notes: Vec::new(),
     }
+}
+
+/// Leaves a gang's report to a host.
+fn keep(site: &Site, report: &GangReport) {
+    let note = site.api.registry.state().gangs().join(format!("{ID}.json"));
+    fs::write(note, serde_json::to_vec(report).unwrap()).unwrap();
 }
 
 #[test]
@@ -47,8 +54,7 @@ fn only_one_of_two_requests_resumes_a_gang() {
         carry_address: None,
         carry_ports: None,
     }]);
-    let note = site.api.registry.state().gangs().join(format!("{ID}.json"));
-    fs::write(note, serde_json::to_vec(&interrupted()).unwrap()).unwrap();
+    keep(&site, &interrupted(&[("web1", "there")], false));
     let gangs = &site.api.gangs;
     thread::scope(|scope| {
         let first = scope.spawn(|| gangs.resume(ID));
@@ -66,4 +72,31 @@ fn only_one_of_two_requests_resumes_a_gang() {
     assert_eq!(report.outcome, Some(GangOutcome::Failed));
     // The first request is over, so the gang could be resumed again.
     assert_eq!(gangs.resume(ID).unwrap_err(), Denied::Closing);
+}
+
+#[test]
+fn an_atomic_gang_of_which_a_vm_is_lost_moves_no_other() {
+    let site = Site::new();
+    let qemu = std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
+    let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
+    let run = RunRequest {
+        name: "web2".to_owned(),
+        argv: std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect(),
+        cwd: "/".to_owned(),
+        share_domain: String::new(),
+        guest_port: false,
+        free_page_hint: false,
+    };
+    site.api.registry.run(&run, site.api.examiner.probes()).unwrap();
+    keep(&site, &interrupted(&[("web1", "gone"), ("web2", "here")], true));
+    site.api.gangs.resume(ID).unwrap();
+    site.api.gangs.close();
+    let report = site.api.gangs.report(ID).unwrap();
+    site.api.registry.stop("web2", StopHow { force: true, timeout_s: 0 }).unwrap();
+    assert_eq!(report.outcome, Some(GangOutcome::Failed));
+    let states = report.moves.iter().map(|one| one.state).collect::<Vec<_>>();
+    assert_eq!(states, [MoveState::Failed, MoveState::Cancelled]);
+    let why = report.moves[1].reason.as_deref().unwrap();
+    assert!(why.starts_with("web1 failed, and this gang moves all or stops"), "{why}");
+    assert_eq!(report.moves[1].migration, None);
 }

@@ -1,14 +1,14 @@
 //! Journals that an earlier run left: of a VM that has lost its name to another since, and of one
 //! that came and was leaving.
 
-use api::{ErrorCode, RunRequest, StopHow, VmStatus};
+use api::{ErrorCode, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
 use crossbeam_channel::unbounded;
 use identity::Security;
 use qemu::probe::Probes;
 use qemu::programs::Programs;
 use serde_json::{Value, json};
-use switchover::MigrationId;
 use switchover::journal::{Journal, JournalDir, Opened, Side};
+use switchover::{Kept, MigrationId};
 use test_scope::TestDir;
 
 use super::super::Settlers;
@@ -99,6 +99,44 @@ fn the_end_of_an_earlier_switchover_leaves_another_vm_of_that_name_alone() {
     assert!(registry.state().vm("web1").join("record.json").exists());
     registry.stays("web1");
     assert_eq!(registry.show("web1").unwrap().status, VmStatus::Paused);
+    stop(&registry);
+}
+
+/// The other host of that one never came back.
+#[test]
+fn an_earlier_vm_of_that_name_takes_no_decision_and_holds_up_no_move() {
+    let dir = TestDir::new();
+    let registry = host(&dir);
+    let machine = registry.vm("web1").unwrap().machine().unwrap();
+    let qemu = serde_json::to_value(machine.record()).unwrap();
+    let mut gone = qemu.clone();
+    gone["process"]["start_time"] = json!(1);
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let mut left: Journal<source::Record> = journals.create(opened(&gone)).unwrap();
+    let (by, reason) = (source::By::Operator, "as a test wants it".into());
+    left.append(&source::Record::Reclaimed { by, reason }).unwrap();
+    drop(left);
+    let settlers = settlers(&registry, &journals);
+    settlers.take_up(journals.contents().unwrap());
+    let here = ResolveRequest { side: ResolveSide::Here, certain: true };
+    let denied = settlers.decide("web1", here).unwrap_err();
+    assert_eq!(denied.code(), ErrorCode::VmNotInDoubt, "{denied}");
+    assert_eq!(settlers.keeps_here("web1"), Ok(()));
+    assert_eq!(journals.contents().unwrap().len(), 1, "that one still waits for its other host");
+
+    let mut left: Journal<source::Record> = journals.create(opened(&qemu)).unwrap();
+    left.append(&source::Record::Committed { run: false }).unwrap();
+    drop(left);
+    let kept = settlers.kept_leaving("web1");
+    let Some(Kept::Source(its_own)) = &kept else { panic!("{kept:?}") };
+    assert_eq!(its_own.journal.opened().qemu, qemu);
+    assert!(settlers.take_up_after_fault("web1", kept));
+    let denied = settlers.keeps_here("web1").unwrap_err();
+    assert_eq!(denied.code(), ErrorCode::VmInDoubt, "{denied}");
+    settlers.decide("web1", here).unwrap();
+    assert_eq!(registry.show("web1").unwrap().status, VmStatus::Paused);
+    settlers.close();
+    assert_eq!(journals.contents().unwrap().len(), 2);
     stop(&registry);
 }
 

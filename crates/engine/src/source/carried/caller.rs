@@ -91,7 +91,7 @@ impl Drop for Caller {
             } else {
                 tap::abort(&main);
             }
-            drain(channels);
+            drain(channels.iter().collect());
         };
         // If no thread can be started, all are closed at once.
         let _ = data_threads::spawn("carry-refuse", give_up);
@@ -115,11 +115,11 @@ fn is_channel(socket: &UnixStream) -> bool {
     false
 }
 
-/// Reads connections until QEMU has closed them, and discards the data.
-fn drain(mut sockets: Vec<UnixStream>) {
+/// Reads channels until QEMU has closed them, for [`CLOSING_MAX`] at most, and discards the data.
+pub(super) fn drain(mut sockets: Vec<&UnixStream>) {
     let end = Instant::now() + CLOSING_MAX;
     let mut buffer = vec![0; 64 << 10];
-    while !sockets.is_empty() && wait_readable(&sockets.iter().collect::<Vec<_>>(), end) {
+    while !sockets.is_empty() && wait_readable(&sockets, end) {
         sockets.retain(|socket| {
             let read = recv(socket, &mut buffer[..], RecvFlags::DONTWAIT);
             matches!(read, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))

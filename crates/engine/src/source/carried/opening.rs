@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvError, bounded, select};
 use rustix::event::{PollFd, PollFlags, poll};
-use stream::multifd::{INIT_BYTES, Init};
+use stream::multifd::{INIT_BYTES, Init, MAGIC};
 use wire::ToSource;
 use wire::carry::{Channels, Target};
 
@@ -196,8 +196,9 @@ impl Opening {
     }
 
     fn relay(self, before: Vec<u8>, back: Vec<u8>) -> Relay {
+        let is_channel = before.starts_with(&MAGIC.to_be_bytes());
         let (socket, _) = self.caller.take_over();
-        Relay { agents: self.agents, socket, before, back }
+        Relay { agents: self.agents, socket, before, back, is_channel }
     }
 }
 

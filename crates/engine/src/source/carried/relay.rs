@@ -1,5 +1,6 @@
 //! A connection that is passed on unchanged, both ways: a disk server's, or a stream that
-//! can't be split. When one end closes, the other end is closed.
+//! can't be split. When one end closes, the other end is closed; a multifd channel only once
+//! QEMU has closed it (see `caller`).
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -17,7 +18,7 @@ use wire::{Frame, ToDestination, ToSource};
 
 use super::agents::Agents;
 use super::by_lanes::{ByLanes, Content, Sending};
-use super::caller::CLOSED_MAX;
+use super::caller::{CLOSED_MAX, drain};
 use super::passed::Passed;
 use super::setup::Reason;
 use super::{CarryRequest, outcome};
@@ -42,6 +43,8 @@ pub struct Relay {
     pub(super) before: Vec<u8>,
     /// Bytes already returned by the destination.
     pub(super) back: Vec<u8>,
+    /// Whether it is a multifd channel of QEMU's.
+    pub(super) is_channel: bool,
 }
 
 impl Relay {
@@ -55,7 +58,7 @@ impl Relay {
         passed: &Arc<Passed>,
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<(), MigrationError> {
-        let Self { agents, socket, before, back } = self;
+        let Self { agents, socket, before, back, is_channel } = self;
         let by_lanes = ByLanes::start(&agents, content, report_builder)?;
         let failed = |error| local_error("passing a connection on", error);
         let (tell, ended) = bounded(1);
@@ -81,17 +84,20 @@ impl Relay {
             report_builder,
         };
         let outcome = following.write(&back).and_then(|()| following.follow(&ended));
-        // In any case all of it is closed. The last bytes before an orderly end may still
-        // be in flight.
-        if outcome.is_ok() {
-            let _ = socket.shutdown(Shutdown::Both);
-        } else {
+        // In any case all of it is closed.
+        if outcome.is_err() && !is_channel {
             tap::abort(&socket);
         }
         agents.link.close();
         if let Some(by_lanes) = &by_lanes {
             by_lanes.shut();
         }
+        if is_channel {
+            // QEMU may wait for ever if it loses a channel before its main connection.
+            drain(vec![&socket]);
+        }
+        // The last bytes before an orderly end may still be in flight.
+        let _ = socket.shutdown(Shutdown::Both);
         let _ = forth.join();
         report_builder.tell(|report| {
             report.residue_bytes = passed.bytes.load(Relaxed);

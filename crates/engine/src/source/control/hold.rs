@@ -123,7 +123,8 @@ impl Passes {
             self.epoch.store(epoch, Relaxed);
             self.pages.store(pages, Relaxed);
             let at = Instant::now();
-            *began = Began { at, late, waited: at - came, ..*began };
+            let waited = if late { at - came } else { Duration::ZERO };
+            *began = Began { at, late, waited, ..*began };
             self.wake.notify_all();
         }
     }
@@ -186,9 +187,9 @@ mod tests {
 
     #[test]
     fn passes_are_paced_while_each_has_to_wait_for_long() {
-        let passes = Passes::default();
+        let (passes, first) = (Passes::default(), batch(1));
         passes.hold(Some(WAIT_LONG * 10));
-        passes.took(&batch(1), || true);
+        passes.took(&first, || true);
         assert!(passes.are_paced());
         passes.took(&batch(2), || false);
         assert!(!passes.are_paced(), "it did not wait");

@@ -189,9 +189,10 @@ impl StreamState {
     }
 
     /// Whether QEMU's passes are held back for most of the time, so that what is delivered
-    /// is what the guest writes.
+    /// is what the guest writes. A QEMU that waits for the pool is held back by the path,
+    /// however long its pass was held before.
     pub(crate) fn is_paced(&self) -> bool {
-        self.chases() && self.passes.are_paced()
+        self.chases() && self.passes.are_paced() && !self.pool.is_used_up()
     }
 
     /// Time since QEMU's last pass began.
@@ -277,5 +278,30 @@ mod tests {
         assert_eq!(limit(), 2 * SLOT_BYTES as u64, "never nothing");
         state.set_useful_bytes(u64::MAX);
         assert_eq!(limit(), pools.bound_bytes as u64, "never more than there is");
+    }
+
+    #[test]
+    fn a_qemu_that_waits_for_the_pool_is_not_paced() {
+        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let traits = Traits { told_bandwidth: true, told_limit: true, held: true };
+        let state = StreamState::new(&pools, Duration::from_millis(300), traits);
+        state.first_pass_over.store(true, Relaxed);
+        let mut batch = state.pool.take().unwrap();
+        batch.epoch = page::Epoch(1);
+        assert!(!state.is_paced(), "it has not waited yet");
+        state.hold(Some(Duration::from_millis(500)));
+        state.took(&batch);
+        assert!(state.is_paced());
+        state.pool.set_limit_bytes(SLOT_BYTES);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| state.pool.take().map(drop));
+            while !state.pool.is_used_up() {
+                std::thread::yield_now();
+            }
+            assert!(!state.is_paced(), "the path holds it back");
+            drop(batch);
+            waits.join().unwrap().unwrap();
+        });
+        assert!(state.is_paced());
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct Throttling {
     means: Means,
     slowed: Slowed,
     told_late: bool,
+    /// The VM has been throttled since the last decision.
+    throttled: bool,
     /// The VM is stopped, or the migration is over.
     lifted: bool,
 }
@@ -66,6 +68,7 @@ impl Throttling {
             means: Means::Unused,
             slowed: Slowed { lowest_share: 1.0, ..Slowed::default() },
             told_late: false,
+            throttled: false,
             lifted: false,
         }
     }
@@ -73,7 +76,9 @@ impl Throttling {
     /// Throttles the VM as far as necessary now, and returns the decision.
     pub(crate) fn look(&mut self, look: Look) -> Decision {
         let slow = !matches!(self.means, Means::Unused);
-        if let Some(used) = self.brakes.vcpus.as_mut().ok().and_then(|vcpus| vcpus.look(slow)) {
+        let throttled = self.throttled;
+        let vcpus = self.brakes.vcpus.as_mut().ok();
+        if let Some(used) = vcpus.and_then(|vcpus| vcpus.look(slow, throttled)) {
             self.used_cpus = used;
         }
         let look = Look { used_cpus: self.used_cpus, ..look };
@@ -82,6 +87,7 @@ impl Throttling {
             self.apply(&decision);
             self.tell(&decision);
         }
+        self.throttled = self.share(&decision) < 1.0;
         decision
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ::audit::HandedOver;
 use api::{Compress, TapChoice};
 use page::Encoding;
+use policy::switchover::is_missed;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::{self, Device};
@@ -177,10 +178,11 @@ impl Prepared<'_> {
         Prefault::start(hints, &self.ram, state, threads, report_builder)
     }
 
-    /// The downtime without pages to plan with; notes one that leaves no time for them.
+    /// The downtime without pages to plan with; notes one that leaves too little time for them.
     fn fixed_cost(&self, goal: Duration) -> Duration {
         let Context { local, peer, report_builder, .. } = &self.connected.context;
-        if let Some(learned) = local.fixed_cost.learned(&peer.name).filter(|time| *time >= goal) {
+        let misses = |fixed: &Duration| is_missed(goal, *fixed);
+        if let Some(learned) = local.fixed_cost.learned(&peer.name).filter(misses) {
             report_builder.note(format!(
                 "downtime is likely to miss its goal of {} ms: the last moves to {} took {} ms \
                  besides sending memory",

@@ -23,9 +23,11 @@ const RATE_TIME: Duration = Duration::from_millis(800);
 /// Less busy time than this yields no rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
 /// If a paced QEMU's pages are in flight for more than this fraction of the time, its passes overlap
-/// on a long path ...
+/// on a long path, ...
 const BUSY_MUCH: f64 = 0.9;
-/// ... unless nothing was acknowledged for this long: then the path is slow, or broken.
+/// ... if lanes wait for batches for at least this fraction of the time, so the path has room ...
+const LANES_IDLE: f64 = 0.5;
+/// ... and unless nothing was acknowledged for this long: then the path is slow, or broken.
 const SILENT: Duration = Duration::from_millis(500);
 /// The filter counts as dropping if it dropped a page within this many samples.
 const DROPPING_LOOKS: u32 = 4;
@@ -57,6 +59,8 @@ struct Busy {
     elapsed: Duration,
     bodies: u64,
     busy: Duration,
+    /// The fraction of the lanes' time without a batch to send.
+    waiting: f64,
     /// Pages without bodies were delivered, or other providers' are awaited.
     otherwise: bool,
 }
@@ -103,9 +107,9 @@ impl Deliveries {
     }
 
     fn measure_rate(&mut self, window: &Window) {
-        let Window { elapsed, bodies, bodiless, busy, .. } = *window;
+        let Window { elapsed, bodies, bodiless, busy, effort, .. } = *window;
         let otherwise = bodiless > 0 || self.last.delivered.awaited_bytes > 0;
-        let window = Busy { elapsed, bodies, busy, otherwise };
+        let window = Busy { elapsed, bodies, busy, waiting: effort.waiting, otherwise };
         if let Some(rate) = self.rate.next(window, self.state.is_paced()) {
             self.state.set_bodies_per_s(rate);
         }
@@ -128,11 +132,25 @@ impl Rate {
         self.silent = if is_silent { self.silent + window.elapsed } else { Duration::ZERO };
         // QEMU goes over unused memory, say.
         let is_free = is_silent && window.otherwise;
-        if is_free || paced && self.is_known() && self.is_latency(window) {
+        let is_latency = paced && self.is_known() && self.is_latency(window);
+        if is_latency && !is_silent && self.windows.back().is_some_and(|last| last.bodies == 0) {
+            // The silence before was an outage. Counted, it would depress the rate for the rest
+            // of the chase.
+            self.windows.pop_back();
+            return self.mean();
+        }
+        if is_free || is_latency {
             return None;
         }
+        self.add(window);
+        self.mean()
+    }
+
+    fn add(&mut self, window: Busy) {
+        // A long silence is a window of its own, so that it can be dropped.
+        let is_outage = self.silent >= SILENT;
         match self.windows.back_mut() {
-            Some(last) if last.elapsed < WINDOW_LEAST || last.bodies == 0 => {
+            Some(last) if last.bodies == 0 || !is_outage && last.elapsed < WINDOW_LEAST => {
                 last.elapsed += window.elapsed;
                 last.bodies += window.bodies;
                 last.busy += window.busy;
@@ -142,6 +160,9 @@ impl Rate {
         while self.has_enough() {
             self.windows.pop_front();
         }
+    }
+
+    fn mean(&self) -> Option<f64> {
         let bodies: u64 = self.windows.iter().map(|window| window.bodies).sum();
         let busy: Duration = self.windows.iter().map(|window| window.busy).sum();
         (busy >= BUSY_LEAST && bodies > 0).then(|| bodies as f64 / busy.as_secs_f64())
@@ -151,10 +172,11 @@ impl Rate {
         self.windows.iter().any(|window| window.bodies > 0)
     }
 
-    /// Whether a paced QEMU's pages are in flight all the time because the path is long.
+    /// Whether a paced QEMU's pages are in flight all the time because the path is long, and not
+    /// because it is full.
     fn is_latency(&self, window: Busy) -> bool {
         let is_busy = window.busy.as_secs_f64() >= window.elapsed.as_secs_f64() * BUSY_MUCH;
-        is_busy && self.silent < SILENT
+        is_busy && window.waiting >= LANES_IDLE && self.silent < SILENT
     }
 
     /// Whether the first window is no longer needed.
@@ -182,7 +204,11 @@ mod tests {
 
     impl Measured {
         fn look(&mut self, bodies: u64, busy: Duration, paced: bool) -> f64 {
-            let window = Busy { elapsed: LOOK, bodies, busy, otherwise: false };
+            let waiting = if paced { 1.0 } else { 0.0 };
+            self.next(Busy { elapsed: LOOK, bodies, busy, waiting, otherwise: false }, paced)
+        }
+
+        fn next(&mut self, window: Busy, paced: bool) -> f64 {
             self.last = self.rate.next(window, paced).unwrap_or(self.last);
             self.last
         }
@@ -254,10 +280,45 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_is_full_shows_its_rate_while_qemu_is_paced() {
+        let mut measured = Measured::default();
+        measured.on_link(12_000_000, 3);
+        let full =
+            Busy { elapsed: LOOK, bodies: 300_000, busy: LOOK, waiting: 0.1, otherwise: false };
+        for _ in 0..40 {
+            measured.next(full, true);
+        }
+        assert!((measured.last / 6e6 - 1.0).abs() < 0.05, "{}", measured.last);
+    }
+
+    #[test]
+    fn after_an_outage_a_long_path_has_the_rate_it_had_before() {
+        // The window before the outage may be a short one.
+        for short in [false, true] {
+            let mut measured = Measured::default();
+            let link = last(&measured.on_link(12_000_000, 3));
+            if short {
+                let (elapsed, bodies) = (LOOK / 10, 60_000);
+                let window =
+                    Busy { elapsed, bodies, busy: elapsed, waiting: 0.0, otherwise: false };
+                measured.next(window, false);
+            }
+            for _ in 0..100 {
+                measured.look(0, LOOK, true);
+            }
+            assert!(measured.last < link / 4.0, "{short}: {}", measured.last);
+            for _ in 0..200 {
+                let found = measured.look(100_000, LOOK, true);
+                assert!((found / link - 1.0).abs() < 0.15, "{short}: {found}");
+            }
+        }
+    }
+
+    #[test]
     fn unused_memory_says_nothing() {
         let mut measured = Measured::default();
         let link = last(&measured.on_link(12_000_000, 3));
-        let unused = Busy { elapsed: LOOK, bodies: 0, busy: LOOK, otherwise: true };
+        let unused = Busy { elapsed: LOOK, bodies: 0, busy: LOOK, waiting: 0.0, otherwise: true };
         assert!((0..200).all(|_| measured.rate.next(unused, false).is_none()));
         let found = last(&measured.on_link(12_000_000, 1));
         assert!((found / link - 1.0).abs() < 0.15, "{found}");

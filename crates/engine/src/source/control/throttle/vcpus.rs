@@ -36,7 +36,7 @@ struct Thread {
     cpus: f64,
     /// The mean over the last second or two.
     mean: f64,
-    /// The mean before it was throttled.
+    /// The mean while it is not throttled.
     free: f64,
     writes: bool,
 }
@@ -65,8 +65,8 @@ impl Vcpus {
     }
 
     /// CPU seconds per second that the busy vCPUs use together, if a sample is
-    /// due. `slow` tells that they are being throttled.
-    pub(super) fn look(&mut self, slow: bool) -> Option<f64> {
+    /// due. `slow` tells that they have been throttled, `throttled` that they are now.
+    pub(super) fn look(&mut self, slow: bool, throttled: bool) -> Option<f64> {
         let elapsed = self.looked.elapsed();
         if elapsed < EVERY {
             return None;
@@ -74,17 +74,14 @@ impl Vcpus {
         self.looked += elapsed;
         let ids: Vec<u32> = self.threads.iter().map(|thread| thread.id).collect();
         let used = used(self.pid, &ids);
+        let least = least(self.most);
         for thread in &mut self.threads {
             // A thread that has ended, with its vCPU unplugged, uses nothing.
             let now = used.iter().find(|used| used.thread == thread.id).map(|used| used.time);
             let time = now.unwrap_or(thread.time);
-            thread.cpus = time.saturating_sub(thread.time).as_secs_f64() / elapsed.as_secs_f64();
-            thread.mean += (thread.cpus - thread.mean) * NEW;
+            let cpus = time.saturating_sub(thread.time).as_secs_f64() / elapsed.as_secs_f64();
             thread.time = time;
-            if !slow || !thread.writes {
-                // Work that has just been moved here is not yet in the mean.
-                thread.free = if slow { thread.mean.max(thread.cpus) } else { thread.mean };
-            }
+            thread.use_cpus(cpus, throttled, least);
         }
         self.most = mark(&mut self.threads, self.most, slow);
         Some(self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.cpus).sum())
@@ -104,9 +101,28 @@ impl Vcpus {
 }
 
 impl Thread {
+    /// Notes the CPU time that it used a second; a thread that writes uses `least`.
+    fn use_cpus(&mut self, cpus: f64, throttled: bool, least: f64) {
+        self.cpus = cpus;
+        self.mean += (cpus - self.mean) * NEW;
+        self.free = match (throttled, self.writes) {
+            (true, true) => self.free,
+            // Work that has just been moved here is not yet in the mean.
+            (true, false) => self.mean.max(cpus),
+            // It may have idled since it was last throttled, and would never get a quota again.
+            (false, true) => self.mean.max(least),
+            (false, false) => self.mean,
+        };
+    }
+
     fn wants(&self, share: f64) -> f64 {
         if self.mean < self.free * share * IDLE { self.free * KEPT } else { self.free }
     }
+}
+
+/// The least CPU seconds a second of a thread that is worth throttling, where one used `most`.
+fn least(most: f64) -> f64 {
+    CPUS_LEAST.max(most * SHARE_LEAST)
 }
 
 /// Marks the threads that are worth throttling, where one used `most` before;
@@ -116,7 +132,7 @@ impl Thread {
 fn mark(threads: &mut [Thread], most: f64, slow: bool) -> f64 {
     let most = threads.iter().map(|thread| thread.mean).fold(most, f64::max);
     for thread in threads {
-        let writes = thread.mean >= CPUS_LEAST.max(most * SHARE_LEAST);
+        let writes = thread.mean >= least(most);
         thread.writes = writes || (slow && thread.writes);
     }
     most
@@ -160,6 +176,23 @@ mod tests {
         let mut idle = [thread(1, 0.001), thread(2, 0.0)];
         mark(&mut idle, 0.0, false);
         assert!(writers(&idle).is_empty());
+    }
+
+    #[test]
+    fn a_vcpu_wants_what_it_uses_whenever_it_is_not_throttled() {
+        let thread =
+            Thread { id: 1, time: Duration::ZERO, cpus: 0.9, mean: 0.9, free: 0.9, writes: true };
+        let free_after = |mut thread: Thread, cpus, throttled| {
+            for _ in 0..50 {
+                thread.use_cpus(cpus, throttled, 0.2);
+            }
+            thread.free
+        };
+        assert_eq!(free_after(thread, 0.1, true), 0.9, "its quota says nothing");
+        assert!((free_after(thread, 0.5, false) - 0.5).abs() < 1e-3, "its work has changed");
+        assert_eq!(free_after(thread, 0.0, false), 0.2, "it may work again");
+        let other = Thread { writes: false, ..thread };
+        assert!((free_after(other, 0.1, true) - 0.1).abs() < 1e-3, "it has no quota");
     }
 
     /// Each vCPU has what it used, times the share, unless its work has moved.
