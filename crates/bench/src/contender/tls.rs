@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use lab::error::{FileContext, LabError, Result};
 use lab::hosts::{Hosts, RUN_DIR};
 use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
 
@@ -67,6 +67,8 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        // QEMU tells a CA from what it has issued by their names.
+        params.distinguished_name.push(DnType::CommonName, "lab CA");
         let certificate = params.self_signed(&key).map_err(|error| failed(&error))?.pem();
         Ok(Self { issuer: Issuer::new(params, key), certificate })
     }
@@ -76,6 +78,7 @@ impl Authority {
         let key = KeyPair::generate().map_err(|error| failed(&error))?;
         let mut params =
             CertificateParams::new(vec![name.to_owned()]).map_err(|error| failed(&error))?;
+        params.distinguished_name.push(DnType::CommonName, name);
         params.key_usages =
             vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         params.extended_key_usages =
