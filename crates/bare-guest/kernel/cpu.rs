@@ -113,6 +113,12 @@ impl Clock {
     }
 }
 
+/// Has the processor look up all addresses anew.
+pub(crate) fn flush_tlb() {
+    // SAFETY: the tables stay those that they are.
+    unsafe { asm!("mov {tables}, cr3", "mov cr3, {tables}", tables = out(reg) _, options(nostack)) }
+}
+
 /// An entry of the interrupt descriptor table.
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -1,8 +1,10 @@
 //! The boot loader's information, and the memory after the kernel.
 
+use core::mem::MaybeUninit;
 use core::ptr;
 use core::slice;
 
+use guest_pages::PAGE_BYTES;
 use guest_pages::memory::Page;
 
 const HAS_MEMORY: u32 = 1;
@@ -46,6 +48,19 @@ impl Info {
             slice::from_raw_parts(first, len)
         };
         str::from_utf8(bytes).unwrap_or_default()
+    }
+}
+
+/// Writes to each page of a value what is there already.
+pub(crate) fn touch<T>(value: &mut T) {
+    let bytes = ptr::from_mut(value).cast::<MaybeUninit<u8>>();
+    let last = size_of::<T>().saturating_sub(1);
+    for at in (0..last).step_by(PAGE_BYTES).chain([last]) {
+        // SAFETY: it is a byte of the value, and stays what it is.
+        unsafe {
+            let byte = bytes.add(at);
+            byte.write_volatile(byte.read_volatile());
+        }
     }
 }
 
