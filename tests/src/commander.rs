@@ -38,6 +38,8 @@ pub struct Way {
     pub uris: [String; 2],
     /// multifd channels; 0 for the classic stream.
     pub channels: u8,
+    /// How QEMU compresses multifd's pages itself.
+    pub compression: &'static str,
     /// Additional capabilities of both ends.
     pub more: Vec<&'static str>,
     /// Capabilities that neither end gets.
@@ -107,7 +109,11 @@ impl Commanded {
             .collect();
         self.do_it("migrate-set-capabilities", json!({ "capabilities": capabilities }));
         if way.channels > 0 {
-            self.do_it("migrate-set-parameters", json!({ "multifd-channels": way.channels }));
+            let multifd = json!({
+                "multifd-channels": way.channels,
+                "multifd-compression": way.compression,
+            });
+            self.do_it("migrate-set-parameters", multifd);
         }
     }
 }
@@ -199,7 +205,15 @@ impl Commander {
             let port = port(to);
             [format!("tcp:{there}:{port}"), format!("tcp:{here}:{port}")]
         };
-        Way { uris, channels, more: vec![], without: vec![], disk: false, disk_socket: None }
+        Way {
+            uris,
+            channels,
+            compression: "none",
+            more: vec![],
+            without: vec![],
+            disk: false,
+            disk_socket: None,
+        }
     }
 
     /// The QEMU at a host.

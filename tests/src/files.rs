@@ -19,12 +19,9 @@ use crate::memory::guest_ram;
 use crate::{MIB, Side, World, guest, own_qmp_argument, until};
 
 /// The guest's memory.
-pub const RAM_BYTES: u64 = 384 * MIB;
-/// Memory of a guest with fewer files.
-const SMALL_RAM_BYTES: u64 = 256 * MIB;
-const SMALL_FILES_BYTES: u64 = 16 * MIB;
+pub const RAM_BYTES: u64 = 256 * MIB;
 /// Bytes of files on each disk.
-const FILES_BYTES: u64 = 32 * MIB;
+const FILES_BYTES: u64 = 16 * MIB;
 const EXT4_BYTES: u64 = 128 * MIB;
 /// The smallest disk on which XFS can be made.
 const XFS_BYTES: u64 = 304 * MIB;
@@ -205,15 +202,6 @@ fn with_disks(
     spec
 }
 
-/// A guest with less memory and fewer files.
-#[must_use]
-pub fn small(spec: GuestSpec) -> GuestSpec {
-    let mut small = spec;
-    small.memory = format!("{}M", SMALL_RAM_BYTES / MIB);
-    small.orders.files_bytes = SMALL_FILES_BYTES;
-    small
-}
-
 /// Name of the socket at which each host has a disk served.
 fn nbd_socket(serial: &str) -> String {
     format!("{serial}.nbd")
@@ -377,7 +365,7 @@ pub fn asked(
     budget: Budget,
 ) -> Result<CacheMap, GuestError> {
     let limits = guest_port::limits_of(&world.own_qmp(side, name)).unwrap();
-    assert!([RAM_BYTES, SMALL_RAM_BYTES].map(guest_port::limits).contains(&limits), "{limits:?}");
+    assert_eq!(limits, guest_port::limits(RAM_BYTES));
     let stream = guest_port::connect(&socket(world, side, name))?;
     let usual = Patience::of(budget);
     let patience = Patience { greeting: Duration::from_secs(30), ..usual };

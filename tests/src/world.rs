@@ -22,6 +22,12 @@ pub use guests::{bare, guest, own_qmp_argument, twin};
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 /// A scanner that gets next to no CPU time has scanned a small VM by then.
 const LOOK_MAX: Duration = Duration::from_secs(120);
+/// Shortest and longest pause between two looks at a state.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+/// How many times as long as a look the pause after it is: looks that run a command would take a
+/// third of a core otherwise.
+const PAUSE_LOOKS: u32 = 5;
 
 /// One of the two hosts. VMs start at A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +86,13 @@ pub struct World {
 /// If it isn't reached in time.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + SETTLE_MAX;
-    while !is_so() {
+    loop {
+        let begun = Instant::now();
+        if is_so() {
+            return;
+        }
         assert!(Instant::now() < end, "not within {SETTLE_MAX:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep((begun.elapsed() * PAUSE_LOOKS).clamp(PAUSE_MIN, PAUSE_MAX));
     }
 }
 
@@ -130,7 +140,7 @@ pub(crate) fn wait_looked_at(name: &str, show: impl Fn() -> VmSummary) {
     let end = Instant::now() + LOOK_MAX;
     while rounds() < wanted {
         assert!(Instant::now() < end, "{name} is not looked at");
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(PAUSE_MAX);
     }
 }
 
@@ -141,10 +151,18 @@ impl World {
     /// If that fails; all functions of this file panic on failure.
     #[must_use]
     pub fn new(link: Link) -> Self {
+        Self::with(link, |_| Vec::new())
+    }
+
+    /// The same with the usual arguments of agents, which may need files on these hosts.
+    fn with(link: Link, usual: impl FnOnce(&Hosts) -> Vec<String>) -> Self {
         let kit = setup::ensure().unwrap();
         let hosts = Hosts::new(link).unwrap();
-        let agents = [&hosts.a, &hosts.b].map(|host| Agent::start(&hosts, host).unwrap());
-        Self { agents, usual: Vec::new(), by: Vec::new(), hosts, kit }
+        let usual = usual(&hosts);
+        let words: Vec<&str> = usual.iter().map(String::as_str).collect();
+        let start = |host| Agent::start_with(&hosts, host, &[], &words).unwrap();
+        let agents = [&hosts.a, &hosts.b].map(start);
+        Self { agents, usual, by: Vec::new(), hosts, kit }
     }
 
     /// The same with certificates, which agents use whenever they start.
@@ -153,16 +171,13 @@ impl World {
     /// If that fails.
     #[must_use]
     pub fn secured(link: Link) -> (Self, Certificates) {
-        let mut world = Self::new(link);
         let certificates = Certificates::new().unwrap();
-        for side in [Side::A, Side::B] {
-            certificates.give(world.host(side), side.name()).unwrap();
-        }
-        world.usual = vec!["--tls".to_owned(), Certificates::place()];
-        for side in [Side::A, Side::B] {
-            world.kill_agent(side);
-            world.start_agent(side);
-        }
+        let world = Self::with(link, |hosts| {
+            for side in [Side::A, Side::B] {
+                certificates.give(side.of(hosts), side.name()).unwrap();
+            }
+            vec!["--tls".to_owned(), Certificates::place()]
+        });
         (world, certificates)
     }
 

@@ -6,13 +6,15 @@ use std::path::Path;
 use end_to_end::{MIB, Side, World, assert_fits_goal, bare};
 use lab::hosts::Link;
 
-/// Mbit/s. Without a hold, 128 MiB of buffers would take 11 s to drain.
+/// Mbit/s. Without a hold, the agents' buffers would take 5 s to drain.
 const LINK: u32 = 100;
+const POOL_MIB: u64 = 64;
 
 fn keeps(qemu: &Path, memory: &str, goal_ms: u64) {
-    let world = World::new(Link::one(LINK));
+    let mut world = World::new(Link::one(LINK));
+    world.restart_agents_with(&["--pool-mib", &POOL_MIB.to_string()]);
     let mut spec = bare(memory, 200_000);
-    spec.orders.random_bytes = 128 * MIB;
+    spec.orders.random_bytes = POOL_MIB * MIB;
     spec.orders.working_set_bytes = MIB;
     let guest = world.boot_with(&spec, qemu);
     let goal = goal_ms.to_string();

@@ -82,7 +82,7 @@ fn image(world: &World, side: Side, name: &str) -> PathBuf {
 fn two_that_cross_with_their_disks() {
     let world = small_pools();
     let with_disk = |name: &str| {
-        let written = 48 * MIB;
+        let written = 24 * MIB;
         let path = image(&world, Side::A, name);
         let made = Command::new("truncate").args(["-s", "256M"]).arg(&path).status().unwrap();
         assert!(made.success());
@@ -102,7 +102,7 @@ fn two_that_cross_with_their_disks() {
     drop(move_all(&world, &guests, &args));
     for (guest, _) in &guests {
         let checked = guest.check_disk().unwrap();
-        assert_eq!((checked.pages, checked.wrong), (48 * MIB / 4096, 0), "{checked:?}");
+        assert_eq!((checked.pages, checked.wrong), (24 * MIB / 4096, 0), "{checked:?}");
     }
 }
 

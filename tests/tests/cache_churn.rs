@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use end_to_end::files::{assert_files, small, with_files};
+use end_to_end::files::{assert_files, with_files};
 use end_to_end::{MIB, Side, World, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
@@ -26,7 +26,7 @@ fn deeds(guest: &Guest, order: &str) -> BTreeMap<String, u64> {
 #[test]
 fn nothing_of_the_files_is_lost() {
     let world = World::new(Link::one(200));
-    let mut spec = small(with_files(&world));
+    let mut spec = with_files(&world);
     spec.orders.churn_bytes = CHURN_BYTES;
     spec.orders.rate = 1_000_000;
     let guest = world.boot(&spec);

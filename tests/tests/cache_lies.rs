@@ -2,7 +2,7 @@
 //! report says what is known of it.
 
 use api::{Phase, Progress, Report};
-use end_to_end::files::{assert_cached_files, assert_files, small, wait_helper, with_files};
+use end_to_end::files::{assert_cached_files, assert_files, wait_helper, with_files};
 use end_to_end::hostile::own_bytes;
 use end_to_end::{MIB, Moving, Side, World, until};
 use lab::guest::Guest;
@@ -39,7 +39,7 @@ const NOT_THE_SAME: &str = "were something else there";
 #[test]
 fn wrong_places_cost_only_time() {
     let world = world(Link::one(500));
-    let guest = world.boot(&small(with_files(&world)));
+    let guest = world.boot(&with_files(&world));
     let cached = 2 * guest.spec.orders.files_bytes;
     let mut from = Side::A;
     for lie in ["pages", "sectors", "everything", "spoiled"] {
@@ -73,9 +73,12 @@ fn begin_slowly(world: &World, guest: &Guest, from: Side, more: &[&str]) -> (Mov
 /// Moves it, with a liar that tells this lie while most of the VM's memory waits.
 fn told(world: &World, guest: &Guest, from: Side, lie: &str) -> Report {
     guest.ask(&format!("helper-lie {lie}")).unwrap();
-    let (moving, id) = begin_slowly(world, guest, from, &[]);
+    // What is missing of these is given up then.
+    let is_waited_for = ["cut", "silent"].contains(&lie);
+    let budget = if is_waited_for { &["--helper-budget", "time=4s"][..] } else { &[] };
+    let (moving, id) = begin_slowly(world, guest, from, budget);
     guest.ask("helper-told").unwrap();
-    if ["cut", "silent"].contains(&lie) {
+    if is_waited_for {
         wait_noted(world, from, &id);
     }
     unlimited(world, from, &id);
@@ -103,7 +106,7 @@ fn unlimited(world: &World, from: Side, id: &str) {
 #[test]
 fn what_is_written_after_the_map_is_not_lost() {
     let world = world(Link::one(500));
-    let guest = world.boot(&small(with_files(&world)));
+    let guest = world.boot(&with_files(&world));
     for from in [Side::A, Side::B] {
         guest.ask("helper-lie late").unwrap();
         let (moving, id) = begin_slowly(&world, &guest, from, &["--helper-budget", "time=60s"]);
@@ -151,7 +154,7 @@ fn killed(world: &World, guest: &Guest) {
 #[test]
 fn nonsense_is_refused() {
     let world = world(Link::one(1000));
-    let guest = world.boot(&small(with_files(&world)));
+    let guest = world.boot(&with_files(&world));
     let none = "no page is read from storage: ";
     let mut from = Side::A;
     for (lie, text) in [

@@ -9,8 +9,8 @@ use std::time::Duration;
 use api::{Outcome, Report};
 use cachemap::{CacheMap, PAGE_BYTES, SECTOR_BYTES};
 use end_to_end::files::{
-    Reached, SERIALS, ample, asked, assert_files, export, image, small, twin_with_files,
-    wait_helper, with_files_by,
+    Reached, SERIALS, ample, asked, assert_files, export, image, twin_with_files, wait_helper,
+    with_files_by,
 };
 use end_to_end::{Frozen, Side, World, until};
 use lab::hosts::Link;
@@ -40,7 +40,7 @@ fn invert(world: &World, map: &CacheMap) {
 #[test]
 fn with_other_content_costs_only_time() {
     let world = World::new(Link::one(200));
-    let spec = small(with_files_by(&world, Reached::Nbd));
+    let spec = with_files_by(&world, Reached::Nbd);
     let _export = export(&world);
     let guest = world.boot(&spec);
     let map = asked(&world, Side::A, NAME, ample()).unwrap();
@@ -95,7 +95,7 @@ fn is_said(note: &str) -> bool {
 #[test]
 fn that_stalls_costs_only_time() {
     let world = World::new(Link::one(200));
-    let guest = world.boot(&small(with_files_by(&world, Reached::Qcow2)));
+    let guest = world.boot(&with_files_by(&world, Reached::Qcow2));
     wait_helper(&world, Side::A, NAME);
     // So slow that there is always much left to read.
     let slow = ["--limit", "60M", "--storage-limit", "8M"];
@@ -125,7 +125,7 @@ fn that_stalls_costs_only_time() {
 #[test]
 fn a_server_that_stalls_costs_only_time() {
     let world = World::new(Link::one(200));
-    let spec = small(with_files_by(&world, Reached::Nbd));
+    let spec = with_files_by(&world, Reached::Nbd);
     let export = export(&world);
     let guest = world.boot(&spec);
     wait_helper(&world, Side::A, NAME);
@@ -147,7 +147,7 @@ fn a_server_that_stalls_costs_only_time() {
 fn is_read_once_for_all_vms_of_a_host() {
     let world = World::new(Link::one(200));
     let names = ["web1", "web2"];
-    let guests = names.map(|name| world.boot(&small(twin_with_files(&world, name))));
+    let guests = names.map(|name| world.boot(&twin_with_files(&world, name)));
     names.iter().for_each(|name| wait_helper(&world, Side::A, name));
     let files = 2 * guests[0].spec.orders.files_bytes;
     // All that disks have is read from them, if it is not there already.

@@ -3,14 +3,14 @@
 
 use api::{Outcome, Phase, Progress, Report};
 use end_to_end::commander::{Commander, Way};
-use end_to_end::{Side, World, assert_intact, bare, note, terminate, until};
+use end_to_end::{MIB, Side, World, assert_intact, bare, note, terminate, until};
 use lab::hosts::Link;
 use lab::setup::{self, Accelerator};
 use serde_json::json;
 
 /// What QEMU 7.2 moves correctly: no multiple of 256 KiB.
 const MEMORY: &str = "262296k";
-const RATE: u64 = 2_000_000;
+const RATE: u64 = 500_000;
 /// Bytes per second in post-copy, until the limit is lifted: too slow to end before. Pages that the
 /// guest asks for have no limit.
 const POSTCOPY_BANDWIDTH: u64 = 200_000;
@@ -26,7 +26,13 @@ fn commander() -> Option<Commander> {
     let mut spec = bare(MEMORY, RATE);
     spec.machine = "pc-q35-7.2".to_owned();
     spec.accelerator = Some(Accelerator::Kvm);
-    Some(Commander::new(World::new(Link::one(48)), spec, &kit.qemu))
+    // A KVM that emulates takes half a minute to write or check as much that is random.
+    spec.orders.repeated = true;
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (32 * MIB, 0);
+    spec.orders.working_set_bytes = 8 * MIB;
+    // Compressed, pages of one word each would all be there before it turns.
+    let agent = ["", "compress = \"off\""];
+    Some(Commander::with(World::new(Link::one(48)), spec, &kit.qemu, agent))
 }
 
 /// Turns a migration from A to post-copy, as libvirt does, and has the VM run at B.

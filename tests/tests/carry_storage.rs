@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::{Audited, Report};
 use end_to_end::commander::Commander;
-use end_to_end::files::{assert_files, cached_pages, small, with_files};
+use end_to_end::files::{assert_files, cached_pages, with_files};
 use end_to_end::{Side, World, own_qmp_argument, until};
 use lab::hosts::{Link, RUN_DIR};
 use lab::setup;
@@ -17,7 +17,7 @@ const PAGE_BYTES: u64 = 4096;
 /// A guest with files, and with a port for its helper as its owner made it.
 fn commander(carry: &str) -> Commander {
     let world = World::new(Link::one(200));
-    let mut spec = small(with_files(&world));
+    let mut spec = with_files(&world);
     // A commander adds its own.
     let own = own_qmp_argument(NAME);
     spec.extra.retain(|word| !own.contains(word));

@@ -3,7 +3,7 @@
 
 use api::{Phase, Prediction, Report};
 use end_to_end::commander::Commander;
-use end_to_end::{MIB, Side, World, guest};
+use end_to_end::{MIB, Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup;
@@ -13,7 +13,7 @@ const LINK: u32 = 100;
 const DIRTIES: u64 = 25_000_000;
 
 fn counter(name: &str) -> GuestSpec {
-    let mut spec = guest("192M", DIRTIES);
+    let mut spec = bare("192M", DIRTIES);
     spec.name = name.to_owned();
     spec.orders.working_set_bytes = 32 * MIB;
     spec.orders.parts = true;

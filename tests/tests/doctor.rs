@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use api::{Examination, Finding, Phase, Severity};
+use api::{Examination, Finding, Phase, Prediction, Severity};
 use end_to_end::{Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
@@ -134,19 +134,23 @@ fn a_machine_type_that_the_destination_does_not_know() {
     refusing.moves();
 }
 
-/// Memory that was never touched takes nothing on the VM's host, and may take all of its size at
-/// the destination.
-#[test]
-fn more_memory_than_the_destination_has() {
-    let world = World::new(Link::one(1000));
+/// The memory of this machine with its swap, in MiB.
+fn all_mib() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let kib = |name| -> u64 {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     };
-    let all_mib = (kib("MemTotal:") + kib("SwapTotal:")) >> 10;
+    (kib("MemTotal:") + kib("SwapTotal:")) >> 10
+}
+
+/// Memory that was never touched takes nothing on the VM's host, and may take all of its size at
+/// the destination.
+#[test]
+fn more_memory_than_the_destination_has() {
+    let world = World::new(Link::one(1000));
     // This device's memory must be a power of two.
-    let size = format!("{}M", (all_mib + 1).next_power_of_two());
+    let size = format!("{}M", (all_mib() + 1).next_power_of_two());
     let mut spec = bare("256M", RATE);
     spec.extra.extend([
         "-object".to_owned(),
@@ -166,4 +170,32 @@ fn more_memory_than_the_destination_has() {
     moving.interrupt();
     drop(moving.wait_any());
     refusing.stayed();
+}
+
+/// A virtio-mem device may get more memory than the destination has. What it has not plugged takes
+/// nothing there.
+#[test]
+fn memory_that_is_unplugged() {
+    let world = World::new(Link::one(1000));
+    let most_mib = (all_mib() + 1).next_multiple_of(1024);
+    let mut spec = bare(&format!("{ODD},maxmem={}M", most_mib + 1024), RATE);
+    spec.extra.extend([
+        "-object".to_owned(),
+        format!("memory-backend-memfd,id=spare,size={most_mib}M,share=on"),
+        "-device".to_owned(),
+        "virtio-mem-pci,memdev=spare".to_owned(),
+    ]);
+    let guest = world.boot(&spec);
+    let pair = examination(&world.tells(Side::A, &["doctor", "host-b", "--json"]));
+    assert_eq!(severity(&pair.findings, "web1 can go to host-b"), Severity::Ok);
+    let alone = world.tells(Side::A, &["doctor"]);
+    assert!(!alone.contains("of its shared memory"), "{alone}");
+    let planned = world.tells(Side::A, &["evacuate", "host-a", "--dry-run"]);
+    assert!(planned.contains("web1  host-a  host-b"), "{planned}");
+    let told = world.tells(Side::A, &["predict", "web1", "host-b", "--rate", "1G", "--json"]);
+    let predicted: Prediction = serde_json::from_str(&told).unwrap();
+    assert_eq!(predicted.free_memory.unused_shared_bytes, 0, "{predicted:?}");
+    for from in [Side::A, Side::B] {
+        drop(world.migrate(&guest, from, &[]));
+    }
 }

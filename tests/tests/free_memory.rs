@@ -7,16 +7,16 @@ use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use lab::setup;
 
-const FREED: u64 = 512 * MIB;
+const FREED: u64 = 256 * MIB;
 
-/// Shared memory, as virtiofs and vhost-user need it, most of which was used once.
-fn spec() -> GuestSpec {
+/// Shared memory, as virtiofs and vhost-user need it, of which so much was used once.
+fn spec(freed: u64) -> GuestSpec {
     let mut spec = guest("1G", 5_000_000);
     spec.machine = "q35,memory-backend=ram".to_owned();
     let ram = ["-object", "memory-backend-memfd,id=ram,size=1G,share=on"];
     spec.extra.extend(ram.map(str::to_owned));
     spec.kernel_words = "init_on_alloc=0";
-    spec.orders.freed_bytes = FREED;
+    spec.orders.freed_bytes = freed;
     spec
 }
 
@@ -38,7 +38,7 @@ fn assert_ahead(report: &Report) {
 #[test]
 fn what_a_guest_has_freed_is_left_out() {
     let world = World::new(Link::one(100));
-    let guest = world.boot_by(&spec(), &world.kit.qemu, &["--free-page-hint"]);
+    let guest = world.boot_by(&spec(FREED), &world.kit.qemu, &["--free-page-hint"]);
     let shown = world.tells(Side::A, &["show", "web1"]);
     assert!(shown.contains("free-page-hint"), "{shown}");
     let free = predicted(&world);
@@ -55,7 +55,7 @@ fn what_a_guest_has_freed_is_left_out() {
 #[test]
 fn without_a_balloon_all_is_read() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&spec());
+    let guest = world.boot(&spec(512 * MIB));
     let doctor = world.tells(Side::A, &["doctor"]);
     assert!(doctor.contains("all 1024 MiB of its"), "{doctor}");
     let free = predicted(&world);
@@ -75,9 +75,7 @@ fn without_a_balloon_all_is_read() {
 #[test]
 fn holes_are_filled_ahead_of_qemu() {
     let world = World::new(Link::one(200));
-    let mut spec = spec();
-    spec.orders.freed_bytes = 64 * MIB;
-    let mut commander = Commander::new(world, spec, &setup::ensure().unwrap().qemu);
+    let mut commander = Commander::new(world, spec(64 * MIB), &setup::ensure().unwrap().qemu);
     for (from, channels) in [(Side::A, 4), (Side::B, 0)] {
         let way = commander.way(from, false, channels);
         assert_ahead(&commander.migrate(from, &way));

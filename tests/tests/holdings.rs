@@ -14,7 +14,7 @@ const SHARE: [&str; 2] = ["--share", "host"];
 const OFF: [&str; 2] = ["--share", "off"];
 
 fn twin(name: &str) -> GuestSpec {
-    end_to_end::twin(name, "160M", COMMON, 0)
+    end_to_end::twin(System::Bare, name, "160M", COMMON, 0)
 }
 
 /// Agents that scan often enough for a test.
@@ -68,7 +68,7 @@ fn a_vm_that_is_looked_at_gets_no_memory_for_it() {
     let backend = "memory-backend-memfd,id=ram0,size=160M,share=on";
     let shared = ["-object", backend, "-machine", "memory-backend=ram0"].map(str::to_owned);
     let mut specs = [twin("web1"), twin("web2")];
-    specs.iter_mut().for_each(|spec| spec.system = System::Bare);
+    specs.iter_mut().for_each(|spec| spec.orders.text_bytes = 0);
     specs[1].extra.extend(shared);
     world.restart_agent_with(Side::A, &["--scan-cpu", "0"]);
     let guests = specs.map(|spec| world.boot(&spec));

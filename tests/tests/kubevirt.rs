@@ -7,13 +7,14 @@ use std::os::unix::net::UnixStream;
 use end_to_end::disk::assert_disk_intact;
 use end_to_end::libvirt::carried::Carried;
 use end_to_end::libvirt::virt_handlers::{PORTS, VirtHandlers};
-use end_to_end::{MIB, Side, assert_intact, guest, until};
-use lab::guest::Guest;
+use end_to_end::{MIB, Side, assert_intact, bare, guest, until};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Migration};
 
 /// UID of the VM.
 const UID: &str = "8a9c3f6e-0d5b-4f3e-9c62-6a1f5e7d2b10";
+const RATE: u64 = 5_000_000;
 /// The first bytes of a multifd channel.
 const CHANNEL_MAGIC: u32 = 0x1122_3344;
 
@@ -31,17 +32,21 @@ fn way(carried: &Carried, from: Side, parallel: Option<u8>, disks: bool) -> Migr
     }
 }
 
-fn start(carried: &Carried, disk: bool) -> Guest {
+fn start(carried: &Carried, spec: GuestSpec) -> Guest {
+    start_domain(carried, &Domain::new(spec))
+}
+
+fn start_domain(carried: &Carried, domain: &Domain) -> Guest {
     let qemu = carried.world.qemus().pop().unwrap();
-    let mut spec = guest("256M", 5_000_000);
-    if disk {
-        (spec.orders.disk_bytes, spec.orders.disk_rate) = (32 * MIB, MIB);
-    }
+    carried.world.start(domain, &qemu)
+}
+
+fn with_disk(carried: &Carried) -> Guest {
+    let mut spec = guest("256M", RATE);
+    (spec.orders.disk_bytes, spec.orders.disk_rate) = (32 * MIB, MIB);
     let mut domain = Domain::new(spec);
-    if disk {
-        domain.disks = vec![image(carried, Side::A)];
-    }
-    carried.world.start(&domain, &qemu)
+    domain.disks = vec![image(carried, Side::A)];
+    start_domain(carried, &domain)
 }
 
 fn image(carried: &Carried, side: Side) -> Disk {
@@ -53,7 +58,7 @@ fn image(carried: &Carried, side: Side) -> Disk {
 #[test]
 fn what_leaves_a_pod_is_carried() {
     let carried = Carried::in_pods(Link::one(1000), UID);
-    let guest = start(&carried, false);
+    let guest = start(&carried, bare("256M", RATE));
     for (from, parallel) in [(Side::A, None), (Side::B, Some(4))] {
         let handlers = VirtHandlers::open(&carried.world, from);
         carried.wait_until_it_leads_here(from, PORTS[0]);
@@ -67,7 +72,8 @@ fn what_leaves_a_pod_is_carried() {
 #[test]
 fn without_an_agent_there_it_goes_kubevirts_own_way() {
     let mut carried = Carried::in_pods(Link::one(1000), UID);
-    let guest = start(&carried, false);
+    // Under TCG QEMU's own migration loses pages of a guest without an operating system.
+    let guest = start(&carried, guest("256M", RATE));
     let handlers = VirtHandlers::open(&carried.world, Side::A);
     carried.wait_until_it_leads_here(Side::A, PORTS[0]);
     carried.kill_agent(Side::B);
@@ -87,7 +93,7 @@ fn without_an_agent_there_it_goes_kubevirts_own_way() {
 #[test]
 fn a_channel_without_its_main_connection_goes_kubevirts_own_way() {
     let carried = Carried::in_pods(Link::one(1000), UID);
-    let _guest = start(&carried, false);
+    let _guest = start(&carried, bare("256M", RATE));
     let handlers = VirtHandlers::open(&carried.world, Side::A);
     carried.wait_until_it_leads_here(Side::A, PORTS[0]);
     let (pod, host) = (carried.world.daemon(Side::A).pod().unwrap(), carried.world.host(Side::A));
@@ -103,7 +109,7 @@ fn a_channel_without_its_main_connection_goes_kubevirts_own_way() {
 #[test]
 fn an_agent_that_starts_again_takes_up_its_sockets() {
     let mut carried = Carried::in_pods(Link::one(1000), UID);
-    let guest = start(&carried, false);
+    let guest = start(&carried, bare("256M", RATE));
     let _handlers = VirtHandlers::open(&carried.world, Side::A);
     carried.wait_until_it_leads_here(Side::A, PORTS[0]);
     carried.kill_agent(Side::A);
@@ -120,7 +126,7 @@ fn an_agent_that_starts_again_takes_up_its_sockets() {
 #[test]
 fn a_vm_comes_with_its_disk() {
     let carried = Carried::in_pods(Link { nics: 2, mbit_per_s: Some(500) }, UID);
-    let guest = start(&carried, true);
+    let guest = with_disk(&carried);
     let _ = image(&carried, Side::B);
     let handlers = VirtHandlers::open(&carried.world, Side::A);
     for port in PORTS {

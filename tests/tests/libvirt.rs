@@ -3,7 +3,7 @@
 
 use end_to_end::disk::assert_disk_intact;
 use end_to_end::libvirt::carried::Carried;
-use end_to_end::{MIB, Side, guest};
+use end_to_end::{MIB, Side, bare, guest};
 use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Migration};
 use lab::setup::Qemu;
@@ -23,7 +23,10 @@ fn by(ways: &[(bool, Option<u8>)], p2p: bool, is_oldest: bool) {
 fn with(carried: &Carried, ways: &[(bool, Option<u8>)], p2p: bool, is_oldest: bool) {
     let mut qemus = carried.world.qemus();
     let qemu = if is_oldest { qemus.swap_remove(0) } else { qemus.pop().unwrap() };
-    let guest = carried.world.start(&Domain::new(guest("256M", RATE)), &qemu);
+    // Under TCG QEMU 7.2 loses pages of a guest without an operating system, in each size that
+    // libvirt gives it.
+    let spec = if is_oldest { guest("256M", RATE) } else { bare("256M", RATE) };
+    let guest = carried.world.start(&Domain::new(spec), &qemu);
     let sides = [Side::A, Side::B].into_iter().cycle();
     for (from, (by_path, parallel)) in sides.zip(ways) {
         let path = format!("unix:///run/droveway/migrate/{}.sock", from.other().name());
@@ -73,7 +76,7 @@ fn a_vm_of_the_newest_libvirt_is_stopped_when_little_is_left() {
     let carried = Carried::newest(Link::one(200));
     let world = &carried.world;
     let qemu = Qemu { program: world.kit.qemu.clone(), version: world.kit.qemu_version };
-    let mut spec = guest("256M", 15_000_000);
+    let mut spec = bare("256M", 15_000_000);
     spec.orders.working_set_bytes = 32 * MIB;
     let guest = world.start(&Domain::new(spec), &qemu);
     for (from, parallel) in [(Side::A, Some(4)), (Side::B, None)] {

@@ -70,6 +70,25 @@ fn agents_for_kubevirt_are_on_nodes_with_a_label_that_only_operators_change() {
 }
 
 #[test]
+fn nft_takes_the_rule_for_doors() {
+    let Some(nft) = program::find("nft") else {
+        note("the rule in dist/ was not checked: this system has no nft");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let check = |rule: &str| {
+        let file = dir.path().join("rule.nft");
+        fs::write(&file, rule).unwrap();
+        let output = Command::new(&nft).args(["--check", "--file"]).arg(&file).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let ours = dist("nftables/droveway-carry.nft");
+    assert!(ours.contains("ip saddr 127.7.0.0/16 "), "agents listen at other addresses");
+    assert_eq!(check(&ours), (true, String::new()));
+    assert!(!check(&ours.replace("skuid", "skuser")).0, "it takes everything");
+}
+
+#[test]
 fn systemd_takes_the_units() {
     let Some(analyze) = program::find("systemd-analyze") else {
         note("the unit in dist/ was not checked: this system has no systemd-analyze");

@@ -4,7 +4,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-use end_to_end::files::{assert_cached_files, make_images, small, with_helper};
+use end_to_end::files::{assert_cached_files, make_images, with_helper};
 use end_to_end::libvirt::carried::Carried;
 use end_to_end::{Side, until};
 use lab::hosts::Link;
@@ -21,7 +21,7 @@ fn what_its_disks_have_is_read_there() {
     let world = &carried.world;
     let shared = tempfile::tempdir().unwrap();
     fs::set_permissions(shared.path(), Permissions::from_mode(0o755)).unwrap();
-    let mut domain = Domain::new(small(with_helper(&world.kit, NAME)));
+    let mut domain = Domain::new(with_helper(&world.kit, NAME));
     domain.disks = make_images(shared.path())
         .map(|image| Disk { path: image.display().to_string(), format: "raw" })
         .into();

@@ -14,6 +14,7 @@ mod cache_storage;
 mod cancel;
 mod carry;
 mod carry_bitmaps;
+mod carry_compressed;
 mod carry_hostile;
 mod carry_lanes;
 mod carry_postcopy;

@@ -15,11 +15,11 @@ fn two_numa_backends() {
     // QEMU 7.2 reports only the address of its first block: pages of the other go inline.
     let versions = [(&kit.qemu, kit.qemu_version), (&kit.qemu_system, kit.qemu_system_version)];
     for (qemu, version) in versions {
-        let mut spec = bare("262152k", 5_000_000);
+        let mut spec = bare("131080k", 5_000_000);
         spec.name = format!("numa-{}", qemu == &kit.qemu);
         spec.extra = [
-            "-object memory-backend-ram,id=near,size=131076k",
-            "-object memory-backend-ram,id=far,size=131076k",
+            "-object memory-backend-ram,id=near,size=65540k",
+            "-object memory-backend-ram,id=far,size=65540k",
             "-numa node,nodeid=0,memdev=near -numa node,nodeid=1,memdev=far",
         ]
         .iter()
@@ -27,8 +27,8 @@ fn two_numa_backends() {
         .map(str::to_owned)
         .collect();
         // The areas follow each other, and the second one lies in both blocks.
-        spec.orders.random_bytes = 80 * MIB;
-        spec.orders.working_set_bytes = 80 * MIB;
+        spec.orders.random_bytes = 40 * MIB;
+        spec.orders.working_set_bytes = 40 * MIB;
         let guest = world.boot_with(&spec, qemu);
         for side in [Side::A, Side::B] {
             let report = world.migrate(&guest, side, &[]);

@@ -5,7 +5,7 @@ use std::fs;
 
 use api::Outcome;
 use end_to_end::disk::{assert_disk_intact, with_disk};
-use end_to_end::files::{Export, Reached, assert_cached_files, export, small, with_files_by};
+use end_to_end::files::{Export, Reached, assert_cached_files, export, with_files_by};
 use end_to_end::{Side, World};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
@@ -56,7 +56,7 @@ fn panicked(thread: &str) -> String {
 #[test]
 fn of_threads_that_carry_pages() {
     let faulty = Faulty::new(|world| {
-        let spec = small(with_files_by(world, Reached::Nbd));
+        let spec = with_files_by(world, Reached::Nbd);
         (spec, Some(export(world)))
     });
     let args = ["--shared-disks", "--share", "host", "--storage", "auto"];

@@ -6,7 +6,7 @@ use api::{Outcome, Prediction, Report, VmStatus};
 use end_to_end::{
     MIB, Side, World, assert_fits_goal, fits_goal_bytes, guest, own_qmp_argument, until,
 };
-use lab::guest::{Guest, GuestSpec};
+use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
 use serde_json::json;
 
@@ -23,6 +23,12 @@ fn writer(name: &str, rate: u64) -> GuestSpec {
     // As evenly as it can, so that its CPU time limits its rate.
     spec.orders.write_step_ms = 0;
     spec
+}
+
+/// The same without an operating system, which takes so little CPU time that a small share of a
+/// core may not slow it: for all that needs no convergence by shares.
+fn bare_writer(rate: u64) -> GuestSpec {
+    GuestSpec { system: System::Bare, ..writer("web1", rate) }
 }
 
 /// The cgroups of a VM's threads, an entry for each thread.
@@ -62,7 +68,7 @@ fn a_guest_that_is_faster_than_the_link_comes_within_the_goal() {
 #[test]
 fn a_guest_that_can_be_followed_is_left_alone() {
     let world = World::new(Link::one(LINK));
-    let guest = world.boot(&writer("web1", 2_000_000));
+    let guest = world.boot(&bare_writer(2_000_000));
     let report = world.migrate(&guest, Side::A, &[]);
     assert_eq!(report.slowed, None);
     assert!(report.samples.iter().all(|sample| sample.share == 1.0));
@@ -85,7 +91,7 @@ fn two_at_once() {
 #[test]
 fn a_guest_that_may_not_be_slowed_is_not() {
     let world = World::new(Link::one(LINK));
-    let guest = world.boot(&writer("web1", HARD));
+    let guest = world.boot(&bare_writer(HARD));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &["--throttle", "off", "--timeout", "12"]);
     moving.wait_line("pass 3");
@@ -100,7 +106,7 @@ fn a_guest_that_may_not_be_slowed_is_not() {
 #[test]
 fn a_migration_that_is_cancelled_leaves_nobody_slow() {
     let world = World::new(Link::one(LINK));
-    let guest = world.boot(&writer("web1", HARD));
+    let guest = world.boot(&bare_writer(HARD));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &[]);
     moving.wait_line("throttled to");
@@ -114,7 +120,7 @@ fn a_migration_that_is_cancelled_leaves_nobody_slow() {
 #[test]
 fn a_destination_that_dies_leaves_nobody_slow() {
     let mut world = World::new(Link::one(LINK));
-    let guest = world.boot(&writer("web1", HARD));
+    let guest = world.boot(&bare_writer(HARD));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &[]);
     moving.wait_line("throttled to");
@@ -169,7 +175,7 @@ fn a_guest_that_is_slowed_by_stopping_it_for_moments() {
     let file = dir.path().join("agent.toml");
     fs::write(&file, "cgroups = false\n").unwrap();
     world.restart_agents_with(&["--config", file.to_str().unwrap()]);
-    let guest: Guest = world.boot(&writer("web1", HARD));
+    let guest: Guest = world.boot(&bare_writer(HARD));
     for from in [Side::A, Side::B] {
         let report = world.migrate(&guest, from, &LOW);
         assert!(report.slowed.as_ref().unwrap().by.contains("moments"));
@@ -187,7 +193,7 @@ fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
     let file = dir.path().join("agent.toml");
     fs::write(&file, "cgroups = false\n").unwrap();
     world.restart_agents_with(&["--config", file.to_str().unwrap()]);
-    let mut spec = writer("web1", HARD);
+    let mut spec = bare_writer(HARD);
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     let mut moving = world.begin(&guest, Side::A, &LOW);
@@ -207,7 +213,7 @@ fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
 #[test]
 fn a_migration_is_predicted() {
     let world = World::new(Link::one(LINK));
-    let guest = world.boot(&writer("web1", HARD));
+    let guest = world.boot(&bare_writer(HARD));
     let rate = format!("{LINK}M");
     let ask = ["predict", "web1", "host-b", "--rate", &rate, "--json"];
     let hard: Prediction = serde_json::from_str(&world.tells(Side::A, &ask)).unwrap();

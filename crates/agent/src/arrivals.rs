@@ -113,7 +113,9 @@ impl Arrivals {
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
         // Noted now, because a QEMU that is loading may take long to answer.
-        if let Some(needs) = vms::needs(&machine, vm.ram_bytes(), &host_memory()) {
+        let (ram_bytes, unplugged) = (vm.ram_bytes(), &shape.unplugged);
+        let needs = vms::needs_of_arriving(&machine, ram_bytes, &host_memory(), unplugged);
+        if let Some(needs) = needs {
             vm.takes_pages(needs.pages_bytes);
         }
         claim.note(Standing::Arriving)?;
@@ -155,7 +157,7 @@ impl Arrivals {
             up_max: until.saturating_duration_since(Instant::now()).max(UP_LEAST),
         };
         let explain = |error| wanted.explain(error, machine, probes);
-        machine::start(&start).map_err(explain)
+        machine::start_told(&start, &|pid| claim.launched(pid)).map_err(explain)
     }
 }
 

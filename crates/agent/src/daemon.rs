@@ -443,6 +443,9 @@ fn serve(
             // First, so that gangs don't take the end of this agent's migrations for failures.
             gangs.close();
             migrations.close(until);
+            if let Some(doors) = &doors {
+                doors.wait_around(until);
+            }
             // Joins the threads of what was carried, which publish how it ended.
             drop(doors);
             let vms = server.wait_postcopies(until);

@@ -5,6 +5,7 @@
 //! coordinator harms no VM.
 
 mod cluster;
+mod evacuations;
 mod event;
 mod flight;
 mod gang;
@@ -30,6 +31,7 @@ use parking_lot::Mutex;
 use crate::denied::Denied;
 use crate::events::Events;
 use cluster::{Agents, Cluster};
+use evacuations::Evacuating;
 use event::{EVENTS_MAX, Event};
 use gang::{Gang, progress_of};
 pub(crate) use order_handler::OrderHandler;
@@ -82,6 +84,9 @@ impl Gangs {
 
     /// Plans a gang, and begins it unless it is a dry run.
     pub(crate) fn start(&self, request: &GangRequest) -> Result<GangStarted, Denied> {
+        // From before other hosts are asked: of two plans made at once, one sees the other.
+        let evacuation = request.evacuate.as_ref().filter(|_| !request.dry_run);
+        let evacuating = evacuation.map(|one| self.agents.evacuations().begin(&one.host));
         let plan = plan::plan(request, &self.agents)?;
         if request.dry_run {
             return Ok(GangStarted { id: None, plan });
@@ -89,7 +94,7 @@ impl Gangs {
         let id = self.store.unused_id().map_err(cannot_note)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let report = gang::begun(&id, request, &plan, now);
-        self.launch(report, Vec::new())?;
+        self.launch(report, Vec::new(), evacuating)?;
         Ok(GangStarted { id: Some(id), plan })
     }
 
@@ -105,7 +110,9 @@ impl Gangs {
         }
         let TakenUp { report, begun } = resume::taken_up(kept, &self.agents);
         let plan = planned(&report);
-        self.launch(report, begun)?;
+        let host = report.evacuates.as_deref();
+        let evacuating = host.map(|host| self.agents.evacuations().begin(host));
+        self.launch(report, begun, evacuating)?;
         Ok(GangStarted { id: Some(id.to_owned()), plan })
     }
 
@@ -123,7 +130,12 @@ impl Gangs {
         Ok(Turn { table: &self.table, id })
     }
 
-    fn launch(&self, report: GangReport, begun: Vec<usize>) -> Result<(), Denied> {
+    fn launch(
+        &self,
+        report: GangReport,
+        begun: Vec<usize>,
+        evacuating: Option<Evacuating>,
+    ) -> Result<(), Denied> {
         let id = report.id.clone();
         let mut table = self.table.lock();
         // All that is asked about them is on disk by now.
@@ -146,7 +158,10 @@ impl Gangs {
         let run = Run::new(Arc::clone(&gang), hear, agents, store, events, begun);
         let thread = thread::Builder::new()
             .name(id.clone())
-            .spawn(move || run.lead())
+            .spawn(move || {
+                run.lead();
+                drop(evacuating);
+            })
             .map_err(|error| Denied::Local(format!("no thread for the gang: {error}")))?;
         tracing::info!(id, "a gang begins");
         table.running.insert(id, Running { gang, thread });

@@ -10,6 +10,7 @@ mod claim;
 mod found;
 mod images;
 mod living;
+mod promised;
 mod stop;
 
 use std::borrow::Cow;
@@ -55,18 +56,7 @@ struct Slot {
     vm: Option<Arc<Vm>>,
     busy: Busy,
     /// The ordinary memory that is reserved for a VM that arrives, before its QEMU has answered.
-    promised: u64,
-}
-
-impl Slot {
-    /// The ordinary memory that its VM, which is arriving, has yet to take.
-    fn yet_to_take(&self) -> u64 {
-        // Once its QEMU has answered, more is known.
-        let known = self.vm.as_ref().and_then(|vm| vm.pages_bytes());
-        let machine = self.vm.as_ref().and_then(|vm| vm.machine());
-        let taken = machine.and_then(|machine| engine::used_pages(machine.process.pid()));
-        known.unwrap_or(self.promised).saturating_sub(taken.unwrap_or(0))
-    }
+    promised: Option<u64>,
 }
 
 /// The VMs of this host.
@@ -92,7 +82,7 @@ impl Registry {
         for found in found::all(&state, held)? {
             let busy = if found.held { Busy::Unsettled } else { Busy::Nothing };
             let name = found.vm.name.clone();
-            slots.insert(name, Slot { vm: Some(Arc::new(found.vm)), busy, promised: 0 });
+            slots.insert(name, Slot { vm: Some(Arc::new(found.vm)), busy, promised: None });
         }
         let (slots, settled) = (Mutex::new(slots), Condvar::new());
         Ok(Self {
@@ -168,7 +158,7 @@ impl Registry {
         }
         let claim = self.claim(&request.name, Busy::Starting)?;
         claim.note_starting()?;
-        let machine = machine::start(&Start {
+        let start = Start {
             name: &request.name,
             argv: &argv,
             cwd,
@@ -180,7 +170,8 @@ impl Registry {
             guest_port: if request.guest_port { GuestPort::Wanted } else { GuestPort::None },
             knows_legacy_ack: probes.knows_legacy_ack(&request.argv, cwd),
             up_max: machine::UP_MAX,
-        })?;
+        };
+        let machine = machine::start_told(&start, &|pid| claim.launched(pid))?;
         let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "started");
@@ -339,7 +330,7 @@ impl Registry {
         if let Some(slot) = slots.get(name) {
             return Err(in_the_way(name, &slot.busy));
         }
-        slots.insert(name.to_owned(), Slot { vm: None, busy, promised: 0 });
+        slots.insert(name.to_owned(), Slot { vm: None, busy, promised: None });
         let dir = self.state.vm(name);
         Ok(Claim { registry: Arc::clone(self), name: name.to_owned(), dir, kept: false })
     }

@@ -1,26 +1,27 @@
 //! A systemd scope for each QEMU that this agent has started, so that stopping, limiting or
 //! killing the agent's unit does not affect VMs.
 //!
-//! A QEMU starts in the agent's own cgroup, because it inherits open files, and is moved
-//! afterwards. Nothing waits for that. A VM whose QEMU can't be moved runs all the same; the
-//! unit's `KillMode=process` protects it.
+//! A QEMU starts in the agent's own cgroup, because it inherits open files, and is moved as soon
+//! as it was launched. Nothing waits for that. Once it answers, it is checked that it has been
+//! moved. A VM whose QEMU can't be moved runs all the same; the unit's `KillMode=process` protects
+//! it.
 
 use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 /// The slice of all scopes.
 const SLICE: &str = "droveway.slice";
 /// A scope exists until the last QEMU in it has ended.
 ///
 /// The QEMU of a VM that moved away ends when the VM runs elsewhere, and the VM may return at once.
-const TRIES: u32 = 5;
-const RETRY: Duration = Duration::from_secs(1);
+const TRIES: u32 = 25;
+const RETRY: Duration = Duration::from_millis(200);
 
 /// The queue of QEMUs to move; none unless systemd runs this agent as a service.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +31,9 @@ pub(crate) struct Scopes(Option<Sender<Wanted>>);
 struct Wanted {
     vm: String,
     pid: u32,
+    /// Whether its QEMU answers, so that this is the last request for it.
+    answers: bool,
+    tries_left: u32,
 }
 
 /// What precedes the path in `/proc/PID/cgroup`: for systemd's named hierarchy of cgroup v1,
@@ -53,7 +57,7 @@ impl Scopes {
         }
         let Some(unit) = groups("self").as_deref().and_then(Unit::of) else { return Self(None) };
         let (tell, told) = unbounded::<Wanted>();
-        let run = move || told.into_iter().for_each(|wanted| wanted.take_out_of(&unit));
+        let run = move || serve(&told, |wanted| wanted.take_out_of(&unit));
         match thread::Builder::new().name("scopes".to_owned()).spawn(run) {
             Ok(_) => Self(Some(tell)),
             Err(error) => {
@@ -65,9 +69,44 @@ impl Scopes {
 
     /// Has a VM's QEMU moved to its own scope, if it is in the agent's unit.
     pub(crate) fn take(&self, vm: &str, pid: u32) {
+        self.want(vm, pid, true);
+    }
+
+    /// As [`Scopes::take`], for a QEMU that was just launched, and may fail to start.
+    pub(crate) fn take_early(&self, vm: &str, pid: u32) {
+        self.want(vm, pid, false);
+    }
+
+    fn want(&self, vm: &str, pid: u32, answers: bool) {
         if let Some(tell) = &self.0 {
             // Sending can't fail: the thread ends with the agent.
-            let _ = tell.send(Wanted { vm: vm.to_owned(), pid });
+            let _ = tell.send(Wanted { vm: vm.to_owned(), pid, answers, tries_left: TRIES });
+        }
+    }
+}
+
+/// Serves requests until there can be no more. `take` returns one that is to be tried again, which
+/// holds up no other.
+fn serve<W>(told: &Receiver<W>, mut take: impl FnMut(W) -> Option<W>) {
+    let mut later: Vec<W> = Vec::new();
+    let mut due = Instant::now();
+    loop {
+        let next = match later.is_empty() {
+            true => told.recv().map_err(RecvTimeoutError::from),
+            false => told.recv_deadline(due),
+        };
+        match next {
+            Ok(wanted) => {
+                if later.is_empty() {
+                    due = Instant::now() + RETRY;
+                }
+                later.extend(take(wanted));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                later = later.into_iter().filter_map(&mut take).collect();
+                due = Instant::now() + RETRY;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
@@ -99,25 +138,23 @@ fn within<'g>(groups: &'g str, hierarchy: &str) -> Option<&'g str> {
 }
 
 impl Wanted {
-    fn take_out_of(&self, unit: &Unit) {
-        for _ in 0..TRIES {
-            // The process may have ended, and its id may be in use again.
-            if !unit.has(self.pid) {
-                return;
-            }
-            match self.ask(unit) {
-                Ok(()) => return,
-                Err(why) if why.contains("already") => thread::sleep(RETRY),
-                Err(why) => {
-                    tracing::warn!(vm = self.vm, why, "its QEMU stays in the agent's unit");
-                    return;
-                }
-            }
+    /// Returns the request if it is to be tried again.
+    fn take_out_of(self, unit: &Unit) -> Option<Self> {
+        // The process may have ended, and its id may be in use again.
+        if !unit.has(self.pid) {
+            return None;
         }
-        tracing::warn!(
-            vm = self.vm,
-            "its QEMU stays in the agent's unit: another one has its scope"
-        );
+        let why = match self.ask(unit) {
+            Ok(()) => return None,
+            Err(why) if !why.contains("already") => why,
+            Err(_) if self.tries_left == 0 => "another one has its scope".to_owned(),
+            Err(_) => return Some(Self { tries_left: self.tries_left - 1, ..self }),
+        };
+        match self.answers {
+            true => tracing::warn!(vm = self.vm, why, "its QEMU stays in the agent's unit"),
+            false => tracing::debug!(vm = self.vm, why, "its QEMU is not moved yet"),
+        }
+        None
     }
 
     /// Asks systemd through `busctl`.
@@ -134,7 +171,7 @@ impl Wanted {
     }
 
     fn call(&self, unit: &Unit) -> Vec<String> {
-        let Self { vm, pid } = self;
+        let Self { vm, pid, .. } = self;
         let (pid, scope) = (pid.to_string(), format!("droveway-vm-{vm}.scope"));
         let description = format!("Virtual machine {vm}");
         let words = [
@@ -181,13 +218,35 @@ mod tests {
     fn without_systemd_nothing_is_asked_for() {
         let scopes = Scopes::default();
         scopes.take("web1", std::process::id());
+        scopes.take_early("web1", std::process::id());
         assert!(scopes.0.is_none());
+    }
+
+    #[test]
+    fn one_that_is_tried_again_holds_up_no_other() {
+        let (tell, told) = unbounded();
+        for number in [1, 2, 3] {
+            tell.send(number).unwrap();
+        }
+        let (mut tell, mut taken) = (Some(tell), Vec::new());
+        serve(&told, |number| {
+            taken.push(number);
+            let is_again = taken.iter().filter(|one| **one == number).count() > 1;
+            if is_again {
+                // There will be no more requests.
+                drop(tell.take());
+            }
+            (number == 1 && !is_again).then_some(number)
+        });
+        assert_eq!(taken, [1, 2, 3, 1]);
     }
 
     #[test]
     fn a_process_that_is_not_in_the_unit_is_left_where_it_is() {
         let unit = Unit::of("0::/none.service\n").unwrap();
         // If it were moved, this would ask systemd, and fail.
-        Wanted { vm: "web1".to_owned(), pid: std::process::id() }.take_out_of(&unit);
+        let (vm, pid) = ("web1".to_owned(), std::process::id());
+        let wanted = Wanted { vm, pid, answers: true, tries_left: TRIES };
+        assert!(wanted.take_out_of(&unit).is_none());
     }
 }

@@ -165,11 +165,11 @@ impl Vm {
     /// Writes its record as a VM of this host.
     ///
     /// Until that succeeds, its problem says why not. A record that can't be read is kept beside
-    /// the new one.
+    /// the new one; without a QEMU there is no new one, and it stays for an agent that can read it.
     pub(crate) fn save_here(&self) -> io::Result<()> {
-        let aside = match self.unreadable_why() {
-            Some(_) => record::set_aside(&self.dir),
-            None => Ok(()),
+        let aside = match (self.unreadable_why(), self.machine()) {
+            (Some(_), Some(_)) => record::set_aside(&self.dir),
+            _ => Ok(()),
         };
         let saved = match aside.and_then(|()| self.save(Standing::Here)) {
             // It arrived, and its QEMU has ended since.
@@ -234,4 +234,30 @@ impl Vm {
 /// it ended.
 pub(crate) fn unrecorded(dir: &Path) -> Result<Machine, StartError> {
     machine::attach(&dir.join("qmp"), dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The journal of its arrival says that it is here, and its QEMU has ended.
+    #[test]
+    fn a_record_that_cannot_be_read_stays_where_there_is_no_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        let newer = r#"{"version":99,"standing":"resting"}"#;
+        fs::write(&path, newer).unwrap();
+        let why = "a newer droveway wrote it".to_owned();
+        let vm = Vm::unreadable("web1", dir.path().to_owned(), None, why.clone());
+        vm.save_here().unwrap_err();
+        assert_eq!(fs::read_to_string(&path).unwrap(), newer);
+        assert!(vm.is_unnoted(), "so the journal stays too");
+        assert_eq!(vm.unreadable_why(), Some(why));
+        // As after a disk that could not be read for a while.
+        Record::new(Standing::Arriving, None, 0, "", "").write(dir.path()).unwrap();
+        vm.save_here().unwrap();
+        assert_eq!(Record::read(dir.path()).unwrap().standing, Standing::Here);
+    }
 }

@@ -40,7 +40,9 @@ pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
 pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use storage::{FromStorage, ReadDisks};
-pub use times::{DOWNTIME_MS_MAX, SECONDS_MAX, check_downtime, check_times};
+pub use times::{
+    DOWNTIME_MS_MAX, SECONDS_MAX, STOP_S_MAX, check_downtime, check_stop, check_times,
+};
 pub use vm::{
     AttachRequest, GuestHelper, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd,
     StopHow, Stopped, VmStatus, VmSummary,

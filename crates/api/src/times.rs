@@ -4,6 +4,8 @@
 pub const SECONDS_MAX: u64 = 86_400;
 /// The longest downtime goal of a request.
 pub const DOWNTIME_MS_MAX: u64 = 60_000;
+/// The longest time for a guest to shut down, in seconds.
+pub const STOP_S_MAX: u64 = 3600;
 
 /// Whether a time of a request is within its limits.
 pub(crate) fn is_in_range(seconds: u64) -> bool {
@@ -20,6 +22,17 @@ pub fn check_downtime(downtime_ms: u64) -> Result<(), String> {
         1..=DOWNTIME_MS_MAX => Ok(()),
         _ => Err(format!("a downtime of {downtime_ms} ms is outside 1 to {DOWNTIME_MS_MAX}")),
     }
+}
+
+/// Checks how long a guest may take to shut down.
+///
+/// # Errors
+/// If it is out of range.
+pub fn check_stop(timeout_s: u64) -> Result<(), String> {
+    if timeout_s > STOP_S_MAX {
+        return Err(format!("a timeout of {timeout_s} s is outside 0 to {STOP_S_MAX}"));
+    }
+    Ok(())
 }
 
 /// Checks the downtime goal, the blackout bound and the timeout of a migration, and that the
@@ -69,5 +82,8 @@ mod tests {
             let said = checked.err().unwrap_or_default();
             assert!(said.starts_with(why) && said.is_empty() == why.is_empty(), "{why}: {said}");
         }
+        assert_eq!([0, STOP_S_MAX].map(check_stop), [Ok(()), Ok(())]);
+        let said = check_stop(STOP_S_MAX + 1).unwrap_err();
+        assert_eq!(said, "a timeout of 3601 s is outside 0 to 3600");
     }
 }

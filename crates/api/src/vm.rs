@@ -48,6 +48,7 @@ pub struct StopHow {
     pub force: bool,
     /// How long the guest may take to shut down before QEMU is ended.
     #[serde(default = "default_stop_timeout_s")]
+    #[param(maximum = 3600)]
     pub timeout_s: u64,
 }
 

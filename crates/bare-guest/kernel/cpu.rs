@@ -98,15 +98,17 @@ impl Clock {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Halts the CPU until then.
-    pub(crate) fn sleep_until(&self, until: Duration) {
-        let sleep = until.saturating_sub(self.now());
-        if sleep < SHORTEST {
+    /// Halts the CPU until then, if that is worth it, and calls `before` first.
+    pub(crate) fn sleep_until(&self, until: Duration, before: impl FnOnce()) {
+        if until.saturating_sub(self.now()) < SHORTEST {
             return;
         }
+        before();
+        let sleep = until.saturating_sub(self.now());
         write_apic(TIMER, u32::from(TIMER_VECTOR));
         let nanos = u32::try_from(sleep.min(LONGEST).as_nanos()).unwrap_or(u32::MAX);
-        write_apic(TIMER_START, nanos);
+        // A timer that starts with 0 stands still.
+        write_apic(TIMER_START, nanos.max(1));
         // SAFETY: `sti` takes effect after the next instruction, so an interrupt can't be missed
         // before `hlt`, and none arrives after `cli`; all that handlers use is their stack.
         unsafe { asm!("sti", "hlt", "cli") }

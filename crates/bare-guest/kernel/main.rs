@@ -94,9 +94,10 @@ fn speak(mut talk: Talk<'_, '_>, clock: &Clock, mut act: impl FnMut() -> Next) -
 /// earlier state, `state` is marked once more (docs/TESTING.md, "Wrong pages").
 fn wait<T>(next: Next, clock: &Clock, state: &mut T) {
     if let Next::At(until) = next {
-        cpu::flush_tlb();
-        memory::touch(state);
-        clock.sleep_until(until);
+        clock.sleep_until(until, || {
+            cpu::flush_tlb();
+            memory::touch(state);
+        });
     }
 }
 

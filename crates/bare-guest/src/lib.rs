@@ -84,6 +84,7 @@ pub fn is_possible(orders: &Orders) -> bool {
         burn: orders.burn,
         writer_cpu: orders.writer_cpu,
         repeated: orders.repeated,
+        parts: orders.parts,
         tick_ms: orders.tick_ms,
         ..Orders::default()
     };
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_needs_an_operating_system_is_not_possible() {
-        let orders = Orders { rate: 5, writer_cpu: 2, ..Orders::default() };
+        let orders = Orders { rate: 5, parts: true, writer_cpu: 2, ..Orders::default() };
         assert!(is_possible(&orders));
         assert!(!is_possible(&Orders { disk_bytes: 1, ..orders.clone() }));
         assert!(!is_possible(&Orders { writer_cpu: 3, ..orders }));

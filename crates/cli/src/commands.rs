@@ -88,7 +88,7 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Issue certificates for hosts, and for people who use the API
     Ca(CaArgs),
-    /// Lead libvirt's migrations to this host through its agent
+    /// Send libvirt's migrations to this host through its agent
     Libvirt(LibvirtArgs),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
@@ -217,6 +217,7 @@ mod tests {
             ("agent --nic-speed 10.0.0.1", ErrorKind::ValueValidation),
             ("agent --scan-cpu 5", ErrorKind::ValueValidation),
             ("report 1 --json --html f", ErrorKind::ArgumentConflict),
+            ("stop web1 --timeout 3601", ErrorKind::ValueValidation),
             ("resolve web1", ErrorKind::MissingRequiredArgument),
             ("resolve web1 --here --there", ErrorKind::ArgumentConflict),
             ("agent --listen here", ErrorKind::ValueValidation),

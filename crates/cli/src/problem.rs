@@ -9,14 +9,14 @@ use std::io;
 pub(crate) enum Problem {
     /// Nothing listens.
     #[error(
-        "no agent answers at {0}: start one with `droveway agent`, or name its socket with --api \
-         or DROVEWAY_API"
+        "no agent answers at {0}: start it (`systemctl start droveway`, or `droveway agent`), or \
+         name its socket with --api or DROVEWAY_API"
     )]
     NoAgent(String),
     /// The user may not use the socket.
     #[error(
-        "the agent's socket {0} is not yours to use: run this as the user that the agent runs as \
-         (often with sudo)"
+        "the agent's socket {0} can't be opened by this user: run this as the user that the agent \
+         runs as (often with sudo), or as a member of its api-group"
     )]
     NotAllowed(String),
     /// The connection was lost, or the response is invalid.

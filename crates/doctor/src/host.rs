@@ -98,10 +98,10 @@ fn programs(facts: &Facts, findings: &mut Findings) {
                     findings.note(
                         "qemu",
                         format!(
-                            "QEMU {version} waits with the end of a migration until it may only \
-                             where it was told so when it started, or has a machine type up to \
-                             11.0: an agent tells those that it starts. Others stop their VM by \
-                             themselves, held by small buffers only."
+                            "QEMU {version} lets an agent decide when a VM stops only if it was \
+                             started with `migration.switchover-ack-legacy=on` (agents do that), \
+                             or with a machine type up to 11.0. Other VMs are stopped by QEMU \
+                             itself."
                         ),
                         "start them with -global migration.switchover-ack-legacy=on",
                     );

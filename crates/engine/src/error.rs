@@ -60,6 +60,9 @@ pub enum MigrationError {
     /// QEMU's stream can't be read.
     #[error("reading QEMU's migration stream: {0}")]
     Tap(String),
+    /// A stream that is carried has what can't be split, and the next one would have it too.
+    #[error("reading QEMU's migration stream: {0}")]
+    Unsplittable(String),
     /// The disks can't be moved.
     #[error("moving the VM's disks: {0}")]
     Disks(String),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use transport::{Endpoint, LaneError, connect};
 use wire::examine::{Answer, Question};
-use wire::{Frame, Kind, ToDestination, ToSource, WireError, read_frame, read_message};
+use wire::{Frame, Kind, Reply, ToDestination, ToSource, WireError, read_frame, read_message};
 
 use crate::host::{Local, Peer, lane_endpoint};
 
@@ -39,6 +39,12 @@ impl ExamineError {
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Connect(error) if error.may_pass())
+    }
+
+    /// Whether the agent answers that it is busy.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Connect(LaneError::Turned { reply: Reply::Busy, .. }))
     }
 }
 

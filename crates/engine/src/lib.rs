@@ -25,7 +25,9 @@ pub use host::{Arriving, Carrying, FixedCost, Host, Local, Peer, Refusal, Source
 pub use orders::Orders;
 pub use predict::{predict, used, used_pages};
 pub use resources::{Buffers, BuffersFull, Resources};
-pub use source::carried::{Caller, Carried, CarryRequest, Content, More, Opening, Relay, Split};
+pub use source::carried::{
+    Caller, Carried, CarriedEnd, CarryRequest, Content, More, Opening, Relay, Split,
+};
 pub use source::{Migrated, migrate};
 pub use transport::Endpoint;
 pub use waits::Waits;

@@ -32,6 +32,11 @@ const HEARD_MAX: usize = 2;
 /// are sent every second.
 const HEARD_AT_ONCE_MAX: usize = 16;
 
+/// Unacknowledged data this old ends the control connection of a carried migration. QEMU's own
+/// connection would survive a network that is cut for a while, and in post-copy the VM stands still
+/// if its connection breaks. So this is longer than lanes try to connect again.
+pub(crate) const CARRIED_DEAD_AFTER: Duration = Duration::from_secs(30);
+
 /// The writing half, and the handle that ends the connection.
 #[derive(Debug)]
 pub(crate) struct Link<Said> {
@@ -127,6 +132,11 @@ impl<Said: Serialize> Link<Said> {
     /// Bytes written so far.
     pub(crate) fn wire_bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
+    }
+
+    /// Sets how long the peer may acknowledge nothing until the connection is broken.
+    pub(crate) fn set_dead_after(&self, limit: Duration) -> std::io::Result<()> {
+        self.closer.set_dead_after(limit)
     }
 
     /// Ends the connection if a thread is still writing after `patience`: the peer reads slowly or

@@ -20,6 +20,9 @@ pub struct Shape {
     pub ram_bytes: u64,
     /// RAM blocks that are backend objects, sorted by id.
     pub memory: Vec<Memory>,
+    /// What virtio-mem devices have unplugged of these. Older releases don't say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unplugged: Vec<Memory>,
     /// Memory devices (DIMMs).
     pub memory_devices: Vec<Device>,
     /// Devices from the command line or from hotplug.
@@ -42,6 +45,14 @@ pub struct Memory {
     pub id: String,
     /// Its size.
     pub bytes: u64,
+}
+
+impl Memory {
+    /// The bytes of the backend `id` in a list; 0 if it is not listed.
+    #[must_use]
+    pub fn bytes_of(list: &[Self], id: &str) -> u64 {
+        list.iter().find(|one| one.id == id).map_or(0, |one| one.bytes)
+    }
 }
 
 /// A device.

@@ -4,6 +4,9 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use rustix::net::sockopt::set_tcp_user_timeout;
 
 use crate::record::RecordError;
 
@@ -43,6 +46,16 @@ impl Closer {
     pub fn close(&self) {
         self.socket.close();
     }
+
+    /// Sets how long the peer may acknowledge nothing, bytes or keepalive probes, until the
+    /// connection is broken.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_dead_after(&self, limit: Duration) -> io::Result<()> {
+        let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+        Ok(set_tcp_user_timeout(&self.socket.stream, limit_ms)?)
+    }
 }
 
 /// An I/O error with the same text.
@@ -52,4 +65,22 @@ pub(crate) fn as_io(error: RecordError) -> io::Error {
         _ => io::ErrorKind::InvalidData,
     };
     io::Error::new(kind, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rustix::net::sockopt::tcp_user_timeout;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_can_be_given_more_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let closer = Closer { socket: Socket::shared(stream) };
+        closer.set_dead_after(Duration::from_secs(30)).unwrap();
+        assert_eq!(tcp_user_timeout(&closer.socket.stream).unwrap(), 30_000);
+    }
 }

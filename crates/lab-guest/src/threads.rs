@@ -13,6 +13,8 @@ use crate::{Guest, lock, system};
 const COUNT_EVERY_TICKS: u64 = 10;
 /// How long a writer that rests waits before it looks again.
 const REST: Duration = Duration::from_millis(1);
+/// How long one without a rate waits: to wake up for nothing costs CPU time under TCG.
+const IDLE: Duration = Duration::from_millis(50);
 /// Rounds that count as one piece of work.
 const COMPUTE_AT_ONCE: u32 = 10_000;
 
@@ -91,8 +93,11 @@ pub(crate) fn compute(guest: &Guest) {
 fn write_at_leisure(guest: &Guest) {
     let mut last = Instant::now();
     loop {
-        let step = lock(&guest.pacer).step();
-        thread::sleep(step);
+        let (rate, step) = {
+            let pacer = lock(&guest.pacer);
+            (pacer.rate(), pacer.step())
+        };
+        thread::sleep(if rate == 0 { IDLE } else { step });
         let now = Instant::now();
         let pages = lock(&guest.pacer).pages_due(now - last);
         last = now;

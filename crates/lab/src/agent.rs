@@ -1,8 +1,10 @@
 //! Droveway's agents on hosts.
 
 use std::ffi::OsStr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use qemu::programs::USUAL;
@@ -68,8 +70,21 @@ fn programs(binary: &Path) -> Result<Vec<String>> {
     let own = setup::own_qemus().into_iter().map(|path| path.display().to_string());
     let listed = USUAL.map(str::to_owned).into_iter().chain(own);
     let words: Vec<String> = listed.flat_map(|place| [PROGRAMS.to_owned(), place]).collect();
-    let asked = program::run(Command::new(binary).arg("agent").args(&words).arg("--help"))?;
-    Ok(if asked.status.success() { words } else { Vec::new() })
+    Ok(if takes(binary, &words)? { words } else { Vec::new() })
+}
+
+/// Whether this agent has these options, which is asked once.
+fn takes(binary: &Path, words: &[String]) -> Result<bool> {
+    static ASKED: Mutex<Vec<(PathBuf, bool)>> = Mutex::new(Vec::new());
+    let asked = || ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = asked().iter().find(|(path, _)| path == binary).map(|(_, takes)| *takes);
+    if let Some(takes) = known {
+        return Ok(takes);
+    }
+    let help = program::run(Command::new(binary).arg("agent").args(words).arg("--help"))?;
+    let takes = help.status.success();
+    asked().push((binary.to_owned(), takes));
+    Ok(takes)
 }
 
 impl Agent {
@@ -165,10 +180,14 @@ impl Agent {
 
     fn wait_up(&mut self, host: &Host) -> Result<()> {
         let until = Instant::now() + UP_MAX;
+        let socket = host.path(&self.api);
         loop {
-            let answer = self.command(host, &["list"]).output().doing("run droveway")?;
-            if answer.status.success() {
-                return Ok(());
+            // A command takes more CPU time than to see whether anything listens.
+            if UnixStream::connect(&socket).is_ok() {
+                let answer = self.command(host, &["list"]).output().doing("run droveway")?;
+                if answer.status.success() {
+                    return Ok(());
+                }
             }
             let ended = self.child.try_wait().doing("wait for the agent")?;
             if ended.is_some() || Instant::now() > until {

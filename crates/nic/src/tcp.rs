@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 /// Counters of a connection since it was opened, and its current state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +16,9 @@ pub struct TcpCounts {
     pub flying_bytes: u64,
     /// The bandwidth-delay product: the recent delivery rate times the shortest round trip so far.
     pub way_bytes: u64,
+    /// The shortest round trip of the last five minutes (`tcp_min_rtt_wlen`); none if it is not
+    /// known.
+    pub round_trip: Option<Duration>,
 }
 
 impl TcpCounts {
@@ -45,11 +49,13 @@ impl TcpCounts {
         let info = unsafe { info.assume_init() };
         let round_trip_us = if info.tcpi_min_rtt == u32::MAX { 0 } else { info.tcpi_min_rtt };
         let way_bytes = u128::from(info.tcpi_delivery_rate) * u128::from(round_trip_us) / 1_000_000;
+        let round_trip = Duration::from_micros(round_trip_us.into());
         Ok(Self {
             sent_bytes: info.tcpi_bytes_sent,
             again_bytes: info.tcpi_bytes_retrans,
             flying_bytes: u64::from(info.tcpi_unacked) * u64::from(info.tcpi_snd_mss),
             way_bytes: u64::try_from(way_bytes).unwrap_or(u64::MAX),
+            round_trip: Some(round_trip).filter(|time| !time.is_zero()),
         })
     }
 }
@@ -76,7 +82,7 @@ mod tests {
         let counts = TcpCounts::of(near.as_fd()).unwrap();
         assert_eq!(counts.sent_bytes - counts.again_bytes, 300_000);
         assert_eq!(counts.flying_bytes, 0);
-        assert!(counts.way_bytes > 0);
+        assert!(counts.way_bytes > 0 && counts.round_trip.is_some());
         let other = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert!(TcpCounts::of(other.as_fd()).is_err());
     }

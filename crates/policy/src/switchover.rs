@@ -13,6 +13,9 @@ const BACKLOG_SHARE: f64 = 0.25;
 /// The share if QEMU's remainder uses the whole goal, so that the backlog comes on top.
 const UNCOUNTED_SHARE: f64 = 0.0625;
 
+/// A path is kept full with as much more than it holds: with less its rate could not grow.
+const PATH_MORE: f64 = 1.25;
+
 /// The part of the goal that is planned for pages even if the fixed cost leaves less of it, and the
 /// least time for them. A goal that the fixed cost uses up is missed in any case, and with no time
 /// for pages the VM would have to stop writing before it is stopped.
@@ -51,9 +54,27 @@ pub struct BacklogInput {
     pub pool_bytes: u64,
     /// The least with which the lanes always have something to send.
     pub least_bytes: u64,
+    /// As much as keeps the path full, beside that; 0 if it is not known.
+    pub path_bytes: u64,
+}
+
+/// Bytes of buffers that keep a path full if it delivers `bytes_per_s` of them.
+///
+/// A buffer is in use for a round trip after it was sent. Those that lanes are writing count, too,
+/// because each lane has only a share of the path, but no more of them than the path holds: on
+/// short and slow paths next to nothing is added.
+#[must_use]
+pub fn path_bytes(bytes_per_s: f64, round_trip: Duration, writing_bytes: u64) -> u64 {
+    let holds = bytes_per_s * round_trip.as_secs_f64();
+    whole(holds * PATH_MORE + holds.min(writing_bytes as f64))
 }
 
 /// How many bytes may be between tap and placer now.
+///
+/// It is never less than the path needs. Otherwise no more than the bound would be delivered in a
+/// round trip, this would be measured as the path's rate, and the next bound would be smaller by as
+/// much. What the path holds hardly costs downtime: it arrives within a round trip, which the end
+/// takes in any case.
 ///
 /// The full pool is used only while QEMU can't be near the end of its first pass. The line is twice
 /// what can be hidden: when it is crossed, QEMU has more left than fits into the sockets, so it
@@ -70,7 +91,8 @@ pub fn backlog_limit_bytes(input: BacklogInput) -> u64 {
     };
     let share = if input.counted { BACKLOG_SHARE } else { UNCOUNTED_SHARE };
     let within_goal = whole(bodies_per_s * input.goal.as_secs_f64() * share);
-    within_goal.clamp(input.least_bytes.min(input.pool_bytes), input.pool_bytes)
+    let on_path = input.least_bytes.saturating_add(input.path_bytes);
+    within_goal.max(on_path).clamp(input.least_bytes.min(input.pool_bytes), input.pool_bytes)
 }
 
 /// The threshold that QEMU gets.
@@ -178,6 +200,7 @@ mod tests {
             counted: true,
             pool_bytes: 128 * MIB,
             least_bytes: MIB,
+            path_bytes: 0,
         }
     }
 
@@ -201,6 +224,81 @@ mod tests {
         let small =
             BacklogInput { first_pass_left_bytes: Some(512 * MIB), bodies_per_s: None, ..input() };
         assert_eq!(backlog_limit_bytes(small), MIB);
+    }
+
+    #[test]
+    fn a_path_is_kept_full_whatever_the_goal() {
+        let ms = Duration::from_millis;
+        let later = BacklogInput { first_pass_left_bytes: None, ..input() };
+        for (path_bytes, expected) in [
+            (0, 8_925_000),
+            (7_000_000, 8_925_000),
+            (9_000_000, MIB + 9_000_000),
+            (u64::MAX, 128 * MIB),
+        ] {
+            assert_eq!(backlog_limit_bytes(BacklogInput { path_bytes, ..later }), expected);
+        }
+        // 12 MB on the path, with more or less than that being written.
+        assert_eq!(path_bytes(120e6, ms(100), 2_000_000), 17_000_000);
+        assert_eq!(path_bytes(120e6, ms(100), 40_000_000), 27_000_000);
+        assert_eq!(path_bytes(120e6, Duration::ZERO, 2_000_000), 0);
+    }
+
+    const SLOT: u64 = 544 << 10;
+    const BODIES: u64 = 512 << 10;
+
+    /// The slots of the pool with 8 lanes, if so many bytes of bodies are delivered per second.
+    fn slots(bodies_per_s: f64, round_trip: Duration, of: BacklogInput) -> u64 {
+        let slot_bytes_per_s = bodies_per_s * SLOT as f64 / BODIES as f64;
+        let limit_bytes = backlog_limit_bytes(BacklogInput {
+            first_pass_left_bytes: None,
+            bodies_per_s: Some(bodies_per_s),
+            least_bytes: 2 * SLOT,
+            path_bytes: path_bytes(slot_bytes_per_s, round_trip, 8 * SLOT),
+            ..of
+        });
+        limit_bytes / SLOT
+    }
+
+    /// Each slot is in use for a round trip, so the bound bounds the rate, which sets the bound.
+    #[test]
+    fn the_bound_and_the_rate_of_a_long_path_do_not_pull_each_other_down() {
+        for (link, goal_ms, counted) in
+            [(119e6, 300, false), (1190e6, 300, false), (119e6, 100, true), (1190e6, 50, true)]
+        {
+            let of = BacklogInput { goal: Duration::from_millis(goal_ms), counted, ..input() };
+            for round_trip_ms in [1, 5, 10, 15, 20, 30, 50, 80, 100] {
+                let round_trip = Duration::from_millis(round_trip_ms);
+                let next = |rate: f64| {
+                    let bytes = slots(rate, round_trip, of) * BODIES;
+                    f64::min(link, bytes as f64 / round_trip.as_secs_f64())
+                };
+                // From the link's rate, and from what is left of it after a time of trouble.
+                for begin in [link, link / 100.0] {
+                    let settled = (0..40).fold(begin, |rate, _| next(rate));
+                    assert!(settled >= link * 0.99, "{link} {round_trip_ms} ms: {settled}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn on_short_and_slow_paths_the_bound_is_what_it_was() {
+        for (bodies_per_s, round_trip_us) in [
+            (119e6, 100),
+            (119e6, 1000),
+            (1190e6, 100),
+            (3e9, 50),
+            (12e6, 10_000),
+            (1.2e6, 50_000),
+            (119e3, 200_000),
+        ] {
+            for (goal_ms, counted) in [(300, false), (300, true), (50, true), (50, false)] {
+                let of = BacklogInput { goal: Duration::from_millis(goal_ms), counted, ..input() };
+                let with = |us| slots(bodies_per_s, Duration::from_micros(us), of);
+                assert_eq!(with(round_trip_us), with(0), "{bodies_per_s} {round_trip_us} us");
+            }
+        }
     }
 
     fn finish() -> FinishInput {

@@ -155,6 +155,18 @@ pub fn vcpu_threads(pid: u32) -> Vec<u32> {
     tasks.filter_map(of).collect()
 }
 
+/// Whether a QEMU has a VFIO device now, such as a vGPU, by its open files.
+#[must_use]
+pub fn has_vfio_device(pid: u32) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    files.filter_map(|file| fs::read_link(file.path()).ok()).any(|path| is_of_vfio(&path))
+}
+
+/// A group, a device, or the container.
+fn is_of_vfio(path: &Path) -> bool {
+    path.starts_with("/dev/vfio")
+}
+
 /// `CPU 3/KVM`, or TCG's one thread for all vCPUs.
 fn is_vcpu(name: &str) -> bool {
     let Some((cpus, accelerator)) = name.split_once('/') else { return false };
@@ -227,6 +239,15 @@ mod tests {
         let id: u32 = named.recv().unwrap();
         assert_eq!(vcpu_threads(std::process::id()), [id]);
         assert!(vcpu_threads(u32::MAX).is_empty());
+    }
+
+    #[test]
+    fn vfio_devices_are_known_by_their_files() {
+        for path in ["/dev/vfio/17", "/dev/vfio/devices/vfio0", "/dev/vfio/17 (deleted)"] {
+            assert!(is_of_vfio(Path::new(path)), "{path}");
+        }
+        assert!(!is_of_vfio(Path::new("/dev/vfio-other")) && !is_of_vfio(Path::new("/dev/kvm")));
+        assert!(!has_vfio_device(std::process::id()) && !has_vfio_device(u32::MAX));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::qmp::{Qmp, QmpError};
 
 pub use error::StartError;
 pub use found::{attach, reopen};
-pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start};
+pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_told};
 
 /// How long QEMU may take to end by itself before it is killed.
 const QUIT_WAIT: Duration = Duration::from_secs(10);

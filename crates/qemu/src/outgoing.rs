@@ -22,6 +22,7 @@ use serde_json::json;
 
 use crate::machine::Machine;
 use crate::qmp::{Event, Qmp, QmpError, RunState};
+use crate::shape;
 use before::Before;
 pub(crate) use settings::Settings;
 use wanted::{DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
@@ -64,7 +65,8 @@ fn may_move(state: &RunState) -> Result<bool, String> {
 /// # Errors
 /// If QEMU doesn't answer.
 pub fn hold(machine: &Machine) -> Result<Hold, QmpError> {
-    acknowledgement::of(machine, &Settings::of(&machine.qmp)?)
+    let kind = StreamKind::classic(&shape::of(&machine.qmp)?.devices);
+    acknowledgement::of(machine, &Settings::of(&machine.qmp)?, kind)
 }
 
 /// Whether this event begins a pass over RAM after the first.
@@ -134,7 +136,7 @@ impl Outgoing {
         }
         let mut settings = Settings::of(&qmp)?;
         let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
-        let hold = acknowledgement::of(machine, &settings)?;
+        let hold = acknowledgement::of(machine, &settings, kind)?;
         let outcome = wanted::set_up(machine, &mut settings, kind, pauses, hold);
         let uri = format!("unix:{}", socket.display());
         let settings = Mutex::new(settings);

@@ -116,10 +116,16 @@ fn huge_pages(sys: &Path, available_bytes: Option<u64>) -> Vec<HugePages> {
 }
 
 impl Needs {
-    /// What a VM with these pieces of `memory` needs if it is started with this
-    /// command line in `cwd`.
+    /// What a VM with these pieces of `memory`, of which devices have this much
+    /// `unplugged`, needs if it is started with this command line in `cwd`.
     #[must_use]
-    pub fn of(line: &CommandLine, memory: &[Memory], cwd: &Path, host: &HostMemory) -> Self {
+    pub fn of(
+        line: &CommandLine,
+        memory: &[Memory],
+        unplugged: &[Memory],
+        cwd: &Path,
+        host: &HostMemory,
+    ) -> Self {
         let mut needs = Self::default();
         let backends = line.backends();
         for Memory { id, bytes } in memory {
@@ -132,11 +138,15 @@ impl Needs {
                 // The memory that `-m` creates by itself.
                 None => kind(cwd, line.memory_path(), false),
             };
+            let plugged = bytes.saturating_sub(Memory::bytes_of(unplugged, id));
             match kind {
-                Kind::Pages => needs.pages_bytes = needs.pages_bytes.saturating_add(*bytes),
+                Kind::Pages => needs.pages_bytes = needs.pages_bytes.saturating_add(plugged),
                 Kind::Huge(page_bytes) => {
+                    // If they are reserved, QEMU doesn't start without all of them.
+                    let reserved = made.is_none_or(|backend| backend.reserve);
+                    let taken = if reserved { *bytes } else { plugged };
                     let sum = needs.huge_bytes.entry(page_bytes).or_default();
-                    *sum = sum.saturating_add(*bytes);
+                    *sum = sum.saturating_add(taken);
                 }
                 Kind::File => {}
             }
@@ -202,12 +212,17 @@ mod tests {
     }
 
     fn needs(line: &str, memory: &[(&str, u64)]) -> Needs {
+        needs_without(line, memory, &[])
+    }
+
+    fn needs_without(line: &str, memory: &[(&str, u64)], unplugged: &[(&str, u64)]) -> Needs {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let memory: Vec<Memory> = memory
-            .iter()
-            .map(|(id, bytes)| Memory { id: (*id).to_owned(), bytes: *bytes })
-            .collect();
-        Needs::of(&CommandLine::parse(&words).unwrap(), &memory, Path::new("/"), &host())
+        let line = CommandLine::parse(&words).unwrap();
+        let [memory, unplugged] = [memory, unplugged].map(|list| {
+            let one = |(id, bytes): &(&str, u64)| Memory { id: (*id).to_owned(), bytes: *bytes };
+            list.iter().map(one).collect::<Vec<_>>()
+        });
+        Needs::of(&line, &memory, &unplugged, Path::new("/"), &host())
     }
 
     #[test]
@@ -237,6 +252,33 @@ mod tests {
             &[("a", 1 << 30)],
         );
         assert!(of_1_gib.fit(&host(), true).is_err(), "none of that size");
+    }
+
+    #[test]
+    fn what_a_virtio_mem_device_has_unplugged_takes_none() {
+        let memory = [("", 4 << 20), ("vm0", 256 << 20)];
+        let ordinary = "qemu -object memory-backend-ram,id=vm0,size=256M";
+        assert!(needs(ordinary, &memory).fit(&host(), false).is_err());
+        let fits = needs_without(ordinary, &memory, &[("vm0", 255 << 20)]);
+        assert_eq!(fits.pages_bytes, 5 << 20);
+        assert_eq!(fits.fit(&host(), false), Ok(()));
+        for odd in [("other", 255 << 20), ("vm0", u64::MAX)] {
+            let needs = needs_without(ordinary, &memory, &[odd]);
+            let expected = if odd.0 == "vm0" { 4 << 20 } else { 260 << 20 };
+            assert_eq!(needs.pages_bytes, expected, "{odd:?}");
+        }
+    }
+
+    /// Huge pages are reserved when QEMU maps them, unless it is told not to.
+    #[test]
+    fn huge_pages_that_are_reserved_count_whether_plugged_or_not() {
+        let reserved = "qemu -object memory-backend-memfd,id=vm0,hugetlb=on";
+        let (memory, unplugged) = ([("vm0", 256 << 20)], [("vm0", 252 << 20)]);
+        let refused = needs_without(reserved, &memory, &unplugged).fit(&host(), true).unwrap_err();
+        assert_eq!(refused, NoRoom::Huge { page_bytes: 2 << 20, needed: 128, free: 4 });
+        let needs = needs_without(&format!("{reserved},reserve=off"), &memory, &unplugged);
+        assert_eq!(needs.huge_bytes, BTreeMap::from([(2 << 20, 4 << 20)]));
+        assert_eq!(needs.fit(&host(), false), Ok(()));
     }
 
     #[test]

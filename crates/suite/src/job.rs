@@ -47,13 +47,17 @@ const ALONE: [&str; 17] = [
 /// Jobs that run beside those, with the CPU time that they leave. No test judges how long these
 /// take; they throttle no VM by cgroups, which have shares of their own, and change nothing of the
 /// machine.
-const FILLS: [&str; 9] = [
+const FILLS: [&str; 13] = [
     "agent agent",
     "disk ordering",
     "droveway ",
     "end-to-end cache_",
+    "end-to-end carry_lanes::",
+    "end-to-end carry_storage::",
     "end-to-end holdings::",
+    "end-to-end managers::",
     "end-to-end page_cache::",
+    "end-to-end panics::",
     "end-to-end rack::",
     "end-to-end relayed::",
     "end-to-end sharing::",

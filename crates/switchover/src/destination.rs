@@ -67,6 +67,8 @@ pub enum Action {
     /// Write the record, and go on when it is on disk. If that fails, drop the rest of this step
     /// and step with [`Event::JournalFailed`].
     Journal(Record),
+    /// Write the record without waiting for it; this may fail.
+    Note(Record),
     /// Remove the journal, durably. A failure is handled as that of a record.
     Forget,
     /// Send the message over any connection to the source. It may be lost.
@@ -237,7 +239,7 @@ impl Machine {
     fn start(&mut self, fresh: bool) -> Vec<Action> {
         self.state = State::Starting { fresh };
         self.doubt = None;
-        vec![Action::Journal(Record::Starting), Action::QemuCont]
+        vec![Action::Journal(Record::Starting { taken_back: false }), Action::QemuCont]
     }
 
     /// Ends QEMU, because the VM doesn't come. That is recorded first, so that after a restart in
@@ -300,6 +302,9 @@ impl Machine {
                     Some(_) => vec![said],
                 }
             }
+            // QEMU may refuse only as long as the other copy has the disks, and later the VM would
+            // run on disks that the other copy has changed.
+            State::Starting { fresh: false } if self.is_taken_back() => Vec::new(),
             State::Starting { .. } => vec![Action::QemuCont],
             State::Running | State::Left => vec![self.say(ToSource::Running)],
             State::Ending { .. } => vec![Action::QemuKill],

@@ -48,7 +48,7 @@ pub enum Doubt {
         reason: Reason,
     },
     /// Destination: the VM was given to this side and may not run yet, and the source says that an
-    /// operator took it back: two copies may be running.
+    /// operator took it back: two copies may be running. The one here is not tried any more.
     TakenBackMeanwhile {
         /// The source's reason.
         reason: Reason,
@@ -121,10 +121,11 @@ impl Doubt {
                  that is to lose it, and check its disks"
             ),
             Self::TakenBackMeanwhile { reason } => format!(
-                "{vm} was given to this host, which tries to run it, and {peer} says that it was \
-                 taken back ({reason}): two may be running. End the copy here now with {there}, \
-                 and check its disks. To keep this one instead: `droveway stop {vm} --force` on \
-                 {peer}; this one is tried again"
+                "{vm} was given to this host, which has not seen it run, and {peer} says that it \
+                 was taken back ({reason}): two may be running. End the copy here now with \
+                 {there}, and check its disks. To keep this one instead: `droveway stop {vm} \
+                 --force` on {peer}, then here `droveway resolve {vm} --here`, and once more if \
+                 {peer} still says so. It is not tried before that"
             ),
         }
     }

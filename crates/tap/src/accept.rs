@@ -20,8 +20,8 @@ pub(crate) enum Begun {
     Unknown,
     /// It is the main channel, and these bytes were read from it.
     Main(Vec<u8>),
-    /// It is this multifd channel, and its first message was read.
-    Channel(u8),
+    /// It is this multifd channel, and its first message and these bytes were read from it.
+    Channel(u8, Vec<u8>),
 }
 
 /// Accepts as many connections as QEMU makes, and waits for all to end.
@@ -33,7 +33,7 @@ pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     join_all(shared, threads);
 }
 
-/// Reads connections that were accepted already, and waits for all to end.
+/// Reads connections that were accepted and noted already, and waits for all to end.
 pub(crate) fn read(shared: &Arc<Shared>, connections: Vec<(UnixStream, Begun)>) {
     let read_one = |(number, (socket, begun))| begin(shared, socket, number, begun);
     let threads = begin_all(shared, (0..).zip(connections).map(read_one));
@@ -71,12 +71,12 @@ fn accept_one(shared: &Arc<Shared>, listener: &UnixListener, number: usize) -> B
         }
         TapError::Io { what: "waiting for QEMU to connect", source }
     })?;
+    shared.note(&socket)?;
     begin(shared, socket, number, Begun::Unknown)
 }
 
 /// Reads a connection on its own thread.
 fn begin(shared: &Arc<Shared>, socket: UnixStream, number: usize, begun: Begun) -> Begin {
-    shared.note(&socket)?;
     let shared = Arc::clone(shared);
     data_threads::spawn(format!("tap-{number}"), move || {
         // Created before the membership, so it is dropped after it: by then the
@@ -121,7 +121,7 @@ fn serve(
     match begun {
         Begun::Unknown => serve_unknown(shared, socket, number),
         Begun::Main(before) => main(shared, socket, number, before),
-        Begun::Channel(id) => multifd(shared, socket, number, id),
+        Begun::Channel(id, before) => multifd(shared, socket, number, (id, &before)),
     }
 }
 
@@ -144,7 +144,7 @@ fn serve_unknown(shared: &Shared, socket: &UnixStream, number: usize) -> Result<
         stream::multifd::MAGIC if shared.channels == Channels::Classic => {
             Err(TapError::Connection("a multifd channel, though multifd is off"))
         }
-        stream::multifd::MAGIC => multifd(shared, socket, number, channel::number(socket)?),
+        stream::multifd::MAGIC => multifd(shared, socket, number, (channel::number(socket)?, &[])),
         _ => main(shared, socket, number, Vec::new()),
     }
 }
@@ -165,9 +165,14 @@ fn main(
     outcome.map(drop)
 }
 
-/// Reads a multifd channel.
-fn multifd(shared: &Shared, socket: &UnixStream, number: usize, id: u8) -> Result<(), TapError> {
-    if let Some(rounds) = channel::run(shared, socket, number, id)? {
+/// Reads a multifd channel, from which `before` was read after its first message.
+fn multifd(
+    shared: &Shared,
+    socket: &UnixStream,
+    number: usize,
+    (id, before): (u8, &[u8]),
+) -> Result<(), TapError> {
+    if let Some(rounds) = channel::run(shared, socket, number, (id, before))? {
         shared.note_rounds(rounds);
     }
     Ok(())

@@ -23,19 +23,19 @@ pub(crate) fn number(socket: &UnixStream) -> Result<u8, TapError> {
     Ok(Init::parse(&init)?.id)
 }
 
-/// Reads channel `id` from after its first message to its end.
+/// Reads channel `id` from after its first message to its end; `before` was read already.
 pub(crate) fn run(
     shared: &Shared,
     socket: &UnixStream,
     reader: usize,
-    id: u8,
+    (id, mut before): (u8, &[u8]),
 ) -> Result<Option<Rounds>, TapError> {
     let Some(blocks) = shared.wait_blocks()? else { return Ok(None) };
     let mut filling = Filling::new(shared, reader);
     let mut head = [0; HEAD_BYTES];
     let mut epoch = Epoch(0);
     let mut last_page = epoch;
-    while read_head(socket, &mut head, &mut filling)? {
+    while read_head(socket, &mut before, &mut head, &mut filling)? {
         let packet = Packet::parse(&head)?;
         let mut bytes = HEAD_BYTES;
         if let Some(pages) = packet.pages(&blocks)? {
@@ -52,13 +52,21 @@ pub(crate) fn run(
     Ok(Some(Rounds { channel: id, ended: epoch, last_page }))
 }
 
-/// Reads a packet's head; `false` at the channel's end. Hands on the current batch
-/// before it waits long.
+/// Reads a packet's head, first from `before`; `false` at the channel's end. Hands on the
+/// current batch before it waits long.
 fn read_head(
     socket: &UnixStream,
+    before: &mut &[u8],
     head: &mut [u8; HEAD_BYTES],
     filling: &mut Filling<'_>,
 ) -> Result<bool, TapError> {
+    if !before.is_empty() {
+        let (now, later) = before.split_at(before.len().min(HEAD_BYTES));
+        *before = later;
+        head[..now.len()].copy_from_slice(now);
+        read_all(socket, &mut head[now.len()..], "a multifd packet's head")?;
+        return Ok(true);
+    }
     let soon = if filling.is_empty() { Found::Nothing } else { read_soon(socket, head)? };
     let found = match soon {
         Found::Nothing => {

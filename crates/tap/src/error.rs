@@ -68,6 +68,25 @@ pub enum TapError {
     Stopped,
 }
 
+impl TapError {
+    /// Whether QEMU's stream can't be split, so that the next one can't either. An error of a
+    /// connection shows nothing of the kind: QEMU may have been told to cancel.
+    #[must_use]
+    pub fn is_of_stream(&self) -> bool {
+        match self {
+            Self::Stream(error) => !matches!(error, StreamError::EndedEarly { .. }),
+            Self::Multifd(_)
+            | Self::Connection(_)
+            | Self::Rounds { .. }
+            | Self::Unsplittable(_) => true,
+            Self::Truncated { .. }
+            | Self::ChannelsMissing { .. }
+            | Self::Io { .. }
+            | Self::Stopped => false,
+        }
+    }
+}
+
 impl From<Stopped> for TapError {
     fn from(_: Stopped) -> Self {
         Self::Stopped
@@ -77,5 +96,26 @@ impl From<Stopped> for TapError {
 impl From<page::PoolClosed> for TapError {
     fn from(_: page::PoolClosed) -> Self {
         Self::Stopped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_that_was_cancelled_is_told_from_a_stream_that_can_not_be_split() {
+        let cancelled = StreamError::EndedEarly { place: "in a section" };
+        for (error, expected) in [
+            (TapError::from(MultifdError::DeviceState), true),
+            (StreamError::Late(stream::Unsplittable::SectionId { section: 9 }).into(), true),
+            (TapError::Unsplittable("why".to_owned()), true),
+            (cancelled.into(), false),
+            (TapError::Truncated { what: "a multifd packet" }, false),
+            (TapError::Io { what: "reading", source: io::ErrorKind::Other.into() }, false),
+            (Stopped.into(), false),
+        ] {
+            assert_eq!(error.is_of_stream(), expected, "{error}");
+        }
     }
 }

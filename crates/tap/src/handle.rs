@@ -41,8 +41,20 @@ pub struct Taken {
     pub main: UnixStream,
     /// The bytes already read from it.
     pub before: Vec<u8>,
-    /// The multifd channels with their numbers, each read past its first message.
-    pub channels: Vec<(u8, UnixStream)>,
+    /// The multifd channels.
+    pub channels: Vec<TakenChannel>,
+}
+
+/// A multifd channel that was read past its first message.
+#[derive(Debug)]
+pub struct TakenChannel {
+    /// Its number.
+    pub id: u8,
+    /// Its connection.
+    pub socket: UnixStream,
+    /// The bytes read after the first message: heads of packets without pages, and at most one
+    /// of a packet with pages, or a part of a head.
+    pub before: Vec<u8>,
 }
 
 impl Taken {
@@ -90,8 +102,8 @@ impl Tap {
     /// path its destination answers: what QEMU requests there is part of the head.
     ///
     /// # Errors
-    /// If no thread can be started, or more than [`Taken::READ_BEFORE_BYTES_MAX`] of the
-    /// main channel was read before.
+    /// If the system lacks a thread or descriptors, or more than
+    /// [`Taken::READ_BEFORE_BYTES_MAX`] of the main channel was read before.
     pub fn of_taken(
         taken: Taken,
         pool: Arc<Pool>,
@@ -106,10 +118,16 @@ impl Tap {
             Ok(count) => Channels::Multifd(count),
             Err(_) => return Err(TapError::Connection("more than 255 multifd channels")),
         };
-        let channels = channels.into_iter().map(|(id, socket)| (socket, Begun::Channel(id)));
+        let begun = |one: TakenChannel| (one.socket, Begun::Channel(one.id, one.before));
+        let channels = channels.into_iter().map(begun);
         let connections: Vec<_> =
             std::iter::once((main, Begun::Main(before))).chain(channels).collect();
         let shared = Shared { answered: true, ..Shared::new(kind, pool, output) };
+        // Before the thread that reads them starts: a tap that hangs up at once must know which
+        // is the main channel.
+        for (socket, _) in &connections {
+            shared.note(socket)?;
+        }
         Self::begin(shared, move |shared| read(shared, connections))
     }
 

@@ -26,7 +26,7 @@ mod socket;
 
 pub use counters::Counters;
 pub use error::TapError;
-pub use handle::{Stopper, Summary, Taken, Tap};
+pub use handle::{Stopper, Summary, Taken, TakenChannel, Tap};
 pub use output::{Block, Head, Output, Stopped, Unsplittable};
 pub use shared::Channels;
 pub use socket::abort;

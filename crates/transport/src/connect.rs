@@ -15,7 +15,7 @@ use crate::error::LaneError;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Unacknowledged data this old means that the path is dead. Long enough for a switch to
 /// fail over, short enough to move on to the other lanes.
-const DEAD_AFTER: Duration = Duration::from_secs(8);
+pub const DEAD_AFTER: Duration = Duration::from_secs(8);
 /// Unsent data that the kernel accepts per lane. The rest waits in the agent's queue,
 /// where any lane with room can take it.
 const NOT_SENT_BYTES: u32 = 256 << 10;

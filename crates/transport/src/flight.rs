@@ -280,6 +280,33 @@ mod tests {
         });
     }
 
+    /// Otherwise a lane that is dead would take batches until the pool is empty.
+    #[test]
+    fn a_batch_with_few_bytes_counts_as_a_full_one() {
+        let pool = Pool::new(64 << 20);
+        let full = || pages(&pool);
+        let fills = || -> Load<u8> {
+            let mut batch = pool.take().unwrap();
+            batch.push_fill(page::PageIndex(7), 0);
+            Load::from(batch)
+        };
+        let blocks = || -> Load<u8> {
+            let mut blocks = pool.take_blocks().unwrap();
+            blocks.push_zero(4096);
+            Load::from(blocks)
+        };
+        let all: [&dyn Fn() -> Load<u8>; 3] = [&full, &fills, &blocks];
+        let fit = all.map(|take| {
+            let (flight, mut sent) = (Flight::default(), 0);
+            while sent < 64 && flight.state.lock().has_room() {
+                flight.sent(take(), flight.departure());
+                sent += 1;
+            }
+            sent
+        });
+        assert!(fit[0] > 1 && fit == [fit[0]; 3], "{fit:?}");
+    }
+
     #[test]
     fn unacknowledged_batches_go_back_in_order() {
         let flight = Flight::default();

@@ -75,6 +75,7 @@ impl<X> Shared<X> {
     /// Notes that lane `number` has lost its connection.
     pub(crate) fn disconnected(&self, number: usize) {
         self.connections.lock()[number] = None;
+        self.meters[number].set_round_trip(None);
     }
 
     /// Ends everything now. Threads that read or write return at once, however slow
@@ -233,6 +234,20 @@ impl<X> Lanes<X> {
         asking + windows.map(|window| window + 3 * slot).sum::<u64>()
     }
 
+    /// The round trip of the longest path; zero if none is known.
+    ///
+    /// Of the lanes on one path the shortest counts: a lane that had to connect again, while the
+    /// others kept a queue on the path full, has not seen it without.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        let known = || self.meters().filter_map(|(path, meter)| Some((path, meter.round_trip()?)));
+        let shortest = |path: Endpoint| {
+            let same = known().filter(|(other, _)| *other == path);
+            same.map(|(_, time)| time).min()
+        };
+        known().filter_map(|(path, _)| shortest(path)).max().unwrap_or_default()
+    }
+
     /// Each lane's endpoint and counters.
     pub fn meters(&self) -> impl Iterator<Item = (Endpoint, &LaneMeter)> {
         self.shared.plan.endpoints.iter().copied().zip(&self.shared.meters)
@@ -281,5 +296,39 @@ impl<X> Lanes<X> {
 impl<X> Drop for Lanes<X> {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_round_trip_is_that_of_the_longest_path() {
+        let path = |port: u16| Endpoint { local: None, remote: ([127, 0, 0, 1], port).into() };
+        let plan = LanesPlan {
+            endpoints: [1, 2, 1, 2].map(path).to_vec(),
+            peer: String::new(),
+            security: Security::Plaintext,
+            token: Token([1; 16]),
+            encoding: Encoding::Raw,
+            stale_filter: None,
+            deltas: None,
+        };
+        let lanes = Lanes::<Infallible>::new(plan, None);
+        let ms = Duration::from_millis;
+        assert_eq!(lanes.round_trip(), Duration::ZERO);
+        for (lane, noted_ms, expected_ms) in [
+            (0, Some(20), 20),
+            // The other path is shorter.
+            (1, Some(1), 20),
+            // A queue on the same path.
+            (2, Some(300), 20),
+            (0, None, 300),
+            (2, None, 1),
+        ] {
+            lanes.shared.meters[lane].set_round_trip(noted_ms.map(ms));
+            assert_eq!(lanes.round_trip(), ms(expected_ms), "{lane} {noted_ms:?}");
+        }
     }
 }

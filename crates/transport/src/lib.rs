@@ -41,7 +41,7 @@ mod window;
 
 pub use acks::{Acks, Released};
 pub use blocks::{BlockSink, TakeError};
-pub use connect::{Endpoint, connect, tune};
+pub use connect::{DEAD_AFTER, Endpoint, connect, tune};
 pub use deltas::Deltas;
 pub use error::{LaneError, LanesError};
 pub use lane::{Lane, run_plain};

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use page::{Batch, BlockBatch, PAGE_BYTES};
+use page::{BLOCK_BYTES_MAX, Batch, BlockBatch, PAGE_BYTES};
 
 /// A load of a lane, which returns to the queue if the lane dies. All kinds share
 /// queue, lanes and acknowledgements.
@@ -52,11 +52,14 @@ impl<X> Load<X> {
         }
     }
 
-    /// Bytes of the pool that it occupies.
+    /// Bytes of buffers that it counts for in a lane's window: those of a full batch, however few
+    /// of them it uses, because it keeps its buffer all the same. With fewer, a lane that is dead
+    /// could take all buffers of the pool, each with a few bytes for the network.
     pub(crate) fn buffer_bytes(&self) -> u64 {
-        match self.amount() {
-            Amount::Pages { body_bytes, .. } => body_bytes,
-            Amount::Blocks { data_bytes, .. } => data_bytes,
+        match self {
+            Self::Pages(_) | Self::Blocks(_) => BLOCK_BYTES_MAX as u64,
+            // There is no window while it waits for an answer, and the stage bounds it.
+            Self::Other(_) => 0,
         }
     }
 

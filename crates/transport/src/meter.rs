@@ -17,6 +17,8 @@ pub struct LaneMeter {
     /// Bytes of buffers that may be in flight on its connection, as of the last
     /// acknowledgement.
     pub(crate) window_bytes: AtomicU64,
+    /// The shortest round trip of its connection, in microseconds; 0 while it is not known.
+    round_trip_us: AtomicU64,
     /// Times its connection died.
     pub deaths: AtomicU32,
     spent_ns: [AtomicU64; 3],
@@ -51,6 +53,26 @@ impl LaneMeter {
     /// Bytes of buffers that may be in flight on its connection.
     pub(crate) fn window_bytes(&self) -> u64 {
         self.window_bytes.load(Relaxed).max(window::LEAST_BYTES)
+    }
+
+    /// The shortest round trip of its connection; none if it has none, or it is not known.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        let time = Duration::from_micros(self.round_trip_us.load(Relaxed));
+        Some(time).filter(|time| !time.is_zero())
+    }
+
+    /// Sets the round trip of a new connection; none if there is no connection. Only the lane's
+    /// own thread calls this.
+    pub(crate) fn set_round_trip(&self, time: Option<Duration>) {
+        let time_us = time.map_or(0, |time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        self.round_trip_us.store(time_us, Relaxed);
+    }
+
+    /// Notes a round trip of the same connection. The shortest ever counts: the kernel forgets
+    /// after minutes, and a path that was full all that time has none without a queue. Only the
+    /// lane's own thread calls this.
+    pub(crate) fn note_round_trip(&self, time: Option<Duration>) {
+        self.set_round_trip(self.round_trip().into_iter().chain(time).min());
     }
 
     /// Notes the sender's next activity. Only its own thread calls this.
@@ -148,6 +170,8 @@ pub struct Delivered {
     pub backlog_bytes: u64,
     /// Bytes of pages that the stale filter or the deltas dropped.
     pub dropped_bytes: u64,
+    /// Batches of pages delivered.
+    pub batches: u64,
     /// Disk data, before encoding.
     pub block_bytes: u64,
     /// Zero disk blocks, sent as such.
@@ -164,4 +188,27 @@ pub struct Delivered {
 pub fn thread_cpu() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_round_trip_of_a_connection_is_kept() {
+        let (meter, ms) = (LaneMeter::default(), Duration::from_millis);
+        assert_eq!(meter.round_trip(), None);
+        for (noted, expected) in [(None, None), (Some(20), Some(20)), (None, Some(20))] {
+            meter.note_round_trip(noted.map(ms));
+            assert_eq!(meter.round_trip(), expected.map(ms));
+        }
+        for (noted, expected) in [(30, 20), (10, 10), (400, 10)] {
+            meter.note_round_trip(Some(ms(noted)));
+            assert_eq!(meter.round_trip(), Some(ms(expected)));
+        }
+        meter.set_round_trip(Some(ms(30)));
+        assert_eq!(meter.round_trip(), Some(ms(30)), "another connection");
+        meter.set_round_trip(None);
+        assert_eq!(meter.round_trip(), None);
+    }
 }

@@ -7,6 +7,7 @@
 //! its path holds without a queue, and more again when it loses nothing.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use nic::TcpCounts;
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
@@ -48,6 +49,12 @@ impl Overflow {
                 let _ = set_socket_send_buffer_size(socket, bytes);
             }
         }
+    }
+
+    /// The connection's round trip as of the last check; none before the first.
+    #[must_use]
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.last.round_trip
     }
 
     /// The new bound, if it changes.

@@ -242,6 +242,7 @@ impl<X> Queue<X> {
         match amount {
             Amount::Pages { body_bytes, fill_bytes } => {
                 state.pages_out -= 1;
+                state.delivered.batches += 1;
                 state.delivered.body_bytes += body_bytes;
                 state.delivered.fill_bytes += fill_bytes;
                 state.delivered.backlog_bytes -= body_bytes;

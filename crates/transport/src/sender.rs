@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, Write};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use identity::Writer;
+use nic::TcpCounts;
 use page::{Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES};
 use wire::{BatchHeader, BlockHeader, Payload};
 
@@ -49,6 +50,9 @@ impl<'c, X> Sender<'c, X> {
     ) -> Self {
         let (meter, pacer) = (&shared.meters[number], &shared.pacers[number]);
         meter.begin();
+        // Connecting has shown it already.
+        let counts = TcpCounts::of(writer.socket());
+        meter.set_round_trip(counts.ok().and_then(|counts| counts.round_trip));
         Self {
             shared,
             meter,
@@ -173,6 +177,7 @@ impl<'c, X> Sender<'c, X> {
         self.meter.turn_to(Doing::Waiting);
         let wire_bytes = self.meter.wire_bytes.load(Relaxed);
         self.overflow.wrote(self.socket.inner.socket(), wire_bytes - self.counted);
+        self.meter.note_round_trip(self.overflow.round_trip());
         self.counted = wire_bytes;
     }
 

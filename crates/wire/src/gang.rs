@@ -113,6 +113,8 @@ pub struct Census {
     pub free_bytes: Option<u64>,
     /// Its VMs, including those that are arriving.
     pub vms: Vec<Counted>,
+    /// The hosts that gangs evacuate which its agent coordinates. Agents of release 0.1.0 say none.
+    pub evacuating: Vec<String>,
 }
 
 /// A VM.

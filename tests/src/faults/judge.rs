@@ -58,7 +58,7 @@ pub(super) fn settled(world: &World, gone: bool) -> Result<(), String> {
         if Instant::now() > until {
             return Err(format!("not settled after {SETTLE_MAX:?}: {}", unsettled.join("; ")));
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(200));
     }
 }
 

@@ -13,7 +13,7 @@ use lab::hosts::{Link, RUN_DIR};
 use super::inject::{Ends, Filled, Traced, break_it, mend};
 use super::judge;
 use super::plan::{Fault, Moment, Plan};
-use crate::files::{Export, Reached, assert_cached_files, export, small, with_files_by};
+use crate::files::{Export, Reached, assert_cached_files, export, with_files_by};
 use crate::proxy::Proxies;
 use crate::world::{Side, World, bare, until};
 
@@ -83,7 +83,7 @@ const RATE: u64 = 4_000_000;
 
 /// A guest with new disks.
 fn with_files(world: &World) -> GuestSpec {
-    let mut spec = small(with_files_by(world, Reached::Nbd));
+    let mut spec = with_files_by(world, Reached::Nbd);
     spec.orders.rate = RATE;
     spec
 }

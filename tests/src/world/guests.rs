@@ -1,6 +1,6 @@
 //! Guests as most tests use them.
 
-use lab::guest::GuestSpec;
+use lab::guest::{GuestSpec, System};
 use lab::hosts::RUN_DIR;
 use lab_guest::orders::Orders;
 
@@ -32,15 +32,16 @@ fn orders(rate: u64) -> Orders {
     }
 }
 
-/// A Linux guest with `memory` that holds the same incompressible `common_bytes` as its twins, and
-/// 8 MiB of its own that it rewrites at `rate`. Linux holds more than that, at the end of memory:
-/// pages that wait in the agent's buffers when QEMU's first pass ends are sent without names.
+/// A guest with `memory` that holds the same incompressible `common_bytes` as its twins, and 8 MiB
+/// that it rewrites at `rate`. Text follows, which twins have in common as well: pages that wait in
+/// the agent's buffers when QEMU's first pass ends are sent without names. With Linux, what Linux
+/// holds takes the text's place.
 #[must_use]
-pub fn twin(name: &str, memory: &str, common_bytes: u64, rate: u64) -> GuestSpec {
-    let mut spec = guest(memory, rate);
+pub fn twin(system: System, name: &str, memory: &str, common_bytes: u64, rate: u64) -> GuestSpec {
+    let mut spec = GuestSpec { system, ..bare(memory, rate) };
     spec.name = name.to_owned();
     spec.orders.random_bytes = common_bytes;
-    spec.orders.text_bytes = 0;
+    spec.orders.text_bytes = if system == System::Linux { 0 } else { 48 << 20 };
     spec.orders.working_set_bytes = 8 << 20;
     spec
 }

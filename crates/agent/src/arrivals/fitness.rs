@@ -66,11 +66,12 @@ impl Wanted {
         if let Some(known) = known {
             self.unfit(&known, &shape.machine).map_or(Ok(()), Err)?;
         }
-        if shape.memory.len() > MEMORY_MAX {
-            let count = shape.memory.len();
+        let count = shape.memory.len().max(shape.unplugged.len());
+        if count > MEMORY_MAX {
             return Err(Denied::Asked(format!("{count} RAM blocks are more than {MEMORY_MAX}")));
         }
-        Ok(Needs::of(&self.line, &shape.memory, &self.cwd, &host_memory()))
+        let host = host_memory();
+        Ok(Needs::of(&self.line, &shape.memory, &shape.unplugged, &self.cwd, &host))
     }
 
     /// Why it did not start.

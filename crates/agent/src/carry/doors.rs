@@ -1,7 +1,9 @@
 //! All doors of an agent: one thread waits for connections at all of them, and each
 //! connection has its own thread.
 
-use std::collections::HashMap;
+mod serving;
+
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,20 +13,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::FromStorage;
-use engine::{Caller, Carried, CarryRequest, Content, Local, Opening};
+use engine::{Caller, CarryRequest, Local};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use takeover::Replaced;
+use rustix::io::Errno;
+use wire::carry::Target;
 
-use super::around;
-use super::door::{Admitted, Door};
+use super::around::Around;
+use super::door::Admitted;
 use super::posts::{Post, Posts};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
-use crate::migrations::{Migrations, What};
+use crate::migrations::Migrations;
 use crate::user::{self, UserError};
 
 /// A door at which accepting fails, such as for lack of descriptors, is retried after this.
@@ -68,6 +71,9 @@ pub(super) struct Shared {
     changed: Mutex<Option<Vec<PeerEntry>>>,
     /// Doors that replace others' sockets.
     pub(super) taken_over: Mutex<Vec<Arc<Post>>>,
+    /// Where agents could not carry the last migration: the next one takes its manager's own path.
+    /// KubeVirt tries again by itself, and would fail each time.
+    pub(super) own_way: Mutex<HashSet<Target>>,
     admitted: Admitted,
     request: CarryRequest,
     pub(super) local: Local,
@@ -76,6 +82,8 @@ pub(super) struct Shared {
     wake: OwnedFd,
     closing: AtomicBool,
     begun: AtomicU64,
+    /// Those that are not carried, but passed on.
+    around: Around,
     /// Each connection in service, to end it, and its thread.
     served: Mutex<HashMap<u64, Served>>,
 }
@@ -116,6 +124,7 @@ impl Doors {
             carry: carry.clone(),
             changed: Mutex::default(),
             taken_over: Mutex::default(),
+            own_way: Mutex::default(),
             admitted: Admitted { qemu: users.into_iter().map(|(uid, _)| uid).collect() },
             request,
             local,
@@ -123,6 +132,7 @@ impl Doors {
             wake,
             closing: AtomicBool::new(false),
             begun: AtomicU64::new(0),
+            around: Around::default(),
             served: Mutex::default(),
         });
         let waiting = thread::Builder::new()
@@ -153,6 +163,23 @@ impl Doors {
         self.shared.wake();
         if let Some(waiting) = self.waiting.take() {
             let _ = waiting.join();
+        }
+    }
+
+    /// Waits for migrations that take their manager's own way through this agent, at most until
+    /// `until`.
+    pub(crate) fn wait_around(&self, until: Instant) {
+        let connections = self.shared.around.number();
+        if connections > 0 {
+            tracing::info!(connections, "waiting for migrations that are only passed on");
+        }
+        let connections = self.shared.around.wait_none(until);
+        if connections > 0 {
+            tracing::error!(
+                connections,
+                "broken off: migrations that are only passed on fail; a VM in post-copy stops \
+                 until its manager resumes its migration"
+            );
         }
     }
 
@@ -221,9 +248,13 @@ impl Shared {
             }
             let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
             let taken_over = self.taken_over.lock().clone();
-            let all = posts.open().iter().chain(&taken_over);
-            let free: Vec<_> = all.filter(is_free).cloned().collect();
+            let free = posts.open().iter().chain(&taken_over).filter(is_free).cloned();
+            let (next, free): (Vec<_>, Vec<_>) = free.partition(|post| post.has_accepted());
             drop(taken_over);
+            if !next.is_empty() {
+                next.iter().for_each(|post| self.take(post));
+                continue;
+            }
             let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
             let fds: Vec<_> = fds.collect();
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -231,7 +262,12 @@ impl Shared {
             match poll(&mut polled, limit) {
                 Ok(0) => posts.open_missing(),
                 Ok(_) => {}
-                Err(_) => continue,
+                Err(Errno::INTR) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot wait for connections");
+                    thread::sleep(RETRY);
+                    continue;
+                }
             }
             let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
             let mut count = [0; 8];
@@ -246,24 +282,26 @@ impl Shared {
     /// Takes a connection, and leaves the door to its thread until that has all connections of
     /// its migration.
     fn take(self: &Arc<Self>, post: &Arc<Post>) {
-        let door = &post.door;
-        let socket = match door.take(&self.admitted) {
-            Ok(Some(socket)) => socket,
+        let next = post.next(&self.admitted).and_then(|caller| {
+            let kept = caller.as_ref().map(Caller::try_clone_connection).transpose()?;
+            Ok(caller.zip(kept))
+        });
+        let (caller, kept) = match next {
+            Ok(Some(next)) => next,
             Ok(None) => return,
             Err(error) => {
-                tracing::warn!(%door, %error, "cannot take a connection");
+                tracing::warn!(door = %post.door, %error, "cannot take a connection");
                 thread::sleep(RETRY);
                 return;
             }
         };
-        let Ok(kept) = socket.try_clone() else { return };
         post.busy.store(true, SeqCst);
         let number = self.begun.fetch_add(1, SeqCst);
         let mut served = self.served.lock();
         let spawned = thread::Builder::new().name(format!("carry-{number}")).spawn({
             let (shared, post) = (Arc::clone(self), Arc::clone(post));
             move || {
-                shared.serve(post, socket);
+                shared.serve(post, caller);
                 shared.served.lock().remove(&number);
             }
         });
@@ -289,116 +327,5 @@ impl Shared {
     fn leave(&self, post: Arc<Post>) {
         self.free(&post);
         drop(post);
-    }
-
-    /// Serves a connection to its end.
-    fn serve(&self, post: Arc<Post>, socket: UnixStream) {
-        let door = &post.door;
-        let (at, host) = (door.to_string(), door.peer.clone());
-        if post.goes_around.load(SeqCst) {
-            return self.go_around(post, &socket, "those before it do");
-        }
-        let caller = Caller::new(socket);
-        let may_be_stray = door.may_miss_main() && !post.has_carried.load(SeqCst);
-        if may_be_stray && caller.is_stray() {
-            post.goes_around.store(true, SeqCst);
-            let why = "its main connection came before this door";
-            return self.go_around(post, &caller.into_connection(), why);
-        }
-        let opened = match self.open_way(door, caller) {
-            Err(refused) if door.replaces().is_some() => {
-                let (why, caller) = *refused;
-                post.goes_around.store(true, SeqCst);
-                return self.go_around(post, &caller.into_connection(), &why);
-            }
-            Err(refused) => Err(refused.0),
-            Ok(opened) => {
-                post.has_carried.store(true, SeqCst);
-                Ok(opened)
-            }
-        };
-        let carried = opened.and_then(|(id, opening)| {
-            let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
-            let uuid = opening.uuid().map(str::to_owned);
-            // A second connection may be silent until the first one is over.
-            let was_carrying = self.migrations.is_carrying(&vm, &host);
-            // QEMU may have a connection for a post-copy, which is silent until that begins.
-            let may_be_silent = || self.migrations.is_carrying_to(&host);
-            let relays = post.relays.load(SeqCst);
-            let content = opening.begin(&mut || door.take(&self.admitted), &may_be_silent, relays);
-            let content = content.map_err(|error| error.to_string())?;
-            Ok((id, vm, uuid, was_carrying, content))
-        });
-        let is_relayed = matches!(&carried, Ok((.., Content::Stream(Carried::Relayed { .. }))));
-        post.relays.store(is_relayed, SeqCst);
-        match carried {
-            Err(error) => {
-                self.leave(post);
-                tracing::warn!(door = at, host, error, "not carried");
-            }
-            Ok((id, vm, .., Content::Other(relay))) => {
-                self.leave(post);
-                let _in = data_threads::migration_span(&id, &vm).entered();
-                tracing::info!(door = at, host, "a disk is carried");
-                let run = |watch: &_| relay.carry(&self.request, watch);
-                let shown = format!("{vm} (disk)");
-                let bounds = self.request.bounds.clone();
-                self.migrations.carry((&id, &shown, &host), bounds, What::Disk, run);
-            }
-            Ok((id, vm, uuid, was_carrying, Content::Stream(carried))) => {
-                let _in = data_threads::migration_span(&id, &vm).entered();
-                tracing::info!(uuid, to = host, "carrying");
-                let is_beside = carried.may_be_beside()
-                    && (was_carrying || self.migrations.is_carrying(&vm, &host));
-                let what = if is_beside { What::Connection } else { What::Migration };
-                self.run((&id, &vm, &host), what, carried, post);
-            }
-        }
-    }
-
-    /// Has the other host's agent connect to the door's target.
-    ///
-    /// On failure it returns the reason and the caller, whose connection can still be relayed.
-    fn open_way(
-        &self,
-        door: &Door,
-        caller: Caller,
-    ) -> Result<(String, Opening), Box<(String, Caller)>> {
-        let denied = |denied: crate::denied::Denied| denied.to_string();
-        let known = self.migrations.peer(&door.peer).map_err(denied);
-        let known = known.and_then(|peer| Ok((peer, self.migrations.new_id().map_err(denied)?)));
-        let (peer, id) = match known {
-            Ok(known) => known,
-            Err(why) => return Err(Box::new((why, caller))),
-        };
-        let target = (id.as_str(), door.target());
-        match Opening::new(&self.local, &peer, target, self.request.clone(), caller) {
-            Ok(opening) => Ok((id, opening)),
-            Err(refused) => {
-                let (error, caller) = *refused;
-                Err(Box::new((error.to_string(), caller)))
-            }
-        }
-    }
-
-    /// Relays the connection as if there were no agent.
-    fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
-        let (door, way) = (post.door.to_string(), post.door.replaces().map(Replaced::go_around));
-        self.leave(post);
-        let Some(way) = way else { return };
-        tracing::info!(door, why, "not carried, but passed on");
-        if let Err(error) = way.and_then(|way| around::pass(socket, &way)) {
-            tracing::warn!(door, %error, "passed on");
-        }
-    }
-
-    fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, post: Arc<Post>) {
-        // A migration that is split has all its connections; others are served one by one, and
-        // the first is listed by then: without it, the next would count as a migration.
-        let run = |watch: &_| {
-            self.leave(post);
-            carried.run(&self.request, watch)
-        };
-        self.migrations.carry(listed, self.request.bounds.clone(), what, run);
     }
 }

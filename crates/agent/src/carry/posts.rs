@@ -1,11 +1,15 @@
 //! The doors that an agent has for the hosts of its peers file.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::door::{Door, Place};
+use engine::Caller;
+use parking_lot::Mutex;
+
+use super::door::{Admitted, Door, Place};
 use crate::config::{Carry, Manager, PeerEntry};
 
 /// A door, kept while its host is in the peers file or a connection uses it.
@@ -20,6 +24,8 @@ pub(super) struct Post {
     pub(super) has_carried: AtomicBool,
     /// The last migration that came is passed on unchanged, so its multifd channels are too.
     pub(super) relays: AtomicBool,
+    /// Those of its channels that were accepted before that was known: they come next.
+    pub(super) accepted: Mutex<VecDeque<Caller>>,
 }
 
 /// The doors to open, and those that could be opened.
@@ -112,7 +118,22 @@ impl Post {
             goes_around: AtomicBool::new(false),
             has_carried: AtomicBool::new(false),
             relays: AtomicBool::new(false),
+            accepted: Mutex::default(),
         }
+    }
+
+    /// The next connection; none if none is waiting.
+    pub(super) fn next(&self, admitted: &Admitted) -> io::Result<Option<Caller>> {
+        let accepted = self.accepted.lock().pop_front();
+        match accepted {
+            None => Ok(self.door.take(admitted)?.map(Caller::new)),
+            accepted => Ok(accepted),
+        }
+    }
+
+    /// Whether a connection waits that was accepted already.
+    pub(super) fn has_accepted(&self) -> bool {
+        !self.accepted.lock().is_empty()
     }
 }
 

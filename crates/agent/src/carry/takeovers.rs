@@ -175,6 +175,7 @@ impl Following {
             self.shared.wake();
         }
         self.left_alone.retain(|target, _| is_there(target));
+        self.shared.own_way.lock().retain(is_there);
         for socket in sockets {
             let target = socket.target.clone();
             if let Err(error) = self.look_at(socket) {
@@ -201,6 +202,7 @@ impl Following {
             return Ok(());
         }
         if maker.is_to_leave(&name)?
+            && !self.goes_its_own_way(&target)
             && let Some(peer) = self.who_takes(&target)
         {
             let door = Door::in_place_of(&peer, directory.replace(name)?, target);
@@ -211,6 +213,15 @@ impl Following {
             self.left_alone.insert(target, now);
         }
         Ok(())
+    }
+
+    /// Whether this migration is left to its manager, since agents could not carry the one before.
+    fn goes_its_own_way(&self, target: &Target) -> bool {
+        let goes = self.shared.own_way.lock().remove(target);
+        if goes {
+            tracing::info!(?target, "agents could not carry the last one: this one is not carried");
+        }
+        goes
     }
 
     /// The host that expects the VM, if its agent says so in time.

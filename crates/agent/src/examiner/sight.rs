@@ -121,9 +121,11 @@ fn missing(said: &str, carry: &Carry) -> Vec<String> {
         ("migration_port_min", Some(carry.ports.start().to_string())),
         ("migration_port_max", Some(carry.ports.end().to_string())),
     ];
+    // libvirt takes the first line that sets a key.
     let says = |key: &str, value: &str| {
-        let settings = said.lines().filter_map(|line| line.trim().split_once('='));
-        settings.into_iter().any(|(k, v)| (k.trim(), v.trim()) == (key, value))
+        let mut settings = said.lines().filter_map(|line| line.trim().split_once('='));
+        let first = settings.find(|(known, _)| known.trim() == key);
+        first.is_some_and(|(_, found)| found.trim() == value)
     };
     let lacks = |(key, value): (&str, Option<String>)| {
         let value = value.filter(|value| !says(key, value))?;
@@ -275,6 +277,8 @@ mod tests {
         let lacks = ["migration_host = \"127.7.0.2\"", "migration_port_min = 49216"];
         assert_eq!(missing(&other, &carry), lacks);
         assert_eq!(missing("", &carry).len(), 4);
+        let before = format!("migration_host = \"10.0.0.9\"\n{all}");
+        assert_eq!(missing(&before, &carry), ["migration_host = \"127.7.0.2\""]);
     }
 
     #[test]

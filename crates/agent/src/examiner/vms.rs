@@ -24,6 +24,9 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
     let program = machine.argv.first().map(|program| absolute(program, &machine.cwd));
     let unreached = RamBlocks::of(machine).notes.join("; ");
     let needs = needs(machine, *ram_bytes, memory);
+    let backends = machine.qmp.plugged_backends().unwrap_or_default();
+    let hinted = shape::has_free_page_hint(&machine.qmp)
+        .unwrap_or_else(|_| line.as_ref().is_some_and(CommandLine::has_free_page_hint));
     VmFacts {
         name: name.clone(),
         program: program.unwrap_or_default(),
@@ -31,31 +34,52 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
         accelerator: line.as_ref().map(CommandLine::accelerator).unwrap_or_default(),
         machine: shape::machine_of(&machine.qmp).unwrap_or_default(),
         cpu: line.as_ref().and_then(CommandLine::cpu_model),
-        ram_bytes: (*ram_bytes).max(backed_bytes(machine, |_| true)),
+        ram_bytes: (*ram_bytes).max(backed_bytes(&backends, |_| true)),
         pages_bytes: needs.as_ref().map(|needs| needs.pages_bytes),
         huge_bytes: needs.map(|needs| needs.huge_bytes.into_iter().collect()).unwrap_or_default(),
-        shared_bytes: backed_bytes(machine, |backend| backend.share),
-        free_page_hint: line.as_ref().is_some_and(CommandLine::has_free_page_hint),
+        shared_bytes: backed_bytes(&backends, |backend| backend.share),
+        free_page_hint: hinted,
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }
 }
 
 /// The memory of all backends that count, including a device's memory, which the host has to
 /// provide as well.
-fn backed_bytes(machine: &Machine, counts: impl Fn(&MemoryBackend) -> bool) -> u64 {
-    let backends = machine.qmp.memory_backends().unwrap_or_default();
+fn backed_bytes(backends: &[MemoryBackend], counts: impl Fn(&MemoryBackend) -> bool) -> u64 {
     let counted = backends.iter().filter(|backend| counts(backend));
     counted.fold(0, |sum, backend| sum.saturating_add(backend.bytes))
 }
 
 /// The memory that a VM needs on any host; none if its QEMU or its command line doesn't say.
 pub(crate) fn needs(machine: &Machine, ram_bytes: u64, memory: &HostMemory) -> Option<Needs> {
+    // If QEMU doesn't say what is unplugged, all of it counts.
+    needs_without(machine, ram_bytes, memory, || machine.qmp.unplugged().unwrap_or_default())
+}
+
+/// The same for a QEMU that waits for its VM. Nothing is plugged there yet, so what will be
+/// `unplugged` is only known from the source.
+pub(crate) fn needs_of_arriving(
+    machine: &Machine,
+    ram_bytes: u64,
+    memory: &HostMemory,
+    unplugged: &[Memory],
+) -> Option<Needs> {
+    needs_without(machine, ram_bytes, memory, || unplugged.to_vec())
+}
+
+fn needs_without(
+    machine: &Machine,
+    ram_bytes: u64,
+    memory: &HostMemory,
+    unplugged: impl FnOnce() -> Vec<Memory>,
+) -> Option<Needs> {
     let line = CommandLine::parse(&machine.argv).ok()?;
     let backends = machine.qmp.memory_backends().ok().filter(|backends| !backends.is_empty())?;
     let pieces: Vec<Memory> =
         backends.into_iter().map(|one| Memory { id: one.id, bytes: one.bytes }).collect();
     let listed = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.bytes));
-    let mut needs = Needs::of(&line, &pieces, &machine.cwd, memory);
+    let mut needs = Needs::of(&line, &pieces, &unplugged(), &machine.cwd, memory);
+    // Where QEMU doesn't list its base memory.
     needs.pages_bytes = needs.pages_bytes.saturating_add(ram_bytes.saturating_sub(listed));
     Some(needs)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::ErrorCode;
 use engine::{Orders, Peer};
 
+use super::evacuations::Evacuations;
 use super::order_handler::OrderHandler;
 use super::sampled::{self, Content};
 use crate::denied::Denied;
@@ -62,8 +63,18 @@ pub(super) trait Give {
 #[derive(Clone, Debug)]
 pub(super) struct Unreached {
     pub(super) why: String,
-    /// It may pass: the agent is busy, or starts anew.
-    pub(super) may_pass: bool,
+    pub(super) cause: Cause,
+}
+
+/// What keeps an agent from taking a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// It is not heard: it may be starting anew.
+    Silence,
+    /// It answers that it is busy.
+    Busy,
+    /// What does not pass by itself.
+    Lasting,
 }
 
 impl From<Unreached> for String {
@@ -75,6 +86,10 @@ impl From<Unreached> for String {
 impl Agents {
     pub(super) fn new(order_handler: &Arc<OrderHandler>) -> Self {
         Self(Arc::clone(order_handler))
+    }
+
+    pub(super) fn evacuations(&self) -> &Evacuations {
+        self.0.evacuations()
     }
 
     fn once(&self, host: &str, order: &Order, within: Duration) -> Result<Answer, String> {
@@ -91,13 +106,18 @@ impl Reach for Agents {
         }
         let unknown = || {
             let why = format!("there is no host `{host}` in the peers file");
-            Unreached { why, may_pass: false }
+            Unreached { why, cause: Cause::Lasting }
         };
         let entry = self.0.peers().named(host).ok_or_else(unknown)?;
         let peer = Peer { name: entry.name, address: entry.address, nics: Vec::new() };
-        Orders::open(self.0.local(), &peer)
-            .map(Session::Far)
-            .map_err(|error| Unreached { why: error.to_string(), may_pass: error.may_pass() })
+        Orders::open(self.0.local(), &peer).map(Session::Far).map_err(|error| {
+            let cause = match (error.may_pass(), error.is_busy()) {
+                (false, _) => Cause::Lasting,
+                (true, true) => Cause::Busy,
+                (true, false) => Cause::Silence,
+            };
+            Unreached { why: error.to_string(), cause }
+        })
     }
 
     fn census(&self, host: &str) -> Result<Census, String> {
@@ -185,6 +205,7 @@ fn clean(answer: &mut Answer) {
         Answer::Census(census) => {
             // Names become parts of requests and output.
             census.vms.retain(|vm: &Counted| crate::name::check(&vm.name).is_ok());
+            census.evacuating.retain(|host| crate::name::check(host).is_ok());
             let ids = census.vms.iter_mut().filter_map(|vm| vm.migration.as_mut());
             ids.for_each(|id| *id = plain(id));
         }

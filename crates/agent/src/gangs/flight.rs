@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use api::{Figures, MigrateRequest, MoveState, Outcome, Progress, ReadDisks, Share, VmStatus};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
-use super::cluster::{ANSWER_MAX, Agents, Give, Reach, Unreached, unexpected};
+use super::cluster::{ANSWER_MAX, Agents, Cause, Give, Reach, Unreached, unexpected};
 use wire::gang::{Answer, Counted, Order};
 
 /// The interval between queries about a migration whose phase does not change.
@@ -47,11 +47,17 @@ pub(super) struct End {
     pub(super) reason: Option<String>,
     pub(super) in_doubt: bool,
     pub(super) figures: Option<Figures>,
+    /// Nothing was heard of the source's agent, so it was not ordered to begin.
+    pub(super) is_unheard: bool,
 }
 
 impl End {
+    fn of(state: MoveState) -> Self {
+        Self { state, reason: None, in_doubt: false, figures: None, is_unheard: false }
+    }
+
     pub(super) fn failed(reason: String) -> Self {
-        Self { state: MoveState::Failed, reason: Some(reason), in_doubt: false, figures: None }
+        Self { reason: Some(reason), ..Self::of(MoveState::Failed) }
     }
 
     /// It is not known how the migration ended, or whether it did: the VM may be at either host.
@@ -186,24 +192,24 @@ impl<A: Reach> Flight<A> {
     /// Nothing has begun, so there is time for an agent that is busy or starts anew.
     fn reach(&self) -> Result<A::Session, Option<End>> {
         let since = Instant::now();
+        let mut is_unheard = true;
         loop {
-            let Unreached { why, may_pass } = match self.agents.open(&self.from) {
+            let Unreached { why, cause } = match self.agents.open(&self.from) {
                 Ok(session) => return Ok(session),
                 Err(unreached) => unreached,
             };
-            if !may_pass || since.elapsed() > self.patience.silence_max {
+            is_unheard &= cause == Cause::Silence;
+            if cause == Cause::Lasting || since.elapsed() > self.patience.silence_max {
                 let from = &self.from;
-                return Err(Some(End::failed(format!(
-                    "the agent of {from} can't be reached: {why}. It has not begun"
-                ))));
+                let why = format!("the agent of {from} can't be reached: {why}. It has not begun");
+                return Err(Some(End { is_unheard, ..End::failed(why) }));
             }
             let mut cancel = false;
             if self.pause(self.patience.retry, &mut cancel) {
                 return Err(None);
             }
             if cancel {
-                let state = MoveState::Cancelled;
-                return Err(Some(End { state, reason: None, in_doubt: false, figures: None }));
+                return Err(Some(End::of(MoveState::Cancelled)));
             }
         }
     }
@@ -248,9 +254,7 @@ impl<A: Reach> Flight<A> {
         };
         let has_come = |one: &Counted| matches!(one.status, VmStatus::Running | VmStatus::Paused);
         match (at(from), at(to)) {
-            (Ok(None), Ok(Some(there))) if has_come(&there) => {
-                End { state: MoveState::Done, reason: None, in_doubt: false, figures: None }
-            }
+            (Ok(None), Ok(Some(there))) if has_come(&there) => End::of(MoveState::Done),
             (Ok(Some(here)), _) if here.migration.as_ref() == Some(migration) => {
                 End::unknown(format!(
                     "the agent of {from} has not said that it began. Its migration {migration} may \
@@ -321,7 +325,7 @@ fn ended(outcome: &Outcome, in_doubt: bool, figures: Option<Figures>) -> End {
         Outcome::Failed(why) => Some(why.clone()),
         Outcome::Done | Outcome::Cancelled => None,
     };
-    End { state: MoveState::from(outcome), reason, in_doubt, figures }
+    End { reason, in_doubt, figures, ..End::of(MoveState::from(outcome)) }
 }
 
 #[cfg(test)]

@@ -183,10 +183,22 @@ pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u6
         total_s: 0.0,
         parallel: request.parallel,
         atomic: request.atomic,
+        evacuates: request.evacuate.as_ref().map(|evacuation| evacuation.host.clone()),
         options: request.options.clone(),
         outcome: None,
         moves: moves.collect(),
         notes: plan.notes.clone(),
+    }
+}
+
+/// Fails the VMs that wait to leave the same host as this one, whose agent was not heard for long:
+/// each of them would wait as long for it.
+pub(super) fn fail_waiting(report: &mut GangReport, number: usize, why: &str) {
+    let Some(from) = report.moves.get(number).map(|one| one.from.clone()) else { return };
+    let waits = |one: &&mut MoveReport| one.state == MoveState::Waiting && one.from == from;
+    for one in report.moves.iter_mut().filter(waits) {
+        one.state = MoveState::Failed;
+        one.reason = Some(why.to_owned());
     }
 }
 
@@ -199,5 +211,39 @@ pub(super) fn outcome(report: &GangReport, was_cancelled: bool) -> GangOutcome {
         // A migration was cancelled, but not by cancelling the gang.
         () if any(MoveState::Cancelled) => GangOutcome::Failed,
         () => GangOutcome::Done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vms_that_wait_for_a_silent_host_fail_with_the_one_that_tried() {
+        use MoveState::{Done, Failed, Moving, Waiting};
+        let request: GangRequest =
+            serde_json::from_str(r#"{"evacuate":{"host":"x"},"parallel":2}"#).unwrap();
+        let plan = GangPlan { moves: Vec::new(), rooms: Vec::new(), notes: Vec::new() };
+        let mut report = begun("g1", &request, &plan, 0);
+        let states = [(Failed, "x"), (Moving, "x"), (Done, "x"), (Waiting, "x"), (Waiting, "y")];
+        report.moves = states
+            .map(|(state, from)| MoveReport {
+                vm: "v".to_owned(),
+                from: from.to_owned(),
+                to: "z".to_owned(),
+                ram_bytes: 1,
+                used_bytes: 1,
+                state,
+                migration: None,
+                reason: None,
+                in_doubt: false,
+                figures: None,
+            })
+            .into();
+        fail_waiting(&mut report, 0, "it is off");
+        let now: Vec<MoveState> = report.moves.iter().map(|one| one.state).collect();
+        assert_eq!(now, [Failed, Moving, Done, Failed, Waiting]);
+        assert_eq!(report.moves[3].reason.as_deref(), Some("it is off"));
+        assert_eq!(report.evacuates.as_deref(), Some("x"));
     }
 }

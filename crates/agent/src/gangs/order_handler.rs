@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{ErrorCode, Figures, MigrateRequest, Phase, VmStatus, VmSummary};
+use api::{ErrorCode, Figures, MigrateRequest, Phase, VmSummary};
 use engine::Local;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
@@ -15,6 +15,7 @@ use wire::Part;
 use wire::examine::PROGRAMS_MAX;
 use wire::gang::{Answer, Census, Counted, Order, Sampled, WANTS_MAX, Want};
 
+use super::evacuations::Evacuations;
 use super::sampled;
 use crate::arrivals::fitness;
 use crate::denied::Denied;
@@ -35,6 +36,7 @@ pub(crate) struct OrderHandler {
     registry: Arc<Registry>,
     coordinators: Option<Vec<String>>,
     rack: Option<String>,
+    evacuations: Evacuations,
 }
 
 impl OrderHandler {
@@ -45,7 +47,8 @@ impl OrderHandler {
         coordinators: Option<Vec<String>>,
         rack: Option<String>,
     ) -> Self {
-        Self { migrations, examiner, registry, coordinators, rack }
+        let evacuations = Evacuations::default();
+        Self { migrations, examiner, registry, coordinators, rack, evacuations }
     }
 
     pub(super) fn rack(&self) -> Option<String> {
@@ -62,6 +65,10 @@ impl OrderHandler {
 
     pub(super) fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    pub(super) fn evacuations(&self) -> &Evacuations {
+        &self.evacuations
     }
 
     fn routes(&self) -> &Routes {
@@ -186,21 +193,20 @@ impl OrderHandler {
     }
 
     fn census(&self) -> Census {
+        // First, so that what is taken in between is counted twice rather than not at all.
+        let promised = self.registry.promised();
         let memory = host_memory();
-        let counted = at_once(&self.registry.list(), |vm| self.counted(vm, &memory));
-        let (vms, promised): (Vec<Counted>, Vec<u64>) = counted.into_iter().unzip();
-        let promised = promised.into_iter().fold(0, u64::saturating_add);
+        let vms = at_once(&self.registry.list(), |vm| self.counted(vm, &memory));
         // As in the check of arriving VMs.
         let free = memory.available_bytes.map(|free| free.saturating_add(memory.swap_free_bytes));
-        Census { free_bytes: free.map(|free| free.saturating_sub(promised)), vms }
+        let free_bytes = free.map(|free| free.saturating_sub(promised));
+        Census { free_bytes, vms, evacuating: self.evacuations.hosts() }
     }
 
-    /// A VM, and the ordinary memory that is promised to it.
-    fn counted(&self, vm: &VmSummary, memory: &HostMemory) -> (Counted, u64) {
+    fn counted(&self, vm: &VmSummary, memory: &HostMemory) -> Counted {
         let known = self.registry.vm(&vm.name);
         let machine = known.as_ref().and_then(|known| known.machine());
-        let pid = machine.as_ref().map(|machine| machine.process.pid());
-        let used = pid.and_then(engine::used);
+        let used = machine.as_ref().and_then(|machine| engine::used(machine.process.pid()));
         let mut counted = Counted {
             name: vm.name.clone(),
             status: vm.status,
@@ -222,8 +228,7 @@ impl OrderHandler {
                 ask(&machine, &mut counted, memory);
             }
         }
-        let promised = promised(&counted, pid.and_then(engine::used_pages));
-        (counted, promised)
+        counted
     }
 
     fn unfit(&self, want: &Want) -> Option<String> {
@@ -256,40 +261,6 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     }
 }
 
-/// The ordinary memory that an arriving VM has yet to take, and that others can't have.
-fn promised(vm: &Counted, touched: Option<u64>) -> u64 {
-    match vm.status {
-        VmStatus::Arriving => vm.needed_bytes.saturating_sub(touched.unwrap_or(0)),
-        _ => 0,
-    }
-}
-
 fn refused(denied: &Denied) -> Answer {
     Answer::Refused { reason: denied.to_string() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_arriving_vm_is_promised_no_more_than_its_ordinary_memory() {
-        // Of 8 GiB, 2 GiB are not in huge pages.
-        let vm = |status| Counted {
-            name: "web1".to_owned(),
-            status,
-            migration: None,
-            ram_bytes: 8 << 30,
-            used_bytes: 0,
-            needed_bytes: 2 << 30,
-            vcpus: 1,
-            want: Want::default(),
-            share_domain: String::new(),
-        };
-        let coming = vm(VmStatus::Arriving);
-        assert_eq!(promised(&coming, None), 2 << 30);
-        assert_eq!(promised(&coming, Some(1 << 30)), 1 << 30);
-        assert_eq!(promised(&coming, Some(3 << 30)), 0, "QEMU has some of its own");
-        assert_eq!(promised(&vm(VmStatus::Running), Some(0)), 0, "what is here is not free");
-    }
 }

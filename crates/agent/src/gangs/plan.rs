@@ -1,5 +1,6 @@
 //! The plan of a gang: which VM moves to which host.
 
+mod evacuated;
 mod shares;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -104,6 +105,7 @@ impl<'r> Planner<'r> {
             wanted.iter().flat_map(|one| one.from.iter().chain([&one.to])).cloned().collect()
         };
         self.ask(hosts);
+        self.note_evacuated(wanted.iter().map(|one| &one.to));
         let chosen: Vec<Chosen> =
             wanted.iter().map(|one| self.find(one)).collect::<Result<_, _>>()?;
         let mut named = HashSet::new();
@@ -199,6 +201,7 @@ impl<'r> Planner<'r> {
         self.ask(targets.iter().chain([host]).cloned().collect());
         let vms = self.leaving(host)?;
         let targets = self.answering(targets, named)?;
+        self.note_evacuated(to.iter());
         if vms.is_empty() {
             self.notes.push(format!("{host} has no VM to move"));
             return Ok(Vec::new());
@@ -266,6 +269,7 @@ impl<'r> Planner<'r> {
         // The others are checked when they arrive.
         kinds.truncate(WANTS_MAX);
         let cluster = self.cluster;
+        let evacuated = self.left_out_as_evacuated(&targets, named);
         let answers = at_once(&targets, |target| cluster.able(target, kinds.clone()));
         let (mut there, mut unfit) = (Vec::new(), UnfitByVm::new());
         for (target, answer) in targets.into_iter().zip(answers) {
@@ -284,6 +288,9 @@ impl<'r> Planner<'r> {
                     && census.vms.iter().any(|other| other.name == vm.name)
                 {
                     why = Some(format!("there is a VM `{}` there already", vm.name));
+                }
+                if evacuated.contains(&target) {
+                    why = Some(evacuated::WHY.to_owned());
                 }
                 unfit.entry(vm.name.clone()).or_default().push(why);
             }

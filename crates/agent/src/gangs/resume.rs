@@ -111,7 +111,7 @@ mod tests {
                 "y" => self.0[1].clone(),
                 _ => return Err("it is off".to_owned()),
             };
-            Ok(Census { free_bytes: None, vms })
+            Ok(Census { vms, ..Census::default() })
         }
 
         fn able(&self, _: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
@@ -146,6 +146,7 @@ mod tests {
             total_s: 0.0,
             parallel: 2,
             atomic: false,
+            evacuates: None,
             options: GangOptions::default(),
             outcome: Some(GangOutcome::Interrupted),
             moves: vec![MoveReport {

@@ -15,7 +15,7 @@ use policy::gang::{Move, Stage, admit, is_landing};
 use super::cluster::Agents;
 use super::event::Event;
 use super::flight::{End, Flight, Patience, Recall};
-use super::gang::{Gang, outcome};
+use super::gang::{Gang, fail_waiting, outcome};
 use super::store::GangStore;
 use crate::events::Events;
 use crate::migrations::random_id;
@@ -214,6 +214,7 @@ impl Run {
         }
         let Some(end) = end else { return };
         let called_off = self.called_off.clone();
+        let unheard = end.reason.clone().filter(|_| end.is_unheard);
         let mut failed = None;
         let report = self.gang.end(number, |one| {
             one.state = end.state;
@@ -231,6 +232,10 @@ impl Run {
         self.save(&report);
         if let Some(vm) = failed.filter(|_| self.called_off.is_none()) {
             self.call_off(&all_or_none(&vm));
+        }
+        if let Some(why) = unheard {
+            let report = self.gang.update(|report| fail_waiting(report, number, &why));
+            self.save(&report);
         }
     }
 

@@ -110,6 +110,7 @@ mod tests {
             total_s: 0.0,
             parallel: 2,
             atomic: false,
+            evacuates: None,
             options: api::GangOptions::default(),
             outcome,
             moves: Vec::new(),

@@ -61,9 +61,13 @@ impl Case {
                 driver.step(event, effects);
             }
             Self::Destination(driver, effects) => {
-                let event = match effects.qemu_has_gone() {
-                    true => destination::Event::QemuGone,
-                    false => destination::Event::Timeout,
+                let doubt = driver.machine().doubt();
+                let untried = matches!(doubt, Some(Doubt::TakenBackMeanwhile { .. }));
+                let event = match () {
+                    () if effects.qemu_has_gone() => destination::Event::QemuGone,
+                    // An earlier `cont` may have been carried out without an answer.
+                    () if untried && effects.vm_runs() => destination::Event::Runs,
+                    () => destination::Event::Timeout,
                 };
                 driver.step(event, effects);
             }

@@ -14,6 +14,7 @@ use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 use wire::Word;
 
+use super::restart::came_as;
 use crate::registry::{Claim, Registry};
 
 /// `cont` opens the disks: a slow storage network may take seconds.
@@ -79,6 +80,13 @@ impl DestinationEffects {
     /// Whether QEMU has ended since the last check.
     pub(super) fn qemu_has_gone(&mut self) -> bool {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
+    }
+
+    /// Whether QEMU says that it runs the VM, or has run it.
+    pub(super) fn vm_runs(&mut self) -> bool {
+        let runs = self.machine.as_deref().is_some_and(|machine| came_as(machine) == Found::Runs);
+        self.ran |= runs;
+        runs
     }
 
     /// Carries out a decision from before the restart, if that was not done.

@@ -71,7 +71,7 @@ fn left_as(machine: &Machine) -> Found {
 }
 
 /// The state of a VM's QEMU at the destination.
-fn came_as(machine: &Machine) -> Found {
+pub(super) fn came_as(machine: &Machine) -> Found {
     match machine.qmp.run_state() {
         Ok(RunState::InMigrate | RunState::Paused | RunState::Prelaunch) | Err(_) => Found::Stopped,
         Ok(_) => Found::Runs,

@@ -41,7 +41,7 @@ impl SourceEffects {
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         match (noted.phase, found) {
-            (Phase::Reclaimed(By::Operator), Found::Gone | Found::Runs) => {
+            (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
                 self.done(Outcome::Stays { reason: "the operator took it back".into() });
             }
             (Phase::Dropped, Found::Gone) => self.done(Outcome::Gone),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use qemu::launch::User;
 use qemu::machine::Machine;
 
-use super::{Busy, Registry, Slot, images};
+use super::{Busy, Registry, Slot, images, promised};
 use crate::denied::Denied;
 use crate::record::{Record, Standing};
 use crate::state;
@@ -36,28 +36,28 @@ impl Claim {
     /// Reserves ordinary memory for this VM, which arrives, if it `fits` beside what other arriving
     /// VMs have yet to take.
     ///
-    /// A QEMU that waits for its VM has hardly touched its memory, so the kernel reports that
-    /// memory as available. One lock is held for both steps, so that two VMs can't be promised the
-    /// same memory.
+    /// One lock is held for both steps, so that two VMs can't be promised the same memory.
     pub(crate) fn promise(
         &self,
         bytes: u64,
         fits: impl FnOnce(u64) -> Result<(), Denied>,
     ) -> Result<(), Denied> {
         let mut slots = self.registry.slots.lock();
-        let others = slots
-            .iter()
-            .filter(|(name, slot)| **name != self.name && matches!(slot.busy, Busy::Arriving(_)));
-        let promised = others.map(|(_, slot)| slot.yet_to_take()).fold(0, u64::saturating_add);
-        fits(promised)?;
+        fits(promised::to_others(&slots, &self.name))?;
         if let Some(slot) = slots.get_mut(&self.name) {
-            slot.promised = bytes;
+            slot.promised = Some(bytes);
         }
         Ok(())
     }
 
+    /// Has a QEMU that was launched for this VM moved to its own scope, before it takes much.
+    pub(crate) fn launched(&self, pid: u32) {
+        self.registry.scopes.take_early(&self.name, pid);
+    }
+
     /// Adds the QEMU that was started for this VM; it now ends with the claim.
     pub(crate) fn fill(&self, machine: Machine, share_domain: &str) -> Result<Arc<Vm>, Denied> {
+        // If that has not been done.
         self.registry.scopes.take(&self.name, machine.process.pid());
         match machine.qmp.ram_bytes() {
             Ok(bytes) => {

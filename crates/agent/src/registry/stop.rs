@@ -10,12 +10,10 @@ use serde_json::json;
 use super::{Busy, Registry};
 use crate::denied::Denied;
 
-/// A guest that takes longer will not shut down at all.
-const TIMEOUT_S_MAX: u64 = 3600;
-
 impl Registry {
     /// Ends a VM and forgets it; blocks for as long as `how` allows.
     pub(crate) fn stop(&self, name: &str, how: StopHow) -> Result<Stopped, Denied> {
+        api::check_stop(how.timeout_s).map_err(Denied::Asked)?;
         let vm = self.set_busy(name, Busy::Stopping)?;
         // Updates whether QEMU lives; the last known state may be old.
         vm.status(false);
@@ -46,7 +44,7 @@ fn stop(name: &str, machine: &Machine, how: StopHow) -> Result<StopEnd, Denied> 
     let end = if how.force {
         StopEnd::PlugPulled
     } else {
-        press_button(name, machine, Duration::from_secs(how.timeout_s.min(TIMEOUT_S_MAX)))?
+        press_button(name, machine, Duration::from_secs(how.timeout_s))?
     };
     machine.quit().map_err(|error| Denied::Local(error.to_string()))?;
     Ok(end)

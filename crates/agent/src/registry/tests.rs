@@ -98,6 +98,8 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
 
     let button = registry.stop("web1", StopHow { force: false, timeout_s: 1 }).unwrap_err();
     assert!(button.to_string().contains("--force"), "{button}");
+    let too_long = StopHow { force: true, timeout_s: api::STOP_S_MAX + 1 };
+    assert!(matches!(registry.stop("web1", too_long), Err(Denied::Asked(_))));
     assert_eq!(registry.stop("web1", FORCE).unwrap().end, StopEnd::PlugPulled);
     assert!(!is_alive(started.pid));
     assert!(registry.list().is_empty());
@@ -213,7 +215,9 @@ fn memory_that_is_promised_to_an_arriving_vm_is_not_promised_again() {
     let denied = promise(&two, 2 << 30).unwrap_err();
     assert_eq!(denied, Denied::Local(format!("{} are promised", 9_u64 << 30)));
     promise(&two, 1 << 30).unwrap();
+    assert_eq!(registry.promised(), 10 << 30, "though neither QEMU has answered yet");
     drop(one);
+    assert_eq!(registry.promised(), 1 << 30);
     promise(&two, 10 << 30).expect("an arrival that ends frees what it was promised");
 }
 

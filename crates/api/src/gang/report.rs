@@ -62,6 +62,8 @@ pub struct GangReport {
     pub parallel: u16,
     /// Whether the first failure cancelled the others.
     pub atomic: bool,
+    /// The host that it evacuates, if that is what was asked for.
+    pub evacuates: Option<String>,
     /// How its VMs were moved.
     pub options: GangOptions,
     /// How it ended; none while it runs.

@@ -20,10 +20,12 @@ pub(crate) struct AgentArgs {
     /// The rack that this host is in
     #[arg(long)]
     rack: Option<String>,
-    /// The address at which other agents reach this one
+    /// The address at which other agents reach this one [default: this host's in the
+    /// peers file]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
-    /// The address of a network card that carries data; may be repeated
+    /// The address of a network card that carries data; may be repeated [default: this
+    /// host's in the peers file; if it names none, routing decides]
     #[arg(long = "nic", value_name = "ADDR")]
     nics: Vec<IpAddr>,
     /// The speed of a network card that doesn't report it: its address and bits per
@@ -42,7 +44,8 @@ pub(crate) struct AgentArgs {
     /// [default: /var/lib/droveway]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Buffers for all migrations in one direction, in MiB [default: 128]
+    /// Buffers of all migrations that leave, in MiB, and as much again for all that arrive
+    /// [default: 128]
     #[arg(long, value_name = "MIB")]
     pool_mib: Option<u32>,
     /// The user that QEMU runs as [default: the agent's own]

@@ -10,11 +10,11 @@ use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AgentsArgs {
-    /// Also ask this agent, as --api names one, for migrations that begin at its host
-    /// [may be given several times]
+    /// Also show migrations that begin at this agent's host; its address is as for --api;
+    /// may be repeated
     #[arg(long, value_name = "SOCKET|https://HOST:PORT")]
     agent: Vec<PathBuf>,
-    /// Show all, and change nothing
+    /// Only show, and offer nothing that changes something
     #[arg(long)]
     read_only: bool,
 }

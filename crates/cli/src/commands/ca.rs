@@ -77,8 +77,8 @@ pub(crate) fn run(args: &CaArgs) -> Result<ExitCode, Problem> {
 fn init(InitArgs { dir, days }: &InitArgs) -> Result<String, AuthorityError> {
     let validity = Authority::create(dir, *days)?;
     Ok(format!(
-        "A CA is in {}, {validity}.\nWhoever has its ca.key can speak as any host: keep it, and \
-         keep it to yourself.\nNext: droveway ca issue HOST --dir {0}\n",
+        "A CA is in {}, {validity}.\nWith its ca.key one can pose as any host: keep it, and keep \
+         it to yourself.\nNext: droveway ca issue HOST --dir {0}\n",
         dir.display()
     ))
 }

@@ -28,7 +28,7 @@ pub(crate) async fn run(client: &Client, args: EvacuateArgs) -> Result<ExitCode,
     let request = GangRequest {
         moves: Vec::new(),
         evacuate: Some(Evacuation { host, to }),
-        options: options.into(),
+        options: options.check()?.into(),
         parallel: args.parallel.unwrap_or(PARALLEL_DEFAULT),
         atomic: args.atomic,
         dry_run: args.dry_run,

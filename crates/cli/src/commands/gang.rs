@@ -75,7 +75,7 @@ pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Pro
     let request = GangRequest {
         moves,
         evacuate: None,
-        options: options.or(from_file.options).into(),
+        options: options.or(from_file.options).check()?.into(),
         parallel: args.parallel.or(from_file.parallel).unwrap_or(PARALLEL_DEFAULT),
         atomic: args.atomic || from_file.atomic,
         dry_run: args.dry_run,

@@ -23,7 +23,7 @@ pub(crate) struct LibvirtArgs {
 
 #[derive(Debug, Subcommand)]
 enum LibvirtCommand {
-    /// Write the lines of qemu.conf that lead migrations to this host through its agent
+    /// Write the lines of qemu.conf that send migrations to this host through its agent
     Setup(SetupArgs),
 }
 
@@ -35,7 +35,7 @@ struct SetupArgs {
     /// Print the lines, and write nothing
     #[arg(long, conflicts_with = "fallback")]
     print: bool,
-    /// Print how to migrate without agents, for the day on which one can't run
+    /// Print how to migrate to this host without agents, in case one can't run
     #[arg(long)]
     fallback: bool,
     /// The agent's file, which says which host this is
@@ -76,7 +76,7 @@ fn setup(path: &Path, place: &Place, lines: &Lines) -> Result<ExitCode, Problem>
         print_line(format_args!("Next, on this host: {}", restart()))?;
         print_line(format_args!("On the other hosts the same command, then `droveway doctor`."))?;
     }
-    let obstacles = obstacles::find(&new, lines, place.carries);
+    let obstacles = obstacles::find(&new, lines, &place.doors, place.carries);
     for obstacle in &obstacles {
         eprint_line(format_args!("droveway: {obstacle}"));
     }

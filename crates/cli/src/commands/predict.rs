@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn needless_throttling_and_a_missed_deadline_are_described() {
         let calm = Prediction { share: 1.0, slowed: prediction().slowed, ..prediction() };
-        assert!(!sentences(&calm).contains("Slowed"));
+        assert!(!sentences(&calm).contains("Throttled"));
         let mut late = prediction();
         late.slowed.met = false;
         late.misses_deadline_s = Some(30.0);

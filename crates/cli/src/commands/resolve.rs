@@ -18,13 +18,13 @@ const CERTAIN: &str = "certain";
 pub(crate) struct ResolveArgs {
     /// The VM
     name: String,
-    /// It goes on here; you made sure that it can't run on the other host any more
+    /// It goes on here; you have made sure that it can't run on the other host any more
     #[arg(long, required_unless_present = "there", conflicts_with = "there")]
     here: bool,
     /// It belongs to the other host; what is left of it here is removed
     #[arg(long)]
     there: bool,
-    /// Don't ask for confirmation: you made sure
+    /// Don't ask for confirmation: you have made sure
     #[arg(long)]
     yes: bool,
 }
@@ -69,8 +69,8 @@ fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
         )
     } else {
         format!(
-            "What is left of {0} here will be removed for good. Is it certain that {0} runs on the \
-             other host?",
+            "What is left of {0} here will be removed, which can't be undone. Is it certain that \
+             {0} runs on the other host?",
             vm.name
         )
     };

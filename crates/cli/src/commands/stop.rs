@@ -18,7 +18,8 @@ pub(crate) struct StopArgs {
     #[arg(long)]
     force: bool,
     /// How long the guest may take to shut down before QEMU is ended, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(..=api::STOP_S_MAX))]
     timeout: u64,
 }
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use crate::options::{
     AuditArg, CompressArg, OnStallArg, PriorityArg, ShareArg, StorageArg, TapArg,
 };
+use crate::problem::Problem;
 
 /// How each VM is moved; each option is optional. A plan file has the flags' names as keys.
 #[derive(Debug, Default, ClapArgs, Deserialize)]
@@ -39,10 +40,11 @@ pub(crate) struct MoveOptions {
     /// The percentage of its CPU time that a throttled VM keeps in any case [default: 20]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     throttle_floor: Option<u8>,
-    /// When each VM is to have arrived, in seconds from the start of its own move
+    /// How many seconds after the start of its own move each VM is to have arrived
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: Option<u64>,
-    /// What to do with a VM that does not converge even at its floor
+    /// What to do with a VM that does not converge even at its floor [default: cancel;
+    /// with --throttle off, keep]
     #[arg(long, value_enum)]
     on_stall: Option<OnStallArg>,
     /// How memory is compressed [default: auto]
@@ -58,7 +60,7 @@ pub(crate) struct MoveOptions {
     /// Disks to move with each VM: all that are local to its host, or some by name
     #[arg(long, value_name = "all|NAME,...")]
     disks: Option<String>,
-    /// Create the images of moved disks at the destinations where there are none
+    /// With --disks: create the images at the destinations where there are none
     #[arg(long)]
     create_disks: bool,
     /// How long each move may take until its commit, in seconds [default: no limit]
@@ -86,8 +88,8 @@ pub(crate) struct MoveOptions {
     /// [default: each VM's own]
     #[arg(long, value_name = "LABEL")]
     share_domain: Option<String>,
-    /// Whether the destinations read pages from the VMs' disks, if helpers in the guests
-    /// say that these have the same content [default: auto]
+    /// Whether the destinations read page cache from the VMs' disks, where helpers in the
+    /// guests say that they have the same content [default: auto]
     #[arg(long, value_enum)]
     storage: Option<StorageArg>,
     /// The most that is read from storage for each VM, in bits per second
@@ -144,6 +146,16 @@ impl MoveOptions {
             overcommit_memory: self.overcommit_memory || other.overcommit_memory,
             audit: self.audit.or(other.audit),
         }
+    }
+
+    /// Refuses an option that does nothing without another one, which a plan file may have.
+    pub(crate) fn check(self) -> Result<Self, Problem> {
+        if self.create_disks && self.disks.is_none() {
+            let text = "--create-disks (or `create-disks` in the plan file) needs --disks: name \
+                        the disks to move, or all";
+            return Err(Problem::Typed(text.to_owned()));
+        }
+        Ok(self)
     }
 }
 
@@ -223,5 +235,16 @@ mod tests {
             Slowing { throttle: Throttle::Off, floor: 0.4, ..Slowing::default() }
         );
         assert_eq!(options.bounds.limit_bits_per_s, Some("200M".parse().unwrap()));
+    }
+
+    #[test]
+    fn images_are_made_only_for_disks_that_move() {
+        let all = || MoveOptions { disks: Some("all".to_owned()), ..MoveOptions::default() };
+        let create = || MoveOptions { create_disks: true, ..MoveOptions::default() };
+        let said = create().check().unwrap_err().to_string();
+        assert!(said.contains("needs --disks"), "{said}");
+        for options in [all(), create().or(all()), all().or(create())] {
+            assert_eq!(options.check().unwrap().disks.as_deref(), Some("all"));
+        }
     }
 }

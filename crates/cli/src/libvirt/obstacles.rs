@@ -11,7 +11,14 @@ use super::qemu_conf::{Lines, value};
 const LISTENS: &str = "0A";
 
 /// All obstacles, in one sentence each.
-pub(crate) fn find(qemu_conf: &str, lines: &Lines, carries: bool) -> Vec<String> {
+///
+/// `doors` are the ports at which the agent stands for other hosts.
+pub(crate) fn find(
+    qemu_conf: &str,
+    lines: &Lines,
+    doors: &[RangeInclusive<u16>],
+    carries: bool,
+) -> Vec<String> {
     let idle = (!carries).then(|| {
         "the agent's file has no [carry]: its agent carries nothing, and until it does libvirt's \
          migrations to this host and from it fail at connect. Add a line `[carry]`, and restart \
@@ -29,7 +36,7 @@ pub(crate) fn find(qemu_conf: &str, lines: &Lines, carries: bool) -> Vec<String>
         )
     });
     let encrypted = encrypted(qemu_conf);
-    let taken = taken(listening, &lines.ports);
+    let taken = taken(listening, doors);
     idle.into_iter().chain(foreign).chain(encrypted).chain(taken).collect()
 }
 
@@ -43,23 +50,24 @@ fn encrypted(qemu_conf: &str) -> Option<String> {
     })
 }
 
-/// Finds programs that listen at all addresses on the agent's ports, which keeps the agent
-/// from listening there.
+/// Finds programs that listen at all addresses on ports at which the agent stands for other
+/// hosts. The agent can't listen there, and such a program would be sent what VMs send.
 fn taken(
     listening: impl Iterator<Item = (IpAddr, u16)>,
-    ports: &RangeInclusive<u16>,
+    doors: &[RangeInclusive<u16>],
 ) -> Option<String> {
     let everywhere = listening.filter(|(address, _)| address.is_unspecified());
-    let mut taken: Vec<u16> =
-        everywhere.map(|(_, port)| port).filter(|port| ports.contains(port)).collect();
+    let is_door = |port: &u16| doors.iter().any(|ports| ports.contains(port));
+    let mut taken: Vec<u16> = everywhere.map(|(_, port)| port).filter(is_door).collect();
     taken.sort_unstable();
     taken.dedup();
     let list: Vec<String> = taken.iter().map(u16::to_string).collect();
     (!taken.is_empty()).then(|| {
         format!(
-            "another program listens at all addresses on port {}: the agent can't listen there. \
-             End it (a QEMU that waits for a migration ends with it), or give this host other `carry-ports` \
-             in the peers file, on all hosts",
+            "another program listens at all addresses on port {}, where the agent has to stand \
+             for another host: VMs that move to that host would be sent to the program. End it (a \
+             QEMU that waits for a migration ends with it), or give that host other `carry-ports` \
+             in the peers file, on all hosts, and repeat this command there",
             list.join(", ")
         )
     })
@@ -97,20 +105,20 @@ mod tests {
     fn a_host_that_encrypts_by_qemu_is_told() {
         assert_eq!(encrypted("#migrate_tls_force = 1\n"), None);
         assert_eq!(encrypted("migrate_tls_force = 0\n"), None);
-        let found = find("migrate_tls_force = 1\n", &LINES, true);
+        let found = find("migrate_tls_force = 1\n", &LINES, &[], true);
         assert!(found.iter().any(|one| one.contains("migrate_tls_force")), "{found:?}");
     }
 
     #[test]
     fn an_agent_that_carries_nothing_is_found() {
-        assert!(find("", &LINES, false).iter().any(|one| one.contains("has no [carry]")));
-        assert!(!find("", &LINES, true).iter().any(|one| one.contains("[carry]:")));
+        assert!(find("", &LINES, &[], false).iter().any(|one| one.contains("has no [carry]")));
+        assert!(!find("", &LINES, &[], true).iter().any(|one| one.contains("[carry]:")));
     }
 
     #[test]
     fn an_address_of_another_host_is_found() {
         let foreign = Lines { address: Ipv4Addr::new(192, 0, 2, 7).into(), ..LINES };
-        let found = find("", &foreign, true);
+        let found = find("", &foreign, &[], true);
         assert!(found.iter().any(|one| one.starts_with("192.0.2.7 is no address")), "{found:?}");
     }
 
@@ -130,8 +138,11 @@ mod tests {
         assert_eq!(all[2], None);
         assert_eq!(all[3], Some((v4(0, 0, 0, 0), 0xc003)));
         assert_eq!(all[4], None);
-        let said = taken(all.into_iter().flatten(), &LINES.ports).unwrap();
-        assert!(said.contains("on port 49152, 49155:"), "{said}");
-        assert_eq!(taken(std::iter::empty(), &LINES.ports), None);
+        let doors = [49152..=49154, 49155..=49215];
+        let said = taken(all.into_iter().flatten(), &doors).unwrap();
+        assert!(said.contains("on port 49152, 49155, where"), "{said}");
+        let others = [49216..=49279, 49280..=49343];
+        assert_eq!(taken(all.into_iter().flatten(), &others), None);
+        assert_eq!(taken(std::iter::empty(), &doors), None);
     }
 }

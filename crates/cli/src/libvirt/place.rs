@@ -22,6 +22,8 @@ pub(crate) struct Place {
     pub(crate) address: IpAddr,
     /// The ports at which they wait, which no other host has.
     pub(crate) ports: RangeInclusive<u16>,
+    /// The ports at which its agent stands for the other hosts.
+    pub(crate) doors: Vec<RangeInclusive<u16>>,
     /// Whether its agent carries migrations that others command.
     pub(crate) carries: bool,
 }
@@ -80,7 +82,8 @@ impl Place {
         check_ports([first, last])
             .map_err(|why| Problem::Typed(format!("{}: `{name}`: {why}", peers.display())))?;
         let address = agent.carry.and_then(|carry| carry.address).unwrap_or(own);
-        Ok(Self { name, loopback, address, ports: first..=last, carries })
+        let doors = doors(&file.host, &name);
+        Ok(Self { name, loopback, address, ports: first..=last, doors, carries })
     }
 }
 
@@ -90,6 +93,13 @@ fn among(hosts: &[Entry], name: &str) -> Option<(Ipv4Addr, IpAddr, [u16; 2])> {
     let own = hosts.get(nth)?;
     let loopback = own.carry_address.or_else(|| stands_for(nth))?;
     Some((loopback, own.address.ip(), own.carry_ports.or_else(|| ports_of(nth))?))
+}
+
+/// The ports at which this host's agent stands for the others.
+fn doors(hosts: &[Entry], name: &str) -> Vec<RangeInclusive<u16>> {
+    let others = hosts.iter().enumerate().filter(|(_, host)| host.name != name);
+    let ports = others.filter_map(|(nth, host)| host.carry_ports.or_else(|| ports_of(nth)));
+    ports.map(|[first, last]| first..=last).collect()
 }
 
 fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, Problem> {
@@ -124,20 +134,21 @@ mod tests {
 
     #[test]
     fn a_hosts_addresses_follow_from_its_place_or_its_settings() {
-        let place = |name: &str, loopback: [u8; 4], address: [u8; 4], ports, carries| Place {
-            name: name.to_owned(),
-            loopback: loopback.into(),
-            address: address.into(),
-            ports,
-            carries,
+        let ranges = [49152..=49215, 49216..=49279, 5000..=5009];
+        let place = |nth: usize, loopback: [u8; 4], address: [u8; 4], carries| {
+            let mut doors = ranges.to_vec();
+            let ports = doors.remove(nth);
+            let name = ["host-a", "host-b", "host-c"][nth].to_owned();
+            let (loopback, address) = (loopback.into(), address.into());
+            Place { name, loopback, address, ports, doors, carries }
         };
         let agent = |name, more| format!("name = '{name}'\npeers = 'peers.toml'\n{more}");
-        let plain = place("host-b", [127, 7, 0, 2], [10, 0, 0, 2], 49216..=49279, false);
+        let plain = place(1, [127, 7, 0, 2], [10, 0, 0, 2], false);
         assert_eq!(read(&agent("host-b", "pool-mib = 64"), PEERS), Ok(plain));
-        let named = place("host-c", [127, 9, 0, 1], [10, 0, 0, 3], 5000..=5009, true);
+        let named = place(2, [127, 9, 0, 1], [10, 0, 0, 3], true);
         assert_eq!(read(&agent("host-c", "[carry]\nsockets = 9"), PEERS), Ok(named));
         let more = "[carry]\naddress = '10.1.0.1'";
-        let told = place("host-a", [127, 7, 0, 1], [10, 1, 0, 1], 49152..=49215, true);
+        let told = place(0, [127, 7, 0, 1], [10, 1, 0, 1], true);
         assert_eq!(read(&agent("host-a", more), PEERS), Ok(told));
     }
 

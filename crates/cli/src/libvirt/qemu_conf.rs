@@ -91,10 +91,10 @@ pub(crate) fn take_out(text: &str) -> Result<String, Unchanged> {
     Ok(others(text)?.into_iter().map(|(_, line)| line).collect())
 }
 
-/// The value of a key; the last one if it is set several times.
+/// The value of a key; the first one if it is set several times, which is what libvirt takes.
 pub(crate) fn value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
-    let mut values = text.lines().filter_map(setting).filter(|(known, _)| *known == key);
-    values.next_back().map(|(_, value)| value)
+    let mut settings = text.lines().filter_map(setting);
+    settings.find(|(known, _)| *known == key).map(|(_, value)| value)
 }
 
 /// The lines that are not Droveway's, each with its number.
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(value(INSTALLED, "migration_host"), None);
         assert_eq!(value(CHANGED, "user"), Some("qemu"));
         assert_eq!(value(CHANGED, "migration_port_max"), Some("49215"));
-        assert_eq!(value(CHANGED, "security_driver"), Some("none"));
+        assert_eq!(value(CHANGED, "security_driver"), Some("selinux"));
         assert_eq!(value("a = \"\"\n", "a"), Some(""));
         assert_eq!(value("a = \"never ends\n", "a"), Some("never ends"));
     }

@@ -15,8 +15,8 @@ pub(crate) struct SlowingArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 20,
           value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) throttle_floor: u8,
-    /// When the VM is to have arrived, in seconds from now; it is throttled as far
-    /// as that takes
+    /// How many seconds from now the VM is to have arrived; it is throttled as far as
+    /// that takes, but not below its floor
     #[arg(long, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) deadline: Option<u64>,

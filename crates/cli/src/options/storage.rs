@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StorageArgs {
-    /// Whether the destination reads pages from the VM's disks, if the helper in the guest
-    /// says that these have the same content
+    /// Whether the destination reads page cache from the VM's disks, where the helper in the
+    /// guest says that they have the same content
     #[arg(long, value_enum, default_value_t = StorageArg::Auto)]
     pub(crate) storage: StorageArg,
     /// The most that is read from storage, in bits per second: 500M, 2G

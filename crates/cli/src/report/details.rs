@@ -49,7 +49,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
     }
     if let Some(slowed) = &report.slowed {
         facts.push(fact(
-            "Slowed",
+            "Throttled",
             format!(
                 "from {} to {}, down to {:.0} %, by {}; {} of its work lost",
                 amount::seconds(slowed.from_s),
@@ -69,9 +69,9 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("Not sent, already there", amount::size(report.named_bytes)),
         fact("Of that, from hosts of its rack", amount::size(report.peer_bytes)),
         fact("Of that, from its disks", from_disks(report)),
-        fact("Sent although it was expected elsewhere", amount::size(report.again_bytes)),
+        fact("Sent although expected from elsewhere", amount::size(report.again_bytes)),
         fact("Arrived while the VM was stopped", amount::size(report.stopped_bytes)),
-        fact("Residue", amount::size(report.residue_bytes)),
+        fact("Non-RAM stream", amount::size(report.residue_bytes)),
         fact("On the wire", amount::size(report.wire_bytes)),
         fact("CPU, source agent", amount::seconds(report.cpu_source_s)),
         fact("CPU, destination agent", amount::seconds(report.cpu_destination_s)),

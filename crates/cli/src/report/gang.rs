@@ -151,6 +151,7 @@ mod tests {
             total_s: 9.0,
             parallel: 2,
             atomic: false,
+            evacuates: None,
             options: GangOptions::default(),
             outcome: Some(outcome),
             moves,

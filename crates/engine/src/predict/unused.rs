@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use api::FreeMemory;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
+use qemu::shape;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 const PAGE: usize = page::PAGE_BYTES;
@@ -17,11 +18,14 @@ const TRIED_BYTES: u64 = 32 << 20;
 /// The figures for a VM, without what the guest's kernel does. `busy` is how long the link is busy
 /// in the first pass.
 pub(super) fn of(machine: &Machine, busy: Duration) -> FreeMemory {
-    let backends = machine.qmp.memory_backends().unwrap_or_default();
+    // QEMU reads nothing that is unplugged.
+    let backends = machine.qmp.plugged_backends().unwrap_or_default();
     let shared = backends.iter().filter(|backend| backend.share);
     let shared_bytes = shared.fold(0_u64, |sum, backend| sum.saturating_add(backend.bytes));
     let used_bytes = super::used_shared(machine.process.pid()).unwrap_or(shared_bytes);
-    let hinted = CommandLine::parse(&machine.argv).is_ok_and(|line| line.has_free_page_hint());
+    let hinted = shape::has_free_page_hint(&machine.qmp).unwrap_or_else(|_| {
+        CommandLine::parse(&machine.argv).is_ok_and(|line| line.has_free_page_hint())
+    });
     let unused_shared_bytes = if hinted { 0 } else { shared_bytes.saturating_sub(used_bytes) };
     let reading_s = match unused_shared_bytes {
         0 => 0.0,

@@ -24,12 +24,14 @@ mod by_lanes;
 mod caller;
 mod collector;
 mod convergence;
+mod first_packets;
 mod from_disks;
 mod hearing;
 mod notice;
 mod opening;
 mod passed;
 mod passes;
+mod piece_size;
 mod process;
 mod relay;
 mod running;
@@ -39,6 +41,7 @@ mod split;
 mod waiting;
 mod way_back;
 
+use std::mem;
 use std::sync::Arc;
 
 use api::{Audit, Bounds, Compress, FromStorage, Outcome, Report, Sharing, Slowing};
@@ -106,16 +109,27 @@ pub enum Content {
     Other(Box<Relay>),
 }
 
+/// How a carried migration has ended.
+pub struct CarriedEnd {
+    /// Its report.
+    pub report: Report,
+    /// Whether it failed by what its stream has, so that the next one would fail as well.
+    pub is_unfit: bool,
+}
+
 /// A migration to carry.
 pub enum Carried {
     /// Its pages go on lanes.
     Split(Box<Split>),
     /// It is passed through unchanged.
     Relayed {
-        /// Its only connection.
+        /// Its main connection.
         relay: Box<Relay>,
         /// The reason, if known.
         why: Option<Reason>,
+        /// Its multifd channels, if they were accepted already. Each is carried by itself, in
+        /// their order and after this.
+        channels: Vec<Caller>,
     },
 }
 
@@ -132,19 +146,43 @@ impl Carried {
         }
     }
 
+    /// Whether it is a multifd channel: never a migration of its own, even if that has ended
+    /// just before.
+    #[must_use]
+    pub fn is_channel(&self) -> bool {
+        matches!(self, Self::Relayed { relay, .. } if relay.is_channel)
+    }
+
+    /// Notes that it is another connection of a migration that is passed on.
+    pub fn is_beside(&mut self) {
+        if let Self::Relayed { relay, .. } = self {
+            relay.is_beside();
+        }
+    }
+
+    /// Takes its multifd channels that were accepted already.
+    #[must_use]
+    pub fn take_channels(&mut self) -> Vec<Caller> {
+        match self {
+            Self::Split(_) => Vec::new(),
+            Self::Relayed { channels, .. } => mem::take(channels),
+        }
+    }
+
     /// Carries it until it is over; `watch` shows its progress.
     #[must_use]
-    pub fn run(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
+    pub fn run(self, request: &CarryRequest, watch: &Arc<Watch>) -> CarriedEnd {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
         report_builder
             .note("carried for the VM's manager, which decides, and measures the downtime");
         let ended = match self {
             Self::Split(split) => split.carry(&report_builder),
-            Self::Relayed { relay, why } => relay::relayed(*relay, why, &report_builder),
+            Self::Relayed { relay, why, .. } => relay::relayed(*relay, why, &report_builder),
         };
         let in_doubt = matches!(ended, Err(MigrationError::InDoubt(_)));
         report_builder.tell(|report| report.in_doubt = in_doubt);
-        report_builder.end(outcome(ended))
+        let is_unfit = matches!(ended, Err(MigrationError::Unsplittable(_)));
+        CarriedEnd { report: report_builder.end(outcome(ended)), is_unfit }
     }
 }
 

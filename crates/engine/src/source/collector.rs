@@ -111,7 +111,7 @@ impl Output for Collector {
         if let Some(reason) = reason {
             self.notice(Notice::Unsplittable(reason.to_owned()));
         }
-        self.residue(true, bytes)
+        self.state.whole.write(bytes.len(), || self.residue(true, bytes))
     }
 
     fn ram_ended(&self) -> bool {

@@ -8,3 +8,4 @@ mod qemu_migration;
 pub(crate) mod sampler;
 pub(crate) mod stream_state;
 pub(crate) mod throttle;
+mod whole;

@@ -17,6 +17,10 @@ const LINUX_WORDS: &str = "console=ttyS0 quiet panic=1 transparent_hugepage=neve
 /// emulated.
 pub(crate) const BARE_CPU: &str = "qemu64";
 
+/// Firmware that comes with QEMU and does little but start such a kernel. Where KVM only emulates,
+/// the usual one takes four seconds for all the devices that such guests don't have.
+const BARE_FIRMWARE: &str = "qboot.rom";
+
 /// What runs in a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
@@ -156,6 +160,9 @@ impl GuestSpec {
             boot.extend(["-initrd".to_owned(), initrd.display().to_string()]);
         }
         boot.extend(["-append".to_owned(), line]);
+        if self.system == System::Bare && self.accelerator == Some(Accelerator::Kvm) {
+            boot.extend(["-bios", BARE_FIRMWARE].map(str::to_owned));
+        }
         boot
     }
 
@@ -247,9 +254,11 @@ mod tests {
         assert_eq!(after(&argv, "-initrd"), None);
         assert_eq!(["-machine", "-accel"].map(|it| after(&argv, it)), [Some("q35"), Some("tcg")]);
         assert!(after(&argv, "-append").unwrap().starts_with("lab.seed=0 "));
+        assert_eq!(after(&argv, "-bios"), None);
         (spec.accelerator, spec.dirty_ring) = (Some(Accelerator::Kvm), Some(4096));
         let argv = spec.argv(&kit(), Path::new("/qemu"));
         assert_eq!(after(&argv, "-accel"), Some("kvm,dirty-ring-size=4096"));
+        assert_eq!(after(&argv, "-bios"), Some("qboot.rom"));
         assert_eq!(after(&argv, "-cpu"), Some(BARE_CPU));
     }
 }

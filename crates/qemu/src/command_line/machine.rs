@@ -17,6 +17,8 @@ pub struct Backend {
     pub hugetlb: bool,
     /// The size of its huge pages, if given.
     pub huge_page_bytes: Option<u64>,
+    /// Whether all of its huge pages are reserved when QEMU starts.
+    pub reserve: bool,
 }
 
 impl CommandLine {
@@ -95,12 +97,15 @@ fn backend(argument: &str) -> Option<Backend> {
         return None;
     }
     let is_on = |key: &str| value(key).is_some_and(|text| matches!(&*text, "on" | "true" | "yes"));
+    let is_off =
+        |key: &str| value(key).is_some_and(|text| matches!(&*text, "off" | "false" | "no" | "n"));
     Some(Backend {
         id: value("id")?,
         path: value("mem-path"),
         share: is_on("share"),
         hugetlb: is_on("hugetlb"),
         huge_page_bytes: value("hugetlbsize").and_then(|text| size(&text)),
+        reserve: !is_off("reserve"),
     })
 }
 
@@ -175,8 +180,8 @@ mod tests {
             "qemu -mem-path /hp -object rng-random,id=r \
              -object memory-backend-file,id=a,mem-path=/dev/hugepages/x,,y,share=on,size=1G \
              -object {\"qom-type\":\"memory-backend-memfd\",\"id\":\"b\",\"hugetlb\":true,\
-             \"hugetlbsize\":1073741824} \
-             -object memory-backend-memfd,id=c,hugetlb=on,hugetlbsize=2M",
+             \"hugetlbsize\":1073741824,\"reserve\":false} \
+             -object memory-backend-memfd,id=c,hugetlb=on,hugetlbsize=2M,reserve=off",
         );
         assert_eq!(line.memory_path(), Some("/hp"));
         let found = line.backends();
@@ -186,6 +191,7 @@ mod tests {
         let huge: Vec<_> = found.iter().map(|one| one.huge_page_bytes).collect();
         assert_eq!(huge, [None, Some(1 << 30), Some(2 << 20)]);
         assert!(found[1].hugetlb && found[2].hugetlb);
+        assert!(found[0].reserve && !found[1].reserve && !found[2].reserve);
     }
 
     #[test]

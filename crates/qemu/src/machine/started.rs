@@ -83,6 +83,15 @@ pub enum GuestPort {
 /// # Errors
 /// With QEMU's own message if it doesn't come up. Nothing is left behind.
 pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
+    start_told(start, &|_| {})
+}
+
+/// As [`start`]. `launched` is called with the process id of each QEMU as soon as it was launched,
+/// before most of what it does until it answers; it must not block.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_told(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Machine, StartError> {
     let line = as_said_by(start, CommandLine::parse(start.argv)?);
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
@@ -93,13 +102,13 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
         GuestPort::Wanted => !line.has_guest_port(),
         GuestPort::Needed => true,
     };
-    match start_line(start, &line, wanted) {
+    match start_line(start, &line, wanted, launched) {
         // QEMU names the option that it can't serve: its machine has no PCI bus, or
         // no free slot on it.
         Err(StartError::Ended { words })
             if start.guest_port == GuestPort::Wanted && words.contains(GUEST_ID) =>
         {
-            let mut machine = start_line(start, &line, false)?;
+            let mut machine = start_line(start, &line, false, launched)?;
             machine.notes.push(format!("{NO_GUEST_PORT}: {words}"));
             Ok(machine)
         }
@@ -123,6 +132,7 @@ fn start_line(
     start: &Start<'_>,
     line: &CommandLine,
     guest_port: bool,
+    launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
     let sockets = Sockets::new(start.dir, guest_port)?;
     let mut line = line.with_qmp(sockets.qmp.as_raw_fd());
@@ -148,7 +158,7 @@ fn start_line(
     let logged = fs::metadata(&log).map_or(0, |file| file.len());
     let argv = line.argv();
     let (argv, cwd, log_file, inherit) = (&argv[..], start.cwd, &log, &inherit[..]);
-    let launched = launch(&Launch { argv, program, cwd, instead, log: log_file, inherit, user });
+    let process = launch(&Launch { argv, program, cwd, instead, log: log_file, inherit, user });
     // Only QEMU has the sockets now: if it ends, connections to them end, too.
     drop(sockets);
     let socket = qmp_socket(start.dir);
@@ -156,7 +166,8 @@ fn start_line(
         remove(&socket);
         remove(&guest_socket(start.dir));
     };
-    let process = launched.inspect_err(|_| remove_both())?;
+    let process = process.inspect_err(|_| remove_both())?;
+    launched(process.pid());
     let qmp = connect(&process, &socket, start.up_max, &log, logged).inspect_err(|_| {
         give_up(&process);
         remove_both();

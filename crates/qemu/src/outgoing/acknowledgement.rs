@@ -5,11 +5,16 @@
 //! fails the migration when one more arrives, unless `migration.switchover-ack-legacy`
 //! is on. Machine types up to 11.0 turn that on, and a command line can. QEMU doesn't
 //! report the property's value, so it counts as on only where one of these turns it on.
+//!
+//! With the capability a VFIO device tells the destination when it has sent its first
+//! state, for the destination to acknowledge, and a destination without the capability
+//! refuses that word. So VMs with such a device are moved without it at both ends. QEMU
+//! may then stop the VM before that state is loaded, which can make downtime longer.
 
 use serde_json::json;
 
-use super::Settings;
 use super::wanted::CAPABILITIES_HELD;
+use super::{Settings, StreamKind};
 use crate::command_line::{LEGACY_ACK, MIGRATION, legacy_ack};
 use crate::machine::Machine;
 use crate::probe::answers::has_property;
@@ -25,14 +30,19 @@ const LAST_LEGACY_MACHINE: (u32, u32) = (11, 0);
 pub enum Hold {
     /// It waits for exactly one acknowledgement.
     Awaited,
-    /// It has no such capability.
+    /// It has no such capability, or a VFIO device uses it.
     Unknown,
     /// It may wait only for those that devices request: none must be sent.
     DevicesOnly,
 }
 
-pub(super) fn of(machine: &Machine, settings: &Settings) -> Result<Hold, QmpError> {
-    if !CAPABILITIES_HELD.iter().all(|name| settings.has_capability(name)) {
+pub(super) fn of(
+    machine: &Machine,
+    settings: &Settings,
+    kind: StreamKind,
+) -> Result<Hold, QmpError> {
+    let is_known = CAPABILITIES_HELD.iter().all(|name| settings.has_capability(name));
+    if !is_known || kind == StreamKind::Whole {
         return Ok(Hold::Unknown);
     }
     if !knows_legacy_ack(&machine.qmp)? {

@@ -9,6 +9,10 @@ use crate::shape::Device;
 pub enum StreamKind {
     /// One socket, one thread of QEMU.
     Classic,
+    /// The same, of a VM with a VFIO device. Only QEMU can tell the device's state from
+    /// pages, so the stream is passed through whole, and QEMU is not held: see
+    /// [`Hold::Unknown`](super::Hold::Unknown).
+    Whole,
     /// This many channels beside the main one.
     Multifd(u8),
 }
@@ -22,6 +26,16 @@ const ITERATING: [(&str, &str); 3] = [
     ("x-vfio", "sends its state while RAM is still being sent"),
     ("vhost-vdpa", "may send its state while RAM is still being sent"),
 ];
+/// Those of them that use `switchover-ack` themselves.
+const ACKNOWLEDGING: [&str; 2] = ["vfio", "x-vfio"];
+
+impl StreamKind {
+    /// A stream by one socket, of a VM with these devices.
+    #[must_use]
+    pub fn classic(devices: &[Device]) -> Self {
+        if acknowledges(devices) { Self::Whole } else { Self::Classic }
+    }
+}
 
 /// Multifd with `channels` channels where QEMU and the VM's devices allow it,
 /// else the classic stream and the reason.
@@ -35,10 +49,11 @@ pub fn choose_stream(
 ) -> Result<(StreamKind, Option<String>), QmpError> {
     let settings = Settings::of(qmp)?;
     if !settings.has_capability("multifd") {
-        return Ok((StreamKind::Classic, Some("this QEMU has no multifd".to_owned())));
+        let reason = "this QEMU has no multifd".to_owned();
+        return Ok((StreamKind::classic(devices), Some(reason)));
     }
     Ok(match iterating(devices) {
-        Some(reason) => (StreamKind::Classic, Some(reason)),
+        Some(reason) => (StreamKind::classic(devices), Some(reason)),
         None => (StreamKind::Multifd(channels), None),
     })
 }
@@ -50,17 +65,41 @@ fn iterating(devices: &[Device]) -> Option<String> {
     })
 }
 
+/// Whether QEMU's acknowledgements belong to one of these devices.
+fn acknowledges(devices: &[Device]) -> bool {
+    let mut kinds = devices.iter().map(|device| &device.kind);
+    kinds.any(|kind| ACKNOWLEDGING.iter().any(|start| kind.starts_with(start)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn one(kind: &str) -> [Device; 1] {
+        [Device { id: Some("d0".to_owned()), kind: kind.to_owned() }]
+    }
+
     #[test]
     fn devices_with_sections_of_their_own_make_it_classic() {
-        let one = |kind: &str| [Device { id: Some("d0".to_owned()), kind: kind.to_owned() }];
         assert_eq!(iterating(&one("virtio-net-pci")), None);
         assert_eq!(iterating(&one("virtio-blk-pci")), None);
         let reason = iterating(&one("vfio-pci")).unwrap();
         assert!(reason.starts_with("the vfio-pci device `d0` sends its state"), "{reason}");
         assert_eq!(iterating(&one("virtio-mem-pci")), None);
+    }
+
+    #[test]
+    fn only_devices_that_acknowledge_make_it_whole() {
+        for (kind, expected) in [
+            ("vfio-pci", StreamKind::Whole),
+            ("vfio-pci-nohotplug", StreamKind::Whole),
+            ("vhost-vdpa-device-pci", StreamKind::Classic),
+            ("virtio-net-pci", StreamKind::Classic),
+        ] {
+            assert_eq!(StreamKind::classic(&one(kind)), expected, "{kind}");
+        }
+        let [network, vfio] = [one("virtio-net-pci"), one("vfio-pci")];
+        assert_eq!(StreamKind::classic(&[network, vfio].concat()), StreamKind::Whole);
+        assert_eq!(StreamKind::classic(&[]), StreamKind::Classic);
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn set_up(
     hold: Hold,
 ) -> Result<(), QmpError> {
     let (multifd, channels) = match kind {
-        StreamKind::Classic => (false, None),
+        StreamKind::Classic | StreamKind::Whole => (false, None),
         StreamKind::Multifd(channels) => (true, Some(channels.max(1))),
     };
     let wanted = |name: &str| match name {

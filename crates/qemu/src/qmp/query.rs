@@ -1,5 +1,6 @@
 //! Queries with typed answers.
 
+use facts::shape::Memory;
 use serde_json::{Value, json};
 
 use super::{Qmp, QmpError};
@@ -147,6 +148,30 @@ impl Qmp {
         list(&answer, "query-memdev", backend)
     }
 
+    /// The bytes that virtio-mem devices have not plugged and are not to plug, by the ids of their
+    /// backends. QEMU leaves these untouched.
+    ///
+    /// # Errors
+    /// If QEMU doesn't answer.
+    pub fn unplugged(&self) -> Result<Vec<Memory>, QmpError> {
+        Ok(unplugged(&self.execute("query-memory-devices", json!({}))?))
+    }
+
+    /// The VM's memory backends without what is unplugged of them; all of it counts as plugged if
+    /// QEMU doesn't say.
+    ///
+    /// # Errors
+    /// If QEMU doesn't answer.
+    pub fn plugged_backends(&self) -> Result<Vec<MemoryBackend>, QmpError> {
+        let mut backends = self.memory_backends()?;
+        let unplugged = self.unplugged().unwrap_or_default();
+        for backend in &mut backends {
+            let less = Memory::bytes_of(&unplugged, &backend.id);
+            backend.bytes = backend.bytes.saturating_sub(less);
+        }
+        Ok(backends)
+    }
+
     /// Starts or resumes the vCPUs.
     ///
     /// # Errors
@@ -164,6 +189,20 @@ impl Qmp {
     }
 }
 
+/// What is unplugged, from QEMU's list of memory devices. Other devices than virtio-mem have all of
+/// their memory plugged.
+fn unplugged(devices: &Value) -> Vec<Memory> {
+    let devices = devices.as_array().into_iter().flatten();
+    let of = |device: &Value| {
+        let data = &device["data"];
+        let id = data["memdev"].as_str()?.rsplit('/').next()?.to_owned();
+        // The guest may plug as much as is requested at any time.
+        let plugged = data["size"].as_u64()?.max(data["requested-size"].as_u64()?);
+        Some(Memory { id, bytes: data["max-size"].as_u64()?.saturating_sub(plugged) })
+    };
+    devices.filter(|device| device["type"] == "virtio-mem").filter_map(of).collect()
+}
+
 /// Parses an answer that must be a list, each of whose items `item` accepts.
 pub(crate) fn list<T>(
     answer: &Value,
@@ -177,4 +216,75 @@ pub(crate) fn list<T>(
 pub(crate) fn odd(command: &str, answer: &Value) -> QmpError {
     let shown: String = answer.to_string().chars().take(200).collect();
     QmpError::Garbage(format!("{command} answered {shown}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qmp::played::played;
+
+    const MIB: u64 = 1 << 20;
+
+    fn virtio_mem(id: &str, plugged: u64, requested: u64, most: u64) -> Value {
+        let data = json!({"memdev": format!("/objects/{id}"), "memaddr": 4_429_185_024_u64,
+            "block-size": 2 * MIB, "size": plugged * MIB, "node": 0, "max-size": most * MIB,
+            "requested-size": requested * MIB, "id": "m0"});
+        json!({"type": "virtio-mem", "data": data})
+    }
+
+    fn memory(id: &str, mib: u64) -> Memory {
+        Memory { id: id.to_owned(), bytes: mib * MIB }
+    }
+
+    /// As QEMU 7.2 and newer answer.
+    #[test]
+    fn only_virtio_mem_devices_have_unplugged_memory() {
+        let dimm = json!({"memdev": "/objects/m", "addr": 4_294_967_296_u64, "size": 128 * MIB,
+            "slot": 0, "node": 0, "hotplugged": false, "hotpluggable": true, "id": "d"});
+        let devices = json!([
+            {"type": "dimm", "data": dimm},
+            {"type": "nvdimm", "data": dimm},
+            {"type": "virtio-pmem", "data": {"memaddr": 0, "size": MIB, "memdev": "/objects/p"}},
+            {"type": "sgx-epc", "data": {"memaddr": 0, "size": MIB, "memdev": "/objects/s"}},
+            {"type": "hv-balloon", "data": {"max-size": MIB}},
+            virtio_mem("none", 0, 0, 512),
+            virtio_mem("asked", 0, 128, 512),
+            virtio_mem("shrinks", 256, 128, 512),
+            virtio_mem("all", 512, 512, 512),
+            {"type": "virtio-mem", "data": {"memdev": "/objects/odd", "max-size": MIB}},
+            {"type": "virtio-mem"},
+        ]);
+        let expected =
+            [memory("none", 512), memory("asked", 384), memory("shrinks", 256), memory("all", 0)];
+        assert_eq!(unplugged(&devices), expected);
+        for none in [json!([]), json!({}), json!(null)] {
+            assert_eq!(unplugged(&none), [], "{none}");
+        }
+    }
+
+    /// Each backend's size, where QEMU answers `said` about memory devices.
+    fn plugged(said: fn() -> Option<Value>) -> Vec<u64> {
+        let (_dir, qmp, player) = played(move |command| {
+            let answer = match command["execute"].as_str() {
+                Some("query-memdev") => Some(json!([
+                    {"id": "vm0", "size": 512 * MIB, "share": true},
+                    {"id": "m", "size": 64 * MIB, "share": false},
+                ])),
+                _ => said(),
+            };
+            let refusal = json!({"class": "CommandNotFound", "desc": "not here"});
+            let (key, value) = answer.map_or(("error", refusal), |answer| ("return", answer));
+            Some(format!("{}\n", json!({ key: value, "id": command["id"] })))
+        });
+        let sizes = qmp.unwrap().plugged_backends().unwrap();
+        player.join().unwrap();
+        sizes.into_iter().map(|backend| backend.bytes / MIB).collect()
+    }
+
+    #[test]
+    fn all_memory_counts_where_qemu_does_not_say_what_is_plugged() {
+        assert_eq!(plugged(|| Some(json!([virtio_mem("vm0", 128, 0, 512)]))), [128, 64]);
+        assert_eq!(plugged(|| Some(json!([]))), [512, 64]);
+        assert_eq!(plugged(|| None), [512, 64]);
+    }
 }

@@ -280,4 +280,12 @@ mod tests {
         let overrides = [("/a.iso".to_owned(), "/mnt/a.iso".to_owned())];
         assert_eq!(differences(&vm(), &destination, &overrides), Vec::<String>::new());
     }
+
+    /// Nothing is plugged before the VM has arrived.
+    #[test]
+    fn what_is_unplugged_makes_no_difference() {
+        let mut waiting = vm();
+        waiting.unplugged = vec![Memory { id: "pc.ram".to_owned(), bytes: 1 << 20 }];
+        assert_eq!(differences(&vm(), &waiting, &[]), Vec::<String>::new());
+    }
 }

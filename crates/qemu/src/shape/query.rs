@@ -59,6 +59,7 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
         vcpus,
         ram_bytes: base_memory(qmp)?,
         memory,
+        unplugged: qmp.unplugged()?,
         memory_devices: memory_devices(qmp)?,
         devices: plugged,
         drives: drives(qmp)?,

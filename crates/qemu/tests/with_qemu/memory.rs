@@ -2,6 +2,7 @@ use std::fs::File;
 
 use qemu::guest_memory::GuestMemory;
 use qemu::ram_blocks::{RamBlocks, Reached};
+use qemu::shape::{self, Memory};
 use serde_json::json;
 
 use crate::start;
@@ -89,6 +90,27 @@ fn memory_that_may_be_unplugged_is_known() {
     for block in &blocks.reached {
         assert_eq!(block.may_be_unplugged, block.name.ends_with("/vm0"), "{blocks:?}");
     }
+}
+
+/// No guest plugs anything here, and may plug what is requested.
+#[test]
+fn unplugged_memory_is_counted() {
+    for (requested, bytes) in [("0", 128 << 20), ("32M", 96 << 20)] {
+        let vm = start(&format!(
+            "-machine q35 -m 64,maxmem=1G,slots=2 -S \
+             -object memory-backend-ram,id=m,size=128M -device pc-dimm,memdev=m,id=d \
+             -object memory-backend-memfd,id=vm0,size=128M,share=on \
+             -device virtio-mem-pci,memdev=vm0,requested-size={requested}"
+        ));
+        let expected = [Memory { id: "vm0".to_owned(), bytes }];
+        assert_eq!(vm.qmp.unplugged().unwrap(), expected);
+        assert_eq!(shape::of(&vm.qmp).unwrap().unplugged, expected);
+        let backends = vm.qmp.plugged_backends().unwrap();
+        let plugged: u64 = backends.iter().map(|backend| backend.bytes).sum();
+        assert_eq!(plugged, (320 << 20) - bytes, "{backends:?}");
+    }
+    let vm = start("-machine q35 -m 64 -S");
+    assert_eq!(vm.qmp.unplugged().unwrap(), []);
 }
 
 const GIB4: u64 = 4 << 30;

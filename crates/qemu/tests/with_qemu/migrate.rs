@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use qemu::incoming::Incoming;
-use qemu::outgoing::{self, Outgoing, Status, StreamKind, choose_stream};
+use qemu::outgoing::{self, Hold, Outgoing, Status, StreamKind, choose_stream};
 use qemu::qmp::{Qmp, RunState};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
@@ -24,6 +24,14 @@ const WAIT: Duration = Duration::from_secs(60);
 fn settings(qmp: &Qmp) -> (Value, Value) {
     let ask = |command| qmp.execute(command, json!({})).unwrap();
     (ask("query-migrate-capabilities"), ask("query-migrate-parameters"))
+}
+
+/// The capabilities of QEMU's migration that are on.
+fn on(vm: &Vm) -> Vec<String> {
+    let (capabilities, _) = settings(&vm.qmp);
+    let listed = capabilities.as_array().unwrap().iter();
+    let on = listed.filter(|one| one["state"] == true);
+    on.map(|one| one["capability"].as_str().unwrap().to_owned()).collect()
 }
 
 /// A socket for QEMU's stream.
@@ -54,6 +62,10 @@ pub(crate) fn carry(
 }
 
 fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
+    moved_by(StreamKind::Classic, was_running)
+}
+
+fn moved_by(kind: StreamKind, was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
     let source = start(PLAIN);
     if !was_running {
         source.qmp.stop().unwrap();
@@ -65,7 +77,7 @@ fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
     let incoming = Incoming::of(&destination).unwrap();
     let stream = incoming.open().unwrap();
     let (at, listener) = socket(&source);
-    let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
+    let outgoing = Outgoing::new(&source, kind, at.path()).unwrap();
     let carrier = carry(&outgoing, &listener, stream);
     outgoing.allow(1 << 30, 300).unwrap();
     outgoing.wait_completed(WAIT).unwrap();
@@ -107,6 +119,19 @@ fn a_paused_vm_that_was_sent_can_be_moved_again_after_a_cont() {
     assert!(!outgoing::runs(&source.qmp).unwrap());
 }
 
+/// With `switchover-ack` on at the source alone, the state of a VFIO device is not loaded.
+#[test]
+fn a_stream_that_passes_whole_needs_no_answer() {
+    for was_running in [true, false] {
+        let (source, outgoing, destination, incoming) = moved_by(StreamKind::Whole, was_running);
+        assert_eq!(outgoing.hold(), Hold::Unknown);
+        assert_eq!(on(&source), ["events"]);
+        assert_eq!(source.qmp.run_state().unwrap(), RunState::PostMigrate);
+        assert_eq!(destination.qmp.run_state().unwrap(), RunState::Paused);
+        incoming.restore();
+    }
+}
+
 #[test]
 fn a_vm_that_was_sent_and_never_ran_elsewhere_comes_back() {
     let (source, outgoing, _destination, _incoming) = moved(true);
@@ -126,18 +151,11 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
 
     let (at, listener) = socket(&source);
     let outgoing = Outgoing::new(&source, StreamKind::Multifd(4), at.path()).unwrap();
-    let (capabilities, parameters) = settings(&source.qmp);
-    let on: Vec<&str> = capabilities
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|one| one["state"] == true)
-        .map(|one| one["capability"].as_str().unwrap())
-        .collect();
+    let (_, parameters) = settings(&source.qmp);
     if outgoing.is_held() {
-        assert_eq!(on, ["events", "return-path", "multifd", "switchover-ack"]);
+        assert_eq!(on(&source), ["events", "return-path", "multifd", "switchover-ack"]);
     } else {
-        assert_eq!(on, ["events", "multifd"]);
+        assert_eq!(on(&source), ["events", "multifd"]);
     }
     assert_eq!(
         (&parameters["downtime-limit"], &parameters["multifd-channels"]),

@@ -1,4 +1,5 @@
 use qemu::ram_blocks::RamBlocks;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use qemu::machine::{self, By, GuestPort, Start, StartError};
@@ -91,7 +92,7 @@ fn a_qemu_that_does_not_answer_is_ended_and_its_words_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let script = "echo QEMU waiting for connection on: disconnected:unix:w.sock; exec sleep 1000";
     let argv = ["sh", "-c", script].map(str::to_owned);
-    let error = machine::start(&Start {
+    let start = Start {
         name: "test",
         argv: &argv,
         cwd: dir.path(),
@@ -103,8 +104,10 @@ fn a_qemu_that_does_not_answer_is_ended_and_its_words_are_told() {
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
         up_max: Duration::from_secs(2),
-    });
-    let error = error.unwrap_err();
+    };
+    let launched = Cell::new(None);
+    let error = machine::start_told(&start, &|pid| launched.set(Some(pid))).unwrap_err();
+    assert!(launched.get().is_some(), "its process is told, though it never answers");
     assert!(matches!(error, StartError::Silent { .. }), "{error}");
     let error = error.to_string();
     assert!(error.contains("no greeting within 2 s"), "{error}");

@@ -87,6 +87,10 @@ impl Driver {
                 Action::Forget => {
                     effects.noted().and_then(|()| self.journal.forget().map_err(worded))
                 }
+                Action::Note(record) => {
+                    let _ = self.journal.note(&record);
+                    Ok(())
+                }
                 action => {
                     outcome = perform_one(action, effects).or(outcome);
                     Ok(())
@@ -113,7 +117,7 @@ fn perform_one(action: Action, effects: &mut impl Effects) -> Option<Event> {
         Action::Done(outcome) => effects.done(outcome),
         Action::QemuCont => return Some(effects.cont()),
         Action::QemuKill => return effects.kill().then_some(Event::QemuGone),
-        Action::Journal(_) | Action::Forget => {}
+        Action::Journal(_) | Action::Note(_) | Action::Forget => {}
     }
     None
 }

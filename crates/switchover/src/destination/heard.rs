@@ -26,7 +26,17 @@ impl Machine {
                 self.doubting(Doubt::TakenBack { reason }, vec![said])
             }
             (ToDestination::Aborted { reason }, State::Starting { .. }) => {
-                self.doubting(Doubt::TakenBackMeanwhile { reason }, Vec::new())
+                // So that the agent does not try it after a restart either.
+                let noted = (!self.is_taken_back())
+                    .then_some(Action::Note(Record::Starting { taken_back: true }));
+                let noted = noted.into_iter().collect();
+                self.doubting(Doubt::TakenBackMeanwhile { reason }, noted)
+            }
+            // The source has given it up all the same: what it said before came late.
+            (ToDestination::Go { .. }, State::Starting { fresh: false })
+                if self.is_taken_back() =>
+            {
+                self.try_again()
             }
             (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Refused) => {
                 vec![self.say_refused()]
@@ -63,6 +73,16 @@ impl Machine {
         ]
     }
 
+    /// Whether the source says that the VM was taken back before it ran here.
+    pub(super) fn is_taken_back(&self) -> bool {
+        matches!(self.doubt, Some(Doubt::TakenBackMeanwhile { .. }))
+    }
+
+    fn try_again(&mut self) -> Vec<Action> {
+        self.doubt = None;
+        vec![Action::Note(Record::Starting { taken_back: false }), Action::QemuCont]
+    }
+
     pub(super) fn runs(&mut self) -> Vec<Action> {
         if !matches!(self.state, State::Starting { .. }) {
             return Vec::new();
@@ -84,7 +104,7 @@ impl Machine {
             State::Starting { .. } => {
                 self.state = State::Starting { fresh: false };
                 // That two may run is worse, and the source does not say it again for a while.
-                if matches!(self.doubt, Some(Doubt::TakenBackMeanwhile { .. })) {
+                if self.is_taken_back() {
                     return Vec::new();
                 }
                 self.doubting(Doubt::CannotRun { reason }, Vec::new())
@@ -148,6 +168,9 @@ impl Machine {
             (Resolution::Here, State::Loaded) => {
                 self.run = true;
                 self.start(false)
+            }
+            (Resolution::Here, State::Starting { fresh: false }) if self.is_taken_back() => {
+                self.try_again()
             }
             (Resolution::Here, State::Starting { fresh: false }) => {
                 vec![Action::QemuCont]

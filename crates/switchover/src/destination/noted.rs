@@ -12,7 +12,12 @@ pub enum Record {
     /// The VM is loaded.
     Loaded,
     /// The VM is to run here; written before it runs.
-    Starting,
+    Starting {
+        /// Whether the source has said since that the VM was taken back. A field, because agents of
+        /// earlier releases could not read another record.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        taken_back: bool,
+    },
     /// The VM is here.
     Running,
     /// The VM never ran here and never will.
@@ -38,6 +43,8 @@ pub enum Noted {
     Loaded,
     /// [`Record::Starting`].
     Starting,
+    /// [`Record::Starting`], and the VM was taken back.
+    TakenBackMeanwhile,
     /// [`Record::Running`].
     Running,
     /// [`Record::Refused`].
@@ -54,7 +61,8 @@ impl Noted {
     pub fn with(self, record: &Record) -> Self {
         match record {
             Record::Loaded => Self::Loaded,
-            Record::Starting => Self::Starting,
+            Record::Starting { taken_back: false } => Self::Starting,
+            Record::Starting { taken_back: true } => Self::TakenBackMeanwhile,
             Record::Running => Self::Running,
             Record::Refused { .. } => Self::Refused,
             Record::Lost { .. } => Self::Lost,

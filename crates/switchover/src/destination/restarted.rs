@@ -37,10 +37,14 @@ impl Machine {
                     }
                 }
             }
-            (Noted::Starting, found) => {
+            (Noted::Starting | Noted::TakenBackMeanwhile, found) => {
                 self.state = State::Starting { fresh: false };
                 match found {
                     Found::Gone => self.qemu_gone(),
+                    Found::Stopped if noted == Noted::TakenBackMeanwhile => {
+                        let reason = Reason::new("as was noted before the agent was restarted");
+                        self.doubting(Doubt::TakenBackMeanwhile { reason }, Vec::new())
+                    }
                     Found::Stopped => vec![Action::QemuCont],
                     Found::Runs => self.runs(),
                 }

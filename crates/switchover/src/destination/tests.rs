@@ -32,6 +32,10 @@ fn refused() -> Action {
     Action::Journal(Record::Refused { reason: reason() })
 }
 
+fn starting(taken_back: bool) -> Record {
+    Record::Starting { taken_back }
+}
+
 fn after(events: impl IntoIterator<Item = Event>) -> Machine {
     let mut machine = Machine::new(id());
     for event in events {
@@ -50,7 +54,7 @@ fn it_runs_the_vm_on_go_and_not_before() {
     assert_eq!(machine.step(go()), [], "it is not loaded");
     let loads = machine.step(Event::Loaded);
     assert_eq!(loads, [Action::Journal(Record::Loaded), say(ToSource::Loaded)]);
-    assert_eq!(machine.step(go()), [Action::Journal(Record::Starting), Action::QemuCont]);
+    assert_eq!(machine.step(go()), [Action::Journal(starting(false)), Action::QemuCont]);
     let runs = [
         Action::QemuSettle,
         Action::Done(Outcome::Here),
@@ -167,7 +171,7 @@ fn a_host_that_cannot_write_its_journal_refuses() {
 fn the_operators_decision_is_enough() {
     let mut machine = after([Event::Loaded]);
     let actions = machine.step(Event::Resolve(Resolution::Here));
-    assert_eq!(actions, [Action::Journal(Record::Starting), Action::QemuCont]);
+    assert_eq!(actions, [Action::Journal(starting(false)), Action::QemuCont]);
     // There is no other copy, so it is kept, and tried again.
     assert!(matches!(refused_by(&mut machine)[..], [Action::KeepInDoubt(_)]));
     assert!(machine.takes(Resolution::There));
@@ -193,10 +197,21 @@ fn a_vm_that_was_taken_back_while_it_could_not_run_is_ended_by_the_operator() {
     let unclear = Event::ContFailed { reason: reason(), never_ran: false };
     assert!(matches!(machine.step(unclear.clone())[..], [Action::KeepInDoubt(_)]));
     let doubt = Doubt::TakenBackMeanwhile { reason: reason() };
-    assert_eq!(machine.step(aborted()), [Action::KeepInDoubt(doubt.clone())]);
-    assert_eq!(machine.step(Event::Timeout), [Action::QemuCont]);
+    let noted = |taken_back| Action::Note(starting(taken_back));
+    assert_eq!(machine.step(aborted()), [noted(true), Action::KeepInDoubt(doubt.clone())]);
+    assert_eq!(machine.step(aborted()), []);
+    assert_eq!(machine.step(Event::Timeout), [], "the disks may change meanwhile");
     assert_eq!(machine.step(unclear), [], "the worse doubt stays shown");
     assert_eq!(machine.doubt(), Some(&doubt));
+    // The operator keeps this copy; or the source has the VM given up all the same.
+    let mut kept = machine.clone();
+    let again = [noted(false), Action::QemuCont];
+    assert_eq!(kept.step(Event::Resolve(Resolution::Here)), again);
+    assert!(kept.doubt().is_none());
+    assert_eq!(kept.step(Event::Timeout), [Action::QemuCont]);
+    assert_eq!(machine.clone().step(go()), again);
+    // It runs, though QEMU did not say so.
+    assert_eq!(machine.clone().step(Event::Runs)[1], Action::Done(Outcome::Here));
     assert!(machine.takes(Resolution::There) && machine.takes(Resolution::Here));
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions[1], Action::QemuKill);
@@ -225,6 +240,13 @@ fn a_restart_goes_on_where_it_was() {
     assert!(matches!(gone[1], Action::Journal(Record::Refused { .. })), "it never ran: {gone:?}");
     assert_eq!(restart(Noted::Starting, Found::Stopped), [Action::QemuCont]);
     assert_eq!(restart(Noted::Starting, Found::Runs)[2], Action::Journal(Record::Running));
+    let taken_back = restart(Noted::TakenBackMeanwhile, Found::Stopped);
+    assert!(
+        matches!(taken_back[..], [Action::KeepInDoubt(Doubt::TakenBackMeanwhile { .. })]),
+        "it is not tried: {taken_back:?}"
+    );
+    let runs = restart(Noted::TakenBackMeanwhile, Found::Runs);
+    assert_eq!(runs[2], Action::Journal(Record::Running));
     let gone = restart(Noted::Starting, Found::Gone);
     assert!(matches!(gone[1], Action::Journal(Record::Lost { .. })), "it may have: {gone:?}");
     assert_eq!(restart(Noted::Running, Found::Runs), [say(ToSource::Running)]);
@@ -318,6 +340,30 @@ fn a_journal_stays_until_the_vm_is_noted_elsewhere() {
     effects.cannot_note = false;
     driver.step(Event::Timeout, &mut effects);
     assert!(driver.machine().is_over() && journals.contents().unwrap().is_empty());
+}
+
+#[test]
+fn a_driver_notes_that_the_vm_was_taken_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut journal = journals.create(opened()).unwrap();
+    journal.append(&starting(false)).unwrap();
+    let kept = || match journals.contents().unwrap().pop() {
+        Some(Kept::Destination(kept)) => kept,
+        other => panic!("{other:?}"),
+    };
+    drop(journal);
+    let mut effects = Notes { cont_fails: true, ..Notes::default() };
+    let mut driver = Driver::restart(kept(), Found::Stopped, &mut effects);
+    driver.step(aborted(), &mut effects);
+    assert_eq!(kept().noted(), Noted::TakenBackMeanwhile);
+    let mut effects = Notes::default();
+    let mut driver = Driver::restart(kept(), Found::Stopped, &mut effects);
+    driver.step(Event::Timeout, &mut effects);
+    assert!(matches!(&effects.done[..], [doubt] if doubt.starts_with("doubt TakenBack")));
+    driver.step(Event::Resolve(Resolution::Here), &mut effects);
+    assert_eq!(effects.done[1], "cont");
+    assert_eq!(kept().noted(), Noted::Running);
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn records() -> Vec<Record> {
     vec![
         Record::Stopped { run: false },
         Record::Committed { run: false },
-        Record::Reclaimed { by: By::Destination, reason },
+        Record::Reclaimed { by: By::Destination, reason, runs_there: false },
     ]
 }
 
@@ -189,10 +189,36 @@ fn a_destinations_records_are_not_a_sources() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal =
         journals(dir.path(), "boot-1").create::<destination::Record>(opened("m1")).unwrap();
-    journal.append(&destination::Record::Starting).unwrap();
+    journal.append(&destination::Record::Starting { taken_back: false }).unwrap();
     fs::rename(dir.path().join("journals/m1.destination"), file(dir.path())).unwrap();
     let kept = journals(dir.path(), "boot-1").contents().unwrap().pop();
     assert!(matches!(kept, Some(Kept::Unreadable(JournalError::Damaged { .. }))), "{kept:?}");
+}
+
+/// As release 0.1.0 has it.
+#[derive(Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "phase")]
+enum First {
+    Starting,
+    Reclaimed { by: By },
+}
+
+#[test]
+fn releases_read_the_records_of_each_other() {
+    let starting = |taken_back| destination::Record::Starting { taken_back };
+    let reclaimed =
+        |runs_there| Record::Reclaimed { by: By::Operator, reason: "why".into(), runs_there };
+    let said = serde_json::to_string(&starting(false)).unwrap();
+    assert_eq!(said, r#"{"phase":"starting"}"#);
+    assert_eq!(serde_json::from_str::<destination::Record>(&said).unwrap(), starting(false));
+    let said = serde_json::to_string(&reclaimed(false)).unwrap();
+    assert_eq!(said, r#"{"phase":"reclaimed","by":"operator","reason":"why"}"#);
+    assert_eq!(serde_json::from_str::<Record>(&said).unwrap(), reclaimed(false));
+    let said = serde_json::to_string(&starting(true)).unwrap();
+    assert_eq!(serde_json::from_str::<First>(&said).unwrap(), First::Starting);
+    let said = serde_json::to_string(&reclaimed(true)).unwrap();
+    let read = serde_json::from_str::<First>(&said).unwrap();
+    assert_eq!(read, First::Reclaimed { by: By::Operator });
 }
 
 #[test]

@@ -71,8 +71,8 @@ impl Machine {
             (ToSource::Refused { reason }, _) => {
                 self.state = State::Reclaiming;
                 self.doubt = None;
-                self.reason = reason.clone();
-                let record = Record::Reclaimed { by: By::Destination, reason };
+                self.reason = reason;
+                let record = self.reclaimed(By::Destination, false);
                 vec![Action::Journal(record), Action::QemuGoOn { run: self.run }]
             }
             // Since it left, the VM may have written to its disks and used its network, so the copy
@@ -90,6 +90,12 @@ impl Machine {
             // The copy here has ended since, so only the other one is left.
             (ToSource::Running, State::TakenBack) if self.copy == Copy::Dead => {
                 self.forget(Vec::new())
+            }
+            // Noted, so that the agent does not try it after a restart either. If the host is
+            // booted instead, there is no copy left to try.
+            (ToSource::Running, State::TakingBack) if self.doubt != Some(Doubt::RunsThereToo) => {
+                let noted = Action::Note(self.reclaimed(By::Operator, true));
+                self.doubting(Doubt::RunsThereToo, vec![noted])
             }
             (ToSource::Running, _) => self.doubting(Doubt::RunsThereToo, Vec::new()),
             (_, State::TakenBack) => self.forget(Vec::new()),
@@ -147,6 +153,10 @@ impl Machine {
         }
     }
 
+    fn reclaimed(&self, by: By, runs_there: bool) -> Record {
+        Record::Reclaimed { by, reason: self.reason.clone(), runs_there }
+    }
+
     pub(super) fn resolved(&mut self, resolution: Resolution) -> Vec<Action> {
         if !self.takes(resolution) {
             return Vec::new();
@@ -160,11 +170,12 @@ impl Machine {
         self.reason = Reason::new("the operator decided");
         match resolution {
             Resolution::Here if self.state == State::TakingBack => {
-                vec![Action::QemuGoOn { run: self.run }]
+                let noted = Action::Note(self.reclaimed(By::Operator, false));
+                vec![noted, Action::QemuGoOn { run: self.run }]
             }
             Resolution::Here => {
                 self.state = State::TakingBack;
-                let record = Record::Reclaimed { by: By::Operator, reason: self.reason.clone() };
+                let record = self.reclaimed(By::Operator, false);
                 vec![Action::Journal(record), Action::QemuGoOn { run: self.run }]
             }
             Resolution::There if self.copy == Copy::Dead => {

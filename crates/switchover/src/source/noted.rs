@@ -31,6 +31,10 @@ pub enum Record {
         by: By,
         /// Why.
         reason: Reason,
+        /// Whether the destination has said since that it runs the VM, which does not run here. A
+        /// field, because agents of earlier releases could not read another record.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        runs_there: bool,
     },
     /// The VM was given up, and the operator decided to give up the copy here too.
     Dropped,
@@ -68,6 +72,8 @@ pub enum Phase {
     Aborted,
     /// The VM came back.
     Reclaimed(By),
+    /// The operator took the VM back, and the destination says that it runs it.
+    RunsThereToo,
     /// The VM is given up, and so is the copy here.
     Dropped,
 }
@@ -87,6 +93,9 @@ impl Noted {
             Record::Stopped { run } => Self { phase: Phase::Stopped, run: *run },
             Record::Committed { run } => Self { phase: Phase::Committed, run: *run },
             Record::Aborted { .. } => Self { phase: Phase::Aborted, run },
+            Record::Reclaimed { by: By::Operator, runs_there: true, .. } => {
+                Self { phase: Phase::RunsThereToo, run }
+            }
             Record::Reclaimed { by, .. } => Self { phase: Phase::Reclaimed(*by), run },
             Record::Dropped => Self { phase: Phase::Dropped, run },
         }

@@ -40,9 +40,13 @@ impl Machine {
                 self.resume_here(State::Reclaiming, found)
             }
             // The VM went on, and its owner is responsible for it since.
-            (Phase::Reclaimed(By::Operator), Found::Gone | Found::Runs) => {
+            (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
                 self.state = State::TakenBack;
                 vec![self.say_aborted()]
+            }
+            (Phase::RunsThereToo, Found::Stopped) => {
+                self.state = State::TakingBack;
+                self.doubting(Doubt::RunsThereToo, Vec::new())
             }
             (Phase::Reclaimed(By::Operator), Found::Stopped) => {
                 self.resume_here(State::TakingBack, found)

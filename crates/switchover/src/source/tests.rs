@@ -34,6 +34,10 @@ fn reason() -> Reason {
     "a lock".into()
 }
 
+fn reclaimed(by: By, reason: &str, runs_there: bool) -> Record {
+    Record::Reclaimed { by, reason: reason.into(), runs_there }
+}
+
 /// A source after these events.
 fn after(events: impl IntoIterator<Item = Event>) -> Machine {
     let mut machine = Machine::new(id(), true);
@@ -150,7 +154,7 @@ fn it_quits_on_running_and_removes_its_journal_when_qemu_has_ended() {
 fn a_vm_that_was_refused_goes_on() {
     let mut machine = committed();
     let actions = machine.step(heard(ToSource::Refused { reason: reason() }));
-    let record = Record::Reclaimed { by: By::Destination, reason: reason() };
+    let record = reclaimed(By::Destination, "a lock", false);
     assert_eq!(actions, [Action::Journal(record), go_on()]);
     let doubt = Doubt::CannotGoOn { reason: reason() };
     let cannot = machine.step(Event::CannotGoOn { reason: reason() });
@@ -173,7 +177,7 @@ fn a_vm_that_died_there_does_not_go_on_here_by_itself() {
 fn the_operator_takes_it_back_or_gives_it_away() {
     let mut machine = committed();
     let actions = machine.step(Event::Resolve(Resolution::Here));
-    let by_operator = Record::Reclaimed { by: By::Operator, reason: "the operator decided".into() };
+    let by_operator = reclaimed(By::Operator, "the operator decided", false);
     assert_eq!(actions, [Action::Journal(by_operator), go_on()]);
     let actions = machine.step(Event::WentOn);
     assert!(matches!(actions[0], Action::Done(Outcome::Stays { .. })));
@@ -226,6 +230,8 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
 /// Its operator was mistaken: the destination runs it, and holds its disks.
 #[test]
 fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decides_again() {
+    let noted =
+        |runs_there| Action::Note(reclaimed(By::Operator, "the operator decided", runs_there));
     let taking_back = || {
         let mut machine = committed();
         let _ = machine.step(Event::Resolve(Resolution::Here));
@@ -234,7 +240,8 @@ fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decid
         assert_eq!(machine.step(Event::Timeout), [go_on()]);
         let _ = machine.step(Event::CannotGoOn { reason: reason() });
         let both = machine.step(heard(ToSource::Running));
-        assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
+        assert_eq!(both, [noted(true), Action::KeepInDoubt(Doubt::RunsThereToo)]);
+        assert_eq!(machine.step(heard(ToSource::Running)), [], "it says so once");
         assert_eq!(machine.step(Event::Timeout), [], "the disks may change meanwhile");
         assert_eq!(machine.doubt(), Some(&Doubt::RunsThereToo));
         assert!(machine.takes(Resolution::Here) && machine.takes(Resolution::There));
@@ -258,7 +265,7 @@ fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decid
 
     // The operator has ended the other one.
     let mut machine = taking_back();
-    assert_eq!(machine.step(Event::Resolve(Resolution::Here)), [go_on()]);
+    assert_eq!(machine.step(Event::Resolve(Resolution::Here)), [noted(false), go_on()]);
     assert!(machine.doubt().is_none() && !machine.takes(Resolution::There));
     let actions = machine.step(Event::WentOn);
     assert!(matches!(actions[0], Action::Done(Outcome::Stays { .. })), "{actions:?}");
@@ -273,7 +280,7 @@ fn a_vm_that_is_held_here_is_ended_by_resolving() {
     let meanwhile = Doubt::TakenBackMeanwhile { reason: reason() };
     let advice = meanwhile.advice("web1", "host-a");
     assert!(advice.contains("the copy here now with `droveway resolve web1 --there`"), "{advice}");
-    assert!(advice.contains("`droveway stop web1 --force` on host-a;"), "{advice}");
+    assert!(advice.contains("`droveway stop web1 --force` on host-a,"), "{advice}");
     let advice = Doubt::RunsThereToo.advice("web1", "host-b");
     assert!(advice.contains("shows it in doubt, with `droveway resolve web1 --there`"), "{advice}");
 }
@@ -400,6 +407,10 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Phase::Aborted, Found::Stopped), [go_on()]);
     assert_eq!(restart(Phase::Reclaimed(By::Destination), Found::Stopped), [go_on()]);
     assert_eq!(restart(Phase::Reclaimed(By::Operator), Found::Stopped), [go_on()]);
+    let both = Action::KeepInDoubt(Doubt::RunsThereToo);
+    assert_eq!(restart(Phase::RunsThereToo, Found::Stopped), [both]);
+    let said = say(ToDestination::Aborted { reason: "the agent was restarted".into() });
+    assert_eq!(restart(Phase::RunsThereToo, Found::Runs), [said]);
     let lost = || Outcome::Lost { reason: "its QEMU was gone when the agent was restarted".into() };
     assert_eq!(restart(Phase::Stopped, Found::Gone), forgets(lost()));
     assert_eq!(restart(Phase::Dropped, Found::Stopped), [Action::QemuQuit]);
@@ -504,6 +515,26 @@ fn a_vm_that_its_owner_paused_stays_paused_after_a_restart() {
     let driver = Driver::restart(kept(dir.path()).unwrap(), Found::Runs, &mut effects);
     assert_eq!(effects.done[0], "go on false");
     assert!(driver.machine().is_over());
+}
+
+/// The agent that heard it has ended since.
+#[test]
+fn a_vm_that_runs_there_is_not_tried_after_a_restart_before_the_operator_decides_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut journal = journals.create(opened()).unwrap();
+    journal.append(&Record::Committed { run: true }).unwrap();
+    journal.append(&reclaimed(By::Operator, "why", false)).unwrap();
+    assert_eq!(kept(dir.path()).unwrap().noted().phase, Phase::Reclaimed(By::Operator));
+    journal.note(&reclaimed(By::Operator, "why", true)).unwrap();
+    drop(journal);
+    let mut effects = Notes::default();
+    let mut driver = Driver::restart(kept(dir.path()).unwrap(), Found::Stopped, &mut effects);
+    driver.step(Event::Timeout, &mut effects);
+    assert_eq!(effects.done, ["doubt RunsThereToo"]);
+    driver.step(Event::Resolve(Resolution::Here), &mut effects);
+    assert_eq!(effects.done[1], "go on true");
+    assert_eq!(kept(dir.path()).unwrap().noted().phase, Phase::Reclaimed(By::Operator));
 }
 
 /// The journal is full, so nothing can be written.

@@ -144,8 +144,9 @@ fn judge(world: &World, first: Side) -> Result<(), String> {
 /// A VM that the operator took back is settled when the operator says so again: its destination may
 /// never answer. Where the first decision could not be noted, it takes a third.
 fn settles_again(world: &World, first: Side) -> Result<(), String> {
-    let taken_back = Phase::Reclaimed(By::Operator);
-    if world.source_off || world.source_disk.is_none_or(|noted| noted.phase != taken_back) {
+    let taken_back = [Phase::Reclaimed(By::Operator), Phase::RunsThereToo];
+    if world.source_off || world.source_disk.is_none_or(|noted| !taken_back.contains(&noted.phase))
+    {
         return Ok(());
     }
     let mut end = world.clone();

@@ -235,6 +235,10 @@ impl World {
                 Some(Event::QemuGone)
             }
             Action::QemuGoOn { .. } => {
+                let noted = self.source_disk.map(|noted| noted.phase);
+                if noted == Some(source::Phase::RunsThereToo) {
+                    self.broken = Some("the source tries a VM that it noted as running there");
+                }
                 self.source_goes_on();
                 Some(Event::WentOn)
             }
@@ -279,7 +283,7 @@ impl World {
         }
         let Some(action) = doing.pop_front() else { return };
         let comes = match action {
-            Action::Journal(record) => {
+            Action::Journal(record) | Action::Note(record) => {
                 self.destination_disk = self.destination_disk.map(|noted| noted.with(&record));
                 match record {
                     // From here on, a paused VM is its owner's.
@@ -301,6 +305,9 @@ impl World {
                 Some(Event::QemuGone)
             }
             Action::QemuCont => {
+                if self.destination_disk == Some(destination::Noted::TakenBackMeanwhile) {
+                    self.broken = Some("the destination tries a VM that it noted as taken back");
+                }
                 self.destination_runs();
                 Some(Event::Runs)
             }

@@ -1,6 +1,6 @@
 //! Machines with one mistake each, to check that it is found.
 
-use switchover::{Envelope, ToDestination, ToSource, destination, source};
+use switchover::{Doubt, Envelope, Resolution, ToDestination, ToSource, destination, source};
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +23,14 @@ pub(crate) enum Mutation {
     UnknownMeansRefused,
     /// The source takes a VM back that was lost at the destination.
     LostMeansRefused,
+    /// The source tries a VM that it took back, though the destination says that it runs it.
+    GoOnThoughThere,
     /// The destination runs the VM on a timeout.
     ContOnTimeout,
     /// The destination runs the VM before `starting` is on disk.
     ContBeforeJournal,
+    /// The destination tries a VM that the source says was taken back.
+    ContThoughTakenBack,
     /// The destination ends its QEMU on a timeout.
     KillOnTimeout,
     /// The destination says `refused` while it may still run the VM.
@@ -37,7 +41,7 @@ pub(crate) enum Mutation {
 
 impl Mutation {
     /// All mistakes.
-    pub(crate) const MISTAKES: [Self; 13] = [
+    pub(crate) const MISTAKES: [Self; 15] = [
         Self::GoBeforeJournal,
         Self::CompletedUnseen,
         Self::SourceResumesAlone,
@@ -46,8 +50,10 @@ impl Mutation {
         Self::SayBeforeGoOn,
         Self::UnknownMeansRefused,
         Self::LostMeansRefused,
+        Self::GoOnThoughThere,
         Self::ContOnTimeout,
         Self::ContBeforeJournal,
+        Self::ContThoughTakenBack,
         Self::KillOnTimeout,
         Self::RefusedBeforeKill,
         Self::ForgetUnheard,
@@ -63,6 +69,8 @@ impl Mutation {
         let late = event == Event::Timeout;
         let failed = matches!(event, Event::JournalFailed { .. });
         let committed = machine.is_committed();
+        let there =
+            machine.doubt() == Some(&Doubt::RunsThereToo) && machine.takes(Resolution::There);
         if let Event::Heard(said) = &mut event {
             match (self, &said.message) {
                 (Self::UnknownMeansRefused, ToSource::Unknown)
@@ -81,6 +89,9 @@ impl Mutation {
             Self::SourceResumesAlone if late && committed => {
                 actions = vec![Action::QemuGoOn { run: true }];
             }
+            Self::GoOnThoughThere if late && there => {
+                actions = vec![Action::QemuGoOn { run: true }];
+            }
             Self::AbortUnwritten if failed && actions.len() == 3 => actions.swap(0, 1),
             Self::SayBeforeGoOn if aborts && actions.len() == 3 => actions.swap(1, 2),
             _ => {}
@@ -96,7 +107,8 @@ impl Mutation {
     ) -> Vec<destination::Action> {
         use destination::{Action, Event, Record};
         let late = event == Event::Timeout;
-        let waits = machine.takes(switchover::Resolution::Here) && !machine.is_here();
+        let waits = machine.takes(Resolution::Here) && !machine.is_here();
+        let taken_back = matches!(machine.doubt(), Some(Doubt::TakenBackMeanwhile { .. }));
         if self == Self::KillOnTimeout && late && waits {
             event = Event::Heard(Envelope {
                 migration: crate::world::id(),
@@ -106,7 +118,10 @@ impl Mutation {
         let mut actions = machine.step(event);
         match (self, actions.as_slice()) {
             (Self::ContOnTimeout, _) if late && waits => actions = vec![Action::QemuCont],
-            (Self::ContBeforeJournal, [Action::Journal(Record::Starting), _]) => {
+            (Self::ContThoughTakenBack, _) if late && taken_back => {
+                actions = vec![Action::QemuCont];
+            }
+            (Self::ContBeforeJournal, [Action::Journal(Record::Starting { .. }), _]) => {
                 actions.swap(0, 1);
             }
             (Self::RefusedBeforeKill, [Action::Journal(Record::Refused { .. }), _]) => {

@@ -69,6 +69,7 @@ impl<X> Queue<X> {
         state.pages_out -= left;
         state.asked -= answered;
         let delivered = &mut state.delivered;
+        delivered.batches += u64::from(body_bytes > 0);
         delivered.body_bytes += body_bytes;
         delivered.found_bytes += found_bytes;
         delivered.fill_bytes += fill_bytes;

@@ -58,7 +58,7 @@ fn blocks_count_apart_from_pages_and_only_pages_make_lanes_busy() {
         queue.placed(load);
     }
     let counted = queue.delivered();
-    assert_eq!((counted.body_bytes, counted.backlog_bytes), (4096, 0));
+    assert_eq!((counted.body_bytes, counted.batches, counted.backlog_bytes), (4096, 1, 0));
     assert_eq!((counted.block_bytes, counted.block_zero_bytes), (1024, 4096));
     assert_eq!(counted.block_backlog_bytes, 0);
     queue.wait_drained().unwrap();

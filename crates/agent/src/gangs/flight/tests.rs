@@ -21,8 +21,8 @@ struct Source(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// Refused connections, and whether each refusal may pass.
-    refusals: VecDeque<bool>,
+    /// Refused connections.
+    refusals: VecDeque<Cause>,
     /// The answers to orders but cancels. After these there is no such migration.
     answers: VecDeque<Result<Answer, String>>,
     orders: Vec<&'static str>,
@@ -40,7 +40,7 @@ impl Reach for Source {
     fn open(&self, _: &str) -> Result<Self, Unreached> {
         match self.0.lock().refusals.pop_front() {
             None => Ok(self.clone()),
-            Some(may_pass) => Err(Unreached { why: "it is busy".to_owned(), may_pass }),
+            Some(cause) => Err(Unreached { why: "it is busy".to_owned(), cause }),
         }
     }
 
@@ -58,7 +58,7 @@ impl Reach for Source {
             share_domain: String::new(),
         };
         let vms = if host == "a" { vec![here] } else { Vec::new() };
-        Ok(Census { free_bytes: None, vms })
+        Ok(Census { vms, ..Census::default() })
     }
 }
 
@@ -84,7 +84,7 @@ impl Give for Source {
 
 impl Source {
     fn new(
-        refusals: impl IntoIterator<Item = bool>,
+        refusals: impl IntoIterator<Item = Cause>,
         answers: impl IntoIterator<Item = Result<Answer, String>>,
     ) -> Self {
         let (refusals, answers) = (refusals.into_iter().collect(), answers.into_iter().collect());
@@ -132,17 +132,37 @@ fn done() -> Result<Answer, String> {
 
 #[test]
 fn an_agent_that_is_busy_for_a_while_is_asked_again() {
-    let source = Source::new([true; 3], [Ok(Answer::Started), done()]);
+    let source = Source::new([Cause::Busy; 3], [Ok(Answer::Started), done()]);
     assert_eq!(source.moves(LONG), (MoveState::Done, String::new()));
     assert_eq!(source.orders(), ["start", "watch"]);
-    for may_pass in [true, false] {
-        let source = Source::new([may_pass; 1000], []);
+    for cause in [Cause::Busy, Cause::Silence, Cause::Lasting] {
+        let source = Source::new([cause; 1000], []);
         let (state, why) = source.moves(SHORT);
         assert_eq!(state, MoveState::Failed);
         assert!(why.contains("can't be reached: it is busy. It has not begun"), "{why}");
         assert!(source.orders().is_empty());
-        assert_eq!(source.0.lock().refusals.len() == 999, !may_pass, "what stays so fails at once");
+        let at_once = source.0.lock().refusals.len() == 999;
+        assert_eq!(at_once, cause == Cause::Lasting, "what stays so fails at once");
     }
+}
+
+/// Then the gang's other VMs there need not wait as long.
+#[test]
+fn an_agent_that_is_never_heard_is_told_from_one_that_is_busy() {
+    let [silence, busy, lasting] = [Cause::Silence, Cause::Busy, Cause::Lasting];
+    for (first, then, is_unheard) in [
+        (silence, silence, true),
+        (busy, busy, false),
+        (busy, silence, false),
+        (silence, lasting, false),
+    ] {
+        let refusals = std::iter::once(first).chain([then; 1000]);
+        let (flight, _recall) = Source::new(refusals, []).flight(Duration::from_millis(50));
+        let end = flight.fly(|_| {}).unwrap();
+        assert_eq!((end.is_unheard, end.in_doubt), (is_unheard, false), "{first:?}, {then:?}");
+    }
+    let (flight, _recall) = Source::new([], [Ok(Answer::Started), done()]).flight(LONG);
+    assert!(!flight.fly(|_| {}).unwrap().is_unheard);
 }
 
 #[test]
@@ -203,7 +223,7 @@ fn a_migration_that_is_not_told_of_may_go_on() {
 
 #[test]
 fn a_move_that_waits_for_its_agent_can_be_recalled() {
-    let busy = || Source::new([true; 1000], []);
+    let busy = || Source::new([Cause::Busy; 1000], []);
     let (flight, recall) = busy().flight(LONG);
     recall.send(Recall::Cancel).unwrap();
     assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Cancelled);

@@ -22,7 +22,7 @@ struct Stage {
 
 impl Stage {
     fn host(mut self, name: &str, free_gib: u64, vms: Vec<Counted>) -> Self {
-        let census = Census { free_bytes: Some(free_gib * GIB), vms };
+        let census = Census { free_bytes: Some(free_gib * GIB), vms, evacuating: Vec::new() };
         self.hosts.push((name.to_owned(), None));
         self.said.insert(name.to_owned(), census);
         self
@@ -30,6 +30,12 @@ impl Stage {
 
     fn silent(mut self, name: &str) -> Self {
         self.hosts.push((name.to_owned(), None));
+        self
+    }
+
+    /// One host's agent coordinates the evacuation of another.
+    fn evacuating(mut self, coordinator: &str, host: &str) -> Self {
+        self.said.get_mut(coordinator).unwrap().evacuating.push(host.to_owned());
         self
     }
 
@@ -158,6 +164,30 @@ fn a_host_that_does_not_say_what_it_can_run_is_left_out_unless_it_was_named() {
     let alone = Stage::default().host("x", 1, vec![vm("a", 1)]).host("w", 9, vec![]).sick("w");
     let why = alone.plan(&evacuate()).unwrap_err();
     assert!(why.contains("none to choose from"), "{why}");
+}
+
+#[test]
+fn a_host_that_is_evacuated_too_is_left_out_unless_it_was_named() {
+    let stage = Stage::default()
+        .host("x", 1, vec![vm("a", 1)])
+        .host("y", 9, vec![])
+        .host("z", 3, vec![])
+        .evacuating("z", "y")
+        .evacuating("x", "x");
+    let plan = stage.plan(&evacuate()).unwrap();
+    assert_eq!(ways(&plan), [("a", "x", "z")]);
+    assert_eq!(plan.notes, ["y is left out, it is being evacuated itself"]);
+    let noted = ["y is being evacuated itself: VMs that arrive there later stay there"];
+    for named in
+        [request(r#"{"evacuate":{"host":"x","to":["y","z"]}}"#), named(r#"{"vm":"a","to":"y"}"#)]
+    {
+        let plan = stage.plan(&named).unwrap();
+        assert_eq!(ways(&plan), [("a", "x", "y")]);
+        assert_eq!(plan.notes, noted);
+    }
+    let two = Stage::default().host("x", 1, vec![vm("a", 1)]).host("y", 9, vec![]);
+    let why = two.evacuating("y", "y").plan(&evacuate()).unwrap_err();
+    assert!(why.contains("no host can have a: y: it is being evacuated itself"), "{why}");
 }
 
 #[test]

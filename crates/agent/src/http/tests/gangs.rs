@@ -29,6 +29,7 @@ fn interrupted(vms: &[(&str, &str)], atomic: bool) -> GangReport {
         total_s: 0.0,
         parallel: 2,
         atomic,
+        evacuates: None,
         options: GangOptions::default(),
         outcome: Some(GangOutcome::Interrupted),
         moves: moves.collect(),

@@ -1,5 +1,5 @@
-//! Journals that an earlier run left: of a VM that has lost its name to another since, and of one
-//! that came and was leaving.
+//! Journals that an earlier run left: of a VM that has lost its name to another since, of one that
+//! came and was leaving, and of one that was taken back.
 
 use api::{ErrorCode, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
 use crossbeam_channel::unbounded;
@@ -114,7 +114,7 @@ fn an_earlier_vm_of_that_name_takes_no_decision_and_holds_up_no_move() {
     let journals = JournalDir::open(&registry.state().journals()).unwrap();
     let mut left: Journal<source::Record> = journals.create(opened(&gone)).unwrap();
     let (by, reason) = (source::By::Operator, "as a test wants it".into());
-    left.append(&source::Record::Reclaimed { by, reason }).unwrap();
+    left.append(&source::Record::Reclaimed { by, reason, runs_there: false }).unwrap();
     drop(left);
     let settlers = settlers(&registry, &journals);
     settlers.take_up(journals.contents().unwrap());
@@ -169,6 +169,37 @@ fn a_vm_that_was_leaving_is_not_freed_by_the_journal_of_its_arrival() {
     take_up(&registry, &journals);
     assert!(!registry.is_unsettled("web1"), "nothing else says whose it is");
     assert!(machine.process.is_alive());
+    stop(&registry);
+}
+
+/// Its source has taken it back since, and a `cont` from before was carried out late.
+#[test]
+fn a_vm_that_was_taken_back_is_not_tried_and_is_here_if_it_runs_all_the_same() {
+    let dir = TestDir::new();
+    let registry = host(&dir);
+    let machine = registry.vm("web1").unwrap().machine().unwrap();
+    let qemu = serde_json::to_value(machine.record()).unwrap();
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let mut came: Journal<destination::Record> = journals.create(opened(&qemu)).unwrap();
+    came.append(&destination::Record::Starting { taken_back: true }).unwrap();
+    drop(came);
+    registry.unsettled("web1");
+    let kept = match journals.contents().unwrap().pop() {
+        Some(Kept::Destination(kept)) => kept,
+        other => panic!("{other:?}"),
+    };
+    let place = Some(Place::Found(registry.claim_found("web1")));
+    let (registry_too, qemu) = (Arc::clone(&registry), Some(Arc::clone(&machine)));
+    let mut effects = DestinationEffects::new(registry_too, "web1", qemu, None, place);
+    let driver = destination::Driver::restart(kept, came_as(&machine), &mut effects);
+    let mut case = Case::Destination(driver, effects);
+    case.late();
+    assert_eq!(came_as(&machine), Found::Stopped);
+    assert!(case.doubt().is_some() && registry.is_unsettled("web1"));
+    machine.qmp.cont().unwrap();
+    case.late();
+    assert_eq!(case.doubt(), None);
+    assert!(!registry.is_unsettled("web1"), "its owner can stop it");
     stop(&registry);
 }
 

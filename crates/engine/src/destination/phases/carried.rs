@@ -35,7 +35,7 @@ use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::destination::postcopies::Relayed;
 use crate::error::LinkError;
-use crate::link::Heard;
+use crate::link::{CARRIED_DEAD_AFTER, Heard};
 use crate::resources::Pools;
 use back::{Back, Closed};
 use channels::Channels;
@@ -104,6 +104,7 @@ impl Connected<'_> {
     /// Carries the migration to the QEMU that waits here, until either end closes.
     pub(super) fn carry(&self, order: &Carry, place: &mut Place) -> Result<(), End> {
         self.check_from(&order.from)?;
+        self.link.set_dead_after(CARRIED_DEAD_AFTER).map_err(End::failed)?;
         let carrying = self.shared.local.carrying.as_ref().ok_or_else(|| {
             End::failed("the agent there does not carry: [carry] in its file turns that on")
         })?;

@@ -115,7 +115,8 @@ impl<'a, 's> Prepared<'a, 's> {
                 }
                 Heard::Whole(piece) => {
                     streamed.whole_bytes += piece.len() as u64;
-                    self.feeder.whole(&piece).map_err(End::failed)?;
+                    let fed = self.feeder.whole(&piece);
+                    fed.map_err(|error| End::failed(self.incoming.explain(&error)))?;
                 }
                 Heard::Message(ToDestination::Spare { pages }) => {
                     let opened = streamed.opened.as_ref();

@@ -14,7 +14,7 @@ use super::CarryRequest;
 use super::from_disks::Reading;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::{Heard, Link};
+use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
 use crate::source::by_name;
 use crate::source::context::sched_params;
 use crate::source::disks::room::DiskRoom;
@@ -57,6 +57,7 @@ impl Agents {
         let (link, hear) =
             Link::start_with(connection, &peer.name, move |message| room.hear(message))
                 .map_err(|error| lost(error.to_string()))?;
+        link.set_dead_after(CARRIED_DEAD_AFTER).map_err(|error| lost(error.to_string()))?;
         let sharing = by_name::order(local, &request.sharing, request.domain());
         let (sharing, unshared) = match sharing {
             Ok(order) => (order.map(|order| SharingOrder { may_sleep: true, ..order }), None),

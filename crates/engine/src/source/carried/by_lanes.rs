@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use api::Sample;
@@ -17,6 +17,7 @@ use wire::ToDestination;
 
 use super::agents::Agents;
 use super::passed::Passed;
+use super::piece_size::{self, Fitting};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
@@ -38,18 +39,19 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// Bytes of the largest piece.
+    /// Bytes of the largest piece to begin with.
     fn piece_bytes(self) -> usize {
         match self {
-            Self::Stream => 64 << 10,
+            Self::Stream => piece_size::LEAST_BYTES,
             Self::Disk => page::BLOCK_BYTES_MAX,
         }
     }
 
-    /// The number of pieces that `lanes` lanes can use, as far as the destination has room.
+    /// The number of pieces that `lanes` lanes can use to begin with, as far as the destination has
+    /// room.
     fn pieces_max(self, lanes: usize) -> usize {
         match self {
-            Self::Stream => 2 * lanes + 2,
+            Self::Stream => piece_size::buffers_least(lanes),
             Self::Disk => 16 + lanes,
         }
     }
@@ -59,7 +61,8 @@ impl Content {
 pub(super) struct ByLanes {
     lanes: Arc<Lanes>,
     pools: Pools,
-    piece_bytes: usize,
+    /// Bytes of the largest piece, which the sampler fits to the path.
+    piece_bytes: Arc<AtomicUsize>,
     threads: Arc<DataThreads>,
     pacing: Pacing,
     sampler: Ticking,
@@ -92,7 +95,9 @@ impl ByLanes {
             let _ = tell.try_send(thread.to_owned());
         });
         let lanes = Arc::new(Lanes::new(agents.lanes_plan()?, Some(Arc::clone(&threads))));
-        pools.pages.set_limit_bytes(content.pieces_max(lanes.meters().count()) * SLOT_BYTES);
+        let count = lanes.meters().count();
+        pools.pages.set_limit_bytes(content.pieces_max(count) * SLOT_BYTES);
+        let piece_bytes = Arc::new(AtomicUsize::new(content.piece_bytes()));
         // Until the destination reports room.
         lanes.set_block_room(0);
         agents.disk_room.is_for(&lanes);
@@ -109,6 +114,8 @@ impl ByLanes {
             compression: Compression::new(&lanes, agents.request.compress),
             lanes: Arc::clone(&lanes),
             pool: Arc::clone(&pools.pages),
+            fitting: (content == Content::Stream).then(|| Fitting::new(count)),
+            piece_bytes: Arc::clone(&piece_bytes),
             report_builder: Arc::clone(report_builder),
             last: (Counts::default(), Instant::now()),
         };
@@ -117,7 +124,6 @@ impl ByLanes {
             ticking::USUAL
         });
         let (pacing, sampler) = (pacing.map_err(no_thread)?, sampler.map_err(no_thread)?);
-        let piece_bytes = content.piece_bytes();
         Ok(Some(Self { lanes, pools, piece_bytes, threads, pacing, sampler, panicked }))
     }
 
@@ -126,7 +132,7 @@ impl ByLanes {
         Sending {
             lanes: Arc::clone(&self.lanes),
             pool: Arc::clone(&self.pools.pages),
-            piece_bytes: self.piece_bytes,
+            piece_bytes: Arc::clone(&self.piece_bytes),
             number: 0,
             offset: 0,
         }
@@ -184,7 +190,7 @@ impl ByLanes {
 pub(super) struct Sending {
     lanes: Arc<Lanes>,
     pool: Arc<Pool>,
-    piece_bytes: usize,
+    piece_bytes: Arc<AtomicUsize>,
     number: u64,
     offset: u64,
 }
@@ -195,7 +201,7 @@ impl Sending {
         while !bytes.is_empty() {
             let mut piece = self.piece()?;
             let room = piece.room_mut();
-            let count = self.piece_bytes.min(bytes.len());
+            let count = self.piece_bytes.load(Relaxed).min(bytes.len());
             room[..count].copy_from_slice(&bytes[..count]);
             bytes = &bytes[count..];
             self.submit(piece, count)?;
@@ -207,7 +213,8 @@ impl Sending {
     pub(super) fn send_all(mut self, socket: &UnixStream, passed: &Passed) -> Result<u64, String> {
         loop {
             let mut piece = self.piece()?;
-            let count = fill(socket, &mut piece.room_mut()[..self.piece_bytes])
+            let piece_bytes = self.piece_bytes.load(Relaxed);
+            let count = fill(socket, &mut piece.room_mut()[..piece_bytes])
                 .map_err(|error| format!("the connection here broke off: {error}"))?;
             if count == 0 {
                 return Ok(self.offset);
@@ -257,6 +264,9 @@ struct Sampling {
     compression: Compression,
     lanes: Arc<Lanes>,
     pool: Arc<Pool>,
+    /// None if pieces keep their size.
+    fitting: Option<Fitting>,
+    piece_bytes: Arc<AtomicUsize>,
     report_builder: Arc<ReportBuilder>,
     last: (Counts, Instant),
 }
@@ -271,6 +281,8 @@ impl Sampling {
             return;
         }
         let window = Window::between(last, &counts, elapsed);
+        self.last = (counts, now);
+        self.fit_pieces(&window);
         let delivered_bytes_per_s = window.blocks as f64 / elapsed.as_secs_f64();
         let sample = Sample {
             at_s: self.report_builder.elapsed_s(),
@@ -286,7 +298,15 @@ impl Sampling {
             progress.delivered_bytes_per_s = delivered_bytes_per_s;
             progress.wire_bytes_per_s = window.wire_per_s;
         });
-        self.last = (counts, now);
+    }
+
+    fn fit_pieces(&mut self, window: &Window) {
+        let Some(fitting) = &mut self.fitting else { return };
+        let fits = fitting.next(window.elapsed, window.blocks, self.lanes.round_trip());
+        if let Some(pieces) = fits {
+            self.pool.set_limit_bytes(pieces.buffers * SLOT_BYTES);
+            self.piece_bytes.store(pieces.bytes, Relaxed);
+        }
     }
 }
 

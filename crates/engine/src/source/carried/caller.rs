@@ -6,6 +6,7 @@
 //! loses only its main connection, which fails its migration; its channels are read
 //! until it closes them itself.
 
+use std::io;
 use std::mem;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use stream::multifd::{INIT_BYTES, MAGIC};
+use tap::TakenChannel;
 
 /// Time for a QEMU whose main connection is closed to close the others.
 pub(super) const CLOSING_MAX: Duration = Duration::from_secs(10);
@@ -27,6 +29,8 @@ const FIRST_WORD_MAX: Duration = Duration::from_secs(1);
 pub struct Caller {
     /// None once taken over.
     main: Option<UnixStream>,
+    /// Bytes already read from it.
+    pub(super) before: Vec<u8>,
     pub(super) channels: Vec<Channel>,
 }
 
@@ -36,14 +40,46 @@ pub(super) struct Channel {
     pub(super) id: u8,
     pub(super) uuid: [u8; 16],
     pub(super) first: [u8; INIT_BYTES],
+    /// Bytes read after it.
+    pub(super) after: Vec<u8>,
     pub(super) socket: UnixStream,
+}
+
+impl Channel {
+    /// The channel for the tap.
+    pub(super) fn into_taken(self) -> TakenChannel {
+        TakenChannel { id: self.id, socket: self.socket, before: self.after }
+    }
 }
 
 impl Caller {
     /// Starts with the connection that came first.
     #[must_use]
     pub fn new(main: UnixStream) -> Self {
-        Self { main: Some(main), channels: Vec::new() }
+        Self { main: Some(main), before: Vec::new(), channels: Vec::new() }
+    }
+
+    /// A channel of a migration that is not split after all, as a connection of its own.
+    pub(super) fn of_channel(Channel { first, after, socket, .. }: Channel) -> Self {
+        let before = [&first[..], &after[..]].concat();
+        Self { main: Some(socket), before, channels: Vec::new() }
+    }
+
+    /// Whether nothing was read from it, so that it can be passed on elsewhere.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        self.before.is_empty()
+    }
+
+    /// Another handle to the connection that came first.
+    ///
+    /// # Errors
+    /// If the system has no descriptor for it.
+    ///
+    /// # Panics
+    /// If the connections were taken over.
+    pub fn try_clone_connection(&self) -> io::Result<UnixStream> {
+        self.main().try_clone()
     }
 
     /// The connection that came first.
@@ -76,17 +112,17 @@ impl Caller {
     /// or went elsewhere. Waits a moment for the first bytes.
     #[must_use]
     pub fn is_stray(&self) -> bool {
-        is_channel(self.main())
+        is_channel(self.main(), &self.before)
     }
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
         let Some(main) = self.main.take() else { return };
-        let channels = mem::take(&mut self.channels);
+        let (before, channels) = (mem::take(&mut self.before), mem::take(&mut self.channels));
         let give_up = move || {
             let mut channels: Vec<_> = channels.into_iter().map(|one| one.socket).collect();
-            if is_channel(&main) {
+            if is_channel(&main, &before) {
                 channels.push(main);
             } else {
                 tap::abort(&main);
@@ -98,8 +134,11 @@ impl Drop for Caller {
     }
 }
 
-/// Whether a connection starts as a multifd channel does.
-fn is_channel(socket: &UnixStream) -> bool {
+/// Whether a connection, from which `before` was read, starts as a multifd channel does.
+fn is_channel(socket: &UnixStream, before: &[u8]) -> bool {
+    if !before.is_empty() {
+        return before.starts_with(&MAGIC.to_be_bytes());
+    }
     let end = Instant::now() + FIRST_WORD_MAX;
     let mut magic = [0; 4];
     let mut seen = 0;
@@ -128,7 +167,7 @@ pub(super) fn drain(mut sockets: Vec<&UnixStream>) {
 }
 
 /// Waits until one of them has data or has ended; `false` if none has by `end`.
-fn wait_readable(sockets: &[&UnixStream], end: Instant) -> bool {
+pub(super) fn wait_readable(sockets: &[&UnixStream], end: Instant) -> bool {
     let mut polled: Vec<_> =
         sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
     loop {
@@ -172,8 +211,8 @@ mod tests {
         let (mut channel, taken_channel) = connection();
         main.write_all(QEVM).unwrap();
         let mut caller = Caller::new(taken);
-        let first = [0; INIT_BYTES];
-        caller.channels.push(Channel { id: 0, uuid: [0; 16], first, socket: taken_channel });
+        let (first, after) = ([0; INIT_BYTES], Vec::new());
+        caller.channels.push(Channel { id: 0, uuid: [0; 16], first, after, socket: taken_channel });
         drop(caller);
         assert_eq!(write_until_refused(&main), ErrorKind::ConnectionReset);
         // More than both ends' buffers hold.
@@ -190,6 +229,21 @@ mod tests {
         let caller = Caller::new(taken);
         channel.write_all(&MAGIC.to_be_bytes()).unwrap();
         assert!(caller.is_stray());
+        drop(caller);
+        for _ in 0..1024 {
+            channel.write_all(&[0; 64 << 10]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_channel_that_was_read_before_is_read_on() {
+        let (mut channel, socket) = connection();
+        let mut first = [0; INIT_BYTES];
+        first[..4].copy_from_slice(&MAGIC.to_be_bytes());
+        let of = Channel { id: 0, uuid: [0; 16], first, after: vec![7; 9], socket };
+        let caller = Caller::of_channel(of);
+        assert!(caller.is_stray() && !caller.is_unread());
+        assert_eq!(caller.before.len(), INIT_BYTES + 9);
         drop(caller);
         for _ in 0..1024 {
             channel.write_all(&[0; 64 << 10]).unwrap();

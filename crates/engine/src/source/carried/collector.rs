@@ -12,6 +12,7 @@ use page::{Batch, Epoch, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
 use policy::switchover::budget_bytes;
 use tap::{Head, Output, Stopped, Unsplittable};
+use transport::DEAD_AFTER;
 use wire::{Announced, ToDestination};
 
 use super::notice::Notice;
@@ -201,6 +202,8 @@ impl Output for Collector {
 
     fn last_section(&self) {
         self.passes.end();
+        // The VM stands still, and goes on here if the destination is silent.
+        let _ = self.link.set_dead_after(DEAD_AFTER);
     }
 
     fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {

@@ -1,10 +1,12 @@
 //! A connection to an agent's door: where it leads, and what it carries.
 
 use std::io::{self, Read};
+use std::mem;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvError, bounded, select};
+use qemu::commanded::has_vfio_device;
 use rustix::event::{PollFd, PollFlags, poll};
 use stream::multifd::{INIT_BYTES, Init, MAGIC};
 use wire::ToSource;
@@ -13,9 +15,9 @@ use wire::carry::{Channels, Target};
 use super::agents::Agents;
 use super::caller::{Caller, Channel};
 use super::relay::Relay;
-use super::setup::{self, Setup};
+use super::setup::{self, Reason, Setup};
 use super::split::Split;
-use super::{Carried, CarryRequest, Content};
+use super::{Carried, CarryRequest, Content, first_packets, process};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::Heard;
@@ -95,6 +97,9 @@ impl Opening {
         &self,
         may_be_silent: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<u8>>, MigrationError> {
+        if !self.caller.is_unread() {
+            return Ok(None);
+        }
         let (tell, spoken) = bounded(1);
         let socket = self.caller.main().try_clone();
         let socket = socket.map_err(|error| local_error("keeping a connection", error))?;
@@ -137,9 +142,10 @@ impl Opening {
                 "a multifd channel came without a main connection".to_owned(),
             ));
         }
+        let before = mem::take(&mut self.caller.before);
         let main = self.caller.main();
         main.set_read_timeout(Some(SETUP_MAX)).map_err(reading)?;
-        let setup = setup::read(main).map_err(reading)?;
+        let setup = setup::read(main, before).map_err(reading)?;
         main.set_read_timeout(None).map_err(reading)?;
         match setup {
             Setup::Whole { before, .. } if before.is_empty() => Err(MigrationError::Qemu(
@@ -149,12 +155,20 @@ impl Opening {
             // order and behind this one. They must not be waited for here: one for urgent
             // pages of a post-copy may be silent up to the migration's end.
             Setup::Whole { before, why } => {
-                Ok(Carried::Relayed { relay: Box::new(self.relay(before, Vec::new())), why })
+                let relay = Box::new(self.relay(before, Vec::new()));
+                Ok(Carried::Relayed { relay, why, channels: Vec::new() })
             }
             Setup::Split { before, epoch_by_section } => {
                 // All channels have connected when setup is written: QEMU waits for a SYNC on
                 // each of them before it continues.
                 self.channels(more)?;
+                let why = self.unsplittable();
+                if why.is_some() {
+                    let channels = mem::take(&mut self.caller.channels);
+                    let channels = channels.into_iter().map(Caller::of_channel).collect();
+                    let relay = Box::new(self.relay(before, Vec::new()));
+                    return Ok(Carried::Relayed { relay, why, channels });
+                }
                 let channels = &self.caller.channels;
                 let order = (!channels.is_empty()).then(|| Channels {
                     first: channels.iter().map(|channel| hex(&channel.first)).collect(),
@@ -168,6 +182,19 @@ impl Opening {
                 })))
             }
         }
+    }
+
+    /// Why a stream can't be split that has channels. One without can still be passed on whole
+    /// when its first pages come.
+    fn unsplittable(&mut self) -> Option<Reason> {
+        if self.caller.channels.is_empty() {
+            return None;
+        }
+        if process::of(self.caller.main()).is_ok_and(|qemu| has_vfio_device(qemu.pid)) {
+            return Some(Reason::of_vfio());
+        }
+        let error = first_packets::unsplittable(&mut self.caller.channels)?;
+        Some(Reason::of_packets(&error))
     }
 
     /// Accepts the channels made to the same door so far. A QEMU connects in this
@@ -190,7 +217,7 @@ impl Opening {
                     "multifd channels of several VMs came to the same door at a time".to_owned(),
                 ));
             }
-            channels.push(Channel { id, uuid, first, socket });
+            channels.push(Channel { id, uuid, first, after: Vec::new(), socket });
         }
         Ok(())
     }

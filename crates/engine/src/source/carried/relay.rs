@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use api::{Phase, Report};
@@ -34,6 +35,11 @@ const LANES_EVERY: Duration = Duration::from_secs(1);
 /// Interval at which a cancel is noticed while the local connection's other end reads
 /// nothing.
 const UNREAD_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// The beginning of a TLS handshake.
+const TLS_BEGINS: [u8; 2] = [0x16, 3];
+
+/// Receives how the local connection ended.
+type Ended = Receiver<Result<(), String>>;
 
 /// A connection that is passed on.
 pub struct Relay {
@@ -48,6 +54,12 @@ pub struct Relay {
 }
 
 impl Relay {
+    /// Notes that it is another connection of a migration. One that is encrypted may be a
+    /// multifd channel.
+    pub(super) fn is_beside(&mut self) {
+        self.is_channel |= self.before.starts_with(&TLS_BEGINS);
+    }
+
     /// Relays until both ends have closed, one breaks, or the operator cancels.
     ///
     /// # Errors
@@ -59,32 +71,23 @@ impl Relay {
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<(), MigrationError> {
         let Self { agents, socket, before, back, is_channel } = self;
-        let by_lanes = ByLanes::start(&agents, content, report_builder)?;
-        let failed = |error| local_error("passing a connection on", error);
-        let (tell, ended) = bounded(1);
-        let forth = data_threads::spawn(format!("relay-{}", agents.id), {
-            let socket = socket.try_clone().map_err(failed)?;
-            let link = Arc::clone(&agents.link);
+        let (mut by_lanes, mut forth) = (None, None);
+        // In any case all of it is closed below, also if it can't begin.
+        let outcome = ByLanes::start(&agents, content, report_builder).and_then(|lanes| {
+            by_lanes = lanes;
             let sending = by_lanes.as_ref().map(ByLanes::sending);
-            let passed = Arc::clone(passed);
-            move || {
-                let said = match sending {
-                    Some(sending) => pass_by_lanes(sending, &socket, &link, &before, &passed),
-                    None => pass(&socket, &link, &before, &passed),
-                };
-                let _ = tell.send(said);
-            }
-        })
-        .map_err(no_thread)?;
-        let mut following = Following {
-            agents: &agents,
-            socket: &socket,
-            by_lanes: by_lanes.as_ref(),
-            passed,
-            report_builder,
-        };
-        let outcome = following.write(&back).and_then(|()| following.follow(&ended));
-        // In any case all of it is closed.
+            let (thread, ended) = start(&agents, &socket, before, sending, passed)?;
+            forth = Some(thread);
+            let mut following = Following {
+                agents: &agents,
+                socket: &socket,
+                by_lanes: by_lanes.as_ref(),
+                passed,
+                report_builder,
+            };
+            following.write(&back)?;
+            following.follow(&ended)
+        });
         if outcome.is_err() && !is_channel {
             tap::abort(&socket);
         }
@@ -98,7 +101,9 @@ impl Relay {
         }
         // The last bytes before an orderly end may still be in flight.
         let _ = socket.shutdown(Shutdown::Both);
-        let _ = forth.join();
+        if let Some(forth) = forth {
+            let _ = forth.join();
+        }
         report_builder.tell(|report| {
             report.residue_bytes = passed.bytes.load(Relaxed);
             report.wire_bytes = agents.link.wire_bytes();
@@ -173,7 +178,7 @@ struct Following<'r> {
 
 impl Following<'_> {
     /// Relays the returned bytes. `ended` reports the end of the local connection.
-    fn follow(&mut self, ended: &Receiver<Result<(), String>>) -> Result<(), MigrationError> {
+    fn follow(&mut self, ended: &Ended) -> Result<(), MigrationError> {
         let (mut said_all, mut heard_all) = (false, false);
         let nothing = never();
         let mut closed_until = None;
@@ -294,6 +299,28 @@ fn write_unless(
         }
     }
     Ok(())
+}
+
+/// Starts the thread that relays the local connection, and reports how that ended.
+fn start(
+    agents: &Agents,
+    socket: &UnixStream,
+    before: Vec<u8>,
+    sending: Option<Sending>,
+    passed: &Arc<Passed>,
+) -> Result<(JoinHandle<()>, Ended), MigrationError> {
+    let socket = socket.try_clone();
+    let socket = socket.map_err(|error| local_error("passing a connection on", error))?;
+    let (link, passed) = (Arc::clone(&agents.link), Arc::clone(passed));
+    let (tell, ended) = bounded(1);
+    let thread = data_threads::spawn(format!("relay-{}", agents.id), move || {
+        let said = match sending {
+            Some(sending) => pass_by_lanes(sending, &socket, &link, &before, &passed),
+            None => pass(&socket, &link, &before, &passed),
+        };
+        let _ = tell.send(said);
+    });
+    Ok((thread.map_err(no_thread)?, ended))
 }
 
 /// Relays the local connection on lanes, to its end.

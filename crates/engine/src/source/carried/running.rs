@@ -138,6 +138,8 @@ impl Running<'_> {
             Notice::FirstPassBegins => self.report_builder.enter(Phase::FirstPass),
             Notice::TailBegins => {
                 self.way_back.let_stop();
+                // RAM's last section may have ended before it was seen to begin.
+                let _ = self.split.agents.link.set_dead_after(transport::DEAD_AFTER);
                 self.stopped = Some(Instant::now());
                 self.report_builder.enter(Phase::Stopped);
             }
@@ -169,7 +171,7 @@ impl Running<'_> {
             }
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => {
-                return Err(MigrationError::Tap(
+                return Err(MigrationError::Unsplittable(
                     "QEMU sent a page after it had ended its RAM".to_owned(),
                 ));
             }

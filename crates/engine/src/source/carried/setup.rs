@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 
 use page::{BlockId, Epoch, PageIndex};
-use stream::multifd::MAGIC;
+use stream::multifd::{MAGIC, MultifdError};
 use stream::{Progress, Sink, Splitter, Step, StreamError, StreamKind, resumes_postcopy};
 use tap::Taken;
 
@@ -50,13 +50,34 @@ impl Reason {
     fn new(text: impl Into<String>, is_answered: bool) -> Self {
         Self { text: text.into(), is_answered, resumes: false }
     }
+
+    /// Its VM has a VFIO device, whose data among RAM's sections only QEMU can read.
+    pub(super) fn of_vfio() -> Self {
+        // Nothing is split without a return path.
+        Self::new("the VM has a VFIO device, which writes into the stream as well", true)
+    }
+
+    /// The packets of its multifd channels can't be split.
+    pub(super) fn of_packets(error: &MultifdError) -> Self {
+        let text = match error {
+            MultifdError::Compressed { .. } => {
+                "QEMU compresses its multifd channels itself; without that (`--compressed` of \
+                 virsh) the agents compress"
+                    .to_owned()
+            }
+            error => error.to_string(),
+        };
+        // Nothing is split without a return path.
+        Self::new(text, true)
+    }
 }
 
-/// Reads the beginning of a connection that has data. Nothing was answered until then:
-/// QEMU writes all of its setup without waiting for its destination.
-pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
+/// Reads the beginning of a connection that has data, `before` of which was read already.
+/// Nothing was answered until then: QEMU writes all of its setup without waiting for its
+/// destination.
+pub(super) fn read(mut socket: &UnixStream, mut before: Vec<u8>) -> io::Result<Setup> {
     let mut splitter = Splitter::answered(StreamKind::Multifd);
-    let (mut before, mut done) = (Vec::<u8>::new(), 0);
+    let mut done = 0;
     loop {
         if resumes_postcopy(&before) {
             let why = Reason::new("it resumes a post-copy that was interrupted", false);
@@ -150,7 +171,7 @@ mod tests {
                 let _ = ours.write_all(piece);
             }
         });
-        let setup = read(&theirs).unwrap();
+        let setup = read(&theirs, Vec::new()).unwrap();
         drop(theirs);
         writer.join().unwrap();
         setup
@@ -218,6 +239,13 @@ mod tests {
         Init { uuid: [5; 16], id: 2 }.write(&mut bytes);
         let Setup::Whole { before, why: Some(why) } = of(bytes.clone()) else { panic!() };
         assert!(bytes.starts_with(&before) && why.text.contains("multifd"), "{}", why.text);
+
+        // What was read already suffices.
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let Setup::Whole { before, why: Some(why) } = read(&ours, bytes.clone()).unwrap() else {
+            panic!()
+        };
+        assert!(before == bytes && !why.is_answered && why.text.contains("multifd"));
     }
 
     #[test]

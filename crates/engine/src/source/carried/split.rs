@@ -10,12 +10,12 @@ use data_threads::DataThreads;
 use dedup::source::Stage;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
-use tap::{Taken, Tap};
+use tap::{Taken, Tap, TapError};
 use wire::ToDestination;
 use wire::carry::Channels;
 
 use super::agents::Agents;
-use super::caller::{CLOSING_MAX, Caller};
+use super::caller::{CLOSING_MAX, Caller, Channel};
 use super::collector::{Collector, Tail};
 use super::notice::Notice;
 use super::passes::{Order, Passes};
@@ -120,11 +120,11 @@ impl Split {
         });
         let prefault = self.prefault(&state, &threads, report_builder);
         let (socket, channels) = std::mem::take(&mut self.caller).take_over();
-        let channels = channels.into_iter().map(|one| (one.id, one.socket)).collect();
+        let channels = channels.into_iter().map(Channel::into_taken).collect();
         let before = std::mem::take(&mut self.before);
         let taken = Taken { main: socket, before, channels };
         let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector)
-            .map_err(|error| MigrationError::Tap(error.to_string()))?;
+            .map_err(|error| unread(&error))?;
         let stopper = tap.stopper();
         let network = &self.agents.local.resources.network;
         let pacing = Pacing::start(
@@ -182,10 +182,15 @@ impl Split {
     }
 }
 
+fn unread(error: &TapError) -> MigrationError {
+    let why = error.to_string();
+    if error.is_of_stream() { MigrationError::Unsplittable(why) } else { MigrationError::Tap(why) }
+}
+
 /// Notifies when QEMU has closed its connections.
 fn wait_for_end(tap: Tap, notices: Sender<Notice>) -> Result<(), MigrationError> {
     let wait = move || {
-        let ended = tap.join().map_err(|error| MigrationError::Tap(error.to_string()));
+        let ended = tap.join().map_err(|error| unread(&error));
         let _ = notices.send(Notice::Ended(ended));
     };
     let spawned = data_threads::spawn("carry-end", wait);

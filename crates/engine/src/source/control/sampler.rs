@@ -31,6 +31,7 @@ use super::pacing::pace_bounds;
 use super::qemu_migration::QemuMigration;
 use super::stream_state::StreamState;
 use super::throttle::Throttling;
+use super::whole::{DEVICES_WAIT, Patience};
 use crate::report_builder::ReportBuilder;
 use crate::source::context::Notice;
 use crate::source::lanes::{self, Lanes};
@@ -95,6 +96,7 @@ struct Sampling {
     helped: bool,
     /// The end of a VM that does not converge was decided.
     ended: bool,
+    patience: Patience,
 }
 
 impl Sampling {
@@ -114,6 +116,7 @@ impl Sampling {
             share: 1.0,
             helped: false,
             ended: false,
+            patience: Patience::default(),
         }
     }
 
@@ -176,6 +179,7 @@ impl Sampling {
         if stage == Stage::Over {
             self.watched.tap.let_stop();
         }
+        self.note_devices(left_bytes, window.elapsed);
         let Watched { state, report_builder, fixed, .. } = &self.watched;
         if let Some(rate) = state.bodies_per_s() {
             let blackout = predicted_blackout(left_bytes, rate, *fixed);
@@ -326,6 +330,15 @@ impl Sampling {
             && qemu.allow(allowed.bytes_per_s, allowed.downtime_ms).is_ok()
         {
             self.allowed = Some(allowed);
+        }
+    }
+
+    /// Notes that QEMU waits for more than memory.
+    fn note_devices(&mut self, left_bytes: u64, elapsed: Duration) {
+        let Watched { state, stands_still, report_builder, .. } = &self.watched;
+        let waits = state.whole.written().is_some() && !stands_still.load(Relaxed);
+        if self.patience.is_over(self.allowed.filter(|_| waits), left_bytes, elapsed) {
+            report_builder.note(DEVICES_WAIT);
         }
     }
 

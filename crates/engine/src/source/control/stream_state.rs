@@ -10,6 +10,7 @@ use policy::chase;
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
 use super::hold::Passes;
+use super::whole::Whole;
 use crate::resources::Pools;
 
 /// Guest bytes by which QEMU can be ahead of the tap, in socket buffers full of records
@@ -51,10 +52,13 @@ pub(crate) struct StreamState {
     body_bytes: AtomicU64,
     fill_bytes: AtomicU64,
     pub(crate) residue_bytes: AtomicU64,
+    pub(crate) whole: Whole,
     pub(crate) first_pass_over: AtomicBool,
     /// All moving disks have caught up with the guest.
     pub(crate) disks_ready: Arc<AtomicBool>,
     bodies_per_s: AtomicU64,
+    /// Bytes of buffers that keep the path full.
+    path_bytes: AtomicU64,
     /// QEMU is held, whatever is left, and its passes chase the guest.
     chasing: AtomicBool,
     /// The filter has recently dropped pages.
@@ -85,9 +89,11 @@ impl StreamState {
             body_bytes: AtomicU64::new(0),
             fill_bytes: AtomicU64::new(0),
             residue_bytes: AtomicU64::new(0),
+            whole: Whole::default(),
             first_pass_over: AtomicBool::new(false),
             disks_ready: Arc::new(AtomicBool::new(true)),
             bodies_per_s: AtomicU64::new(0),
+            path_bytes: AtomicU64::new(0),
             chasing: AtomicBool::new(traits.held),
             dropping: AtomicBool::new(false),
             learning: AtomicBool::new(false),
@@ -131,6 +137,11 @@ impl StreamState {
         Some(f64::from_bits(self.bodies_per_s.load(Relaxed))).filter(|rate| *rate > 0.0)
     }
 
+    /// Sets the bytes of buffers that keep the path full.
+    pub(crate) fn set_path_bytes(&self, bytes: u64) {
+        self.path_bytes.store(bytes, Relaxed);
+    }
+
     /// The accepted downtime.
     pub(crate) fn goal(&self) -> Duration {
         Duration::from_nanos(self.goal_nanos.load(Relaxed))
@@ -158,6 +169,7 @@ impl StreamState {
             counted: self.counted,
             pool_bytes: self.pool_bytes,
             least_bytes: self.least_bytes,
+            path_bytes: self.path_bytes.load(Relaxed),
         })
     }
 
@@ -193,6 +205,12 @@ impl StreamState {
     /// however long its pass was held before.
     pub(crate) fn is_paced(&self) -> bool {
         self.chases() && self.passes.are_paced() && !self.pool.is_used_up()
+    }
+
+    /// Whether QEMU waits because the pool is bounded, and not because a chase has filled it.
+    pub(crate) fn waits_for_bound(&self) -> bool {
+        let is_deep = self.dropping.load(Relaxed) || self.learning.load(Relaxed);
+        !(self.chases() && is_deep) && self.pool.is_used_up()
     }
 
     /// Time since QEMU's last pass began.
@@ -278,6 +296,24 @@ mod tests {
         assert_eq!(limit(), 2 * SLOT_BYTES as u64, "never nothing");
         state.set_useful_bytes(u64::MAX);
         assert_eq!(limit(), pools.bound_bytes as u64, "never more than there is");
+    }
+
+    #[test]
+    fn the_pool_holds_what_keeps_a_long_path_full() {
+        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
+        let state = StreamState::new(&pools, Duration::from_millis(300), traits);
+        state.first_pass_over.store(true, Relaxed);
+        let least = 2 * SLOT_BYTES as u64;
+        for (bodies_per_s, path_bytes) in [(1e6, 0), (10e6, 5 << 20), (20e6, 10 << 20)] {
+            state.set_bodies_per_s(bodies_per_s);
+            state.set_path_bytes(path_bytes);
+            state.adjust_pool();
+            assert_eq!(state.limit_bytes(), least + path_bytes);
+        }
+        state.set_useful_bytes(0);
+        state.adjust_pool();
+        assert_eq!(state.limit_bytes(), least, "no more than lanes can use");
     }
 
     #[test]

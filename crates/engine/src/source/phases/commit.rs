@@ -96,7 +96,9 @@ impl Streaming<'_> {
         if let Some(stop) = stop {
             let now = self.flow.lanes.delivered();
             let moving = now.busy.saturating_sub(stop.delivered.busy);
-            if self.disks.is_none() {
+            // How long the pages of a stream take that is passed through whole isn't known.
+            let is_whole = self.flow.state.whole.written().is_some();
+            if self.disks.is_none() && !is_whole {
                 let fixed = downtime.saturating_sub(moving);
                 context.local.fixed_cost.learn(&context.peer.name, fixed);
             }

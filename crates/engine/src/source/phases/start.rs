@@ -94,7 +94,7 @@ impl Connected<'_> {
     fn choose_kind(&self, devices: &[Device]) -> Result<StreamKind, MigrationError> {
         let context = &self.context;
         if context.request.tap == TapChoice::Classic {
-            return Ok(StreamKind::Classic);
+            return Ok(StreamKind::classic(devices));
         }
         let (kind, reason) = outgoing::choose_stream(&context.vm.machine.qmp, devices, CHANNELS)?;
         if let Some(reason) = reason {
@@ -203,14 +203,14 @@ impl Prepared<'_> {
             stops: Arc::clone(stops),
             tap: flow.tap.clone(),
         };
-        let too_old = "its QEMU is older than 8.1, where stopping it for moments is not safe";
+        let not_held = "its QEMU can't be held, so stopping it for moments is not safe";
         Brakes {
             vcpus: vcpus.map_err(|error| {
                 tracing::warn!(%error, "no vCPUs to be seen");
                 "its vCPUs can't be seen".to_owned()
             }),
             notes: context.local.slowed.clone(),
-            slicing: if held { Ok(slicing) } else { Err(too_old) },
+            slicing: if held { Ok(slicing) } else { Err(not_held) },
             report_builder: Arc::clone(&context.report_builder),
         }
     }
@@ -226,7 +226,9 @@ impl Prepared<'_> {
 
     fn channels(&self, kind: StreamKind) -> Channels {
         let (channels, tap) = match kind {
-            StreamKind::Classic | StreamKind::Multifd(0) => (Channels::Classic, "classic"),
+            StreamKind::Classic | StreamKind::Whole | StreamKind::Multifd(0) => {
+                (Channels::Classic, "classic")
+            }
             StreamKind::Multifd(count) => (Channels::Multifd(count), "multifd"),
         };
         self.connected.context.report_builder.tell(|report| report.tap = tap.to_owned());

@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 
 use api::Compress;
 use dedup::source::Stage;
+use page::SLOT_BYTES;
+use policy::switchover::path_bytes;
 
 use super::compression::Compression;
 use super::window::{Counts, Window};
 use crate::source::control::stream_state::StreamState;
+use crate::source::control::whole::{self, Written};
 use crate::source::lanes::Lanes;
 
 /// The delivered rate is the mean over this many windows ...
@@ -42,6 +45,8 @@ pub(crate) struct Deliveries {
     last: Counts,
     last_at: Instant,
     rate: Rate,
+    /// The rate of a stream that is passed through whole.
+    whole: whole::Rate,
     compression: Compression,
 }
 
@@ -58,6 +63,8 @@ struct Rate {
 struct Busy {
     elapsed: Duration,
     bodies: u64,
+    /// Bytes of the buffers that were needed for these.
+    buffers: u64,
     busy: Duration,
     /// The fraction of the lanes' time without a batch to send.
     waiting: f64,
@@ -80,6 +87,7 @@ impl Deliveries {
             last: Counts::default(),
             last_at: Instant::now(),
             rate: Rate::default(),
+            whole: whole::Rate::default(),
             compression: Compression::new(lanes, compress),
         }
     }
@@ -98,19 +106,43 @@ impl Deliveries {
         if elapsed.is_zero() {
             return None;
         }
-        let window = Window::between(&self.last, &counts, elapsed);
+        let mut window = Window::between(&self.last, &counts, elapsed);
         (self.last, self.last_at) = (counts, now);
-        self.measure_rate(&window);
+        match self.state.whole.written() {
+            Some(written) => self.measure_whole(written, &mut window),
+            None => self.measure_rate(&window),
+        }
         self.measure_depth(&window);
         self.compression.decide(&self.last, now);
         Some(window)
     }
 
     fn measure_rate(&mut self, window: &Window) {
-        let Window { elapsed, bodies, bodiless, busy, effort, .. } = *window;
+        let Window { elapsed, bodies, batches, bodiless, busy, effort, .. } = *window;
         let otherwise = bodiless > 0 || self.last.delivered.awaited_bytes > 0;
-        let window = Busy { elapsed, bodies, busy, waiting: effort.waiting, otherwise };
+        // Each batch has a buffer, however few pages of it are sent and however well they compress.
+        // But one with few pages because QEMU had no more says nothing about the next.
+        let is_bounded = self.state.waits_for_bound();
+        let buffers = if is_bounded { batches * SLOT_BYTES as u64 } else { bodies };
+        let waiting = effort.waiting;
+        let window = Busy { elapsed, bodies, buffers, busy, waiting, otherwise };
         if let Some(rate) = self.rate.next(window, self.state.is_paced()) {
+            self.state.set_bodies_per_s(rate);
+        }
+        if let Some(buffers_per_s) = self.rate.buffers_per_s() {
+            let writing_bytes = (self.lanes.meters().count() * SLOT_BYTES) as u64;
+            let bytes = path_bytes(buffers_per_s, self.lanes.round_trip(), writing_bytes);
+            self.state.set_path_bytes(bytes);
+        }
+    }
+
+    /// Of a stream that is passed through whole, lanes carry nothing.
+    fn measure_whole(&mut self, written: Written, window: &mut Window) {
+        let bytes = written.bytes - self.whole.seen_bytes();
+        let per_s = bytes as f64 / window.elapsed.as_secs_f64();
+        window.delivered_per_s += per_s;
+        window.wire_per_s += per_s;
+        if let Some(rate) = self.whole.next(window.elapsed, written) {
             self.state.set_bodies_per_s(rate);
         }
     }
@@ -153,6 +185,7 @@ impl Rate {
             Some(last) if last.bodies == 0 || !is_outage && last.elapsed < WINDOW_LEAST => {
                 last.elapsed += window.elapsed;
                 last.bodies += window.bodies;
+                last.buffers += window.buffers;
                 last.busy += window.busy;
             }
             _ => self.windows.push_back(window),
@@ -166,6 +199,13 @@ impl Rate {
         let bodies: u64 = self.windows.iter().map(|window| window.bodies).sum();
         let busy: Duration = self.windows.iter().map(|window| window.busy).sum();
         (busy >= BUSY_LEAST && bodies > 0).then(|| bodies as f64 / busy.as_secs_f64())
+    }
+
+    /// Bytes of buffers per second that the rate took.
+    fn buffers_per_s(&self) -> Option<f64> {
+        let sum = |of: fn(&Busy) -> u64| self.windows.iter().map(of).sum::<u64>() as f64;
+        let rate = self.mean()?;
+        Some(rate * sum(|window| window.buffers) / sum(|window| window.bodies))
     }
 
     fn is_known(&self) -> bool {
@@ -194,6 +234,12 @@ mod tests {
     const LOOK: Duration = Duration::from_millis(50);
     const BATCH: u64 = (page::BATCH_PAGES * page::PAGE_BYTES) as u64;
 
+    /// A window in which lanes were busy all the time, with full batches.
+    fn busy_with(bodies: u64) -> Busy {
+        let (elapsed, busy) = (LOOK, LOOK);
+        Busy { elapsed, bodies, buffers: bodies, busy, waiting: 0.0, otherwise: false }
+    }
+
     /// A rate, and what it was last.
     #[derive(Default)]
     struct Measured {
@@ -205,7 +251,7 @@ mod tests {
     impl Measured {
         fn look(&mut self, bodies: u64, busy: Duration, paced: bool) -> f64 {
             let waiting = if paced { 1.0 } else { 0.0 };
-            self.next(Busy { elapsed: LOOK, bodies, busy, waiting, otherwise: false }, paced)
+            self.next(Busy { busy, waiting, ..busy_with(bodies) }, paced)
         }
 
         fn next(&mut self, window: Busy, paced: bool) -> f64 {
@@ -283,8 +329,7 @@ mod tests {
     fn a_path_that_is_full_shows_its_rate_while_qemu_is_paced() {
         let mut measured = Measured::default();
         measured.on_link(12_000_000, 3);
-        let full =
-            Busy { elapsed: LOOK, bodies: 300_000, busy: LOOK, waiting: 0.1, otherwise: false };
+        let full = Busy { waiting: 0.1, ..busy_with(300_000) };
         for _ in 0..40 {
             measured.next(full, true);
         }
@@ -299,8 +344,7 @@ mod tests {
             let link = last(&measured.on_link(12_000_000, 3));
             if short {
                 let (elapsed, bodies) = (LOOK / 10, 60_000);
-                let window =
-                    Busy { elapsed, bodies, busy: elapsed, waiting: 0.0, otherwise: false };
+                let window = Busy { elapsed, busy: elapsed, ..busy_with(bodies) };
                 measured.next(window, false);
             }
             for _ in 0..100 {
@@ -315,10 +359,23 @@ mod tests {
     }
 
     #[test]
+    fn batches_with_few_pages_take_more_buffers() {
+        let mut measured = Measured::default();
+        assert_eq!(measured.rate.buffers_per_s(), None);
+        for few in [1, 4] {
+            for _ in 0..40 {
+                measured.next(Busy { buffers: few * 600_000, ..busy_with(600_000) }, false);
+            }
+            let buffers = measured.rate.buffers_per_s().unwrap() / measured.last;
+            assert!((buffers / few as f64 - 1.0).abs() < 0.01, "{few}: {buffers}");
+        }
+    }
+
+    #[test]
     fn unused_memory_says_nothing() {
         let mut measured = Measured::default();
         let link = last(&measured.on_link(12_000_000, 3));
-        let unused = Busy { elapsed: LOOK, bodies: 0, busy: LOOK, waiting: 0.0, otherwise: true };
+        let unused = Busy { otherwise: true, ..busy_with(0) };
         assert!((0..200).all(|_| measured.rate.next(unused, false).is_none()));
         let found = last(&measured.on_link(12_000_000, 1));
         assert!((found / link - 1.0).abs() < 0.15, "{found}");

@@ -32,6 +32,8 @@ impl Counts {
 pub(crate) struct Window {
     pub(crate) elapsed: Duration,
     pub(crate) bodies: u64,
+    /// Batches of pages.
+    pub(crate) batches: u64,
     /// Pages without bodies: fills, and pages that the destination had or got elsewhere.
     pub(crate) bodiless: u64,
     /// Data of disks, or of relayed streams.
@@ -57,6 +59,7 @@ impl Window {
         Self {
             elapsed,
             bodies,
+            batches: to.delivered.batches - from.delivered.batches,
             bodiless: fills + found,
             blocks,
             dropped: to.delivered.dropped_bytes - from.delivered.dropped_bytes,

@@ -1,0 +1,143 @@
+//! One connection to a door: it is carried to the other host, or passed on.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use engine::{Caller, Carried, Content, Opening};
+use takeover::Replaced;
+
+use super::Shared;
+use crate::carry::door::Door;
+use crate::carry::posts::Post;
+use crate::migrations::What;
+
+impl Shared {
+    /// Serves a connection to its end.
+    pub(super) fn serve(&self, post: Arc<Post>, caller: Caller) {
+        let door = &post.door;
+        let (at, host) = (door.to_string(), door.peer.clone());
+        // A channel that was read already can only be carried, as its migration is.
+        let is_unread = caller.is_unread();
+        if is_unread && post.goes_around.load(SeqCst) {
+            return self.go_around(post, &caller.into_connection(), "those before it do");
+        }
+        let may_be_stray = is_unread && door.may_miss_main() && !post.has_carried.load(SeqCst);
+        if may_be_stray && caller.is_stray() {
+            post.goes_around.store(true, SeqCst);
+            let why = "its main connection came before this door";
+            return self.go_around(post, &caller.into_connection(), why);
+        }
+        let opened = match self.open_way(door, caller) {
+            Err(refused) if is_unread && door.replaces().is_some() => {
+                let (why, caller) = *refused;
+                post.goes_around.store(true, SeqCst);
+                return self.go_around(post, &caller.into_connection(), &why);
+            }
+            Err(refused) => Err(refused.0),
+            Ok(opened) => {
+                post.has_carried.store(true, SeqCst);
+                Ok(opened)
+            }
+        };
+        let carried = opened.and_then(|(id, opening)| {
+            let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
+            let uuid = opening.uuid().map(str::to_owned);
+            // A second connection may be silent until the first one is over.
+            let was_carrying = self.migrations.is_carrying(&vm, &host);
+            // QEMU may have a connection for a post-copy, which is silent until that begins.
+            let may_be_silent = || self.migrations.is_carrying_to(&host);
+            let relays = post.relays.load(SeqCst);
+            let content = opening.begin(&mut || door.take(&self.admitted), &may_be_silent, relays);
+            let content = content.map_err(|error| error.to_string())?;
+            Ok((id, vm, uuid, was_carrying, content))
+        });
+        let is_relayed = matches!(&carried, Ok((.., Content::Stream(Carried::Relayed { .. }))));
+        post.relays.store(is_relayed, SeqCst);
+        match carried {
+            Err(error) => {
+                self.leave(post);
+                tracing::warn!(door = at, host, error, "not carried");
+            }
+            Ok((id, vm, .., Content::Other(relay))) => {
+                self.leave(post);
+                let _in = data_threads::migration_span(&id, &vm).entered();
+                tracing::info!(door = at, host, "a disk is carried");
+                let run = |watch: &_| relay.carry(&self.request, watch);
+                let shown = format!("{vm} (disk)");
+                let bounds = self.request.bounds.clone();
+                self.migrations.carry((&id, &shown, &host), bounds, What::Disk, run);
+            }
+            Ok((id, vm, uuid, was_carrying, Content::Stream(mut carried))) => {
+                let _in = data_threads::migration_span(&id, &vm).entered();
+                tracing::info!(uuid, to = host, "carrying");
+                post.accepted.lock().extend(carried.take_channels());
+                let is_beside = carried.is_channel()
+                    || (carried.may_be_beside()
+                        && (was_carrying || self.migrations.is_carrying(&vm, &host)));
+                if is_beside {
+                    carried.is_beside();
+                }
+                let what = if is_beside { What::Connection } else { What::Migration };
+                self.run((&id, &vm, &host), what, carried, post);
+            }
+        }
+    }
+
+    /// Has the other host's agent connect to the door's target.
+    ///
+    /// On failure it returns the reason and the caller, whose connection can still be relayed.
+    fn open_way(
+        &self,
+        door: &Door,
+        caller: Caller,
+    ) -> Result<(String, Opening), Box<(String, Caller)>> {
+        let denied = |denied: crate::denied::Denied| denied.to_string();
+        let known = self.migrations.peer(&door.peer).map_err(denied);
+        let known = known.and_then(|peer| Ok((peer, self.migrations.new_id().map_err(denied)?)));
+        let (peer, id) = match known {
+            Ok(known) => known,
+            Err(why) => return Err(Box::new((why, caller))),
+        };
+        let target = (id.as_str(), door.target());
+        match Opening::new(&self.local, &peer, target, self.request.clone(), caller) {
+            Ok(opening) => Ok((id, opening)),
+            Err(refused) => {
+                let (error, caller) = *refused;
+                Err(Box::new((error.to_string(), caller)))
+            }
+        }
+    }
+
+    /// Relays the connection as if there were no agent.
+    fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
+        let (door, way) = (post.door.to_string(), post.door.replaces().map(Replaced::go_around));
+        self.leave(post);
+        let Some(way) = way else { return };
+        tracing::info!(door, why, "not carried, but passed on");
+        if let Err(error) = way.and_then(|way| self.around.pass(socket, &way)) {
+            tracing::warn!(
+                door,
+                %error,
+                "the way that its manager has made for the migration is broken"
+            );
+        }
+    }
+
+    /// Carries a migration, and leaves the next one from there to its manager if agents can't
+    /// carry it.
+    fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, post: Arc<Post>) {
+        let replaced = post.door.replaces().map(|_| post.door.target());
+        let mut is_unfit = false;
+        // A migration that is split has all its connections; others are served one by one, and
+        // the first is listed by then: without it, the next would count as a migration.
+        let run = |watch: &_| {
+            self.leave(post);
+            let end = carried.run(&self.request, watch);
+            is_unfit = end.is_unfit;
+            end.report
+        };
+        self.migrations.carry(listed, self.request.bounds.clone(), what, run);
+        self.own_way.lock().extend(replaced.filter(|_| is_unfit));
+    }
+}
