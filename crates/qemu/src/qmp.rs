@@ -38,7 +38,7 @@ use reader::Shared;
 use receiving::Receiving;
 
 /// How long a short command may take.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where QEMU runs a command.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,8 @@ mod differences;
 mod features;
 mod query;
 
+use std::time::Duration;
+
 use crate::qmp::{Qmp, QmpError};
 
 pub use facts::shape::{Device, Drive, FeatureWord, Image, Medium, Memory, Node, Shape};
@@ -48,6 +50,21 @@ pub fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
 #[must_use]
 pub fn differences(here: &Shape, there: &Shape, overrides: &[(String, String)]) -> Vec<String> {
     differences::differences(here, there, overrides)
+}
+
+/// The live VM's drives, with the medium in each.
+///
+/// # Errors
+/// If QEMU doesn't answer within `timeout`.
+pub fn drives_of(qmp: &Qmp, timeout: Duration) -> Result<Vec<Drive>, QmpError> {
+    query::drives(qmp, timeout)
+}
+
+/// How one of the drives `before` holds other files `now`, in a sentence for the operator. One
+/// that was emptied doesn't count: its former file has all that was written.
+#[must_use]
+pub fn changed_files(before: &[Drive], now: &[Drive]) -> Option<String> {
+    before.iter().find_map(|drive| differences::changed_files(drive, now))
 }
 
 /// The features that the vCPUs `here` offer the guest and those at the destination

@@ -3,6 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// How names begin that are made of an ATA disk's model and serial number alone. No two hosts see
+/// one such disk, and virtual ones of different hosts have the same names.
+const LOCAL_NAMES: [&str; 2] = ["t10.ATA ", "mpath-1ATA"];
+
+/// Whether disks of different hosts may have this identity.
+pub(super) fn is_local_name(identity: &str) -> bool {
+    LOCAL_NAMES.iter().any(|name| identity.starts_with(name))
+}
+
 /// The name that hardware or the volume manager gives the device of this number.
 pub(super) fn identity(number: u64) -> Result<String, String> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -70,5 +79,18 @@ mod tests {
         assert!(of("dm-1").is_err());
         assert!(of("loop0").is_err());
         assert!(of("nothing").is_err());
+    }
+
+    #[test]
+    fn a_name_made_of_model_and_serial_number_is_no_proof() {
+        let dir = sysfs(&[
+            ("sda/device/wwid", "t10.ATA     QEMU HARDDISK                           QM00005\n"),
+            ("sda/sda1/partition", "1\n"),
+            ("sdb/device/wwid", "naa.5000c500a1b2c3d4\n"),
+        ]);
+        for (name, is_local) in [("sda", true), ("sda/sda1", true), ("sdb", false)] {
+            let found = identity_in(&dir.path().join(name)).unwrap();
+            assert_eq!(is_local_name(&found), is_local, "{found}");
+        }
     }
 }

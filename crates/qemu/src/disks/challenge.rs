@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, Proof, block_device};
+use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, Proof, block_device, network, served};
 use crate::process::{directory_of, proc_path};
 use crate::shape::{Image, Shape};
 
@@ -21,17 +21,39 @@ pub(crate) const NETWORK: [&str; 11] =
 /// Protocols without content.
 pub(super) const EMPTY: [&str; 2] = ["null-co", "null-aio"];
 
+/// File systems of networks and clusters, by `statfs`'s type: NFS, SMB, Ceph, FUSE (Gluster), GFS2,
+/// OCFS2, Lustre, GPFS. Each host sees the same file there, so its content needn't be read.
+const REMOTE: [i64; 9] = [
+    0x6969,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x00c3_6400,
+    0x6573_5546,
+    0x0116_1970,
+    0x7461_636f,
+    0x0bd0_0bd0,
+    0x4750_4653,
+];
+
 /// Challenges for all images of a live VM, and a guard that removes their files
 /// again: keep it until the destination has answered. `id` names the migration.
 #[must_use]
 pub fn challenges(shape: &Shape, id: &str) -> (Vec<Challenge>, Cleanup) {
     let mut cleanup = Cleanup::default();
+    let mut left = CONTENT_BYTES_MAX;
     let challenges = shape
         .images
         .iter()
         .filter(|image| !EMPTY.contains(&image.driver.as_str()))
         .enumerate()
-        .map(|(nth, image)| challenge(image, shape.pid, &format!("{id}-{nth}"), &mut cleanup))
+        .map(|(nth, image)| {
+            let mut made = challenge(image, shape.pid, &format!("{id}-{nth}"), &mut cleanup);
+            if image.read_only {
+                allow_copy(&mut made, &mut left);
+            }
+            made
+        })
+        .chain(served::challenges(shape))
         .collect();
     (challenges, cleanup)
 }
@@ -51,7 +73,9 @@ pub(super) fn challenge(
             }
             Err(reason) => (image.file.clone(), impossible(reason)),
         },
-        driver if NETWORK.contains(&driver) => (image.file.clone(), network(&image.file)),
+        driver if NETWORK.contains(&driver) => {
+            (image.file.clone(), network::proof(driver, &image.file))
+        }
         driver => {
             let reason = format!("Droveway can't tell for the driver {driver}");
             (image.file.clone(), impossible(reason))
@@ -60,14 +84,28 @@ pub(super) fn challenge(
     Challenge { image: name, proof }
 }
 
-fn network(file: &str) -> Proof {
-    // A unix socket leads to something on this host.
-    let local = ["unix", "localhost", "127.0.0.1", "[::1]"].iter().any(|mark| file.contains(mark));
-    if local {
-        let reason = format!("{file} is a service of this host");
-        return Proof::Impossible { reason };
+/// A host may have its own copy of an image that nothing writes to, such as firmware or a CD: its
+/// content is a proof, too. Whether the other host sees the same directory isn't known yet.
+fn allow_copy(made: &mut Challenge, left: &mut u64) {
+    let path = Path::new(&made.image);
+    if let Proof::Nonce { bytes, content, .. } = &mut made.proof
+        && !is_remote(path)
+    {
+        *content = hash_of_copy(path, *bytes, left);
     }
-    Proof::Network
+}
+
+/// The hash that a copy of an image of this length has, if that many bytes are left to be read.
+pub(super) fn hash_of_copy(path: &Path, bytes: u64, left: &mut u64) -> Option<String> {
+    let after = left.checked_sub(bytes)?;
+    let (length, hash) = content(path).ok()?;
+    *left = after;
+    (length == bytes).then_some(hash)
+}
+
+#[allow(clippy::unnecessary_cast, reason = "its type is not the same on all systems")]
+fn is_remote(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|found| REMOTE.contains(&(found.f_type as i64)))
 }
 
 /// The image's absolute path, if QEMU has the file at that path open.
@@ -128,7 +166,7 @@ fn nonce(path: &Path, bytes: u64, id: &str, cleanup: &mut Cleanup) -> std::io::R
     cleanup.add(beside);
     created.write_all(nonce.as_bytes())?;
     created.sync_all()?;
-    Ok(Proof::Nonce { image, file, nonce, bytes })
+    Ok(Proof::Nonce { image, file, nonce, bytes, content: None })
 }
 
 fn random() -> std::io::Result<String> {

@@ -21,6 +21,12 @@ pub enum ImageProblem {
     /// It doesn't exist.
     #[error("it doesn't exist; make it, or allow it to be made (--create-disks)")]
     Missing,
+    /// It would be, or is, a file among the devices, which is in memory.
+    #[error(
+        "no block device is there, and a file in /dev is lost when the host restarts: make the \
+         device, or name another image (--set OLD=NEW)"
+    )]
+    InMemory,
     /// Its directory doesn't exist.
     #[error("its directory isn't there")]
     NoDirectory,

@@ -6,13 +6,14 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, SeekFrom};
+use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::other::{self, Kinship};
+use super::place::{Place, Promised, is_among_devices, open};
 use super::{Allowed, Cleanup, Disk, Format, ImageError, ImageProblem, Moving, QemuImg, challenge};
 use crate::command_line::overridden;
 use crate::launch::User;
@@ -94,6 +95,8 @@ impl PreparedImage {
 pub struct Prepared {
     images: Vec<PreparedImage>,
     created: Vec<Created>,
+    /// What the disks so far will still take.
+    promised: Promised,
     /// The user with whose rights they are created and removed.
     user: Option<User>,
 }
@@ -195,16 +198,27 @@ fn prepare_one(
     if moving.bytes == 0 || !moving.bytes.is_multiple_of(SECTOR) || moving.bytes > DISK_BYTES_MAX {
         return Err(ImageProblem::Impossible(format!("a disk of {} bytes", moving.bytes)));
     }
-    let found = look(moving, path, tool)?;
+    let found = look(moving, path, tool, &prepared.promised)?;
     if let Found::Image { identity, .. } = &found
         && let Some(twin) = prepared.images.iter().find(|one| one.identity == *identity)
     {
         return Err(ImageProblem::Twice { other: twin.disk.clone() });
     }
     decide(moving, &found, allowed)?;
+    let needed = moving.allocated_bytes;
     match found {
-        Found::Image { identity, .. } => Ok((false, identity)),
-        Found::Nothing { .. } => Ok((true, create(moving, path, tool, prepared)?)),
+        Found::Image { identity, taken, room, .. } => {
+            // A block device takes nothing from a file system.
+            if room.is_some() {
+                prepared.promised.add(identity.0, needed.saturating_sub(taken));
+            }
+            Ok((false, identity))
+        }
+        Found::Nothing { .. } => {
+            let identity = create(moving, path, tool, prepared)?;
+            prepared.promised.add(identity.0, needed);
+            Ok((true, identity))
+        }
     }
 }
 
@@ -220,6 +234,8 @@ enum Found {
         bytes: u64,
         has_backing: bool,
         is_empty: bool,
+        /// The space that it takes.
+        taken: u64,
         /// The space that it takes plus the room in its file system; none for a block device.
         room: Option<u64>,
     },
@@ -252,11 +268,16 @@ fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, Im
     }
 }
 
-fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<Found, ImageProblem> {
+fn look(
+    moving: &Moving,
+    path: &Path,
+    tool: &QemuImg,
+    promised: &Promised,
+) -> Result<Found, ImageProblem> {
     // First of all: examining the source's own image would only report that it
     // is in use.
     let kinship = other::compare(path, &moving.challenge.proof);
-    let image = match rights::with(tool.user(), || open(path))?? {
+    let image = match rights::with(tool.user(), || open(path, promised))?? {
         Place::Image(image) => image,
         Place::Nothing { room } => return Ok(Found::Nothing { room }),
     };
@@ -264,6 +285,9 @@ fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<Found, ImageProb
     let is_device = file.file_type().is_block_device();
     if !is_device && !file.is_file() {
         return Err(ImageProblem::Odd);
+    }
+    if !is_device && is_among_devices(&file)? {
+        return Err(ImageProblem::InMemory);
     }
     if kinship == Kinship::Same {
         return Err(ImageProblem::Same);
@@ -285,50 +309,9 @@ fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<Found, ImageProb
             // Backing files must not be opened: the image may name any file.
             Format::Qcow2(_) => !has_backing && tool.is_empty(driver, &image)?,
         },
-        room: if is_device { None } else { Some(room_in(&image)?.saturating_add(taken)) },
+        taken,
+        room: if is_device { None } else { Some(promised.room_in(&image)?.saturating_add(taken)) },
     })
-}
-
-/// What a path leads to, opened once, so that it can't become another file while
-/// it is examined.
-enum Place {
-    Image(File),
-    Nothing { room: u64 },
-}
-
-/// Opens what is at a path, with the rights of the thread.
-fn open(path: &Path) -> Result<Place, ImageProblem> {
-    let with = |flags: OFlags| {
-        let mut options = OpenOptions::new();
-        options.read(true).custom_flags(flags.bits().cast_signed());
-        options
-    };
-    let error = match fs::metadata(path) {
-        // Opening a character device may have effects, and opening a FIFO waits for
-        // the other end.
-        Ok(file) if !file.is_file() && !file.file_type().is_block_device() => {
-            return Err(ImageProblem::Odd);
-        }
-        Ok(_) => match with(OFlags::NONBLOCK).open(path) {
-            Ok(image) => return Ok(Place::Image(image)),
-            Err(error) => error,
-        },
-        Err(error) => error,
-    };
-    let is_free = || match fs::symlink_metadata(path) {
-        // A dangling link exists, and nothing is created through it.
-        Ok(_) => false,
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
-    };
-    match error.kind() {
-        io::ErrorKind::NotFound if is_free() => {
-            let folder = with(OFlags::PATH | OFlags::DIRECTORY);
-            let folder = path.parent().and_then(|path| folder.open(path).ok());
-            Ok(Place::Nothing { room: room_in(&folder.ok_or(ImageProblem::NoDirectory)?)? })
-        }
-        io::ErrorKind::PermissionDenied => Err(ImageProblem::Closed { what: "open it" }),
-        _ => Err(error.into()),
-    }
 }
 
 /// Whether a raw image reads as zeros, as far as can be found out quickly: a
@@ -363,11 +346,6 @@ pub(crate) fn identity_of(file: &Metadata) -> (u64, u64) {
     // All nodes of a block device are the same device.
     let is_device = file.file_type().is_block_device();
     if is_device { (file.rdev(), 0) } else { (file.dev(), file.ino()) }
-}
-
-fn room_in(file: &File) -> Result<u64, ImageProblem> {
-    let system = rustix::fs::fstatvfs(file).map_err(io::Error::from)?;
-    Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 fn create(

@@ -3,6 +3,7 @@
 use facts::disks::{Format, Qcow2};
 use serde_json::{Value, json};
 
+use super::passed_through::{PASSED_THROUGH, is_passed_through};
 use crate::qmp::{Qmp, QmpError};
 use crate::shape::Shape;
 
@@ -33,7 +34,7 @@ pub struct Disk {
     pub backing: Vec<String>,
     /// The size that the guest sees.
     pub bytes: u64,
-    /// What the image takes up at the source.
+    /// What the image and its backing files take up at the source.
     pub allocated_bytes: u64,
     /// Whether QEMU bypasses the host's page cache for the image.
     pub direct: bool,
@@ -73,7 +74,14 @@ impl Stays {
 pub fn disks(qmp: &Qmp, shape: &Shape) -> Result<Vec<Disk>, QmpError> {
     let answer = qmp.execute("query-block", json!({}))?;
     let drives = answer.as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut disks: Vec<Disk> = drives.iter().map(|drive| disk(drive, shape)).collect();
+    let mut disks = Vec::with_capacity(drives.len());
+    for drive in drives {
+        let mut disk = disk(drive, shape);
+        if disk.stays.is_none() && is_passed_through(qmp, drive)? {
+            disk.stays = Some(Stays::Refused(PASSED_THROUGH.to_owned()));
+        }
+        disks.push(disk);
+    }
     disks.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(disks)
 }
@@ -102,7 +110,7 @@ fn disk(drive: &Value, shape: &Shape) -> Disk {
         file,
         backing: backing(image),
         bytes: image["virtual-size"].as_u64().unwrap_or(0),
-        allocated_bytes: image["actual-size"].as_u64().unwrap_or(0),
+        allocated_bytes: allocated(image),
         direct: inserted["cache"]["direct"].as_bool().unwrap_or(false),
         read_only: inserted["ro"].as_bool().unwrap_or(false),
         removable: drive["removable"].as_bool().unwrap_or(false),
@@ -144,6 +152,16 @@ fn bottom(named: &str, shape: &Shape) -> (String, String) {
     }
     let image = shape.images.iter().find(|image| image.file == named);
     (image.map(|image| image.driver.clone()).unwrap_or_default(), named.to_owned())
+}
+
+/// What an image takes up, and what is below it: at the destination they are one.
+fn allocated(image: &Value) -> u64 {
+    let chain = std::iter::successors(Some(image), |image| image.get("backing-image"));
+    let taken = |image: &Value| image["actual-size"].as_u64().unwrap_or(0);
+    let all = chain.take(CHAIN_MAX).map(taken).fold(0, u64::saturating_add);
+    // What images above cover is not copied, and of a larger one below only the beginning.
+    let most = image["virtual-size"].as_u64().unwrap_or(u64::MAX);
+    if image.get("backing-image").is_some() { all.min(most) } else { all }
 }
 
 fn backing(image: &Value) -> Vec<String> {
@@ -286,6 +304,19 @@ mod tests {
         let kept = Qcow2 { cluster_bytes: 4096, compat: "0.10".to_owned(), ..Qcow2::default() };
         assert_eq!(found.format, Some(Format::Qcow2(kept)));
         assert_eq!(found.stays, None);
+    }
+
+    #[test]
+    fn an_image_needs_room_for_its_backing_files() {
+        let base = |bytes: u64| json!({"filename": "base", "actual-size": bytes});
+        let of = |own: u64, below: Value| {
+            allocated(&json!({"virtual-size": 90, "actual-size": own, "backing-image": below}))
+        };
+        assert_eq!(of(2, base(40)), 42);
+        assert_eq!(of(60, base(40)), 90, "some of it is covered");
+        assert_eq!(of(2, json!({"actual-size": 3, "backing-image": base(40)})), 45);
+        assert_eq!(allocated(&json!({"virtual-size": 90, "actual-size": 95})), 95);
+        assert_eq!(allocated(&Value::Null), 0);
     }
 
     #[test]

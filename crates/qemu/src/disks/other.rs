@@ -29,7 +29,7 @@ pub(super) fn compare(path: &Path, proof: &Proof) -> Kinship {
     match proof {
         Proof::Nonce { image, file, nonce, .. } => beside(path, image, file, nonce),
         Proof::Identity { identity } => device(path, identity),
-        Proof::Content { .. } | Proof::Network => {
+        Proof::Content { .. } | Proof::Network { .. } => {
             Kinship::Unsure("the source made no challenge for it".to_owned())
         }
         Proof::Impossible { reason } => Kinship::Unsure(reason.clone()),
@@ -87,6 +87,7 @@ mod tests {
             file: file.to_owned(),
             nonce: "n".repeat(32),
             bytes: 1,
+            content: None,
         }
     }
 
@@ -135,7 +136,7 @@ mod tests {
         for proof in [
             nonce("x", "../secret"),
             nonce("../x", ".droveway-1"),
-            Proof::Network,
+            Proof::Network { cluster: None },
             Proof::Content { bytes: 0, hash: String::new() },
             Proof::Impossible { reason: "why".to_owned() },
         ] {

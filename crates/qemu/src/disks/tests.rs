@@ -81,6 +81,44 @@ fn content_stands_in_where_nothing_writes() {
 }
 
 #[test]
+fn each_host_may_have_its_own_copy_of_a_read_only_image() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let firmware = here.path().join("code.fd");
+    fs::write(&firmware, [7; 5000]).unwrap();
+    let _open = File::open(&firmware).unwrap();
+    let copy = there.path().join("other-name.fd");
+    fs::write(&copy, [7; 5000]).unwrap();
+    let renamed = moved(&firmware, &copy);
+
+    let (made, _cleanup) = challenges(&image("file", &firmware, true), "m1");
+    assert!(matches!(made[0].proof, Proof::Nonce { content: Some(_), .. }), "{made:?}");
+    assert_eq!(verify(&made[0], &[]), Ok(()));
+    assert_eq!(verify(&made[0], &renamed), Ok(()));
+    fs::write(&copy, [8; 5000]).unwrap();
+    assert!(verify(&made[0], &renamed).unwrap_err().reason.contains("other content"));
+    fs::write(&copy, [7; 5001]).unwrap();
+    assert!(verify(&made[0], &renamed).unwrap_err().reason.contains("another length"));
+
+    // One that the VM writes to has to be the same.
+    fs::write(&copy, [7; 5000]).unwrap();
+    let (made, _cleanup) = challenges(&image("file", &firmware, false), "m2");
+    assert!(matches!(made[0].proof, Proof::Nonce { content: None, .. }), "{made:?}");
+    assert!(verify(&made[0], &renamed).is_err());
+}
+
+#[test]
+fn no_more_is_read_for_copies_than_is_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let iso = dir.path().join("a.iso");
+    fs::write(&iso, [7; 5000]).unwrap();
+    let mut left = 9000;
+    assert!(challenge::hash_of_copy(&iso, 5000, &mut left).is_some());
+    assert_eq!(left, 4000);
+    assert_eq!(challenge::hash_of_copy(&iso, 5000, &mut left), None);
+    assert_eq!(left, 4000);
+}
+
+#[test]
 fn services_of_the_network_are_shared_and_those_of_the_host_are_not() {
     let proof = |driver: &str, file: &str| {
         let (made, _cleanup) = challenges(&image(driver, Path::new(file), false), "m1");
@@ -108,8 +146,44 @@ fn a_hostile_challenge_reads_no_other_file() {
                 file: file.to_owned(),
                 nonce: "nonce".to_owned(),
                 bytes: 1,
+                content: None,
             },
         };
         assert!(verify(&made, &[]).is_err(), "{file}");
+    }
+}
+
+#[test]
+fn agents_of_release_0_1_0_understand_proofs_and_are_understood() {
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    #[serde(rename_all = "kebab-case", tag = "by")]
+    enum Known {
+        Nonce { image: String, file: String, nonce: String, bytes: u64 },
+        Network,
+    }
+    let nonce = |content: Option<String>| Proof::Nonce {
+        image: "i".to_owned(),
+        file: "f".to_owned(),
+        nonce: "n".to_owned(),
+        bytes: 9,
+        content,
+    };
+    let network = |cluster: Option<String>| Proof::Network { cluster };
+    let some = || Some("c".to_owned());
+    for (sent, theirs) in [
+        (nonce(some()), r#"{"by":"nonce","image":"i","file":"f","nonce":"n","bytes":9}"#),
+        (network(some()), r#"{"by":"network"}"#),
+    ] {
+        let json = serde_json::to_string(&sent).unwrap();
+        let known: Known = serde_json::from_str(theirs).unwrap();
+        assert_eq!(serde_json::from_str::<Known>(&json).unwrap(), known);
+        assert_eq!(serde_json::from_str::<Proof>(&json).unwrap(), sent);
+    }
+    for (proof, theirs) in [
+        (nonce(None), r#"{"by":"nonce","image":"i","file":"f","nonce":"n","bytes":9}"#),
+        (network(None), r#"{"by":"network"}"#),
+    ] {
+        assert_eq!(serde_json::to_string(&proof).unwrap(), theirs);
+        assert_eq!(serde_json::from_str::<Proof>(theirs).unwrap(), proof);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use super::challenge::{PREFIX, content, open_plain};
-use super::{Proof, block_device};
+use super::{Proof, block_device, network};
 
 /// A nonce's file holds 32 bytes; one more is enough to see that it differs.
 const NONCE_READ: u64 = 33;
@@ -14,10 +14,16 @@ const NONCE_READ: u64 = 33;
 pub(super) fn verify(image: &str, proof: &Proof) -> Result<(), String> {
     let path = Path::new(image);
     match proof {
-        Proof::Nonce { image, file, nonce, bytes } => beside(path, image, file, nonce, *bytes),
+        Proof::Nonce { image: name, file, nonce, bytes, content } => {
+            let found = beside(path, name, file, nonce, *bytes);
+            found.or_else(|why| match content {
+                Some(hash) => same_content(path, *bytes, hash),
+                None => Err(why),
+            })
+        }
         Proof::Content { bytes, hash } => same_content(path, *bytes, hash),
         Proof::Identity { identity } => same_device(path, identity),
-        Proof::Network => Ok(()),
+        Proof::Network { cluster } => network::same_cluster(image, cluster.as_deref()),
         Proof::Impossible { reason } => Err(reason.clone()),
     }
 }
@@ -62,11 +68,13 @@ fn same_device(path: &Path, identity: &str) -> Result<(), String> {
         return Err("it is a block device at the source and none here".to_owned());
     }
     let here = block_device::identity(file.rdev())?;
-    if here == identity {
-        Ok(())
-    } else {
-        Err(format!("here it is the device {here}, at the source {identity}"))
+    if here != identity {
+        return Err(format!("here it is the device {here}, at the source {identity}"));
     }
+    if block_device::is_local_name(&here) {
+        return Err(format!("other hosts may have another disk with its name, {here}"));
+    }
+    Ok(())
 }
 
 fn plain_file(path: &Path) -> Result<u64, String> {

@@ -36,7 +36,7 @@ pub(super) fn slow(qmp: &Qmp, guest: &str, bytes_per_s: u64) -> Result<(), QmpEr
     let drive = drives.iter().find(|drive| crate::disks::guest_id(drive) == guest);
     let inserted = drive.map_or(&Value::Null, |drive| &drive["inserted"]);
     let before = remembered(inserted).unwrap_or_else(|| limits(inserted));
-    set(qmp, guest, slowed(&before, bytes_per_s))
+    set(qmp, guest, slowed(&before, guest, bytes_per_s))
 }
 
 /// Lifts every throttle made here. Returns whether there was one.
@@ -73,7 +73,7 @@ fn remembered(inserted: &Value) -> Option<Map<String, Value>> {
     Some(limits(&before.unwrap_or(Value::Null)))
 }
 
-fn slowed(before: &Map<String, Value>, bytes_per_s: u64) -> Map<String, Value> {
+fn slowed(before: &Map<String, Value>, guest: &str, bytes_per_s: u64) -> Map<String, Value> {
     // With a limit for reads and writes together, QEMU refuses one for writes.
     let together = before.get("bps").and_then(Value::as_u64).unwrap_or(0) > 0;
     let name = if together { "bps" } else { "bps_wr" };
@@ -83,7 +83,10 @@ fn slowed(before: &Map<String, Value>, bytes_per_s: u64) -> Map<String, Value> {
     };
     let mut limits = before.clone();
     limits.insert(name.to_owned(), lower.max(1).into());
-    let group = format!("{PREFIX}{}", Value::Object(before.clone()));
+    // The members of a group share its limits, so each disk has a group of its own.
+    let mut kept = before.clone();
+    kept.insert("disk".to_owned(), guest.into());
+    let group = format!("{PREFIX}{}", Value::Object(kept));
     limits.insert("group".to_owned(), group.into());
     limits
 }
@@ -102,13 +105,25 @@ mod tests {
         ];
         for (inserted, name, expected) in table {
             let before = limits(&inserted);
-            let slowed = Value::Object(slowed(&before, 1000));
+            let slowed = Value::Object(slowed(&before, "disk0", 1000));
             assert_eq!(slowed[name], expected, "{inserted}");
             assert_eq!(slowed["iops"], inserted.get("iops").cloned().unwrap_or(json!(0)));
             assert_eq!(remembered(&slowed), Some(before), "{slowed}");
         }
+        // As an older agent left it.
+        let older = json!({"group": format!("{PREFIX}{}", json!({"bps_wr": 500}))});
+        assert_eq!(remembered(&older), Some(limits(&json!({"bps_wr": 500}))));
         assert_eq!(remembered(&json!({"group": "theirs"})), None);
         let odd = remembered(&json!({"group": "droveway-mirror-nonsense"})).unwrap();
         assert_eq!(odd["bps"], 0);
+    }
+
+    #[test]
+    fn disks_with_the_same_limits_are_not_in_one_group() {
+        let before = limits(&json!({}));
+        let group = |guest: &str| slowed(&before, guest, 1000)["group"].clone();
+        let disk = "/machine/peripheral/disk0/virtio-backend";
+        assert_ne!(group(disk), group("disk1"));
+        assert_eq!(group(disk), group(disk));
     }
 }

@@ -163,6 +163,27 @@ fn drive_difference(here: &Drive, there: &Drive, overrides: &[(String, String)])
     })
 }
 
+pub(super) fn changed_files(before: &Drive, now: &[Drive]) -> Option<String> {
+    let now = now.iter().find(|other| other.name == before.name)?.medium.as_ref()?;
+    if before.medium.as_ref().map(files) == Some(files(now)) {
+        return None;
+    }
+    Some(format!(
+        "drive `{}` holds other files than when the move began ({} now): a snapshot was taken, a \
+         block job ended, or the medium was changed; move the VM again, with its present file in \
+         --set OLD=NEW",
+        before.name,
+        shown(now)
+    ))
+}
+
+/// The files of a medium. A filter that QEMU has over a file has the file's name.
+fn files(medium: &Medium) -> Vec<&String> {
+    let mut files: Vec<&String> = medium.files.iter().collect();
+    files.dedup();
+    files
+}
+
 fn nodes(here: &[Node], there: &[Node], overrides: &[(String, String)], found: &mut Vec<String>) {
     for node in here {
         match there.iter().find(|other| other.name == node.name) {
@@ -279,6 +300,46 @@ mod tests {
         destination.drives = vec![drive("cd", Some("/mnt/a.iso"))];
         let overrides = [("/a.iso".to_owned(), "/mnt/a.iso".to_owned())];
         assert_eq!(differences(&vm(), &destination, &overrides), Vec::<String>::new());
+    }
+
+    /// A drive that holds these files, nearest first.
+    fn holding(files: Option<&[&str]>) -> [Drive; 1] {
+        let mut drive = drive("d0", files.map(|files| files[0]));
+        if let (Some(medium), Some(files)) = (&mut drive.medium, files) {
+            medium.files = files.iter().map(|&file| file.to_owned()).collect();
+        }
+        [drive]
+    }
+
+    /// Each row: the files of a drive before and now, and whether that matters.
+    #[test]
+    fn a_drive_with_other_files_is_described() {
+        type Files = Option<&'static [&'static str]>;
+        let table: [(Files, Files, bool); 9] = [
+            (Some(&["/a"]), Some(&["/a"]), false),
+            (Some(&["/a"]), Some(&["/snap", "/a"]), true),
+            (Some(&["/snap", "/a"]), Some(&["/a"]), true),
+            (Some(&["/c", "/b", "/a"]), Some(&["/c", "/a"]), true),
+            (Some(&["/a.iso"]), Some(&["/b.iso"]), true),
+            (None, Some(&["/a.iso"]), true),
+            (Some(&["/a.iso"]), None, false),
+            (None, None, false),
+            // A backup's filter.
+            (Some(&["/b", "/a"]), Some(&["/b", "/b", "/a"]), false),
+        ];
+        for (before, now, matters) in table {
+            let [before] = holding(before);
+            let told = changed_files(&before, &holding(now));
+            assert_eq!(told.is_some(), matters, "{before:?} {now:?}: {told:?}");
+        }
+        let [before] = holding(Some(&["/a"]));
+        let told = changed_files(&before, &holding(Some(&["/snap", "/a"]))).unwrap();
+        assert!(told.starts_with("drive `d0` holds other files than"), "{told}");
+        assert!(told.contains("(/snap now)"), "{told}");
+        assert_eq!(changed_files(&before, &[]), None, "it was unplugged");
+        let mut larger = holding(Some(&["/a"]));
+        larger[0].medium.as_mut().unwrap().bytes *= 2;
+        assert_eq!(changed_files(&before, &larger), None);
     }
 
     /// Nothing is plugged before the VM has arrived.

@@ -1,11 +1,12 @@
 //! Queries QEMU for a VM's shape.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::{Device, Drive, FeatureWord, Image, Medium, Memory, Node, Shape, features};
-use crate::qmp::{Qmp, QmpError, list, odd};
+use crate::qmp::{Qmp, QmpError, TIMEOUT, list, odd};
 
 /// Where QEMU has the devices from the command line or from hotplug: those that the user
 /// named, and the others.
@@ -62,7 +63,7 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
         unplugged: qmp.unplugged()?,
         memory_devices: memory_devices(qmp)?,
         devices: plugged,
-        drives: drives(qmp)?,
+        drives: drives(qmp, TIMEOUT)?,
         nodes,
         images,
         pid: qmp.process_of_vcpu(),
@@ -153,8 +154,8 @@ fn memory_devices(qmp: &Qmp) -> Result<Vec<Device>, QmpError> {
     })
 }
 
-fn drives(qmp: &Qmp) -> Result<Vec<Drive>, QmpError> {
-    let answer = qmp.execute("query-block", json!({}))?;
+pub(super) fn drives(qmp: &Qmp, timeout: Duration) -> Result<Vec<Drive>, QmpError> {
+    let answer = qmp.execute_within("query-block", json!({}), timeout)?;
     let mut drives = list(&answer, "query-block", |one| {
         Some(Drive {
             name: drive_name(one),

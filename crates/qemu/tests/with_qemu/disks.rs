@@ -30,9 +30,16 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
         assert_eq!(verify(&heard, &[]), Ok(()));
     }
     let copy = tempfile::tempdir().unwrap();
-    fs::copy(vm.dir.path().join("disk.img"), copy.path().join("disk.img")).unwrap();
     let elsewhere = [(vm.dir.path().display().to_string(), copy.path().display().to_string())];
     assert!(made.iter().all(|challenge| verify(challenge, &elsewhere).is_err()));
+    for name in ["disk.img", "cd.iso"] {
+        fs::copy(vm.dir.path().join(name), copy.path().join(name)).unwrap();
+    }
+    for challenge in &made {
+        // A copy is as good only of what nothing writes to.
+        let is_read_only = challenge.image.ends_with("cd.iso");
+        assert_eq!(verify(challenge, &elsewhere).is_ok(), is_read_only, "{challenge:?}");
+    }
     drop(cleanup);
     let left = fs::read_dir(vm.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with(".droveway")));

@@ -1,9 +1,12 @@
 use std::path::Path;
+use std::time::Duration;
 
 use qemu::shape::{self, Shape, differences};
 use serde_json::json;
 
 use crate::{start, wait_for};
+
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Both VMs open the same images, as a source and a destination do.
 fn disks(dir: &Path) -> String {
@@ -46,6 +49,28 @@ fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
     let told = differences(&shape::of(&source.qmp).unwrap(), &other, &[]);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("is empty in the VM"), "{told:?}");
+}
+
+#[test]
+fn a_snapshot_changes_a_drive_and_a_job_or_an_ejected_medium_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = start(&disks(dir.path()));
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let before = shape::drives_of(&source.qmp, ANSWER).unwrap();
+    let changed = || shape::changed_files(&before, &shape::drives_of(&source.qmp, ANSWER).unwrap());
+    assert_eq!(changed(), None);
+    source.qmp.execute("eject", json!({"id": "ide0", "force": true})).unwrap();
+    assert_eq!(changed(), None);
+    let mirror = json!({"job-id": "mirror", "device": "virtio0", "target": file("copy.img"),
+                        "format": "raw", "sync": "full"});
+    source.qmp.execute("drive-mirror", mirror).unwrap();
+    assert_eq!(changed(), None);
+    let snapshot = json!({"node-name": "disk0", "snapshot-node-name": "snapshot0",
+                          "snapshot-file": file("snapshot.qcow2"), "format": "qcow2"});
+    source.qmp.execute("blockdev-snapshot-sync", snapshot).unwrap();
+    let told = changed().unwrap();
+    assert!(told.starts_with("drive `blk0` holds other files"), "{told}");
+    assert!(told.contains(&file("snapshot.qcow2")), "{told}");
 }
 
 #[test]

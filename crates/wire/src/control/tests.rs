@@ -53,7 +53,7 @@ fn a_carried_stream_round_trips() {
 #[test]
 fn a_vms_shape_keeps_its_form_on_the_wire() {
     let shape = r#"{"machine":"pc-q35-7.2","cpu":"max","cpu_features":[{"cpuid-input-eax":7,"cpuid-register":"EBX","features":9}],"vcpus":2,"ram_bytes":5,"memory":[{"id":"m","bytes":5}],"memory_devices":[],"devices":[{"id":null,"kind":"virtio-net-pci"}],"drives":[{"name":"d0","removable":false,"medium":{"driver":"qcow2","files":["/a"],"read_only":false,"bytes":9}}],"nodes":[{"name":"n","driver":"raw","file":"/a","read_only":true}],"images":[{"driver":"file","file":"/a","read_only":false,"bytes":9}]}"#;
-    let disks = r#"[{"image":"/a","proof":{"by":"nonce","image":"a","file":"f","nonce":"n","bytes":9}},{"image":"/b","proof":{"by":"network"}}]"#;
+    let disks = r#"[{"image":"/a","proof":{"by":"nonce","image":"a","file":"f","nonce":"n","bytes":9}},{"image":"/b","proof":{"by":"network"}},{"image":"/c","proof":{"by":"nonce","image":"a","file":"f","nonce":"n","bytes":9,"content":"h"}},{"image":"/d","proof":{"by":"network","cluster":"c"}}]"#;
     let moving = r#"[{"disk":"d0","format":{"qcow2":{"cluster_bytes":65536,"compat":"1.1","lazy_refcounts":false,"refcount_bits":16,"extended_l2":false}},"bytes":9,"allocated_bytes":5,"challenge":{"image":"/a","proof":{"by":"identity","identity":"i"}}},{"disk":"d1","format":"raw","bytes":9,"allocated_bytes":5,"challenge":{"image":"/a","proof":{"by":"content","bytes":9,"hash":"h"}}}]"#;
     let said = format!(
         r#"{{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/","overrides":[],"qemu":"10.0.2","shape":{shape},"disks":{disks},"shared_disks":false,"moving":{moving},"allowed":{{"create":true,"overwrite":false}},"incoming_qmp":null"#

@@ -207,10 +207,12 @@ impl StreamState {
         self.chases() && self.passes.are_paced() && !self.pool.is_used_up()
     }
 
-    /// Whether QEMU waits because the pool is bounded, and not because a chase has filled it.
+    /// Whether QEMU waits because the pool is bounded, and not because a chase, or the first pass,
+    /// has filled it.
     pub(crate) fn waits_for_bound(&self) -> bool {
         let is_deep = self.dropping.load(Relaxed) || self.learning.load(Relaxed);
-        !(self.chases() && is_deep) && self.pool.is_used_up()
+        let is_filled = !self.first_pass_over.load(Relaxed) || self.chases() && is_deep;
+        !is_filled && self.pool.is_used_up()
     }
 
     /// Time since QEMU's last pass began.
@@ -335,9 +337,18 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(!state.is_paced(), "the path holds it back");
+            assert!(state.waits_for_bound());
+            for filled in [&state.dropping, &state.learning] {
+                filled.store(true, Relaxed);
+                assert!(!state.waits_for_bound(), "a chase has filled it");
+                filled.store(false, Relaxed);
+            }
+            state.first_pass_over.store(false, Relaxed);
+            assert!(!state.waits_for_bound(), "the first pass has filled it");
+            state.first_pass_over.store(true, Relaxed);
             drop(batch);
             waits.join().unwrap().unwrap();
         });
-        assert!(state.is_paced());
+        assert!(state.is_paced() && !state.waits_for_bound());
     }
 }

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
-use qemu::qmp::Event;
+use qemu::qmp::{Event, QmpError};
+use qemu::shape::{self, Drive};
 use serde_json::json;
 use wire::ToDestination;
 
@@ -17,6 +18,8 @@ use crate::source::context::Context;
 /// A QEMU that is not finishing answers in a millisecond or two, unless it is flushing the
 /// VM's disks; then it is queried again.
 const STATUS_MAX: Duration = Duration::from_millis(200);
+/// QEMU looks at each image for that, and the VM stands still.
+const DRIVES_MAX: Duration = Duration::from_millis(500);
 /// From the guest's shutdown to the end of its QEMU, which closes the connection.
 const END_MAX: Duration = Duration::from_secs(5);
 /// States of a stopped VM that is not in a switchover.
@@ -28,12 +31,16 @@ pub(crate) struct Connected<'m> {
     pub(crate) context: Context<'m>,
     pub(crate) pools: Pools,
     pub(crate) control: Control,
+    /// The VM's drives that both hosts see, as they were when the destination got its order.
+    pub(crate) drives: Vec<Drive>,
 }
 
 impl<'m> Context<'m> {
     pub(crate) fn connect(self) -> Result<Connected<'m>, Failed<'m>> {
         match self.open_connection() {
-            Ok((pools, control)) => Ok(Connected { context: self, pools, control }),
+            Ok((pools, control)) => {
+                Ok(Connected { context: self, pools, control, drives: Vec::new() })
+            }
             Err(error) => Err(Failed::new(self, error)),
         }
     }
@@ -48,6 +55,28 @@ impl Connected<'_> {
     /// See [`Control::send`].
     pub(crate) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
         self.control.send(message)
+    }
+
+    /// Fails if a drive has other files than at the destination. Nothing keeps a VM's owner from
+    /// taking a snapshot while it moves: the VM would go on there from a file that lacks all that
+    /// was written since. To be called when the VM stands still.
+    pub(crate) fn check_drives(&self) -> Result<(), MigrationError> {
+        let now = match shape::drives_of(&self.context.vm.machine.qmp, DRIVES_MAX) {
+            Ok(now) => now,
+            // Where storage hangs, the VM had better go where it doesn't.
+            Err(QmpError::Timeout { .. }) => {
+                self.context.report_builder.note(
+                    "QEMU did not say in time whether drives have other files than when the move \
+                     began",
+                );
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        match shape::changed_files(&self.drives, &now) {
+            Some(how) => Err(MigrationError::Qemu(how)),
+            None => Ok(()),
+        }
     }
 
     /// Follows a QEMU event of the VM, in any phase. True: QEMU has stopped it for its

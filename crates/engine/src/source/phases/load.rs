@@ -40,6 +40,8 @@ impl Journaled<Streaming<'_>> {
         let totals = self.phase.audit_totals();
         let complete = ToDestination::Complete { residue_bytes, audit: totals.clone() };
         self.phase.connected.send(&complete)?;
+        // Now, because it takes no time of its own while the destination loads.
+        self.phase.connected.check_drives()?;
         let until = Instant::now() + self.phase.connected.context.local.waits.load;
         let said = loop {
             match self.phase.next(until)? {

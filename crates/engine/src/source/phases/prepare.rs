@@ -9,7 +9,7 @@ use qemu::disks::{Allowed, Cleanup};
 use qemu::outgoing;
 use qemu::qmp::QmpError;
 use qemu::ram_blocks::RamBlocks;
-use qemu::shape::{self, Device};
+use qemu::shape::{self, Device, Drive};
 use switchover::journal::Opened;
 use switchover::source::{Driver, Event as Step};
 use switchover::{MigrationId, Reason};
@@ -80,7 +80,7 @@ impl<'m> Connected<'m> {
     }
 
     fn say_order(&mut self) -> Result<Order, MigrationError> {
-        let Self { context, pools, .. } = self;
+        let Self { context, pools, drives, .. } = self;
         let (request, machine) = (context.request, &context.vm.machine);
         let qmp = &machine.qmp;
         context.was_running = outgoing::runs(qmp)?;
@@ -88,6 +88,7 @@ impl<'m> Connected<'m> {
         let migration = context.report_builder.watch().progress().1.id;
         let (chosen, shape) =
             disks::choose(machine, shape, request, &migration, pools, &context.report_builder)?;
+        *drives = staying(&shape.drives, chosen.as_ref());
         let (files, challenges) = if request.shared_disks {
             Default::default()
         } else {
@@ -262,6 +263,13 @@ impl Undo for Prepared<'_> {
         drop(storage);
         ended
     }
+}
+
+/// The drives whose disks don't move with the VM. QEMU changes no file under a mirror.
+fn staying(drives: &[Drive], chosen: Option<&Chosen>) -> Vec<Drive> {
+    let moving = chosen.map_or(&[][..], |chosen| &chosen.disks);
+    let stays = |drive: &&Drive| !moving.iter().any(|disk| disk.name == drive.name);
+    drives.iter().filter(stays).cloned().collect()
 }
 
 fn overrides(set: &[String]) -> Result<Vec<(String, String)>, MigrationError> {

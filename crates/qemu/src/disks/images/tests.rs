@@ -13,6 +13,7 @@ fn moving(path: &Path, format: Format, bytes: u64) -> Moving {
         file: ".droveway-m1".to_owned(),
         nonce: "n".repeat(32),
         bytes,
+        content: None,
     };
     Moving {
         disk: "d0".to_owned(),
@@ -40,6 +41,7 @@ fn image() -> Found {
         bytes: 8 * MIB,
         has_backing: false,
         is_empty: true,
+        taken: 0,
         room: Some(MIB),
     }
 }
@@ -225,6 +227,47 @@ fn two_disks_never_move_to_one_image() {
     let tool = tool();
     let refused = prepare(&[first, second], &[], Path::new("/"), allowed, &tool).unwrap_err();
     assert!(refused.to_string().contains("disk `d0` moves there too"), "{refused}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn disks_need_room_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = File::open(dir.path()).unwrap();
+    let room = Promised::default().room_in(&folder).unwrap();
+    let disk = |name: &str| Moving {
+        disk: name.to_owned(),
+        allocated_bytes: room / 10 * 6,
+        ..moving(&dir.path().join(name), Format::Raw, 8 * MIB)
+    };
+    let allowed = Allowed { create: true, overwrite: false };
+    let (disks, tool) = ([disk("d0"), disk("d1")], tool());
+    let prepare = |disks: &[Moving]| {
+        super::prepare(disks, &[], Path::new("/"), allowed, &tool).map_err(|e| e.to_string())
+    };
+    for disk in &disks {
+        assert!(prepare(std::slice::from_ref(disk)).is_ok());
+    }
+    let refused = prepare(&disks[..]).unwrap_err();
+    assert!(refused.contains("disk `d1`") && refused.contains("there is room for"), "{refused}");
+    assert!(!dir.path().join("d0").exists());
+    // Nor does an image that was there before take less.
+    File::create(dir.path().join("d0")).unwrap().set_len(8 * MIB).unwrap();
+    let refused = prepare(&disks[..]).unwrap_err();
+    assert!(refused.contains("disk `d1`"), "{refused}");
+    assert!(dir.path().join("d0").exists());
+}
+
+#[test]
+fn no_file_is_made_among_the_devices() {
+    let system = |path: &str| fs::metadata(path).unwrap().dev();
+    if system("/dev") == system("/") {
+        // Files there are on a disk.
+        return;
+    }
+    let path = Path::new("/dev/droveway-no-such-disk");
+    let refused = try_prepare(&moving(path, Format::Raw, MIB), true, true).unwrap_err();
+    assert!(refused.contains("a file in /dev is lost"), "{refused}");
     assert!(!path.exists());
 }
 

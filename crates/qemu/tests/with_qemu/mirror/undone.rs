@@ -54,6 +54,26 @@ fn undone_at_each_step_the_source_is_as_it_was() {
     }
 }
 
+/// Neither had a limit before.
+#[test]
+fn two_throttled_disks_share_no_limit() {
+    let source = Source::start();
+    let disks = source.disks();
+    let there = Destination::of(&source, &disks);
+    let mirrors = there.mirrors(&source, &disks);
+    mirrors.wait_ready(WAIT).unwrap();
+    for (disk, bytes_per_s) in disks.iter().zip([2 * MIB, 3 * MIB]) {
+        mirrors.slow(&disk.name, bytes_per_s).unwrap();
+    }
+    let all = source.vm.qmp.execute("query-block", json!({})).unwrap();
+    let limit = |drive: &Value| drive["inserted"]["bps_wr"].as_u64().unwrap();
+    let mut limits: Vec<u64> = all.as_array().unwrap().iter().map(limit).collect();
+    limits.sort_unstable();
+    assert_eq!(limits, [2 * MIB, 3 * MIB]);
+    mirrors.undo().unwrap();
+    source.is_unhurt();
+}
+
 #[test]
 fn what_a_crashed_agent_left_is_removed_and_limits_are_as_their_owner_set_them() {
     let source = Source::start();

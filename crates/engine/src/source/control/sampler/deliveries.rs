@@ -121,7 +121,8 @@ impl Deliveries {
         let Window { elapsed, bodies, batches, bodiless, busy, effort, .. } = *window;
         let otherwise = bodiless > 0 || self.last.delivered.awaited_bytes > 0;
         // Each batch has a buffer, however few pages of it are sent and however well they compress.
-        // But one with few pages because QEMU had no more says nothing about the next.
+        // But one with few pages because QEMU had no more, or because much memory is unused in the
+        // first pass, says nothing about the next.
         let is_bounded = self.state.waits_for_bound();
         let buffers = if is_bounded { batches * SLOT_BYTES as u64 } else { bodies };
         let waiting = effort.waiting;
