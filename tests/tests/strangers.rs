@@ -46,6 +46,25 @@ fn a_vm_comes_and_leaves_meanwhile() {
     }
 }
 
+/// Without certificates; at loopback others than root could have programs started as root.
+#[test]
+fn another_user_of_the_host_is_refused() {
+    let world = World::new(Link::unshaped());
+    let connect = |by: &[&str]| {
+        // The agent closes it at once, or after the time in which a peer has to say what it wants.
+        let script = format!("exec 3<>/dev/tcp/127.0.0.1/{AGENTS_PORT}; cat <&3");
+        let mut command = world.host(Side::B).command(by[0]);
+        command.args(&by[1..]).args(["bash", "-c", &script]).stdin(Stdio::null());
+        assert!(command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok());
+    };
+    let refused = || world.agent(Side::B).log_text().matches("its user id: 65534").count();
+    connect(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+    until("nobody is refused", || refused() == 1);
+    connect(&["setpriv", "--clear-groups"]);
+    assert_eq!(refused(), 1);
+    assert!(!world.agent(Side::B).log_text().contains("its user id: 0"));
+}
+
 #[test]
 fn the_api_answers_meanwhile() {
     let (mut world, certificates) = World::secured(Link::unshaped());

@@ -19,7 +19,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use directory::HostName;
-use identity::{Connection, HandshakeError};
+use identity::{Connection, HandshakeError, Security};
 use parking_lot::Mutex;
 use wire::{
     Frame, Inquiry, Kind, Preamble, Reply, Token, Versions, WireError, read_frame, read_message,
@@ -197,11 +197,36 @@ enum TurnedAway {
         /// The name in its certificate.
         certified: String,
     },
+    /// A user of this host who may not connect.
+    #[error(
+        "it comes from this host, and not from root or the agent's own user: without certificates \
+         only these may connect (its user id: {})",
+        .0.map_or_else(|| "not known".to_owned(), |user| user.to_string())
+    )]
+    OtherUser(Option<u32>),
+    /// The kernel doesn't say whose connection it is.
+    #[error(transparent)]
+    Owner(#[from] nic::NicError),
 }
 
 impl From<io::Error> for TurnedAway {
     fn from(error: io::Error) -> Self {
         Self::Wire(error.into())
+    }
+}
+
+/// Refuses other users of this host, who can all connect to its loopback: a peer can have programs
+/// started. With certificates these say who connects. The address here decides, because the other
+/// one may be any address of the host.
+fn check_user(security: &Security, stream: &TcpStream) -> Result<(), TurnedAway> {
+    let here = stream.local_addr()?;
+    if security.is_secure() || !here.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    let own = rustix::process::geteuid().as_raw();
+    match nic::user_of(stream.peer_addr()?, here)? {
+        Some(user) if user == 0 || user == own => Ok(()),
+        user => Err(TurnedAway::OtherUser(user)),
     }
 }
 
@@ -213,6 +238,7 @@ fn serve_one(
     place: &mut Place,
 ) -> Result<(), TurnedAway> {
     transport::tune(&stream)?;
+    check_user(&shared.local.security, &stream)?;
     let mut connection = shared.local.security.accept(stream)?;
     if connection.peer().is_some() {
         place.is_of_host();

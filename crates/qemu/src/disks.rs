@@ -39,8 +39,7 @@ pub(crate) use list::guest_id;
 pub use list::{Disk, Stays, disks};
 pub use qemu_img::QemuImg;
 
-/// Most bytes of an image that are read to compare contents, and of all images of which each host
-/// may have a copy. A disk of 200 MB/s takes 20 s for it, at one end after the other.
+/// Most bytes of an image that are read to compare contents, where nothing else can be compared.
 const CONTENT_BYTES_MAX: u64 = 4 << 30;
 
 /// An image that is not proven to be shared by both hosts.

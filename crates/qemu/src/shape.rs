@@ -60,6 +60,15 @@ pub fn drives_of(qmp: &Qmp, timeout: Duration) -> Result<Vec<Drive>, QmpError> {
     query::drives(qmp, timeout)
 }
 
+/// The names of the block nodes under each of the live VM's drives. While these are the same, no
+/// drive holds other files.
+///
+/// # Errors
+/// If QEMU doesn't answer within `timeout`.
+pub fn node_names(qmp: &Qmp, timeout: Duration) -> Result<Vec<(String, Vec<String>)>, QmpError> {
+    query::node_names(qmp, timeout)
+}
+
 /// How one of the drives `before` holds other files `now`, in a sentence for the operator. One
 /// that was emptied doesn't count: its former file has all that was written.
 #[must_use]

@@ -75,7 +75,12 @@ pub(super) fn open(path: &Path, promised: &Promised) -> Result<Place, ImageProbl
         io::ErrorKind::NotFound if is_free() => {
             let folder = with(OFlags::PATH | OFlags::DIRECTORY);
             let folder = path.parent().and_then(|path| folder.open(path).ok());
-            let folder = folder.ok_or(ImageProblem::NoDirectory)?;
+            let folder = folder.ok_or(if path.starts_with("/dev") {
+                // A volume group that has no active volume has no directory either.
+                ImageProblem::InMemory
+            } else {
+                ImageProblem::NoDirectory
+            })?;
             if is_among_devices(&folder.metadata()?)? {
                 return Err(ImageProblem::InMemory);
             }

@@ -178,6 +178,42 @@ pub(crate) fn drive_name(one: &Value) -> String {
     path.trim_start_matches("/machine/peripheral/").trim_end_matches("/virtio-backend").to_owned()
 }
 
+fn is_layer(node: &Node) -> bool {
+    LAYERS.contains(&node.driver.as_str())
+}
+
+/// Whether nothing writes to an image. With `auto-read-only`, as libvirt has it, QEMU shows a file
+/// as writable that it opens for writing only when a layer over it does.
+fn is_read_only(image: &Node, all: &[(Node, u64)]) -> bool {
+    let is_over = |node: &&Node| is_layer(node) && node.file == image.file;
+    let mut layers = all.iter().map(|(node, _)| node).filter(is_over).peekable();
+    image.read_only || layers.peek().is_some() && layers.all(|node| node.read_only)
+}
+
+/// The names of the block nodes under each drive. QEMU touches no image to say that.
+pub(super) fn node_names(
+    qmp: &Qmp,
+    timeout: Duration,
+) -> Result<Vec<(String, Vec<String>)>, QmpError> {
+    let answer = qmp.execute_within("query-blockstats", json!({}), timeout)?;
+    let mut drives = list(&answer, "query-blockstats", |one| {
+        let mut names = Vec::new();
+        add_names(one, &mut names);
+        Some((drive_name(one), names))
+    })?;
+    drives.sort();
+    Ok(drives)
+}
+
+fn add_names(stats: &Value, names: &mut Vec<String>) {
+    names.extend(stats["node-name"].as_str().map(str::to_owned));
+    for below in ["parent", "backing"] {
+        if let Some(below) = stats.get(below) {
+            add_names(below, names);
+        }
+    }
+}
+
 fn medium(inserted: &Value) -> Medium {
     let mut files = vec![inserted["file"].as_str().unwrap_or_default().to_owned()];
     let mut image = &inserted["image"];
@@ -208,11 +244,11 @@ fn nodes(qmp: &Qmp) -> Result<(Vec<Node>, Vec<Image>), QmpError> {
     })?;
     let mut images = BTreeSet::new();
     for (node, bytes) in &all {
-        if !LAYERS.contains(&node.driver.as_str()) {
+        if !is_layer(node) {
             images.insert(Image {
                 driver: node.driver.clone(),
                 file: node.file.clone(),
-                read_only: node.read_only,
+                read_only: is_read_only(node, &all),
                 bytes: *bytes,
             });
         }
@@ -234,6 +270,35 @@ mod tests {
         assert_eq!(name("virtio0", "/machine/peripheral-anon/device[1]/virtio-backend"), "virtio0");
         assert_eq!(name("", "/machine/peripheral/disk0/virtio-backend"), "disk0");
         assert_eq!(name("", "disk0"), "disk0");
+    }
+
+    #[test]
+    fn a_file_is_read_only_if_each_layer_over_it_is() {
+        let node = |driver: &str, file: &str, read_only: bool| {
+            let (name, driver, file) = (String::new(), driver.to_owned(), file.to_owned());
+            (Node { name, driver, file, read_only }, 0)
+        };
+        let all = [
+            node("file", "/cd.iso", false),
+            node("raw", "/cd.iso", true),
+            node("file", "/disk", false),
+            node("raw", "/disk", false),
+            node("raw", "/disk", true),
+            node("file", "/alone", false),
+            node("file", "/base", true),
+        ];
+        let images = all.iter().map(|(node, _)| node).filter(|node| !is_layer(node));
+        let read_only: Vec<bool> = images.map(|image| is_read_only(image, &all)).collect();
+        assert_eq!(read_only, [true, false, false, true]);
+    }
+
+    #[test]
+    fn all_nodes_under_a_drive_are_named() {
+        let stats = json!({"node-name": "top", "parent": {"node-name": "file"},
+            "backing": {"node-name": "base", "parent": {"node-name": "base-file"}}});
+        let mut names = Vec::new();
+        add_names(&stats, &mut names);
+        assert_eq!(names, ["top", "file", "base", "base-file"]);
     }
 
     #[test]

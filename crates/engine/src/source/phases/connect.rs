@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
-use qemu::qmp::{Event, QmpError};
+use qemu::qmp::Event;
 use qemu::shape::{self, Drive};
 use serde_json::json;
 use wire::ToDestination;
@@ -18,8 +18,8 @@ use crate::source::context::Context;
 /// A QEMU that is not finishing answers in a millisecond or two, unless it is flushing the
 /// VM's disks; then it is queried again.
 const STATUS_MAX: Duration = Duration::from_millis(200);
-/// QEMU looks at each image for that, and the VM stands still.
-const DRIVES_MAX: Duration = Duration::from_millis(500);
+/// The VM stands still meanwhile, and the commit waits for answers of the same QEMU.
+const DRIVES_MAX: Duration = Duration::from_secs(5);
 /// From the guest's shutdown to the end of its QEMU, which closes the connection.
 const END_MAX: Duration = Duration::from_secs(5);
 /// States of a stopped VM that is not in a switchover.
@@ -31,15 +31,23 @@ pub(crate) struct Connected<'m> {
     pub(crate) context: Context<'m>,
     pub(crate) pools: Pools,
     pub(crate) control: Control,
-    /// The VM's drives that both hosts see, as they were when the destination got its order.
-    pub(crate) drives: Vec<Drive>,
+    pub(crate) drives: Drives,
+}
+
+/// The VM's drives when the destination got its order.
+#[derive(Default)]
+pub(crate) struct Drives {
+    /// Those that both hosts see.
+    pub(crate) staying: Vec<Drive>,
+    /// The nodes of all, as of shortly before.
+    pub(crate) node_names: Vec<(String, Vec<String>)>,
 }
 
 impl<'m> Context<'m> {
     pub(crate) fn connect(self) -> Result<Connected<'m>, Failed<'m>> {
         match self.open_connection() {
             Ok((pools, control)) => {
-                Ok(Connected { context: self, pools, control, drives: Vec::new() })
+                Ok(Connected { context: self, pools, control, drives: Drives::default() })
             }
             Err(error) => Err(Failed::new(self, error)),
         }
@@ -59,21 +67,15 @@ impl Connected<'_> {
 
     /// Fails if a drive has other files than at the destination. Nothing keeps a VM's owner from
     /// taking a snapshot while it moves: the VM would go on there from a file that lacks all that
-    /// was written since. To be called when the VM stands still.
+    /// was written since. To be called when the VM stands still. QEMU only looks at images, whose
+    /// storage may hang, if there are other nodes over them than before.
     pub(crate) fn check_drives(&self) -> Result<(), MigrationError> {
-        let now = match shape::drives_of(&self.context.vm.machine.qmp, DRIVES_MAX) {
-            Ok(now) => now,
-            // Where storage hangs, the VM had better go where it doesn't.
-            Err(QmpError::Timeout { .. }) => {
-                self.context.report_builder.note(
-                    "QEMU did not say in time whether drives have other files than when the move \
-                     began",
-                );
-                return Ok(());
-            }
-            Err(error) => return Err(error.into()),
-        };
-        match shape::changed_files(&self.drives, &now) {
+        let qmp = &self.context.vm.machine.qmp;
+        if shape::node_names(qmp, DRIVES_MAX)? == self.drives.node_names {
+            return Ok(());
+        }
+        let now = shape::drives_of(qmp, DRIVES_MAX)?;
+        match shape::changed_files(&self.drives.staying, &now) {
             Some(how) => Err(MigrationError::Qemu(how)),
             None => Ok(()),
         }

@@ -1,7 +1,7 @@
 //! The destination checks the order and starts a waiting QEMU, while QEMU here is set up
 //! for its migration; then a journal is opened.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::audit::Hash;
 use dedup::source::StorageNotes;
@@ -25,6 +25,8 @@ use crate::error::MigrationError;
 use crate::source::context::{local, sched_params};
 use crate::source::disks::{self, Chosen};
 use crate::source::from_disks::FromDisks;
+
+const NAMES_MAX: Duration = Duration::from_secs(10);
 
 /// The order sent to the destination, and related state.
 struct Order {
@@ -84,11 +86,13 @@ impl<'m> Connected<'m> {
         let (request, machine) = (context.request, &context.vm.machine);
         let qmp = &machine.qmp;
         context.was_running = outgoing::runs(qmp)?;
+        // Before the files, so that a change between the two is noticed later.
+        drives.node_names = shape::node_names(qmp, NAMES_MAX)?;
         let shape = shape::of(qmp)?;
         let migration = context.report_builder.watch().progress().1.id;
         let (chosen, shape) =
             disks::choose(machine, shape, request, &migration, pools, &context.report_builder)?;
-        *drives = staying(&shape.drives, chosen.as_ref());
+        drives.staying = staying(&shape.drives, chosen.as_ref());
         let (files, challenges) = if request.shared_disks {
             Default::default()
         } else {
