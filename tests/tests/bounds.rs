@@ -89,8 +89,8 @@ fn have(world: &World, side: Side, nice: i32, cpus: &str, all: &str) -> bool {
     let mut carry = 0;
     let as_they_should = threads.iter().all(|(name, its_nice, its_cpus)| {
         let like_data = *its_nice == nice && its_cpus == cpus;
-        // The scanner always has the lowest priority, whatever a migration's bounds.
-        let others = if name == "scan" { 19 } else { 0 };
+        // The scanner always hashes with the lowest priority, whatever a migration's bounds.
+        let others = if name == "scan-hash" { 19 } else { 0 };
         let like_others = *its_nice == others && its_cpus == all;
         let is_data = match name.split_once('-') {
             Some(("lane", _)) => true,

@@ -146,6 +146,21 @@ fn a_vm_is_moved_by_a_form_and_its_downtime_is_in_the_history() {
     assert_ne!(dashboard.address(), address);
 }
 
+/// When parts of it are replaced, and when no answer comes.
+fn the_page_keeps_the_focus_and_tells_that_it_is_old(browser: &Browser<'_>) {
+    let scrolled = "document.querySelector('#hosts .scroll')";
+    // A part that differs from the next answer is replaced by it.
+    let change = format!("{scrolled}.focus(); document.querySelector('#hosts').append('changed')");
+    let _ = browser.run(&change);
+    let replaced = "!document.querySelector('#hosts').innerText.includes('changed')";
+    browser.wait("it is replaced", replaced);
+    assert_eq!(browser.run(&format!("return document.activeElement === {scrolled}")), true);
+    let silence = "window.fetch = (_, { signal }) => new Promise((_, fail) => \
+                   signal?.addEventListener('abort', () => fail(signal.reason)))";
+    let _ = browser.run(silence);
+    browser.wait("it tells that it is old", "!document.querySelector('#connection').hidden");
+}
+
 #[test]
 fn a_hundred_hosts_with_a_thousand_vms_are_shown_and_filtered_and_no_name_is_markup() {
     let world = World::new(Link::one(1000));
@@ -160,6 +175,7 @@ fn a_hundred_hosts_with_a_thousand_vms_are_shown_and_filtered_and_no_name_is_mar
         browser.run("return document.querySelectorAll('.tile .value')[1].innerText"),
         "1000"
     );
+    the_page_keeps_the_focus_and_tells_that_it_is_old(&browser);
     browser.click("nav a[href=vms]");
     let shown =
         "[...document.querySelectorAll('#vm-table tbody tr')].filter(r => !r.hidden).length";

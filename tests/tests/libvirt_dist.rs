@@ -69,6 +69,23 @@ fn agents_for_kubevirt_are_on_nodes_with_a_label_that_only_operators_change() {
     assert!(guide.contains("kubectl label nodes -l kubevirt.io/schedulable=true droveway=true"));
 }
 
+/// With the former version's tag, nodes would keep the former image.
+#[test]
+fn files_for_managers_name_this_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    let guide = fs::read_to_string(setup::repository().join("docs/KUBEVIRT.md")).unwrap();
+    for (text, before) in [
+        (dist("kubevirt/kustomization.yaml"), "newTag: \""),
+        (dist("kubevirt/Containerfile"), "REGISTRY/droveway:"),
+        (dist("ansible/inventory.yml"), "packages/droveway_"),
+        (guide, "REGISTRY/droveway:"),
+    ] {
+        let tags: Vec<_> = text.split(before).skip(1).collect();
+        assert!(!tags.is_empty(), "{before}");
+        assert!(tags.iter().all(|tag| tag.starts_with(version)), "{before}{tags:?}");
+    }
+}
+
 #[test]
 fn nft_takes_the_rule_for_doors() {
     let Some(nft) = program::find("nft") else {
@@ -115,6 +132,10 @@ fn systemd_takes_the_units() {
         unit
     });
     assert!(plain.contains("\nKillMode=process\n"), "a restart of the agent would end all VMs");
+    for unit in [&plain, &carry] {
+        let is_last = unit.contains("\nBefore=pve-ha-lrm.service\n");
+        assert!(is_last, "agents would end while a node's VMs are moved away for its shutdown");
+    }
     let (_, said) = verify(&carry.replace("LockPersonality=yes", "LockPersonality=maybe"));
     assert!(said.contains("maybe"), "{said}");
 }

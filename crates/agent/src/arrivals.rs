@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use engine::{Arriving, Host, Refusal, Unsettled, Waits};
 use qemu::command_line::overridden;
-use qemu::disks::{self as images, PreparedImage};
+use qemu::disks::{self as images, GoesOn, PreparedImage, Promises};
 use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Machine, Start};
 use qemu::process;
@@ -46,6 +46,8 @@ pub(crate) struct Arrivals {
     examiner: Arc<Examiner>,
     order_handler: Arc<OrderHandler>,
     peers: Peers,
+    /// The room for the disks that arrive.
+    promises: Promises,
     /// How long an order may take until its QEMU answers.
     prepare_max: Duration,
 }
@@ -64,12 +66,13 @@ impl Arrivals {
             examiner: Arc::clone(examiner),
             order_handler: Arc::clone(order_handler),
             peers,
+            promises: Promises::default(),
             // A source that waits as long is still there to hear why it took too long.
             prepare_max: waits.prepare - waits.prepare / 8,
         }
     }
 
-    fn admit(&self, order: &Prepare) -> Result<Arrival, Denied> {
+    fn admit(&self, order: &Prepare, goes_on: GoesOn<'_>) -> Result<Arrival, Denied> {
         let until = Instant::now() + self.prepare_max;
         if !self.registry.is_free(&order.vm) {
             return Err(Denied::Conflict(format!(
@@ -96,9 +99,9 @@ impl Arrivals {
                 fitness::has_room(&needs, host_memory(), promised, order.overcommit)
             })?;
         }
-        check_disks(order)?;
+        check_disks(order, &|| goes_on().and_then(|()| in_time(until)))?;
         let qemu = wanted.as_ref().map(|wanted| &*wanted.program);
-        let images = prepare_images(order, probes.programs(), qemu)?;
+        let images = prepare_images(order, probes.programs(), qemu, &self.promises)?;
         let made: Vec<PathBuf> = images.created().map(Path::to_owned).collect();
         claim.note_starting()?;
         claim.note_images(&made, probes.programs().user())?;
@@ -162,8 +165,8 @@ impl Arrivals {
 }
 
 impl Host for Arrivals {
-    fn receive(&self, order: &Prepare) -> Result<Box<dyn Arriving>, Refusal> {
-        match self.admit(order) {
+    fn receive(&self, order: &Prepare, goes_on: GoesOn<'_>) -> Result<Box<dyn Arriving>, Refusal> {
+        match self.admit(order, goes_on) {
             Ok(arrival) => Ok(Box::new(arrival)),
             Err(denied) => Err(Refusal(denied.to_string())),
         }
@@ -191,7 +194,7 @@ impl Host for Arrivals {
 }
 
 /// Checks the VM's disks before there is a QEMU that could write to them.
-fn check_disks(order: &Prepare) -> Result<(), Denied> {
+fn check_disks(order: &Prepare, goes_on: GoesOn<'_>) -> Result<(), Denied> {
     let disks = understood("the VM's disks", &order.disks)?;
     if disks.len() > DISKS_MAX {
         return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", disks.len())));
@@ -201,7 +204,7 @@ fn check_disks(order: &Prepare) -> Result<(), Denied> {
     }
     let unshown: Vec<String> = disks
         .iter()
-        .filter_map(|disk| images::verify(disk, &order.overrides).err())
+        .filter_map(|disk| images::verify(disk, &order.overrides, goes_on).err())
         .map(|not_shared| not_shared.to_string())
         .collect();
     if unshown.is_empty() {
@@ -213,6 +216,15 @@ fn check_disks(order: &Prepare) -> Result<(), Denied> {
     )))
 }
 
+fn in_time(until: Instant) -> Result<(), String> {
+    if Instant::now() < until {
+        return Ok(());
+    }
+    let why = "its content takes longer to compare than `prepare` under [waits] in the agent's \
+               file allows";
+    Err(why.to_owned())
+}
+
 /// Creates the images of the disks that move with the VM.
 ///
 /// They belong to its QEMU, so the `qemu-img` of that QEMU makes them, as its user.
@@ -220,6 +232,7 @@ fn prepare_images(
     order: &Prepare,
     programs: &Programs,
     qemu: Option<&Path>,
+    promises: &Promises,
 ) -> Result<images::Prepared, Denied> {
     let moving = understood("the disks that move", &order.moving)?;
     let allowed = *understood("what may be done to images", &order.allowed)?;
@@ -233,7 +246,7 @@ fn prepare_images(
     let tool = programs.tool("qemu-img", qemu);
     let tool = tool.map_err(|not_allowed| Denied::Local(not_allowed.to_string()))?;
     let tool = images::QemuImg::new(tool, programs.user());
-    images::prepare(moving, &order.overrides, Path::new(&cwd), allowed, &tool)
+    images::prepare(moving, &order.overrides, Path::new(&cwd), allowed, &tool, promises)
         .map_err(|error| Denied::Conflict(error.to_string()))
 }
 

@@ -86,7 +86,7 @@ impl Gangs {
     pub(crate) fn start(&self, request: &GangRequest) -> Result<GangStarted, Denied> {
         // From before other hosts are asked: of two plans made at once, one sees the other.
         let evacuation = request.evacuate.as_ref().filter(|_| !request.dry_run);
-        let evacuating = evacuation.map(|one| self.agents.evacuations().begin(&one.host));
+        let evacuating = self.evacuating(evacuation.map(|one| one.host.as_str()))?;
         let plan = plan::plan(request, &self.agents)?;
         if request.dry_run {
             return Ok(GangStarted { id: None, plan });
@@ -108,12 +108,19 @@ impl Gangs {
             let text = format!("gang {id} has moved all of its VMs");
             return Err(Denied::Coded(ErrorCode::GangEnded, text));
         }
+        let evacuating = self.evacuating(kept.evacuates.as_deref())?;
         let TakenUp { report, begun } = resume::taken_up(kept, &self.agents);
         let plan = planned(&report);
-        let host = report.evacuates.as_deref();
-        let evacuating = host.map(|host| self.agents.evacuations().begin(host));
         self.launch(report, begun, evacuating)?;
         Ok(GangStarted { id: Some(id.to_owned()), plan })
+    }
+
+    /// Notes the host that a gang evacuates, if it evacuates one. It is refused while another gang of
+    /// this agent does.
+    fn evacuating(&self, host: Option<&str>) -> Result<Option<Evacuating>, Denied> {
+        let Some(host) = host else { return Ok(None) };
+        let begun = self.agents.evacuations().begin(host);
+        begun.map(Some).ok_or_else(|| plan::already(host, self.agents.here()))
     }
 
     fn take_turn<'g>(&'g self, id: &'g str) -> Result<Turn<'g>, Denied> {
@@ -155,13 +162,10 @@ impl Gangs {
         let gang = Arc::new(Gang::new(report, tell));
         let (agents, store) = (self.agents.clone(), self.store.clone());
         let events = Arc::clone(&self.events);
-        let run = Run::new(Arc::clone(&gang), hear, agents, store, events, begun);
+        let run = Run::new(Arc::clone(&gang), hear, agents, store, events, begun, evacuating);
         let thread = thread::Builder::new()
             .name(id.clone())
-            .spawn(move || {
-                run.lead();
-                drop(evacuating);
-            })
+            .spawn(move || run.lead())
             .map_err(|error| Denied::Local(format!("no thread for the gang: {error}")))?;
         tracing::info!(id, "a gang begins");
         table.running.insert(id, Running { gang, thread });

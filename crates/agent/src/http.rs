@@ -10,6 +10,7 @@ mod people;
 mod predict;
 mod progress;
 mod routes;
+mod shares;
 
 use std::sync::{Arc, LazyLock};
 
@@ -100,8 +101,10 @@ async fn doctor_of_pair(State(api): State<Api>, host: Name) -> Answer<Examinatio
     }
 }
 
-async fn list(State(api): State<Api>) -> Answer<Vec<VmSummary>> {
-    blocking(move || Ok(api.registry.list())).await.into()
+async fn list(State(api): State<Api>, caller: Option<Extension<Caller>>) -> Answer<Vec<VmSummary>> {
+    let shown = move |vm| people::shown_to(caller.as_deref(), vm);
+    let list = move || Ok(api.registry.list().into_iter().map(shown).collect::<Vec<_>>());
+    blocking(list).await.into()
 }
 
 async fn run(State(api): State<Api>, body: Body<RunRequest>) -> Answer<VmSummary> {
@@ -124,9 +127,14 @@ async fn attach(State(api): State<Api>, body: Body<AttachRequest>) -> Answer<VmS
     }
 }
 
-async fn show(State(api): State<Api>, name: Name) -> Answer<VmSummary> {
+async fn show(
+    State(api): State<Api>,
+    caller: Option<Extension<Caller>>,
+    name: Name,
+) -> Answer<VmSummary> {
+    let shown = move |vm| people::shown_to(caller.as_deref(), vm);
     match name.map_err(named_wrong) {
-        Ok(Path(name)) => blocking(move || api.registry.examine(&name)).await.into(),
+        Ok(Path(name)) => blocking(move || api.registry.examine(&name).map(shown)).await.into(),
         Err(denied) => Answer::denied(denied),
     }
 }
@@ -153,11 +161,12 @@ async fn stop(
 async fn vm_named_attach(
     api: State<Api>,
     method: Method,
+    caller: Option<Extension<Caller>>,
     how: Result<Query<StopHow>, QueryRejection>,
 ) -> Response {
     let name = Ok(Path("attach".to_owned()));
     match method {
-        Method::GET | Method::HEAD => show(api, name).await.into_response(),
+        Method::GET | Method::HEAD => show(api, caller, name).await.into_response(),
         Method::DELETE => stop(api, name, how).await.into_response(),
         _ => no_method().await,
     }

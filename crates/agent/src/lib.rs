@@ -38,6 +38,7 @@ mod webhook;
 pub use carry::DoorsError;
 pub use daemon::{AgentError, run};
 pub use name::NameError;
+pub use qemu::secrets;
 pub use socket::SocketError;
 pub use state::StateError;
 pub use user::UserError;

@@ -20,6 +20,23 @@ const DOWNTIME_S: [f64; 11] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3
 const DURATION_S: [f64; 11] = [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
 /// The label of lanes whose NIC is chosen by routing.
 const ROUTED: &str = "routed";
+const PHASES: [Phase; 7] = [
+    Phase::Prepare,
+    Phase::FirstPass,
+    Phase::LaterPass,
+    Phase::Stopped,
+    Phase::Loaded,
+    Phase::Committed,
+    Phase::Running,
+];
+const OUTCOMES: [&str; 3] = [DONE, FAILED, CANCELLED];
+const DONE: &str = "done";
+const FAILED: &str = "failed";
+const CANCELLED: &str = "cancelled";
+const AUDITS: [&str; 3] = [SAME, DIFFERENCES, NOT_MADE];
+const SAME: &str = "same";
+const DIFFERENCES: &str = "differences";
+const NOT_MADE: &str = "not-made";
 
 /// The sums over all migrations from this host since its agent started.
 pub(crate) struct Metrics {
@@ -38,7 +55,7 @@ pub(crate) struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let registry = Registry::new();
-        Self {
+        let metrics = Self {
             ended: counters(
                 &registry,
                 "droveway_migrations_total",
@@ -94,19 +111,34 @@ impl Default for Metrics {
                 "Migrations during which the VM was throttled",
             ),
             registry,
-        }
+        };
+        metrics.begin();
+        metrics
     }
 }
 
 impl Metrics {
+    /// Shows counters that alerts watch from the beginning: Prometheus doesn't take a series that
+    /// appears with 1 for an increase, and would miss the first failure.
+    fn begin(&self) {
+        for outcome in OUTCOMES {
+            for phase in PHASES {
+                self.ended.with_label_values(&[outcome, &label(&phase)]).inc_by(0);
+            }
+        }
+        for audit in AUDITS {
+            self.audited.with_label_values(&[audit]).inc_by(0);
+        }
+    }
+
     /// Counts a migration that has ended.
     pub(crate) fn count(&self, report: &Report) {
         let phase = report.phases.last().map_or(Phase::Prepare, |begun| begun.phase);
         self.ended.with_label_values(&[outcome(&report.outcome), &label(&phase)]).inc();
         let audit = match report.audit {
-            Audited::Same { .. } => "same",
-            Audited::Differences { .. } => "differences",
-            Audited::Nothing { .. } => "not-made",
+            Audited::Same { .. } => SAME,
+            Audited::Differences { .. } => DIFFERENCES,
+            Audited::Nothing { .. } => NOT_MADE,
         };
         self.audited.with_label_values(&[audit]).inc();
         if report.outcome == Outcome::Done {
@@ -152,9 +184,9 @@ impl Metrics {
 
 fn outcome(outcome: &Outcome) -> &'static str {
     match outcome {
-        Outcome::Done => "done",
-        Outcome::Failed(_) => "failed",
-        Outcome::Cancelled => "cancelled",
+        Outcome::Done => DONE,
+        Outcome::Failed(_) => FAILED,
+        Outcome::Cancelled => CANCELLED,
     }
 }
 

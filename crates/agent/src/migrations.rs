@@ -143,7 +143,10 @@ impl Migrations {
         let watch = match what {
             What::Migration => self.watch(progress, bounds),
             // They publish nothing.
-            What::Disk | What::Connection => Arc::new(Watch::new(progress, bounds)),
+            What::Disk => Arc::new(Watch::new(progress, bounds)),
+            What::Connection => {
+                Arc::new(Watch::new(progress, bounds).beside(self.carried_watch(vm, to)))
+            }
         };
         let mut table = self.table.lock();
         // A VM in post-copy may open its connection for urgent pages late.

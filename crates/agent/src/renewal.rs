@@ -1,5 +1,5 @@
 //! Use of a renewed certificate without a restart: its files are reread when they change,
-//! and on SIGHUP.
+//! on SIGHUP, and again and again while they can't be used.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -25,23 +25,76 @@ pub(crate) async fn follow(
 ) {
     let mut turns = interval(LOOK_AGAIN);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut used = files.changed();
-    // The files at the last check, which may have been half copied.
-    let mut seen = used;
+    let mut watched = Watched::new(files.changed());
     let mut expiry = Expiry::default();
     loop {
         let is_told = tokio::select! {
             _ = turns.tick() => false,
             _ = told.recv() => true,
         };
-        let now = files.changed();
-        let is_whole = now == seen;
-        seen = now;
-        if is_told || (now != used && is_whole) {
-            used = now;
-            reload(&identity, &files, &events);
+        if watched.look(files.changed(), is_told) {
+            watched.reload(&identity, &files, &events);
         }
         expiry.look(&identity, &events, SystemTime::now());
+    }
+}
+
+/// When the files were last written.
+type Times = [Option<SystemTime>; 3];
+
+/// The files that were read last.
+struct Watched {
+    used: Times,
+    /// At the last check, when the files may have been half copied.
+    seen: Times,
+    /// Why they can't be used. The cause may pass without a change of the files: a key that every
+    /// user could read only gets another mode.
+    refused: Option<String>,
+}
+
+impl Watched {
+    fn new(now: Times) -> Self {
+        Self { used: now, seen: now, refused: None }
+    }
+
+    /// Whether the files are to be read.
+    fn look(&mut self, now: Times, is_told: bool) -> bool {
+        let is_whole = now == self.seen;
+        self.seen = now;
+        let is_read = is_told || (is_whole && (now != self.used || self.refused.is_some()));
+        if is_read {
+            self.used = now;
+        }
+        if is_told {
+            // The caller is told of it once more.
+            self.refused = None;
+        }
+        is_read
+    }
+
+    fn reload(&mut self, identity: &Identity, files: &Files, events: &Events) {
+        let before = self.refused.take();
+        match identity.reload(files) {
+            Ok(()) => {
+                tracing::info!("the certificate was read again: {}", identity.validity());
+                let until_unix_s = identity.validity().not_after_s;
+                events.tell(Happening::CertificateRenewed { until_unix_s });
+                if let Some(warning) = identity.warning(SystemTime::now()) {
+                    tracing::warn!("{warning}");
+                }
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if before.as_ref() != Some(&why) {
+                    tracing::error!(
+                        error = why,
+                        "the certificate was not replaced, the one before is used; it is tried \
+                         again"
+                    );
+                }
+                self.refused = Some(why);
+            }
+        }
     }
 }
 
@@ -54,32 +107,23 @@ struct Expiry {
 impl Expiry {
     /// Publishes once for each certificate that it is about to expire.
     fn look(&mut self, identity: &Identity, events: &Events, now: SystemTime) {
-        let until_unix_s = identity.validity().not_after_s;
-        let Some(problem) = identity.warning(now) else { return };
+        let validity = identity.validity();
+        let until_unix_s = validity.not_after_s;
+        // A wrong clock is a matter for the log and `doctor`.
+        let Some(problem) = identity.warning(now).filter(|_| !validity.is_early(now)) else {
+            return;
+        };
         if self.told_until_s.replace(until_unix_s) != Some(until_unix_s) {
             events.tell(Happening::CertificateExpires { until_unix_s, problem });
         }
     }
 }
 
-fn reload(identity: &Identity, files: &Files, events: &Events) {
-    match identity.reload(files) {
-        Ok(()) => {
-            tracing::info!("the certificate was read again: {}", identity.validity());
-            let until_unix_s = identity.validity().not_after_s;
-            events.tell(Happening::CertificateRenewed { until_unix_s });
-            if let Some(warning) = identity.warning(SystemTime::now()) {
-                tracing::warn!("{warning}");
-            }
-        }
-        Err(error) => {
-            tracing::error!(%error, "the certificate was not replaced, the one before is used");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
     use identity::{Authority, Subject, Wanted};
 
     use super::*;
@@ -110,7 +154,7 @@ mod tests {
         // One that also expires soon, then one that does not.
         for (days, told) in [(2, 3), (800, 4)] {
             issue(days, true);
-            reload(&identity, &files, &events);
+            Watched::new(files.changed()).reload(&identity, &files, &events);
             look();
             assert_eq!(events.told().len(), told);
         }
@@ -119,5 +163,34 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(until(events.told()) > *until_unix_s);
+    }
+
+    #[test]
+    fn a_certificate_that_cannot_be_used_is_tried_again_without_a_change_of_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::create(dir.path(), 1000).unwrap();
+        let authority = Authority::open(dir.path()).unwrap();
+        let (subject, out) = (Subject::host("here").unwrap(), dir.path().join("here"));
+        let wanted = Wanted { subject, days: 800, out, replace: false };
+        let files = authority.issue(&wanted).unwrap().files;
+        let identity = Identity::load("here", &files).unwrap();
+        let events = Events::new(Limits::default()).unwrap();
+        let mode = |mode| set_permissions(&files.key, Permissions::from_mode(mode)).unwrap();
+        // As if they were newer.
+        let (now, mut watched) = (files.changed(), Watched::new([None; 3]));
+        assert!(!watched.look(now, false), "they may be half copied");
+        mode(0o644);
+        for _ in 0..2 {
+            assert!(watched.look(now, false));
+            watched.reload(&identity, &files, &events);
+            let refused = watched.refused.as_deref().unwrap();
+            assert!(refused.contains("chmod 600"), "{refused}");
+        }
+        assert!(events.told().is_empty());
+        mode(0o600);
+        assert!(watched.look(now, false));
+        watched.reload(&identity, &files, &events);
+        assert!(matches!(events.told()[..], [Happening::CertificateRenewed { .. }]));
+        assert!(!watched.look(now, false) && watched.look(now, true));
     }
 }

@@ -176,7 +176,7 @@ impl Wanted {
         let description = format!("Virtual machine {vm}");
         let words = [
             // The name; fail if it exists; the properties; no other units.
-            &["StartTransientUnit", "ssa(sv)a(sa(sv))", &scope, "fail", "6"][..],
+            &["StartTransientUnit", "ssa(sv)a(sa(sv))", &scope, "fail", "7"][..],
             &["Description", "s", &description],
             &["Slice", "s", SLICE],
             &["PIDs", "au", "1", &pid],
@@ -184,6 +184,8 @@ impl Wanted {
             &["Delegate", "b", "true"],
             // At shutdown of the host, the agent stops before this scope.
             &["Before", "as", "1", &unit.name],
+            // It stops before the network and network file systems do, which QEMU needs to end.
+            &["After", "as", "3", "network.target", "network-online.target", "remote-fs.target"],
             &["CollectMode", "s", "inactive-or-failed"],
             &["0"],
         ];
@@ -220,6 +222,21 @@ mod tests {
         scopes.take("web1", std::process::id());
         scopes.take_early("web1", std::process::id());
         assert!(scopes.0.is_none());
+    }
+
+    #[test]
+    fn a_scope_stops_after_the_agent_and_before_the_network() {
+        let unit = Unit::of("0::/system.slice/a.service\n").unwrap();
+        let wanted = Wanted { vm: "web1".to_owned(), pid: 7, answers: true, tries_left: TRIES };
+        let call = wanted.call(&unit);
+        let has = |words: &[&str]| call.windows(words.len()).any(|part| part == words);
+        assert!(has(&["Before", "as", "1", "a.service"]), "{call:?}");
+        let after = ["After", "as", "3", "network.target", "network-online.target"];
+        assert!(has(&after) && has(&["remote-fs.target", "CollectMode"]), "{call:?}");
+        // busctl is told how many there are.
+        let named = ["Description", "Slice", "PIDs", "Delegate", "Before", "After", "CollectMode"];
+        assert_eq!(call[4], named.len().to_string(), "{call:?}");
+        assert!(named.iter().all(|name| has(&[*name])), "{call:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use tokio::time::sleep;
+use ureq::Proxy;
 use ureq::http::StatusCode;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
@@ -97,6 +98,7 @@ impl Sender {
             .max_redirects_will_error(false)
             .http_status_as_error(false)
             .user_agent(concat!("droveway/", env!("CARGO_PKG_VERSION")))
+            .proxy(proxy(&webhook, Proxy::try_from_env()))
             .tls_config(tls)
             .build();
         Self { webhook, agent: config.into() }
@@ -147,6 +149,12 @@ impl Sender {
             Err(error) => Attempt::Failed(error.to_string()),
         }
     }
+}
+
+/// The proxy on the way to the receiver, if one is `usual` here. What is for this host, perhaps
+/// unencrypted, does not leave it.
+fn proxy(webhook: &Webhook, usual: Option<Proxy>) -> Option<Proxy> {
+    usual.filter(|_| !webhook.is_here())
 }
 
 fn judge(status: StatusCode) -> Attempt {

@@ -86,6 +86,8 @@ pub enum ErrorCode {
     TooManyReaders,
     /// The agent already serves as many watchers of migrations and gangs as it can.
     TooManyWatchers,
+    /// The agent already serves as many connections over TCP as it can, or as many of one person.
+    TooManyConnections,
     /// The agent is stopping.
     AgentStopping,
 }
@@ -124,7 +126,10 @@ impl ErrorCode {
             | Self::HostSilent => 409,
             Self::HostFailed => 500,
             Self::QemuFailed => 502,
-            Self::TooManyReaders | Self::TooManyWatchers | Self::AgentStopping => 503,
+            Self::TooManyReaders
+            | Self::TooManyWatchers
+            | Self::TooManyConnections
+            | Self::AgentStopping => 503,
         }
     }
 }

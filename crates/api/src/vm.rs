@@ -190,6 +190,6 @@ pub struct VmSummary {
     /// The helper in its guest: only for a single VM.
     #[serde(default)]
     pub helper: Option<GuestHelper>,
-    /// The user's command line.
+    /// The user's command line. Over TCP its secrets are hidden from all but admins.
     pub argv: Vec<String>,
 }

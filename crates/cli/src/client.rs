@@ -64,17 +64,15 @@ impl Client {
         body: Option<&impl Serialize>,
     ) -> Result<T, Problem> {
         let response = self.send(method, path, body).await?;
-        let ok = response.status().is_success();
-        let bytes = self.whole(response).await?;
-        if ok {
-            // A response without a body is read as `null`, which is `()`.
-            let json: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
-            serde_json::from_slice(json).map_err(|error| {
-                self.lost(format!("its answer is from another version of droveway ({error})"))
-            })
-        } else {
-            Err(Problem::Refused(refusal(&bytes)))
+        if !response.status().is_success() {
+            return Err(self.refused(response).await);
         }
+        let bytes = self.whole(response).await?;
+        // A response without a body is read as `null`, which is `()`.
+        let json: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
+        serde_json::from_slice(json).map_err(|error| {
+            self.lost(format!("its answer is from another version of droveway ({error})"))
+        })
     }
 
     /// Requests a stream of lines of JSON.
@@ -151,20 +149,34 @@ impl Client {
 
     async fn whole(&self, response: Response<Incoming>) -> Result<Bytes, Problem> {
         let body = Limited::new(response.into_body(), BODY_BYTES_MAX);
-        Ok(body.collect().await.map_err(|error| self.lost(error.to_string()))?.to_bytes())
+        Ok(body.collect().await.map_err(|error| self.broken(&*error))?.to_bytes())
     }
 
     /// The problem of a failed connection.
-    ///
-    /// An agent that rejects the certificate reports that only at the first read.
     fn broken(&self, error: &(dyn Error + 'static)) -> Problem {
-        self.lost(identity::explain(error).unwrap_or_else(|| error.to_string()))
+        self.lost(reason(error))
     }
 
     /// The connection broke, or the agent does not answer.
     pub(crate) fn lost(&self, why: String) -> Problem {
         Problem::Lost { at: self.route.to_string(), why }
     }
+}
+
+/// Why a connection failed: errors of HTTP display only in which step.
+///
+/// An agent that rejects the certificate reports that only at the first read.
+fn reason(error: &(dyn Error + 'static)) -> String {
+    if let Some(why) = identity::explain(error) {
+        return why;
+    }
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
 }
 
 fn request(method: Method, path: &str) -> Builder {
@@ -210,7 +222,7 @@ impl Lines {
                         self.ready.extend_from_slice(data);
                     }
                 }
-                Some(Err(error)) => return Err(self.lost(&error)),
+                Some(Err(error)) => return Err(self.lost(&reason(&error))),
                 None => return Ok(None),
             }
         }
@@ -255,6 +267,15 @@ mod tests {
     fn a_refusal_is_its_text() {
         assert_eq!(refusal(br#"{"error":"no such VM"}"#), "no such VM");
         assert_eq!(refusal(b"plain \n"), "plain");
+    }
+
+    #[test]
+    fn a_lost_connection_says_why() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("error reading a body")]
+        struct Http(#[source] std::io::Error);
+        let error = Http(std::io::ErrorKind::TimedOut.into());
+        assert_eq!(reason(&error), "error reading a body: timed out");
     }
 
     #[tokio::test]

@@ -56,9 +56,38 @@ use self::top::TopArgs;
 use crate::client::Client;
 use crate::problem::Problem;
 
+/// Exit codes, in the help and on man pages.
+const CODES: &str = "Exit codes:
+  0    done
+  1    not done: the reason is on standard error
+  2    the command line is wrong
+  130  left by a second Ctrl-C
+The help of migrate, gang, evacuate, stop and doctor says more.";
+const CODES_OF_MIGRATE: &str = "Exit codes:
+  0    the VM is at the destination
+  1    it is not known to be there, and the output says why: look at `droveway list`
+       on both hosts before you start it anywhere
+  2    the command line is wrong
+  130  left by a second Ctrl-C: the output says what becomes of the move";
+const CODES_OF_GANG: &str = "Exit codes:
+  0    all VMs of the plan have moved, or a plan or list was shown; VMs that were left
+       out, each with a note, don't count
+  1    some are not known to have moved: the output says which, and why
+  2    the command line is wrong
+  130  left by a second Ctrl-C: the output says what becomes of the moves";
+const CODES_OF_STOP: &str = "Exit codes:
+  0    the VM is off
+  1    it is not known to be off: the reason is on standard error
+  2    the command line is wrong
+  130  left by a second Ctrl-C or by SIGTERM: the VM is stopped all the same";
+const CODES_OF_DOCTOR: &str = "Exit codes:
+  0    no error was found
+  1    an error was found, or the agent can't be asked
+  2    the command line is wrong";
+
 /// Moves running virtual machines between hosts.
 #[derive(Debug, Parser)]
-#[command(name = "droveway", version, max_term_width = 100)]
+#[command(name = "droveway", version, max_term_width = 100, after_help = CODES)]
 pub(crate) struct Args {
     /// The agent's socket [default: /run/droveway/api.sock], or the API of a host
     /// over TCP: https://HOST:PORT, with --tls
@@ -115,14 +144,18 @@ pub(crate) enum Request {
     /// Show one VM
     Show(ShowArgs),
     /// Shut a VM down
+    #[command(after_help = CODES_OF_STOP)]
     Stop(StopArgs),
     /// Adopt a VM that was started outside of the agent
     Attach(AttachArgs),
     /// Move a VM to another host while it runs
+    #[command(after_help = CODES_OF_MIGRATE)]
     Migrate(MigrateArgs),
     /// Move several VMs as one operation, or list such operations
+    #[command(after_help = CODES_OF_GANG)]
     Gang(GangArgs),
     /// Move all VMs of a host to others, by free memory
+    #[command(after_help = CODES_OF_GANG)]
     Evacuate(EvacuateArgs),
     /// Watch a VM for a few seconds, and predict what moving it would take
     Predict(PredictArgs),
@@ -137,6 +170,7 @@ pub(crate) enum Request {
     /// Show how a migration, or a gang, went
     Report(ReportArgs),
     /// Check this host, or whether its VMs can move to another host
+    #[command(after_help = CODES_OF_DOCTOR)]
     Doctor(DoctorArgs),
     /// Write what a bug report about a migration needs into one file
     SupportBundle(SupportBundleArgs),
@@ -238,6 +272,24 @@ mod tests {
             ("libvirt setup --undo --print", ErrorKind::ArgumentConflict),
         ] {
             assert_eq!(parse(line).err(), Some(kind), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_help_has_exit_codes() {
+        let mut whole = Args::command();
+        assert!(whole.render_long_help().to_string().contains("130  left by a second Ctrl-C"));
+        for (name, says) in [
+            ("migrate", "0    the VM is at the destination"),
+            ("gang", "left\n       out, each with a note"),
+            ("evacuate", "0    all VMs of the plan have moved"),
+            ("stop", "or by SIGTERM"),
+            ("doctor", "1    an error was found"),
+        ] {
+            let command = whole.find_subcommand_mut(name).unwrap();
+            for help in [command.render_help(), command.render_long_help()] {
+                assert!(help.to_string().contains(says), "{help}");
+            }
         }
     }
 

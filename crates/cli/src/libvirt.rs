@@ -1,4 +1,4 @@
-//! Setup that leads libvirt's migrations to a host through the agents: the host's place in
+//! Setup that sends libvirt's migrations to a host through the agents: the host's place in
 //! the cluster, and the lines of `qemu.conf` that follow from it.
 
 pub(crate) mod obstacles;

@@ -17,7 +17,7 @@ pub(crate) mod vm;
 pub(crate) use bounds::described;
 pub(crate) use json::print_json;
 pub(crate) use phase::phase_name;
-pub(crate) use printing::{eprint_line, print, print_line};
+pub(crate) use printing::{eprint_line, legible, print, print_line, print_raw};
 pub(crate) use sentence::full_stop;
 pub(crate) use shell::quoted;
 pub(crate) use stayed::Stayed;

@@ -12,21 +12,26 @@
 //! # Locks
 //! A lock is held while a bucket is copied or an entry written, but never while a holder reads,
 //! which may take any time. A member that leaves while it is being read stays until the copy is
-//! made.
+//! made. The table is made smaller one lock's part at a time and, where much is indexed, by another
+//! thread, so no caller waits for a large member that leaves.
 
 mod members;
 mod table;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
 
 use page::{BATCH_PAGES, PAGE_BYTES};
-use parking_lot::Mutex;
 
 use self::members::{Living, Numbers, Seats};
 use self::table::{Hint, Place, Table};
 use crate::{Key, Name, Sample};
 
 pub(crate) use self::members::Seat;
+
+/// With members of fewer pages in all, those of 8 GiB, a member leaves within milliseconds.
+const FEW_PAGES: u64 = 1 << 21;
 
 /// A VM's RAM, to be copied from. Pages are numbered over all its blocks, in any way that the
 /// caller of [`Index::join`] chooses.
@@ -62,8 +67,8 @@ pub struct Index {
     numbers: Arc<Numbers>,
     /// The table does not grow for more pages than this.
     pages_max: u64,
-    /// How many pages the members have. Locked while the table's size changes.
-    covered: Mutex<u64>,
+    /// How many pages the members have.
+    covered: AtomicU64,
 }
 
 impl Index {
@@ -76,7 +81,7 @@ impl Index {
             living: Living::default(),
             numbers: Numbers::new(),
             pages_max,
-            covered: Mutex::new(0),
+            covered: AtomicU64::new(0),
         })
     }
 
@@ -84,18 +89,18 @@ impl Index {
     /// dropped. None if there are 4095 members already.
     #[must_use = "the member leaves when this is dropped"]
     pub fn join(self: &Arc<Self>, holder: Arc<dyn Holder>, key: Key, pages: u64) -> Option<Member> {
-        let mut covered = self.covered.lock();
         let number = self.numbers.take(|| self.table.sweep(&self.living))?;
         let seat = Arc::new(Seat::new(number, holder, key, pages, Arc::clone(&self.numbers)));
-        *covered += seat.pages();
-        self.fit(*covered);
+        self.covered.fetch_add(seat.pages(), Relaxed);
+        self.fit();
         self.seats.set(number, Some(Arc::clone(&seat)));
         self.living.set(number, true);
-        Some(Member { index: Arc::clone(self), seat })
+        Some(Member { index: Arc::clone(self), seat: Some(seat) })
     }
 
-    fn fit(&self, covered: u64) {
-        self.table.fit(covered.min(self.pages_max), &self.living);
+    /// Fits the table to the current members.
+    fn fit(&self) {
+        self.table.fit(|| self.covered.load(Relaxed).min(self.pages_max), &self.living);
     }
 
     /// Looks for the content of each of `names` and copies it to its place in `into`. `found`
@@ -244,53 +249,66 @@ pub struct Scanned {
     pub named: u64,
 }
 
-/// A VM's membership in the index. When it is dropped, all its entries become invalid at once,
-/// and its holder is dropped as soon as it is not being read. If the index then covers less than
-/// half of what it did, it is made smaller by writing what is left of it once: do not do this
-/// during a VM's downtime.
+/// A VM's membership in the index. When it is dropped, all its entries become invalid at once. If
+/// the index is large, another thread drops its holder, which may unmap a terabyte, and makes the
+/// table smaller, if it covers less than half of what it did: what is left of it is written once.
 pub struct Member {
     index: Arc<Index>,
-    seat: Arc<Seat>,
+    /// None once it leaves.
+    seat: Option<Arc<Seat>>,
 }
 
 impl Member {
+    fn seat(&self) -> &Seat {
+        self.seat.as_deref().expect("it has not left")
+    }
+
     /// Notes the pages' current names.
     pub fn note(&self, named: &[(u64, Name)]) {
-        self.index.note(&self.seat, named, |_| {});
+        self.index.note(self.seat(), named, |_| {});
     }
 
     /// Notes that the page has no content that is worth a name: it is zero, or a hole.
     pub fn forget(&self, page: u64) {
-        self.index.forget(&self.seat, page);
+        self.index.forget(self.seat(), page);
     }
 
     /// A sample of this member's known content: one in `one_in`.
     #[must_use]
     pub fn sample(&self, one_in: u32) -> Sample {
-        Sample::of(self.seat.hints(), one_in)
+        Sample::of(self.seat().hints(), one_in)
     }
 
     /// Whether any page of this member has a name. May search the notes of all pages.
     #[must_use]
     pub fn has_names(&self) -> bool {
-        self.seat.hints().next().is_some()
+        self.seat().hints().next().is_some()
     }
 
     /// How much of this member is known. It counts the notes of all pages, so do not call it for
     /// each batch.
     #[must_use]
     pub fn scanned(&self) -> Scanned {
-        self.seat.scanned()
+        self.seat().scanned()
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.index.living.set(self.seat.number, false);
-        self.index.seats.set(self.seat.number, None);
-        let mut covered = self.index.covered.lock();
-        *covered -= self.seat.pages();
-        self.index.fit(*covered);
+        let Some(seat) = self.seat.take() else { return };
+        self.index.living.set(seat.number, false);
+        self.index.seats.set(seat.number, None);
+        let before = self.index.covered.fetch_sub(seat.pages(), Relaxed);
+        if before < FEW_PAGES {
+            return self.index.fit();
+        }
+        let index = Arc::clone(&self.index);
+        let leave = move || {
+            index.fit();
+            drop(seat);
+        };
+        // If no thread can be started, the table keeps its size until another member leaves.
+        let _ = thread::Builder::new().name("leave".to_owned()).spawn(leave);
     }
 }
 

@@ -1,11 +1,13 @@
-//! Maintains the index for VMs that run here: a thread goes round their RAM and names the pages.
+//! Maintains the index for VMs that run here: a thread goes round their RAM and notes the pages'
+//! names, which another thread makes that runs only when its CPU is idle.
 //!
 //! It hashes every page again in every round. The kernel could report which pages were written
 //! (soft-dirty bits, `PAGEMAP_SCAN`), but the reader has to clear the bits, and others may rely
 //! on them: a debugger, CRIU, QEMU's own background snapshots. So the cost of a round is bounded
-//! by the thread's share of a CPU, and the age of the index follows from that: with 5 % of a
+//! by the threads' share of a CPU, and the age of the index follows from that: with 5 % of a
 //! core, some 100 MB of RAM are scanned a second.
 
+mod hashing;
 mod idle;
 mod pace;
 
@@ -16,10 +18,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use page::PAGE_BYTES;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
+use self::hashing::{Found, Hasher, Turn};
 use self::pace::Pace;
 use crate::Name;
 use crate::index::{Index, Seat};
@@ -27,8 +29,6 @@ use crate::index::{Index, Seat};
 /// Pages that are scanned before the next member's turn, and before the thread checks whether to
 /// rest or stop: less than a millisecond.
 const TURN_PAGES: usize = 256;
-/// Pages that are read together. They fit a core's cache, so they are hashed from it.
-const READ_PAGES: usize = 32;
 /// The shortest time between the beginnings of a member's rounds: a small VM's content is not
 /// worth all of the budget.
 const ROUND_MIN: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ const GIVING_WAY: f64 = 0.1;
 /// The longest wait of a new member for its first turn.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The thread that scans the RAM of all members of an index. It stops when this is dropped.
+/// The threads that scan the RAM of all members of an index. They end when this is dropped.
 #[derive(Debug)]
 pub struct Scanner {
     moving: Arc<AtomicUsize>,
@@ -52,9 +52,9 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Starts it with at most `share` of one CPU: 0.05 is 5 %. It runs only when its CPU is
-    /// otherwise idle. To use no CPU at all, don't start it: it takes a thousandth whatever the
-    /// share.
+    /// Starts it with at most `share` of one CPU: 0.05 is 5 %. It reads and hashes only when its
+    /// CPU is otherwise idle. To use no CPU at all, don't start it: it takes a thousandth
+    /// whatever the share.
     ///
     /// # Errors
     /// If a thread can't be started.
@@ -75,23 +75,18 @@ impl Scanner {
         let (stop, told) = channel();
         let refused = Arc::new(Mutex::new(None));
         let moving = Arc::<AtomicUsize>::default();
+        let hasher = Hasher::start(Arc::clone(&refused))?;
         let thread = thread::Builder::new().name("scan".to_owned()).spawn({
-            let (index, refused) = (Arc::clone(index), Arc::clone(&refused));
-            let moving = Arc::clone(&moving);
+            let (index, moving) = (Arc::clone(index), Arc::clone(&moving));
             move || {
-                *refused.lock() = idle::only_when_idle().err().map(|error| {
-                    format!(
-                        "the system refuses to run the scanner only when a CPU is idle ({error}): \
-                         it has a nice value of 19, or the agent's"
-                    )
-                });
-                Work::new(&index, (share, &moving), &told, &tell).run();
+                let mut look = |turn| hasher.look(turn);
+                Work::new(&index, (share, &moving), &told, &tell, &mut look).run();
             }
         })?;
         Ok(Self { moving, stop: Some(stop), thread: Some(thread), refused })
     }
 
-    /// Reduces the thread's share to a tenth until the result is dropped, for the time in which a
+    /// Reduces the threads' share to a tenth until the result is dropped, for the time in which a
     /// VM arrives or leaves.
     #[must_use]
     pub fn give_way(&self) -> GivingWay {
@@ -125,10 +120,11 @@ impl Drop for GivingWay {
     }
 }
 
-/// The scanner was told to stop.
+/// The scanner was told to stop, or its hashing thread has ended.
+#[derive(Debug)]
 struct Stop;
 
-/// The thread's state.
+/// The state of the thread that knows the index.
 struct Work<'i> {
     index: &'i Index,
     share: f64,
@@ -136,10 +132,10 @@ struct Work<'i> {
     pace: Pace,
     told: &'i Receiver<()>,
     tell: &'i dyn Fn(&[Name]),
+    /// Reads and names the pages of a turn.
+    look: &'i mut dyn FnMut(Turn) -> Result<Turn, Stop>,
+    found: Found,
     news: Vec<Name>,
-    bytes: Vec<u8>,
-    pages: Vec<u64>,
-    named: Vec<(u64, Name)>,
 }
 
 impl<'i> Work<'i> {
@@ -148,6 +144,7 @@ impl<'i> Work<'i> {
         (share, moving): (f64, &'i AtomicUsize),
         told: &'i Receiver<()>,
         tell: &'i dyn Fn(&[Name]),
+        look: &'i mut dyn FnMut(Turn) -> Result<Turn, Stop>,
     ) -> Self {
         Self {
             index,
@@ -156,10 +153,9 @@ impl<'i> Work<'i> {
             pace: Pace::default(),
             told,
             tell,
-            news: Vec::with_capacity(READ_PAGES),
-            bytes: vec![0; READ_PAGES * PAGE_BYTES],
-            pages: Vec::with_capacity(TURN_PAGES),
-            named: Vec::with_capacity(READ_PAGES),
+            look,
+            found: Found::default(),
+            news: Vec::new(),
         }
     }
 
@@ -172,7 +168,7 @@ impl<'i> Work<'i> {
         let mut nobody = true;
         let index = self.index;
         for seat in index.seats() {
-            if self.turn(&seat, Instant::now()) {
+            if self.turn(&seat, Instant::now())? {
                 nobody = false;
                 // A member that leaves does not wait while this thread rests.
                 drop(seat);
@@ -183,13 +179,13 @@ impl<'i> Work<'i> {
     }
 
     /// Scans the member's next pages. False if its round is not due.
-    fn turn(&mut self, seat: &Seat, now: Instant) -> bool {
+    fn turn(&mut self, seat: &Arc<Seat>, now: Instant) -> Result<bool, Stop> {
         let (first, tells_all) = {
             let mut round = seat.round.lock();
             if round.next == 0 {
                 let due = |began| now.saturating_duration_since(began) >= ROUND_MIN;
                 if seat.pages() == 0 || !round.began.is_none_or(due) {
-                    return false;
+                    return Ok(false);
                 }
                 round.began = Some(now);
                 let long_ago = |told| now.saturating_duration_since(told) >= TELL_ALL;
@@ -200,59 +196,34 @@ impl<'i> Work<'i> {
             }
             (round.next, round.tells_all)
         };
-        let mut present = [false; TURN_PAGES];
         let left = usize::try_from(seat.pages() - first).unwrap_or(TURN_PAGES);
-        let present = &mut present[..left.min(TURN_PAGES)];
-        let end = first + present.len() as u64;
-        seat.holder.present(first, present);
-        self.look(seat, first, present, tells_all);
+        let (pages, found) = (left.min(TURN_PAGES), std::mem::take(&mut self.found));
+        let turn = Turn { seat: Arc::clone(seat), first, pages, found };
+        self.found = (self.look)(turn)?.found;
+        self.note(seat, tells_all);
         let mut round = seat.round.lock();
-        round.next = end;
-        if end == seat.pages() {
+        round.next = first + pages as u64;
+        if round.next == seat.pages() {
             round.next = 0;
             round.completed += 1;
         }
-        true
+        Ok(true)
     }
 
-    /// Names the pages that are present, and forgets the others.
-    fn look(&mut self, seat: &Seat, first: u64, present: &[bool], tells_all: bool) {
-        self.pages.clear();
-        for (page, present) in (first..).zip(present) {
-            if *present {
-                self.pages.push(page);
-            } else {
-                self.index.forget(seat, page);
-            }
+    /// Notes what a turn has found.
+    fn note(&mut self, seat: &Seat, tells_all: bool) {
+        let Self { index, found, news, .. } = self;
+        for page in &found.nothing {
+            index.forget(seat, *page);
         }
-        let mut rest = &self.pages[..];
-        while !rest.is_empty() {
-            let now = &rest[..rest.len().min(READ_PAGES)];
-            let into = &mut self.bytes[..now.len() * PAGE_BYTES];
-            let read = seat.holder.read_many(now, into).min(now.len());
-            self.named.clear();
-            for (page, bytes) in now[..read].iter().zip(into.chunks_exact(PAGE_BYTES)) {
-                if page::is_zero(bytes) {
-                    self.index.forget(seat, *page);
-                } else {
-                    self.named.push((*page, seat.key.name(bytes)));
-                }
-            }
-            self.news.clear();
-            self.index.note(seat, &self.named, |name| self.news.push(name));
-            if tells_all {
-                self.news.clear();
-                self.news.extend(self.named.iter().map(|(_, name)| name));
-            }
-            if !self.news.is_empty() {
-                (self.tell)(&self.news);
-            }
-            rest = &rest[read..];
-            if read < now.len() {
-                // The next page can't be read; those after it may be readable.
-                self.index.forget(seat, rest[0]);
-                rest = &rest[1..];
-            }
+        news.clear();
+        index.note(seat, &found.named, |name| news.push(name));
+        if tells_all {
+            news.clear();
+            news.extend(found.named.iter().map(|(_, name)| name));
+        }
+        if !news.is_empty() {
+            (self.tell)(&self.news);
         }
     }
 
@@ -260,7 +231,7 @@ impl<'i> Work<'i> {
     fn rest(&mut self) -> Result<(), Stop> {
         let gives_way = self.moving.load(Relaxed) > 0;
         let share = if gives_way { self.share * GIVING_WAY } else { self.share };
-        match self.pace.rest(share, cpu_time(), Instant::now()) {
+        match self.pace.rest(share, cpu_time() + self.found.cpu, Instant::now()) {
             Some(rest) => self.wait(rest),
             None => match self.told.try_recv() {
                 Err(TryRecvError::Empty) => Ok(()),
@@ -287,6 +258,9 @@ fn cpu_time() -> Duration {
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+    use page::PAGE_BYTES;
+
+    use super::hashing::Hashing;
     use super::*;
     use crate::{Domain, Holder, Key, Scanned};
 
@@ -333,14 +307,20 @@ mod tests {
         key().name(&[content; PAGE_BYTES])
     }
 
+    /// Looks on the caller's thread.
+    fn looking() -> impl FnMut(Turn) -> Result<Turn, Stop> {
+        let mut hashing = Hashing::default();
+        move |turn| Ok(hashing.look(turn))
+    }
+
     /// Gives the member turns until its round is over.
-    fn round(work: &mut Work<'_>, seat: &Seat) {
+    fn round(work: &mut Work<'_>, seat: &Arc<Seat>) {
         let completed = seat.round.lock().completed;
         let later = Instant::now() + ROUND_MIN * (completed as u32 + 2) * 2;
         while seat.round.lock().completed == completed {
-            assert!(work.turn(seat, later), "a round is due");
+            assert!(work.turn(seat, later).unwrap(), "a round is due");
         }
-        assert!(!work.turn(seat, later), "and over");
+        assert!(!work.turn(seat, later).unwrap(), "and over");
     }
 
     #[test]
@@ -350,7 +330,8 @@ mod tests {
         let member = index.join(Arc::clone(&ram) as _, key(), 600).unwrap();
         let seat = index.seats().next().unwrap();
         let (_stop, told) = channel();
-        let mut work = Work::new(&index, (1.0, &NOBODY), &told, &|_| {});
+        let mut look = looking();
+        let mut work = Work::new(&index, (1.0, &NOBODY), &told, &|_| {}, &mut look);
         round(&mut work, &seat);
         assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 300 });
         assert!(index.has(&name(7)) && index.has(&name(1 + 3)));
@@ -379,10 +360,11 @@ mod tests {
         let (_stop, stopped) = channel();
         let heard = RefCell::new(Vec::new());
         let tell = |names: &[Name]| heard.borrow_mut().extend_from_slice(names);
-        let mut work = Work::new(&index, (1.0, &NOBODY), &stopped, &tell);
+        let mut look = looking();
+        let mut work = Work::new(&index, (1.0, &NOBODY), &stopped, &tell, &mut look);
         let began = Instant::now();
         let mut round = |nth: u32| {
-            assert!(work.turn(&seat, began + ROUND_MIN * nth), "a round is due");
+            assert!(work.turn(&seat, began + ROUND_MIN * nth).unwrap(), "a round is due");
             std::mem::take(&mut *heard.borrow_mut())
         };
         assert_eq!(round(0).len(), 100);
@@ -420,10 +402,36 @@ mod tests {
         read.recv().unwrap();
         drop(scanner);
         let (stop, told) = channel();
-        let mut work = Work::new(&index, (0.05, &NOBODY), &told, &|_| {});
+        let mut look = looking();
+        let mut work = Work::new(&index, (0.05, &NOBODY), &told, &|_| {}, &mut look);
         assert!(work.rest().is_ok());
         drop(stop);
         assert!(work.rest().is_err() && work.wait(Duration::from_secs(3600)).is_err());
+    }
+
+    /// On a busy host the thread may not run for seconds, also in the middle of a note, and others
+    /// would wait for its lock.
+    #[test]
+    fn the_thread_that_runs_only_on_an_idle_cpu_notes_nothing() {
+        fn here() -> String {
+            thread::current().name().unwrap_or_default().to_owned()
+        }
+        struct Read(Sender<String>);
+        impl Holder for Read {
+            fn read(&self, _: u64, into: &mut [u8]) -> bool {
+                let _ = self.0.send(here());
+                into.fill(7);
+                true
+            }
+        }
+        let index = Index::new(1 << 20);
+        let (read, threads) = channel();
+        let noted = read.clone();
+        // Told while it is noted.
+        let tell = move |_: &[Name]| drop(noted.send(here()));
+        let _scanner = Scanner::start_telling(&index, 1.0, tell).unwrap();
+        let _member = index.join(Arc::new(Read(read)), key(), 1).unwrap();
+        assert_eq!([(); 2].map(|()| threads.recv().unwrap()), ["scan-hash", "scan"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 mod announcer;
 mod at_lane;
 mod errand;
+mod first_pass;
 mod guest_page_cache;
 mod naming;
 mod pending;

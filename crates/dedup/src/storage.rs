@@ -229,6 +229,14 @@ impl DiskReaders {
         }
     }
 
+    /// Ends reading, without waiting for requests in flight.
+    pub(crate) fn end(&self) {
+        for Disk { reader, taking } in self.disks.iter().flatten() {
+            taking.over.store(true, Relaxed);
+            reader.stop();
+        }
+    }
+
     /// What was read so far.
     pub(crate) fn read(&self) -> Stored {
         let mut read = Stored::default();
@@ -265,8 +273,56 @@ impl DiskReaders {
 
 impl Drop for DiskReaders {
     fn drop(&mut self) {
-        for disk in self.disks.iter().flatten() {
-            disk.taking.over.store(true, Relaxed);
+        // All at once: each waits for its storage for a moment when it is dropped.
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use content::NAME_BYTES;
+    use storage::{Buffer, Source};
+
+    use super::*;
+
+    /// Storage that doesn't answer.
+    struct Silent(Mutex<Receiver<()>>);
+
+    impl Source for Silent {
+        fn bytes(&self) -> u64 {
+            1 << 20
         }
+
+        fn read(&self, _: u64, _: usize, _: &mut Buffer) -> Result<Range<usize>, Failure> {
+            let _ = self.0.lock().recv();
+            Err(Failure::Broken("as a test".to_owned()))
+        }
+
+        fn interrupt(&self) {}
+    }
+
+    #[test]
+    fn reading_ends_whatever_storage_does() {
+        let (answer, silent) = channel();
+        let exchange = Exchange::start_for_one(16).unwrap();
+        let source = Box::new(Silent(Mutex::new(silent)));
+        let opened = vec![Some(Opened { source, cached: false })];
+        let settings = Settings { in_flight: 1, ..Settings::default() };
+        let readers = DiskReaders::new(1, &exchange, Disks { opened, settings });
+        let wanted = |nth: u8| {
+            let place = DiskPlace { disk: 0, sector: u64::from(nth) * 80 };
+            (place, Name([nth; NAME_BYTES]))
+        };
+        readers.want(&mut [0, 1, 2].map(wanted));
+        readers.end();
+        readers.want(&mut [3, 4].map(wanted));
+        let reader = &readers.disks[0].as_ref().unwrap().reader;
+        assert_eq!(reader.wait_idle(), Err(Failure::Stopped));
+        assert_eq!(reader.progress().wanted_pages, 0);
+        assert!(readers.notes().is_empty(), "nothing is missing: {:?}", readers.notes());
+        drop(answer);
     }
 }

@@ -54,7 +54,8 @@ impl fmt::Debug for Halves {
 /// A directory that is queried over a connection.
 ///
 /// The connection is made on the first call. When it breaks, all waiting callers get an error at
-/// once. So do later callers, until a second after the last attempt to connect.
+/// once. So do later callers, until a second after the last attempt to connect. If that attempt
+/// failed, later claims get an error until another one has succeeded.
 pub struct Remote {
     line: Arc<Line>,
     sender: Option<JoinHandle<()>>,

@@ -246,7 +246,7 @@ fn serve_one(
     let (kind, version) = greet(&mut connection)?;
     match kind {
         Kind::Control => {
-            if !place.leads() {
+            if !place.leads(connection.peer()) {
                 connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());

@@ -10,7 +10,7 @@ use content::Domain;
 use dedup::destination::Sharing;
 use identity::Security;
 use parking_lot::Mutex;
-use qemu::disks::PreparedImage;
+use qemu::disks::{GoesOn, PreparedImage};
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::programs::Programs;
@@ -164,10 +164,15 @@ pub struct Refusal(pub String);
 /// What the destination's side of a migration needs from its host.
 pub trait Host: Send + Sync + 'static {
     /// Checks that the VM can arrive and starts a QEMU that waits for it, or returns why it can't.
+    /// A check that may take long asks `goes_on` whether the source still waits.
     ///
     /// # Errors
     /// With the reason; nothing is left behind.
-    fn receive(&self, order: &wire::Prepare) -> Result<Box<dyn Arriving>, Refusal>;
+    fn receive(
+        &self,
+        order: &wire::Prepare,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Box<dyn Arriving>, Refusal>;
 
     /// Takes over a switchover that is not over, but whose control connection is.
     fn settle(&self, left: Unsettled);

@@ -135,12 +135,14 @@ impl Network {
 
 impl State {
     fn refresh(&mut self) -> Result<(), NicError> {
-        let passed = self.at.elapsed();
+        let now = Instant::now();
+        let passed = now.duration_since(self.at);
         if passed < OLD {
             return Ok(());
         }
-        self.at = Instant::now();
+        // If this fails, the next sample is of all the time since the last one.
         self.samples = self.nics.sample()?;
+        self.at = now;
         // An ended flow is kept until it has carried nothing for a whole sample, because its last
         // bytes are not other traffic.
         self.flows.retain(|flow| flow.ended_at != Some(flow.last_bytes));

@@ -64,8 +64,8 @@ pub fn migrate(
 }
 
 fn run(context: Context<'_>) -> Result<Ended, Failed<'_>> {
-    let connected = context.connect()?;
-    let ordered = connected.order()?;
+    let (connected, description) = context.connect()?;
+    let ordered = connected.order(description)?;
     let (prepared, set_up) = ordered.wait_prepared()?;
     let journaled = prepared.open_journal()?;
     let streaming = journaled.stream(set_up)?;

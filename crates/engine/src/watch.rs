@@ -1,5 +1,6 @@
 //! Lets other threads watch and cancel a migration.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Bounds, BoundsChange, Phase, Progress};
@@ -14,6 +15,10 @@ pub struct Watch {
     cancelled: Receiver<()>,
     rebind: Sender<()>,
     rebound: Receiver<()>,
+    lose: Sender<String>,
+    lost: Receiver<String>,
+    /// That of the migration, if this is another connection of it.
+    main: Option<Arc<Watch>>,
     entered: Option<Box<Entered>>,
     /// Keeps phases in order for `entered`, whichever threads report them.
     telling: Mutex<()>,
@@ -35,6 +40,7 @@ impl Watch {
     pub fn new(progress: Progress, bounds: Bounds) -> Self {
         let (cancel, cancelled) = bounded(1);
         let (rebind, rebound) = bounded(1);
+        let (lose, lost) = bounded(1);
         Self {
             state: Mutex::new(State { progress, version: 0, bounds, is_broken_off: false }),
             changed: Condvar::new(),
@@ -42,6 +48,9 @@ impl Watch {
             cancelled,
             rebind,
             rebound,
+            lose,
+            lost,
+            main: None,
             entered: None,
             telling: Mutex::new(()),
         }
@@ -52,6 +61,32 @@ impl Watch {
     #[must_use]
     pub fn with_entered(self, entered: impl Fn(Phase) + Send + Sync + 'static) -> Self {
         Self { entered: Some(Box::new(entered)), ..self }
+    }
+
+    /// The same for another connection of the migration that `main` watches, such as a multifd
+    /// channel that is passed on by itself: `main` hears if it fails.
+    #[must_use]
+    pub fn beside(self, main: Option<Arc<Self>>) -> Self {
+        Self { main, ..self }
+    }
+
+    /// The watch of the migration that this is another connection of.
+    #[must_use]
+    pub fn main(&self) -> Option<&Arc<Self>> {
+        self.main.as_ref()
+    }
+
+    /// Tells the migration that this connection of it has failed.
+    pub(crate) fn fails(&self, why: &str) {
+        if let Some(main) = &self.main {
+            // Only the first that fails matters.
+            let _ = main.lose.try_send(why.to_owned());
+        }
+    }
+
+    /// Receives why another of its connections has failed.
+    pub(crate) fn lost(&self) -> &Receiver<String> {
+        &self.lost
     }
 
     /// Changes the migration's bounds at both ends; returns the new ones.
@@ -127,5 +162,26 @@ impl Watch {
 
     pub(crate) fn cancelled(&self) -> &Receiver<()> {
         &self.cancelled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watch() -> Watch {
+        Watch::new(Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0), Bounds::default())
+    }
+
+    #[test]
+    fn a_migration_hears_of_the_first_of_its_connections_that_fails() {
+        let main = Arc::new(watch());
+        let others = [(); 2].map(|()| watch().beside(Some(Arc::clone(&main))));
+        assert!(others.iter().all(|one| one.main().is_some_and(|it| Arc::ptr_eq(it, &main))));
+        others[1].fails("a lane failed");
+        others[0].fails("cancelled");
+        main.fails("it has no main connection besides itself");
+        assert_eq!(main.lost().try_iter().collect::<Vec<_>>(), ["a lane failed"]);
+        assert!(others.iter().all(|one| one.lost().is_empty()));
     }
 }

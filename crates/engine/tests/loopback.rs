@@ -13,6 +13,7 @@ use engine::{
 };
 use identity::{Authority, Identity, Security, Subject, Wanted};
 use parking_lot::Mutex;
+use qemu::disks::GoesOn;
 use qemu::machine::{By, GuestPort, Machine, Start, UP_MAX, start};
 use qemu::programs::Programs;
 use switchover::MigrationId;
@@ -55,6 +56,8 @@ enum Does {
     Stops,
     /// It panics when the VM has become its own.
     Fails,
+    /// It compares disks until the source no longer waits. Meanwhile the operator cancels.
+    Compares,
 }
 
 struct TestHost {
@@ -62,6 +65,7 @@ struct TestHost {
     does: Does,
     here: Arc<Mutex<Option<Arc<Machine>>>>,
     taken_up: Sender<String>,
+    watch: Arc<Watch>,
 }
 
 struct TestArrival {
@@ -71,9 +75,22 @@ struct TestArrival {
 }
 
 impl Host for TestHost {
-    fn receive(&self, _: &wire::Prepare) -> Result<Box<dyn Arriving>, Refusal> {
-        if let Does::Refuses(why) = self.does {
-            return Err(Refusal(why.to_owned()));
+    fn receive(
+        &self,
+        _: &wire::Prepare,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Box<dyn Arriving>, Refusal> {
+        match self.does {
+            Does::Refuses(why) => return Err(Refusal(why.to_owned())),
+            Does::Compares => {
+                self.watch.cancel();
+                while goes_on().is_ok() {
+                    std::thread::yield_now();
+                }
+                let _ = self.taken_up.send("given up".to_owned());
+                return Err(Refusal("the source no longer waits".to_owned()));
+            }
+            Does::Takes | Does::Stops | Does::Fails => {}
         }
         let machine = boot(&self.dir, true);
         let fails = matches!(self.does, Does::Fails);
@@ -183,7 +200,14 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     };
     let here = Arc::new(Mutex::new(None));
     let (tell, taken_up) = channel();
-    let host = TestHost { dir: sub("b"), does, here: Arc::clone(&here), taken_up: tell };
+    let watch = Arc::new(Watch::new(progress(), api::Bounds::default()));
+    let host = TestHost {
+        dir: sub("b"),
+        does,
+        here: Arc::clone(&here),
+        taken_up: tell,
+        watch: Arc::clone(&watch),
+    };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let local_b = local("host-b", theirs, sub("b-scratch"));
     let server = engine::serve(listener, [], Arc::new(host), local_b).unwrap();
@@ -196,7 +220,6 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         "vm": "vm", "to": "host-b", "tap": tap,
     }))
     .unwrap();
-    let watch = Arc::new(Watch::new(progress(), api::Bounds::default()));
     let vm = SourceVm {
         name: "vm".to_owned(),
         machine: Arc::clone(&source),
@@ -267,6 +290,18 @@ fn an_order_in_another_hosts_name_is_refused() {
     );
 }
 
+/// Comparing disks by their content takes as long as reading them.
+#[test]
+fn a_destination_that_compares_disks_learns_that_the_move_was_cancelled() {
+    let ended = migrate(TapChoice::Auto, Does::Compares, &Known::Plain);
+    assert_eq!(ended.report.outcome, Outcome::Cancelled);
+    let given_up = ended.taken_up.recv_timeout(Duration::from_secs(20));
+    assert_eq!(given_up.as_deref(), Ok("given up"));
+    assert_eq!(status(&ended.source), "running");
+    assert_eq!(ended.journals, 0);
+    ended.source.quit().unwrap();
+}
+
 /// The destination's thread panics when the VM is loaded and given up: the VM is not ended, and the
 /// host is asked to continue from the journal.
 #[test]
@@ -303,7 +338,8 @@ fn a_message_about_a_switchover_in_another_hosts_name_is_refused() {
     let [ours, theirs] = ["host-a", "host-b"].map(|host| secured(dir.path(), host));
     let here = Arc::new(Mutex::new(None));
     let taken_up = channel().0;
-    let host = TestHost { dir: dir.path().to_owned(), does: Does::Takes, here, taken_up };
+    let watch = Arc::new(Watch::new(progress(), api::Bounds::default()));
+    let host = TestHost { dir: dir.path().to_owned(), does: Does::Takes, here, taken_up, watch };
     let local = Local {
         agent: "host-b".to_owned(),
         security: theirs,

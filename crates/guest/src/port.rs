@@ -187,7 +187,7 @@ impl Port {
         Ok(())
     }
 
-    /// Does nothing for this time.
+    /// Does nothing for this time, and listens meanwhile: once at least, also for no time at all.
     ///
     /// # Errors
     /// If the agent disconnects, or a new request arrives.
@@ -195,10 +195,10 @@ impl Port {
         let until = Instant::now() + time;
         loop {
             let left = until.saturating_duration_since(Instant::now());
+            self.listen(PollFlags::empty(), left)?;
             if left.is_zero() {
                 return Ok(());
             }
-            self.listen(PollFlags::empty(), left)?;
         }
     }
 

@@ -20,8 +20,8 @@ use crate::mounts::{Mount, Mounts, Number};
 use crate::told::Told;
 use crate::walk::{KERNEL_BYTES, Tree, Walk, efforts};
 
-/// Directories that are listed between checks of the budget.
-const STEPS_AT_ONCE: usize = 64;
+/// Files that are opened, or found to be open, between checks of the budget.
+const FILES_AT_ONCE: usize = 256;
 /// For larger files, the kernel is asked how much of them is cached before they are mapped, if it
 /// can tell.
 const ASKED_PAGES: u64 = 256;
@@ -50,7 +50,7 @@ pub trait Sink {
     /// If the survey is to end.
     fn run(&mut self, run: Run) -> Result<(), Stop>;
 
-    /// Rests for this time.
+    /// Rests for this time, which may be none.
     ///
     /// # Errors
     /// If the survey is to end.
@@ -207,9 +207,7 @@ impl Survey<'_> {
         let mut walk = Walk::new(effort);
         let memory_max = self.meter.memory_bytes() / 4;
         while !walk.is_over() {
-            for _ in 0..STEPS_AT_ONCE {
-                walk.step(&tree);
-            }
+            walk.advance(&tree);
             let remembered = walk.looked_up * KERNEL_BYTES;
             let is_known = effort == Effort::Remembered;
             let is_too_much = walk.other_bytes() > memory_max
@@ -236,8 +234,8 @@ impl Survey<'_> {
         files: &[Entry],
     ) -> Result<(), Stop> {
         for (nth, entry) in files.iter().enumerate() {
-            let looked = walk.open(tree, entry).map_or(Ok(()), |file| self.add(storage, file));
-            if let Err(stop) = looked {
+            let added = walk.open(tree, entry).map_or(Ok(()), |file| self.add(storage, file));
+            if let Err(stop) = added.and_then(|()| self.breathe_after(nth + 1)) {
                 self.leave(Reason::Budget, (files.len() - nth) as u64);
                 return Err(stop);
             }
@@ -246,10 +244,14 @@ impl Survey<'_> {
     }
 
     fn look_at_deleted(&mut self, storages: &[Storage]) -> Result<(), Stop> {
+        if storages.is_empty() {
+            return Ok(());
+        }
         let mut seen = HashSet::new();
         let devices = storages.iter().map(|storage| storage.mount.number).collect();
-        for path in deleted::open_somewhere(devices) {
-            self.breathe()?;
+        for (nth, path) in deleted::open_somewhere(devices).enumerate() {
+            self.breathe_after(nth + 1)?;
+            let Some(path) = path else { continue };
             let Ok(Some((file, device, inode))) = deleted::open(&path) else { continue };
             let storage = storages.iter().find(|storage| {
                 let Number { major, minor } = storage.mount.number;
@@ -333,12 +335,17 @@ impl Survey<'_> {
         self.breathe()
     }
 
-    /// Rests to stay within the share of the CPU, and ends the survey when the time is up.
+    /// Rests to stay within the share of the CPU, and ends the survey when the time is up or nobody
+    /// listens any more.
     fn breathe(&mut self) -> Result<(), Stop> {
-        if let Some(rest) = self.meter.rest() {
-            self.sink.rest(rest.min(self.meter.left()))?;
-        }
+        let rest = self.meter.rest().unwrap_or_default();
+        self.sink.rest(rest.min(self.meter.left()))?;
         if self.meter.left().is_zero() { Err(Stop::Enough(End::Time)) } else { Ok(()) }
+    }
+
+    /// The same, once in a while: so many files were gone through.
+    fn breathe_after(&mut self, files: usize) -> Result<(), Stop> {
+        if files.is_multiple_of(FILES_AT_ONCE) { self.breathe() } else { Ok(()) }
     }
 
     fn leave(&mut self, reason: Reason, count: u64) {

@@ -21,6 +21,10 @@ pub(crate) const KERNEL_BYTES: u64 = 1536;
 const SEEN_BYTES: u64 = 16;
 /// The unit of `st_blocks`.
 const BLOCK_BYTES: i64 = 512;
+/// Directories, and names in them, that are looked up between checks of the budget. A name that the
+/// kernel doesn't remember is read from disk, and one directory may have millions.
+const STEPS_AT_ONCE: usize = 64;
+const NAMES_AT_ONCE: u64 = 1024;
 
 /// A file system, from its mounted directory on.
 #[derive(Debug)]
@@ -102,8 +106,19 @@ impl Walk {
         self.found.dirs_bytes() + todo as u64 + self.seen.capacity() as u64 * SEEN_BYTES
     }
 
+    /// Lists some directories, or parts of them.
+    pub(crate) fn advance(&mut self, tree: &Tree) {
+        let enough = self.looked_up.saturating_add(NAMES_AT_ONCE);
+        for _ in 0..STEPS_AT_ONCE {
+            self.step(tree);
+            if self.looked_up >= enough {
+                return;
+            }
+        }
+    }
+
     /// Lists one directory, or a part of one: it may have millions of entries.
-    pub(crate) fn step(&mut self, tree: &Tree) {
+    fn step(&mut self, tree: &Tree) {
         if let Some((dir, opened)) = self.listing.take() {
             return self.list(dir, opened);
         }
@@ -239,7 +254,7 @@ mod tests {
         let walked = |effort| {
             let mut walk = Walk::new(effort);
             while !walk.is_over() {
-                walk.step(&tree);
+                walk.advance(&tree);
             }
             (walk.take_files(), walk)
         };
@@ -261,5 +276,25 @@ mod tests {
                 assert!((0..TRIES).any(|_| walk.open(&tree, file).is_some()), "{effort:?}");
             }
         }
+    }
+
+    /// As the budget is checked in between.
+    #[test]
+    fn large_directories_are_listed_bit_by_bit() {
+        const NAMES: u64 = 1500;
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            let at = dir.path().join(name);
+            fs::create_dir(&at).unwrap();
+            (0..NAMES).for_each(|nth| fs::write(at.join(nth.to_string()), []).unwrap());
+        }
+        let tree = Tree::open(dir.path()).unwrap();
+        let mut walk = Walk::new(Effort::Full);
+        walk.advance(&tree);
+        assert!((1..2 * NAMES).contains(&walk.looked_up), "{}", walk.looked_up);
+        while !walk.is_over() {
+            walk.advance(&tree);
+        }
+        assert_eq!((walk.looked_up, walk.unreadable), (3 * NAMES + 3, 0));
     }
 }

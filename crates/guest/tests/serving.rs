@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use cachemap::{Ask, Budget, CacheMap, Fault, Limits, Listener, State, VERSION, Wanted};
-use guest::port::Port;
+use guest::port::{Broken, Port};
 use guest::serve::{PROGRAM, serve};
 
 const LIMITS: Limits = Limits { ram_pages: 1 << 40, end_page: 1 << 40 };
@@ -122,4 +122,15 @@ fn a_disconnect_ends_the_answer() {
     stream.write_all(&ask(1, Wanted::Map).to_bytes()).unwrap();
     stream.read_exact(&mut [0; 8]).unwrap();
     ends(stream, serving);
+}
+
+/// A survey that may use all of a CPU rests for no time, and has to learn that nobody listens.
+#[test]
+fn a_rest_of_no_time_notices_a_disconnect() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let mut port = Port::of(theirs.into()).unwrap();
+    port.rest(Duration::ZERO).unwrap();
+    drop(ours);
+    assert!(matches!(port.rest(Duration::ZERO), Err(Broken::Gone)));
 }

@@ -24,6 +24,12 @@ impl Validity {
         seconds(now) > self.not_after_s
     }
 
+    /// Whether it is not valid yet.
+    #[must_use]
+    pub fn is_early(&self, now: SystemTime) -> bool {
+        seconds(now) < self.not_before_s
+    }
+
     /// How long it is still valid.
     #[must_use]
     pub fn left(&self, now: SystemTime) -> Duration {
@@ -37,14 +43,32 @@ impl Validity {
         day(self.not_after_s)
     }
 
-    /// A warning for the operator, if it expires within `notice` or has expired.
-    /// `what` is the certificate's holder.
+    /// What this host's clock says of it, in parentheses after a peer's refusal.
+    pub(crate) fn as_seen_here(&self, now: SystemTime) -> String {
+        let (from, until) = (minute(self.not_before_s), minute(self.not_after_s));
+        let says = match () {
+            () if self.is_over(now) => format!("it has expired on {until}"),
+            () if self.is_early(now) => format!("it is valid only from {from} on"),
+            () => format!("it is valid until {until}: one of the two clocks is wrong"),
+        };
+        format!("by this host's clock, {}, {says}", minute(seconds(now)))
+    }
+
+    /// A warning for the operator, if it expires within `notice`, has expired, or is not valid
+    /// yet. `what` is the certificate's holder.
     #[must_use]
     pub fn warning(&self, what: &str, notice: Duration, now: SystemTime) -> Option<String> {
         let (left, day) = (self.left(now), self.last_day());
         if self.is_over(now) {
             return Some(format!(
                 "the certificate of {what} has expired on {day}: issue a new one"
+            ));
+        }
+        if self.is_early(now) {
+            let (from, now) = (minute(self.not_before_s), minute(seconds(now)));
+            return Some(format!(
+                "the certificate of {what} is valid only from {from} on, and this host's clock \
+                 says {now}: correct the clock"
             ));
         }
         let days = left.as_secs() / (24 * 3600);
@@ -64,6 +88,14 @@ impl fmt::Display for Validity {
 pub(crate) fn day(unix_s: i64) -> String {
     match OffsetDateTime::from_unix_timestamp(unix_s) {
         Ok(at) => at.date().to_string(),
+        Err(_) => format!("{unix_s} s after 1970"),
+    }
+}
+
+/// The date and time, in UTC.
+pub(crate) fn minute(unix_s: i64) -> String {
+    match OffsetDateTime::from_unix_timestamp(unix_s) {
+        Ok(at) => format!("{} {:02}:{:02} UTC", at.date(), at.hour(), at.minute()),
         Err(_) => format!("{unix_s} s after 1970"),
     }
 }
@@ -108,6 +140,23 @@ mod tests {
         assert!(warning(101).unwrap().contains("has expired on 1970-04-11"));
         assert_eq!(validity.left(at(101)), Duration::ZERO);
         assert_eq!(validity.to_string(), "valid from 1970-01-01 to 1970-04-11");
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_is_reported() {
+        let validity = Validity { not_before_s: 10 * 24 * 3600, not_after_s: 100 * 24 * 3600 };
+        let at = |days: u32| UNIX_EPOCH + DAY * days;
+        let early = validity.warning("host a", DAY, at(9)).unwrap();
+        assert!(early.contains("only from 1970-01-11 00:00 UTC on, and"), "{early}");
+        assert!(early.contains("clock says 1970-01-10 00:00 UTC"), "{early}");
+        for (days, says) in [
+            (9, "by this host's clock, 1970-01-10 00:00 UTC, it is valid only from 1970-01-11"),
+            (50, "it is valid until 1970-04-11 00:00 UTC: one of the two clocks is wrong"),
+            (101, "it has expired on 1970-04-11"),
+        ] {
+            let seen = validity.as_seen_here(at(days));
+            assert!(seen.contains(says), "{seen}");
+        }
     }
 
     #[test]

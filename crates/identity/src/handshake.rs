@@ -46,7 +46,7 @@ impl Identity {
         let nowhere = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
         let end = UnbufferedClientConnection::new(config, nowhere).map_err(HandshakeError::of)?;
         let called = Called { trust: Arc::clone(&shown.trust), name: peer.to_owned() };
-        secure(end, stream, &called)
+        secure(end, stream, &called).map_err(|error| self.explained(error))
     }
 
     /// Secures an accepted connection. The caller's name is
@@ -61,8 +61,15 @@ impl Identity {
         secure(end, stream, &*shown.calling).map_err(|error| match error {
             // Nothing had been sent yet that the peer could refuse.
             HandshakeError::Unheard => HandshakeError::Silent,
-            error => error,
+            error => self.explained(error),
         })
+    }
+
+    fn explained(&self, error: HandshakeError) -> HandshakeError {
+        match error {
+            HandshakeError::Refused(refusal) => self.refused(refusal),
+            error => error,
+        }
     }
 }
 

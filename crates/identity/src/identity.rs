@@ -17,8 +17,9 @@ use rustls::{ClientConfig, Error, ServerConfig, sign::SingleCertAndKey};
 use crate::certificate::{self, Validity};
 use crate::credentials::{IdentityError, VERSIONS, check_key, not_ours, read, unusable};
 use crate::files::Files;
+use crate::handshake::HandshakeError;
 use crate::people;
-use crate::refusal::CertificateProblem;
+use crate::refusal::{CertificateProblem, Refusal};
 use crate::subject::Subject;
 use crate::tickets::Tickets;
 use crate::verify::{Called, Calling, Trust, Who};
@@ -97,10 +98,20 @@ impl Identity {
         self.shown().validity
     }
 
-    /// A warning for the operator, if the certificate expires soon or has expired.
+    /// A warning for the operator, if the certificate expires soon, has expired, or is not valid
+    /// yet.
     #[must_use]
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         self.validity().warning(&format!("host {}", self.name), NOTICE, now)
+    }
+
+    /// The peer's refusal of this host, with what this host knows of the reason.
+    pub(crate) fn refused(&self, refusal: Refusal) -> HandshakeError {
+        if !refusal.is_about_time() {
+            return refusal.into();
+        }
+        let here = self.validity().as_seen_here(SystemTime::now());
+        HandshakeError::OutOfTime { refusal, here }
     }
 
     /// The configuration of the API's port, which shows this host's certificate and

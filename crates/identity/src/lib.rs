@@ -49,7 +49,7 @@ pub use credentials::IdentityError;
 pub use files::{FileError, Files, Readers, Writing, make_dir};
 pub use handshake::{HANDSHAKE_MAX, HandshakeError, is_tls_alert};
 pub use identity::Identity;
-pub use people::{Person, explain, shown};
+pub use people::{Person, explain, notice_dead_peer, shown};
 pub use reader::Reader;
 pub use record::RecordError;
 pub use refusal::{CertificateProblem, Refusal};

@@ -4,8 +4,14 @@
 
 use std::error::Error as StdError;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+    set_tcp_user_timeout,
+};
 use rustls::client::Resumption;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::CertificateDer;
@@ -23,6 +29,10 @@ use crate::verify::{Called, Calling, Trust};
 /// The ALPN protocol: a connection of a person is no use at the agent's port for other
 /// agents, nor an agent's at this one.
 const PROTOCOL: &[u8] = b"http/1.1";
+/// After such a silence the kernel asks the other end's kernel whether it is still there.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+const PROBES: u32 = 4;
 
 /// A person's certificate and key, and the trusted CA.
 pub struct Person {
@@ -95,6 +105,22 @@ pub(crate) fn server(
     Ok(config)
 }
 
+/// Has a connection end if the other end's host is gone: nothing is sent while an answer takes its
+/// time. It ends once the other end has acknowledged nothing, neither data nor probes, or taken
+/// nothing, for `patience`.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn notice_dead_peer(socket: impl AsFd, patience: Duration) -> io::Result<()> {
+    let socket = socket.as_fd();
+    let patience_ms = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
+    set_socket_keepalive(socket, true)?;
+    set_tcp_keepidle(socket, PROBE_AFTER)?;
+    set_tcp_keepintvl(socket, PROBE_EVERY)?;
+    set_tcp_keepcnt(socket, PROBES)?;
+    Ok(set_tcp_user_timeout(socket, patience_ms)?)
+}
+
 /// The holder of the certificates that a peer has shown in a handshake.
 #[must_use]
 pub fn shown(certificates: Option<&[CertificateDer<'_>]>) -> Option<Subject> {
@@ -121,9 +147,22 @@ pub fn explain(error: &(dyn StdError + 'static)) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepidle, tcp_user_timeout};
     use rustls::AlertDescription;
 
     use super::*;
+
+    #[test]
+    fn a_host_that_is_gone_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        notice_dead_peer(&stream, Duration::from_secs(30)).unwrap();
+        assert!(socket_keepalive(&stream).unwrap());
+        assert_eq!(tcp_keepidle(&stream).unwrap(), PROBE_AFTER);
+        assert_eq!(tcp_user_timeout(&stream).unwrap(), 30_000);
+    }
 
     #[test]
     fn an_alert_is_explained_however_deep_it_lies() {

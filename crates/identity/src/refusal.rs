@@ -1,8 +1,9 @@
 //! Why certificates are refused, at either end, in words for the operator.
 
+use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError};
 
-use crate::certificate::day;
+use crate::certificate::minute;
 use crate::subject::Subject;
 
 /// Why the peer's certificate is refused here.
@@ -23,7 +24,7 @@ pub enum CertificateProblem {
     )]
     Expired(String),
     /// It is not valid yet.
-    #[error("the peer's certificate holds only from {0} on: one of the two hosts' clocks is wrong")]
+    #[error("the peer's certificate is valid only from {0}: one of the two hosts' clocks is wrong")]
     Early(String),
     /// Another host's.
     #[error(
@@ -65,12 +66,12 @@ impl CertificateProblem {
         match error {
             CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::Stranger,
             CertificateError::Expired => Self::Expired("a day before today".to_owned()),
-            CertificateError::ExpiredContext { not_after, .. } => {
-                Self::Expired(day(i64::try_from(not_after.as_secs()).unwrap_or(i64::MAX)))
+            CertificateError::ExpiredContext { time, not_after } => {
+                Self::Expired(and_now(*not_after, *time))
             }
             CertificateError::NotValidYet => Self::Early("a day after today".to_owned()),
-            CertificateError::NotValidYetContext { not_before, .. } => {
-                Self::Early(day(i64::try_from(not_before.as_secs()).unwrap_or(i64::MAX)))
+            CertificateError::NotValidYetContext { time, not_before } => {
+                Self::Early(and_now(*not_before, *time))
             }
             CertificateError::ApplicationVerificationFailure => Self::NotAHost,
             CertificateError::Other(other) => match other.0.downcast_ref::<Self>() {
@@ -82,6 +83,12 @@ impl CertificateProblem {
     }
 }
 
+/// A time in a certificate, and what this host's clock says.
+fn and_now(at: UnixTime, now: UnixTime) -> String {
+    let shown = |at: UnixTime| minute(i64::try_from(at.as_secs()).unwrap_or(i64::MAX));
+    format!("{}, and this host's clock says {}", shown(at), shown(now))
+}
+
 /// The TLS alert with which the peer ended the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal(pub(crate) u8);
@@ -89,6 +96,13 @@ pub struct Refusal(pub(crate) u8);
 /// A plaintext agent's answer to TLS. An agent with TLS never sends it as a version
 /// error: agents speak only one version of TLS.
 pub(crate) const PLAINTEXT_ONLY: AlertDescription = AlertDescription::ProtocolVersion;
+
+impl Refusal {
+    /// Whether the peer says that this host's certificate has expired, or is not valid yet.
+    pub(crate) fn is_about_time(self) -> bool {
+        AlertDescription::from(self.0) == AlertDescription::CertificateExpired
+    }
+}
 
 impl std::error::Error for Refusal {}
 
@@ -100,7 +114,7 @@ impl std::fmt::Display for Refusal {
                  of the same CA"
             }
             AlertDescription::CertificateExpired => {
-                "the peer says that this host's certificate has expired, or doesn't hold yet: \
+                "the peer says that this host's certificate has expired, or isn't valid yet: \
                  issue a new one, or correct that host's clock"
             }
             AlertDescription::CertificateUnknown => {
@@ -131,6 +145,20 @@ impl std::fmt::Display for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_certificate_out_of_its_time_is_refused_with_both_times() {
+        let at = |s| UnixTime::since_unix_epoch(std::time::Duration::from_secs(s));
+        let early =
+            CertificateError::NotValidYetContext { time: at(3600), not_before: at(2 * 3600) };
+        let early = CertificateProblem::of(&early).to_string();
+        assert!(early.contains("only from 1970-01-01 02:00 UTC, and"), "{early}");
+        assert!(early.contains("clock says 1970-01-01 01:00 UTC: one of"), "{early}");
+        let late = CertificateError::ExpiredContext { time: at(3600), not_after: at(60) };
+        let late = CertificateProblem::of(&late).to_string();
+        assert!(late.contains("has expired on 1970-01-01 00:01 UTC, and"), "{late}");
+        assert!(late.contains("clock says 1970-01-01 01:00 UTC"), "{late}");
+    }
 
     #[test]
     fn every_alert_has_words() {

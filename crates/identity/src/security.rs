@@ -9,6 +9,7 @@ use rustix::net::{RecvFlags, recv};
 use crate::connection::Connection;
 use crate::handshake::{HANDSHAKE_MAX, HandshakeError, turn_away};
 use crate::identity::Identity;
+use crate::refusal::Refusal;
 
 /// The security of all connections between an agent and others.
 #[derive(Clone, Debug)]
@@ -47,6 +48,16 @@ impl Security {
         }
     }
 
+    /// Why the peer refuses this host, with what this host knows of the reason. In TLS 1.3 the
+    /// refusal is an error of the first read.
+    #[must_use]
+    pub fn refused(&self, refusal: Refusal) -> HandshakeError {
+        match self {
+            Self::Plaintext => refusal.into(),
+            Self::Tls(identity) => identity.refused(refusal),
+        }
+    }
+
     /// Whether peers are authenticated and connections encrypted.
     #[must_use]
     pub fn is_secure(&self) -> bool {
@@ -68,4 +79,29 @@ fn refuse_tls(stream: &TcpStream) -> Result<(), HandshakeError> {
         return Err(HandshakeError::PeerIsSecure);
     }
     Ok(stream.set_read_timeout(None)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::AlertDescription;
+
+    use super::*;
+    use crate::{Authority, Subject, Wanted};
+
+    #[test]
+    fn a_refusal_of_the_certificates_time_says_what_this_hosts_clock_says() {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::create(dir.path(), 100).unwrap();
+        let authority = Authority::open(dir.path()).unwrap();
+        let subject = Subject::host("a").unwrap();
+        let out = authority.place_for(&subject);
+        let wanted = Wanted { subject, days: 10, out, replace: false };
+        let files = authority.issue(&wanted).unwrap().files;
+        let security = Security::Tls(Arc::new(Identity::load("a", &files).unwrap()));
+        let refused = |alert: AlertDescription| security.refused(Refusal(alert.into())).to_string();
+        let said = refused(AlertDescription::CertificateExpired);
+        assert!(said.starts_with("the peer says that this host's certificate has"), "{said}");
+        assert!(said.contains("one of the two clocks is wrong"), "{said}");
+        assert!(!refused(AlertDescription::UnknownCA).contains("clock"));
+    }
 }

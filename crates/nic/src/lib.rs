@@ -26,12 +26,26 @@ pub use crate::tcp::TcpCounts;
 /// times mean little.
 const BETWEEN_LEAST: Duration = Duration::from_millis(500);
 
+/// The loopback interface of every network namespace.
+const LOOPBACK: &str = "lo";
+
 /// Errors of this host.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
     /// No interface has the address.
     #[error("no network interface here has the address {0}; `ip address` lists what there is")]
     NoSuchAddress(IpAddr),
+    /// The interface with the address carries nothing to other hosts.
+    #[error(
+        "the address {address} is on {interface}, and which network cards carry its traffic is \
+         not known"
+    )]
+    NotOnNic {
+        /// The address.
+        address: IpAddr,
+        /// The interface.
+        interface: String,
+    },
     /// The system refuses.
     #[error("{action}: {source}")]
     System {
@@ -97,13 +111,17 @@ impl Nics {
     /// operator has configured.
     ///
     /// # Errors
-    /// If no interface has the address, or the system refuses.
+    /// If no interface has the address, if that interface is no NIC, or if the system refuses.
     pub fn add(
         &mut self,
         address: IpAddr,
         configured_bytes_per_s: Option<u64>,
     ) -> Result<usize, NicError> {
-        let name = lower::carrier(&holding(address)?);
+        let interface = holding(address)?;
+        if only_holds(&interface, address.to_canonical()) {
+            return Err(NicError::NotOnNic { address, interface });
+        }
+        let name = lower::carrier(&interface);
         let known = self.nics.iter().position(|nic| nic.sample.name == name);
         let place = match known {
             Some(place) => place,
@@ -154,12 +172,11 @@ impl Nics {
     }
 
     fn sample_at(&mut self, now: Instant) -> Result<(), NicError> {
+        // If this fails, the next sample is of all the time since the last one.
+        let table = if self.nics.is_empty() { None } else { Some(Table::read()?) };
         let passed = now.duration_since(self.at);
         self.at = now;
-        if self.nics.is_empty() {
-            return Ok(());
-        }
-        let table = Table::read()?;
+        let Some(table) = table else { return Ok(()) };
         for nic in &mut self.nics {
             // A NIC that no longer exists carries nothing.
             let counters = table.of(&nic.sample.name).unwrap_or(nic.last);
@@ -201,7 +218,21 @@ fn holding(address: IpAddr) -> Result<String, NicError> {
         .map_err(|source| NicError::System { action: "listing network interfaces", source })?;
     let address = address.to_canonical();
     let holding = interfaces.into_iter().find(|interface| interface.ip() == address);
-    holding.map(|interface| interface.name).ok_or(NicError::NoSuchAddress(address))
+    let name = holding.map(|interface| without_label(&interface.name).to_owned());
+    name.ok_or(NicError::NoSuchAddress(address))
+}
+
+/// The interface's name without the label of one of its addresses: with `ip address add ... label
+/// eth0:1` the C library says `eth0:1`, and the counters are those of `eth0`.
+fn without_label(name: &str) -> &str {
+    name.split_once(':').map_or(name, |(interface, _)| interface)
+}
+
+/// Whether the interface has the address, but none of its traffic with other hosts: a routed host
+/// has its address on its loopback or a dummy interface, whatever NICs it is reached by.
+fn only_holds(interface: &str, address: IpAddr) -> bool {
+    let is_loopback = interface == LOOPBACK;
+    !address.is_loopback() && (is_loopback || speed::is_dummy(interface))
 }
 
 /// The local address from which routing reaches `remote`.
@@ -259,6 +290,23 @@ mod tests {
         let stranger: IpAddr = "192.0.2.77".parse().unwrap();
         let refused = Nics::new().add(stranger, None).unwrap_err();
         assert!(matches!(refused, NicError::NoSuchAddress(address) if address == stranger));
+    }
+
+    #[test]
+    fn a_label_of_an_address_is_no_part_of_its_interfaces_name() {
+        for (name, interface) in [("eth0", "eth0"), ("eth0:1", "eth0"), ("bond0.7:vip", "bond0.7")]
+        {
+            assert_eq!(without_label(name), interface);
+        }
+    }
+
+    #[test]
+    fn an_address_on_loopback_says_nothing_about_nics() {
+        let addresses = [("10.0.0.1", true), ("2001:db8::1", true), ("127.0.0.2", false)];
+        for (address, is_elsewhere) in addresses {
+            assert_eq!(only_holds(LOOPBACK, address.parse().unwrap()), is_elsewhere, "{address}");
+        }
+        assert!(!only_holds("no such interface", "10.0.0.1".parse().unwrap()));
     }
 
     #[test]

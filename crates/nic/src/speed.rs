@@ -42,6 +42,12 @@ pub(crate) fn bytes_per_s(name: &str) -> Option<u64> {
     in_bytes(settings[SPEED_WORD])
 }
 
+/// Whether the interface only holds addresses, and carries nothing.
+pub(crate) fn is_dummy(name: &str) -> bool {
+    let Ok(socket) = socket(AddressFamily::INET, SocketType::DGRAM, None) else { return false };
+    driver(&socket, name).as_deref() == Some("dummy")
+}
+
 /// Converts the kernel's megabits, which are 0 or all ones without a link.
 fn in_bytes(mbit_per_s: u32) -> Option<u64> {
     let known = mbit_per_s > 0 && i32::try_from(mbit_per_s).is_ok();
@@ -93,6 +99,7 @@ mod tests {
     fn what_has_no_wire_has_no_speed() {
         for name in ["lo", "no such interface", "a name that is far too long for one"] {
             assert_eq!(bytes_per_s(name), None);
+            assert!(!is_dummy(name), "{name}");
         }
     }
 }

@@ -62,6 +62,7 @@ impl Block {
                 Err(source) => return Err(PlaceError::Ram { name, source }),
             },
         };
+        let Some(versions) = versions else { return Err(PlaceError::NoTable { name }) };
         Ok(Self { name, pages, placement, versions, lock: RangeLock::new() })
     }
 
@@ -104,20 +105,21 @@ impl Block {
     }
 }
 
-/// What RAM holds already, as far as is known without reading it.
-fn versions_of(mapping: &Mapping, pages: usize) -> Result<Versions, ram::RamError> {
+/// What RAM holds already, as far as is known without reading it. None if there is no memory for
+/// that.
+fn versions_of(mapping: &Mapping, pages: usize) -> Result<Option<Versions>, ram::RamError> {
     let ranges = match mapping.data_ranges()? {
         DataRanges::Unknown => return Ok(Versions::new(pages, false)),
         DataRanges::Known(ranges) => ranges,
     };
-    let versions = Versions::new(pages, true);
+    let Some(versions) = Versions::new(pages, true) else { return Ok(None) };
     for range in ranges {
         let first = range.start / PAGE_BYTES as u64;
         let end = range.end.div_ceil(PAGE_BYTES as u64).min(pages as u64);
         let page = |number: u64| u32::try_from(number).expect("a block has fewer pages");
         (page(first)..page(end)).for_each(|page| versions.set_nonzero(PageIndex(page)));
     }
-    Ok(versions)
+    Ok(Some(versions))
 }
 
 fn run(fill: &Fill) -> Range<u64> {

@@ -122,8 +122,17 @@ pub enum PlaceError {
          free some, or move the VM with --audit off"
     )]
     NoMemory,
-    /// The RAM can't be written. This host is to blame.
-    #[error("writing RAM block {name}")]
+    /// No memory for a block's table. This host is to blame.
+    #[error(
+        "this host has no memory left for the table of RAM block {name}, 4 bytes for each of its \
+         pages: free some"
+    )]
+    NoTable {
+        /// The block's name.
+        name: String,
+    },
+    /// The RAM can't be reached. This host is to blame.
+    #[error("RAM block {name}: {source}")]
     Ram {
         /// The block's name.
         name: String,
@@ -166,6 +175,12 @@ pub enum FeederError {
     /// QEMU closed its end: it refused the stream, or died.
     #[error("the destination's QEMU stopped reading its stream: {0}")]
     Write(#[source] Arc<io::Error>),
+    /// QEMU read nothing for too long, though there was something to read.
+    #[error("the destination's QEMU hangs: it has read nothing of its stream for {seconds} s")]
+    Unread {
+        /// For how long.
+        seconds: u64,
+    },
     /// The thread that feeds it panicked.
     #[error("a fault in the agent: its thread feeder panicked; the agent's log says where")]
     Fault,
@@ -181,4 +196,18 @@ pub enum FeederError {
     /// A second head: a stream begins once.
     #[error("the head of the stream came twice")]
     SecondHead,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Callers tell the source, and so the operator, nothing but the text.
+    #[test]
+    fn an_error_of_ram_says_why_and_what_to_do() {
+        let said = PlaceError::Ram { name: "pc.ram".to_owned(), source: RamError::NoMemory };
+        let said = said.to_string();
+        assert!(said.starts_with("RAM block pc.ram: this host has no memory left"), "{said}");
+        assert!(said.contains("raise the pool of huge pages"), "{said}");
+    }
 }

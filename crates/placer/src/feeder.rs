@@ -11,6 +11,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use page::{BATCH_PAGES, PAGE_BYTES, Pool, Room, SLOT_BYTES};
 use parking_lot::{Condvar, Mutex};
@@ -124,6 +125,16 @@ impl Feeder {
             }
         })?;
         Ok(Self { handle: FeederHandle { shared }, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Ends feeding once QEMU reads nothing for `limit` while there is something to read. Without
+    /// it, a thread that feeds a QEMU that hangs waits until [`FeederHandle::stop`].
+    ///
+    /// # Errors
+    /// If the limit is zero.
+    pub fn give_up_after(&self, limit: Duration) -> io::Result<()> {
+        // The thread's handle is of the same socket.
+        self.handle.shared.socket.set_write_timeout(Some(limit))
     }
 
     /// A handle for the placer, and for stopping the feeder from another thread.
@@ -363,7 +374,7 @@ impl Shared {
             let written = socket.write_all(&bytes);
             self.give_back(bytes, room);
             if let Err(error) = written {
-                self.fail(FeederError::Write(Arc::new(error)));
+                self.fail(self.why(error));
                 return;
             }
         }
@@ -371,6 +382,16 @@ impl Shared {
             && let Err(error) = socket.flush().and_then(|()| socket.shutdown(Shutdown::Write))
         {
             self.fail(FeederError::Write(Arc::new(error)));
+        }
+    }
+
+    /// Why a write failed. One that took longer than it may fails as if it would block.
+    fn why(&self, error: io::Error) -> FeederError {
+        match self.socket.write_timeout() {
+            Ok(Some(limit)) if error.kind() == io::ErrorKind::WouldBlock => {
+                FeederError::Unread { seconds: limit.as_secs() }
+            }
+            _ => FeederError::Write(Arc::new(error)),
         }
     }
 

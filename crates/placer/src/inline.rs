@@ -9,7 +9,7 @@ use stream::PartSection;
 
 use crate::Placed;
 use crate::feeder::{FILLS_MAX, FeederHandle};
-use crate::place::Place;
+use crate::place::{Noting, Place};
 use crate::placer::Counts;
 
 /// Names were checked when the placer was made.
@@ -33,6 +33,7 @@ impl Inline<'_> {
         gate.check()?;
         let mut section = PartSection::begin(&mut chunk.bytes, ram.id, ram.footers);
         let bodies = bytes.chunks_exact(PAGE_BYTES).filter_map(<[u8]>::first_chunk);
+        let mut noting = self.place.noting();
         for ((&page, body), fingerprint) in pages.iter().zip(bodies).zip(fingerprints) {
             if !block.versions.claim(page, epoch) {
                 counts.stale += 1;
@@ -40,7 +41,7 @@ impl Inline<'_> {
             }
             block.versions.set_nonzero(page);
             section.body(&block.name, page, body).expect(NAME_FITS);
-            self.place.note(std::iter::once((page, fingerprint)));
+            noting.note(page, fingerprint);
             counts.placed += 1;
         }
         if counts.placed > 0 {
@@ -64,11 +65,11 @@ impl Inline<'_> {
             let _guard = block.lock.lock(span.clone());
             gate.check()?;
             let mut section = PartSection::begin(&mut chunk.bytes, ram.id, ram.footers);
-            let mut records = 0;
+            let (mut records, mut noting) = (0, self.place.noting());
             while let Some((page, byte)) = next
                 && records < FILLS_MAX
             {
-                if self.claim_fill(page, byte, &mut counts) {
+                if self.claim_fill(page, byte, &mut noting, &mut counts) {
                     section.fill(&block.name, page, byte).expect(NAME_FITS);
                     records += 1;
                 }
@@ -83,13 +84,19 @@ impl Inline<'_> {
     }
 
     /// Whether a page of `byte` has to be fed to QEMU.
-    fn claim_fill(&self, page: PageIndex, byte: u8, counts: &mut Counts) -> bool {
+    fn claim_fill(
+        &self,
+        page: PageIndex,
+        byte: u8,
+        noting: &mut Noting<'_>,
+        counts: &mut Counts,
+    ) -> bool {
         let versions = &self.place.block.versions;
         if !versions.claim(page, self.place.epoch) {
             counts.stale += 1;
             return false;
         }
-        self.place.note(std::iter::once((page, self.place.fill_fingerprint(byte))));
+        noting.note(page, self.place.fill_fingerprint(byte));
         if byte != 0 {
             versions.set_nonzero(page);
         } else if versions.may_be_nonzero(page) {

@@ -142,6 +142,8 @@ impl Mapped<'_> {
     /// Writes the parts of one run that are new and not zero already.
     fn place_fill(&self, fill: &Fill, counts: &mut Counts) -> Result<(), PlaceError> {
         let versions = &self.place.block.versions;
+        let (mut noting, fingerprint) =
+            (self.place.noting(), self.place.fill_fingerprint(fill.byte));
         let mut run = fill.first.0..fill.first.0;
         for page in (fill.first.0..).take(fill.count as usize).map(PageIndex) {
             let is_new = versions.claim(page, self.place.epoch);
@@ -152,7 +154,7 @@ impl Mapped<'_> {
             counts.stale += u64::from(!is_new);
             if is_new {
                 counts.fills_skipped += 1;
-                self.note_fill(page.0..page.0 + 1, fill.byte);
+                noting.note(page, fingerprint);
             }
             counts.fills_written += self.write_run(run, fill.byte)?;
             run = page.0 + 1..page.0 + 1;
@@ -175,8 +177,7 @@ impl Mapped<'_> {
             self.zero(run.clone())?;
             run.clone().for_each(|page| versions.set_zero(PageIndex(page)));
         } else {
-            let (offset, bytes) = (PageIndex(run.start).offset(), PageIndex(pages).offset());
-            self.mapping.fill(offset, bytes, byte).map_err(|error| self.blame(error))?;
+            self.write_bytes(run.clone(), byte)?;
         }
         self.note_fill(run, byte);
         Ok(u64::from(pages))
@@ -190,14 +191,27 @@ impl Mapped<'_> {
             let end = run.end.min(first.saturating_add(ZEROED_AT_ONCE));
             let bytes = &mut read[..(end - first) as usize * PAGE_BYTES];
             self.mapping.read(PageIndex(first).offset(), bytes).map_err(|e| self.blame(e))?;
+            let mut nonzero = first..first;
             for (page, bytes) in (first..end).zip(bytes.chunks_exact(PAGE_BYTES)) {
-                if !is_zero(bytes) {
-                    let zeroed = self.mapping.fill(PageIndex(page).offset(), PAGE_BYTES as u64, 0);
-                    zeroed.map_err(|error| self.blame(error))?;
+                if is_zero(bytes) {
+                    self.write_bytes(nonzero, 0)?;
+                    nonzero = page + 1..page + 1;
+                } else {
+                    nonzero.end = page + 1;
                 }
             }
+            self.write_bytes(nonzero, 0)?;
         }
         Ok(())
+    }
+
+    /// Writes `byte` to all of `run`, whatever is there.
+    fn write_bytes(&self, run: Range<u32>, byte: u8) -> Result<(), PlaceError> {
+        if run.is_empty() {
+            return Ok(());
+        }
+        let (offset, bytes) = (PageIndex(run.start).offset(), PageIndex(run.end).offset());
+        self.mapping.fill(offset, bytes - offset, byte).map_err(|error| self.blame(error))
     }
 
     fn note_fill(&self, run: Range<u32>, byte: u8) {

@@ -1,6 +1,6 @@
 //! What is needed to place pages of one epoch, mapped or inline.
 
-use audit::{BlockLedger, Delivery, Fingerprint};
+use audit::{BlockLedger, Delivery, Fingerprint, Writing};
 use page::{BATCH_PAGES, Epoch, PAGE_BYTES, PageIndex};
 
 use crate::block::Block;
@@ -41,9 +41,34 @@ impl Place<'_> {
 
     /// Notes pages that were written, while their range is locked.
     pub(crate) fn note(&self, written: impl Iterator<Item = (PageIndex, Fingerprint)>) {
-        let Some(ledger) = self.ledger else { return };
-        let mut writing = ledger.write();
-        for (page, fingerprint) in written {
+        let mut noting = self.noting();
+        written.for_each(|(page, fingerprint)| noting.note(page, fingerprint));
+    }
+}
+
+impl<'p> Place<'p> {
+    /// For notes of pages one by one. It must be dropped before their range is unlocked.
+    pub(crate) fn noting(&self) -> Noting<'p> {
+        Noting {
+            writing: self.ledger.map(BlockLedger::write),
+            epoch: self.epoch,
+            delivery: self.delivery,
+        }
+    }
+}
+
+/// Notes pages, and adds them to the audit's sums once for all of them: lanes share the sums, so
+/// that costs more than the page's own entry.
+pub(crate) struct Noting<'p> {
+    writing: Option<Writing<'p>>,
+    epoch: Epoch,
+    delivery: Delivery,
+}
+
+impl Noting<'_> {
+    /// Notes a page that was written.
+    pub(crate) fn note(&mut self, page: PageIndex, fingerprint: Fingerprint) {
+        if let Some(writing) = &mut self.writing {
             writing.placed(page, fingerprint, self.epoch, self.delivery);
         }
     }

@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use bytemuck::allocation::try_zeroed_slice_box;
 use page::{Epoch, PageIndex};
 
 #[derive(Debug)]
@@ -19,13 +20,16 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// For `pages` pages, all of them zero or all of them unknown.
-    pub(crate) fn new(pages: usize, zero: bool) -> Self {
-        let bits = if zero { 0 } else { u64::MAX };
-        Self {
-            epochs: (0..pages).map(|_| AtomicU32::new(0)).collect(),
-            nonzero: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(bits)).collect(),
+    /// For `pages` pages, all of them zero or all of them unknown. None if memory can't be
+    /// reserved: the source dictates a block's size.
+    pub(crate) fn new(pages: usize, zero: bool) -> Option<Self> {
+        // The tables take no memory until they are written.
+        let epochs = try_zeroed_slice_box(pages).ok()?;
+        let nonzero: Box<[AtomicU64]> = try_zeroed_slice_box(pages.div_ceil(64)).ok()?;
+        if !zero {
+            nonzero.iter().for_each(|word| word.store(u64::MAX, Relaxed));
         }
+        Some(Self { epochs, nonzero })
     }
 
     /// Whether content of `epoch` is not older than that of `page`. If so, it counts as the
@@ -74,7 +78,7 @@ mod tests {
 
     #[test]
     fn older_content_is_refused_and_equal_is_taken_again() {
-        let versions = Versions::new(2, true);
+        let versions = Versions::new(2, true).unwrap();
         let page = PageIndex(1);
         assert!(versions.claim(page, Epoch(0)));
         assert!(versions.claim(page, Epoch(3)));
@@ -88,15 +92,22 @@ mod tests {
     #[test]
     fn each_page_has_its_own_bit() {
         for zero in [true, false] {
-            let versions = Versions::new(130, zero);
+            let versions = Versions::new(130, zero).unwrap();
             assert!((0..130).all(|page| versions.may_be_nonzero(PageIndex(page)) != zero));
         }
-        let versions = Versions::new(130, true);
+        let versions = Versions::new(130, true).unwrap();
         (60..70).for_each(|page| versions.set_nonzero(PageIndex(page)));
         versions.set_zero(PageIndex(64));
         for page in 0..130 {
             let expected = (60..70).contains(&page) && page != 64;
             assert_eq!(versions.may_be_nonzero(PageIndex(page)), expected, "page {page}");
         }
+    }
+
+    /// It must not end the agent, which has other migrations.
+    #[test]
+    fn a_table_that_cannot_be_had_is_refused() {
+        assert!(Versions::new(usize::MAX >> 8, true).is_none());
+        assert!(Versions::new(0, false).is_some());
     }
 }

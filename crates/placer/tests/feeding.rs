@@ -5,6 +5,7 @@ mod common;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::thread;
+use std::time::Duration;
 
 use audit::Delivery;
 use common::{Fed, QemuEnd, body};
@@ -137,6 +138,19 @@ fn a_qemu_that_does_not_read_makes_lanes_wait_until_it_reads_or_all_is_stopped()
             assert_eq!(feeder.finish().is_err(), stop);
         });
     }
+}
+
+/// Otherwise the thread that passes a stream on would hear of nothing that ends the migration.
+#[test]
+fn a_qemu_that_hangs_is_given_up() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let feeder = Feeder::start(ours, 1 << 20).unwrap();
+    feeder.give_up_after(Duration::from_millis(1)).unwrap();
+    let piece = [7; 64 << 10];
+    let error = (0..).find_map(|_| feeder.whole(&piece).err()).unwrap();
+    assert!(matches!(error, FeederError::Unread { seconds: 0 }), "{error}");
+    assert!(matches!(feeder.finish(), Err(FeederError::Unread { .. })));
+    drop(theirs);
 }
 
 #[test]

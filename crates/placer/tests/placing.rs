@@ -4,9 +4,9 @@ mod common;
 
 use std::sync::Arc;
 
-use audit::Delivery;
+use audit::{Delivery, Hash, Ledger};
 use common::{Fed, QemuEnd, body};
-use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex, Pool};
 use placer::{BlockPlan, Counts, Feeder, PlaceError, Placement, Placer};
 use ram::{DataRanges, Mapping};
 
@@ -73,11 +73,48 @@ fn zeros_over_zeros_leave_a_hole() {
 #[test]
 fn what_was_in_mapped_ram_before_is_zeroed() {
     let mapping = ram(64 * PAGE);
-    mapping.fill(5 * PAGE, 10, 1).unwrap();
+    let touched = [0, 5, 6, 7, 15, 16, 17, 31, 63];
+    touched.iter().for_each(|page| mapping.fill(page * PAGE, 10, 1).unwrap());
     let arrival = arrival(64 * PAGE, Placement::Mapped(Arc::clone(&mapping)));
-    arrival.placer.place_fills(BLOCK, Epoch(0), &[fill(0, 64, 0)]).unwrap();
-    assert_eq!(page_of(&mapping, 5), vec![0; PAGE_BYTES]);
-    assert_eq!(arrival.placer.counters().fills_written, 1);
+    arrival.placer.place_fills(BLOCK, Epoch(1), &[fill(20, 10, 9)]).unwrap();
+    // Of pages that may hold something, this one happens to be zero.
+    mapping.fill(23 * PAGE, PAGE, 0).unwrap();
+    arrival.placer.place_fills(BLOCK, Epoch(2), &[fill(0, 64, 0)]).unwrap();
+    for page in 0..64 {
+        assert_eq!(page_of(&mapping, page), vec![0; PAGE_BYTES], "{page}");
+    }
+    let written = touched.len() as u64 + 10 + 10;
+    assert_eq!(arrival.placer.counters().fills_written, written);
+}
+
+/// Runs of fills that are skipped, written and stale in turn, over more than one of the audit's
+/// ranges.
+#[test]
+fn the_audit_has_each_page_of_a_run() {
+    const PAGES: u32 = 3 * 4096;
+    for inline in [false, true] {
+        let bytes = u64::from(PAGES) * PAGE;
+        let placement = if inline { Placement::Inline } else { Placement::Mapped(ram(bytes)) };
+        let Arrival { placer, qemu: _qemu, feeder: _feeder } = arrival(bytes, placement);
+        let placer = placer.audited(Hash::fastest()).unwrap();
+        let source = Ledger::new(Hash::fastest(), [u64::from(PAGES)]).unwrap();
+        let mut batch = Pool::new(1).take().unwrap();
+        for (epoch, fills) in [
+            (1, vec![fill(4000, 200, 9), fill(0, 4000, 0), fill(4200, 4096, 0)]),
+            (3, vec![fill(4100, 4, 7), fill(8192, 8, 0)]),
+            (2, vec![fill(0, 8200, 0)]),
+        ] {
+            for run in &fills {
+                for page in (run.first.0..).take(run.count as usize) {
+                    batch.push_fill(PageIndex(page), run.byte);
+                }
+            }
+            source.fills_handed_over(&batch, Epoch(epoch));
+            batch.clear_fills();
+            placer.place_fills(BLOCK, Epoch(epoch), &fills).unwrap();
+        }
+        assert_eq!(placer.ledger().unwrap().totals(), source.totals(), "inline: {inline}");
+    }
 }
 
 #[test]

@@ -180,11 +180,13 @@ pub fn boundary(ram_bytes: u64, threshold_bytes: u64, passes_max: u32) -> f64 {
 
 /// A guest's write rate and its working set, from the rates at which pages got dirty over two
 /// intervals, with each page counted once. None: as far as the rates tell, it always writes to new
-/// pages.
+/// pages, or it wrote much less in the longer one, so that they don't belong together.
 #[must_use]
 pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
     let [short, long] = rates.map(|rate| rate.max(0.0));
-    if short <= 0.0 || long >= short * NO_SET {
+    // In a longer time no fewer pages of a set get dirty than in a shorter one.
+    let is_burst = long * seconds[1] < short * seconds[0] * BURST;
+    if short <= 0.0 || long >= short * NO_SET || is_burst {
         return (short.max(long), None);
     }
     // The ratio of the rates, by how many times the set is written per second.
@@ -205,6 +207,9 @@ pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
 
 /// Rates closer to each other than this say nothing about a set.
 const NO_SET: f64 = 0.95;
+/// If less than this part of what got dirty in the shorter interval did so in the longer one, the
+/// guest has changed what it does. Samples of a small set may be off by a third.
+const BURST: f64 = 0.5;
 /// Times per second that a set can be written and still be distinguished from one that is written
 /// all the time.
 const TIMES: (f64, f64) = (1e-3, 20.0);
@@ -422,5 +427,10 @@ mod tests {
         let (told, set) = working_set([90e6, 30e6], seconds);
         assert!(told >= 90e6 && set.unwrap() >= 89_000_000, "{told} {set:?}");
         assert_eq!(working_set([f64::NAN, f64::NAN], seconds).1, None);
+        // A burst in the first second is no set that is written twenty times a second.
+        for long in [0.0, 1e6, 14e6] {
+            assert_eq!(working_set([90e6, long], seconds), (90e6, None), "{long}");
+        }
+        assert!(working_set([90e6, 16e6], seconds).1.is_some(), "the samples may be off");
     }
 }

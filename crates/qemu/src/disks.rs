@@ -22,6 +22,7 @@ mod network;
 mod other;
 mod passed_through;
 mod place;
+mod promises;
 mod qemu_img;
 mod served;
 mod verify;
@@ -37,10 +38,15 @@ pub(crate) use images::identity_of;
 pub use images::{Prepared, PreparedImage, moving, prepare, remove_made};
 pub(crate) use list::guest_id;
 pub use list::{Disk, Stays, disks};
+pub use promises::Promises;
 pub use qemu_img::QemuImg;
 
 /// Most bytes of an image that are read to compare contents, where nothing else can be compared.
 const CONTENT_BYTES_MAX: u64 = 4 << 30;
+
+/// Asked again and again while an image's content is read, which may take minutes: an error, with
+/// the reason, ends that.
+pub type GoesOn<'g> = &'g dyn Fn() -> Result<(), String>;
 
 /// An image that is not proven to be shared by both hosts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,9 +63,13 @@ pub struct NotShared {
 ///
 /// # Errors
 /// With the reason if it doesn't.
-pub fn verify(challenge: &Challenge, overrides: &[(String, String)]) -> Result<(), NotShared> {
+pub fn verify(
+    challenge: &Challenge,
+    overrides: &[(String, String)],
+    goes_on: GoesOn<'_>,
+) -> Result<(), NotShared> {
     let image = crate::command_line::overridden(&challenge.image, overrides);
-    verify::verify(&image, &challenge.proof).map_err(|reason| NotShared { image, reason })
+    verify::verify(&image, &challenge.proof, goes_on).map_err(|reason| NotShared { image, reason })
 }
 
 #[cfg(test)]

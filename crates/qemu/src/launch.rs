@@ -19,6 +19,7 @@ use rustix::io::FdFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::process::{Process, ProcessError};
+use crate::secrets;
 
 /// Most bytes of QEMU's output that are shown.
 const TAIL_BYTES: u64 = 4096;
@@ -141,7 +142,8 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
     })?)
 }
 
-/// The end of what QEMU wrote to its log after byte `from`, if it wrote anything.
+/// The end of what QEMU wrote to its log after byte `from`, if it wrote anything, without secrets:
+/// QEMU's messages repeat options, and this is reported to others.
 #[must_use]
 pub fn log_tail(path: &Path, from: u64) -> Option<String> {
     let mut file = File::open(path).ok()?;
@@ -150,8 +152,9 @@ pub fn log_tail(path: &Path, from: u64) -> Option<String> {
     file.seek(SeekFrom::Start(start)).ok()?;
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
-    (!text.is_empty()).then_some(text)
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.trim();
+    (!text.is_empty()).then(|| secrets::hidden_in_text(text))
 }
 
 /// Gives a child a session of its own, these files and no others, that user and none
@@ -343,5 +346,14 @@ mod tests {
         assert!(log_tail(&log, 0).unwrap().ends_with("xthe end"));
         assert_eq!(log_tail(&log, 10_004).as_deref(), Some("end"));
         assert_eq!(log_tail(&log, 20_000), None);
+    }
+
+    #[test]
+    fn secrets_in_a_log_are_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        fs::write(&log, "qemu: -object secret,id=s,data=hunter2: no\n").unwrap();
+        let tail = log_tail(&log, 0).unwrap();
+        assert_eq!(tail, "qemu: -object secret,id=s,data=(hidden) no");
     }
 }

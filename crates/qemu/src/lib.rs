@@ -24,4 +24,5 @@ pub mod qmp;
 pub mod ram_blocks;
 pub mod rendezvous;
 pub mod room;
+pub mod secrets;
 pub mod shape;

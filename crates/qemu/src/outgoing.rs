@@ -275,8 +275,8 @@ impl Outgoing {
     /// stopped before QEMU would have stopped it to finish, or whose guest powered off, is
     /// left so.
     ///
-    /// A paused VM whose migration has completed stays in `postmigrate`, because `cont`, which
-    /// would end that, runs it.
+    /// A paused VM that QEMU has given up stays in `postmigrate`, because `cont`, which would end
+    /// that, runs it.
     ///
     /// The reader of the stream must have closed its sockets: a QEMU that is
     /// stopping the VM does not answer until its writes end.
@@ -295,6 +295,13 @@ impl Outgoing {
         }
         self.restore();
         Ok(status)
+    }
+
+    /// Whether QEMU has given the VM up (`postmigrate`), after its migration has ended. An older
+    /// QEMU, such as 7.2, does so with a paused VM also if that was cancelled while it finished.
+    #[must_use]
+    pub fn has_given_up(&self) -> bool {
+        self.settled().is_ok_and(|state| state == RunState::PostMigrate)
     }
 
     /// Cancels the migration, if it has not ended, and returns how it ended: it may have

@@ -15,6 +15,12 @@ pub enum QuotaError {
         /// The process's group.
         group: PathBuf,
     },
+    /// A thread that is scheduled otherwise.
+    #[error("thread {thread} has a real-time priority, and quotas of CPU time don't apply to it")]
+    RealTime {
+        /// The thread.
+        thread: u32,
+    },
     /// The system refuses.
     #[error("{doing} {}: {source}", path.display())]
     System {

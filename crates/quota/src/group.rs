@@ -12,6 +12,8 @@ use crate::period::Quota;
 
 /// Prefix of our groups' names, followed by the PID.
 const PREFIX: &str = "droveway-slow-";
+/// With version 2, the controllers that a group enables for the groups below it.
+const SUBTREE: &str = "cgroup.subtree_control";
 /// A thread that leaves a group stays listed there for a moment.
 const REMOVE_TRIES: u32 = 50;
 
@@ -40,11 +42,8 @@ impl Group {
     }
 
     fn below(parent: PathBuf, version: Version, pid: u32) -> Result<Self, QuotaError> {
-        let has = |file: &str| {
-            let text = fs::read_to_string(parent.join(file)).unwrap_or_default();
-            text.split_whitespace().any(|controller| controller == "cpu")
-        };
-        let enable = version == Version::V2 && !has("cgroup.subtree_control");
+        let has = |file: &str| names_cpu(&parent.join(file)).unwrap_or(false);
+        let enable = version == Version::V2 && !has(SUBTREE);
         if enable && !has("cgroup.controllers") {
             return Err(QuotaError::NotDelegated { group: parent });
         }
@@ -54,7 +53,8 @@ impl Group {
 
     /// Whether it is the same directory.
     pub(crate) fn is_at(&self, other: &Self) -> bool {
-        self.dir == other.dir
+        // By bytes, because there may be hundreds to compare.
+        self.dir.as_os_str() == other.dir.as_os_str()
     }
 
     pub(crate) fn by(&self) -> String {
@@ -78,7 +78,7 @@ impl Group {
             // threads only once it is the root of threaded groups.
             write(&self.dir, "cgroup.type", "threaded")?;
             if self.enable {
-                write(&self.parent, "cgroup.subtree_control", "+cpu")?;
+                write(&self.parent, SUBTREE, "+cpu")?;
             }
         }
         Ok(())
@@ -162,7 +162,12 @@ impl Group {
         if !self.enable || others() {
             return Ok(());
         }
-        let path = self.parent.join("cgroup.subtree_control");
+        let path = self.parent.join(SUBTREE);
+        // It was never enabled where groups can't be made, such as in a container whose cgroups are
+        // read-only: there is nothing to restore, and that would be refused as well.
+        if names_cpu(&path).is_ok_and(|is_enabled| !is_enabled) {
+            return Ok(());
+        }
         match write_io(&path, "-cpu") {
             // The VM has ended, and its groups no longer exist.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -179,6 +184,12 @@ impl Group {
 }
 
 const ESRCH: i32 = 3;
+
+/// Whether a list of controllers contains the one for CPU time.
+fn names_cpu(list: &Path) -> io::Result<bool> {
+    let text = fs::read_to_string(list)?;
+    Ok(text.split_whitespace().any(|controller| controller == "cpu"))
+}
 
 fn write(dir: &Path, file: &str, text: &str) -> Result<(), QuotaError> {
     let path = dir.join(file);

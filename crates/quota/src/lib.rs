@@ -18,6 +18,7 @@ mod hierarchy;
 mod memory;
 mod note;
 mod period;
+mod scheduling;
 mod used;
 
 pub use error::QuotaError;
@@ -30,6 +31,7 @@ use std::path::Path;
 
 use group::Group;
 use note::Note;
+use scheduling::is_real_time;
 
 /// Threads that are throttled until this is lifted or dropped.
 #[derive(Debug)]
@@ -65,9 +67,12 @@ impl Slowed {
     pub fn new(notes: &Notes, pid: u32, threads: &[u32]) -> Result<Self, QuotaError> {
         // Without threads, the process itself shows whether the host can throttle.
         let threads = if threads.is_empty() { &[pid] } else { threads };
+        let groups = threads.iter().map(|thread| place(pid, *thread));
+        let groups: Vec<Group> = groups.collect::<Result<_, _>>()?;
         let mut slowed = Self { pid, notes: notes.clone(), groups: Vec::new(), note: None };
-        for thread in threads {
-            slowed.place(*thread)?;
+        slowed.prepare(groups.iter())?;
+        for members in &mut slowed.groups {
+            members.make()?;
         }
         Ok(slowed)
     }
@@ -78,39 +83,63 @@ impl Slowed {
         self.groups.first().map(|members| members.group.by()).unwrap_or_default()
     }
 
-    /// Adds a thread to those that share the quota of [`Slowed::set`]. A thread that is not the
+    /// Adds threads to those that share the quota of [`Slowed::set`]. A thread that is not the
     /// process's any more, such as that of an unplugged vCPU, is left alone.
     ///
     /// # Errors
-    /// If the system refuses.
-    pub fn add(&mut self, thread: u32) -> Result<(), QuotaError> {
-        let is_its = Path::new(&format!("/proc/{}/task/{thread}", self.pid)).exists();
-        if is_its && !self.groups.iter().any(|members| members.threads.contains(&thread)) {
-            let members = self.place(thread)?;
-            members.group.add_thread(thread)?;
-            members.threads.push(thread);
+    /// If the system refuses. The other threads are added nonetheless, unless the note can't be
+    /// written.
+    pub fn add(&mut self, threads: impl IntoIterator<Item = u32>) -> Result<(), QuotaError> {
+        let is_known =
+            |thread: u32| self.groups.iter().any(|members| members.threads.contains(&thread));
+        let is_its = |thread: u32| Path::new(&format!("/proc/{}/task/{thread}", self.pid)).exists();
+        let mut outcome = Ok(());
+        let mut placed = Vec::new();
+        for thread in threads {
+            if is_known(thread) || !is_its(thread) {
+                continue;
+            }
+            match place(self.pid, thread) {
+                Ok(group) => placed.push((thread, group)),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
+        self.prepare(placed.iter().map(|(_, group)| group))?;
+        for (thread, group) in placed {
+            outcome = outcome.and(self.put(thread, &group));
+        }
+        outcome
+    }
+
+    /// Takes up the groups that are not known yet, once a note on disk names them: a group without
+    /// a note would outlast a program that is killed. There is one note for all, because a VM may
+    /// have hundreds of vCPUs, each in a group of its own.
+    fn prepare<'g>(&mut self, groups: impl Iterator<Item = &'g Group>) -> Result<(), QuotaError> {
+        let mut more: Vec<Group> = Vec::new();
+        for group in groups {
+            let mut known = self.groups.iter().map(|members| &members.group).chain(&more);
+            if !known.any(|known| known.is_at(group)) {
+                more.push(group.clone());
+            }
+        }
+        if more.is_empty() {
+            return Ok(());
+        }
+        let known = self.groups.iter().map(|members| &members.group);
+        let all = known.chain(&more).cloned().collect();
+        self.note = Some(self.notes.write(self.pid, all)?);
+        self.groups.extend(more.into_iter().map(Members::of));
         Ok(())
     }
 
-    /// The group for a thread, created for the first thread of its current group.
-    fn place(&mut self, thread: u32) -> Result<&mut Members, QuotaError> {
-        let group = Group::place(self.pid, thread)?;
-        let known = self.groups.iter().position(|members| members.group.is_at(&group));
-        if known.is_none() {
-            let (threads, quota, is_set, is_made) = (Vec::new(), None, true, false);
-            self.groups.push(Members { group, threads, quota, is_set, is_made });
-            let groups = self.groups.iter().map(|members| members.group.clone()).collect();
-            self.note = Some(self.notes.write(self.pid, groups)?);
-        }
-        let at = known.unwrap_or(self.groups.len() - 1);
-        let members = &mut self.groups[at];
-        if !members.is_made {
-            // A group that is only half made is lifted with the others, or made the next time.
-            members.group.make()?;
-            members.is_made = true;
-        }
-        Ok(members)
+    /// Moves a thread to its group, which is made for the first one.
+    fn put(&mut self, thread: u32, group: &Group) -> Result<(), QuotaError> {
+        let its = self.groups.iter_mut().find(|members| members.group.is_at(group));
+        let Some(members) = its else { return Ok(()) };
+        members.make()?;
+        members.group.add_thread(thread)?;
+        members.threads.push(thread);
+        Ok(())
     }
 
     /// Limits the threads together to `cpus` seconds of CPU time a second; none means no limit.
@@ -149,6 +178,30 @@ impl Slowed {
         self.note = None;
         Ok(())
     }
+}
+
+impl Members {
+    fn of(group: Group) -> Self {
+        Self { group, threads: Vec::new(), quota: None, is_set: true, is_made: false }
+    }
+
+    /// Makes the group. One that is only half made is lifted with the others, or made the next
+    /// time.
+    fn make(&mut self) -> Result<(), QuotaError> {
+        if !self.is_made {
+            self.group.make()?;
+            self.is_made = true;
+        }
+        Ok(())
+    }
+}
+
+/// The place of the group for a thread that a quota can throttle.
+fn place(pid: u32, thread: u32) -> Result<Group, QuotaError> {
+    if is_real_time(pid, thread) {
+        return Err(QuotaError::RealTime { thread });
+    }
+    Group::place(pid, thread)
 }
 
 /// Lifts each group, even if another fails.

@@ -1,7 +1,7 @@
 //! Notes on disk of what is throttled, for the program's next start.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::iter;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,9 @@ use crate::error::{At, QuotaError};
 use crate::group::Group;
 use crate::lift_all;
 
-/// Our notes are never longer.
-const BYTES_MAX: u64 = 64 << 10;
+/// Our notes are never longer: a group takes some 300 bytes, and QEMU permits some thousand vCPUs,
+/// each of which may be in a group of its own.
+const BYTES_MAX: u64 = 16 << 20;
 const EXTENSION: &str = "slowed";
 
 /// A directory of notes.
@@ -82,13 +83,23 @@ impl Notes {
         let group = groups.remove(0);
         let text = serde_json::to_vec(&Written { pid, group, more })
             .map_err(|error| wrong(error.to_string()))?;
-        let mut file = File::create(&new).at("making", &new)?;
-        file.write_all(&text).at("writing", &new)?;
-        file.sync_all().at("flushing", &new)?;
-        fs::rename(&new, &path).at("making", &path)?;
+        if text.len() as u64 > BYTES_MAX {
+            return Err(wrong(format!("it would have {} bytes", text.len())));
+        }
+        let written = durably(&new, &text).at("writing", &new);
+        written.and_then(|()| fs::rename(&new, &path).at("making", &path)).inspect_err(|_| {
+            // It would only take room, the lack of which may be the reason.
+            let _ = fs::remove_file(&new);
+        })?;
         File::open(&self.dir).and_then(|dir| dir.sync_all()).at("flushing", &self.dir)?;
         Ok(Note { path })
     }
+}
+
+fn durably(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text)?;
+    file.sync_all()
 }
 
 fn read(path: PathBuf) -> Result<Left, QuotaError> {

@@ -56,7 +56,7 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
     let before = busy.groups();
     let mut slowed = Slowed::new(&notes, busy.pid(), &[busy.pid()]).unwrap();
     assert_eq!(busy.groups(), before, "nothing is slowed yet");
-    slowed.add(busy.pid()).unwrap();
+    slowed.add([busy.pid()]).unwrap();
     for cpus in [0.2, 0.05] {
         slowed.set(Some(cpus), |_| 1.0).unwrap();
         let share = busy.share(Duration::from_secs(1));
@@ -78,7 +78,7 @@ fn a_killed_program_leaves_a_note_that_releases_the_threads() {
     let (busy, ended) = (Busy::start(), Busy::start());
     for process in [&busy, &ended] {
         let mut slowed = Slowed::new(&notes, process.pid(), &[]).unwrap();
-        slowed.add(process.pid()).unwrap();
+        slowed.add([process.pid()]).unwrap();
         slowed.set(Some(0.1), |_| 1.0).unwrap();
         // As if it were killed.
         std::mem::forget(slowed);
@@ -252,9 +252,7 @@ fn threads_return_to_their_own_groups() {
         // The second thread is added later.
         let pid = std::process::id();
         let mut slowed = Slowed::new(&notes, pid, &threads.ids[..1]).unwrap();
-        for id in &threads.ids {
-            slowed.add(*id).unwrap();
-        }
+        slowed.add(threads.ids.iter().copied()).unwrap();
         let wants = |id: u32| if id == threads.ids[0] { 0.9 } else { 0.1 };
         slowed.set(Some(0.5), wants).unwrap();
         for (groups, id) in threads.groups().iter().zip(&threads.ids) {

@@ -1,15 +1,12 @@
 //! Images, and how they are opened.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nbd::reader::Endpoint;
-use parking_lot::{Condvar, Mutex};
 use rights::User;
 
-use crate::reader::{abandon, came_back, check_abandoned};
-use crate::{Exporter, FileSource, NbdSource, OpenError, Source};
+use crate::{Exporter, FileSource, Look, NbdSource, OpenError, Source};
 
 /// The image that a VM uses, as this host can reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,22 +116,43 @@ impl Opening {
     }
 }
 
-/// Opens an image, on a thread that is left behind if the storage doesn't
+/// An image that is being opened.
+#[derive(Debug)]
+pub struct Opens {
+    look: Look<Result<Opened, OpenError>>,
+    what: String,
+    patience: Duration,
+}
+
+impl Opens {
+    /// Waits until it is open, for as long as it may take since it was begun.
+    ///
+    /// # Errors
+    /// If it doesn't exist, can't be read, or its storage doesn't answer.
+    pub fn wait(self) -> Result<Opened, OpenError> {
+        let Self { look, what, patience } = self;
+        look.wait().unwrap_or(Err(OpenError::Stalled { what, patience }))
+    }
+}
+
+/// Begins to open an image, on a thread that is left behind if the storage doesn't
 /// answer.
+///
+/// # Errors
+/// If that can't be begun.
+pub fn begin_to_open(image: &Image, how: &Opening) -> Result<Opens, OpenError> {
+    let (what, patience) = (image.name(), how.patience);
+    let (image, how) = (image.clone(), how.clone());
+    let look = Look::begin(patience, move || reach(&image, &how))?;
+    Ok(Opens { look, what, patience })
+}
+
+/// Opens an image; see [`begin_to_open`].
 ///
 /// # Errors
 /// If it doesn't exist, can't be read, or its storage doesn't answer.
 pub fn open(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
-    check_abandoned()?;
-    let stalled = || OpenError::Stalled { what: image.name(), patience: how.patience };
-    let (patience, opened) = (how.patience, Arc::new(Slot::default()));
-    let opener = {
-        let (image, how, slot) = (image.clone(), how.clone(), Arc::clone(&opened));
-        move || slot.put(reach(&image, &how))
-    };
-    let spawned = data_threads::spawn("storage-open", opener);
-    spawned.map_err(OpenError::Local)?;
-    opened.take(patience).unwrap_or_else(|| Err(stalled()))
+    begin_to_open(image, how)?.wait()
 }
 
 fn reach(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
@@ -170,44 +188,4 @@ fn open_file(
 ) -> Result<FileSource, OpenError> {
     let opened = rights::with(how.user.as_ref(), || FileSource::open(path, base, bytes));
     opened.map_err(OpenError::Local)?
-}
-
-/// Receives the result, if the caller still waits for it.
-#[derive(Default)]
-struct Slot {
-    state: Mutex<Waiting>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Waiting {
-    result: Option<Result<Opened, OpenError>>,
-    left: bool,
-}
-
-impl Slot {
-    fn put(&self, result: Result<Opened, OpenError>) {
-        let mut state = self.state.lock();
-        if state.left {
-            came_back();
-            return;
-        }
-        state.result = Some(result);
-        drop(state);
-        self.changed.notify_one();
-    }
-
-    fn take(&self, patience: Duration) -> Option<Result<Opened, OpenError>> {
-        let due = Instant::now() + patience;
-        let mut state = self.state.lock();
-        while state.result.is_none() && Instant::now() < due {
-            let _ = self.changed.wait_until(&mut state, due);
-        }
-        let result = state.result.take();
-        if result.is_none() {
-            state.left = true;
-            abandon();
-        }
-        result
-    }
 }

@@ -62,7 +62,8 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) {
 }
 
 fn accept_one(shared: &Arc<Shared>, listener: &UnixListener, number: usize) -> Begin {
-    let (socket, _) = listener.accept().map_err(|source| {
+    let accepted = shared.try_again(|| listener.accept());
+    let (socket, _) = accepted.map_err(|source| {
         if shared.stopping.load(SeqCst) {
             return TapError::Stopped;
         }

@@ -29,4 +29,4 @@ pub use error::TapError;
 pub use handle::{Stopper, Summary, Taken, TakenChannel, Tap};
 pub use output::{Block, Head, Output, Stopped, Unsplittable};
 pub use shared::Channels;
-pub use socket::abort;
+pub use socket::{abort, is_passing};

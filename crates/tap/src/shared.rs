@@ -1,9 +1,11 @@
 //! State shared by a tap's threads, and how they end together.
 
+use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use page::{Epoch, Pool};
 use parking_lot::{Condvar, Mutex};
@@ -15,6 +17,12 @@ use crate::counters::Counters;
 use crate::epochs::Epochs;
 use crate::error::TapError;
 use crate::output::Output;
+use crate::socket::is_passing;
+
+/// For how long, and how often, the tap tries again where the system has no descriptor for it.
+/// Other migrations of the agent give some back as they end.
+const AGAIN_MAX: Duration = Duration::from_secs(5);
+const AGAIN_EVERY: Duration = Duration::from_millis(50);
 
 /// The connections that QEMU will make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +204,7 @@ impl Shared {
             return Err(TapError::Connection("a second main channel"));
         }
         if let Some(answer) = &self.answer {
-            answer.open(keep(socket)?);
+            answer.open(self.keep(socket)?);
         }
         Ok(())
     }
@@ -240,7 +248,7 @@ impl Shared {
 
     /// Notes a connection, so that a cut closes it.
     pub(crate) fn note(&self, socket: &UnixStream) -> Result<(), TapError> {
-        let clone = keep(socket)?;
+        let clone = self.keep(socket)?;
         let mut state = self.state.lock();
         if state.cut {
             return Err(TapError::Stopped);
@@ -248,9 +256,85 @@ impl Shared {
         state.sockets.push(clone);
         Ok(())
     }
+
+    fn keep(&self, socket: &UnixStream) -> Result<UnixStream, TapError> {
+        let clone = self.try_again(|| socket.try_clone());
+        clone.map_err(|source| TapError::Io { what: "keeping a connection of QEMU", source })
+    }
+
+    /// Repeats a call that fails for lack of descriptors or memory: until it succeeds, for
+    /// [`AGAIN_MAX`] at most, and no longer once the connections are cut.
+    pub(crate) fn try_again<T>(&self, call: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        let end = Instant::now() + AGAIN_MAX;
+        loop {
+            let done = call();
+            let passes = done.as_ref().err().is_some_and(is_passing);
+            if !passes || Instant::now() >= end || !self.pause() {
+                return done;
+            }
+        }
+    }
+
+    /// Waits a moment; `false` if the connections are cut.
+    fn pause(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.cut {
+            let _ = self.changed.wait_for(&mut state, AGAIN_EVERY);
+        }
+        !state.cut
+    }
 }
 
-fn keep(socket: &UnixStream) -> Result<UnixStream, TapError> {
-    let clone = socket.try_clone();
-    clone.map_err(|source| TapError::Io { what: "keeping a connection of QEMU", source })
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use page::{Batch, Pool, SLOT_BYTES};
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::output::{Head, Stopped};
+
+    struct Nothing;
+
+    impl Output for Nothing {
+        fn head(&self, _: Head) -> Result<(), Stopped> {
+            Ok(())
+        }
+        fn batch(&self, _: Batch) -> Result<(), Stopped> {
+            Ok(())
+        }
+        fn tail(&self, _: &[u8]) -> Result<(), Stopped> {
+            Ok(())
+        }
+        fn whole(&self, _: &[u8], _: Option<&str>) -> Result<(), Stopped> {
+            Ok(())
+        }
+    }
+
+    /// How often a call is made that fails with `error` the first `failures` times, and whether it
+    /// succeeds in the end.
+    fn calls(shared: &Shared, error: Errno, failures: u32) -> (u32, bool) {
+        let calls = Cell::new(0);
+        let done = shared.try_again(|| {
+            calls.set(calls.get() + 1);
+            if calls.get() > failures { Ok(()) } else { Err(error.into()) }
+        });
+        (calls.get(), done.is_ok())
+    }
+
+    #[test]
+    fn a_connection_is_not_lost_for_want_of_descriptors() {
+        let shared = Shared::new(Channels::Classic, Pool::new(SLOT_BYTES), Arc::new(Nothing));
+        for error in [Errno::MFILE, Errno::NFILE, Errno::CONNABORTED] {
+            assert_eq!(calls(&shared, error, 2), (3, true), "{error}");
+        }
+        // As from a listener that was shut down.
+        assert_eq!(calls(&shared, Errno::INVAL, 2), (1, false));
+        // A tap that was stopped still has to read what QEMU writes.
+        shared.end(TapError::Stopped);
+        assert_eq!(calls(&shared, Errno::MFILE, 1), (2, true));
+        shared.state.lock().cut = true;
+        assert_eq!(calls(&shared, Errno::MFILE, 1), (1, false));
+    }
 }

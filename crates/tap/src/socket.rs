@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, connect_unspec, recv};
 
 use crate::error::TapError;
@@ -86,6 +87,15 @@ pub fn abort(socket: &UnixStream) {
     let _ = connect_unspec(socket);
     // It may be closed already.
     let _ = socket.shutdown(std::net::Shutdown::Both);
+}
+
+/// Whether the same call may succeed a moment later: the system, or the agent, had no descriptor or
+/// no memory left, or the peer has gone already.
+#[must_use]
+pub fn is_passing(error: &io::Error) -> bool {
+    const PASSING: [Errno; 5] =
+        [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::CONNABORTED];
+    Errno::from_io_error(error).is_some_and(|errno| PASSING.contains(&errno))
 }
 
 /// Fills the buffer; the connection's end before that is an error in the middle of `what`.

@@ -67,7 +67,8 @@ fn connect_speaking(
         let connection = security
             .connect(open(endpoint)?, peer)
             .map_err(|source| LaneError::Handshake { remote, source })?;
-        match introduce(connection, remote, Preamble { kind, versions: offered })? {
+        let preamble = Preamble { kind, versions: offered };
+        match introduce(connection, remote, security, preamble)? {
             Introduced::Welcome(connection) => return Ok(connection),
             // The peer can't choose from the offer: release 0.1.0 examines only the
             // newest version. Offered its own version alone, it has to accept.
@@ -125,6 +126,7 @@ pub fn tune(stream: &TcpStream) -> std::io::Result<()> {
 fn introduce(
     mut connection: Connection,
     remote: SocketAddr,
+    security: &Security,
     preamble: Preamble,
 ) -> Result<Introduced, LaneError> {
     let broken = |source| LaneError::Broken { remote, source };
@@ -135,7 +137,7 @@ fn introduce(
     // A peer that refuses has sent its reason before the connection broke, so read that
     // first.
     let heard = connection.read_exact(&mut reply);
-    heard.map_err(|source| turned_away(remote, source))?;
+    heard.map_err(|source| turned_away(remote, security, source))?;
     said.map_err(broken)?;
     connection.set_read_deadline(None).map_err(broken)?;
     if is_tls_alert(&reply) && connection.peer().is_none() {
@@ -150,13 +152,13 @@ fn introduce(
 
 /// In TLS 1.3 the client is ready before the server has verified it, so a refusal
 /// arrives with the first read.
-fn turned_away(remote: SocketAddr, source: std::io::Error) -> LaneError {
+fn turned_away(remote: SocketAddr, security: &Security, source: std::io::Error) -> LaneError {
     let refusal = source.get_ref().and_then(|inner| match inner.downcast_ref() {
         Some(RecordError::Refused(refusal)) => Some(*refusal),
         _ => None,
     });
     match refusal {
-        Some(refusal) => LaneError::Handshake { remote, source: refusal.into() },
+        Some(refusal) => LaneError::Handshake { remote, source: security.refused(refusal) },
         None => LaneError::Broken { remote, source },
     }
 }

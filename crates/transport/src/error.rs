@@ -49,6 +49,17 @@ pub enum LaneError {
         /// The reason.
         source: io::Error,
     },
+    /// The connection broke, and none of the batches sent on it was acknowledged.
+    #[error(
+        "the connection to {remote} broke before anything sent on it had arrived: {source}; if \
+         that goes on, find out whether full packets get through: the MTUs on that path may differ"
+    )]
+    InVain {
+        /// The destination's address.
+        remote: SocketAddr,
+        /// The reason.
+        source: io::Error,
+    },
     /// The peer violates the protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -60,7 +71,7 @@ impl LaneError {
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Connect { .. } | Self::Broken { .. } => true,
+            Self::Connect { .. } | Self::Broken { .. } | Self::InVain { .. } => true,
             Self::Turned { reply, .. } => *reply == Reply::Busy,
             Self::Handshake { source, .. } => matches!(
                 source,

@@ -151,6 +151,12 @@ impl<X> Flight<X> {
         self.broken.load(SeqCst)
     }
 
+    /// Whether batches were sent, or were to be, and none of them was acknowledged.
+    pub(crate) fn was_in_vain(&self) -> bool {
+        let state = self.state.lock();
+        state.released == 0 && !(state.sent.is_empty() && state.unsent.is_empty())
+    }
+
     /// The unacknowledged batches, oldest first.
     pub(crate) fn hand_back(&self) -> impl DoubleEndedIterator<Item = Load<X>> + use<X> {
         let mut state = self.state.lock();
@@ -310,13 +316,16 @@ mod tests {
     #[test]
     fn unacknowledged_batches_go_back_in_order() {
         let flight = Flight::default();
+        assert!(!flight.was_in_vain(), "there was nothing to deliver");
         (1..4).for_each(|nth| flight.sent(load(nth), flight.departure()));
+        assert!(flight.was_in_vain());
         flight.not_sent(load(4));
         let pool = Pool::new(1);
         flight.not_sent(Load::from(pool.take().unwrap()));
         assert_eq!(flight.acknowledged(5), None, "what was not sent does not count");
         flight.acknowledged(1).unwrap();
         assert_eq!(released(&flight).len(), 1);
+        assert!(!flight.was_in_vain());
         let back: Vec<_> = flight.hand_back().collect();
         assert!(matches!(
             back[..],

@@ -14,7 +14,7 @@ use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::{LanesPlan, Shared};
 use crate::meter::thread_cpu;
-use crate::outage::Outage;
+use crate::outage::{Failure, Outage};
 use crate::queue::Sent;
 use crate::sender::{Sender, send_all};
 
@@ -46,14 +46,15 @@ impl<X: Send + 'static> Lane<'_, X> {
         let mut outage = Outage::default();
         loop {
             let LanesPlan { peer, security, .. } = &shared.plan;
-            let error = match connect(endpoint, peer, security, kind) {
+            let (failure, error) = match connect(endpoint, peer, security, kind) {
                 Ok(mut connection) => {
-                    if outage.ends() {
+                    if outage.seems_over() {
                         tracing::info!(lane = number, %endpoint, "lane up again");
                     }
                     match self.carry(&mut connection, &send, &hear) {
                         Ok(()) => break,
-                        Err(source) => LaneError::Broken { remote: endpoint.remote, source },
+                        Err(error @ LaneError::InVain { .. }) => (Failure::InVain, error),
+                        Err(error) => (Failure::Lost, error),
                     }
                 }
                 Err(LaneError::Turned { reply: Reply::UnknownToken, .. }) => {
@@ -61,14 +62,16 @@ impl<X: Send + 'static> Lane<'_, X> {
                     // tells why.
                     break;
                 }
-                Err(error) => error,
+                Err(error) => (Failure::NoConnection, error),
             };
-            let (begins, pause) = outage.fails();
-            if begins {
+            let (is_news, pause) = outage.fails(failure);
+            if is_news {
                 tracing::warn!(lane = number, %endpoint, %error, "lane down; others carry its batches");
-                meter.deaths.fetch_add(1, Relaxed);
             } else {
                 tracing::debug!(lane = number, %endpoint, %error, "lane still down");
+            }
+            if is_news || failure != Failure::NoConnection {
+                meter.deaths.fetch_add(1, Relaxed);
             }
             if !shared.queue.could_not_connect(&error.to_string(), pause) {
                 break;
@@ -84,14 +87,14 @@ impl<X: Send + 'static> Lane<'_, X> {
         connection: &mut Connection,
         send: impl Fn(&mut Sender<'_, X>) -> std::io::Result<Sent>,
         hear: impl Fn(&mut Acks<'_, X>) -> std::io::Result<()> + Sync,
-    ) -> std::io::Result<()> {
+    ) -> Result<(), LaneError> {
         let Self { shared, number } = *self;
         shared.connected(number, connection.closer());
         let (reader, writer) = connection.halves();
         let flight = Flight::default();
         shared.queue.lane_up();
         let span = Span::current();
-        let outcome = thread::scope(|scope| {
+        let outcome: std::io::Result<()> = thread::scope(|scope| {
             // Without it, a panic here would wait for the other thread, which waits for
             // the destination.
             let _fault = EndsOnFault(shared);
@@ -126,10 +129,18 @@ impl<X: Send + 'static> Lane<'_, X> {
                 Err(error) => Err(error),
             }
         });
+        let was_in_vain = flight.was_in_vain();
         shared.queue.hand_back(flight.hand_back());
         shared.disconnected(number);
         shared.queue.lane_down();
-        outcome
+        let remote = shared.plan.endpoints[number].remote;
+        outcome.map_err(|source| {
+            if was_in_vain {
+                LaneError::InVain { remote, source }
+            } else {
+                LaneError::Broken { remote, source }
+            }
+        })
     }
 }
 

@@ -76,6 +76,8 @@ impl<X> Shared<X> {
     pub(crate) fn disconnected(&self, number: usize) {
         self.connections.lock()[number] = None;
         self.meters[number].set_round_trip(None);
+        // The next connection begins with a small window.
+        self.meters[number].window_bytes.store(0, Relaxed);
     }
 
     /// Ends everything now. Threads that read or write return at once, however slow
@@ -330,5 +332,25 @@ mod tests {
             lanes.shared.meters[lane].set_round_trip(noted_ms.map(ms));
             assert_eq!(lanes.round_trip(), ms(expected_ms), "{lane} {noted_ms:?}");
         }
+    }
+
+    #[test]
+    fn a_lane_without_a_connection_has_no_window() {
+        let endpoint = Endpoint { local: None, remote: ([127, 0, 0, 1], 1).into() };
+        let plan = LanesPlan {
+            endpoints: vec![endpoint],
+            peer: String::new(),
+            security: Security::Plaintext,
+            token: Token([1; 16]),
+            encoding: Encoding::Raw,
+            stale_filter: None,
+            deltas: None,
+        };
+        let lanes = Lanes::<Infallible>::new(plan, None);
+        let at_first = lanes.useful_bytes(false);
+        lanes.shared.meters[0].window_bytes.store(1 << 30, Relaxed);
+        assert!(lanes.useful_bytes(false) > at_first);
+        lanes.shared.disconnected(0);
+        assert_eq!(lanes.useful_bytes(false), at_first);
     }
 }

@@ -49,6 +49,7 @@ pub use lanes::{Lanes, LanesPlan};
 pub use load::Load;
 pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
 pub use overflow::Overflow;
+pub use pacer::Pacer;
 pub use queue::{Change, Queue, Sent, Work};
 pub use receiver::{Incoming, LaneEnd};
 pub use replies::Question;

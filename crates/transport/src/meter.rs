@@ -83,12 +83,13 @@ impl LaneMeter {
         self.spent_ns[usize::from(before)].fetch_add(spent, Relaxed);
     }
 
-    /// Notes the start of the sender.
+    /// Notes the start of the sender on a connection. The time since the one before counts for
+    /// what was done last.
     pub(crate) fn begin(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread.store(thread.unsigned_abs(), Relaxed);
-        self.since_ns.store(now_ns(), Relaxed);
-        self.doing.store(Doing::Waiting as u8, Relaxed);
+        let _ = self.since_ns.compare_exchange(0, now_ns(), Relaxed, Relaxed);
+        self.turn_to(Doing::Waiting);
     }
 
     /// The times so far, including the current activity.
@@ -193,6 +194,17 @@ pub fn thread_cpu() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_connection_takes_no_time_back() {
+        let meter = LaneMeter::default();
+        meter.begin();
+        meter.turn_to(Doing::Writing);
+        let before = std::iter::repeat_with(|| meter.times());
+        let before = before.map(|times| times.writing).find(|time| !time.is_zero()).unwrap();
+        meter.begin();
+        assert!(meter.times().writing >= before);
+    }
 
     #[test]
     fn the_shortest_round_trip_of_a_connection_is_kept() {

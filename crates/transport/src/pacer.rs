@@ -1,6 +1,6 @@
-//! Limits the rate of one lane.
+//! Limits the rate of one lane, or of a stream that no lane carries.
 //!
-//! A token bucket fills at the lane's pace and holds 10 ms worth of bytes. Half
+//! A token bucket fills at the pace and holds 10 ms worth of bytes. Half
 //! of that is written at once, so a thread that wakes late finds the other half
 //! and no time is lost, and never more than 10 ms worth passes at once. The
 //! bucket's level follows from the clock alone, so late wake-ups don't add up.
@@ -73,9 +73,9 @@ impl Bucket {
     }
 }
 
-/// Delays the writes of one lane's sender to keep its pace.
+/// Delays the writes of one sender to keep its pace.
 #[derive(Debug)]
-pub(crate) struct Pacer {
+pub struct Pacer {
     /// The bucket's rate, readable without its lock; 0 is unpaced.
     bytes_per_s: AtomicU64,
     bucket: Mutex<Bucket>,
@@ -83,9 +83,16 @@ pub(crate) struct Pacer {
     began: Instant,
 }
 
+impl Default for Pacer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Pacer {
     /// Creates a pacer without a pace.
-    pub(crate) fn new() -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             bytes_per_s: AtomicU64::new(0),
             bucket: Mutex::new(Bucket::default()),
@@ -96,7 +103,7 @@ impl Pacer {
 
     /// Sets the pace from now on, also for a waiting thread; none or 0:
     /// unpaced.
-    pub(crate) fn set(&self, bytes_per_s: Option<u64>) {
+    pub fn set(&self, bytes_per_s: Option<u64>) {
         let mut bucket = self.bucket.lock();
         let rate = if bucket.stopped { 0 } else { bytes_per_s.unwrap_or(0) };
         bucket.set_rate(self.began.elapsed(), rate);
@@ -108,8 +115,8 @@ impl Pacer {
         Some(self.bytes_per_s.load(Relaxed)).filter(|rate| *rate > 0)
     }
 
-    /// Releases the waiting thread, and ends pacing for good.
-    pub(crate) fn stop(&self) {
+    /// Releases the waiting thread. Later calls of [`Pacer::set`] have no effect.
+    pub fn stop(&self) {
         self.bucket.lock().stopped = true;
         self.set(None);
     }
@@ -119,7 +126,8 @@ impl Pacer {
     }
 
     /// Waits until some of `wanted` bytes may be written; returns how many.
-    fn take(&self, wanted: usize) -> usize {
+    #[must_use]
+    pub fn take(&self, wanted: usize) -> usize {
         let mut bucket = self.bucket.lock();
         loop {
             if bucket.bytes_per_s == 0 {

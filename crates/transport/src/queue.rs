@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::error::LanesError;
 use crate::load::{Amount, Load};
 use crate::meter::Delivered;
+use crate::outage::Pause;
 
 pub use settle::Change;
 
@@ -117,7 +118,7 @@ pub struct Queue<X = Infallible> {
     /// Wakes lanes: for a batch, the end, or a broken connection. Only threads that
     /// take batches wait here, because a new batch wakes just one of them.
     work: Condvar,
-    /// Wakes lanes that can't connect: for the end.
+    /// Wakes lanes that can't connect: for the end, or because no lane has a connection any more.
     over: Condvar,
     /// Wakes the barrier: everything is placed, or the lanes failed.
     drained: Condvar,
@@ -313,12 +314,13 @@ impl<X> Queue<X> {
         state.alive -= 1;
         if state.alive == 0 {
             state.none_alive_since = Instant::now();
+            self.over.notify_all();
         }
     }
 
-    /// Notes that a lane could not connect. Fails everything if all lanes have been
+    /// Notes that a lane has no connection. Fails everything if all lanes have been
     /// down for too long; returns whether to try again, after `pause`.
-    pub(crate) fn could_not_connect(&self, why: &str, pause: Duration) -> bool {
+    pub(crate) fn could_not_connect(&self, why: &str, pause: Pause) -> bool {
         let mut state = self.state.lock();
         if state.alive == 0 && state.none_alive_since.elapsed() > ALL_DEAD_MAX {
             drop(state);
@@ -326,12 +328,13 @@ impl<X> Queue<X> {
             self.fail(LanesError::AllDead { seconds, last: why.to_owned() });
             return false;
         }
-        let until = Instant::now() + pause;
+        let begins = Instant::now();
         loop {
             if state.failed.is_some() || state.is_over() {
                 return false;
             }
-            if self.over.wait_until(&mut state, until).timed_out() {
+            let wait = if state.alive == 0 { pause.alone } else { pause.beside_others };
+            if self.over.wait_until(&mut state, begins + wait).timed_out() {
                 return true;
             }
         }

@@ -99,6 +99,10 @@ pub enum Answer {
     Refused {
         /// Why, for the operator.
         reason: String,
+        /// It is stopping, and may carry out the order once it runs again. Agents of release 0.1.0
+        /// don't say so.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_stopping: bool,
     },
     /// The order was not understood.
     #[serde(other)]
@@ -179,5 +183,16 @@ mod tests {
         let json = serde_json::to_value(Order::Able { wants: vec![want.clone()] }).unwrap();
         let Ok(Order::Able { wants }) = serde_json::from_value(json) else { panic!() };
         assert_eq!(wants, [want]);
+    }
+
+    #[test]
+    fn a_refusal_of_the_first_release_is_final() {
+        for (says, stopping) in [("", false), (r#","is_stopping":true"#, true)] {
+            let json = format!(r#"{{"answer":"refused","reason":"no"{says}}}"#);
+            let answer: Answer = serde_json::from_str(&json).unwrap();
+            assert_eq!(serde_json::to_string(&answer).unwrap(), json);
+            let Answer::Refused { is_stopping, .. } = answer else { panic!("{answer:?}") };
+            assert_eq!(is_stopping, stopping);
+        }
     }
 }

@@ -67,6 +67,11 @@ impl Section {
 }
 
 impl Webhook {
+    /// Whether the receiver is on this host.
+    pub(crate) fn is_here(&self) -> bool {
+        self.url.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(is_loopback))
+    }
+
     /// Whether events of this name are sent to the receiver; `gap` always is.
     pub(crate) fn wants(&self, event: &str) -> bool {
         event == GAP || self.events.as_ref().is_none_or(|events| events.contains(event))
@@ -95,17 +100,20 @@ fn check_url(url: &str) -> Result<bool, ConfigError> {
     let refused = |why: &str| wrong(format!("url: `{url}` {why}"));
     let uri: Uri = url.parse().map_err(|error| refused(&format!("is no URL: {error}")))?;
     let host = uri.host().ok_or_else(|| refused("names no host: write https://HOST/PATH"))?;
-    let ip = host.trim_matches(['[', ']']).parse::<IpAddr>();
-    let is_loopback = host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback());
     match uri.scheme_str() {
         Some("https") => Ok(true),
-        Some("http") if is_loopback => Ok(false),
+        Some("http") if is_loopback(host) => Ok(false),
         Some("http") => Err(refused(
             "would be sent names of VMs and hosts unencrypted: use https, or a receiver on \
              this host",
         )),
         _ => Err(refused("has to begin with https://")),
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let ip = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
 fn read_secret(file: &Path) -> Result<Secret, ConfigError> {

@@ -23,7 +23,9 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
     let line = CommandLine::parse(&machine.argv).ok();
     let program = machine.argv.first().map(|program| absolute(program, &machine.cwd));
     let unreached = RamBlocks::of(machine).notes.join("; ");
-    let needs = needs(machine, *ram_bytes, memory);
+    // Memory may have been plugged since.
+    let ram_bytes = machine.qmp.ram_bytes().unwrap_or(*ram_bytes);
+    let needs = needs(machine, ram_bytes, memory);
     let backends = machine.qmp.plugged_backends().unwrap_or_default();
     let hinted = shape::has_free_page_hint(&machine.qmp)
         .unwrap_or_else(|_| line.as_ref().is_some_and(CommandLine::has_free_page_hint));
@@ -34,7 +36,7 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
         accelerator: line.as_ref().map(CommandLine::accelerator).unwrap_or_default(),
         machine: shape::machine_of(&machine.qmp).unwrap_or_default(),
         cpu: line.as_ref().and_then(CommandLine::cpu_model),
-        ram_bytes: (*ram_bytes).max(backed_bytes(&backends, |_| true)),
+        ram_bytes: ram_bytes.max(backed_bytes(&backends, |_| true)),
         pages_bytes: needs.as_ref().map(|needs| needs.pages_bytes),
         huge_bytes: needs.map(|needs| needs.huge_bytes.into_iter().collect()).unwrap_or_default(),
         shared_bytes: backed_bytes(&backends, |backend| backend.share),

@@ -34,6 +34,8 @@ pub(super) enum Session {
 
 /// The queries of a coordinator to the cluster; tests have a stand-in.
 pub(super) trait Cluster: Sync {
+    /// The name of this host.
+    fn here(&self) -> &str;
     /// The racks of all hosts, including this one, by the host's name.
     fn racks(&self) -> BTreeMap<String, Option<String>>;
     /// The memory and VMs of a host.
@@ -139,6 +141,10 @@ impl Give for Session {
 }
 
 impl Cluster for Agents {
+    fn here(&self) -> &str {
+        &self.0.local().agent
+    }
+
     fn racks(&self) -> BTreeMap<String, Option<String>> {
         let peers = self.0.peers().now();
         let peers = peers.iter().map(|peer| (peer.name.clone(), peer.rack.clone()));
@@ -192,7 +198,7 @@ fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String>
 /// The error for an answer that does not match the order.
 pub(super) fn unexpected(answer: Answer) -> String {
     match answer {
-        Answer::Refused { reason } => reason,
+        Answer::Refused { reason, .. } => reason,
         _ => "it is of a version that takes no such orders".to_owned(),
     }
 }
@@ -200,7 +206,7 @@ pub(super) fn unexpected(answer: Answer) -> String {
 /// Sanitizes another host's answer, which is shown to people and saved.
 fn clean(answer: &mut Answer) {
     match answer {
-        Answer::Refused { reason } => *reason = plain(reason),
+        Answer::Refused { reason, .. } => *reason = plain(reason),
         Answer::Able { unfit } => unfit.iter_mut().flatten().for_each(|why| *why = plain(why)),
         Answer::Census(census) => {
             // Names become parts of requests and output.

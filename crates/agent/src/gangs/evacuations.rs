@@ -1,14 +1,16 @@
 //! The hosts that gangs of this agent evacuate.
 //!
-//! Coordinators are told of them, and place no VMs there.
+//! Coordinators are told of them, and place no VMs there. Two gangs that evacuated one host would
+//! order the same VMs to move, so only one does at a time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// The hosts that are evacuated, once for each gang.
+/// The hosts that are evacuated.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Evacuations(Arc<Mutex<Vec<String>>>);
+pub(super) struct Evacuations(Arc<Mutex<BTreeSet<String>>>);
 
 /// A host is among them until this is dropped.
 #[derive(Debug)]
@@ -18,27 +20,21 @@ pub(super) struct Evacuating {
 }
 
 impl Evacuations {
-    /// Adds a host.
-    pub(super) fn begin(&self, host: &str) -> Evacuating {
-        self.0.lock().push(host.to_owned());
-        Evacuating { all: self.clone(), host: host.to_owned() }
+    /// Adds a host; none if it is among them.
+    pub(super) fn begin(&self, host: &str) -> Option<Evacuating> {
+        let is_first = self.0.lock().insert(host.to_owned());
+        is_first.then(|| Evacuating { all: self.clone(), host: host.to_owned() })
     }
 
     /// Each of the hosts.
     pub(super) fn hosts(&self) -> Vec<String> {
-        let mut hosts = self.0.lock().clone();
-        hosts.sort();
-        hosts.dedup();
-        hosts
+        self.0.lock().iter().cloned().collect()
     }
 }
 
 impl Drop for Evacuating {
     fn drop(&mut self) {
-        let mut hosts = self.all.0.lock();
-        if let Some(at) = hosts.iter().position(|host| *host == self.host) {
-            hosts.swap_remove(at);
-        }
+        self.all.0.lock().remove(&self.host);
     }
 }
 
@@ -47,15 +43,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_evacuated_until_its_last_gang_has_ended() {
+    fn a_host_is_evacuated_by_one_gang_at_a_time() {
         let all = Evacuations::default();
-        let (first, again, other) = (all.begin("y"), all.begin("y"), all.begin("x"));
+        let (first, other) = (all.begin("y").unwrap(), all.begin("x").unwrap());
+        assert!(all.begin("y").is_none());
         assert_eq!(all.hosts(), ["x", "y"]);
         drop(first);
-        assert_eq!(all.hosts(), ["x", "y"]);
-        drop(again);
         assert_eq!(all.hosts(), ["x"]);
-        drop(other);
+        let again = all.begin("y").unwrap();
+        drop((other, again));
         assert!(all.hosts().is_empty());
     }
 }

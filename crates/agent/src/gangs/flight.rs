@@ -47,7 +47,7 @@ pub(super) struct End {
     pub(super) reason: Option<String>,
     pub(super) in_doubt: bool,
     pub(super) figures: Option<Figures>,
-    /// Nothing was heard of the source's agent, so it was not ordered to begin.
+    /// Nothing was heard of the source's agent any more, so it was not ordered to begin.
     pub(super) is_unheard: bool,
 }
 
@@ -162,36 +162,48 @@ impl<A: Reach> Flight<A> {
         }
     }
 
-    /// Orders the start.
+    /// Orders the start. An agent that is stopping may be starting anew, so it is ordered again.
     fn begin(&self) -> Begun<A::Session> {
-        let mut session = match self.reach() {
-            Ok(session) => session,
-            Err(end) => return Begun::Over(end),
-        };
-        let order = |request: MigrateRequest| {
-            let (migration, request) = (self.migration.clone(), Box::new(request));
-            Order::Start { migration, request }
-        };
-        let mut answer = session.give(&order(self.request.clone()), ANSWER_MAX);
-        if matches!(answer, Ok(Answer::Unknown)) {
-            let request = for_the_first_release(self.request.clone());
-            answer = session.give(&order(request), ANSWER_MAX);
-        }
-        match answer {
-            Ok(Answer::Started) => Begun::Started(session),
-            Ok(answer) => Begun::Over(Some(End::failed(unexpected(answer)))),
-            Err(why) => {
-                tracing::debug!(vm = self.request.vm, why, "an order's answer is lost");
-                Begun::Unanswered
+        let since = Instant::now();
+        loop {
+            let mut session = match self.reach(since) {
+                Ok(session) => session,
+                Err(end) => return Begun::Over(end),
+            };
+            match self.order_start(&mut session) {
+                Ok(Answer::Started) => return Begun::Started(session),
+                Ok(Answer::Refused { is_stopping: true, .. }) if self.has_patience(since) => {}
+                Ok(answer) => return Begun::Over(Some(End::failed(unexpected(answer)))),
+                Err(why) => {
+                    tracing::debug!(vm = self.request.vm, why, "an order's answer is lost");
+                    return Begun::Unanswered;
+                }
+            }
+            if let Err(end) = self.wait_to_begin() {
+                return Begun::Over(end);
             }
         }
     }
 
-    /// Opens the first session; the error is as in [`Begun::Over`].
+    fn order_start(&self, session: &mut A::Session) -> Result<Answer, String> {
+        let order = |request: MigrateRequest| {
+            let (migration, request) = (self.migration.clone(), Box::new(request));
+            Order::Start { migration, request }
+        };
+        match session.give(&order(self.request.clone()), ANSWER_MAX)? {
+            Answer::Unknown => {
+                let request = for_the_first_release(self.request.clone());
+                session.give(&order(request), ANSWER_MAX)
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// Opens the first session, which is waited for `since` then; the error is as in
+    /// [`Begun::Over`].
     ///
     /// Nothing has begun, so there is time for an agent that is busy or starts anew.
-    fn reach(&self) -> Result<A::Session, Option<End>> {
-        let since = Instant::now();
+    fn reach(&self, since: Instant) -> Result<A::Session, Option<End>> {
         let mut is_unheard = true;
         loop {
             let Unreached { why, cause } = match self.agents.open(&self.from) {
@@ -199,18 +211,26 @@ impl<A: Reach> Flight<A> {
                 Err(unreached) => unreached,
             };
             is_unheard &= cause == Cause::Silence;
-            if cause == Cause::Lasting || since.elapsed() > self.patience.silence_max {
+            if cause == Cause::Lasting || !self.has_patience(since) {
                 let from = &self.from;
                 let why = format!("the agent of {from} can't be reached: {why}. It has not begun");
                 return Err(Some(End { is_unheard, ..End::failed(why) }));
             }
-            let mut cancel = false;
-            if self.pause(self.patience.retry, &mut cancel) {
-                return Err(None);
-            }
-            if cancel {
-                return Err(Some(End::of(MoveState::Cancelled)));
-            }
+            self.wait_to_begin()?;
+        }
+    }
+
+    fn has_patience(&self, since: Instant) -> bool {
+        since.elapsed() <= self.patience.silence_max
+    }
+
+    /// Waits before the next attempt to begin; the error is as in [`Begun::Over`].
+    fn wait_to_begin(&self) -> Result<(), Option<End>> {
+        let mut cancel = false;
+        match self.pause(self.patience.retry, &mut cancel) {
+            true => Err(None),
+            false if cancel => Err(Some(End::of(MoveState::Cancelled))),
+            false => Ok(()),
         }
     }
 

@@ -262,5 +262,22 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
 }
 
 fn refused(denied: &Denied) -> Answer {
-    Answer::Refused { reason: denied.to_string() }
+    let is_stopping = denied.code() == ErrorCode::AgentStopping;
+    Answer::Refused { reason: denied.to_string(), is_stopping }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A coordinator orders again then.
+    #[test]
+    fn a_refusal_says_whether_the_agent_is_stopping() {
+        for (denied, expected) in
+            [(Denied::Closing, true), (Denied::Conflict("web1 is being moved".to_owned()), false)]
+        {
+            let Answer::Refused { is_stopping, .. } = refused(&denied) else { panic!() };
+            assert_eq!(is_stopping, expected, "{denied}");
+        }
+    }
 }

@@ -3,6 +3,8 @@
 mod evacuated;
 mod shares;
 
+pub(super) use evacuated::already;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use api::{
@@ -199,6 +201,7 @@ impl<'r> Planner<'r> {
         let targets: BTreeSet<String> =
             if named { to.iter().cloned().collect() } else { all.collect() };
         self.ask(targets.iter().chain([host]).cloned().collect());
+        self.check_evacuated_once(host)?;
         let vms = self.leaving(host)?;
         let targets = self.answering(targets, named)?;
         self.note_evacuated(to.iter());

@@ -101,6 +101,10 @@ mod tests {
     struct Two([Vec<Counted>; 2]);
 
     impl Cluster for Two {
+        fn here(&self) -> &'static str {
+            "x"
+        }
+
         fn racks(&self) -> BTreeMap<String, Option<String>> {
             BTreeMap::new()
         }

@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use policy::gang::{Move, Stage, admit, is_landing};
 
 use super::cluster::Agents;
+use super::evacuations::Evacuating;
 use super::event::Event;
 use super::flight::{End, Flight, Patience, Recall};
 use super::gang::{Gang, fail_waiting, outcome};
@@ -29,6 +30,8 @@ pub(super) struct Run {
     events: Arc<Events>,
     /// VMs whose migrations an earlier run of this agent has begun.
     pub(super) begun: Vec<usize>,
+    /// The host that it evacuates, if it does and has not ended.
+    evacuating: Option<Evacuating>,
     flights: HashMap<usize, InFlight>,
     /// Why the VMs that have not moved stay.
     called_off: Option<String>,
@@ -50,6 +53,7 @@ impl Run {
         store: GangStore,
         events: Arc<Events>,
         begun: Vec<usize>,
+        evacuating: Option<Evacuating>,
     ) -> Self {
         Self {
             gang,
@@ -58,6 +62,7 @@ impl Run {
             store,
             events,
             begun,
+            evacuating,
             flights: HashMap::new(),
             called_off: None,
             was_cancelled: false,
@@ -273,6 +278,8 @@ impl Run {
         let ended = outcome(&report, self.was_cancelled);
         report.outcome = Some(if self.leaves { GangOutcome::Interrupted } else { ended });
         self.save(&report);
+        // Then another may evacuate that host at once, too.
+        drop(self.evacuating.take());
         let report = self.gang.update(|shown| shown.outcome = report.outcome);
         self.tell_end(&report);
         tracing::info!(id = report.id, outcome = ?report.outcome, "a gang has ended");

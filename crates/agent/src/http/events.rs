@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -12,6 +13,7 @@ use http_body_util::channel::{Channel, Sender};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::people::Caller;
 use super::{Api, answer};
 use crate::events::{Limits, Reader};
 
@@ -22,7 +24,16 @@ const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 /// Frames that are queued for the connection; more of them stay in the ring.
 const FRAMES_MAX: usize = 1;
 
-pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Response {
+pub(super) async fn events(
+    State(api): State<Api>,
+    caller: Option<Extension<Caller>>,
+    headers: HeaderMap,
+) -> Response {
+    let place = caller.map(|Extension(caller)| api.watchers.read_events(&caller)).transpose();
+    let place = match place {
+        Ok(place) => place,
+        Err(denied) => return answer::refusal(&denied),
+    };
     let last = headers.get(LAST_EVENT_ID).map(|last| last.to_str().unwrap_or_default());
     let reader = match api.events.read(last) {
         Ok(reader) => reader,
@@ -38,6 +49,7 @@ pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Respon
         frame
     });
     tokio::spawn(async move {
+        let _place = place;
         tokio::select! {
             () = send(reader, frames, limits) => {}
             _ = dropped => {}

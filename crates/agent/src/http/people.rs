@@ -1,28 +1,34 @@
 //! The API over TCP, for people with certificates: their admission, and the requests that
 //! each role permits.
 
+mod held;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{ErrorCode, MigrateRequest};
+use api::{ErrorBody, ErrorCode, MigrateRequest, VmSummary};
 use axum::Router;
+use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, Request, connect_info::Connected};
 use axum::http::Method;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::serve::{IncomingStream, Listener};
 use identity::{AdmissionBounds, Admissions, HANDSHAKE_MAX, Identity, LEAVING_MAX, Role, Subject};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use qemu::secrets::hide_in_command_line;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::{Api, answer, router};
+use super::shares::Shares;
+use super::{Api, BODY_BYTES_MAX, answer, router};
 use crate::denied::Denied;
+use held::{Held, Requests};
 
 /// Connections at a time that are not authenticated yet, from this host and from addresses that
 /// have authenticated before.
@@ -35,6 +41,15 @@ const UNKNOWN_OF_PEOPLE: AdmissionBounds = AdmissionBounds { all: 96, per_source
 /// relies on.
 const UNKNOWN_OF_STRANGERS: AdmissionBounds = AdmissionBounds { all: 64, per_source: 32 };
 const _: () = assert!(UNKNOWN_OF_PEOPLE.all + UNKNOWN_OF_STRANGERS.all + 2 * LEAVING_MAX <= 192);
+/// Connections of people that have shown their certificates, and those of one of them: a script
+/// that moves VMs keeps one for each.
+const KNOWN_MAX: usize = 192;
+pub(super) const KNOWN_OF_ONE_MAX: usize = 96;
+/// How long a client may take nothing, or its host be silent. A watcher that was suspended, and
+/// given up, still reads the end of its answer until then.
+const TAKES_NOTHING_MAX: Duration = Duration::from_secs(600);
+/// How long the body of a request may take.
+const BODY_MAX: Duration = Duration::from_secs(30);
 /// How long a rejected client may keep sending before it reads the reason.
 const LINGER_MAX: Duration = Duration::from_secs(1);
 /// How much it may send until then.
@@ -51,9 +66,26 @@ pub(crate) struct Caller {
 
 #[cfg(test)]
 impl Caller {
-    pub(super) fn example() -> Self {
-        Self { name: "ann".to_owned(), role: Role::Observe }
+    pub(super) fn example(role: Role) -> Self {
+        Self::named("ann", role)
     }
+
+    pub(super) fn named(name: &str, role: Role) -> Self {
+        Self { name: name.to_owned(), role }
+    }
+}
+
+impl Caller {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The caller on a connection, and its requests.
+#[derive(Clone, Debug)]
+struct Connection {
+    caller: Caller,
+    requests: Arc<Requests>,
 }
 
 /// The TCP port, bound.
@@ -69,7 +101,7 @@ impl Port {
         let listener = TcpListener::from_std(self.listener)?;
         let (let_in, known) = mpsc::channel(1);
         let welcoming = tokio::spawn(welcome(listener, self.identity, let_in));
-        let app = limited(router(api)).into_make_service_with_connect_info::<Caller>();
+        let app = limited(router(api)).into_make_service_with_connect_info::<Connection>();
         let served = axum::serve(Door { known }, app)
             .with_graceful_shutdown(async move {
                 // An error means that the sender was dropped, which is an end as well.
@@ -81,13 +113,15 @@ impl Port {
     }
 }
 
+type Known = (Held<TlsStream<TcpStream>>, Caller);
+
 /// The source of authenticated connections for the server.
 struct Door {
-    known: mpsc::Receiver<(TlsStream<TcpStream>, Caller)>,
+    known: mpsc::Receiver<Known>,
 }
 
 impl Listener for Door {
-    type Io = TlsStream<TcpStream>;
+    type Io = Held<TlsStream<TcpStream>>;
     type Addr = Caller;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
@@ -103,20 +137,18 @@ impl Listener for Door {
     }
 }
 
-impl Connected<IncomingStream<'_, Door>> for Caller {
+impl Connected<IncomingStream<'_, Door>> for Connection {
     fn connect_info(stream: IncomingStream<'_, Door>) -> Self {
-        stream.remote_addr().clone()
+        let requests = Arc::clone(&stream.io().requests);
+        Self { caller: stream.remote_addr().clone(), requests }
     }
 }
 
 /// Accepts connections and authenticates them, several at a time.
-async fn welcome(
-    listener: TcpListener,
-    identity: Arc<Identity>,
-    let_in: mpsc::Sender<(TlsStream<TcpStream>, Caller)>,
-) {
+async fn welcome(listener: TcpListener, identity: Arc<Identity>, let_in: mpsc::Sender<Known>) {
     let local = [IpAddr::from(Ipv4Addr::LOCALHOST)];
     let unknown = Admissions::new(local, UNKNOWN_OF_PEOPLE, UNKNOWN_OF_STRANGERS);
+    let places = Shares::new(KNOWN_MAX, KNOWN_OF_ONE_MAX);
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -134,7 +166,7 @@ async fn welcome(
             continue;
         };
         let acceptor = TlsAcceptor::from(identity.for_people());
-        let (let_in, unknown) = (let_in.clone(), Arc::clone(&unknown));
+        let (let_in, unknown, places) = (let_in.clone(), Arc::clone(&unknown), Arc::clone(&places));
         tokio::spawn(async move {
             let known = tokio::select! {
                 known = identify(stream, address, &acceptor) => known,
@@ -144,12 +176,18 @@ async fn welcome(
                     None
                 }
             };
+            let Some((stream, caller)) = known else { return };
+            unknown.remember(from);
+            let Some(place) = places.take(&caller.name) else {
+                let who = caller.name;
+                tracing::warn!(who, from = %address, "has too many connections to the API");
+                // It still has the place of one that is not known.
+                let _ = timeout(2 * LINGER_MAX, refuse(stream)).await;
+                return;
+            };
             drop(admission);
-            if let Some(known) = known {
-                unknown.remember(from);
-                // An error means that the API is closed.
-                let _ = let_in.send(known).await;
-            }
+            // An error means that the API is closed.
+            let _ = let_in.send((Held::new(stream, place), caller)).await;
         });
     }
 }
@@ -169,6 +207,8 @@ async fn identify(
 ) -> Option<(TlsStream<TcpStream>, Caller)> {
     // Only an optimization, so an error does not matter.
     let _ = stream.set_nodelay(true);
+    // An error means that the connection is lost already.
+    let _ = identity::notice_dead_peer(&stream, TAKES_NOTHING_MAX);
     let why = match timeout(HANDSHAKE_MAX, acceptor.accept(stream).into_fallible()).await {
         Ok(Ok(stream)) => {
             match identity::shown(stream.get_ref().1.peer_certificates()) {
@@ -193,9 +233,27 @@ async fn identify(
 
 /// Gives the client time to read the last message: closing a socket with unread input
 /// discards output that the client hasn't read yet.
-async fn linger(mut stream: TcpStream) -> io::Result<()> {
+async fn linger(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     stream.shutdown().await?;
     tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await.map(drop)
+}
+
+/// Answers the first request of a connection that is one too many.
+async fn refuse(mut stream: TlsStream<TcpStream>) -> io::Result<()> {
+    let error = "this agent serves no more connections, or no more of this certificate: end some \
+                 of them, or try again later. What was begun goes on";
+    let body = ErrorBody { error: error.to_owned(), code: Some(ErrorCode::TooManyConnections) };
+    let body = serde_json::to_string(&body)?;
+    let response = format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    // HTTP has no answer before the request.
+    if stream.read(&mut [0; 1024]).await? > 0 {
+        stream.write_all(response.as_bytes()).await?;
+    }
+    linger(stream).await
 }
 
 /// Restricts each route to callers whose role suffices.
@@ -204,10 +262,11 @@ fn limited(router: Router) -> Router {
 }
 
 async fn permit(
-    ConnectInfo(caller): ConnectInfo<Caller>,
-    mut request: Request,
+    ConnectInfo(Connection { caller, requests }): ConnectInfo<Connection>,
+    request: Request,
     next: Next,
 ) -> Response {
+    let answering = requests.begin();
     let needed = needed(request.method(), request.uri().path());
     if caller.role < needed {
         let Caller { name, role } = &caller;
@@ -220,8 +279,22 @@ async fn permit(
         let (method, path) = (request.method(), request.uri().path());
         tracing::info!(who = caller.name, role = %caller.role, %method, path, "asked over TCP");
     }
+    let mut request = match timeout(BODY_MAX, whole(request)).await {
+        Ok(Ok(request)) => request,
+        Ok(Err(error)) => return answer::error(ErrorCode::InvalidRequest, &error.to_string()),
+        Err(_) => {
+            let text = format!("the request took more than {} s to arrive", BODY_MAX.as_secs());
+            return answer::error(ErrorCode::InvalidRequest, &text);
+        }
+    };
     request.extensions_mut().insert(caller);
-    next.run(request).await
+    answering.until_sent(next.run(request).await)
+}
+
+/// A request with all of its body.
+async fn whole(request: Request) -> Result<Request, axum::Error> {
+    let (head, body) = request.into_parts();
+    Ok(Request::from_parts(head, Body::from(to_bytes(body, BODY_BYTES_MAX).await?)))
 }
 
 /// The role that a request needs: to look, to move, or anything else.
@@ -236,6 +309,15 @@ pub(super) fn needed(method: &Method, path: &str) -> Role {
         _ if moves => Role::Migrate,
         _ => Role::Admin,
     }
+}
+
+/// A VM as the caller may see it: the secrets in its command line are only for an admin, who may
+/// start VMs.
+pub(super) fn shown_to(caller: Option<&Caller>, mut vm: VmSummary) -> VmSummary {
+    if caller.is_some_and(|caller| caller.role < Role::Admin) {
+        hide_in_command_line(&mut vm.argv);
+    }
+    vm
 }
 
 /// Refuses options of a migration that do more than move a VM, unless the caller is an

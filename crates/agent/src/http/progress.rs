@@ -9,12 +9,12 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use http_body_util::channel::{Channel, Sender};
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::answer::refusal;
 use super::blocking;
 use super::people::Caller;
+use super::shares::{Share, Shares};
 use crate::denied::Denied;
 use crate::gangs::Gangs;
 use crate::migrations::Migrations;
@@ -23,6 +23,12 @@ use crate::migrations::Migrations;
 /// away. Each uses a blocking thread, and everything else that waits for QEMU or a file uses the
 /// same pool of 512 threads.
 const WATCHERS_MAX: usize = 64;
+/// Those of one certificate over TCP.
+const WATCHERS_OF_ONE_MAX: usize = 48;
+/// Readers of events over TCP, and those of one certificate. The agent has places for 32 readers,
+/// so that some are left at the socket.
+const READERS_MAX: usize = 24;
+const READERS_OF_ONE_MAX: usize = 16;
 /// A watcher that takes nothing for longer is given up. It can ask again.
 const STUCK: Duration = Duration::from_secs(30);
 /// Lines that are queued for a watcher; one that falls behind skips states.
@@ -30,33 +36,51 @@ const LINES_MAX: usize = 4;
 /// How long one wait for news may block a thread.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The places for watchers.
+/// The places for watchers, and over TCP those for readers of events.
 #[derive(Clone)]
 pub(crate) struct Watchers {
-    at_socket: Arc<Semaphore>,
-    over_tcp: Arc<Semaphore>,
+    at_socket: Arc<Shares>,
+    over_tcp: Arc<Shares>,
+    readers_over_tcp: Arc<Shares>,
     stuck: Duration,
 }
 
 impl Default for Watchers {
     fn default() -> Self {
-        let places = || Arc::new(Semaphore::new(WATCHERS_MAX));
-        Self { at_socket: places(), over_tcp: places(), stuck: STUCK }
+        Self {
+            at_socket: Shares::new(WATCHERS_MAX, WATCHERS_MAX),
+            over_tcp: Shares::new(WATCHERS_MAX, WATCHERS_OF_ONE_MAX),
+            readers_over_tcp: Shares::new(READERS_MAX, READERS_OF_ONE_MAX),
+            stuck: STUCK,
+        }
     }
 }
 
 impl Watchers {
-    /// Takes a place, which is free again when the permit is dropped. Over TCP there is a
-    /// caller.
-    fn take(&self, caller: Option<&Caller>) -> Result<OwnedSemaphorePermit, Denied> {
-        let places = if caller.is_some() { &self.over_tcp } else { &self.at_socket };
-        Arc::clone(places).try_acquire_owned().map_err(|_| {
+    /// Takes a place. Over TCP there is a caller.
+    fn take(&self, caller: Option<&Caller>) -> Result<Share, Denied> {
+        let (place, max) = match caller {
+            Some(caller) => (self.over_tcp.take(caller.name()), WATCHERS_OF_ONE_MAX),
+            None => (self.at_socket.take(""), WATCHERS_MAX),
+        };
+        place.ok_or_else(|| {
             let text = format!(
-                "{WATCHERS_MAX} commands or programs follow this agent's migrations and gangs \
-                 already: end one of them, or ask now and then with `droveway list --migrations` \
-                 or `droveway gang`. What was begun goes on"
+                "{max} commands or programs follow this agent's migrations and gangs already: end \
+                 one of them, or ask now and then with `droveway list --migrations` or `droveway \
+                 gang`. What was begun goes on"
             );
             Denied::Coded(ErrorCode::TooManyWatchers, text)
+        })
+    }
+
+    /// Takes a place for a caller that reads events over TCP.
+    pub(super) fn read_events(&self, caller: &Caller) -> Result<Share, Denied> {
+        self.readers_over_tcp.take(caller.name()).ok_or_else(|| {
+            let text = format!(
+                "{READERS_OF_ONE_MAX} readers follow this agent's events over TCP already: end one \
+                 of them"
+            );
+            Denied::Coded(ErrorCode::TooManyReaders, text)
         })
     }
 }
@@ -177,6 +201,8 @@ async fn send(
 
 #[cfg(test)]
 mod tests {
+    use identity::Role;
+
     use super::*;
 
     /// An operation with a new state at each wait, up to `last`.
@@ -201,7 +227,7 @@ mod tests {
     }
 
     fn free(watchers: &Watchers) -> usize {
-        watchers.at_socket.available_permits()
+        watchers.at_socket.free()
     }
 
     async fn watch(last: u64, watchers: &Watchers) -> Response {
@@ -218,9 +244,17 @@ mod tests {
         assert_eq!(watch(0, &watchers).await.status(), 503);
         assert_eq!(free(&watchers), 0);
         // Those at the socket are not in the way of people, nor the other way round.
-        let person = Caller::example();
-        let over_tcp = stream(Counting { last: 0 }, &watchers, Some(&person)).await;
-        assert_eq!(over_tcp.status(), 200);
+        let person = Caller::example(Role::Observe);
+        for of_person in 0..=WATCHERS_OF_ONE_MAX {
+            let over_tcp = stream(Counting { last: u64::MAX }, &watchers, Some(&person)).await;
+            let status: u16 = if of_person < WATCHERS_OF_ONE_MAX { 200 } else { 503 };
+            assert_eq!(over_tcp.status(), status);
+            watching.push(over_tcp);
+        }
+        let another = Caller::named("bob", Role::Observe);
+        let over_tcp = stream(Counting { last: 0 }, &watchers, Some(&another)).await;
+        assert_eq!(over_tcp.status(), 200, "nor is one person in another's");
+        watching.truncate(WATCHERS_MAX);
         watching.pop();
         while free(&watchers) == 0 {
             tokio::task::yield_now().await;

@@ -1,6 +1,8 @@
+mod connections;
 mod events;
 mod gangs;
 mod openapi;
+mod secrets;
 
 use axum::body::Body as AxumBody;
 use axum::http::Request;

@@ -1,8 +1,10 @@
 //! What can be done to a running migration: other bounds, cancelling, and the agent's stop.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Bounds, BoundsChange, Progress};
+use engine::Watch;
 
 use super::table::{Entry, is_committed, too_late};
 use super::{Migrations, What};
@@ -47,11 +49,23 @@ impl Migrations {
     }
 
     fn carries(&self, is_it: impl Fn(&Progress) -> bool) -> bool {
+        !self.carried(is_it).is_empty()
+    }
+
+    /// The watch of the migration of this VM that is carried. None if several may be meant: VMs
+    /// without a name and a UUID are all called the same.
+    pub(super) fn carried_watch(&self, vm: &str, to: &str) -> Option<Arc<Watch>> {
+        let mut carried = self.carried(|progress| progress.vm == vm && progress.to == to);
+        carried.pop().filter(|_| carried.is_empty())
+    }
+
+    fn carried(&self, is_it: impl Fn(&Progress) -> bool) -> Vec<Arc<Watch>> {
         let table = self.table.lock();
-        table.entries.values().any(|entry| {
+        let carried = table.entries.values().filter(|entry| {
             let is_carried = entry.what == What::Migration && entry.thread.is_none();
             is_carried && entry.report.is_none() && is_it(&entry.progress())
-        })
+        });
+        carried.map(|entry| Arc::clone(&entry.watch)).collect()
     }
 
     /// Starts no more, cancels those that run, and waits for them. Those past their point of no

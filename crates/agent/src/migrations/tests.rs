@@ -386,6 +386,32 @@ fn a_vm_that_is_carried_is_known_by_its_host_until_it_has_ended() {
     }
 }
 
+/// So that it ends with one that fails.
+#[test]
+fn another_connection_of_a_vm_that_is_carried_knows_its_migration() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    let begin = |id, vm, what, run: &dyn Fn(&Arc<Watch>)| {
+        migrations.carry((id, vm, "near"), Bounds::default(), what, |watch| {
+            run(watch);
+            reports::empty(&watch.progress().1, Outcome::Done)
+        });
+    };
+    begin("0000000a", "db1", What::Migration, &|main| {
+        assert!(main.main().is_none());
+        begin("0000000b", "db1", What::Connection, &|channel| {
+            assert!(channel.main().is_some_and(|it| Arc::ptr_eq(it, main)));
+        });
+        begin("0000000c", "db1", What::Disk, &|disk| assert!(disk.main().is_none()));
+        begin("0000000d", "db2", What::Connection, &|other| assert!(other.main().is_none()));
+        // It may be of either.
+        begin("0000000f", "db1", What::Migration, &|_| {
+            begin("00000010", "db1", What::Connection, &|one| assert!(one.main().is_none()));
+        });
+    });
+    begin("0000000e", "db1", What::Connection, &|late| assert!(late.main().is_none()));
+}
+
 /// A VM with disks is one VM that moves.
 #[test]
 fn a_disk_that_is_carried_is_listed_and_does_not_count_as_a_vm() {

@@ -1,14 +1,14 @@
 //! The thread of one switchover: it sends, receives, waits, and shows what is in doubt.
 
-use std::cell::Cell;
-use std::io::Read;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::Happening;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use identity::Connection;
 use switchover::journal::{Opened, Side};
-use switchover::{Resolution, Wait};
+use switchover::{Doubt, Resolution, Wait};
 use transport::{Endpoint, connect};
 use wire::{Frame, Inquiry, Kind, WireError, Word, read_frame, read_message};
 
@@ -43,6 +43,8 @@ pub(super) struct Settler {
     tries: u32,
     /// Whether the VM was published as in doubt.
     in_doubt: Cell<bool>,
+    /// Why the other side could not be reached last time, until it is.
+    unreached: RefCell<Option<String>>,
 }
 
 impl Settler {
@@ -52,20 +54,24 @@ impl Settler {
         side: Side,
         told: Receiver<Request>,
     ) -> Self {
-        Self { settlers, opened, side, told, tries: 0, in_doubt: Cell::new(false) }
+        let (in_doubt, unreached) = (Cell::new(false), RefCell::default());
+        Self { settlers, opened, side, told, tries: 0, in_doubt, unreached }
     }
 
     pub(super) fn run(mut self, begin: impl FnOnce(&Self) -> Option<Case>) {
         let Some(mut case) = begin(&self) else { return };
         while let Some(wait) = case.wait() {
             self.deliver(&mut case);
-            self.show(case.doubt().map(|doubt| doubt.advice(&self.opened.vm, &self.opened.peer)));
+            self.show(case.doubt().map(|doubt| self.advice(doubt)));
             if case.wait() != Some(wait) {
                 continue;
             }
             match self.told.recv_timeout(self.pause(wait)) {
                 Ok(told) => {
                     self.tries = 0;
+                    if let Request::Word(..) = &told {
+                        self.note(None);
+                    }
                     hear(told, &mut case, &self.opened.vm);
                 }
                 Err(RecvTimeoutError::Timeout) => {
@@ -97,6 +103,17 @@ impl Settler {
         super::is_about(&self.opened, vm)
     }
 
+    /// What is in doubt and what to do, and why the other side can't be asked, if that is so: an
+    /// expired certificate, for instance, is no reason to decide without it.
+    fn advice(&self, doubt: &Doubt) -> String {
+        let Opened { vm, peer, .. } = &self.opened;
+        let advice = doubt.advice(vm, peer);
+        match &*self.unreached.borrow() {
+            Some(why) => format!("{advice}. The agent of {peer} can't be asked now: {why}"),
+            None => advice,
+        }
+    }
+
     /// Shows the operator what is in doubt, or that nothing is.
     pub(super) fn show(&self, doubt: Option<String>) {
         let vm = self.settlers.registry.vm(&self.opened.vm).filter(|vm| self.is_about(vm));
@@ -125,15 +142,23 @@ impl Settler {
     fn deliver(&self, case: &mut Case) {
         for _ in 0..WORDS_MAX {
             let Some(word) = case.outbox().pop_front() else { return };
-            match self.say(word) {
+            let said = self.say(word);
+            self.note(said.as_ref().err());
+            match said {
                 Ok(Some(answer)) => case.heard(answer),
                 Ok(None) => {}
-                Err(error) => {
-                    tracing::debug!(peer = self.opened.peer, error, "not said");
-                    // The message is sent again later; the others in the queue are older.
-                    case.outbox().clear();
-                }
+                // The message is sent again later; the others in the queue are older.
+                Err(_) => case.outbox().clear(),
             }
+        }
+    }
+
+    /// Notes whether the other side could be reached. Each new reason is logged once.
+    fn note(&self, why: Option<&String>) {
+        let before = self.unreached.replace(why.cloned());
+        if let Some(why) = why.filter(|why| before.as_ref() != Some(*why)) {
+            let peer = &self.opened.peer;
+            tracing::warn!(peer, why, "a word about a switchover does not reach the other side");
         }
     }
 
@@ -141,20 +166,20 @@ impl Settler {
         let Some(remote) = self.settlers.address(&self.opened) else {
             return Err(format!("where {} is, is not known", self.opened.peer));
         };
-        let talk = |word| -> Result<Option<Word>, WireError> {
-            let Settlers { security, agent, .. } = &*self.settlers;
-            let endpoint = Endpoint { local: None, remote };
-            let mut stream = connect(endpoint, &self.opened.peer, security, Kind::Inquiry)
-                .map_err(|error| WireError::Io(std::io::Error::other(error)))?;
+        let Settlers { security, agent, .. } = &*self.settlers;
+        let endpoint = Endpoint { local: None, remote };
+        let mut stream = connect(endpoint, &self.opened.peer, security, Kind::Inquiry)
+            .map_err(|error| error.to_string())?;
+        let talk = |stream: &mut Connection| -> Result<Option<Word>, WireError> {
             stream.set_read_deadline(Some(Instant::now() + ANSWER_MAX))?;
             let inquiry = Inquiry { from: agent.clone(), word };
-            Frame::message(&inquiry)?.write_to(&mut stream)?;
-            match read_frame(&mut stream.by_ref())? {
+            Frame::message(&inquiry)?.write_to(stream)?;
+            match read_frame(stream)? {
                 Some(Frame::Message(json)) => Ok(Some(read_message(&json)?)),
                 _ => Ok(None),
             }
         };
-        talk(word).map_err(|error| error.to_string())
+        talk(&mut stream).map_err(|error| error.to_string())
     }
 }
 
@@ -186,5 +211,63 @@ fn hear(told: Request, case: &mut Case, vm: &str) {
             case.left();
             let _ = reply.send(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::unbounded;
+    use identity::Security;
+    use serde_json::Value;
+    use switchover::journal::{Journal, JournalDir};
+    use switchover::{Found, Kept, MigrationId, source};
+
+    use super::super::source_effects::SourceEffects;
+    use super::*;
+    use crate::events::{Events, Limits};
+    use crate::peers::Peers;
+    use crate::registry::{Held, Registry};
+    use crate::state::StateDir;
+
+    #[test]
+    fn a_doubt_says_why_the_other_side_cannot_be_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let registry = Arc::new(Registry::open(state, &Held::default()).unwrap());
+        let journals = JournalDir::open(&registry.state().journals()).unwrap();
+        let opened = Opened {
+            migration: MigrationId::random().unwrap(),
+            vm: "web1".to_owned(),
+            peer: "host-b".to_owned(),
+            // Nothing listens there.
+            peer_address: "127.0.0.1:1".to_owned(),
+            run: false,
+            qemu: Value::Null,
+        };
+        let mut left: Journal<source::Record> = journals.create(opened.clone()).unwrap();
+        left.append(&source::Record::Committed { run: false }).unwrap();
+        drop(left);
+        let Some(Kept::Source(kept)) = journals.contents().unwrap().pop() else { panic!() };
+        let settlers = Settlers::new(
+            Arc::clone(&registry),
+            Events::new(Limits::default()).unwrap(),
+            journals,
+            "host-a",
+            Security::Plaintext,
+            Peers::default(),
+        );
+        let (_tell, told) = unbounded();
+        let settler = Settler::new(settlers, opened, Side::Source, told);
+        let mut effects = SourceEffects::new(registry, &settler.opened, None, false);
+        let driver = source::Driver::restart(kept, Found::Gone, &mut effects);
+        let mut case = Case::Source(driver, effects);
+        settler.deliver(&mut case);
+        let said = settler.advice(case.doubt().unwrap());
+        assert!(said.contains("which has not answered since"), "{said}");
+        let why = "of host-b can't be asked now: cannot connect to 127.0.0.1:1";
+        assert!(said.contains(why), "{said}");
+        settler.note(None);
+        let said = settler.advice(case.doubt().unwrap());
+        assert!(!said.contains("can't be asked"), "{said}");
     }
 }

@@ -6,6 +6,7 @@ use api::{ErrorCode, StopEnd, StopHow};
 use qemu::machine::{By, GuestPort, Machine, Start, UP_MAX};
 use qemu::process::Process;
 use qemu::programs::Programs;
+use serde_json::json;
 use test_scope::TestDir;
 
 use super::*;
@@ -105,6 +106,26 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
     assert!(registry.list().is_empty());
     assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
     assert_eq!(registry.stop("web1", FORCE).unwrap_err().code(), ErrorCode::NoSuchVm);
+}
+
+/// As after an arrival: the source's QEMU may have plugged memory that the one here starts
+/// without.
+#[test]
+fn memory_that_was_plugged_since_is_counted() {
+    let dir = TestDir::new();
+    let registry = open(dir.path());
+    let mut with_slot = request("web1");
+    let memory = with_slot.argv.iter_mut().find(|arg| *arg == "32").unwrap();
+    memory.push_str(",slots=1,maxmem=1G");
+    assert_eq!(registry.run(&with_slot, &probes()).unwrap().ram_bytes, 32 << 20);
+    let machine = registry.vm("web1").unwrap().machine().unwrap();
+    let bytes = 128_u64 << 20;
+    let backend = json!({ "qom-type": "memory-backend-ram", "id": "m0", "size": bytes });
+    machine.qmp.execute("object-add", backend).unwrap();
+    let device = json!({ "driver": "pc-dimm", "id": "d0", "memdev": "m0" });
+    machine.qmp.execute("device_add", device).unwrap();
+    assert_eq!(registry.show("web1").unwrap().ram_bytes, (32 << 20) + bytes);
+    registry.stop("web1", FORCE).unwrap();
 }
 
 #[test]

@@ -97,6 +97,9 @@ impl Vm {
             return self.look_again(&machine, busy);
         }
         let answer = machine.qmp.execute_within("query-status", json!({}), STATUS_WAIT);
+        if answer.is_ok() {
+            self.measure(&machine);
+        }
         let mut known = self.known.lock();
         known.hear();
         match answer {
@@ -122,6 +125,16 @@ impl Vm {
             }
         }
         known.status
+    }
+
+    /// Asks QEMU how much memory the VM has now.
+    ///
+    /// Memory may have been plugged since QEMU was last asked. And a QEMU that waits for its VM
+    /// has none of a virtio-mem device plugged until it has loaded the VM.
+    fn measure(&self, machine: &Machine) {
+        if let Ok(bytes) = machine.qmp.ram_bytes_within(STATUS_WAIT) {
+            self.ram_bytes.store(bytes, Relaxed);
+        }
     }
 
     /// Handles a QEMU that neither answers nor ends after its guest has shut down.

@@ -77,6 +77,17 @@ fn signatures_are_those_that_libraries_verify() {
 }
 
 #[test]
+fn what_is_for_this_host_goes_by_no_proxy() {
+    let usual = || Some(Proxy::new("http://proxy.example.org:3128").unwrap());
+    for url in ["http://127.0.0.1:9/hook", "http://localhost/", "https://[::1]:9/hook"] {
+        assert!(proxy(&webhook(url.to_owned()), usual()).is_none(), "{url}");
+    }
+    let elsewhere = webhook("https://hooks.example.org/hook".to_owned());
+    assert!(proxy(&elsewhere, usual()).is_some());
+    assert!(proxy(&elsewhere, None).is_none());
+}
+
+#[test]
 fn failures_that_may_be_fixed_are_retried() {
     let judged = |code| judge(StatusCode::from_u16(code).unwrap());
     assert_eq!((judged(200), judged(204)), (Attempt::Taken, Attempt::Taken));

@@ -5,10 +5,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use identity::{Files, Person};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -16,6 +18,12 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::problem::Problem;
 
 const HTTPS: &str = "https://";
+/// How long a host may take to accept a connection: three seconds, if two packets get lost.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// How long the agent's host may be silent, whatever the agent works at.
+const HOST_SILENT_MAX: Duration = Duration::from_secs(30);
+/// How long an agent may take to show its certificate.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 15 });
 
 /// The route to an agent.
 pub(crate) enum Route {
@@ -52,6 +60,11 @@ impl Route {
         let socket = api.unwrap_or_else(|| PathBuf::from(agent::config::API_DEFAULT));
         match socket.to_str().and_then(|api| api.strip_prefix(HTTPS)) {
             Some(address) => Self::https(address, tls),
+            None if is_other_address(&socket) => Err(Problem::Typed(format!(
+                "--api {}: write https://HOST:PORT for an agent on another host, or the path of a \
+                 socket, with a /",
+                socket.display()
+            ))),
             None => Ok(Self::Socket(socket)),
         }
     }
@@ -93,17 +106,21 @@ impl Route {
                 Err(error) => Err(self.unreachable(&error)),
             },
             Self::Https { host, port, security } => {
-                let stream = TcpStream::connect((host.as_str(), *port))
-                    .await
-                    .map_err(|error| self.unreachable(&error))?;
+                let stream =
+                    connect(host, *port).await.map_err(|error| self.unreachable(&error))?;
                 // `security` has the name to verify, which is not a DNS name.
                 let nowhere = ServerName::IpAddress(IpAddr::from(Ipv4Addr::LOCALHOST).into());
                 let secured = TlsConnector::from(Arc::clone(security)).connect(nowhere, stream);
-                match secured.await {
-                    Ok(stream) => Ok(Box::new(stream)),
-                    Err(error) => {
+                match timeout(HANDSHAKE_MAX, secured).await {
+                    Ok(Ok(stream)) => Ok(Box::new(stream)),
+                    Ok(Err(error)) => {
                         let why = identity::explain(&error);
                         Err(self.lost(why.unwrap_or_else(|| error.to_string())))
+                    }
+                    Err(_) => {
+                        let seconds = HANDSHAKE_MAX.as_secs();
+                        let why = format!("it has not shown its certificate within {seconds} s");
+                        Err(self.lost(why))
                     }
                 }
             }
@@ -127,9 +144,54 @@ impl Route {
     }
 }
 
+/// Whether it is meant as an address, and not as the path of a socket: `http://HOST:PORT`, or
+/// `HOST:PORT`.
+fn is_other_address(api: &Path) -> bool {
+    let text = api.to_string_lossy();
+    let port = text.rsplit_once(':').map_or("", |(_, port)| port);
+    text.contains("://") || (!text.contains('/') && port.parse::<u16>().is_ok())
+}
+
+/// Connects to the first address of a host that answers. The connection ends if the host does: an
+/// answer may take minutes.
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::other("its name has no address");
+    for address in lookup_host((host, port)).await? {
+        match timeout(CONNECT_MAX, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                identity::notice_dead_peer(&stream, HOST_SILENT_MAX)?;
+                return Ok(stream);
+            }
+            Ok(Err(error)) => last = error,
+            Err(_) => last = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(last)
+}
+
 #[cfg(test)]
 mod tests {
+    use identity::{Authority, Role, Subject, Wanted};
+
     use super::*;
+
+    #[tokio::test]
+    async fn an_agent_that_says_nothing_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::create(dir.path(), 1).unwrap();
+        let authority = Authority::open(dir.path()).unwrap();
+        let subject = Subject::client(Role::Observe, "ann").unwrap();
+        let out = authority.place_for(&subject);
+        let wanted = Wanted { subject, days: 1, out, replace: false };
+        let files = authority.issue(&wanted).unwrap().files;
+        let security = Person::load(&files).unwrap().calls("localhost").unwrap();
+        // The kernel accepts the connection.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = silent.local_addr().unwrap().port();
+        let route = Route::Https { host: "127.0.0.1".to_owned(), port, security };
+        let problem = route.take().await.err().unwrap().to_string();
+        assert!(problem.contains("has not shown its certificate"), "{problem}");
+    }
 
     #[test]
     fn invalid_routes_are_refused_with_what_to_type() {
@@ -143,6 +205,11 @@ mod tests {
         assert!(why("https://[::1]:7801/", None).contains("the host's name"));
         assert!(why("https://host-a:7801", None).contains("--role"));
         assert!(why("https://host-a:7801", Some("/nowhere")).contains("/nowhere/ca.crt"));
-        assert_eq!(why("/run/api.sock", None), "");
+        for other in ["http://host-a:7801", "HTTPS://host-a:7801", "host-a:7801", "[::1]:7801"] {
+            assert!(why(other, None).contains("write https://HOST:PORT"), "{other}");
+        }
+        for socket in ["/run/api.sock", "api.sock", "./host-a:7801", "a:b"] {
+            assert_eq!(why(socket, None), "");
+        }
     }
 }

@@ -50,6 +50,16 @@ pub(crate) fn host(name: &str, vms: &[&str]) -> HostCensus {
     }
 }
 
+/// As [`known`], after the agent that is asked has ended, and host-b has been cut off.
+pub(crate) fn silent() -> Known {
+    let mut known = known("web1");
+    known.said[0].problem = Some("no agent answers at /run/droveway/api.sock".to_owned());
+    if let Some(host) = known.hosts.get_mut("host-b") {
+        host.problem = Some("the agent of host-b can't be asked".to_owned());
+    }
+    known
+}
+
 /// Two hosts: one VM moves, another stays, and a third has moved.
 pub(crate) fn known(vm: &str) -> Known {
     let mut report = example();

@@ -150,6 +150,12 @@ impl Known {
         self.said.iter().filter_map(|said| said.problem.as_deref())
     }
 
+    /// Hosts whose VMs are not known, or not as they are now.
+    pub(crate) fn silent_hosts(&self) -> impl Iterator<Item = &str> {
+        let silent = self.hosts.iter().filter(|(_, state)| state.problem.is_some());
+        silent.map(|(name, _)| name.as_str())
+    }
+
     /// Migrations that have ended, the latest first.
     pub(crate) fn history(&self) -> Vec<Ended> {
         let mut all: Vec<Ended> =

@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use super::Args;
-use crate::output::print;
+use crate::output::print_raw;
 use crate::problem::Problem;
 
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,7 @@ pub(crate) struct ManArgs {
 pub(crate) fn run(args: &CompletionsArgs) -> Result<ExitCode, Problem> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Args::command(), "droveway", &mut script);
-    print(format_args!("{}", String::from_utf8_lossy(&script)))?;
+    print_raw(format_args!("{}", String::from_utf8_lossy(&script)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -48,7 +48,8 @@ mod tests {
         man(&ManArgs { directory: directory.path().to_owned() }).unwrap();
         let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
         assert!(page("droveway.1").contains("Moves running virtual machines between hosts"));
-        assert!(page("droveway-migrate.1").contains("downtime"));
+        let migrate = page("droveway-migrate.1");
+        assert!(migrate.contains("downtime") && migrate.contains("130  left by"), "{migrate}");
         assert!(page("droveway-ca-issue.1").contains("role"));
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();

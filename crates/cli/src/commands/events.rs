@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 
 use crate::client::{Client, EventStream};
-use crate::output::{eprint_line, event};
+use crate::output::{eprint_line, event, legible};
 use crate::problem::Problem;
 
 /// The pause before the first attempt to reconnect; it doubles each time.
@@ -57,7 +57,7 @@ async fn show(events: &mut EventStream, json: bool, last: &mut Option<String>) -
             Err(problem) => return End::Lost(Some(problem)),
         };
         if let Some(data) = sent.data {
-            let text = if json { data } else { event::line(&data) };
+            let text = if json { data } else { legible(&event::line(&data)).into_owned() };
             if writeln!(io::stdout(), "{text}").is_err() {
                 return End::NobodyReads;
             }

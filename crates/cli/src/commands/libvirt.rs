@@ -1,4 +1,4 @@
-//! `libvirt`: lead libvirt's migrations to this host through its agent. It asks no agent.
+//! `libvirt`: send libvirt's migrations to this host through its agent. It asks no agent.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ fn setup(path: &Path, place: &Place, lines: &Lines) -> Result<ExitCode, Problem>
     let new = lines.put_into(&old).map_err(|error| refused(path, &error))?;
     if new == old {
         let (path, name) = (path.display(), &place.name);
-        print_line(format_args!("{path} leads migrations to {name} through its agent already."))?;
+        print_line(format_args!("{path} sends migrations to {name} through its agent already."))?;
     } else {
         replace(path, &new)?;
         print_line(format_args!("Written to {}:\n\n{}", path.display(), indented(&lines.block())))?;

@@ -85,14 +85,18 @@ fn table(vms: &[api::VmSummary]) -> String {
             .to_owned();
     }
     let mut rows = vec![["NAME", "STATUS", "PID", "QEMU", "RAM", "MIGRATION"].map(str::to_owned)];
+    // A blank cell would shift the others in a script that splits lines.
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for vm in vms {
+        // The process of a dead VM has ended, and another one may have its number.
+        let has_process = vm.pid != 0 && vm.status != api::VmStatus::Dead;
         rows.push([
             vm.name.clone(),
             status(vm).to_owned(),
-            if vm.pid == 0 { "-".to_owned() } else { vm.pid.to_string() },
-            vm.qemu.clone(),
-            amount::size(vm.ram_bytes),
-            vm.migration.clone().unwrap_or_else(|| "-".to_owned()),
+            or_dash(has_process.then(|| vm.pid.to_string())),
+            or_dash((!vm.qemu.is_empty()).then(|| vm.qemu.clone())),
+            or_dash((vm.ram_bytes > 0).then(|| amount::size(vm.ram_bytes))),
+            or_dash(vm.migration.clone()),
         ]);
     }
     aligned(&rows)
@@ -119,6 +123,21 @@ mod tests {
     #[test]
     fn an_empty_table_says_how_to_fill_it() {
         assert!(table(&[]).contains("droveway run"));
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_vm_is_a_dash() {
+        let cells = |vm: api::VmSummary| {
+            let text = table(&[vm]);
+            let row = text.lines().next_back().unwrap_or_default();
+            row.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (pid, qemu, ram_bytes) = (0, String::new(), 0);
+        let status = api::VmStatus::Unreadable;
+        let lost = api::VmSummary { status, pid, qemu, ram_bytes, ..example("web1") };
+        assert_eq!(cells(lost), ["web1", "unreadable", "-", "-", "-", "-"]);
+        let dead = api::VmSummary { status: api::VmStatus::Dead, ..example("web1") };
+        assert_eq!(cells(dead), ["web1", "dead", "-", "10.0.2", "1.00", "GiB", "-"]);
     }
 
     #[test]

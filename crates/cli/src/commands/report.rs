@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use api::{GangReport, Report};
 use clap::Args as ClapArgs;
+use serde_json::Value;
 
 use crate::client::Client;
 use crate::operation::Operation;
@@ -14,8 +15,8 @@ use crate::report::{details, gang, html};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ReportArgs {
-    /// The migration, the gang, or a file that `--json` wrote (with a `/` or `.json` in
-    /// its name)
+    /// The migration, the gang, or a file that `--json` wrote, of either (with a `/` or
+    /// `.json` in its name)
     id: String,
     /// Print JSON
     #[arg(long, conflicts_with = "html")]
@@ -28,22 +29,16 @@ pub(crate) struct ReportArgs {
 pub(crate) async fn run(client: &Client, args: &ReportArgs) -> Result<ExitCode, Problem> {
     // Ids have neither. A saved report can be shown without an agent.
     if args.id.contains('/') || args.id.ends_with(".json") {
-        return show(&saved(&args.id)?, args);
+        return match saved(&args.id)? {
+            Saved::Migration(report) => show(&report, args),
+            Saved::Gang(report) => show_gang(&report, args),
+        };
     }
     let operation = Operation::named(&args.id);
-    if let Operation::Gang(_) = operation
-        && args.html.is_some()
-    {
-        return Err(Problem::Typed(
-            "a gang has no page of its own: each of its migrations has, at the host that its VM \
-             left"
-                .to_owned(),
-        ));
-    }
     let path = format!("{}/report", operation.path());
     match operation {
         Operation::Migration(_) => show(&client.get(&path).await?, args),
-        Operation::Gang(_) => show_gang(&client.get(&path).await?, args.json),
+        Operation::Gang(_) => show_gang(&client.get(&path).await?, args),
     }
 }
 
@@ -62,8 +57,15 @@ fn show(report: &Report, args: &ReportArgs) -> Result<ExitCode, Problem> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_gang(report: &GangReport, json: bool) -> Result<ExitCode, Problem> {
-    if json {
+fn show_gang(report: &GangReport, args: &ReportArgs) -> Result<ExitCode, Problem> {
+    if args.html.is_some() {
+        return Err(Problem::Typed(
+            "a gang has no page of its own: each of its migrations has, at the host that its VM \
+             left"
+                .to_owned(),
+        ));
+    }
+    if args.json {
         print_json(report)?;
     } else {
         print(format_args!("{}", gang::text(report)))?;
@@ -71,9 +73,48 @@ fn show_gang(report: &GangReport, json: bool) -> Result<ExitCode, Problem> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn saved(file: &str) -> Result<Report, Problem> {
+/// A report that `--json` wrote.
+#[derive(Debug)]
+enum Saved {
+    Migration(Box<Report>),
+    Gang(Box<GangReport>),
+}
+
+fn saved(file: &str) -> Result<Saved, Problem> {
     let text = std::fs::read_to_string(file)
         .map_err(|source| Problem::Local { what: format!("reading {file}"), source })?;
-    serde_json::from_str(&text)
-        .map_err(|error| Problem::Typed(format!("{file} is not a report: {error}")))
+    parse(&text).map_err(|error| Problem::Typed(format!("{file} is not a report: {error}")))
+}
+
+fn parse(text: &str) -> Result<Saved, serde_json::Error> {
+    let value: Value = serde_json::from_str(text)?;
+    // Only a gang's report has its VMs.
+    if value.get("moves").is_some() {
+        serde_json::from_value(value).map(Saved::Gang)
+    } else {
+        serde_json::from_value(value).map(Saved::Migration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::report::example::example;
+
+    #[test]
+    fn reports_of_migrations_and_of_gangs_are_read_from_files() {
+        let migration = serde_json::to_string(&example()).unwrap();
+        assert!(matches!(parse(&migration), Ok(Saved::Migration(report)) if report.vm == "web1"));
+        let gang = json!({
+            "id": "g1", "started_unix_s": 1, "total_s": 2.5, "parallel": 2, "atomic": false,
+            "options": api::GangOptions::default(), "outcome": "done", "notes": [], "moves": [],
+        });
+        assert!(matches!(parse(&gang.to_string()), Ok(Saved::Gang(report)) if report.id == "g1"));
+        for (wrong, says) in [("{}", "missing field"), ("[1]", "invalid"), ("{", "EOF")] {
+            let error = parse(wrong).unwrap_err().to_string();
+            assert!(error.contains(says), "{wrong}: {error}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use hyper::Method;
 
 use crate::client::Client;
-use crate::output::vm::print_problem;
+use crate::output::vm::{print_problem, status};
 use crate::output::{amount, print_line};
 use crate::problem::Problem;
 
@@ -51,12 +51,29 @@ pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Prob
     let name = args.name;
     let request = api::RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
-    print_line(format_args!(
-        "{} runs (QEMU {}, {} of RAM).",
-        vm.name,
-        vm.qemu,
-        amount::size(vm.ram_bytes)
-    ))?;
+    print_line(format_args!("{}", started(&vm)))?;
     print_problem(&vm);
     Ok(ExitCode::SUCCESS)
+}
+
+/// What became of it: with `-S` it is paused, and its guest may end at once.
+fn started(vm: &api::VmSummary) -> String {
+    let state = match vm.status {
+        api::VmStatus::Running => "runs".to_owned(),
+        _ => format!("is {}", status(vm)),
+    };
+    format!("{} {state} (QEMU {}, {} of RAM).", vm.name, vm.qemu, amount::size(vm.ram_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::vm::example;
+
+    #[test]
+    fn a_vm_that_is_paused_is_not_said_to_run() {
+        assert_eq!(started(&example("web1")), "web1 runs (QEMU 10.0.2, 1.00 GiB of RAM).");
+        let paused = api::VmSummary { status: api::VmStatus::Paused, ..example("web1") };
+        assert_eq!(started(&paused), "web1 is paused (QEMU 10.0.2, 1.00 GiB of RAM).");
+    }
 }

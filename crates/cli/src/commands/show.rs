@@ -34,8 +34,10 @@ fn details(vm: &api::VmSummary) -> String {
     // If a VM's record can't be read, nothing else is known of it.
     if vm.pid != 0 {
         let started = if vm.attached { "elsewhere, and adopted" } else { "by this agent" };
+        // Another process may have its number by now.
+        let ended = if vm.status == api::VmStatus::Dead { " (ended)" } else { "" };
         rows.extend([
-            ["QEMU".to_owned(), format!("{}, process {}", vm.qemu, vm.pid)],
+            ["QEMU".to_owned(), format!("{}, process {}{ended}", vm.qemu, vm.pid)],
             ["RAM".to_owned(), amount::size(vm.ram_bytes)],
             ["Started".to_owned(), started.to_owned()],
         ]);
@@ -114,6 +116,13 @@ mod tests {
         let shown = details(&lost);
         assert!(shown.contains("unreadable\n") && shown.contains("is damaged"), "{shown}");
         assert!(!shown.contains("process") && !shown.contains("RAM"), "{shown}");
+    }
+
+    #[test]
+    fn the_process_of_a_dead_vm_is_said_to_have_ended() {
+        assert!(details(&example("web1")).contains("process 4711\n"));
+        let dead = api::VmSummary { status: api::VmStatus::Dead, ..example("web1") };
+        assert!(details(&dead).contains("process 4711 (ended)\n"));
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! `support-bundle`: the data that a bug report about a migration needs, in one file.
 
-mod secrets;
-
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use agent::secrets;
 use clap::Args as ClapArgs;
 use serde_json::{Map, Value, json};
 
@@ -54,12 +53,12 @@ pub(crate) async fn run(client: &Client, args: &SupportBundleArgs) -> Result<Exi
     let log = log_of(client.is_remote(), &bundle["report"]);
     bundle.insert("log".to_owned(), log);
     let mut bundle = Value::Object(bundle);
-    secrets::leave_out(&mut bundle);
+    secrets::hide(&mut bundle);
     let file = args.output.clone().unwrap_or_else(|| format!("droveway-{}.json", args.id).into());
     write(&file, &bundle)?;
     print_line(format_args!(
         "Wrote {}. It has names of hosts and VMs, addresses and QEMU's command lines, and nothing \
-         of a guest's memory. Values that look like secrets are left out: read it before you send \
+         of a guest's memory. Values that look like secrets are hidden: read it before you send \
          it.",
         file.display()
     ))?;

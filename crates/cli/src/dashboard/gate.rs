@@ -10,7 +10,7 @@
 //! - A DNS name that leads to 127.0.0.1 is refused by the Host header.
 //! - Every change is a POST from the same origin with a token from the dashboard's own form.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_lc_rs::{constant_time, rand};
@@ -110,7 +110,7 @@ impl Gate {
         headers: &HeaderMap,
     ) -> Result<(), Refusal> {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-        let host = text(header::HOST).filter(|host| is_loopback(host)).ok_or(Refusal::Host)?;
+        let host = text(header::HOST).filter(|host| self.is_named(host)).ok_or(Refusal::Host)?;
         let looks = matches!(*method, Method::GET | Method::HEAD);
         // `none`: the address was typed, or opened by a program.
         let site = text(HeaderName::from_static("sec-fetch-site"));
@@ -135,6 +135,18 @@ impl Gate {
             return Err(Refusal::ReadOnly);
         }
         Ok(())
+    }
+
+    /// Whether a Host header names this machine, by a name that others can't redirect.
+    ///
+    /// The port may differ, as with `ssh -L`.
+    fn is_named(&self, host: &str) -> bool {
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => host,
+        };
+        matches!(name, "127.0.0.1" | "localhost" | "[::1]")
+            || name.parse::<IpAddr>().is_ok_and(|address| address == self.address.ip())
     }
 
     fn knows(&self, headers: &HeaderMap) -> bool {
@@ -186,7 +198,8 @@ impl Refusal {
     fn text(self) -> &'static str {
         match self {
             Self::Host => {
-                "These pages are served at 127.0.0.1, localhost and [::1], and by no other name."
+                "These pages are served at 127.0.0.1, localhost, [::1] and the address of \
+                 --listen, and by no other name."
             }
             Self::Origin => "The request comes from a page that is none of these.",
             Self::Stranger => "The request shows no cookie of these pages.",
@@ -235,17 +248,6 @@ impl FromRequest<Arc<Dashboard>> for Fields {
             Err(refused(StatusCode::FORBIDDEN, text))
         }
     }
-}
-
-/// Whether a Host header names this machine, by a name that others can't redirect.
-///
-/// The port may differ, as with `ssh -L`.
-fn is_loopback(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    matches!(name, "127.0.0.1" | "localhost" | "[::1]")
 }
 
 /// 128 random bits.
@@ -333,6 +335,15 @@ mod tests {
         let link = [host, ("sec-fetch-site", "cross-site")];
         assert_eq!(gate.admit(&get, "/open", &headers(&link)), Ok(()));
         assert_eq!(gate.admit(&post, "/open", &headers(&[host])), Err(Refusal::Stranger));
+    }
+
+    #[test]
+    fn another_address_of_loopback_is_served_where_it_was_asked_for() {
+        let host = [("host", "127.0.0.2:7880")];
+        let other = Gate::new("127.0.0.2:7880".parse().unwrap(), false).unwrap();
+        assert_eq!(other.admit(&Method::GET, "/open", &headers(&host)), Ok(()));
+        let usual = gate(false).admit(&Method::GET, "/open", &headers(&host));
+        assert_eq!(usual, Err(Refusal::Host));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::gate::Fields;
 use super::{Dashboard, Site, page, pages};
-use crate::client::NOTHING;
+use crate::client::{Client, NOTHING};
 use crate::gang::start::{GANGS, PARALLEL_DEFAULT};
 use crate::operation::Operation;
 use crate::problem::Problem;
@@ -125,7 +125,7 @@ pub(super) async fn start_move(State(site): Site, fields: Fields) -> Response {
             let mut request = choice.options().request(&vm, &to);
             request.sharing.together = false;
             let asked = agent.ask(Method::POST, "/v1/migrations", Some(&request));
-            in_time(asked).await.map(|_: MigrationStarted| ())
+            in_time(&agent, asked).await.map(|_: MigrationStarted| ())
         }
         // Any agent can order another one to move a VM.
         None => {
@@ -133,7 +133,7 @@ pub(super) async fn start_move(State(site): Site, fields: Fields) -> Response {
             let request = gang(vec![wanted], None, &choice, false);
             let agent = site.cluster.any();
             let asked = agent.ask(Method::POST, GANGS, Some(&request));
-            in_time(asked).await.map(|_: GangStarted| ())
+            in_time(&agent, asked).await.map(|_: GangStarted| ())
         }
     };
     ordered(&site, started)
@@ -161,7 +161,7 @@ pub(super) async fn plan(State(site): Site, Query(planning): Query<Planning>) ->
     }
     let request = gang(Vec::new(), Some(host.clone()), &choice, true);
     let agent = site.cluster.any();
-    let planned = in_time(agent.ask(Method::POST, GANGS, Some(&request))).await;
+    let planned = in_time(&agent, agent.ask(Method::POST, GANGS, Some(&request))).await;
     let planned = planned.map(|started: GangStarted| started.plan);
     let (status, planned) = match planned {
         Ok(plan) => (StatusCode::OK, Ok(plan)),
@@ -178,7 +178,7 @@ pub(super) async fn evacuate(State(site): Site, fields: Fields) -> Response {
     };
     let request = gang(Vec::new(), Some(fields.text("host").to_owned()), &choice, false);
     let agent = site.cluster.any();
-    let asked = in_time(agent.ask(Method::POST, GANGS, Some(&request))).await;
+    let asked = in_time(&agent, agent.ask(Method::POST, GANGS, Some(&request))).await;
     ordered(&site, asked.map(|_: GangStarted| ()))
 }
 
@@ -188,7 +188,7 @@ pub(super) async fn cancel(State(site): Site, fields: Fields) -> Response {
         return page(StatusCode::BAD_REQUEST, pages::problem("There is no such agent."));
     };
     let path = Operation::named(fields.text("id")).path();
-    ordered(&site, in_time(agent.cancel(&path)).await)
+    ordered(&site, in_time(&agent, agent.cancel(&path)).await)
 }
 
 #[derive(Deserialize)]
@@ -203,7 +203,7 @@ pub(super) async fn report(State(site): Site, Query(asked): Query<Reported>) -> 
         return page(StatusCode::NOT_FOUND, pages::problem("There is no such agent."));
     };
     let path = format!("{}/report", Operation::Migration(asked.id).path());
-    let report: Report = match in_time(agent.ask(Method::GET, &path, NOTHING)).await {
+    let report: Report = match in_time(&agent, agent.ask(Method::GET, &path, NOTHING)).await {
         Ok(report) => report,
         Err(problem) => return page(status(&problem), pages::problem(&problem.to_string())),
     };
@@ -236,14 +236,28 @@ fn ordered(site: &Dashboard, done: Result<(), Problem>) -> Response {
     site.cluster.hurry();
     match done {
         Ok(()) => Redirect::to("./").into_response(),
-        Err(problem) => page(status(&problem), pages::problem(&problem.to_string())),
+        Err(problem) => page(status(&problem), pages::problem(&not_done(&problem))),
     }
 }
 
-async fn in_time<T>(asked: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+/// Why an order was not carried out, as far as is known.
+fn not_done(problem: &Problem) -> String {
+    match problem {
+        Problem::Lost { .. } => format!(
+            "{problem}. It may be carried out all the same: look at the overview before you repeat \
+             it."
+        ),
+        _ => problem.to_string(),
+    }
+}
+
+/// An agent's answer, which may not come.
+async fn in_time<T>(
+    agent: &Client,
+    asked: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
     timeout(ORDER_MAX, asked).await.unwrap_or_else(|_| {
-        let seconds = ORDER_MAX.as_secs();
-        Err(Problem::NotNow(format!("the agent has not answered within {seconds} s")))
+        Err(agent.lost(format!("it has not answered within {} s", ORDER_MAX.as_secs())))
     })
 }
 
@@ -269,6 +283,14 @@ mod tests {
         for (downtime, disks) in [("0", ""), ("-1", ""), ("x", ""), ("60001", ""), ("", "lost")] {
             assert!(Choice::parse(downtime, disks).is_err(), "{downtime} {disks}");
         }
+    }
+
+    #[test]
+    fn an_order_without_an_answer_is_not_said_to_have_failed() {
+        let lost = Problem::Lost { at: "/s".to_owned(), why: "no answer".to_owned() };
+        let said = not_done(&lost);
+        assert!(said.contains("no answer. It may be carried out all the same"), "{said}");
+        assert_eq!(not_done(&Problem::Refused("no room".to_owned())), "no room");
     }
 
     #[test]

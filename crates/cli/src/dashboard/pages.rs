@@ -136,7 +136,7 @@ fn plain(head: &Markup, body: &Markup) -> Markup {
 pub(super) fn overview(known: &Known, gate: &Gate) -> Markup {
     let running = known.running();
     let vms: usize = known.vms().count();
-    let silent = known.hosts.values().filter(|host| host.problem.is_some()).count();
+    let silent = known.silent_hosts().count();
     let body = html! {
         h1 { "Overview" }
         (moves::status(known, running.len()))
@@ -179,6 +179,7 @@ fn tile(name: &str, value: &str, about: &str) -> Markup {
     }
 }
 
+/// Why migrations may not be shown as they are now.
 fn problems(known: &Known) -> Markup {
     html! {
         div #problems data-live {
@@ -189,10 +190,27 @@ fn problems(known: &Known) -> Markup {
     }
 }
 
+/// Which hosts' VMs may not be shown as they are now; the hosts' own pages say why.
+fn silent_hosts(known: &Known) -> Markup {
+    let silent: Vec<&str> = known.silent_hosts().collect();
+    html! {
+        div #silent data-live {
+            @if !silent.is_empty() {
+                p.alert {
+                    "No answer from " (silent.join(", ")) ". VMs there are missing here, or shown \
+                     as they were before."
+                }
+            }
+        }
+    }
+}
+
 pub(super) fn vms(known: &Known, gate: &Gate, words: &str) -> Markup {
     let body = html! {
         h1 { "VMs" }
         (moves::status(known, known.running().len()))
+        (problems(known))
+        (silent_hosts(known))
         (filter("vms", words, "Filter by VM, host or state"))
         section #vm-table data-live aria-label="VMs" {
             (tables::vms(known.vms(), words, gate.is_read_only(), "All VMs"))
@@ -207,6 +225,7 @@ pub(super) fn host(known: &Known, name: &str, state: &HostState, gate: &Gate) ->
     let body = html! {
         h1 { (name) }
         (moves::status(known, known.running().len()))
+        (problems(known))
         section #host data-live aria-label="The host" {
             @if let Some(problem) = &state.problem { p.alert { (problem) } }
             (tables::host_facts(state))
@@ -223,6 +242,7 @@ pub(super) fn history(known: &Known, words: &str) -> Markup {
     let body = html! {
         h1 { "History" }
         (moves::status(known, known.running().len()))
+        (problems(known))
         p.lede {
             "Migrations that have ended: those from hosts whose agents are asked, and those of gangs \
              that they coordinated."

@@ -7,6 +7,9 @@ const box = document.getElementById('q');
 const found = document.getElementById('found');
 const connection = document.getElementById('connection');
 
+// The dashboard answers within 3 s. A tunnel whose other end is gone never answers.
+const ANSWER_MS = 10000;
+
 function filter() {
   if (!box) return;
   const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -27,7 +30,12 @@ function named(element) {
   if (!element) return null;
   if (element.id) return `#${CSS.escape(element.id)}`;
   const href = element.getAttribute('href');
-  return href ? `a[href="${CSS.escape(href)}"]` : null;
+  if (href) return `a[href="${CSS.escape(href)}"]`;
+  const parent = element.parentElement;
+  if (element.matches('summary') && parent.id) return `#${CSS.escape(parent.id)} > summary`;
+  // A table that scrolls.
+  const label = element.getAttribute('aria-label');
+  return label ? `[aria-label="${CSS.escape(label)}"]` : null;
 }
 
 function selecting(within) {
@@ -51,7 +59,8 @@ function replace(old, fresh) {
 }
 
 async function refresh(address) {
-  const answer = await fetch(address, { cache: 'no-store', redirect: 'error' });
+  const signal = AbortSignal.timeout(ANSWER_MS);
+  const answer = await fetch(address, { cache: 'no-store', redirect: 'error', signal });
   if (!answer.ok) throw new Error(answer.statusText);
   const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
   for (const old of document.querySelectorAll('[data-live]')) {

@@ -7,7 +7,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::cluster::Known;
-use crate::cluster::example::known;
+use crate::cluster::example::{known, silent};
 
 const EVIL: &str = "</script><script>alert(1)</script>\"'&";
 
@@ -103,6 +103,28 @@ async fn all_pages_show_what_agents_report() {
     }
     for page in ["host?name=host-z", "move?from=host-b&vm=web2", "no-such-page"] {
         assert_eq!(browser.page(page).await.0, StatusCode::NOT_FOUND, "{page}");
+    }
+}
+
+#[tokio::test]
+async fn what_may_be_old_is_said_to_be() {
+    let old = [
+        ("", "no agent answers at"),
+        ("vms", "no agent answers at"),
+        ("vms", "No answer from host-b. "),
+        ("history", "no agent answers at"),
+        ("host?name=host-b", "no agent answers at"),
+        ("host?name=host-b", "the agent of host-b can't be asked"),
+    ];
+    let browser = Browser::let_in(silent(), false).await;
+    for (page, says) in old {
+        let (_, text) = browser.page(page).await;
+        assert!(text.contains(says), "{says:?} is not in {page}: {text}");
+    }
+    let browser = Browser::let_in(known("web1"), false).await;
+    for (page, _) in old {
+        let (_, text) = browser.page(page).await;
+        assert!(!text.contains("class=\"alert\""), "{page}: {text}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::operation::Operation;
 use crate::output::{eprint_line, print, print_json, print_line};
 use crate::problem::Problem;
-use crate::report::gang::{sentences, without_report};
+use crate::report::gang::{summary, without_report};
 use crate::watch::gang::Display;
 use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswered, report};
 
@@ -102,11 +102,11 @@ async fn watch(
 
 fn tell(report: &GangReport, json: bool) -> Result<(), Problem> {
     if !json {
-        return print_line(format_args!("{}", sentences(report)));
+        return print_line(format_args!("{}", summary(report)));
     }
     print_json(report)?;
     if report.outcome != Some(GangOutcome::Done) {
-        eprint_line(format_args!("droveway: {}", sentences(report)));
+        eprint_line(format_args!("droveway: {}", summary(report)));
     }
     Ok(())
 }

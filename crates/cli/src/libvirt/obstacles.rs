@@ -1,4 +1,4 @@
-//! Obstacles to leading a host's migrations through the agents.
+//! Obstacles to sending a host's migrations through the agents.
 //!
 //! They are found when its configuration is written, not only when a VM is to move.
 

@@ -63,8 +63,8 @@ impl Place {
         let agent: AgentFile = parse(agent_file)?;
         let (Some(name), Some(peers)) = (agent.name, agent.peers) else {
             return Err(Problem::Typed(format!(
-                "{} has no `name` or no `peers`: libvirt is led to other hosts by this host's \
-                 place in the peers file",
+                "{} has no `name` or no `peers`: the address at which libvirt on other \
+                 hosts reaches this host follows from its place in the peers file",
                 agent_file.display()
             )));
         };

@@ -9,10 +9,10 @@ use std::ops::RangeInclusive;
 
 const BEGIN: &str = "# droveway: begin";
 const END: &str = "# droveway: end";
-const WHY: &str = "# Leads migrations to this host through Droveway's agents. Written by\n\
+const WHY: &str = "# Sends migrations to this host through Droveway's agents. Written by\n\
                    # `droveway libvirt setup`; `droveway libvirt setup --undo` removes it.\n";
 
-/// The settings that lead migrations to a host through the agents.
+/// The settings that send migrations to a host through the agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lines {
     /// The address that other hosts connect to: on their own loopback, where their agents
@@ -28,8 +28,9 @@ pub(crate) struct Lines {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unchanged {
     #[error(
-        "line {line} sets {key} already: another tool or an administrator leads migrations \
-         elsewhere. If nobody needs that any more, remove the line and repeat this"
+        "line {line} sets {key} already: another tool or an administrator has set where libvirt \
+         sends migrations to this host. If that is no longer needed, remove the line and repeat \
+         this"
     )]
     Taken { line: usize, key: String },
     #[error(

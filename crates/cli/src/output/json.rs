@@ -1,10 +1,10 @@
 //! Values as JSON, for programs.
 
-use super::print_line;
+use super::print_raw;
 use crate::problem::Problem;
 
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Problem> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Problem::Typed(format!("can't be shown as JSON: {error}")))?;
-    print_line(format_args!("{text}"))
+    print_raw(format_args!("{text}\n"))
 }

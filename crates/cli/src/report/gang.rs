@@ -5,8 +5,23 @@ use api::{GangOutcome, GangProgress, GangReport, MoveReport, MoveState};
 use super::more;
 use crate::output::{Stayed, aligned, amount, full_stop};
 
+/// The outcome, the notes, and the command that shows more.
+///
+/// The notes were shown when the gang began, hours ago perhaps. They name the VMs that were left
+/// out, which is easily missed.
+pub(crate) fn summary(report: &GangReport) -> String {
+    let mut out = sentences(report);
+    for note in &report.notes {
+        out += &format!("\nNote: {}", full_stop(note));
+    }
+    if !report.moves.is_empty() {
+        out += &more::line(&report.id);
+    }
+    out
+}
+
 /// The outcome, in sentences.
-pub(crate) fn sentences(report: &GangReport) -> String {
+fn sentences(report: &GangReport) -> String {
     let of = |state| report.moves.iter().filter(move |one| one.state == state);
     let (all, done) = (report.moves.len(), of(MoveState::Done).count());
     let mut out = match report.outcome {
@@ -52,7 +67,7 @@ pub(crate) fn sentences(report: &GangReport) -> String {
     if left {
         out += &format!("\nTo move the others: droveway gang --resume {}", report.id);
     }
-    out + &more::line(&report.id)
+    out
 }
 
 /// What is known of a gang's end without its report.
@@ -73,7 +88,7 @@ fn stayed(one: &MoveReport) -> Stayed<'_> {
 
 /// The whole report, for `droveway report`.
 pub(crate) fn text(report: &GangReport) -> String {
-    let mut out = more::without(&sentences(report)) + "\n";
+    let mut out = sentences(report) + "\n";
     let mut rows = vec![
         ["VM", "FROM", "TO", "RAM", "MIGRATION", "STATE", "WIRE", "TOOK", "DOWNTIME"]
             .map(str::to_owned),
@@ -166,7 +181,7 @@ mod tests {
             moved("web2", MoveState::Done, Some(120.0), None),
         ];
         assert_eq!(
-            sentences(&report(GangOutcome::Done, moves)),
+            summary(&report(GangOutcome::Done, moves)),
             "2 VMs moved. 128 MiB on the wire in 9.00 s. Longest downtime: 120 ms, of web2 (goal \
              300 ms).\nMore: droveway report gdeadbeef"
         );
@@ -180,7 +195,7 @@ mod tests {
             moved("web3", MoveState::Cancelled, None, Some("web2 failed")),
         ];
         let failed = report(GangOutcome::Failed, moves);
-        let said = sentences(&failed);
+        let said = summary(&failed);
         for piece in [
             "1 of 3 VMs moved.",
             "\nweb2 was not moved from host-a to host-b: no room.\nweb3 stays at host-a: web2 \
@@ -192,6 +207,20 @@ mod tests {
         }
         let text = text(&failed);
         assert!(text.contains("0a0b0c0d") && text.contains("not moved"), "{text}");
+    }
+
+    #[test]
+    fn vms_that_were_left_out_are_named_at_the_end_too() {
+        let left_out = |moves| GangReport {
+            notes: vec!["web9 on host-a is in doubt: it is left out".to_owned()],
+            ..report(GangOutcome::Done, moves)
+        };
+        let note = "\nNote: web9 on host-a is in doubt: it is left out.";
+        let one = left_out(vec![moved("web1", MoveState::Done, Some(90.0), None)]);
+        let said = summary(&one);
+        assert!(said.ends_with(&format!("{note}\nMore: droveway report gdeadbeef")), "{said}");
+        assert_eq!(summary(&left_out(Vec::new())), format!("There was no VM to move.{note}"));
+        assert_eq!(text(&one).matches("web9").count(), 1);
     }
 
     #[test]

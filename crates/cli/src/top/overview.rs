@@ -27,6 +27,11 @@ pub(super) fn figures(known: &Known) -> String {
     format!("{hosts} · {vms} · {moving} moving · room {}", amount::size(known.free_bytes()))
 }
 
+/// Why migrations may not be shown as they are now, one line for each reason.
+pub(super) fn problems(known: &Known) -> Vec<Line<'static>> {
+    known.problems().map(|text| Line::styled(text.to_owned(), Color::Red)).collect()
+}
+
 /// Parts of the screen, one below the other.
 struct Sections {
     problems: Vec<Line<'static>>,
@@ -73,20 +78,19 @@ impl Section {
     }
 }
 
-fn height(lines: &[Line<'_>]) -> u16 {
+pub(super) fn height(lines: &[Line<'_>]) -> u16 {
     u16::try_from(lines.len()).unwrap_or(u16::MAX)
 }
 
 impl Sections {
     fn of(known: &Known, chosen: Option<usize>) -> Self {
-        let problems = known.problems().map(|text| Line::styled(text.to_owned(), Color::Red));
         let grid = Grid { chosen, ..lists::migrations(&known.running()) };
         let mut migrations = Section::new("In progress", grid, "No migration runs.");
         let gangs = known.gangs().filter(|gang| gang.outcome.is_none());
         migrations.lines.extend(gangs.map(|gang| Line::from(lists::gang(gang))));
         let lately = lists::history(known, LATELY);
         Self {
-            problems: problems.collect(),
+            problems: problems(known),
             migrations,
             hosts: Section::new("Hosts", lists::hosts(known), "No host is known."),
             lately: Section::new("Lately", lately, "No migration has ended yet."),

@@ -4,7 +4,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::*;
 use crate::cluster::Known;
-use crate::cluster::example::{host, known, moving};
+use crate::cluster::example::{host, known, moving, silent};
 use keys::Tab;
 
 fn screen(known: &Known, state: &State, width: u16, height: u16) -> String {
@@ -70,6 +70,20 @@ fn each_tab_has_its_table() {
     }
     press(&mut state, &known, KeyCode::Tab);
     assert_eq!(state.tab, Tab::Hosts);
+}
+
+#[test]
+fn each_tab_says_what_may_be_old() {
+    let (old, fresh) = (silent(), known("web1"));
+    for tab in Tab::ALL.map(|(tab, _)| tab) {
+        let mut state = State::new(false);
+        state.tab = tab;
+        let shown = screen(&old, &state, 100, 30);
+        assert!(shown.contains("no agent answers at"), "{shown}");
+        assert_eq!(shown.contains("no answer from host-b"), tab == Tab::Vms, "{shown}");
+        let shown = screen(&fresh, &state, 100, 30);
+        assert!(!shown.contains("answer"), "{shown}");
+    }
 }
 
 #[test]

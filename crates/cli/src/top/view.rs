@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Widget;
+use ratatui::widgets::{Paragraph, Widget};
 
 use super::grid::Grid;
 use super::keys::{State, Tab};
@@ -20,14 +20,33 @@ pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer
     ])
     .areas(area);
     draw_tabs(known, state.tab, top, buffer);
-    let whole = |grid: Grid| Grid { above: state.above, ..grid };
-    match state.tab {
-        Tab::Overview => overview::draw(known, state, body, buffer),
-        Tab::Hosts => whole(lists::hosts(known)).draw(body, buffer),
-        Tab::Vms => whole(lists::vms(known)).draw(body, buffer),
-        Tab::History => whole(lists::history(known, usize::MAX)).draw(body, buffer),
+    let mut problems = overview::problems(known);
+    let grid = match state.tab {
+        Tab::Overview => {
+            overview::draw(known, state, body, buffer);
+            None
+        }
+        Tab::Hosts => Some(lists::hosts(known)),
+        Tab::Vms => {
+            problems.extend(silent_hosts(known));
+            Some(lists::vms(known))
+        }
+        Tab::History => Some(lists::history(known, usize::MAX)),
+    };
+    if let Some(grid) = grid {
+        let lines = Constraint::Length(overview::height(&problems));
+        let [above, below] = Layout::vertical([lines, Constraint::Fill(1)]).areas(body);
+        Paragraph::new(problems).render(above, buffer);
+        Grid { above: state.above, ..grid }.draw(below, buffer);
     }
     draw_keys(state, bottom, buffer);
+}
+
+/// Which hosts' VMs may not be shown as they are now.
+fn silent_hosts(known: &Known) -> Option<Line<'static>> {
+    let silent: Vec<&str> = known.silent_hosts().collect();
+    let text = format!("VMs may have changed meanwhile: no answer from {}", silent.join(", "));
+    (!silent.is_empty()).then(|| Line::styled(text, Color::Red))
 }
 
 fn draw_tabs(known: &Known, shown: Tab, area: Rect, buffer: &mut Buffer) {

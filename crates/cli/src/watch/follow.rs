@@ -27,6 +27,8 @@ pub(crate) trait Shown {
     const CANCELLING: &str;
     /// The message when the agent ends before the operation.
     const LOST: &str;
+    /// What follows the message when the connection to the agent breaks, which may run on.
+    const UNSEEN: &str;
 
     fn show(&mut self, state: &Self::State);
     /// Prints a message beside the progress.
@@ -126,12 +128,14 @@ pub(crate) async fn follow<S: Shown>(
                 said = Some(Said::from(&answer));
                 match answer {
                     Ok(()) => {}
-                    // Past the point of no return; the VM arrives.
-                    Err(Problem::Refused(why)) => display.say(&format!("Not cancelled: {why}")),
-                    Err(problem) => return Err(problem),
+                    // Past the point of no return: the VM arrives. Or there are too many requests.
+                    Err(Problem::Refused(why) | Problem::NotNow(why)) => {
+                        display.say(&format!("Not cancelled: {why}"));
+                    }
+                    Err(problem) => return Err(unseen::<S>(problem)),
                 }
             }
-            state = states.next::<S::State>() => match state? {
+            state = states.next::<S::State>() => match state.map_err(unseen::<S>)? {
                 Some(state) => {
                     display.show(&state);
                     if S::is_over(&state) {
@@ -141,6 +145,16 @@ pub(crate) async fn follow<S: Shown>(
                 None => return Err(Problem::Refused(S::LOST.to_owned())),
             },
         }
+    }
+}
+
+/// A lost connection says nothing of the operation, so the user is told where to look.
+fn unseen<S: Shown>(problem: Problem) -> Problem {
+    match problem {
+        Problem::Lost { .. } | Problem::NoAgent(_) => {
+            Problem::Refused(format!("{problem}. {}", S::UNSEEN))
+        }
+        problem => problem,
     }
 }
 

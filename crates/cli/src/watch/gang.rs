@@ -103,6 +103,9 @@ impl Shown for Display {
     const LOST: &str = "the agent ended before the gang did. VMs that move from other hosts go on \
                         by themselves; when it runs again, `droveway gang` lists the gang, and \
                         `droveway gang --resume ID` takes it up";
+    const UNSEEN: &str = "The gang, or its VMs that move now, may go on: once the agent answers, \
+                          `droveway gang` says how it stands, and `droveway gang --resume ID` \
+                          takes it up if it was interrupted";
 
     fn show(&mut self, progress: &GangProgress) {
         for (number, one) in progress.moves.iter().enumerate() {

@@ -63,10 +63,12 @@ impl Display {
 
 impl Shown for Display {
     type State = Progress;
-    const CANCELLING: &str =
-        "Cancelling; the VM stays where it is. Ctrl-C again: don't wait for it.";
+    const CANCELLING: &str = "Cancelling; unless it is past its commit, the VM stays where it is. \
+                              Ctrl-C again: don't wait for it.";
     const LOST: &str = "the agent ended before the migration did; when it runs again, \
                         `droveway list` says where the VM is";
+    const UNSEEN: &str = "The migration may go on: once the agents answer, `droveway list` on both \
+                          hosts says where the VM is";
 
     fn show(&mut self, progress: &Progress) {
         match self {

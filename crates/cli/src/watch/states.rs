@@ -60,13 +60,14 @@ impl<'c> States<'c> {
                 },
                 Source::Asked(every) => {
                     every.tick().await;
-                    return match self.client.get(self.path).await {
-                        Ok(state) => Ok(Some(state)),
+                    match self.client.get(self.path).await {
+                        Ok(state) => return Ok(Some(state)),
+                        Err(Problem::NotNow(_)) => continue,
                         Err(Problem::NoAgent(_) | Problem::Lost { .. } | Problem::Refused(_)) => {
-                            Ok(None)
+                            return Ok(None);
                         }
-                        Err(problem) => Err(problem),
-                    };
+                        Err(problem) => return Err(problem),
+                    }
                 }
             };
         }

@@ -1,12 +1,16 @@
 //! Watching an agent that does not answer as usual.
 
 use std::future::{pending, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use api::{Outcome, Progress};
 use axum::http::StatusCode;
+use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::time::timeout;
 
@@ -47,6 +51,7 @@ impl Shown for Silent {
     type State = Progress;
     const CANCELLING: &str = "cancelling";
     const LOST: &str = "lost";
+    const UNSEEN: &str = "unseen";
 
     fn show(&mut self, _: &Progress) {}
 
@@ -81,6 +86,21 @@ async fn an_agent_with_too_many_watchers_is_asked_now_and_then() {
 }
 
 #[tokio::test]
+async fn an_agent_with_too_many_connections_is_asked_again() {
+    let full = || (StatusCode::SERVICE_UNAVAILABLE, r#"{"error":"too many"}"#).into_response();
+    let was_asked = Arc::new(AtomicBool::new(false));
+    let state = move || {
+        let is_full = !was_asked.swap(true, SeqCst);
+        let ended = Json(progress(Some(Outcome::Done)));
+        async move { if is_full { full() } else { ended.into_response() } }
+    };
+    let router = Router::new().route("/v1/migrations/1", get(state));
+    let lines = move || async move { full() };
+    let site = Site::new(router.route("/v1/migrations/1/progress", get(lines)));
+    assert!(is_done(&site.follow(0).await));
+}
+
+#[tokio::test]
 async fn a_watcher_that_was_given_up_asks_for_the_end() {
     let line = || async { serde_json::to_string(&progress(None)).unwrap() + "\n" };
     let site = Site::new(ended().route("/v1/migrations/1/progress", get(line)));
@@ -89,6 +109,24 @@ async fn a_watcher_that_was_given_up_asks_for_the_end() {
     let site = Site::new(Router::new().route("/v1/migrations/1/progress", get(line)));
     let lost = site.follow(0).await.err().map(|problem| problem.to_string());
     assert_eq!(lost.as_deref(), Some("lost"));
+}
+
+#[tokio::test]
+async fn a_user_whose_connection_breaks_is_told_where_to_look() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+        // As of an agent that is killed: the response has no end.
+        let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        stream.write_all(head).await.unwrap();
+    });
+    let client = Client::new(Route::Socket(socket));
+    let followed = follow(&client, &operation(), &mut Signals::given(0), &mut Silent).await;
+    let said = followed.err().map(|problem| problem.to_string()).unwrap_or_default();
+    assert!(said.starts_with("lost the agent at ") && said.ends_with(". unseen"), "{said}");
 }
 
 #[tokio::test]

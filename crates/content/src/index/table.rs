@@ -198,12 +198,13 @@ impl Table {
         }
     }
 
-    /// Fits the table's size to `pages` pages, one shard after the other: the others stay
-    /// readable meanwhile, and no second table is needed. It shrinks only by half or more.
-    pub(super) fn fit(&self, pages: u64, living: &Living) {
-        let wanted = buckets_for(pages);
+    /// Fits the table's size to so many `pages`, one shard after the other: the others stay
+    /// readable meanwhile, and no second table is needed. It shrinks only by half or more. If
+    /// several threads do so, the last one at a shard fits it to what counts then.
+    pub(super) fn fit(&self, pages: impl Fn() -> u64, living: &Living) {
         for Shard(shard) in &self.shards {
             let mut buckets = shard.write();
+            let wanted = buckets_for(pages());
             if buckets.len() < wanted || buckets.len() / 2 > wanted {
                 *buckets = resized(&buckets, wanted, living);
             }
@@ -372,12 +373,12 @@ mod tests {
         ) {
             let (table, living) = (Table::new(), living(&[5]));
             let all: Vec<_> = hints.into_iter().zip(0..).collect();
-            table.fit(50_000, &living);
+            table.fit(|| 50_000, &living);
             for &(bits, page) in &all {
                 table.put(Hint(bits), place(5, page), &living);
             }
             for pages in sizes {
-                table.fit(pages, &living);
+                table.fit(|| pages, &living);
                 for &(bits, page) in &all {
                     prop_assert!(places(&table, bits, &living).contains(&place(5, page)));
                 }

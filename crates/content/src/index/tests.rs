@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
@@ -267,6 +268,34 @@ fn a_million_pages_cost_half_a_percent_of_their_memory_and_leave_nothing_behind(
     let held = all().filter(|(vm, page)| index.has(&name(*vm, *page))).count();
     assert!(held as f64 > 0.97 * (VMS * PAGES) as f64, "{held} are known");
     drop(members);
+    assert_eq!(index.bytes(), empty);
+}
+
+/// Its RAM takes long to unmap, and the table long to shrink. The thread that notices its end has
+/// others to serve.
+#[test]
+fn a_large_member_leaves_on_another_thread() {
+    /// A holder that tells which thread drops it.
+    struct Large(Sender<thread::ThreadId>);
+    impl Holder for Large {
+        fn read(&self, _: u64, _: &mut [u8]) -> bool {
+            false
+        }
+    }
+    impl Drop for Large {
+        fn drop(&mut self) {
+            let _ = self.0.send(thread::current().id());
+        }
+    }
+    let index = Index::new(1 << 22);
+    let empty = index.bytes();
+    let (tell, dropped) = channel();
+    let member = index.join(Arc::new(Large(tell)), key(""), FEW_PAGES).unwrap();
+    member.note(&[(7, name_of(1))]);
+    assert!(index.has(&name_of(1)) && index.bytes() > empty);
+    drop(member);
+    assert!(!index.has(&name_of(1)), "it has left at once");
+    assert_ne!(dropped.recv().unwrap(), thread::current().id());
     assert_eq!(index.bytes(), empty);
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::thread;
 
-use content::{Index, Name};
+use content::{Index, Key, Name};
 use crossbeam_channel::{Sender, unbounded};
 use parking_lot::Mutex;
 
@@ -133,6 +133,14 @@ impl Exchange {
             alike.for_each(|one| one.wake());
             new.wake();
         }
+    }
+
+    /// Whether a VM arrives whose pages are named with this key.
+    pub(super) fn receives(&self, key: &Key) -> bool {
+        // Each may be the last reference by then, and is dropped without the lock.
+        let all: Vec<Arc<Recipient>> =
+            self.recipients.lock().iter().filter_map(Weak::upgrade).collect();
+        all.iter().any(|one| !one.is_over() && one.key == *key)
     }
 
     /// Requests a page, which was awaited in vain, from its VM's source.

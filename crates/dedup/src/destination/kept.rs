@@ -152,9 +152,10 @@ impl Sharing {
         drop(before);
     }
 
-    /// Whether an arriving VM may find content here: of a VM that runs here, or arrives too.
+    /// Whether an arriving VM whose pages are named with `key` may find content here: of a VM that
+    /// runs here, or arrives too.
     pub fn has_any(&self, key: &Key) -> bool {
-        if !self.exchange.arriving.lock().is_empty() {
+        if self.exchange.receives(key) {
             return true;
         }
         let kept = self.exchange.kept.lock();

@@ -223,6 +223,16 @@ impl Resolving {
         }
     }
 
+    /// All pages are placed, whether disks have given them or not. Ends the reading of disks, and
+    /// waits for no storage.
+    pub fn end_reading(&self) {
+        if let Some(disk_readers) = &self.disk_readers {
+            // The source is not told of pages that nothing waits for any more.
+            self.recipient.end();
+            disk_readers.end();
+        }
+    }
+
     /// What was placed from disks, and the reads that it took.
     pub fn stored(&self) -> Stored {
         let read = self.disk_readers.as_ref().map(DiskReaders::read).unwrap_or_default();

@@ -107,6 +107,19 @@ fn inline_pages_wait_for_no_other_vm() {
     assert_eq!(said(&alone, INLINE, 2), (0, 1), "it holds up nobody else");
 }
 
+#[test]
+fn a_vm_that_arrives_may_have_content_for_vms_of_its_domain() {
+    let sharing = Sharing::start(b"secret".to_vec(), None).unwrap();
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let red = Domain("red".to_owned());
+    let has_any = |domain: &Domain| sharing.has_any(&sharing.key(domain));
+    assert!(!has_any(&red));
+    let admitted = sharing.admit((&red, false), arriving(), &threads).unwrap();
+    assert!(has_any(&red) && !has_any(&Domain::default()));
+    drop(admitted);
+    assert!(!has_any(&red));
+}
+
 /// A directory that answers once the other end is dropped, or late.
 #[derive(Debug)]
 struct Slow(Receiver<()>);

@@ -21,7 +21,9 @@ use crate::destination::{CLAIM_MAX, Exchange, Provider};
 /// A line that nothing is requested of for this long ends. By then, waiters for its content have
 /// given up.
 const IDLE: Duration = Duration::from_secs(60);
-/// A host that could not be reached, or broke off, is not tried again for this long.
+/// A host that could not be reached, or broke off, is not tried again for this long. After that
+/// nothing is requested of it before it is connected: pages would wait until the attempt has timed
+/// out, again in each move while the directory says that the host has their content.
 const REST: Duration = Duration::from_secs(2);
 
 /// A connection to another host, or one that has failed a moment ago.
@@ -31,7 +33,34 @@ pub(super) struct Line {
     wants: Sender<Wants>,
     /// When content last arrived.
     heard: Mutex<Instant>,
+    /// Content may be requested: it is connected, or there is no reason to doubt that it will be.
+    is_usable: AtomicBool,
     is_over: AtomicBool,
+    /// It is over only because nothing was requested for a while.
+    was_idle: AtomicBool,
+}
+
+impl Line {
+    fn new(number: u64, wants: Sender<Wants>, is_usable: bool) -> Self {
+        Self {
+            number,
+            wants,
+            heard: Mutex::new(Instant::now()),
+            is_usable: AtomicBool::new(is_usable),
+            is_over: AtomicBool::new(false),
+            was_idle: AtomicBool::new(false),
+        }
+    }
+
+    /// Its number, while content may be requested.
+    fn usable(&self) -> Option<u64> {
+        (self.is_usable.load(Relaxed) && !self.is_over.load(Relaxed)).then_some(self.number)
+    }
+
+    /// Whether it has failed.
+    fn has_failed(&self) -> bool {
+        self.is_over.load(Relaxed) && !self.was_idle.load(Relaxed)
+    }
 }
 
 impl Rack {
@@ -40,16 +69,16 @@ impl Rack {
     pub(crate) fn line(&self, exchange: &Arc<Exchange>, host: &HostName) -> Option<u64> {
         let mate = self.mates.get(host)?;
         let mut lines = self.lines.lock();
-        if let Some(line) = lines.get(host) {
-            let rests = line.is_over.load(Relaxed);
-            if !rests || line.heard.lock().elapsed() < REST {
-                return (!rests).then_some(line.number);
-            }
+        let before = lines.get(host);
+        let has_failed = before.is_some_and(|line| line.has_failed());
+        if let Some(line) = before
+            && (!line.is_over.load(Relaxed) || has_failed && line.heard.lock().elapsed() < REST)
+        {
+            return line.usable();
         }
         let number = self.last_line.fetch_add(1, Relaxed) + 1;
         let (wants, wanted) = unbounded();
-        let heard = Mutex::new(Instant::now());
-        let line = Arc::new(Line { number, wants, heard, is_over: AtomicBool::new(false) });
+        let line = Arc::new(Line::new(number, wants, !has_failed));
         let run = {
             let (line, mate) = (Arc::downgrade(&line), mate.clone());
             let (exchange, security) = (Arc::downgrade(exchange), self.security.clone());
@@ -57,8 +86,8 @@ impl Rack {
         };
         let thread = thread::Builder::new().name(format!("fetch-{number}"));
         thread.spawn(run).ok()?;
-        lines.insert(host.clone(), line);
-        Some(number)
+        lines.insert(host.clone(), Arc::clone(&line));
+        line.usable()
     }
 
     /// Requests content by the line with that number. If it is over, its waiters find out by
@@ -115,6 +144,9 @@ fn run(
     match connect(way, &mate.name, security, Kind::Content) {
         Ok(connection) => {
             ends.closer = Some(connection.closer());
+            if let Some(line) = line.upgrade() {
+                line.is_usable.store(true, Relaxed);
+            }
             carry(number, line, exchange, connection, wanted);
         }
         Err(error) => tracing::warn!(%error, host = mate.name, "its content is not used"),
@@ -157,7 +189,13 @@ fn ask(writer: &mut Writer, line: &Weak<Line>, wanted: &Receiver<Wants>) {
     loop {
         let first = match wanted.recv_timeout(IDLE) {
             Ok(first) => first,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(line) = line.upgrade() {
+                    line.was_idle.store(true, Relaxed);
+                }
+                return;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
         };
         out.clear();
         for wants in std::iter::once(first).chain(wanted.try_iter().take(64)) {
@@ -228,26 +266,68 @@ impl Taking {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use content::NAME_BYTES;
+    use directory::{Embedded, Limits};
     use wire::{Preamble, Reply, VERSION};
 
     use super::*;
+    use crate::rack::DirectoryAt;
 
-    /// Accepts one connection as another host's agent does, and then sends nothing.
+    /// Accepts one connection as another host's agent does.
+    fn welcome(listener: &TcpListener) -> TcpStream {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut preamble = [0; Preamble::BYTES];
+        stream.read_exact(&mut preamble).unwrap();
+        stream.write_all(&Reply::Welcome.to_bytes(VERSION)).unwrap();
+        stream
+    }
+
+    /// A host that can be reached, and sends nothing.
     fn mate() -> (Mate, thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let taking = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut preamble = [0; Preamble::BYTES];
-            stream.read_exact(&mut preamble).unwrap();
-            stream.write_all(&Reply::Welcome.to_bytes(VERSION)).unwrap();
             // Until it is closed.
-            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+            let _ = std::io::copy(&mut welcome(&listener), &mut std::io::sink());
         });
         (Mate { name: "b".to_owned(), address }, taking)
+    }
+
+    #[test]
+    fn a_host_that_failed_costs_no_wait_and_is_used_again_once_it_is_connected() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mate = Mate { name: "b".to_owned(), address: listener.local_addr().unwrap() };
+        let directory = DirectoryAt::Here(Arc::new(Embedded::new(Limits::default())));
+        let rack = Rack::new("a", vec![mate], Security::Plaintext, directory).unwrap();
+        let exchange = Exchange::start(1 << 10, None).unwrap();
+        let host = HostName::new("b").unwrap();
+        let line = || rack.line(&exchange, &host);
+        // It can be reached, but breaks off.
+        let fails = || drop(listener.accept().unwrap());
+        let rests = || {
+            let line = Arc::clone(&rack.lines.lock()[&host]);
+            while !line.is_over.load(Relaxed) {
+                thread::yield_now();
+            }
+            assert!(line.has_failed());
+            *line.heard.lock() -= REST;
+        };
+        assert_eq!(line(), Some(1), "there is no reason to doubt it");
+        fails();
+        rests();
+        for _ in 0..2 {
+            assert_eq!((line(), line()), (None, None), "it is only tried");
+            fails();
+            rests();
+        }
+        assert_eq!(line(), None);
+        let _stream = welcome(&listener);
+        while line().is_none() {
+            thread::yield_now();
+        }
+        assert_eq!(line(), Some(4));
     }
 
     /// A domain this long should never get here. If one does, later content still comes from that
@@ -258,13 +338,7 @@ mod tests {
         let (wants, wanted) = unbounded();
         let domain = Domain("a".repeat(65));
         wants.send(Wants { domain, names: vec![Name([1; NAME_BYTES])] }).unwrap();
-        let line = Line {
-            number: 1,
-            wants,
-            heard: Mutex::new(Instant::now()),
-            is_over: AtomicBool::new(false),
-        };
-        let line = Arc::new(line);
+        let line = Arc::new(Line::new(1, wants, true));
         let exchange = Exchange::start(1 << 10, None).unwrap();
         let (its, of) = (Arc::downgrade(&line), Arc::downgrade(&exchange));
         let run = move || run(1, &its, &of, &mate, &Security::Plaintext, &wanted);

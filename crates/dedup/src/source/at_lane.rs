@@ -84,17 +84,18 @@ impl<'s> AtLane<'s> {
             self.labels.clear();
             self.stage.naming().name(&batch, &mut self.labels)
         };
+        // Naming may have ended since.
+        let ticket = if asking == Asking::No { None } else { self.stage.ticket() };
         let queue = self.stage.queue();
-        let is_kept = asking == Asking::All;
+        let is_kept = asking == Asking::All && ticket.is_some();
         if is_kept && !has_asked {
             queue.asks();
         } else if has_asked && !is_kept {
             queue.settle(Change { answered: 1, ..Change::default() });
         }
-        match asking {
-            Asking::No => lane.send(Load::Pages(batch)),
-            Asking::All => {
-                let ticket = self.stage.ticket();
+        match (asking, ticket) {
+            (Asking::No, _) | (_, None) => lane.send(Load::Pages(batch)),
+            (Asking::All, Some(ticket)) => {
                 let pages = batch.bodies().iter().map(|body| body.page);
                 let names = Names {
                     fills: batch.fills(),
@@ -106,7 +107,7 @@ impl<'s> AtLane<'s> {
                 let written = lane.write_other(&self.head);
                 lane.sent(Load::Other(Errand(Kind::Query(Query { batch, ticket }))), written)
             }
-            Asking::Only(bits) => self.offer_some(lane, batch, bits),
+            (Asking::Only(bits), Some(ticket)) => self.offer_some(lane, batch, bits, ticket),
         }
     }
 
@@ -116,8 +117,8 @@ impl<'s> AtLane<'s> {
         lane: &mut Sender<'_, Errand>,
         mut batch: Batch,
         bits: u128,
+        ticket: u32,
     ) -> io::Result<()> {
-        let ticket = self.stage.ticket();
         let reread = RereadPages::of(&batch, bits);
         self.head.clear();
         names(&self.labels, &batch, ticket).write(reread.pages.iter().copied(), &mut self.head);
@@ -142,7 +143,9 @@ impl<'s> AtLane<'s> {
         lane: &mut Sender<'_, Errand>,
         announcement: Announcement,
     ) -> io::Result<()> {
-        let ticket = self.stage.ticket();
+        let Some(ticket) = self.stage.ticket() else {
+            return self.reread(lane, announcement.reread);
+        };
         self.head.clear();
         announcement.write(ticket, &mut self.head);
         let written = lane.write_other(&self.head);

@@ -66,6 +66,14 @@ impl Announcement {
 }
 
 impl Errand {
+    /// Whether the destination looks up its pages, or will.
+    pub(super) fn is_query(&self) -> bool {
+        match &self.0 {
+            Kind::Query(_) | Kind::LightQuery(_) | Kind::Announce(_) => true,
+            Kind::Requested(_) | Kind::Reread(_) => false,
+        }
+    }
+
     /// How many pages count as queued for lanes. Kept batches count as whole batches.
     pub(super) fn queued_pages(&self) -> u64 {
         match &self.0 {

@@ -9,6 +9,7 @@ use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 use ram::Numbered;
 use wire::{Announced, DiskPlace};
 
+use super::first_pass::FirstPass;
 use super::guest_page_cache::GuestPageCache;
 
 /// How many of the pages awaited from disks lanes should have queued: what they deliver in so
@@ -78,13 +79,14 @@ pub enum Waits {
     Held,
 }
 
-/// Names the pages that QEMU hands over in its first pass. Later pages have been written since,
-/// so they have few or no equals, or soon change again.
+/// Names the pages of QEMU's first pass, also those that a lane takes after it has ended. Pages of
+/// later passes have been written since, so they have few or no equals, or soon change again.
 #[derive(Debug)]
 pub struct Naming {
     plan: Plan,
     sleeps: AtomicBool,
-    first_pass_over: AtomicBool,
+    first_pass: FirstPass,
+    has_ended: AtomicBool,
     /// An `f64`'s bits; 0 while unknown.
     bodies_per_s: AtomicU64,
 }
@@ -96,7 +98,8 @@ impl Naming {
         Self {
             sleeps: AtomicBool::new(plan.sleeps),
             plan,
-            first_pass_over: AtomicBool::new(false),
+            first_pass: FirstPass::default(),
+            has_ended: AtomicBool::new(false),
             bodies_per_s: AtomicU64::new(0),
         }
     }
@@ -140,13 +143,27 @@ impl Naming {
         self.plan.waits != Waits::Held || !self.plan.ram.reaches(block)
     }
 
-    /// Ends naming.
+    /// QEMU's next pass has begun.
     pub(super) fn end_first_pass(&self) {
-        self.first_pass_over.store(true, Relaxed);
+        self.first_pass.end();
     }
 
     pub(super) fn is_first_pass_over(&self) -> bool {
-        self.first_pass_over.load(Relaxed)
+        self.has_ended() || self.first_pass.is_over()
+    }
+
+    /// Names nothing from now on.
+    pub(super) fn end(&self) {
+        self.has_ended.store(true, Relaxed);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Relaxed)
+    }
+
+    /// Whether pages of this epoch go by name.
+    pub(super) fn names(&self, epoch: Epoch) -> bool {
+        !self.has_ended() && self.first_pass.has(epoch)
     }
 
     /// Sets how many bytes of bodies lanes deliver a second.
@@ -163,8 +180,9 @@ impl Naming {
         &self.plan.key
     }
 
-    /// The block list is known.
-    pub fn announce(&self, blocks: &[Announced]) {
+    /// The block list is known, and whether epochs are RAM sections.
+    pub fn announce(&self, blocks: &[Announced], epoch_by_section: bool) {
+        self.first_pass.announce(epoch_by_section);
         if let Some((cached, _)) = &self.plan.cached {
             cached.announce(blocks);
         }
@@ -173,6 +191,7 @@ impl Naming {
     /// QEMU hands this batch over. Pages that were announced and have not changed are dropped
     /// here: lanes and their pool are for what has to be sent.
     pub fn hand_over(&self, batch: &mut Batch) {
+        self.first_pass.took(batch.epoch);
         if let Some((cached, _)) = &self.plan.cached {
             cached.hand_over(batch);
             self.take_out_announced(batch);
@@ -236,7 +255,7 @@ impl Naming {
 
     /// Names the bodies of a batch that are to go by name, in order, into empty `labels`.
     pub(super) fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
-        if self.is_first_pass_over() {
+        if !self.names(batch.epoch) {
             return Asking::No;
         }
         let may_wait = self.may_wait(batch.block);
@@ -298,5 +317,34 @@ impl Naming {
     /// Reads the current content of pages. False if that is not possible.
     pub(super) fn read(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
         self.plan.ram.read(block, pages.iter().copied(), into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use page::Pool;
+
+    use super::super::stage::tests::naming;
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_the_first_pass_goes_by_name_and_nothing_later() {
+        let (naming, pool) = (naming(Waits::Held), Pool::new(1 << 20));
+        naming.announce(&[], false);
+        let batch = |epoch| {
+            let mut batch = pool.take().unwrap();
+            batch.push_body(PageIndex(0), 0);
+            batch.epoch = Epoch(epoch);
+            batch
+        };
+        let asks = |epoch| naming.name(&batch(epoch), &mut Labels::default());
+        for epoch in [2, 2, 3] {
+            naming.hand_over(&mut batch(epoch));
+        }
+        assert_eq!([2, 3].map(asks), [Asking::All; 2]);
+        naming.end_first_pass();
+        assert_eq!([2, 3].map(asks), [Asking::All, Asking::No]);
+        naming.end();
+        assert_eq!([2, 3].map(asks), [Asking::No; 2]);
     }
 }

@@ -64,6 +64,11 @@ impl Pending {
         self.bytes
     }
 
+    /// Whether all batches that have a ticket are answered, and no page of theirs is awaited.
+    pub(super) fn is_settled(&self) -> bool {
+        self.unanswered == 0 && self.bytes == 0
+    }
+
     /// A new batch's ticket.
     pub(super) fn ticket(&mut self) -> u32 {
         self.unanswered += 1;

@@ -69,27 +69,51 @@ impl Stage {
         &self.naming
     }
 
-    /// QEMU's first pass is over, so nothing is named any more. If QEMU is not held for pages
-    /// that the destination awaits, they are sent now.
+    /// QEMU's first pass is over. Batches of it that wait for a lane still go by name, if QEMU is
+    /// held until the destination has their pages. If not, nothing does from now on.
     pub fn end_first_pass(&self) {
         self.naming.end_first_pass();
-        if self.naming.waits() == Waits::Held {
-            return;
+        if self.naming.waits() != Waits::Held {
+            self.end_naming();
         }
+    }
+
+    /// Nothing goes by name from now on. Returns whether the destination is done with what did: it
+    /// awaits no page, and looks none up. If QEMU is not held, awaited pages are sent now.
+    pub fn end_naming(&self) -> bool {
         let mut open = self.open.lock();
-        for resolved in open.pending.give_up() {
-            let change = open.resolve(Some(resolved));
-            self.queue.settle(change);
+        // Locked, so no batch gets a ticket afterwards.
+        self.naming.end();
+        if self.naming.waits() != Waits::Held {
+            for resolved in open.pending.give_up() {
+                let change = open.resolve(Some(resolved));
+                self.queue.settle(change);
+            }
         }
+        open.pending.is_settled()
+    }
+
+    /// Whether the destination awaits pages or looks them up, or will: batches of the first pass
+    /// wait for a lane. A VM that is stopped now would stand still meanwhile.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        let goes_by_name = |load: &Load<Errand>| match load {
+            Load::Pages(batch) => !batch.bodies().is_empty() && self.naming.names(batch.epoch),
+            Load::Other(errand) => errand.is_query(),
+            Load::Blocks(_) => false,
+        };
+        let open = self.open.lock();
+        !open.pending.is_settled() || self.naming.asks() && self.queue.has(goes_by_name)
     }
 
     pub(super) fn queue(&self) -> &Queue<Errand> {
         &self.queue
     }
 
-    /// A ticket for a batch of names.
-    pub(super) fn ticket(&self) -> u32 {
-        self.open.lock().pending.ticket()
+    /// A ticket for a batch of names. None once nothing goes by name any more.
+    pub(super) fn ticket(&self) -> Option<u32> {
+        let mut open = self.open.lock();
+        (!self.naming.has_ended()).then(|| open.pending.ticket())
     }
 
     /// A batch was not answered on its connection, and is queried again.
@@ -318,7 +342,7 @@ pub(super) mod tests {
         let said = |errand, answer| {
             let lanes = lanes();
             let stage = stage(&lanes);
-            assert_eq!(stage.ticket(), 1);
+            assert_eq!(stage.ticket(), Some(1));
             lanes.submit(batch(&pool)).unwrap();
             stage.queue.asks();
             let heard = stage.heard(errand, answer);
@@ -356,12 +380,12 @@ pub(super) mod tests {
         let lanes = lanes();
         let stage = stage(&lanes);
         let more = || stage.open.lock().spare.more(0, 4);
-        assert_eq!((stage.ticket(), more(), more()), (1, Some(4), None));
+        assert_eq!((stage.ticket(), more(), more()), (Some(1), Some(4), None));
         stage.void();
         stage.late(1, vec![0, 2], false);
         assert_eq!((more(), more()), (Some(6), None));
         // A report that overtakes its answer counts once.
-        assert_eq!(stage.ticket(), 2);
+        assert_eq!(stage.ticket(), Some(2));
         lanes.submit(batch(&Pool::new(8 << 20))).unwrap();
         stage.late(2, vec![1, 2], false);
         assert_eq!(more(), Some(8));
@@ -371,6 +395,39 @@ pub(super) mod tests {
         let answer = Answer { placed: 1, wanted: 0, later: 0b111 };
         assert_eq!((stage.heard(query, Some(answer)), more()), (Ok(()), None));
         assert!(lanes.failure().is_none());
+    }
+
+    #[test]
+    fn what_is_left_of_the_first_pass_is_waited_for() {
+        let pool = Pool::new(8 << 20);
+        let is_asking = |epoch| {
+            let lanes = lanes();
+            let stage = stage(&lanes);
+            stage.naming.hand_over(&mut batch(&pool));
+            stage.end_first_pass();
+            let mut waits = batch(&pool);
+            waits.epoch = Epoch(epoch);
+            lanes.submit(waits).unwrap();
+            stage.is_asking()
+        };
+        assert_eq!([0, 1].map(is_asking), [true, false]);
+    }
+
+    /// Its guest would stand still for as long as the destination waits.
+    #[test]
+    fn no_vm_is_stopped_before_all_pages_by_name_are_settled() {
+        let (lanes, pool) = (lanes(), Pool::new(8 << 20));
+        let stage = stage(&lanes);
+        assert_eq!(stage.ticket(), Some(1));
+        lanes.submit(batch(&pool)).unwrap();
+        stage.queue.asks();
+        assert!(!stage.end_naming() && stage.is_asking(), "a batch is not answered");
+        assert_eq!(stage.ticket(), None, "no other is named");
+        let query = Errand(Kind::Query(Query { batch: batch(&pool), ticket: 1 }));
+        stage.heard(query, Some(Answer { placed: 1, wanted: 0, later: 0b100 })).unwrap();
+        assert!(!stage.end_naming() && stage.is_asking(), "a page is awaited");
+        stage.late(1, Vec::new(), false);
+        assert!(stage.end_naming() && !stage.is_asking());
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Source {
             is_fixed: false,
             waits: if held { Waits::Held } else { Waits::FirstPass },
         }));
-        naming.announce(&[Announced { name: "ram".to_owned(), bytes }]);
+        naming.announce(&[Announced { name: "ram".to_owned(), bytes }], false);
         naming.all_before(Epoch(3));
         let plan = LanesPlan {
             endpoints: vec![Endpoint { local: None, remote }; lanes],

@@ -27,17 +27,24 @@ type Shutdown = Arc<dyn Fn() + Send + Sync>;
 
 /// The state of the connection.
 enum Phase {
-    /// There is no connection, and no request has asked for one.
-    Down {
-        /// When the next attempt may be made, and why the last connection failed.
-        again: Option<(Instant, String)>,
-    },
-    /// The sending thread is to connect, or does so.
-    Wanted,
+    /// There is no connection, and no request has asked for one. None if there never was one.
+    Down(Option<Failed>),
+    /// The sending thread is to connect, or does so. If the last attempt has failed, for this
+    /// reason, claims don't wait for it: it may take as long, and pages wait for claims.
+    Wanted { doubt: Option<String> },
     /// Connected, by the sending thread's `number`th connection.
     Open { number: u64, again: Instant, shutdown: Shutdown },
     /// There will be no further connection.
     Ended,
+}
+
+/// How the last connection failed.
+struct Failed {
+    why: String,
+    /// When the next attempt may be made.
+    again: Instant,
+    /// There was a connection, which broke.
+    was_open: bool,
 }
 
 struct Pending {
@@ -91,7 +98,7 @@ impl Drop for Ticket<'_> {
 impl Line {
     pub(super) fn new(at: String) -> Self {
         let state = State {
-            phase: Phase::Down { again: None },
+            phase: Phase::Down(None),
             outgoing: Vec::new(),
             pending: HashMap::new(),
             last_id: 0,
@@ -123,7 +130,7 @@ impl Line {
     ) -> Result<Ticket<'_>, DirectoryError> {
         let mut state = self.state.lock();
         loop {
-            self.want(&mut state.phase)?;
+            self.want(&mut state.phase, ask)?;
             if state.outgoing.len() + request_bytes(host, names) <= WAITING_BYTES_MAX {
                 break;
             }
@@ -145,17 +152,23 @@ impl Line {
     }
 
     /// Has the sending thread connect, if there is no connection.
-    fn want(&self, phase: &mut Phase) -> Result<(), DirectoryError> {
+    fn want(&self, phase: &mut Phase, ask: Ask) -> Result<(), DirectoryError> {
         match phase {
-            Phase::Wanted | Phase::Open { .. } => return Ok(()),
             Phase::Ended => return Err(self.unreachable("it is not asked any more")),
-            Phase::Down { again: Some((again, why)) } if Instant::now() < *again => {
-                return Err(self.unreachable(why));
+            Phase::Down(Some(failed)) if Instant::now() < failed.again => {
+                return Err(self.unreachable(&failed.why));
             }
-            Phase::Down { .. } => *phase = Phase::Wanted,
+            Phase::Down(failed) => {
+                let doubt = failed.take().filter(|failed| !failed.was_open);
+                *phase = Phase::Wanted { doubt: doubt.map(|failed| failed.why) };
+                self.work.notify_one();
+            }
+            Phase::Wanted { .. } | Phase::Open { .. } => {}
         }
-        self.work.notify_one();
-        Ok(())
+        match phase {
+            Phase::Wanted { doubt: Some(why) } if ask == Ask::Claim => Err(self.unreachable(why)),
+            _ => Ok(()),
+        }
     }
 
     /// A caller has waited in vain.
@@ -174,7 +187,7 @@ impl Line {
         let mut state = self.state.lock();
         loop {
             match state.phase {
-                Phase::Wanted => return true,
+                Phase::Wanted { .. } => return true,
                 Phase::Ended => return false,
                 _ => self.work.wait(&mut state),
             }
@@ -203,7 +216,7 @@ impl Line {
     pub(super) fn failed(&self, again: Instant, why: &str) {
         let state = self.state.lock();
         if !matches!(state.phase, Phase::Ended) {
-            self.down(state, again, why);
+            self.down(state, Failed { why: why.to_owned(), again, was_open: false });
         }
     }
 
@@ -213,16 +226,17 @@ impl Line {
         let Phase::Open { number, again, shutdown } = &state.phase else { return };
         if *number == broken {
             let (again, shutdown) = (*again, Arc::clone(shutdown));
-            self.down(state, again, why);
+            self.down(state, Failed { why: why.to_owned(), again, was_open: true });
             shutdown();
         }
     }
 
-    fn down(&self, mut state: parking_lot::MutexGuard<'_, State>, again: Instant, why: &str) {
-        state.phase = Phase::Down { again: Some((again, why.to_owned())) };
+    fn down(&self, mut state: parking_lot::MutexGuard<'_, State>, failed: Failed) {
+        let error = self.unreachable(&failed.why);
+        state.phase = Phase::Down(Some(failed));
         let pending = state.give_up();
         drop(state);
-        pending.iter().for_each(|one| one.waiter.tell(Err(self.unreachable(why))));
+        pending.iter().for_each(|one| one.waiter.tell(Err(error.clone())));
         self.work.notify_one();
         self.room.notify_all();
     }

@@ -186,6 +186,50 @@ fn it_connects_at_most_once_a_second() {
     assert!(tried.load(SeqCst) <= 1 + seconds);
 }
 
+/// A host that is down answers no attempt to connect. Only the first one is waited for.
+#[test]
+fn no_claim_waits_for_another_attempt_after_one_that_failed() {
+    let (tried, attempts) = unbounded();
+    let (answer, answers) = unbounded::<io::Result<Halves>>();
+    let connect = move |_until| {
+        tried.send(()).map_err(io::Error::other)?;
+        answers.recv().map_err(io::Error::other)?
+    };
+    let remote = Remote::new("the other end", connect).unwrap();
+    let all = names("down", 0..10);
+    let ask = || {
+        let mut answers = Vec::new();
+        remote.claim(&host("a"), &all, &mut answers, soon()).map(|()| answers)
+    };
+    let is_unreachable = |said| matches!(said, Err(DirectoryError::Unreachable { .. }));
+    answer.send(Err(io::Error::other("no answer"))).unwrap();
+    assert!(is_unreachable(ask()));
+    attempts.recv().unwrap();
+    while attempts.try_recv().is_err() {
+        assert!(is_unreachable(ask()));
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(is_unreachable(ask()), "the second attempt is open");
+    let (halves, end) = pair().unwrap();
+    answer.send(Ok(halves)).unwrap();
+    let memory = InMemory::new(1024);
+    let directory = Arc::clone(&memory.directory);
+    let server = thread::spawn(move || {
+        let _ = serve(end.try_clone().unwrap(), end, &*directory, &|_| true);
+    });
+    let answers = loop {
+        match ask() {
+            Ok(answers) => break answers,
+            said => assert!(is_unreachable(said)),
+        }
+    };
+    assert_eq!(answers, vec![Answer::Yours; 10]);
+    // Its thread waits for an answer to another attempt if this connection broke.
+    drop(answer);
+    drop(remote);
+    server.join().unwrap();
+}
+
 /// An invalid reply ends the connection, and is an error for the caller.
 #[test]
 fn an_invalid_reply_is_an_error() {

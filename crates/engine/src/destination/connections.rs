@@ -21,7 +21,9 @@ const UNKNOWN_OF_HOSTS: AdmissionBounds = AdmissionBounds { all: 256, per_source
 const UNKNOWN_OF_STRANGERS: AdmissionBounds = AdmissionBounds { all: 64, per_source: 16 };
 /// Known connections that will send an order or a question, before they get an arrival's resources:
 /// each keeps a few messages in memory.
-const LEADING_MAX: usize = 32;
+const LEADING_MAX: usize = 64;
+/// The same for one peer: a gang moves fewer VMs of a host at a time, and there are questions.
+const LEADING_OF_PEER_MAX: usize = 24;
 /// Known connections by which other agents order moves: each lasts as long as one VM's migration,
 /// and keeps a thread.
 const ORDERING_MAX: usize = 64;
@@ -29,7 +31,10 @@ const ORDERING_MAX: usize = 64;
 const ORDERING_OF_PEER_MAX: usize = 24;
 // One more VM moves while another is about to finish.
 const _: () = assert!(ORDERING_OF_PEER_MAX > policy::gang::PARALLEL_MAX + 1);
+const _: () = assert!(LEADING_OF_PEER_MAX > policy::gang::PARALLEL_MAX + 1);
+// Two peers don't keep the others out.
 const _: () = assert!(2 * ORDERING_OF_PEER_MAX < ORDERING_MAX);
+const _: () = assert!(2 * LEADING_OF_PEER_MAX < LEADING_MAX);
 
 /// Known connections by which other hosts of the rack request content or its location: each keeps
 /// two threads at most. Two for each host.
@@ -54,15 +59,15 @@ struct State {
     open: HashMap<u64, Arc<TcpStream>>,
     taken_in: u64,
     unknown: usize,
-    leading: usize,
-    /// The orderer of each connection, by its number.
-    ordering: HashMap<u64, Orderer>,
+    /// The peer of each connection, by its number.
+    leading: HashMap<u64, Peer>,
+    ordering: HashMap<u64, Peer>,
     serving: usize,
 }
 
-/// A peer that orders moves of VMs.
+/// A peer that sends orders or questions.
 #[derive(Debug, PartialEq, Eq)]
-enum Orderer {
+enum Peer {
     /// The host that its certificate names.
     Host(String),
     /// A peer without a certificate.
@@ -140,39 +145,48 @@ impl State {
     fn count(&mut self, of: Use) -> Option<&mut usize> {
         match of {
             Use::Unknown => Some(&mut self.unknown),
-            Use::Leading => Some(&mut self.leading),
             Use::Serving => Some(&mut self.serving),
-            Use::Ordering | Use::Known => None,
+            Use::Leading | Use::Ordering | Use::Known => None,
         }
     }
 }
 
 impl Place {
-    /// The connection will send an order or a question. False if there are too many.
-    pub(super) fn leads(&mut self) -> bool {
-        let has_room = self.connections.state.lock().leading < LEADING_MAX;
-        if has_room {
-            self.count_as(Use::Leading);
+    /// The connection will send an order or a question, in the name of the host in its certificate,
+    /// if it has one. False if there are too many in all, or too many of that peer.
+    pub(super) fn leads(&mut self, host: Option<&str>) -> bool {
+        let peer = self.peer(host);
+        let mut state = self.connections.state.lock();
+        let of_peer = state.leading.values().filter(|other| **other == peer).count();
+        if state.leading.len() >= LEADING_MAX || of_peer >= LEADING_OF_PEER_MAX {
+            return false;
         }
-        has_room
+        state.leading.insert(self.number, peer);
+        drop(state);
+        self.count_as(Use::Leading);
+        true
     }
 
     /// The connection will order moves of VMs, in the name of the host in its certificate, if it
     /// has one. False if there are too many in all, or too many of that peer.
     pub(super) fn orders(&mut self, host: Option<&str>) -> bool {
-        let orderer = match host {
-            Some(host) => Orderer::Host(host.to_owned()),
-            None => Orderer::At(self.from.to_canonical()),
-        };
+        let peer = self.peer(host);
         let mut state = self.connections.state.lock();
-        let of_peer = state.ordering.values().filter(|other| **other == orderer).count();
+        let of_peer = state.ordering.values().filter(|other| **other == peer).count();
         if state.ordering.len() >= ORDERING_MAX || of_peer >= ORDERING_OF_PEER_MAX {
             return false;
         }
-        state.ordering.insert(self.number, orderer);
+        state.ordering.insert(self.number, peer);
         drop(state);
         self.count_as(Use::Ordering);
         true
+    }
+
+    fn peer(&self, host: Option<&str>) -> Peer {
+        match host {
+            Some(host) => Peer::Host(host.to_owned()),
+            None => Peer::At(self.from.to_canonical()),
+        }
     }
 
     /// The connection serves hosts of the rack. False if there are too many.
@@ -202,6 +216,9 @@ impl Place {
     fn count_as(&mut self, new: Use) {
         let mut state = self.connections.state.lock();
         let old = std::mem::replace(&mut self.counts_as, new);
+        if new != Use::Leading {
+            state.leading.remove(&self.number);
+        }
         if new != Use::Ordering {
             state.ordering.remove(&self.number);
         }
@@ -249,15 +266,15 @@ mod tests {
         assert!(unknown[0].gave_way() && !unknown[1].gave_way());
         unknown.truncate(UNKNOWN_OF_HOSTS.per_source / 2);
         let mut leading: Vec<Place> = Vec::new();
-        for _ in 0..LEADING_MAX {
+        for number in 0..LEADING_MAX {
             let mut place = admit();
-            assert!(place.leads());
+            assert!(place.leads(Some(&format!("host-{number}"))));
             leading.push(place);
         }
         let mut one_more = admit();
-        assert!(!one_more.leads());
+        assert!(!one_more.leads(Some("one-more")));
         leading.pop();
-        assert!(one_more.leads());
+        assert!(one_more.leads(Some("one-more")));
         drop((unknown, leading, one_more));
         assert_none(&connections);
     }
@@ -299,6 +316,28 @@ mod tests {
     }
 
     #[test]
+    fn no_peer_keeps_others_from_leading() {
+        let (stream, connections) = (stream(), Connections::new([HOST]));
+        let admit = |from| connections.admit(&stream, from).unwrap();
+        let mut leading: Vec<Place> = Vec::new();
+        for _ in 0..LEADING_OF_PEER_MAX {
+            for host in [Some("host-a"), None] {
+                let mut place = admit(HOST);
+                assert!(place.leads(host));
+                leading.push(place);
+            }
+        }
+        assert!(!admit(STRANGER).leads(Some("host-a")), "wherever it comes from");
+        assert!(!admit(HOST).leads(None));
+        assert!(admit(STRANGER).leads(None) && admit(HOST).leads(Some("host-b")));
+        // An order that is being followed, or a connection that is over, leaves its place.
+        leading[0].is_known();
+        assert!(admit(HOST).leads(Some("host-a")));
+        drop(leading);
+        assert_none(&connections);
+    }
+
+    #[test]
     fn hosts_can_connect_while_strangers_use_their_whole_share() {
         let (stream, connections) = (stream(), Connections::new([HOST]));
         let mut strangers: Vec<Place> = Vec::new();
@@ -332,7 +371,7 @@ mod tests {
 
     fn assert_none(connections: &Connections) {
         let state = connections.state.lock();
-        let counts = (state.open.len(), state.unknown, state.leading, state.ordering.len());
+        let counts = (state.open.len(), state.unknown, state.leading.len(), state.ordering.len());
         assert_eq!(counts, (0, 0, 0, 0));
     }
 }

@@ -24,7 +24,8 @@ pub(super) fn obey(host: &dyn Host, connection: &mut Connection) -> Result<(), T
         match host.obey(&order.from, &order.order) {
             Ok(answer) => Frame::message(&answer)?.write_to(connection)?,
             Err(Refusal(reason)) => {
-                Frame::message(&gang::Answer::Refused { reason })?.write_to(connection)?;
+                let refused = gang::Answer::Refused { reason, is_stopping: false };
+                Frame::message(&refused)?.write_to(connection)?;
                 return Ok(());
             }
         }
@@ -37,6 +38,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::thread;
 
+    use qemu::disks::GoesOn;
     use switchover::MigrationId;
     use wire::{Inquiry, Part, Prepare, Word};
 
@@ -47,7 +49,7 @@ mod tests {
     struct Picky;
 
     impl Host for Picky {
-        fn receive(&self, _: &Prepare) -> Result<Box<dyn Arriving>, Refusal> {
+        fn receive(&self, _: &Prepare, _: GoesOn<'_>) -> Result<Box<dyn Arriving>, Refusal> {
             unreachable!()
         }
 
@@ -65,7 +67,10 @@ mod tests {
 
         fn obey(&self, from: &str, _: &Part<gang::Order>) -> Result<gang::Answer, Refusal> {
             match from {
-                "host-a" => Ok(gang::Answer::Refused { reason: "not that VM".to_owned() }),
+                "host-a" => {
+                    let reason = "not that VM".to_owned();
+                    Ok(gang::Answer::Refused { reason, is_stopping: false })
+                }
                 _ => Err(Refusal(format!("not {from}"))),
             }
         }
@@ -94,7 +99,7 @@ mod tests {
             [("host-a", "not that VM"), ("host-a", "not that VM"), ("host-c", "not host-c")]
         {
             match ask(&mut here, from) {
-                gang::Answer::Refused { reason } => assert_eq!(reason, says),
+                gang::Answer::Refused { reason, .. } => assert_eq!(reason, says),
                 other => panic!("{other:?}"),
             }
         }

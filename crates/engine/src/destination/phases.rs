@@ -107,7 +107,8 @@ impl Connected<'_> {
         let with_disks = order.moving.read().is_ok_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
         place.is_known();
-        let arriving = self.shared.host.receive(&order).map_err(End::failed)?;
+        let goes_on = || self.is_awaited();
+        let arriving = self.shared.host.receive(&order, &goes_on).map_err(End::failed)?;
         place.is_of_host();
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;

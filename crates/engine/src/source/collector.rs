@@ -64,7 +64,7 @@ impl Output for Collector {
             |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
         let blocks: Vec<Announced> = head.blocks.iter().map(announced).collect();
         if let Some(naming) = &self.naming {
-            naming.announce(&blocks);
+            naming.announce(&blocks, head.epoch_by_section);
         }
         if let Some(deltas) = self.lanes.deltas() {
             deltas.announce(&blocks);
@@ -111,7 +111,7 @@ impl Output for Collector {
         if let Some(reason) = reason {
             self.notice(Notice::Unsplittable(reason.to_owned()));
         }
-        self.state.whole.write(bytes.len(), || self.residue(true, bytes))
+        self.state.whole.write(bytes, |piece| self.residue(true, piece))
     }
 
     fn ram_ended(&self) -> bool {

@@ -99,6 +99,24 @@ impl<'m> Context<'m> {
         }
     }
 
+    /// Fails if the operator has ended the migration, or its time is over: for what may take long
+    /// while the leading thread waits for nothing else.
+    pub(crate) fn check_wanted(&self) -> Result<(), MigrationError> {
+        if !self.report_builder.watch().cancelled().is_empty() {
+            return Err(MigrationError::Cancelled);
+        }
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(self.too_long()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for a migration whose `--timeout` has passed.
+    pub(crate) fn too_long(&self) -> MigrationError {
+        let allowed = Duration::from_secs(self.request.timeout_s.unwrap_or_default());
+        MigrationError::TooLong { allowed }
+    }
+
     pub(crate) fn lost(&self, why: impl Into<String>) -> MigrationError {
         MigrationError::PeerLost { host: self.peer.name.clone(), why: why.into() }
     }

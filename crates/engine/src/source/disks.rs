@@ -305,9 +305,7 @@ impl Watcher {
                     Err(_) => return,
                 },
                 recv(self.settle.done) -> took => {
-                    if let Ok(took) = took {
-                        self.settle.hear(took);
-                    }
+                    self.settle.hear(took);
                     Ok(())
                 }
                 recv(ticks) -> _ => self.look(),

@@ -118,7 +118,8 @@ impl Flow {
                 })
                 .and_then(|summary| {
                     if let Some(stage) = stage {
-                        stage.end_first_pass();
+                        // The VM stands still.
+                        stage.end_naming();
                     }
                     lanes.wait_drained().map_err(lanes_failed)?;
                     // The destination ends the lanes when it loads, which must not
@@ -137,6 +138,7 @@ impl Flow {
     pub(crate) fn let_go(&self) {
         self.state.end_chase();
         self.tap.stop();
+        self.state.whole.end_pace();
         self.lanes.shut();
     }
 
@@ -149,6 +151,7 @@ impl Flow {
             self.lanes.finish()
         } else {
             self.tap.stop();
+            self.state.whole.end_pace();
             self.lanes.stop()
         }
     }

@@ -20,7 +20,7 @@ use crate::resources::Pools;
 /// Pages that the destination may read from the VM's disks.
 pub(crate) struct FromDisks {
     pub(crate) cached: Arc<GuestPageCache>,
-    _asking: Asking,
+    asking: Asking,
     pub(crate) order: StorageOrder,
     pub(crate) notes: Arc<StorageNotes>,
 }
@@ -29,6 +29,15 @@ impl FromDisks {
     /// The key for names if content is not shared.
     pub(crate) fn key(&self) -> Key {
         dedup::storage::key(&self.order.secret)
+    }
+
+    /// Itself, if the destination reads any of the disks. Otherwise the guest is not kept busy.
+    pub(crate) fn if_read(self, disks: &[bool]) -> Option<Self> {
+        if disks.contains(&true) {
+            return Some(self);
+        }
+        self.asking.cancel();
+        None
     }
 }
 
@@ -122,7 +131,7 @@ impl Asked {
         let bounds = (budget(storage.helper), Room::beside(pools.bound_bytes));
         let (asking, cached) = Asking::start(vm, disks, blocks, bounds, storage.share, notes)
             .map_err(|error| error.to_string())?;
-        Ok(FromDisks { cached, _asking: asking, order, notes: Arc::clone(notes) })
+        Ok(FromDisks { cached, asking, order, notes: Arc::clone(notes) })
     }
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod audit;
 mod commit;
 pub(crate) mod connect;
 mod deliver;
+mod description;
 mod effects;
 mod journaled;
 pub(crate) mod listening;

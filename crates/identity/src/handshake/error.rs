@@ -44,6 +44,14 @@ pub enum HandshakeError {
     /// The peer refuses this host.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// The peer refuses this host's certificate because of its time.
+    #[error("{refusal} ({here})")]
+    OutOfTime {
+        /// What the peer says.
+        refusal: Refusal,
+        /// What this host's clock says.
+        here: String,
+    },
     /// The peer speaks TLS, but not the agents' protocol inside.
     #[error("the peer has a certificate of our CA, but is not an agent")]
     NotAnAgent,

@@ -12,6 +12,9 @@ use super::NicUse;
 pub(super) const FILLING: f64 = 0.5;
 /// The lanes' least share of a NIC's traffic if it is they that fill it.
 const FILLED_BY: f64 = 0.25;
+/// A NIC that shows less than this share of what its lanes write carries other traffic than theirs:
+/// their address may be on an interface that only holds it, or the destination on the same host.
+const CARRIES: f64 = 0.5;
 /// A NIC that carries more than the NIC at the other end, by this factor...
 pub(super) const CARRIES_MORE: f64 = 1.25;
 /// ...with less than this share for the migration, may be the full one.
@@ -93,8 +96,9 @@ impl Nic {
     pub(super) fn next(&mut self, used: NicUse, mine: f64, filling: bool) -> Option<f64> {
         let all = used.all_bytes_per_s as f64;
         self.highest = self.highest.max(all);
-        // If little gets through, the bottleneck is elsewhere.
-        self.filled |= filling && mine >= all * FILLED_BY;
+        // If little gets through, the bottleneck is elsewhere; if nothing does, the path is broken.
+        let carries = mine > 0.0 && all >= mine * CARRIES;
+        self.filled |= filling && carries && mine >= all * FILLED_BY;
         let content = (used.content_bytes_per_s as f64).clamp(all / 4.0, all);
         let wire_per_content = if content > 0.0 { all / content } else { 1.0 };
         let ours = used.ours_bytes_per_s as f64 * wire_per_content;

@@ -446,6 +446,21 @@ fn a_nic_that_carries_ten_times_what_it_showed_is_used_soon() {
     assert!(used >= 0.8, "{used}");
 }
 
+/// Nothing is learned of a NIC that none of it crosses, nor while the path is broken.
+#[test]
+fn a_nic_that_shows_none_of_it_sets_no_pace() {
+    for written in [100_000_000, 0] {
+        let mut pace = Pace::new();
+        for second in 0..30 {
+            let nics = [NicUse { ours_bytes_per_s: written, migrations: 1, ..NicUse::default() }];
+            let lanes = [LaneUse { nic: Some(0), bytes_per_s: written, writing: 1.0 }];
+            let sample = PaceSample { nics: &nics, lanes: &lanes, destination: None };
+            let paces = pace.next(&sample, PaceBounds::default());
+            assert_eq!(paces, [None], "{written} in second {second}");
+        }
+    }
+}
+
 #[test]
 fn the_operators_bounds_apply_at_once() {
     let capped = |cap| PaceBounds { cap_bytes_per_s: cap, ..PaceBounds::default() };

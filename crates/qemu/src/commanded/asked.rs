@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use cachemap::Limits;
 
-use super::Commanded;
+use super::words::Words;
+use super::{Commanded, memory};
 use crate::guest_memory::GuestMemory;
 use crate::guest_port::{self, GuestError, HasGuest, OpenPort};
 
@@ -17,7 +18,7 @@ impl HasGuest for Commanded {
     }
 
     fn guest_limits(&self) -> Result<Limits, String> {
-        Ok(guest_port::limits(self.memory()?.bytes()))
+        Ok(memory::limits(Words(&self.argv), self.memory()?.bytes()))
     }
 
     fn guest_memory(&self, blocks: &[(&str, u64)]) -> Result<GuestMemory, String> {

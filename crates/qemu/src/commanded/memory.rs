@@ -1,10 +1,15 @@
 //! The guest's memory, from a command line.
 
+use cachemap::{Limits, PAGE_BYTES};
+
 use super::words::{Argument, Words};
 use crate::guest_memory::PcMemory;
+use crate::guest_port;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+/// QEMU has no more slots for memory.
+const SLOTS_MAX: u64 = 256;
 
 /// The RAM blocks of a PC, and where its gap begins; or why that isn't known.
 pub(super) fn of(words: Words<'_>) -> Result<PcMemory, String> {
@@ -26,6 +31,21 @@ pub(super) fn of(words: Words<'_>) -> Result<PcMemory, String> {
         name => return Err(format!("where the memory of a machine `{name}` is, is not known")),
     };
     Ok(PcMemory { blocks, below_4g: if bytes >= least { gap } else { least } })
+}
+
+/// The bounds of the pages that the helper can name in a guest with so much base memory. Memory
+/// that is plugged has no place here, but a helper that names it tells no lie. QEMU puts it behind
+/// the base memory and above 4 GiB, each piece at a whole GiB.
+pub(super) fn limits(words: Words<'_>, base: u64) -> Limits {
+    let memory = words.last("m");
+    let option = |name: &str| memory.and_then(|memory| memory.get(name));
+    let most = option("maxmem").and_then(|most| bytes(&most, MIB)).filter(|most| *most > base);
+    let Some(most) = most else { return guest_port::limits(base) };
+    let slots: u64 = option("slots").and_then(|slots| slots.parse().ok()).unwrap_or(0);
+    let mut limits = guest_port::limits(most);
+    let apart = 4 * GIB + (slots.min(SLOTS_MAX) + 1) * GIB;
+    limits.end_page = limits.end_page.saturating_add(apart / PAGE_BYTES);
+    limits
 }
 
 impl PcMemory {
@@ -82,9 +102,24 @@ fn bytes(text: &str, unit: u64) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn words(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
     fn of_line(line: &str) -> Result<PcMemory, String> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        of(Words(&words))
+        of(Words(&words(line)))
+    }
+
+    #[test]
+    fn plugged_memory_is_within_the_limits() {
+        let bounds = |line: &str| limits(Words(&words(line)), GIB);
+        let plugged = bounds("qemu -M q35 -m size=1G,slots=4,maxmem=16G");
+        // From 4 GiB on, with room to put each piece at a whole GiB.
+        assert!(plugged.end_page * PAGE_BYTES >= (4 + 15 + 4) * GIB, "{plugged:?}");
+        assert_eq!(plugged.ram_pages * PAGE_BYTES, 16 * GIB);
+        for line in ["qemu -m 1G", "qemu -m 1G,slots=2,maxmem=1G", "qemu -m 1G,maxmem=x", "qemu"] {
+            assert_eq!(bounds(line), guest_port::limits(GIB), "{line}");
+        }
     }
 
     #[test]

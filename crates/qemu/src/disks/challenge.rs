@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, Proof, block_device, network, served};
+use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, GoesOn, Proof, block_device, network, served};
 use crate::process::{directory_of, proc_path};
 use crate::shape::{Image, Shape};
 
@@ -35,14 +35,16 @@ const REMOTE: [i64; 9] = [
     0x4750_4653,
 ];
 
-/// Bytes that are read of read-only images for one move: enough for firmware and small CDs. The
-/// destination waits for 10 s until it has its order, and slow storage reads 10 MB/s.
+/// Bytes that are read of read-only images for one move, in case the other host has a copy: enough
+/// for firmware and small CDs. They delay each move, and slow storage reads 10 MB/s.
 const COPIES_BYTES_MAX: u64 = 64 << 20;
 
 /// Challenges for all images of a live VM, and a guard that removes their files
 /// again: keep it until the destination has answered. `id` names the migration.
+/// Images whose content is read may take minutes; once that doesn't go on, they have
+/// no proof.
 #[must_use]
-pub fn challenges(shape: &Shape, id: &str) -> (Vec<Challenge>, Cleanup) {
+pub fn challenges(shape: &Shape, id: &str, goes_on: GoesOn<'_>) -> (Vec<Challenge>, Cleanup) {
     let mut cleanup = Cleanup::default();
     let mut left = COPIES_BYTES_MAX;
     let challenges = shape
@@ -51,9 +53,10 @@ pub fn challenges(shape: &Shape, id: &str) -> (Vec<Challenge>, Cleanup) {
         .filter(|image| !EMPTY.contains(&image.driver.as_str()))
         .enumerate()
         .map(|(nth, image)| {
-            let mut made = challenge(image, shape.pid, &format!("{id}-{nth}"), &mut cleanup);
+            let id = format!("{id}-{nth}");
+            let mut made = challenge(image, shape.pid, &id, goes_on, &mut cleanup);
             if image.read_only {
-                allow_copy(&mut made, &mut left);
+                allow_copy(&mut made, goes_on, &mut left);
             }
             made
         })
@@ -66,13 +69,14 @@ pub(super) fn challenge(
     image: &Image,
     pid: Option<u32>,
     id: &str,
+    goes_on: GoesOn<'_>,
     cleanup: &mut Cleanup,
 ) -> Challenge {
     let impossible = |reason: String| Proof::Impossible { reason };
     let (name, proof) = match image.driver.as_str() {
         "file" | "host_device" | "host_cdrom" => match local(image, pid) {
             Ok(path) => {
-                let proof = local_proof(&path, image.read_only, id, cleanup);
+                let proof = local_proof(&path, image.read_only, id, goes_on, cleanup);
                 (path.display().to_string(), proof.unwrap_or_else(impossible))
             }
             Err(reason) => (image.file.clone(), impossible(reason)),
@@ -90,19 +94,24 @@ pub(super) fn challenge(
 
 /// A host may have its own copy of an image that nothing writes to, such as firmware or a CD: its
 /// content is a proof, too. Whether the other host sees the same directory isn't known yet.
-fn allow_copy(made: &mut Challenge, left: &mut u64) {
+fn allow_copy(made: &mut Challenge, goes_on: GoesOn<'_>, left: &mut u64) {
     let path = Path::new(&made.image);
     if let Proof::Nonce { bytes, content, .. } = &mut made.proof
         && !is_remote(path)
     {
-        *content = hash_of_copy(path, *bytes, left);
+        *content = hash_of_copy(path, *bytes, goes_on, left);
     }
 }
 
 /// The hash that a copy of an image of this length has, if that many bytes are left to be read.
-pub(super) fn hash_of_copy(path: &Path, bytes: u64, left: &mut u64) -> Option<String> {
+pub(super) fn hash_of_copy(
+    path: &Path,
+    bytes: u64,
+    goes_on: GoesOn<'_>,
+    left: &mut u64,
+) -> Option<String> {
     let after = left.checked_sub(bytes)?;
-    let (length, hash) = content(path).ok()?;
+    let (length, hash) = content(path, goes_on).ok()?;
     *left = after;
     (length == bytes).then_some(hash)
 }
@@ -134,6 +143,7 @@ fn local_proof(
     path: &Path,
     read_only: bool,
     id: &str,
+    goes_on: GoesOn<'_>,
     cleanup: &mut Cleanup,
 ) -> Result<Proof, String> {
     let file = fs::metadata(path).map_err(|error| error.to_string())?;
@@ -147,7 +157,7 @@ fn local_proof(
     match nonce(path, file.len(), id, cleanup) {
         Ok(proof) => Ok(proof),
         Err(_) if read_only => {
-            let (bytes, hash) = content(path)?;
+            let (bytes, hash) = content(path, goes_on)?;
             Ok(Proof::Content { bytes, hash })
         }
         Err(error) => Err(format!("no file can be made beside it: {error}")),
@@ -192,18 +202,21 @@ pub(super) fn open_plain(path: &Path) -> std::io::Result<File> {
 }
 
 /// Length and hash of a file that nothing writes to.
-pub(super) fn content(path: &Path) -> Result<(u64, String), String> {
+pub(super) fn content(path: &Path, goes_on: GoesOn<'_>) -> Result<(u64, String), String> {
     let text = |error: std::io::Error| error.to_string();
-    let mut file = open_plain(path).map_err(text)?;
+    let file = open_plain(path).map_err(text)?;
     let bytes = file.metadata().map_err(text)?.len();
     if bytes > CONTENT_BYTES_MAX {
         return Err(format!(
             "no file can be made beside it, and with {bytes} bytes it is too large to compare"
         ));
     }
+    // Of a file that grows no more than shows that it differs.
+    let mut file = file.take(bytes.saturating_add(1));
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
+        goes_on()?;
         let count = file.read(&mut buffer).map_err(text)?;
         if count == 0 {
             return Ok((bytes, hasher.finalize().to_hex().to_string()));

@@ -86,13 +86,18 @@ pub enum ImageProblem {
     /// The source describes a disk that can't exist.
     #[error("the source describes the disk as it can't be: {0}")]
     Impossible(String),
-    /// The file system is too small.
-    #[error("the disk takes up {needed} bytes, and there is room for {available}")]
+    /// The file system or the block device is too small.
+    #[error(
+        "the disk takes up {needed} bytes, and there is room for {available}{}",
+        beside(*promised)
+    )]
     NoRoom {
         /// What the disk takes up at the source.
         needed: u64,
-        /// The room in its file system.
+        /// The room in its file system, or the size of the block device.
         available: u64,
+        /// What other disks that arrive have yet to take there; not part of that room.
+        promised: u64,
     },
     /// Another error of `qemu-img`.
     #[error("{0}")]
@@ -100,4 +105,11 @@ pub enum ImageProblem {
     /// Another error of the system.
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+fn beside(promised: u64) -> String {
+    if promised == 0 {
+        return String::new();
+    }
+    format!(" beside {promised} for other disks that arrive there")
 }

@@ -13,7 +13,8 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::other::{self, Kinship};
-use super::place::{Place, Promised, is_among_devices, open};
+use super::place::{Place, is_among_devices, open};
+use super::promises::{Promised, Promises};
 use super::{Allowed, Cleanup, Disk, Format, ImageError, ImageProblem, Moving, QemuImg, challenge};
 use crate::command_line::overridden;
 use crate::launch::User;
@@ -48,7 +49,7 @@ pub fn moving(disks: &[Disk], pid: Option<u32>, id: &str) -> (Vec<Moving>, Clean
             format,
             bytes: disk.bytes,
             allocated_bytes: disk.allocated_bytes,
-            challenge: challenge::challenge(&image, pid, &name, &mut cleanup),
+            challenge: challenge::challenge(&image, pid, &name, &|| Ok(()), &mut cleanup),
         });
     }
     (all, cleanup)
@@ -95,8 +96,8 @@ impl PreparedImage {
 pub struct Prepared {
     images: Vec<PreparedImage>,
     created: Vec<Created>,
-    /// What the disks so far will still take.
-    promised: Promised,
+    /// The room for them.
+    promised: Vec<Promised>,
     /// The user with whose rights they are created and removed.
     user: Option<User>,
 }
@@ -120,9 +121,11 @@ impl Prepared {
         self.created.iter().map(|one| one.path.as_path())
     }
 
-    /// Keeps the created files: from now on they may be the only copy.
+    /// Keeps the created files: from now on they may be the only copy, and they have the room
+    /// that they need.
     pub fn keep(&mut self) {
         self.created.clear();
+        self.promised.clear();
     }
 }
 
@@ -153,7 +156,7 @@ pub fn remove_made(path: &Path, file: (u64, u64), user: Option<&User>) -> io::Re
 /// that is allowed. `overrides` say what they are called here; relative paths start
 /// at `cwd`. The source's description is not trusted: nothing is written to an image
 /// that exists already, and images are opened and created with the rights of the
-/// tool's user.
+/// tool's user. `promises` are those of all disks that arrive at this host.
 ///
 /// # Errors
 /// If one can't take its disk. Created images are removed again.
@@ -163,6 +166,7 @@ pub fn prepare(
     cwd: &Path,
     allowed: Allowed,
     tool: &QemuImg,
+    promises: &Promises,
 ) -> Result<Prepared, ImageError> {
     let mut prepared = Prepared::default();
     prepared.user = tool.user().cloned();
@@ -171,7 +175,7 @@ pub fn prepare(
         let failed =
             |problem| ImageError { disk: moving.disk.clone(), image: path.clone(), problem };
         let (created, identity) =
-            prepare_one(moving, &path, allowed, tool, &mut prepared).map_err(failed)?;
+            prepare_one(moving, &path, allowed, tool, promises, &mut prepared).map_err(failed)?;
         prepared.images.push(PreparedImage {
             disk: moving.disk.clone(),
             path,
@@ -190,6 +194,7 @@ fn prepare_one(
     path: &Path,
     allowed: Allowed,
     tool: &QemuImg,
+    promises: &Promises,
     prepared: &mut Prepared,
 ) -> Result<(bool, (u64, u64)), ImageProblem> {
     if !path.is_absolute() {
@@ -198,26 +203,24 @@ fn prepare_one(
     if moving.bytes == 0 || !moving.bytes.is_multiple_of(SECTOR) || moving.bytes > DISK_BYTES_MAX {
         return Err(ImageProblem::Impossible(format!("a disk of {} bytes", moving.bytes)));
     }
-    let found = look(moving, path, tool, &prepared.promised)?;
+    let (found, there) = look(moving, path, tool)?;
     if let Found::Image { identity, .. } = &found
         && let Some(twin) = prepared.images.iter().find(|one| one.identity == *identity)
     {
         return Err(ImageProblem::Twice { other: twin.disk.clone() });
     }
     decide(moving, &found, allowed)?;
-    let needed = moving.allocated_bytes;
+    let promise = |taken| promises.promise(path, &there, moving.allocated_bytes, taken);
     match found {
-        Found::Image { identity, taken, room, .. } => {
-            // A block device takes nothing from a file system.
-            if room.is_some() {
-                prepared.promised.add(identity.0, needed.saturating_sub(taken));
-            }
+        // It takes nothing from a file system.
+        Found::Image { identity, device_bytes: Some(_), .. } => Ok((false, identity)),
+        Found::Image { identity, taken, .. } => {
+            prepared.promised.push(promise(taken)?);
             Ok((false, identity))
         }
-        Found::Nothing { .. } => {
-            let identity = create(moving, path, tool, prepared)?;
-            prepared.promised.add(identity.0, needed);
-            Ok((true, identity))
+        Found::Nothing => {
+            prepared.promised.push(promise(0)?);
+            Ok((true, create(moving, path, tool, prepared)?))
         }
     }
 }
@@ -225,8 +228,8 @@ fn prepare_one(
 /// What is at the image's path.
 #[derive(Debug)]
 enum Found {
-    /// Nothing, in a directory with this much room.
-    Nothing { room: u64 },
+    /// Nothing, in a directory that exists.
+    Nothing,
     /// An image.
     Image {
         identity: (u64, u64),
@@ -236,8 +239,8 @@ enum Found {
         is_empty: bool,
         /// The space that it takes.
         taken: u64,
-        /// The space that it takes plus the room in its file system; none for a block device.
-        room: Option<u64>,
+        /// The size of the block device, if it is one.
+        device_bytes: Option<u64>,
     },
 }
 
@@ -248,13 +251,15 @@ enum Action {
 }
 
 fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, ImageProblem> {
-    let has_room = |available: u64| {
-        let needed = moving.allocated_bytes;
-        if needed > available { Err(ImageProblem::NoRoom { needed, available }) } else { Ok(()) }
+    // On a block device. A raw image there is as large as that, and another one may be smaller
+    // than what the guest sees; of what only internal snapshots have nothing is copied.
+    let needed = match moving.format {
+        Format::Raw => 0,
+        Format::Qcow2(_) => moving.allocated_bytes.min(moving.bytes),
     };
     match found {
-        Found::Nothing { .. } if !allowed.create => Err(ImageProblem::Missing),
-        Found::Nothing { room } => has_room(*room).map(|()| Action::Create),
+        Found::Nothing if !allowed.create => Err(ImageProblem::Missing),
+        Found::Nothing => Ok(Action::Create),
         Found::Image { kinship: Kinship::Same, .. } => Err(ImageProblem::Same),
         Found::Image { kinship: Kinship::Unsure(reason), .. } => {
             Err(ImageProblem::Unsure { reason: reason.clone() })
@@ -264,22 +269,21 @@ fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, Im
             Err(ImageProblem::Size { here: *bytes, wanted: moving.bytes })
         }
         Found::Image { is_empty: false, .. } if !allowed.overwrite => Err(ImageProblem::NotEmpty),
-        Found::Image { room, .. } => room.map_or(Ok(()), has_room).map(|()| Action::Use),
+        Found::Image { device_bytes: Some(bytes), .. } if needed > *bytes => {
+            Err(ImageProblem::NoRoom { needed, available: *bytes, promised: 0 })
+        }
+        Found::Image { .. } => Ok(Action::Use),
     }
 }
 
-fn look(
-    moving: &Moving,
-    path: &Path,
-    tool: &QemuImg,
-    promised: &Promised,
-) -> Result<Found, ImageProblem> {
+/// Returns what is at the path, and the image or the directory there.
+fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<(Found, File), ImageProblem> {
     // First of all: examining the source's own image would only report that it
     // is in use.
     let kinship = other::compare(path, &moving.challenge.proof);
-    let image = match rights::with(tool.user(), || open(path, promised))?? {
+    let image = match rights::with(tool.user(), || open(path))?? {
         Place::Image(image) => image,
-        Place::Nothing { room } => return Ok(Found::Nothing { room }),
+        Place::Nothing(folder) => return Ok((Found::Nothing, folder)),
     };
     let file = image.metadata()?;
     let is_device = file.file_type().is_block_device();
@@ -297,9 +301,8 @@ fn look(
         (format, _) => format.driver(),
     };
     let info = tool.info(driver, &image)?;
-    let taken = file.blocks().saturating_mul(SECTOR);
     let has_backing = info.get("backing-filename").is_some();
-    Ok(Found::Image {
+    let found = Found::Image {
         identity: identity_of(&file),
         kinship,
         bytes: info["virtual-size"].as_u64().unwrap_or(0),
@@ -309,9 +312,16 @@ fn look(
             // Backing files must not be opened: the image may name any file.
             Format::Qcow2(_) => !has_backing && tool.is_empty(driver, &image)?,
         },
-        taken,
-        room: if is_device { None } else { Some(promised.room_in(&image)?.saturating_add(taken)) },
-    })
+        taken: file.blocks().saturating_mul(SECTOR),
+        device_bytes: if is_device { Some(size_of_device(&image)?) } else { None },
+    };
+    Ok((found, image))
+}
+
+/// A block device's file has no length of its own.
+fn size_of_device(device: &File) -> Result<u64, ImageProblem> {
+    let end = rustix::fs::seek(device, SeekFrom::End(0));
+    end.map_err(|errno| ImageProblem::Io(errno.into()))
 }
 
 /// Whether a raw image reads as zeros, as far as can be found out quickly: a
@@ -327,6 +337,8 @@ fn holds_zeros(file: &File) -> Result<bool, ImageProblem> {
             Ok(data) => data,
             // Nothing but a hole from there on.
             Err(Errno::NXIO) => return Ok(true),
+            // A block device, or a file system, that can't tell.
+            Err(Errno::INVAL) => at,
             Err(error) => return Err(errno(error)),
         };
         let count = file.read_at(&mut buffer, at)?;

@@ -1,4 +1,4 @@
-//! What is at an image's path at the destination, and the room there.
+//! What is at an image's path at the destination.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -15,28 +15,8 @@ use super::ImageProblem;
 pub(super) enum Place {
     /// A file or a block device.
     Image(File),
-    /// Nothing, in a directory with this much room.
-    Nothing { room: u64 },
-}
-
-/// What disks will still take from file systems.
-#[derive(Debug, Default)]
-pub(super) struct Promised(Vec<(u64, u64)>);
-
-impl Promised {
-    /// A disk will take this much more from the file system with this device number.
-    pub(super) fn add(&mut self, system: u64, bytes: u64) {
-        self.0.push((system, bytes));
-    }
-
-    /// The room in the file system of an image or a directory, less what is promised.
-    pub(super) fn room_in(&self, file: &File) -> Result<u64, ImageProblem> {
-        let system = file.metadata()?.dev();
-        let promised = self.0.iter().filter(|(on, _)| *on == system);
-        let promised = promised.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
-        let all = rustix::fs::fstatvfs(file).map_err(io::Error::from)?;
-        Ok(all.f_bavail.saturating_mul(all.f_frsize).saturating_sub(promised))
-    }
+    /// Nothing, in this directory.
+    Nothing(File),
 }
 
 /// Whether this is in the file system of the devices, which is in memory: a path to a volume that
@@ -48,7 +28,7 @@ pub(super) fn is_among_devices(file: &Metadata) -> io::Result<bool> {
 }
 
 /// Opens what is at a path, with the rights of the thread.
-pub(super) fn open(path: &Path, promised: &Promised) -> Result<Place, ImageProblem> {
+pub(super) fn open(path: &Path) -> Result<Place, ImageProblem> {
     let with = |flags: OFlags| {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(flags.bits().cast_signed());
@@ -84,7 +64,7 @@ pub(super) fn open(path: &Path, promised: &Promised) -> Result<Place, ImageProbl
             if is_among_devices(&folder.metadata()?)? {
                 return Err(ImageProblem::InMemory);
             }
-            Ok(Place::Nothing { room: promised.room_in(&folder)? })
+            Ok(Place::Nothing(folder))
         }
         io::ErrorKind::PermissionDenied => Err(ImageProblem::Closed { what: "open it" }),
         _ => Err(error.into()),

@@ -43,9 +43,9 @@ mod tests {
             device("fs0", "vhost-user-fs-pci"),
         ];
         let shape = Shape { devices, ..Shape::default() };
-        let (made, _cleanup) = disks::challenges(&shape, "m1");
-        let refused: Vec<String> =
-            made.iter().map(|one| disks::verify(one, &[]).unwrap_err().to_string()).collect();
+        let (made, _cleanup) = disks::challenges(&shape, "m1", &|| Ok(()));
+        let refused = made.iter().map(|one| disks::verify(one, &[], &|| Ok(())).unwrap_err());
+        let refused: Vec<String> = refused.map(|error| error.to_string()).collect();
         assert_eq!(refused.len(), 3, "{refused:?}");
         let expected = "the vhost-user-blk-pci device `d0` is not shown to be the same at both \
                         hosts: another program serves it";

@@ -1,5 +1,6 @@
 //! Challenges made and met in directories that play hosts.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -11,6 +12,14 @@ fn image(driver: &str, file: &Path, read_only: bool) -> Shape {
         Image { driver: driver.to_owned(), file: file.display().to_string(), read_only, bytes: 0 };
     // This process plays QEMU: it has the image open.
     Shape { images: vec![image], pid: Some(std::process::id()), ..Shape::default() }
+}
+
+fn challenges(shape: &Shape, id: &str) -> (Vec<Challenge>, Cleanup) {
+    super::challenges(shape, id, &|| Ok(()))
+}
+
+fn verify(challenge: &Challenge, overrides: &[(String, String)]) -> Result<(), NotShared> {
+    super::verify(challenge, overrides, &|| Ok(()))
 }
 
 fn moved(from: &Path, to: &Path) -> Vec<(String, String)> {
@@ -70,7 +79,7 @@ fn content_stands_in_where_nothing_writes() {
     let dir = tempfile::tempdir().unwrap();
     let iso = dir.path().join("a.iso");
     fs::write(&iso, [7; 5000]).unwrap();
-    let (bytes, hash) = challenge::content(&iso).unwrap();
+    let (bytes, hash) = challenge::content(&iso, &|| Ok(())).unwrap();
     let made =
         Challenge { image: iso.display().to_string(), proof: Proof::Content { bytes, hash } };
     assert_eq!(verify(&made, &[]), Ok(()));
@@ -112,10 +121,38 @@ fn no_more_is_read_for_copies_than_is_allowed() {
     let iso = dir.path().join("a.iso");
     fs::write(&iso, [7; 5000]).unwrap();
     let mut left = 9000;
-    assert!(challenge::hash_of_copy(&iso, 5000, &mut left).is_some());
+    let goes_on: GoesOn<'_> = &|| Ok(());
+    assert!(challenge::hash_of_copy(&iso, 5000, goes_on, &mut left).is_some());
     assert_eq!(left, 4000);
-    assert_eq!(challenge::hash_of_copy(&iso, 5000, &mut left), None);
+    assert_eq!(challenge::hash_of_copy(&iso, 5000, goes_on, &mut left), None);
     assert_eq!(left, 4000);
+}
+
+/// Reading them may take minutes: at the source its operator may give up the move, and at the
+/// destination the source may.
+#[test]
+fn a_copy_is_read_only_as_long_as_the_move_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let iso = dir.path().join("a.iso");
+    fs::write(&iso, vec![7_u8; 3 << 20]).unwrap();
+    let _open = File::open(&iso).unwrap();
+    let shape = image("file", &iso, true);
+    let asked = Cell::new(0);
+    let twice = || {
+        asked.set(asked.get() + 1);
+        if asked.get() > 2 { Err("it was cancelled".to_owned()) } else { Ok(()) }
+    };
+    let (made, _cleanup) = super::challenges(&shape, "m1", &twice);
+    assert!(matches!(made[0].proof, Proof::Nonce { content: None, .. }), "{made:?}");
+    assert_eq!(asked.get(), 3, "it was not read to its end");
+
+    let (bytes, hash) = challenge::content(&iso, &|| Ok(())).unwrap();
+    let made =
+        Challenge { image: iso.display().to_string(), proof: Proof::Content { bytes, hash } };
+    asked.set(0);
+    let refused = super::verify(&made, &[], &twice).unwrap_err();
+    assert_eq!(refused.reason, "it was cancelled");
+    assert_eq!(verify(&made, &[]), Ok(()));
 }
 
 #[test]
@@ -127,6 +164,7 @@ fn services_of_the_network_are_shared_and_those_of_the_host_are_not() {
     assert_eq!(proof("nbd", "nbd://store:10809/disk"), Some(true));
     assert_eq!(proof("nbd", "nbd+unix:///disk?socket=/run/nbd"), Some(false));
     assert_eq!(proof("nbd", "nbd://localhost/disk"), Some(false));
+    assert_eq!(proof("nbd", "nbd://unixstore/localhost-disk"), Some(true));
     assert_eq!(proof("rbd", "rbd:pool/disk"), Some(true));
     assert_eq!(proof("vvfat", "/srv"), Some(false));
     assert_eq!(proof("null-co", "null-co://"), None);

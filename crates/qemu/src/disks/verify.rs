@@ -6,24 +6,24 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use super::challenge::{PREFIX, content, open_plain};
-use super::{Proof, block_device, network};
+use super::{GoesOn, Proof, block_device, network};
 
 /// A nonce's file holds 32 bytes; one more is enough to see that it differs.
 const NONCE_READ: u64 = 33;
 
-pub(super) fn verify(image: &str, proof: &Proof) -> Result<(), String> {
+pub(super) fn verify(image: &str, proof: &Proof, goes_on: GoesOn<'_>) -> Result<(), String> {
     let path = Path::new(image);
     match proof {
         Proof::Nonce { image: name, file, nonce, bytes, content } => {
             let found = beside(path, name, file, nonce, *bytes);
             found.or_else(|why| match content {
-                Some(hash) => same_content(path, *bytes, hash),
+                Some(hash) => same_content(path, *bytes, hash, goes_on),
                 None => Err(why),
             })
         }
-        Proof::Content { bytes, hash } => same_content(path, *bytes, hash),
+        Proof::Content { bytes, hash } => same_content(path, *bytes, hash, goes_on),
         Proof::Identity { identity } => same_device(path, identity),
-        Proof::Network { cluster } => network::same_cluster(image, cluster.as_deref()),
+        Proof::Network { cluster } => network::verify(image, cluster.as_deref()),
         Proof::Impossible { reason } => Err(reason.clone()),
     }
 }
@@ -53,12 +53,12 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str, bytes: u64) -> Resu
     Ok(())
 }
 
-fn same_content(path: &Path, bytes: u64, hash: &str) -> Result<(), String> {
+fn same_content(path: &Path, bytes: u64, hash: &str, goes_on: GoesOn<'_>) -> Result<(), String> {
     // The cheap test first: it also bounds what a peer can make this host read.
     if plain_file(path)? != bytes {
         return Err("it has another length here".to_owned());
     }
-    let (_, here) = content(path)?;
+    let (_, here) = content(path, goes_on)?;
     if here == hash { Ok(()) } else { Err("it has other content here".to_owned()) }
 }
 

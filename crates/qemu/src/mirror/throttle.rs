@@ -3,6 +3,9 @@
 //! The previous limits are kept in the name of the throttle group that the
 //! disk is put in. So QEMU itself stores them, and an agent that finds the VM
 //! later can restore them.
+//!
+//! The members of a group share its limits. Disks that their owner has put in one
+//! group go to one group here, too, or they would get its limits several times.
 
 use serde_json::{Map, Value, json};
 
@@ -33,23 +36,35 @@ const OPTIONAL: [&str; 14] = [
 pub(super) fn slow(qmp: &Qmp, guest: &str, bytes_per_s: u64) -> Result<(), QmpError> {
     let answer = qmp.execute_within("query-block", json!({}), ASK)?;
     let drives = answer.as_array().map(Vec::as_slice).unwrap_or_default();
-    let drive = drives.iter().find(|drive| crate::disks::guest_id(drive) == guest);
-    let inserted = drive.map_or(&Value::Null, |drive| &drive["inserted"]);
+    let is_it = |drive: &&Value| crate::disks::guest_id(drive) == guest;
+    let (this, others): (Vec<&Value>, Vec<&Value>) = drives.iter().partition(is_it);
+    let inserted = this.first().map_or(&Value::Null, |drive| &drive["inserted"]);
+    let others: Vec<&Value> = others.into_iter().map(|drive| &drive["inserted"]).collect();
     let before = remembered(inserted).unwrap_or_else(|| limits(inserted));
-    set(qmp, guest, slowed(&before, guest, bytes_per_s))
+    set(qmp, guest, slowed(&before, guest, &others, bytes_per_s))
 }
 
 /// Lifts every throttle made here. Returns whether there was one.
 pub(super) fn lift(qmp: &Qmp) -> Result<bool, QmpError> {
     let mut lifted = false;
     let answer = qmp.execute_within("query-block", json!({}), ASK)?;
-    for drive in answer.as_array().map(Vec::as_slice).unwrap_or_default() {
+    let drives = answer.as_array().map(Vec::as_slice).unwrap_or_default();
+    for drive in drives {
         if let Some(before) = remembered(&drive["inserted"]) {
-            set(qmp, &crate::disks::guest_id(drive), before)?;
+            set(qmp, &crate::disks::guest_id(drive), as_they_are(before, drives))?;
             lifted = true;
         }
     }
     Ok(lifted)
+}
+
+/// The limits that a disk gets back. Those of its group may have been changed meanwhile, at a disk
+/// that is still in it: the old ones would apply to that disk as well.
+fn as_they_are(before: Map<String, Value>, drives: &[Value]) -> Map<String, Value> {
+    let Some(group) = before.get("group") else { return before };
+    let mut inserted = drives.iter().map(|drive| &drive["inserted"]);
+    let member = inserted.find(|inserted| inserted.get("group") == Some(group));
+    member.map_or_else(|| before.clone(), limits)
 }
 
 fn set(qmp: &Qmp, guest: &str, mut limits: Map<String, Value>) -> Result<(), QmpError> {
@@ -73,21 +88,38 @@ fn remembered(inserted: &Value) -> Option<Map<String, Value>> {
     Some(limits(&before.unwrap_or(Value::Null)))
 }
 
-fn slowed(before: &Map<String, Value>, guest: &str, bytes_per_s: u64) -> Map<String, Value> {
+/// The group that a disk's owner has put it in.
+fn owners_group(inserted: &Value) -> Option<Value> {
+    let group = |limits: Map<String, Value>| limits.get("group").cloned();
+    group(remembered(inserted).unwrap_or_else(|| limits(inserted)))
+}
+
+/// The limits of a throttled disk; `others` are the VM's other disks.
+fn slowed(
+    before: &Map<String, Value>,
+    guest: &str,
+    others: &[&Value],
+    bytes_per_s: u64,
+) -> Map<String, Value> {
     // With a limit for reads and writes together, QEMU refuses one for writes.
     let together = before.get("bps").and_then(Value::as_u64).unwrap_or(0) > 0;
     let name = if together { "bps" } else { "bps_wr" };
-    let lower = match before.get(name).and_then(Value::as_u64).unwrap_or(0) {
-        0 => bytes_per_s,
-        limit => limit.min(bytes_per_s),
-    };
+    let group = before.get("group");
+    let is_shared =
+        group.is_some() && others.iter().any(|other| owners_group(other).as_ref() == group);
+    let mut kept = before.clone();
+    if !is_shared {
+        kept.insert("disk".to_owned(), guest.into());
+    }
+    let group: Value = format!("{PREFIX}{}", Value::Object(kept)).into();
+    // What others in that group are throttled to holds for all of it.
+    let members = others.iter().filter(|other| other["group"] == group);
+    let limits_now = members.filter_map(|other| other[name].as_u64());
+    let limits_now = limits_now.chain(before.get(name).and_then(Value::as_u64));
+    let lower = limits_now.filter(|limit| *limit > 0).fold(bytes_per_s, u64::min);
     let mut limits = before.clone();
     limits.insert(name.to_owned(), lower.max(1).into());
-    // The members of a group share its limits, so each disk has a group of its own.
-    let mut kept = before.clone();
-    kept.insert("disk".to_owned(), guest.into());
-    let group = format!("{PREFIX}{}", Value::Object(kept));
-    limits.insert("group".to_owned(), group.into());
+    limits.insert("group".to_owned(), group);
     limits
 }
 
@@ -105,7 +137,7 @@ mod tests {
         ];
         for (inserted, name, expected) in table {
             let before = limits(&inserted);
-            let slowed = Value::Object(slowed(&before, "disk0", 1000));
+            let slowed = Value::Object(slowed(&before, "disk0", &[], 1000));
             assert_eq!(slowed[name], expected, "{inserted}");
             assert_eq!(slowed["iops"], inserted.get("iops").cloned().unwrap_or(json!(0)));
             assert_eq!(remembered(&slowed), Some(before), "{slowed}");
@@ -121,9 +153,30 @@ mod tests {
     #[test]
     fn disks_with_the_same_limits_are_not_in_one_group() {
         let before = limits(&json!({}));
-        let group = |guest: &str| slowed(&before, guest, 1000)["group"].clone();
+        let group = |guest: &str| slowed(&before, guest, &[], 1000)["group"].clone();
         let disk = "/machine/peripheral/disk0/virtio-backend";
         assert_ne!(group(disk), group("disk1"));
         assert_eq!(group(disk), group(disk));
+    }
+
+    /// Together they may do what their owner allows them together.
+    #[test]
+    fn disks_of_one_group_of_their_owner_stay_in_one() {
+        let theirs = json!({"iops": 100, "bps_wr": 9000, "group": "theirs"});
+        let before = limits(&theirs);
+        let alone = slowed(&before, "disk0", &[&json!({"group": "another's"})], 3000);
+        let first = Value::Object(slowed(&before, "disk0", &[&theirs], 2000));
+        assert_ne!(first["group"], alone["group"]);
+        let second = Value::Object(slowed(&before, "disk1", &[&first], 3000));
+        assert_eq!(second["group"], first["group"]);
+        assert_eq!(second["bps_wr"], 2000, "the first disk's mirror has to keep up, too");
+        assert_eq!(second["iops"], 100);
+        assert_eq!(remembered(&second), Some(before.clone()));
+
+        // Their owner changes the limits of a third, which was not throttled.
+        let third = json!({"iops": 50, "group": "theirs"});
+        let drives = [json!({ "inserted": second }), json!({ "inserted": third })];
+        assert_eq!(as_they_are(before.clone(), &drives), limits(&third));
+        assert_eq!(as_they_are(before.clone(), &drives[..1]), before);
     }
 }

@@ -1,9 +1,11 @@
 //! Queries with typed answers.
 
+use std::time::Duration;
+
 use facts::shape::Memory;
 use serde_json::{Value, json};
 
-use super::{Qmp, QmpError};
+use super::{Qmp, QmpError, TIMEOUT};
 
 /// The VM's run state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +127,15 @@ impl Qmp {
     /// # Errors
     /// If QEMU doesn't answer.
     pub fn ram_bytes(&self) -> Result<u64, QmpError> {
-        let answer = self.execute("query-memory-size-summary", json!({}))?;
+        self.ram_bytes_within(TIMEOUT)
+    }
+
+    /// The same, with another limit for QEMU's answer.
+    ///
+    /// # Errors
+    /// If QEMU doesn't answer in time.
+    pub fn ram_bytes_within(&self, timeout: Duration) -> Result<u64, QmpError> {
+        let answer = self.execute_within("query-memory-size-summary", json!({}), timeout)?;
         let base = answer["base-memory"]
             .as_u64()
             .ok_or_else(|| odd("query-memory-size-summary", &answer))?;

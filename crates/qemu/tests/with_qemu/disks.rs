@@ -1,10 +1,18 @@
 use std::fs;
 use std::path::Path;
 
-use qemu::disks::{Proof, challenges, verify};
-use qemu::shape;
+use qemu::disks::{self, Challenge, Cleanup, NotShared, Proof};
+use qemu::shape::{self, Shape};
 
 use crate::{Vm, try_start};
+
+fn challenges(shape: &Shape) -> (Vec<Challenge>, Cleanup) {
+    disks::challenges(shape, "move-1", &|| Ok(()))
+}
+
+fn verify(challenge: &Challenge, overrides: &[(String, String)]) -> Result<(), NotShared> {
+    disks::verify(challenge, overrides, &|| Ok(()))
+}
 
 #[test]
 fn images_of_a_live_vm_are_challenged_where_they_are() {
@@ -20,13 +28,13 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
     .unwrap();
     let vm = Vm { machine: Some(machine), dir };
     let shape = shape::of(&vm.qmp).unwrap();
-    let (made, cleanup) = challenges(&shape, "move-1");
+    let (made, cleanup) = challenges(&shape);
     assert_eq!(made.len(), 2);
     for challenge in &made {
         assert!(Path::new(&challenge.image).is_absolute(), "{challenge:?}");
         assert!(matches!(challenge.proof, Proof::Nonce { .. }), "{challenge:?}");
         let sent = serde_json::to_string(challenge).unwrap();
-        let heard: qemu::disks::Challenge = serde_json::from_str(&sent).unwrap();
+        let heard: Challenge = serde_json::from_str(&sent).unwrap();
         assert_eq!(verify(&heard, &[]), Ok(()));
     }
     let copy = tempfile::tempdir().unwrap();
@@ -45,9 +53,42 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
     assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with(".droveway")));
 }
 
+/// As libvirt starts VMs: QEMU shows the file as writable, and opens it for reading only, since
+/// nothing over it writes.
+#[test]
+fn a_copy_of_firmware_that_is_opened_for_writing_only_if_needed_will_do() {
+    let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for dir in [&dir, &copy] {
+        fs::write(dir.path().join("code.fd"), vec![1_u8; 128 << 10]).unwrap();
+    }
+    fs::write(dir.path().join("vars.fd"), vec![2_u8; 128 << 10]).unwrap();
+    let machine = try_start(
+        "-machine q35,pflash0=code,pflash1=vars -m 64 -S \
+         -blockdev driver=file,node-name=code-file,filename=code.fd,auto-read-only=on \
+         -blockdev driver=raw,node-name=code,file=code-file,read-only=on \
+         -blockdev driver=file,node-name=vars-file,filename=vars.fd,auto-read-only=on \
+         -blockdev driver=raw,node-name=vars,file=vars-file,read-only=off",
+        dir.path(),
+    )
+    .unwrap();
+    let vm = Vm { machine: Some(machine), dir };
+    let shape = shape::of(&vm.qmp).unwrap();
+    let (made, _cleanup) = challenges(&shape);
+    let of = |name: &str| made.iter().find(|one| one.image.ends_with(name)).unwrap();
+    let elsewhere = [(vm.dir.path().display().to_string(), copy.path().display().to_string())];
+    assert_eq!(verify(of("code.fd"), &elsewhere), Ok(()));
+    // What the VM writes to has to be the same.
+    fs::copy(vm.dir.path().join("vars.fd"), copy.path().join("vars.fd")).unwrap();
+    assert!(verify(of("vars.fd"), &elsewhere).is_err());
+    assert_eq!(verify(of("vars.fd"), &[]), Ok(()));
+    fs::write(copy.path().join("code.fd"), vec![3_u8; 128 << 10]).unwrap();
+    let refused = verify(of("code.fd"), &elsewhere).unwrap_err();
+    assert!(refused.reason.contains("other content"), "{refused}");
+}
+
 #[test]
 fn a_vm_without_disks_has_nothing_to_show() {
     let vm = crate::start("-machine q35 -m 64 -S");
-    let (made, _cleanup) = challenges(&shape::of(&vm.qmp).unwrap(), "move-1");
+    let (made, _cleanup) = challenges(&shape::of(&vm.qmp).unwrap());
     assert_eq!(made, []);
 }

@@ -112,10 +112,12 @@ fn a_paused_vm_that_was_sent_can_be_moved_again_after_a_cont() {
     let (source, outgoing, _destination, _incoming) = moved(false);
     assert_eq!(outgoing.back_out(false).unwrap(), Status::Completed);
     assert_eq!(source.qmp.run_state().unwrap(), RunState::PostMigrate);
+    assert!(outgoing.has_given_up());
     let error = outgoing::runs(&source.qmp).unwrap_err().to_string();
     assert!(error.contains("`cont` it in QEMU's monitor"), "{error}");
     source.qmp.cont().unwrap();
     source.qmp.stop().unwrap();
+    assert!(!outgoing.has_given_up());
     assert!(!outgoing::runs(&source.qmp).unwrap());
 }
 

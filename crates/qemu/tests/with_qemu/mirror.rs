@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qemu::disks::{self, Allowed, Disk, Prepared, QemuImg, WhichDisks};
+use qemu::disks::{self, Allowed, Disk, Prepared, Promises, QemuImg, WhichDisks};
 use qemu::export::Exports;
 use qemu::incoming::Incoming;
 use qemu::mirror::{Mirrors, Target};
@@ -146,7 +146,8 @@ fn prepared(source: &Source, disks: &[Disk], there: &Path) -> Prepared {
     let overrides = [(source.images.path().display().to_string(), there.display().to_string())];
     let allowed = Allowed { create: true, overwrite: false };
     let img = QemuImg::new("qemu-img".into(), None);
-    disks::prepare(&moving, &overrides, Path::new("/"), allowed, &img).unwrap()
+    let promises = Promises::default();
+    disks::prepare(&moving, &overrides, Path::new("/"), allowed, &img, &promises).unwrap()
 }
 
 impl Destination {

@@ -40,8 +40,19 @@ fn version_2_gets_a_threaded_group() {
     group.disable().unwrap();
     assert!(said(parent.path(), "cgroup.subtree_control").starts_with("+cpu"));
     fs::remove_dir_all(ours).unwrap();
+    // As the kernel shows it.
+    fs::write(parent.path().join("cgroup.subtree_control"), "cpu io\n").unwrap();
     group.disable().unwrap();
     assert!(said(parent.path(), "cgroup.subtree_control").starts_with("-cpu"));
+}
+
+/// In a container whose cgroups are read-only, each write is refused.
+#[test]
+fn what_was_never_enabled_is_not_disabled() {
+    let (parent, group) = version_2("cpu io\n", "io\n");
+    fs::remove_dir_all(parent.path().join("droveway-slow-7")).unwrap();
+    group.unwrap().lift().unwrap();
+    assert_eq!(said(parent.path(), "cgroup.subtree_control"), "io\n");
 }
 
 #[test]
@@ -98,6 +109,26 @@ fn a_group_that_fails_keeps_none_of_the_others_unthrottled() {
     assert_eq!(said(&broken, "cpu.max"), "max");
 }
 
+/// Otherwise it would outlast an agent that is killed.
+#[test]
+fn a_group_without_a_note_is_not_made() {
+    let (_first, first) = version_2("cpu\n", "cpu\n");
+    let (_second, second) = version_2("cpu\n", "cpu\n");
+    let groups = [first.unwrap(), second.unwrap()];
+    let notes = tempfile::tempdir().unwrap();
+    let dir = notes.path().join("slowed");
+    let notes = Notes::open(&dir).unwrap();
+    let mut slowed = Slowed { pid: 7, notes: notes.clone(), groups: Vec::new(), note: None };
+    fs::remove_dir(&dir).unwrap();
+    slowed.prepare(groups.iter()).unwrap_err();
+    assert!(slowed.groups.is_empty() && slowed.note.is_none());
+    fs::create_dir(&dir).unwrap();
+    slowed.prepare(groups.iter().chain(&groups)).unwrap();
+    assert_eq!(slowed.groups.len(), 2);
+    let text = fs::read_to_string(dir.join("7.slowed")).unwrap();
+    assert!(groups.iter().all(|group| text.contains(group.dir.to_str().unwrap())), "{text}");
+}
+
 #[test]
 fn lifting_a_missing_group_succeeds() {
     let (parent, group) = version_2("cpu\n", "cpu\n");
@@ -109,6 +140,7 @@ fn lifting_a_missing_group_succeeds() {
 fn the_last_try_to_remove_a_group_counts_like_the_others() {
     let (parent, group) = version_2("cpu\n", "\n");
     let group = group.unwrap();
+    fs::write(parent.path().join("cgroup.subtree_control"), "cpu\n").unwrap();
     let tries = Cell::new(0);
     group
         .remove(|dir| {

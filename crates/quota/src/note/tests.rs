@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 
 #[test]
@@ -32,5 +34,22 @@ fn a_note_of_one_group_is_still_understood() {
     let left = notes.left().unwrap().remove(0).unwrap();
     assert_eq!(left.pid(), 7);
     left.lift().unwrap();
+    assert!(notes.left().unwrap().is_empty());
+}
+
+/// As libvirt makes them, for a VM with as many vCPUs as QEMU permits.
+#[test]
+fn a_note_of_a_vm_with_many_vcpus_is_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = Notes::open(dir.path()).unwrap();
+    let scope = format!("/gone/machine.slice/machine-qemu\\x2d1\\x2d{}.scope", "n".repeat(64));
+    let group = |vcpu: u32| -> Group {
+        let parent = format!("{scope}/libvirt/vcpu{vcpu}");
+        let dir = format!("{parent}/droveway-slow-7");
+        let group = json!({ "version": "V2", "parent": parent, "dir": dir, "enable": true });
+        serde_json::from_value(group).unwrap()
+    };
+    notes.write(7, (0..4096).map(group).collect()).unwrap();
+    notes.left().unwrap().remove(0).unwrap().lift().unwrap();
     assert!(notes.left().unwrap().is_empty());
 }

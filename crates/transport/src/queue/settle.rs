@@ -102,6 +102,13 @@ impl<X> Queue<X> {
         Some(again.sum::<u64>() + (state.waiting.len() * page::BATCH_PAGES) as u64)
     }
 
+    /// Whether any load that waits for a lane is such a one.
+    pub fn has(&self, is_it: impl Fn(&Load<X>) -> bool) -> bool {
+        let state = self.state.lock();
+        // The oldest first.
+        state.again.iter().chain(&state.first).chain(&state.waiting).any(is_it)
+    }
+
     /// Reserves a batch that will be sent first: it counts as submitted, so nothing is
     /// drained before it is delivered.
     ///

@@ -16,9 +16,11 @@ fn a_batch_wakes_a_lane_that_takes_it() {
     let pool = page::Pool::new(1 << 20);
     let queue = Queue::<Infallible>::new();
     queue.lane_up();
+    let second = Duration::from_secs(1);
+    let pause = Pause { alone: second, beside_others: second };
     thread::scope(|scope| {
         for _ in 0..DEAD {
-            scope.spawn(|| while queue.could_not_connect("x", Duration::from_secs(1)) {});
+            scope.spawn(|| while queue.could_not_connect("x", pause) {});
         }
         // Most of them are waiting by now; it does not matter which.
         thread::sleep(Duration::from_millis(50));
@@ -318,4 +320,21 @@ fn batches_handed_back_after_a_failure_are_dropped() {
     queue.fail(LanesError::Stopped);
     queue.hand_back(std::iter::once(load));
     assert_eq!(pool.out_bytes(), 0);
+}
+
+#[test]
+fn a_lane_rests_only_while_another_has_a_connection() {
+    let queue = Queue::<Infallible>::new();
+    queue.lane_up();
+    let rests = Pause { alone: Duration::ZERO, beside_others: Duration::from_secs(86_400) };
+    thread::scope(|scope| {
+        let resting = scope.spawn(|| queue.could_not_connect("x", rests));
+        // Whether it rests by now or not.
+        queue.lane_down();
+        assert!(resting.join().unwrap(), "it connects again");
+        queue.lane_up();
+        let resting = scope.spawn(|| queue.could_not_connect("x", rests));
+        queue.close();
+        assert!(!resting.join().unwrap(), "it has nothing to carry any more");
+    });
 }

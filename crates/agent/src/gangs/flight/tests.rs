@@ -76,7 +76,7 @@ impl Give for Source {
             state.requests.push((**request).clone());
         }
         if name == "cancel" {
-            return Ok(Answer::Refused { reason: "there is none".to_owned() });
+            return Ok(refused("there is none"));
         }
         state.answers.pop_front().unwrap_or(Ok(Answer::NoSuch))
     }
@@ -120,6 +120,10 @@ impl Source {
     }
 }
 
+fn refused(reason: &str) -> Answer {
+    Answer::Refused { reason: reason.to_owned(), is_stopping: false }
+}
+
 fn lost() -> Result<Answer, String> {
     Err("it is late".to_owned())
 }
@@ -144,6 +148,25 @@ fn an_agent_that_is_busy_for_a_while_is_asked_again() {
         let at_once = source.0.lock().refusals.len() == 999;
         assert_eq!(at_once, cause == Cause::Lasting, "what stays so fails at once");
     }
+}
+
+/// Otherwise a restart of it fails all VMs of the gang that wait to leave its host.
+#[test]
+fn an_agent_that_is_stopping_is_ordered_again_when_it_runs_again() {
+    let stopping = || Answer::Refused { reason: "it is stopping".to_owned(), is_stopping: true };
+    let answers = [Ok(stopping()), Ok(stopping()), Ok(Answer::Started), done()];
+    let source = Source::new([], answers);
+    assert_eq!(source.moves(LONG), (MoveState::Done, String::new()));
+    assert_eq!(source.orders(), ["start", "start", "start", "watch"]);
+    // It is waited for no longer than for one that is not reached, and not at all when recalled.
+    let endless = || Source::new([], (0..10_000).map(|_| Ok(stopping())));
+    assert_eq!(endless().moves(SHORT), (MoveState::Failed, "it is stopping".to_owned()));
+    let (flight, recall) = endless().flight(LONG);
+    recall.send(Recall::Cancel).unwrap();
+    assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Cancelled);
+    // Any other refusal stays.
+    let source = Source::new([], [Ok(refused("it has no such VM")), done()]);
+    assert_eq!(source.moves(LONG), (MoveState::Failed, "it has no such VM".to_owned()));
 }
 
 /// Then the gang's other VMs there need not wait as long.
@@ -206,7 +229,7 @@ fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
 
 #[test]
 fn a_migration_that_is_not_told_of_may_go_on() {
-    let refused = Answer::Refused { reason: "host-c is not in the peers file".to_owned() };
+    let refused = refused("host-c is not in the peers file");
     let silent = || std::iter::repeat_with(lost).take(100_000);
     for (answers, says) in [
         (vec![Ok(refused)], "the agent of a does not say how it goes: host-c is not in the peers"),

@@ -1,13 +1,45 @@
-//! Hosts that are evacuated themselves: VMs go there only if an operator names them.
+//! Hosts that are evacuated themselves: VMs go there only if an operator names them, and no second
+//! gang evacuates them.
 
 use std::collections::BTreeSet;
 
+use api::ErrorCode;
+use wire::gang::Census;
+
 use super::Planner;
+use crate::denied::Denied;
 
 /// Why such a host is not chosen.
 pub(super) const WHY: &str = "it is being evacuated itself";
 
+/// The error for a host that a gang evacuates already.
+pub(in crate::gangs) fn already(host: &str, coordinator: &str) -> Denied {
+    let text = format!(
+        "{host} is being evacuated already: `droveway gang` on {coordinator} shows it, and \
+         `droveway cancel` there ends it"
+    );
+    Denied::Coded(ErrorCode::GangRunning, text)
+}
+
 impl Planner<'_> {
+    /// Refuses a host that a gang of another agent evacuates, as far as these agents were asked; a
+    /// dry run notes it. A gang of this agent is known before any agent is asked, and this one may
+    /// be it.
+    pub(super) fn check_evacuated_once(&mut self, host: &str) -> Result<(), Denied> {
+        let evacuates = |census: &Census| census.evacuating.iter().any(|one| one == host);
+        let here = self.cluster.here();
+        let other = self.known.iter().find(|(name, answer)| {
+            name.as_str() != here && matches!(answer, Ok(census) if evacuates(census))
+        });
+        let Some((coordinator, _)) = other else { return Ok(()) };
+        let already = already(host, coordinator);
+        if !self.request.dry_run {
+            return Err(already);
+        }
+        self.notes.push(already.to_string());
+        Ok(())
+    }
+
     /// Those of the targets that are not chosen, which is noted; none if they were `named`.
     pub(super) fn left_out_as_evacuated(
         &mut self,

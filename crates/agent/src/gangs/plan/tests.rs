@@ -63,6 +63,10 @@ impl Stage {
 }
 
 impl Cluster for Stage {
+    fn here(&self) -> &'static str {
+        "x"
+    }
+
     fn racks(&self) -> BTreeMap<String, Option<String>> {
         self.hosts.iter().cloned().collect()
     }
@@ -188,6 +192,19 @@ fn a_host_that_is_evacuated_too_is_left_out_unless_it_was_named() {
     let two = Stage::default().host("x", 1, vec![vm("a", 1)]).host("y", 9, vec![]);
     let why = two.evacuating("y", "y").plan(&evacuate()).unwrap_err();
     assert!(why.contains("no host can have a: y: it is being evacuated itself"), "{why}");
+}
+
+/// Both gangs would order the same VMs to move.
+#[test]
+fn a_host_that_another_agents_gang_evacuates_is_not_evacuated_twice() {
+    let stage = Stage::default().host("x", 1, vec![vm("a", 1)]).host("y", 9, vec![]);
+    let stage = stage.evacuating("y", "x");
+    let already = "x is being evacuated already: `droveway gang` on y shows it, and `droveway \
+                   cancel` there ends it";
+    assert_eq!(stage.plan(&evacuate()).unwrap_err(), already);
+    let plan = stage.plan(&GangRequest { dry_run: true, ..evacuate() }).unwrap();
+    assert_eq!(ways(&plan), [("a", "x", "y")]);
+    assert!(plan.notes.iter().any(|note| note == already), "{plan:?}");
 }
 
 #[test]

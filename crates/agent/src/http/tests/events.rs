@@ -245,18 +245,18 @@ async fn a_reader_gets_all_events_until_the_agent_ends() {
 }
 
 /// A CA, with the certificate of the host `here` and those of people.
-struct Ca {
+pub(super) struct Ca {
     dir: tempfile::TempDir,
 }
 
 impl Ca {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Authority::create(dir.path(), 1).unwrap();
         Self { dir }
     }
 
-    fn issue(&self, subject: Subject) -> Files {
+    pub(super) fn issue(&self, subject: Subject) -> Files {
         let authority = Authority::open(self.dir.path()).unwrap();
         let out = authority.place_for(&subject);
         authority.issue(&Wanted { subject, days: 1, out, replace: false }).unwrap().files

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::{fs, thread};
 
-use api::{GangOptions, GangOutcome, GangReport, MoveReport, MoveState};
+use api::{GangOptions, GangOutcome, GangReport, GangRequest, MoveReport, MoveState};
 
 use super::*;
 
@@ -39,13 +39,12 @@ fn interrupted(vms: &[(&str, &str)], atomic: bool) -> GangReport {
 
 /// Leaves a gang's report to a host.
 fn keep(site: &Site, report: &GangReport) {
-    let note = site.api.registry.state().gangs().join(format!("{ID}.json"));
+    let note = site.api.registry.state().gangs().join(format!("{}.json", report.id));
     fs::write(note, serde_json::to_vec(report).unwrap()).unwrap();
 }
 
-#[test]
-fn only_one_of_two_requests_resumes_a_gang() {
-    let site = Site::new();
+/// A host whose agent does not answer.
+fn silent_host(site: &Site) -> TcpListener {
     let there = TcpListener::bind("127.0.0.1:0").unwrap();
     site.api.migrations.routes().peers.replace(vec![PeerEntry {
         name: "there".to_owned(),
@@ -55,6 +54,13 @@ fn only_one_of_two_requests_resumes_a_gang() {
         carry_address: None,
         carry_ports: None,
     }]);
+    there
+}
+
+#[test]
+fn only_one_of_two_requests_resumes_a_gang() {
+    let site = Site::new();
+    let there = silent_host(&site);
     keep(&site, &interrupted(&[("web1", "there")], false));
     let gangs = &site.api.gangs;
     thread::scope(|scope| {
@@ -73,6 +79,35 @@ fn only_one_of_two_requests_resumes_a_gang() {
     assert_eq!(report.outcome, Some(GangOutcome::Failed));
     // The first request is over, so the gang could be resumed again.
     assert_eq!(gangs.resume(ID).unwrap_err(), Denied::Closing);
+}
+
+/// A second one would order the same VMs to move.
+#[test]
+fn a_host_is_evacuated_by_one_gang_at_a_time() {
+    let site = Site::new();
+    let there = silent_host(&site);
+    let other = "g0000000b";
+    for id in [ID, other] {
+        let evacuates = Some("there".to_owned());
+        let gang = interrupted(&[("web1", "there")], false);
+        keep(&site, &GangReport { id: id.to_owned(), evacuates, ..gang });
+    }
+    let gangs = &site.api.gangs;
+    thread::scope(|scope| {
+        let first = scope.spawn(|| gangs.resume(ID));
+        // It asks that host, which does not answer.
+        let asked = there.accept().unwrap();
+        let request: GangRequest =
+            serde_json::from_str(r#"{"evacuate":{"host":"there"}}"#).unwrap();
+        for denied in [gangs.resume(other).unwrap_err(), gangs.start(&request).unwrap_err()] {
+            assert_eq!(denied.code(), ErrorCode::GangRunning);
+            assert!(denied.to_string().contains("there is being evacuated already"), "{denied}");
+        }
+        drop((there, asked));
+        first.join().unwrap().unwrap();
+    });
+    gangs.close();
+    assert_eq!(gangs.report(ID).unwrap().outcome, Some(GangOutcome::Failed));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Journals that an earlier run left: of a VM that has lost its name to another since, of one that
 //! came and was leaving, and of one that was taken back.
 
+use std::sync::Barrier;
+
 use api::{ErrorCode, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
 use crossbeam_channel::unbounded;
 use identity::Security;
@@ -11,7 +13,7 @@ use switchover::journal::{Journal, JournalDir, Opened, Side};
 use switchover::{Kept, MigrationId};
 use test_scope::TestDir;
 
-use super::super::Settlers;
+use super::super::{Desk, Settlers};
 use super::*;
 use crate::events::{Events, Limits};
 use crate::peers::Peers;
@@ -223,4 +225,27 @@ fn what_one_switchover_of_a_vm_has_shown_is_not_erased_by_another() {
     left.show(None);
     assert_eq!(problem(), None);
     stop(&registry);
+}
+
+/// Each may be trying to reach a host that is down, which takes seconds.
+#[test]
+fn all_switchovers_hear_that_the_agent_ends_before_one_is_waited_for() {
+    let dir = TestDir::new();
+    let state = StateDir::open(dir.path()).unwrap();
+    let registry = Arc::new(Registry::open(state, &Held::default()).unwrap());
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let settlers = settlers(&registry, &journals);
+    let all_heard = Arc::new(Barrier::new(3));
+    for _ in 0..3 {
+        let (tell, told) = unbounded::<Request>();
+        let all_heard = Arc::clone(&all_heard);
+        let thread = std::thread::spawn(move || {
+            assert!(told.recv().is_err());
+            all_heard.wait();
+        });
+        let opened = opened(&Value::Null);
+        let key = (opened.migration.clone(), Side::Source);
+        settlers.desks.lock().insert(key, Desk { opened, tell, thread: Some(thread) });
+    }
+    settlers.close();
 }

@@ -174,6 +174,7 @@ fn gang_row(one: &MoveProgress) -> Markup {
         MoveState::Waiting => ("waiting", "quiet"),
         MoveState::Moving => ("moving", "calm"),
         MoveState::Done => ("moved", "good"),
+        MoveState::Failed if one.in_doubt => ("in doubt", "bad"),
         MoveState::Failed => ("failed", "bad"),
         MoveState::Cancelled => ("cancelled", "calm"),
     };
@@ -188,5 +189,30 @@ fn gang_row(one: &MoveProgress) -> Markup {
             }
             td.n { (format!("{:.0} %", one.share() * 100.0)) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_in_doubt_is_not_said_to_have_failed() {
+        let row = |in_doubt| {
+            let one = MoveProgress {
+                vm: "web1".to_owned(),
+                from: "host-a".to_owned(),
+                to: "host-b".to_owned(),
+                ram_bytes: 1 << 30,
+                state: MoveState::Failed,
+                migration: None,
+                reason: Some("host-b is silent".to_owned()),
+                in_doubt,
+                progress: None,
+            };
+            gang_row(&one).into_string()
+        };
+        assert!(row(true).contains("in doubt") && !row(true).contains("failed"));
+        assert!(row(false).contains("failed"));
     }
 }

@@ -10,7 +10,7 @@ use cachemap::{Budget, CacheMap, End};
 use parking_lot::Mutex;
 use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
-use qemu::guest_port::{HasGuest, Patience};
+use qemu::guest_port::{GuestError, HasGuest, Patience};
 
 use super::GuestPageCache;
 use super::map::{Map, Room, names_pages, stretches};
@@ -28,7 +28,7 @@ const NOWHERE: &str = "no page is read from storage: none that the guest's helpe
 
 /// The querying thread. Dropping it ends the thread.
 pub struct Asking {
-    stream: Arc<Mutex<Option<UnixStream>>>,
+    line: Arc<Line>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -47,35 +47,80 @@ impl Asking {
         percent: Option<u8>,
         notes: &Arc<StorageNotes>,
     ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
-        let (cached, stream) = (Arc::<GuestPageCache>::default(), Arc::<Mutex<_>>::default());
+        let (cached, line) = (Arc::<GuestPageCache>::default(), Arc::<Line>::default());
         let thread = data_threads::spawn("guest-asked", {
             let notes = Arc::clone(notes);
-            let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
+            let (cached, line) = (Arc::clone(&cached), Arc::clone(&line));
             move || {
                 let asking = Ask { machine: &*machine, disks: &disks, blocks, budget, percent };
-                if let Err(why) = asking.ask(room, &stream, &cached, &notes)
+                if let Err(why) = asking.ask(room, &line, &cached, &notes)
+                    && !line.is_needless()
                     && machine.is_here()
                 {
                     notes.note(cached.without_the_rest(&why));
                 }
                 cached.knows_all();
-                // QEMU serves one connection at a time, and the helper waits for its reader.
-                drop(stream.lock().take());
+                line.close();
             }
         })?;
-        Ok((Self { stream, thread: Some(thread) }, cached))
+        Ok((Self { line, thread: Some(thread) }, cached))
+    }
+
+    /// Ends it without a note: the answer is not needed.
+    pub fn cancel(self) {
+        self.line.0.lock().is_needless = true;
     }
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        if let Some(stream) = &*self.stream.lock() {
-            // The stream may be closed already.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        self.line.hang_up();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// The connection to the helper, whose owner may hang up at any time: also before there is one, or
+/// the helper would be waited for as long as its budget lasts.
+#[derive(Debug, Default)]
+struct Line(Mutex<Connection>);
+
+#[derive(Debug, Default)]
+struct Connection {
+    stream: Option<UnixStream>,
+    is_over: bool,
+    /// The answer is not needed.
+    is_needless: bool,
+}
+
+impl Line {
+    /// There is a connection. Fails if the owner has hung up.
+    fn connect(&self, stream: &UnixStream) -> Result<(), String> {
+        let mut line = self.0.lock();
+        if line.is_over {
+            return Err(GuestError::Closed.to_string());
+        }
+        line.stream = Some(stream.try_clone().map_err(|error| error.to_string())?);
+        Ok(())
+    }
+
+    fn hang_up(&self) {
+        let mut line = self.0.lock();
+        line.is_over = true;
+        if let Some(stream) = &line.stream {
+            // The stream may be closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Closes the connection: QEMU serves one at a time, and the helper waits for its reader.
+    fn close(&self) {
+        drop(self.0.lock().stream.take());
+    }
+
+    fn is_needless(&self) -> bool {
+        self.0.lock().is_needless
     }
 }
 
@@ -92,14 +137,14 @@ impl Ask<'_> {
     fn ask(
         &self,
         mut room: Room,
-        shared: &Mutex<Option<UnixStream>>,
+        line: &Line,
         cached: &GuestPageCache,
         notes: &StorageNotes,
     ) -> Result<(), String> {
         let Self { machine, blocks, budget, .. } = self;
         let said = |error: &dyn std::fmt::Display| error.to_string();
         let port = machine.open_guest_port(TURN_MAX).map_err(|error| said(&error))?;
-        *shared.lock() = Some(port.stream.try_clone().map_err(|error| said(&error))?);
+        line.connect(&port.stream)?;
         let limits = machine.guest_limits()?;
         let known: Vec<_> = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
         let memory = machine.guest_memory(&known)?;
@@ -175,4 +220,26 @@ fn unfinished(end: End) -> Option<String> {
         End::Runs => "it names as many runs of pages as are taken",
     };
     Some(format!("the guest's helper told only a part (see --helper-budget): {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn an_owner_that_hangs_up_early_waits_for_no_answer() {
+        let (ours, mut helper) = UnixStream::pair().unwrap();
+        let line = Line::default();
+        line.connect(&ours).unwrap();
+        line.hang_up();
+        assert_eq!(helper.read(&mut [0]).unwrap(), 0, "it is shut down");
+        line.close();
+        assert!(line.connect(&ours).is_err());
+        let (ours, _helper) = UnixStream::pair().unwrap();
+        let line = Line::default();
+        line.hang_up();
+        assert!(line.connect(&ours).is_err(), "and nothing is asked");
+    }
 }

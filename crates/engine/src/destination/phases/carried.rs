@@ -49,7 +49,7 @@ const LAST_WORD_MAX: Duration = Duration::from_secs(1);
 struct Carried<'a> {
     connected: &'a Connected<'a>,
     onward: Onward,
-    whose: Option<Commanded>,
+    whose: Option<Arc<Commanded>>,
     /// How the VM's content is shared.
     shares: Option<Shares>,
     /// Its disks that are read, with the secret that keys their names.
@@ -143,7 +143,7 @@ impl Connected<'_> {
         let mut carried = Carried {
             connected: self,
             onward,
-            whose,
+            whose: whose.map(Arc::new),
             shares: agreed.shares,
             disks: None,
             domain: agreed.domain,
@@ -427,6 +427,10 @@ impl Carried<'_> {
         }
         // No thread may write to the VM's RAM while QEMU loads it.
         self.connected.lanes.end();
+        if let Some(by_name) = &split.opened.by_name {
+            // The source doesn't wait for slow disks, and has sent what is still being read.
+            by_name.end_reading();
+        }
         split.feeder.tail(&tail).map_err(End::failed)
     }
 

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, after, bounded, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, after, bounded, select};
 use identity::Connection;
+use parking_lot::Mutex;
 use wire::{ToDestination, ToSource, Token};
 
 use super::End;
@@ -25,6 +26,8 @@ pub(super) struct Connected<'s> {
     pub(super) shared: &'s Shared,
     pub(super) link: Arc<Link<ToSource>>,
     pub(super) hear: Receiver<Heard<ToDestination>>,
+    /// What was heard before its turn.
+    early: Mutex<Option<Heard<ToDestination>>>,
     /// The token of its lanes.
     pub(super) token: Token,
     pub(super) lanes: Arc<ArrivingLanes>,
@@ -48,10 +51,46 @@ impl<'s> Connected<'s> {
         let network = &shared.local.resources.network;
         let lanes = Arc::new(ArrivingLanes::new(tell_broken, network, certified.clone()));
         let (link, token) = (Arc::new(link), new_token()?);
-        Ok(Self { shared, link, hear, token, lanes, broken, peer, certified })
+        let early = Mutex::default();
+        Ok(Self { shared, link, hear, early, token, lanes, broken, peer, certified })
+    }
+
+    /// Whether the source still waits for the answer to its order; otherwise an error. To be asked
+    /// while the order takes long and nothing else is heard.
+    pub(super) fn is_awaited(&self) -> Result<(), String> {
+        let mut early = self.early.lock();
+        while early.is_none() {
+            match self.hear.try_recv() {
+                Ok(Heard::Message(ToDestination::Terms(terms))) => self.lanes.threads().set(&terms),
+                Ok(heard) => *early = Some(heard),
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => break,
+            }
+        }
+        match &*early {
+            None
+            | Some(
+                Heard::Gone(_)
+                | Heard::Message(ToDestination::Abort { .. } | ToDestination::Switchover { .. }),
+            ) => Err("the source no longer waits for it".to_owned()),
+            // Its turn comes.
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// What the source says next, without regard to anything else.
+    pub(super) fn hear_within(
+        &self,
+        limit: Duration,
+    ) -> Result<Heard<ToDestination>, RecvTimeoutError> {
+        let early = self.early.lock().take();
+        early.map_or_else(|| self.hear.recv_timeout(limit), Ok)
     }
 
     pub(super) fn next(&self) -> Result<Heard<ToDestination>, End> {
+        if let Some(early) = self.early.lock().take() {
+            return Ok(early);
+        }
         let silent_max = SILENCE * self.shared.local.waits.stall;
         let mut pulse = Pulse::new();
         loop {

@@ -14,7 +14,7 @@ use wire::{Prepare, ToSource};
 
 use super::End;
 use super::audit::Auditing;
-use super::connect::{Connected, hex};
+use super::connect::{Connected, SILENCE, hex};
 use super::effects::Keeper;
 use super::sharing::{Found, Told, Wanted};
 use crate::destination::disks::ArrivingDisks;
@@ -92,6 +92,8 @@ impl<'s> Connected<'s> {
         let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
+        let waits = &self.shared.local.waits;
+        feeder.give_up_after(SILENCE * waits.stall.max(waits.load)).map_err(End::failed)?;
         let feeder = Arc::new(feeder);
         let RamBlocks { reached: ram, mut notes } = RamBlocks::of(machine);
         let Told { found, sharing, note, storage, storage_notes } = self.share(machine, wanted);

@@ -8,13 +8,18 @@ use dedup::storage::Disks;
 use qemu::guest_disks::{GuestDisk, NbdServer, Reading};
 use rights::User;
 use serde_json::Value;
-use storage::{Endpoint, Image, Layer, Opened, Opening, Pace, Settings};
+use storage::{Endpoint, Image, Layer, Opened, Opening, Opens, Pace, Settings, begin_to_open};
 use wire::StorageOrder;
 
 use crate::host::Local;
 
 /// More disks are not read: limits what an order can have this host open.
 const DISKS_MAX: usize = 64;
+/// Requests at a time to all disks of a VM: each has a thread, and a buffer of about 1 MiB.
+const REQUESTS_MAX: usize = 64;
+/// Why an image is not read.
+const CACHED: &str = "its file system here has no direct reads, and what this host's page cache \
+                      keeps of it may be old once the VM runs here";
 
 /// The waiting QEMU.
 pub(super) struct Waiting {
@@ -37,9 +42,16 @@ pub(super) fn open(
         notes.push(format!("no page is read from storage: {error}"));
         Vec::new()
     });
-    let mut open = |device: &String| {
+    let user = waiting.user.as_ref();
+    let begun = |device: &String| {
         let disk = here.iter().find(|disk| disk.device == *device)?;
-        match open_one(disk, local, waiting.user.as_ref()) {
+        Some((disk, begin(disk, local, user)))
+    };
+    // All at once: the migration waits for this, and storage that hangs may have all of them.
+    let begun: Vec<_> = order.devices.iter().take(DISKS_MAX).map(begun).collect();
+    let mut opened = |disk: &GuestDisk, opens: Result<Opens, String>| {
+        let opened = opens.and_then(|opens| opens.wait().map_err(|error| error.to_string()));
+        match opened.and_then(|opened| readable(opened, disk)) {
             Ok(opened) => {
                 if opened.cached {
                     let file = &disk.file;
@@ -53,14 +65,31 @@ pub(super) fn open(
             }
         }
     };
-    let opened: Vec<Option<Opened>> = order.devices.iter().take(DISKS_MAX).map(&mut open).collect();
+    let opened: Vec<Option<Opened>> = begun
+        .into_iter()
+        .map(|begun| begun.and_then(|(disk, opens)| opened(disk, opens)))
+        .collect();
     let pace = Arc::new(Pace::default());
     pace.set(order.bytes_per_s);
-    let settings = Settings { pace, threads: Some(Arc::clone(threads)), ..Settings::default() };
+    let in_flight = in_flight(opened.iter().flatten().count());
+    let threads = Some(Arc::clone(threads));
+    let settings = Settings { pace, in_flight, threads, ..Settings::default() };
     (Disks { opened, settings }, notes)
 }
 
-fn open_one(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Opened, String> {
+/// Requests at a time to each of so many disks.
+fn in_flight(disks: usize) -> usize {
+    (REQUESTS_MAX / disks.max(1)).clamp(1, Settings::default().in_flight)
+}
+
+/// Refuses an image that is read through this host's page cache, if the guest can write to it. Its
+/// QEMU drops that cache when it takes the disk over, but no page that is being read: one that
+/// storage gives late would be from before the VM's last writes, and the VM would read it here.
+fn readable(opened: Opened, disk: &GuestDisk) -> Result<Opened, String> {
+    if opened.cached && !disk.read_only { Err(CACHED.to_owned()) } else { Ok(opened) }
+}
+
+fn begin(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Opens, String> {
     let image = match &disk.reading {
         Reading::Direct { path, offset } => {
             Image::Raw { path: path.clone(), base: *offset, bytes: Some(disk.bytes) }
@@ -81,7 +110,7 @@ fn open_one(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Open
     if let Image::Format(_) = image {
         how.qemu_nbd = local.programs.tool("qemu-nbd", None).map_err(|error| error.to_string())?;
     }
-    storage::open(&image, &how).map_err(|error| error.to_string())
+    begin_to_open(&image, &how).map_err(|error| error.to_string())
 }
 
 /// An image of a format, in a file, with the files that belong to it.
@@ -122,6 +151,7 @@ fn file(node: &Value) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use storage::FileSource;
 
     use super::*;
 
@@ -131,6 +161,39 @@ mod tests {
 
     fn qcow2(file: &Value, backing: &Value) -> Value {
         json!({ "driver": "qcow2", "file": file, "backing": backing, "read-only": true })
+    }
+
+    #[test]
+    fn many_disks_share_the_requests() {
+        let usual = Settings::default().in_flight;
+        assert_eq!([0, 1, 4].map(in_flight), [usual; 3]);
+        assert_eq!([5, 8, 64].map(in_flight), [12, 8, 1]);
+    }
+
+    #[test]
+    fn an_image_that_this_host_caches_is_read_only_if_its_guest_can_not_write_to_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (cached, read_only, is_read) in
+            [(false, false, true), (false, true, true), (true, false, false), (true, true, true)]
+        {
+            let source = FileSource::open(file.path(), 0, None).unwrap();
+            let opened = Opened { source: Box::new(source), cached };
+            let disk = GuestDisk {
+                device: "/machine/peripheral/disk0".to_owned(),
+                serial: String::new(),
+                address: None,
+                bytes: 0,
+                node: "n".to_owned(),
+                format: "raw".to_owned(),
+                protocol: "file".to_owned(),
+                file: "/srv/a".to_owned(),
+                backing: Vec::new(),
+                read_only,
+                direct: false,
+                reading: Reading::Direct { path: "/srv/a".into(), offset: 0 },
+            };
+            assert_eq!(readable(opened, &disk).is_ok(), is_read, "{cached} {read_only}");
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ impl Connected<'_> {
     pub(super) fn see_it_through(&self, driver: &mut Driver, keeper: &mut Keeper) {
         while let Some(wait) = driver.machine().wait() {
             let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
-            let event = match self.hear.recv_timeout(limit) {
+            let event = match self.hear_within(limit) {
                 Ok(Heard::Message(ToDestination::Switchover { said })) => Step::Heard(said),
                 Ok(Heard::Gone(error)) => Step::ConnectionLost { reason: error.to_string().into() },
                 Ok(_) => continue,

@@ -109,6 +109,7 @@ impl ByLanes {
             pace_bounds(&bounds),
             Arc::clone(&threads),
             Arc::clone(report_builder),
+            None,
         );
         let mut sampling = Sampling {
             compression: Compression::new(&lanes, agents.request.compress),

@@ -43,6 +43,9 @@ pub(super) struct Collector {
     pub(super) fixed: Duration,
     /// The first sweep over RAM has ended.
     pub(super) first_swept: AtomicBool,
+    /// What is no longer split turns to post-copy: its guest waits for each page that it requests,
+    /// so it has no pace.
+    pub(super) is_in_postcopy: AtomicBool,
     /// No page may arrive any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
     /// None: pages don't go by name.
@@ -149,7 +152,7 @@ impl Output for Collector {
             |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
         let blocks: Vec<Announced> = head.blocks.iter().map(announced).collect();
         if let Some(naming) = &self.naming {
-            naming.announce(&blocks);
+            naming.announce(&blocks, head.epoch_by_section);
         }
         if let Some(deltas) = self.lanes.deltas() {
             deltas.announce(&blocks);
@@ -219,7 +222,16 @@ impl Output for Collector {
     fn rest(&self, bytes: &[u8], reason: Option<&Unsplittable>) -> Result<(), Stopped> {
         self.count(bytes);
         self.passes.end();
-        let Some(reason) = reason else { return self.tail.pass_on(&self.link, bytes) };
+        let Some(reason) = reason else {
+            let pass_on = |piece: &[u8]| self.tail.pass_on(&self.link, piece);
+            return if self.is_in_postcopy.load(Relaxed) {
+                pass_on(bytes)
+            } else {
+                self.state.whole.write(bytes, pass_on)
+            };
+        };
+        let turns = matches!(reason, Unsplittable::Postcopy { .. });
+        self.is_in_postcopy.store(turns, Relaxed);
         self.notice(Notice::SplitEnds(reason.to_string()));
         self.tail.pass(&self.link, bytes)
     }
@@ -229,7 +241,9 @@ impl Output for Collector {
             self.notice(Notice::Unsplittable(reason.to_owned()));
         }
         self.count(bytes);
-        self.link.residue(true, bytes).map_err(|_| Stopped)
+        self.passes.end();
+        let pass_on = |piece: &[u8]| self.link.residue(true, piece).map_err(|_| Stopped);
+        self.state.whole.write(bytes, pass_on)
     }
 
     fn ram_over(&self) {

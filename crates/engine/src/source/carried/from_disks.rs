@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use api::ReadDisks;
 use qemu::commanded::Commanded;
+use qemu::guest_disks::GuestDisk;
 use qemu::guest_port::NoPort;
+use storage::{Look, OpenError};
 use wire::{ToDestination, ToSource};
 
 use super::process;
@@ -19,6 +21,8 @@ use crate::source::from_disks::{Asked, FromDisks, notes, readable};
 
 /// Time for the destination to open images, or to report why not.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// Time to look at the images that QEMU has open here.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// The reading of disks at the destination.
 pub(super) struct Reading {
@@ -65,19 +69,29 @@ impl Split {
             }
         };
         more.into_iter().for_each(|note| notes.note(note));
-        Ok(disks.contains(&true).then_some(Reading { from, disks }))
+        Ok(from.if_read(&disks).map(|from| Reading { from, disks }))
     }
 
     /// The VM, if its guest can be queried.
     fn vm(&self) -> Result<Asked, String> {
         let qemu = process::of(self.caller.main())?;
-        let vm = Commanded::of_process(qemu.pid).map_err(|error| error.to_string())?;
+        let vm = Arc::new(Commanded::of_process(qemu.pid).map_err(|error| error.to_string())?);
         vm.guest_port().map_err(|why: NoPort| why.to_string())?;
         if !self.agents.carrying.waits {
             return Err("the agent at the destination is older".to_owned());
         }
-        let disks = vm.disks().map_err(|error| error.to_string())?;
+        let disks = disks_of(&vm)?;
         let blocks = vm.memory()?.blocks;
-        Ok(Asked { vm: Arc::new(vm), disks: readable(disks, &[])?, blocks })
+        Ok(Asked { vm: vm as _, disks: readable(disks, &[])?, blocks })
     }
+}
+
+/// The disks that it has. Its images may be on storage that doesn't answer.
+fn disks_of(vm: &Arc<Commanded>) -> Result<Vec<GuestDisk>, String> {
+    let looked_at = Arc::clone(vm);
+    let looking = Look::begin(LOOK_MAX, move || looked_at.disks());
+    let looking = looking.map_err(|error| error.to_string())?;
+    let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: LOOK_MAX };
+    let disks = looking.wait().ok_or_else(|| stalled().to_string())?;
+    disks.map_err(|error| error.to_string())
 }

@@ -35,6 +35,9 @@ const LANES_EVERY: Duration = Duration::from_secs(1);
 /// Interval at which a cancel is noticed while the local connection's other end reads
 /// nothing.
 const UNREAD_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// Time for a migration that has lost one of its other connections until it is ended: at the end of
+/// one that succeeds, QEMU closes them before it says that the VM is loaded.
+const LOST_MAX: Duration = Duration::from_secs(5);
 /// The beginning of a TLS handshake.
 const TLS_BEGINS: [u8; 2] = [0x16, 3];
 
@@ -88,8 +91,12 @@ impl Relay {
             following.write(&back)?;
             following.follow(&ended)
         });
-        if outcome.is_err() && !is_channel {
-            tap::abort(&socket);
+        if let Err(error) = &outcome {
+            if !is_channel {
+                tap::abort(&socket);
+            }
+            // At once: below it may take QEMU long to close a channel.
+            report_builder.watch().fails(&error.to_string());
         }
         agents.link.close();
         if let Some(by_lanes) = &by_lanes {
@@ -182,11 +189,14 @@ impl Following<'_> {
         let (mut said_all, mut heard_all) = (false, false);
         let nothing = never();
         let mut closed_until = None;
+        // Why another connection failed, and until when the migration may end in spite of that.
+        let (mut lost, mut lost_until) = (None, None);
         let lanes = self.by_lanes.map_or_else(never, |_| tick(LANES_EVERY));
         let watch = self.report_builder.watch();
         while !(said_all && heard_all) {
             let ended = if said_all { &nothing } else { ended };
             let late = closed_until.map_or_else(never, at);
+            let given_up = lost_until.map_or_else(never, at);
             select! {
                 recv(self.agents.hear) -> heard => match heard {
                     Ok(Heard::Gone(_)) if heard_all => return Ok(()),
@@ -211,8 +221,28 @@ impl Following<'_> {
                 recv(late) -> _ => return Ok(()),
                 recv(watch.cancelled()) -> _ => self.cancel()?,
                 recv(watch.rebound()) -> _ => self.rebind()?,
+                recv(watch.lost()) -> why => {
+                    lost = lost.or(why.ok());
+                    lost_until.get_or_insert_with(|| Instant::now() + LOST_MAX);
+                }
+                recv(given_up) -> _ => {
+                    lost_until = None;
+                    self.give_up(&lost.take().unwrap_or_default(), said_all)?;
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Ends a migration that has lost another of its connections, if the VM can still stay here.
+    /// The destination's QEMU may wait without end for what that one had, while the VM stands still
+    /// here. A migration that QEMU here has closed is left to its end.
+    fn give_up(&self, lost: &str, said_all: bool) -> Result<(), MigrationError> {
+        let why = format!("another of its connections failed: {lost}");
+        if self.passed.may_end() && !said_all {
+            return Err(MigrationError::Tap(why));
+        }
+        self.report_builder.note(why);
         Ok(())
     }
 

@@ -165,7 +165,8 @@ impl Running<'_> {
             }
             Notice::RamOver => {
                 if let Some(stage) = &self.stage {
-                    stage.end_first_pass();
+                    // The VM stands still.
+                    stage.end_naming();
                 }
                 self.wait_placed()?;
             }
@@ -284,6 +285,7 @@ impl Running<'_> {
         lanes.shut();
         split.agents.link.close();
         tail.end();
+        state.whole.end_pace();
         tap.hang_up(CLOSING_MAX);
         drop(pacing);
         let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);

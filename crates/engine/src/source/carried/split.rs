@@ -115,6 +115,7 @@ impl Split {
             way_back: Arc::clone(&way_back),
             fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
             first_swept: AtomicBool::new(false),
+            is_in_postcopy: AtomicBool::new(false),
             ram_over: AtomicBool::new(false),
             naming,
         });
@@ -133,11 +134,13 @@ impl Split {
             pace_bounds(&bounds),
             Arc::clone(&threads),
             Arc::clone(report_builder),
+            Some(Arc::clone(&state)),
         );
         let pacing = pacing.map_err(no_thread);
         let waiting = wait_for_end(tap, notices.0.clone());
         let (pacing, ()) = pacing.and_then(|pacing| Ok((pacing, waiting?))).inspect_err(|_| {
             lanes.shut();
+            state.whole.end_pace();
             stopper.hang_up(CLOSING_MAX);
         })?;
         Ok(Running {

@@ -1,5 +1,8 @@
 //! Decides once a second how fast each lane may send, and reports which of the
 //! operator's settings the system refuses.
+//!
+//! A stream that is passed through whole goes by the control connection. It is held to the
+//! operator's limit together with the lanes, which may carry disks. It leaves no room for others.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,10 +15,11 @@ use data_threads::DataThreads;
 use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample};
 use transport::{LaneMeter, LaneTimes};
 
-use crate::source::lanes::Lanes;
-
+use super::stream_state::StreamState;
+use super::whole::Written;
 use crate::network::{Flow, Network, Way, leaves_from};
 use crate::report_builder::ReportBuilder;
+use crate::source::lanes::Lanes;
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -39,13 +43,14 @@ pub(crate) fn pace_bounds(bounds: &Bounds) -> PaceBounds {
 }
 
 impl Pacing {
-    /// Paces `lanes` from now on.
+    /// Paces `lanes` from now on, and the stream of `state` if it is passed through whole.
     pub(crate) fn start(
         lanes: Arc<Lanes>,
         network: &Arc<Network>,
         bounds: PaceBounds,
         threads: Arc<DataThreads>,
         report_builder: Arc<ReportBuilder>,
+        state: Option<Arc<StreamState>>,
     ) -> std::io::Result<Self> {
         let pace = Pace::start(lanes.paces().count(), bounds);
         set(&lanes, pace.lanes());
@@ -61,9 +66,13 @@ impl Pacing {
             destination: None,
             last,
             last_at: Instant::now(),
+            state,
+            last_written: Written::default(),
+            sent: Sent::default(),
             threads,
             report_builder,
         };
+        paced.set_whole();
         let thread = data_threads::spawn("pace", move || paced.run(&told))?;
         Ok(Self { tell: Some(tell), thread: Some(thread) })
     }
@@ -141,6 +150,28 @@ fn counts(lanes: &Lanes) -> Vec<Count> {
     meters.map(count).collect()
 }
 
+/// What was sent in the last second, per second.
+#[derive(Clone, Copy, Default)]
+struct Sent {
+    by_lanes: u64,
+    whole: u64,
+}
+
+/// The bounds of what is sent beside something else: of the limit, what that has left of it, and
+/// half at least.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn beside(other_bytes_per_s: u64, bounds: PaceBounds) -> PaceBounds {
+    let content = bounds.cap_content_bytes_per_s().unwrap_or(f64::INFINITY);
+    let left = (1.0 - other_bytes_per_s as f64 / content).max(0.5);
+    let cap_bytes_per_s = bounds.cap_bytes_per_s.map(|cap| (cap as f64 * left) as u64);
+    PaceBounds { cap_bytes_per_s, ..bounds }
+}
+
+/// The pace of a stream that is passed through whole.
+fn pace_of_whole(bounds: PaceBounds) -> Option<u64> {
+    Pace::start(1, bounds).lanes().first().copied().flatten()
+}
+
 fn set(lanes: &Lanes, paces: &[Option<u64>]) {
     for (lane, pace) in paces.iter().enumerate() {
         lanes.set_pace(lane, *pace);
@@ -156,6 +187,10 @@ struct Paced {
     destination: Option<DestinationUse>,
     last: Vec<Count>,
     last_at: Instant,
+    /// None: nothing is passed through whole.
+    state: Option<Arc<StreamState>>,
+    last_written: Written,
+    sent: Sent,
     threads: Arc<DataThreads>,
     report_builder: Arc<ReportBuilder>,
 }
@@ -169,7 +204,8 @@ impl Paced {
                     Ok(News::Destination(used)) => self.destination = Some(used),
                     Ok(News::Bounds(bounds)) => {
                         self.bounds = bounds;
-                        set(&self.lanes, self.pace.rebound(bounds));
+                        set(&self.lanes, self.pace.rebound(beside(self.sent.whole, bounds)));
+                        self.set_whole();
                     }
                     Err(_) => break,
                 },
@@ -185,8 +221,16 @@ impl Paced {
         }
     }
 
+    fn set_whole(&self) {
+        if let Some(state) = &self.state {
+            state.whole.set_pace(pace_of_whole(beside(self.sent.by_lanes, self.bounds)));
+        }
+    }
+
     fn decide(&mut self) {
         self.note_refusals();
+        let used = self.lanes_use();
+        self.set_whole();
         let nics = match self.network.uses(Way::Out) {
             Ok(nics) => nics,
             Err(error) => {
@@ -195,10 +239,9 @@ impl Paced {
                 return;
             }
         };
-        let used = self.lanes_use();
         let sample =
             PaceSample { nics: &nics, lanes: &used, destination: self.destination.as_ref() };
-        set(&self.lanes, self.pace.next(&sample, self.bounds));
+        set(&self.lanes, self.pace.next(&sample, beside(self.sent.whole, self.bounds)));
         tracing::trace!(?sample, paces = ?self.pace.lanes(), "pace");
     }
 
@@ -206,7 +249,7 @@ impl Paced {
         let (now, at) = (counts(&self.lanes), Instant::now());
         let seconds = (at - self.last_at).as_secs_f64().max(1e-3);
         let ends = now.iter().zip(&self.last).zip(&self.flows);
-        let uses = ends
+        let uses: Vec<LaneUse> = ends
             .map(|((after, before), flow)| LaneUse {
                 nic: flow.as_ref().map(|flow| flow.place),
                 bytes_per_s: per_second(after.bytes - before.bytes, seconds),
@@ -214,6 +257,13 @@ impl Paced {
             })
             .collect();
         (self.last, self.last_at) = (now, at);
+        let written = self.state.as_ref().and_then(|state| state.whole.written());
+        let written = written.unwrap_or_default();
+        self.sent = Sent {
+            by_lanes: uses.iter().map(|lane| lane.bytes_per_s).sum(),
+            whole: per_second(written.bytes - self.last_written.bytes, seconds),
+        };
+        self.last_written = written;
         uses
     }
 }
@@ -238,5 +288,24 @@ mod tests {
             PaceBounds { reserve_bytes_per_s: 1_000_000, cap_bytes_per_s: Some(25_000_000) };
         assert_eq!(pace_bounds(&bounds), expected);
         assert_eq!(pace_bounds(&Bounds::default()), PaceBounds::default());
+    }
+
+    #[test]
+    fn disks_and_a_whole_stream_share_the_limit() {
+        let bounds = PaceBounds { reserve_bytes_per_s: 7, cap_bytes_per_s: Some(15_140_000) };
+        assert_eq!(beside(0, bounds), bounds);
+        // The second is a tenth of the content that fits.
+        for (other_bytes_per_s, cap, content) in [
+            (0, 15_140_000, 14_480_000),
+            (1_448_000, 13_626_000, 13_032_000),
+            (9_000_000, 7_570_000, 7_240_000),
+            (u64::MAX, 7_570_000, 7_240_000),
+        ] {
+            let bounds = beside(other_bytes_per_s, bounds);
+            let found = [bounds.cap_bytes_per_s, pace_of_whole(bounds)].map(Option::unwrap);
+            let near = found[0].abs_diff(cap) <= 1 && found[1].abs_diff(content) <= 2;
+            assert!(near, "{other_bytes_per_s} {found:?}");
+        }
+        assert_eq!(pace_of_whole(beside(9, PaceBounds::default())), None);
     }
 }

@@ -176,7 +176,7 @@ impl Sampling {
         if stage != Stage::Chasing {
             self.allow();
         }
-        if stage == Stage::Over {
+        if stage == Stage::Over && self.ends_naming() {
             self.watched.tap.let_stop();
         }
         self.note_devices(left_bytes, window.elapsed);
@@ -272,11 +272,16 @@ impl Sampling {
 
     /// Chases the guest with QEMU's passes, if QEMU can be held meanwhile.
     fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
-        let Watched { state, fixed, throttling, .. } = &self.watched;
+        let Watched { state, by_name, fixed, throttling, .. } = &self.watched;
         if throttling.is_sliced(self.share) {
             // QEMU may end by itself, and then what is in flight has to fit the goal.
             state.end_chase();
             state.adjust_pool();
+            if let Some(by_name) = by_name
+                && state.first_pass_over.load(Relaxed)
+            {
+                by_name.end_naming();
+            }
             return Stage::Chasing;
         }
         let Some(chase) = &mut self.chase else { return Stage::Over };
@@ -285,6 +290,10 @@ impl Sampling {
             return Stage::Chasing;
         }
         if !state.disks_ready.load(Relaxed) || !state.first_pass_over.load(Relaxed) {
+            return Stage::Chasing;
+        }
+        if by_name.as_ref().is_some_and(|by_name| by_name.is_asking()) {
+            // The destination may have to wait for that content, too.
             return Stage::Chasing;
         }
         let before = std::mem::replace(&mut self.left_bytes, left);
@@ -312,6 +321,13 @@ impl Sampling {
             state.adjust_pool();
         }
         stage
+    }
+
+    /// Whether the VM may be stopped as far as pages by name are concerned: none is named any more,
+    /// and the destination awaits none. A QEMU that can't be held stops it in any case.
+    fn ends_naming(&self) -> bool {
+        let by_name = self.watched.by_name.as_ref().filter(|_| self.chase.is_some());
+        by_name.is_none_or(|by_name| by_name.end_naming())
     }
 
     /// Sets QEMU's threshold, once there is one.

@@ -130,16 +130,13 @@ impl Throttling {
         if slow && matches!(self.means, Means::Unused) {
             self.means = self.find_means();
         }
-        let Ok(vcpus) = &self.brakes.vcpus else { return };
         match &mut self.means {
             Means::Unused | Means::Missing => {}
             Means::Slices(slices) => slices.set(decision.share),
             Means::Group(group) => {
+                let Ok(vcpus) = &self.brakes.vcpus else { return };
                 // A thread that can't be added does not exempt the others.
-                let mut added = Ok(());
-                for thread in vcpus.writers() {
-                    added = added.and(group.add(thread));
-                }
+                let added = group.add(vcpus.writers());
                 let cpus = decision.quota_cpus.filter(|_| slow);
                 let wants = |thread| vcpus.wants(thread, decision.share);
                 if let Err(error) = group.set(cpus, wants).and(added) {

@@ -1,4 +1,7 @@
-//! A stream that is passed through whole: how fast the path takes it.
+//! A stream that is passed through whole: its pace, and how fast the path takes it.
+//!
+//! It keeps to the operator's limit, as lanes do (`pacing`). Waiting for that counts as waiting for
+//! the path: QEMU must not count on more.
 //!
 //! No batch of it is acknowledged, so the rate is that at which it is written. Most of the
 //! time QEMU has less to send than the path could take, which says nothing about the path:
@@ -9,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use policy::switchover::Allowance;
+use transport::Pacer;
 
 /// A window has at least this length, and ends with bytes: on a slow path a piece takes
 /// seconds.
@@ -29,9 +33,12 @@ pub(crate) const DEVICES_WAIT: &str = "the VM is not stopped although its memory
                                        Cancel the move, and allow a longer downtime \
                                        (--downtime-ms)";
 
-/// Counts what is written.
+/// Paces and counts what is written.
 #[derive(Debug, Default)]
-pub(crate) struct Whole(Mutex<Option<Writing>>);
+pub(crate) struct Whole {
+    writing: Mutex<Option<Writing>>,
+    pacer: Pacer,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Writing {
@@ -48,20 +55,40 @@ pub(crate) struct Written {
 }
 
 impl Whole {
-    /// Calls `write`, which writes this many bytes and may wait for the path.
-    pub(crate) fn write<T>(&self, bytes: usize, write: impl FnOnce() -> T) -> T {
-        self.0.lock().get_or_insert_default().since = Some(Instant::now());
-        let outcome = write();
-        let mut writing = self.0.lock();
-        let Writing { written, since } = writing.get_or_insert_default();
-        written.bytes += bytes as u64;
-        written.busy += since.take().map_or(Duration::ZERO, |since| since.elapsed());
-        outcome
+    /// Has `write` write all bytes, which may wait for the path, in pieces as its pace permits.
+    pub(crate) fn write<E>(
+        &self,
+        mut bytes: &[u8],
+        mut write: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while !bytes.is_empty() {
+            self.writing.lock().get_or_insert_default().since = Some(Instant::now());
+            let (piece, rest) = bytes.split_at(self.pacer.take(bytes.len()).min(bytes.len()));
+            let outcome = write(piece);
+            let mut writing = self.writing.lock();
+            let Writing { written, since } = writing.get_or_insert_default();
+            written.bytes += piece.len() as u64;
+            written.busy += since.take().map_or(Duration::ZERO, |since| since.elapsed());
+            drop(writing);
+            outcome?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Sets its pace from now on; none: unpaced.
+    pub(crate) fn set_pace(&self, bytes_per_s: Option<u64>) {
+        self.pacer.set(bytes_per_s);
+    }
+
+    /// Ends its pace, and the wait for it: nothing is to be delivered any more.
+    pub(crate) fn end_pace(&self) {
+        self.pacer.stop();
     }
 
     /// What was written until now. None: the stream is split, as far as is known.
     pub(crate) fn written(&self) -> Option<Written> {
-        let Writing { written, since } = (*self.0.lock())?;
+        let Writing { written, since } = (*self.writing.lock())?;
         let waits = since.map_or(Duration::ZERO, |since| since.elapsed());
         Some(Written { busy: written.busy + waits, ..written })
     }
@@ -92,9 +119,9 @@ impl Window {
 }
 
 impl Rate {
-    /// The bytes that were written by the last look.
-    pub(crate) fn seen_bytes(&self) -> u64 {
-        self.seen.bytes
+    /// What was written by the last look.
+    pub(crate) fn seen(&self) -> Written {
+        self.seen
     }
 
     /// The rate after one more look. None: as before.
@@ -238,13 +265,40 @@ mod tests {
     fn only_what_is_written_is_counted() {
         let whole = Whole::default();
         assert!(whole.written().is_none(), "the stream is split");
-        let before = whole.write(7, || whole.written().unwrap());
+        let mut before = Written::default();
+        let look = |_: &[u8]| {
+            before = whole.written().unwrap();
+            Ok::<(), u8>(())
+        };
+        assert_eq!(whole.write(&[0; 7], look), Ok(()));
         assert_eq!(before.bytes, 0);
         let after = whole.written().unwrap();
         assert_eq!(after.bytes, 7);
         assert!(after.busy >= before.busy, "{before:?} {after:?}");
-        assert_eq!(whole.write(3, || 5), 5);
+        assert_eq!(whole.write(&[0; 3], |_| Err(5)), Err(5));
         assert_eq!(whole.written().unwrap().bytes, 10);
+    }
+
+    #[test]
+    fn a_paced_stream_passes_in_order_and_in_pieces() {
+        let (whole, bytes) = (Whole::default(), [1_u8, 2, 3].repeat(10_000));
+        let pieces = || {
+            let mut pieces = Vec::new();
+            let keep = |piece: &[u8]| {
+                pieces.push(piece.to_vec());
+                Ok::<(), ()>(())
+            };
+            whole.write(&bytes, keep).unwrap();
+            assert!(pieces.concat() == bytes);
+            pieces
+        };
+        assert_eq!(pieces().len(), 1);
+        // 5 ms at a time.
+        whole.set_pace(Some(1_000_000));
+        assert!(pieces().iter().all(|piece| piece.len() <= 5000));
+        whole.end_pace();
+        whole.set_pace(Some(1));
+        assert_eq!(pieces().len(), 1, "it is over");
     }
 
     #[test]

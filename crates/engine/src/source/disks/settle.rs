@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvError, Sender, bounded, never};
 use disk::DiskSource;
 use policy::mirror::Behind;
 
@@ -20,7 +20,7 @@ const EVERY: Duration = Duration::from_secs(2);
 /// The state by which the thread that watches the mirrors decides.
 pub(crate) struct Settle {
     ask: Sender<()>,
-    /// Receives the duration of each flush of all disks.
+    /// Receives the duration of each flush of all disks; to be passed to [`Settle::hear`].
     pub(crate) done: Receiver<Duration>,
     behind: Behind,
     under_way: bool,
@@ -51,7 +51,12 @@ impl Settle {
     }
 
     /// Notes the end of a flush.
-    pub(crate) fn hear(&mut self, took: Duration) {
+    pub(crate) fn hear(&mut self, took: Result<Duration, RecvError>) {
+        let Ok(took) = took else {
+            // It failed. A channel without a sender would always have something to say.
+            self.done = never();
+            return;
+        };
         tracing::debug!(?took, "disks flushed at the destination");
         (self.behind, self.may_stop) = self.behind.next(took);
         self.under_way = false;
@@ -74,7 +79,37 @@ impl Settle {
 
 #[cfg(test)]
 mod tests {
+    use crossbeam_channel::TryRecvError;
+    use disk::Carry;
+    use page::{BlockBatch, DiskId, Pool, SLOT_BYTES};
+    use transport::LanesError;
+
     use super::*;
+
+    #[derive(Debug)]
+    struct NoLanes;
+
+    impl Carry for NoLanes {
+        fn submit(&self, _: BlockBatch) -> Result<(), LanesError> {
+            unreachable!("nothing is written")
+        }
+    }
+
+    /// The thread that watches the mirrors waits for the end of flushes among other things.
+    #[test]
+    fn after_a_flush_that_failed_there_is_nothing_to_wait_for() {
+        let (pool, carry) = (Pool::new(SLOT_BYTES), Arc::new(NoLanes) as Arc<dyn Carry>);
+        let full = |_: DiskId| Err("no space left".to_owned());
+        let source = Arc::new(DiskSource::new(DiskId(0), "d0", 512, pool, carry, full));
+        let (mut settle, thread) = Settle::start(vec![source]).unwrap();
+        assert!(!settle.may_stop(true));
+        thread.join().unwrap();
+        let took = settle.done.recv();
+        assert_eq!(took, Err(RecvError));
+        settle.hear(took);
+        assert_eq!(settle.done.try_recv(), Err(TryRecvError::Empty));
+        assert!(!settle.may_stop(true));
+    }
 
     #[test]
     fn disks_are_flushed_once_mirrors_have_caught_up_and_not_again_at_once() {
@@ -82,7 +117,7 @@ mod tests {
         assert!(!settle.may_stop(false));
         assert!(!settle.under_way);
         assert!(!settle.may_stop(true), "a flush is asked for");
-        let took = settle.done.recv().unwrap();
+        let took = settle.done.recv();
         settle.hear(took);
         assert!(settle.may_stop(true));
         assert!(!settle.under_way, "the last one is not old");

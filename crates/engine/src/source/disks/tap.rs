@@ -4,7 +4,8 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
@@ -14,6 +15,9 @@ use parking_lot::Mutex;
 use qemu::rendezvous::Rendezvous;
 
 use crate::source::context::Notice;
+
+/// Interval at which a connection is accepted again that the system had no descriptor for.
+const AGAIN_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) struct DiskTap {
     shared: Arc<Shared>,
@@ -96,7 +100,16 @@ impl Drop for DiskTap {
 }
 
 fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
-    while let Ok((socket, _)) = listener.accept() {
+    loop {
+        let socket = match listener.accept() {
+            Ok((socket, _)) => socket,
+            // QEMU waits until it is accepted.
+            Err(error) if tap::is_passing(&error) && !shared.state.lock().over => {
+                thread::sleep(AGAIN_EVERY);
+                continue;
+            }
+            Err(_) => return,
+        };
         let Ok(clone) = socket.try_clone() else { continue };
         let mut state = shared.state.lock();
         if state.over {

@@ -1,4 +1,4 @@
-//! The first phase: buffers, and a control connection to the destination.
+//! The first phase: buffers, the VM's description, and a control connection to the destination.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use serde_json::json;
 use wire::ToDestination;
 
 use super::Failed;
+use super::description::Description;
 use crate::error::MigrationError;
 use crate::resources::Pools;
 use crate::source::blackout::Blackout;
@@ -34,8 +35,7 @@ pub(crate) struct Connected<'m> {
     pub(crate) drives: Drives,
 }
 
-/// The VM's drives when the destination got its order.
-#[derive(Default)]
+/// The VM's drives when it was described to the destination.
 pub(crate) struct Drives {
     /// Those that both hosts see.
     pub(crate) staying: Vec<Drive>,
@@ -44,18 +44,21 @@ pub(crate) struct Drives {
 }
 
 impl<'m> Context<'m> {
-    pub(crate) fn connect(self) -> Result<Connected<'m>, Failed<'m>> {
+    pub(crate) fn connect(mut self) -> Result<(Connected<'m>, Description), Failed<'m>> {
         match self.open_connection() {
-            Ok((pools, control)) => {
-                Ok(Connected { context: self, pools, control, drives: Drives::default() })
+            Ok((pools, (drives, description), control)) => {
+                Ok((Connected { context: self, pools, control, drives }, description))
             }
             Err(error) => Err(Failed::new(self, error)),
         }
     }
 
-    fn open_connection(&self) -> Result<(Pools, Control), MigrationError> {
+    fn open_connection(
+        &mut self,
+    ) -> Result<(Pools, (Drives, Description), Control), MigrationError> {
         let pools = self.local.resources.leaving(self.request.disks.is_some())?;
-        Ok((pools, Control::connect(self.local, self.peer)?))
+        let described = self.describe(&pools)?;
+        Ok((pools, described, Control::connect(self.local, self.peer)?))
     }
 }
 

@@ -134,10 +134,7 @@ impl Connected<'_> {
             recv(context.report_builder.watch().rebound()) -> _ => Ok(Woken::Rebound),
             recv(at(until)) -> _ => Ok(Woken::Late),
             recv(blackout_ends) -> _ => Ok(Woken::BlackoutBound),
-            recv(over) -> _ => {
-                let allowed = Duration::from_secs(context.request.timeout_s.unwrap_or_default());
-                Err(MigrationError::TooLong { allowed })
-            }
+            recv(over) -> _ => Err(context.too_long()),
         }
     }
 

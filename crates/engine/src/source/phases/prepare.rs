@@ -1,15 +1,14 @@
 //! The destination checks the order and starts a waiting QEMU, while QEMU here is set up
 //! for its migration; then a journal is opened.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ::audit::Hash;
 use dedup::source::StorageNotes;
 use qemu::disks::{Allowed, Cleanup};
-use qemu::outgoing;
 use qemu::qmp::QmpError;
 use qemu::ram_blocks::RamBlocks;
-use qemu::shape::{self, Device, Drive};
+use qemu::shape::Device;
 use switchover::journal::Opened;
 use switchover::source::{Driver, Event as Step};
 use switchover::{MigrationId, Reason};
@@ -17,16 +16,15 @@ use wire::{Prepare, ToDestination, ToSource};
 
 use super::audit;
 use super::connect::Connected;
+use super::description::Description;
 use super::journaled::{Journaled, Reversible};
 use super::listening::{Happening, Listening};
 use super::start::SetUp;
 use super::{Ended, Failed, Undo};
 use crate::error::MigrationError;
 use crate::source::context::{local, sched_params};
-use crate::source::disks::{self, Chosen};
+use crate::source::disks::Chosen;
 use crate::source::from_disks::FromDisks;
-
-const NAMES_MAX: Duration = Duration::from_secs(10);
 
 /// The order sent to the destination, and related state.
 struct Order {
@@ -70,8 +68,8 @@ pub(crate) struct Prepared<'m> {
 
 impl<'m> Connected<'m> {
     /// Orders the destination to check and to start a waiting QEMU.
-    pub(crate) fn order(mut self) -> Result<Ordered<'m>, Failed<'m>> {
-        let ordered = self.say_order().and_then(|order| {
+    pub(crate) fn order(self, description: Description) -> Result<Ordered<'m>, Failed<'m>> {
+        let ordered = self.say_order(description).and_then(|order| {
             let set_up = self.set_up(&order.devices, order.moves_disks())?;
             Ok((order, set_up))
         });
@@ -81,23 +79,11 @@ impl<'m> Connected<'m> {
         }
     }
 
-    fn say_order(&mut self) -> Result<Order, MigrationError> {
-        let Self { context, pools, drives, .. } = self;
+    fn say_order(&self, description: Description) -> Result<Order, MigrationError> {
+        let Description { shape, chosen, files, cleanup: challenges } = description;
+        let context = &self.context;
         let (request, machine) = (context.request, &context.vm.machine);
-        let qmp = &machine.qmp;
-        context.was_running = outgoing::runs(qmp)?;
-        // Before the files, so that a change between the two is noticed later.
-        drives.node_names = shape::node_names(qmp, NAMES_MAX)?;
-        let shape = shape::of(qmp)?;
         let migration = context.report_builder.watch().progress().1.id;
-        let (chosen, shape) =
-            disks::choose(machine, shape, request, &migration, pools, &context.report_builder)?;
-        drives.staying = staying(&shape.drives, chosen.as_ref());
-        let (files, challenges) = if request.shared_disks {
-            Default::default()
-        } else {
-            qemu::disks::challenges(&shape, &migration)
-        };
         let devices = shape.devices.clone();
         let id = MigrationId::random().map_err(|error| local("making a random id", error))?;
         let order = Prepare {
@@ -146,6 +132,7 @@ impl<'m> Ordered<'m> {
         let Self { connected, order: Order { id, ram, storage, chosen, .. }, set_up } = self;
         let chosen = chosen.filter(|_| moves_disks).map(Chosen::answered);
         connected.note_prepared(&there, storage.as_ref().map(|storage| &*storage.notes));
+        let storage = storage.and_then(|storage| storage.if_read(&there.storage));
         Ok((Prepared { connected, id, there, ram, storage, chosen }, set_up))
     }
 }
@@ -267,13 +254,6 @@ impl Undo for Prepared<'_> {
         drop(storage);
         ended
     }
-}
-
-/// The drives whose disks don't move with the VM. QEMU changes no file under a mirror.
-fn staying(drives: &[Drive], chosen: Option<&Chosen>) -> Vec<Drive> {
-    let moving = chosen.map_or(&[][..], |chosen| &chosen.disks);
-    let stays = |drive: &&Drive| !moving.iter().any(|disk| disk.name == drive.name);
-    drives.iter().filter(stays).cloned().collect()
 }
 
 fn overrides(set: &[String]) -> Result<Vec<(String, String)>, MigrationError> {

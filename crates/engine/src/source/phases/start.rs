@@ -29,7 +29,6 @@ use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
-use crate::source::lanes::Lanes;
 use crate::source::prefault::Prefault;
 
 /// Number of QEMU's multifd channels. QEMU's threads copy pages into the tap's socket, and
@@ -160,7 +159,7 @@ impl Prepared<'_> {
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
-        let pacing = self.pace(&flow.lanes)?;
+        let pacing = self.pace(&flow)?;
         Ok(Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops, prefault })
     }
 
@@ -215,13 +214,14 @@ impl Prepared<'_> {
         }
     }
 
-    fn pace(&self, lanes: &Arc<Lanes>) -> Result<Pacing, MigrationError> {
+    fn pace(&self, flow: &Flow) -> Result<Pacing, MigrationError> {
         let context = &self.connected.context;
         let bounds = pace_bounds(&context.report_builder.watch().bounds());
         let network = &context.local.resources.network;
-        let (lanes, threads) = (Arc::clone(lanes), Arc::clone(&context.threads));
-        Pacing::start(lanes, network, bounds, threads, Arc::clone(&context.report_builder))
-            .map_err(no_thread)
+        let (lanes, threads) = (Arc::clone(&flow.lanes), Arc::clone(&context.threads));
+        let report_builder = Arc::clone(&context.report_builder);
+        let state = Some(Arc::clone(&flow.state));
+        Pacing::start(lanes, network, bounds, threads, report_builder, state).map_err(no_thread)
     }
 
     fn channels(&self, kind: StreamKind) -> Channels {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ::audit::HandedOver;
-use qemu::outgoing::{Outgoing, Status};
+use qemu::outgoing::Outgoing;
 use qemu::qmp::{QmpError, RunState};
 use qemu::rendezvous::Rendezvous;
 use switchover::source::Event as Step;
@@ -162,12 +162,12 @@ impl Streaming<'_> {
         };
         // If channels break under a QEMU that still migrates, it can hang for good: they
         // stay open and are read until it closes them.
-        let status = outcome?;
+        outcome?;
         self.flow.tap.cut();
         if run {
             return self.end_slice();
         }
-        if status == Status::Completed {
+        if self.outgoing.has_given_up() {
             self.connected.context.report_builder.note(GIVEN_UP);
         }
         Ok(())

@@ -30,7 +30,8 @@ fn tool() -> QemuImg {
 
 fn try_prepare(moving: &Moving, create: bool, overwrite: bool) -> Result<Prepared, String> {
     let allowed = Allowed { create, overwrite };
-    prepare(std::slice::from_ref(moving), &[], Path::new("/"), allowed, &tool())
+    let (disks, promises) = (std::slice::from_ref(moving), Promises::default());
+    prepare(disks, &[], Path::new("/"), allowed, &tool(), &promises)
         .map_err(|error| error.to_string())
 }
 
@@ -42,7 +43,7 @@ fn image() -> Found {
         has_backing: false,
         is_empty: true,
         taken: 0,
-        room: Some(MIB),
+        device_bytes: None,
     }
 }
 
@@ -77,21 +78,12 @@ fn what_is_found_and_what_is_allowed_decide() {
         let Found::Image { has_backing, .. } = found else { return };
         *has_backing = true;
     });
-    let tight = changed(|found| {
-        let Found::Image { room, .. } = found else { return };
-        *room = Some(MIB - 1);
-    });
-    let device = changed(|found| {
-        let Found::Image { room, .. } = found else { return };
-        *room = None;
-    });
     let (none, create, overwrite) = ((false, false), (true, false), (false, true));
     type Row<'a> = (Found, (bool, bool), Result<Action, &'a str>);
-    let table: [Row<'_>; 14] = [
-        (Found::Nothing { room: MIB }, none, Err("--create-disks")),
-        (Found::Nothing { room: MIB }, overwrite, Err("--create-disks")),
-        (Found::Nothing { room: MIB }, create, Ok(Action::Create)),
-        (Found::Nothing { room: MIB - 1 }, create, Err("there is room for 1048575")),
+    let table: [Row<'_>; 11] = [
+        (Found::Nothing, none, Err("--create-disks")),
+        (Found::Nothing, overwrite, Err("--create-disks")),
+        (Found::Nothing, create, Ok(Action::Create)),
         (image(), none, Ok(Action::Use)),
         (full(), none, Err("--overwrite-disks")),
         (full(), overwrite, Ok(Action::Use)),
@@ -100,8 +92,6 @@ fn what_is_found_and_what_is_allowed_decide() {
         (with(Kinship::Same), (true, true), Err("the source's own image")),
         (with(Kinship::Unsure("why".into())), (true, true), Err("source's (why)")),
         (backed, (true, true), Err("backing file")),
-        (tight, none, Err("there is room for 1048575")),
-        (device, none, Ok(Action::Use)),
     ];
     for (found, (create, overwrite), expected) in table {
         let decided = decide(&disk, &found, Allowed { create, overwrite });
@@ -113,6 +103,37 @@ fn what_is_found_and_what_is_allowed_decide() {
             (decided, _) => panic!("{found:?}: {decided:?}"),
         }
     }
+}
+
+/// Linux has no SEEK_DATA for block devices. Nor has it for this file, which any user may read.
+#[test]
+fn an_image_that_does_not_tell_its_holes_is_read() {
+    let file = File::open("/proc/version").unwrap();
+    let told = rustix::fs::seek(&file, SeekFrom::Data(0));
+    assert_eq!(told, Err(Errno::INVAL), "the test needs another file");
+    assert!(!holds_zeros(&file).unwrap());
+}
+
+/// The image there may be smaller than the disk, but not than what the disk takes up.
+#[test]
+fn a_qcow2_image_on_a_block_device_needs_room_in_it() {
+    let on_device = |size: u64| {
+        changed(|found| {
+            let Found::Image { device_bytes, .. } = found else { return };
+            *device_bytes = Some(size);
+        })
+    };
+    let decided = |format: Format, size: u64| {
+        let disk = moving(Path::new("/x"), format, 8 * MIB);
+        let decided = decide(&disk, &on_device(size), Allowed::default());
+        decided.map(drop).map_err(|problem| problem.to_string())
+    };
+    let qcow2 = Format::Qcow2(Qcow2::default());
+    assert_eq!(decided(qcow2.clone(), MIB), Ok(()));
+    let refused = decided(qcow2, MIB - 1).unwrap_err();
+    assert_eq!(refused, "the disk takes up 1048576 bytes, and there is room for 1048575");
+    // Its size was compared.
+    assert_eq!(decided(Format::Raw, MIB - 1), Ok(()));
 }
 
 #[test]
@@ -225,7 +246,9 @@ fn two_disks_never_move_to_one_image() {
     let second = Moving { disk: "d1".to_owned(), ..first.clone() };
     let allowed = Allowed { create: true, overwrite: true };
     let tool = tool();
-    let refused = prepare(&[first, second], &[], Path::new("/"), allowed, &tool).unwrap_err();
+    let promises = Promises::default();
+    let refused = prepare(&[first, second], &[], Path::new("/"), allowed, &tool, &promises);
+    let refused = refused.unwrap_err();
     assert!(refused.to_string().contains("disk `d0` moves there too"), "{refused}");
     assert!(!path.exists());
 }
@@ -234,16 +257,17 @@ fn two_disks_never_move_to_one_image() {
 fn disks_need_room_together() {
     let dir = tempfile::tempdir().unwrap();
     let folder = File::open(dir.path()).unwrap();
-    let room = Promised::default().room_in(&folder).unwrap();
+    let room = rustix::fs::fstatvfs(&folder).map(|all| all.f_bavail * all.f_frsize).unwrap();
     let disk = |name: &str| Moving {
         disk: name.to_owned(),
         allocated_bytes: room / 10 * 6,
         ..moving(&dir.path().join(name), Format::Raw, 8 * MIB)
     };
     let allowed = Allowed { create: true, overwrite: false };
-    let (disks, tool) = ([disk("d0"), disk("d1")], tool());
+    let (disks, tool, promises) = ([disk("d0"), disk("d1")], tool(), Promises::default());
     let prepare = |disks: &[Moving]| {
-        super::prepare(disks, &[], Path::new("/"), allowed, &tool).map_err(|e| e.to_string())
+        super::prepare(disks, &[], Path::new("/"), allowed, &tool, &promises)
+            .map_err(|error| error.to_string())
     };
     for disk in &disks {
         assert!(prepare(std::slice::from_ref(disk)).is_ok());
@@ -256,6 +280,14 @@ fn disks_need_room_together() {
     let refused = prepare(&disks[..]).unwrap_err();
     assert!(refused.contains("disk `d1`"), "{refused}");
     assert!(dir.path().join("d0").exists());
+
+    // Nor are they of one VM only.
+    let [first, second] = &disks;
+    let mut arriving = prepare(std::slice::from_ref(first)).unwrap();
+    let refused = prepare(std::slice::from_ref(second)).unwrap_err();
+    assert!(refused.contains("for other disks that arrive there"), "{refused}");
+    arriving.keep();
+    assert!(prepare(std::slice::from_ref(second)).is_ok(), "that VM is here");
 }
 
 #[test]
@@ -307,7 +339,8 @@ fn nothing_is_done_with_more_rights_than_qemus() {
     let allowed = Allowed { create: true, overwrite: true };
     let prepare = |path: &Path, format: Format| {
         let disk = moving(path, format, 8 * MIB);
-        super::prepare(&[disk], &[], Path::new("/"), allowed, &tool).map_err(|e| e.to_string())
+        super::prepare(&[disk], &[], Path::new("/"), allowed, &tool, &Promises::default())
+            .map_err(|error| error.to_string())
     };
     for format in [Format::Raw, Format::Qcow2(Qcow2::default())] {
         let refused = prepare(&closed.join("new"), format.clone()).unwrap_err();
@@ -380,9 +413,9 @@ fn an_image_is_opened_with_the_rights_of_qemus_user() {
     let user = User { uid: 65534, gid: 65534, groups: vec![65534] };
     let tool = QemuImg::new("qemu-img".into(), Some(&user));
     let disk = moving(&path, Format::Raw, MIB);
+    let promises = Promises::default();
     let prepared =
-        prepare(&[disk], &[], Path::new("/"), Allowed { create: false, overwrite: false }, &tool)
-            .unwrap();
+        prepare(&[disk], &[], Path::new("/"), Allowed::default(), &tool, &promises).unwrap();
     // It may read it, and no more.
     let refused = prepared.images()[0].open().unwrap_err();
     assert!(refused.contains("Permission denied"), "{refused}");

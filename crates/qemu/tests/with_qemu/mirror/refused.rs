@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use qemu::disks::{self, Allowed, QemuImg};
+use qemu::disks::{self, Allowed, Promises, QemuImg};
 use qemu::export::{ExportError, Exports};
 use qemu::mirror::{MirrorError, Mirrors};
 use qemu::shape;
@@ -92,7 +92,8 @@ fn images_are_exported_only_where_they_are_what_was_prepared() {
     let overrides =
         [(source.images.path().display().to_string(), mine.path().display().to_string())];
     let img = QemuImg::new("qemu-img".into(), None);
-    let used = disks::prepare(&moving, &overrides, Path::new("/"), Allowed::default(), &img);
+    let (allowed, promises) = (Allowed::default(), Promises::default());
+    let used = disks::prepare(&moving, &overrides, Path::new("/"), allowed, &img, &promises);
     let error = used.unwrap_err().to_string();
     assert!(error.contains("it is in use: "), "{error}");
     drop(user);
@@ -109,7 +110,9 @@ fn a_disk_is_never_copied_onto_itself() {
     let (moving, cleanup) = disks::moving(&source.disks(), shape.pid, "m1");
     let allowed = Allowed { create: true, overwrite: true };
     let img = QemuImg::new("qemu-img".into(), None);
-    let refused = disks::prepare(&moving, &[], Path::new("/"), allowed, &img).unwrap_err();
+    let promises = Promises::default();
+    let refused = disks::prepare(&moving, &[], Path::new("/"), allowed, &img, &promises);
+    let refused = refused.unwrap_err();
     assert!(refused.to_string().contains("the source's own image"), "{refused}");
     drop(cleanup);
     source.is_unhurt();

@@ -139,10 +139,13 @@ impl Deliveries {
 
     /// Of a stream that is passed through whole, lanes carry nothing.
     fn measure_whole(&mut self, written: Written, window: &mut Window) {
-        let bytes = written.bytes - self.whole.seen_bytes();
-        let per_s = bytes as f64 / window.elapsed.as_secs_f64();
+        let (seen, seconds) = (self.whole.seen(), window.elapsed.as_secs_f64());
+        let per_s = (written.bytes - seen.bytes) as f64 / seconds;
         window.delivered_per_s += per_s;
         window.wire_per_s += per_s;
+        // Its writer waits for the path and its pace, or for QEMU.
+        let writing = written.busy.saturating_sub(seen.busy).as_secs_f64() / seconds;
+        (window.effort.writing, window.effort.waiting) = (writing, 1.0 - writing.min(1.0));
         if let Some(rate) = self.whole.next(window.elapsed, written) {
             self.state.set_bodies_per_s(rate);
         }

@@ -47,7 +47,18 @@ impl Vcpus {
         // One thread may run several vCPUs.
         ids.sort_unstable();
         ids.dedup();
-        Ok(Self::of_threads(machine.process.pid(), &ids))
+        Self::seen(machine.process.pid(), &ids)
+    }
+
+    /// Measures these threads of a process, as QEMU numbers them: in another PID namespace they
+    /// have other numbers here.
+    fn seen(pid: u32, ids: &[u32]) -> Result<Self, QmpError> {
+        let vcpus = Self::of_threads(pid, ids);
+        if vcpus.threads.is_empty() {
+            let why = format!("process {pid} has no such threads: is it in another PID namespace?");
+            return Err(QmpError::Migration(why));
+        }
+        Ok(vcpus)
     }
 
     /// Measures these threads of a process.
@@ -141,6 +152,14 @@ fn mark(threads: &mut [Thread], most: f64, slow: bool) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Otherwise the VM would count as throttled, and no thread of it would be.
+    #[test]
+    fn threads_of_no_such_process_are_not_vcpus() {
+        let pid = std::process::id();
+        assert_eq!(Vcpus::seen(pid, &[pid, u32::MAX]).unwrap().threads.len(), 1);
+        assert!(Vcpus::seen(pid, &[u32::MAX]).is_err());
+    }
 
     #[test]
     fn vcpus_that_idle_beside_a_busy_one_are_left_alone() {

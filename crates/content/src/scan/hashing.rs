@@ -1,0 +1,133 @@
+//! Reads and names pages, on a thread that runs only when its CPU is idle.
+//!
+//! That thread takes no lock of the index. On a busy host it may stop anywhere for seconds, and a
+//! migration's thread that needs the lock would wait as long.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use page::PAGE_BYTES;
+use parking_lot::Mutex;
+
+use super::{Stop, TURN_PAGES, cpu_time, idle};
+use crate::Name;
+use crate::index::Seat;
+
+/// Pages that are read together. They fit a core's cache, so they are hashed from it.
+const READ_PAGES: usize = 32;
+
+/// Pages of a member that are scanned together.
+pub(super) struct Turn {
+    pub(super) seat: Arc<Seat>,
+    pub(super) first: u64,
+    /// At most [`TURN_PAGES`].
+    pub(super) pages: usize,
+    /// What the turn before found. Its memory is used again.
+    pub(super) found: Found,
+}
+
+/// What a turn finds.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) named: Vec<(u64, Name)>,
+    /// Pages that have no content worth a name, or can't be read.
+    pub(super) nothing: Vec<u64>,
+    /// How much CPU time the hashing thread has used since its start.
+    pub(super) cpu: Duration,
+}
+
+/// Buffers for a turn.
+#[derive(Default)]
+pub(super) struct Hashing {
+    bytes: Vec<u8>,
+    pages: Vec<u64>,
+}
+
+impl Hashing {
+    /// Names the pages that are present.
+    pub(super) fn look(&mut self, mut turn: Turn) -> Turn {
+        let Turn { seat, first, pages, found } = &mut turn;
+        found.named.clear();
+        found.nothing.clear();
+        let mut present = [false; TURN_PAGES];
+        let present = &mut present[..*pages];
+        seat.holder.present(*first, present);
+        self.pages.clear();
+        for (page, present) in (*first..).zip(&*present) {
+            let pages = if *present { &mut self.pages } else { &mut found.nothing };
+            pages.push(page);
+        }
+        self.bytes.resize(READ_PAGES * PAGE_BYTES, 0);
+        let mut rest = &self.pages[..];
+        while !rest.is_empty() {
+            let now = &rest[..rest.len().min(READ_PAGES)];
+            let into = &mut self.bytes[..now.len() * PAGE_BYTES];
+            let read = seat.holder.read_many(now, into).min(now.len());
+            for (page, bytes) in now[..read].iter().zip(into.chunks_exact(PAGE_BYTES)) {
+                if page::is_zero(bytes) {
+                    found.nothing.push(*page);
+                } else {
+                    found.named.push((*page, seat.key.name(bytes)));
+                }
+            }
+            rest = &rest[read..];
+            if read < now.len() {
+                // The next page can't be read; those after it may be readable.
+                found.nothing.push(rest[0]);
+                rest = &rest[1..];
+            }
+        }
+        turn
+    }
+}
+
+/// The thread. It ends when this is dropped.
+pub(super) struct Hasher {
+    turns: Option<Sender<Turn>>,
+    looked: Receiver<Turn>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hasher {
+    /// Starts it. If the system refuses to run it only on an idle CPU, `refused` says so.
+    pub(super) fn start(refused: Arc<Mutex<Option<String>>>) -> io::Result<Self> {
+        let (turns, begun) = channel::<Turn>();
+        let (look, looked) = channel();
+        let thread = thread::Builder::new().name("scan-hash".to_owned()).spawn(move || {
+            *refused.lock() = idle::only_when_idle().err().map(|error| {
+                format!(
+                    "the system refuses to run the scanner only when a CPU is idle ({error}): it \
+                     has a nice value of 19, or the agent's"
+                )
+            });
+            let mut hashing = Hashing::default();
+            for turn in begun {
+                let mut turn = hashing.look(turn);
+                turn.found.cpu = cpu_time();
+                if look.send(turn).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { turns: Some(turns), looked, thread: Some(thread) })
+    }
+
+    /// Has a turn looked at, and waits until it is. Fails if the thread has ended, after a fault.
+    pub(super) fn look(&self, turn: Turn) -> Result<Turn, Stop> {
+        let turns = self.turns.as_ref().ok_or(Stop)?;
+        turns.send(turn).map_err(|_| Stop)?;
+        self.looked.recv().map_err(|_| Stop)
+    }
+}
+
+impl Drop for Hasher {
+    fn drop(&mut self) {
+        self.turns = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
