@@ -115,8 +115,8 @@ impl Gangs {
         Ok(GangStarted { id: Some(id.to_owned()), plan })
     }
 
-    /// Notes the host that a gang evacuates, if it evacuates one. It is refused while another gang of
-    /// this agent does.
+    /// Notes the host that a gang evacuates, if it evacuates one. This is refused while another gang
+    /// of this agent evacuates that host.
     fn evacuating(&self, host: Option<&str>) -> Result<Option<Evacuating>, Denied> {
         let Some(host) = host else { return Ok(None) };
         let begun = self.agents.evacuations().begin(host);

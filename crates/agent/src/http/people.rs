@@ -159,7 +159,7 @@ async fn welcome(listener: TcpListener, identity: Arc<Identity>, let_in: mpsc::S
             }
         };
         let from = counted_as(&stream, address);
-        let (stay, gives_way) = oneshot::channel::<()>();
+        let (stay, mut gives_way) = oneshot::channel::<()>();
         // The connection that has to make room is dropped with its handle.
         let Some((admission, _)) = unknown.admit(from, stay) else {
             tracing::warn!(from = %address, "too many connections to the API; turned away");
@@ -170,7 +170,7 @@ async fn welcome(listener: TcpListener, identity: Arc<Identity>, let_in: mpsc::S
         tokio::spawn(async move {
             let known = tokio::select! {
                 known = identify(stream, address, &acceptor) => known,
-                _ = gives_way => {
+                _ = &mut gives_way => {
                     let why = "said nothing, and made room for other connections to the API";
                     tracing::warn!(from = %address, "{why}");
                     None
@@ -181,8 +181,11 @@ async fn welcome(listener: TcpListener, identity: Arc<Identity>, let_in: mpsc::S
             let Some(place) = places.take(&caller.name) else {
                 let who = caller.name;
                 tracing::warn!(who, from = %address, "has too many connections to the API");
-                // It still has the place of one that is not known.
-                let _ = timeout(2 * LINGER_MAX, refuse(stream)).await;
+                // It still has the place of one that is not known, and gives way like those.
+                tokio::select! {
+                    _ = timeout(2 * LINGER_MAX, refuse(stream)) => {}
+                    _ = gives_way => {}
+                }
                 return;
             };
             drop(admission);

@@ -264,6 +264,7 @@ async fn in_time<T>(
 fn status(problem: &Problem) -> StatusCode {
     match problem {
         Problem::Refused(_) => StatusCode::CONFLICT,
+        Problem::NotNow(_) => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_GATEWAY,
     }
 }

@@ -2,8 +2,8 @@
 //! long it may be without a request.
 //!
 //! A request takes as long as the work that it asks for. Everything else has a limit: to send a
-//! request, to take an answer whose length is known, to send nothing. Answers without an end
-//! have limits of their own.
+//! request, to take nothing of an answer whose length is known, to send nothing. Answers without
+//! an end have limits of their own.
 
 use std::io;
 use std::pin::Pin;
@@ -118,7 +118,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
     ) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.stream).poll_write(context, bytes) {
             Poll::Pending => self.poll_idle(context).map(Err),
-            written => written,
+            written => {
+                // A long answer takes its time on a slow link.
+                self.over = None;
+                written
+            }
         }
     }
 
@@ -199,6 +203,16 @@ mod tests {
         assert!(waits(&mut held).await);
         assert!(held.over.as_ref().unwrap().deadline() >= before);
         assert_eq!(held.waits_since, 1);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_taken_slowly_goes_on() {
+        let (mut held, mut client) = held();
+        held.write_all(&[0; 16]).await.unwrap();
+        assert!(waits(&mut held).await && held.over.is_some());
+        assert_eq!(client.read(&mut [0; 16]).await.unwrap(), 16);
+        held.write_all(&[0; 16]).await.unwrap();
+        assert!(held.over.is_none());
     }
 
     #[tokio::test]
