@@ -153,7 +153,11 @@ pub fn log_tail(path: &Path, from: u64) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    let text = text.trim();
+    let mut text = text.trim();
+    if start > from {
+        // A line that is cut may begin within a secret.
+        text = text.split_once('\n').map_or(text, |(_, lines)| lines);
+    }
     (!text.is_empty()).then(|| secrets::hidden_in_text(text))
 }
 
@@ -355,5 +359,8 @@ mod tests {
         fs::write(&log, "qemu: -object secret,id=s,data=hunter2: no\n").unwrap();
         let tail = log_tail(&log, 0).unwrap();
         assert_eq!(tail, "qemu: -object secret,id=s,data=(hidden) no");
+        let long = "7".repeat(5000);
+        fs::write(&log, format!("qemu: -object secret,id=s,data={long}: no\nthe end\n")).unwrap();
+        assert_eq!(log_tail(&log, 0).as_deref(), Some("the end"));
     }
 }

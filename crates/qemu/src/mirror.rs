@@ -220,7 +220,7 @@ impl Mirrors {
     }
 
     /// Throttles the guest's writes to a disk, in any version of QEMU. A lower limit
-    /// is kept.
+    /// is kept, also that of another disk in the same throttle group of their owner.
     ///
     /// # Errors
     /// If there is no mirror of that disk, or QEMU refuses.
