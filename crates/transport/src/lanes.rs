@@ -305,11 +305,11 @@ impl<X> Drop for Lanes<X> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_round_trip_is_that_of_the_longest_path() {
-        let path = |port: u16| Endpoint { local: None, remote: ([127, 0, 0, 1], port).into() };
+    /// A lane to each of these ports.
+    fn lanes(ports: &[u16]) -> Lanes {
+        let path = |port: &u16| Endpoint { local: None, remote: ([127, 0, 0, 1], *port).into() };
         let plan = LanesPlan {
-            endpoints: [1, 2, 1, 2].map(path).to_vec(),
+            endpoints: ports.iter().map(path).collect(),
             peer: String::new(),
             security: Security::Plaintext,
             token: Token([1; 16]),
@@ -317,7 +317,12 @@ mod tests {
             stale_filter: None,
             deltas: None,
         };
-        let lanes = Lanes::<Infallible>::new(plan, None);
+        Lanes::new(plan, None)
+    }
+
+    #[test]
+    fn the_round_trip_is_that_of_the_longest_path() {
+        let lanes = lanes(&[1, 2, 1, 2]);
         let ms = Duration::from_millis;
         assert_eq!(lanes.round_trip(), Duration::ZERO);
         for (lane, noted_ms, expected_ms) in [
@@ -336,17 +341,7 @@ mod tests {
 
     #[test]
     fn a_lane_without_a_connection_has_no_window() {
-        let endpoint = Endpoint { local: None, remote: ([127, 0, 0, 1], 1).into() };
-        let plan = LanesPlan {
-            endpoints: vec![endpoint],
-            peer: String::new(),
-            security: Security::Plaintext,
-            token: Token([1; 16]),
-            encoding: Encoding::Raw,
-            stale_filter: None,
-            deltas: None,
-        };
-        let lanes = Lanes::<Infallible>::new(plan, None);
+        let lanes = lanes(&[1]);
         let at_first = lanes.useful_bytes(false);
         lanes.shared.meters[0].window_bytes.store(1 << 30, Relaxed);
         assert!(lanes.useful_bytes(false) > at_first);
