@@ -151,8 +151,8 @@ impl<'s, 'm> Talk<'s, 'm> {
     fn hear(&mut self, port: &mut impl Port) {
         while self.check.is_none() && self.out.has_room() {
             let Some(byte) = port.receive() else { return };
+            self.is_met = true;
             if let Some(line) = self.line.push(byte) {
-                self.is_met = true;
                 self.answer(line);
             }
         }
@@ -305,10 +305,13 @@ mod tests {
             run(&mut talk, &mut lab, 1000..1051);
             let expected: String = (1..10).map(|tick| format!(".{tick:x}\n")).collect();
             assert_eq!(lab.heard, format!("boot ab\n{expected}boot ab\n=a 9 0 0 0\n.b\n"));
-            lab.told.extend(b"\nq1 hello\n");
+            lab.told.extend(b"\n");
             lab.heard.clear();
             run(&mut talk, &mut lab, 1051..1200);
-            assert_eq!(lab.answers(), ["q1 ok boot ab"], "and no greeting any more");
+            assert_eq!(lab.answers(), [""; 0], "no greeting any more");
+            lab.told.extend(b"\nq1 hello\n");
+            run(&mut talk, &mut lab, 1200..1300);
+            assert_eq!(lab.answers(), ["q1 ok boot ab"]);
         });
     }
 

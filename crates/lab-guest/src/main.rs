@@ -4,9 +4,10 @@
 //! Lines from the guest: `.HEX` every 5 ms or as ordered, a heartbeat with its number; `=HEX
 //! WRITTEN DISK ANSWERS TOUCHED` every tenth time, with the pages written so far in memory, the
 //! pages written to the disk or the file, the answers received, and the pages of cached files read
-//! and written; `boot ID ORDERS` at the start and on request; `ID ok ...` or `ID error ...` for
-//! each line `ID COMMAND` that it receives. Heartbeats are judged by their arrival: the guest's own
-//! clocks stand still while QEMU has stopped it, so no clock in the guest sees a downtime.
+//! and written; `boot ID ORDERS` until the lab has sent a line, and on request; `ID ok ...` or `ID
+//! error ...` for each line `ID COMMAND` that it receives. Heartbeats are judged by their arrival:
+//! the guest's own clocks stand still while QEMU has stopped it, so no clock in the guest sees a
+//! downtime.
 
 mod answers;
 mod helper;
@@ -53,6 +54,9 @@ struct Guest {
     boot_id: String,
     orders: Orders,
     port: Mutex<File>,
+    /// Whether the lab has sent a line. Until then it may have missed the greeting: on a busy machine
+    /// the guest may have booted before the lab listens.
+    is_met: AtomicBool,
     began: Instant,
     fixed: [Area<'static>; 5],
     writer: Mutex<Writer<'static>>,
@@ -148,6 +152,7 @@ fn run() -> std::io::Result<()> {
     thread::Builder::new().name("tick".to_owned()).spawn(move || threads::tick(&ticking))?;
     for line in questions.lines() {
         let line = line?;
+        guest.is_met.store(true, Ordering::Relaxed);
         if line.is_empty() {
             continue;
         }
@@ -217,6 +222,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         boot_id,
         orders,
         port: Mutex::new(port),
+        is_met: AtomicBool::new(false),
         began,
         fixed,
         writer: Mutex::new(writer),

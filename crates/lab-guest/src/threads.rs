@@ -42,6 +42,9 @@ pub(crate) fn tick(guest: &Guest) {
         guest.worst_tick_us.fetch_max(gap_us, Ordering::Relaxed);
         let ticks = guest.ticks.fetch_add(1, Ordering::Relaxed) + 1;
         if ticks.is_multiple_of(COUNT_EVERY_TICKS) {
+            if !guest.is_met.load(Ordering::Relaxed) {
+                guest.say(&guest.greeting());
+            }
             let written = guest.written.load(Ordering::Relaxed);
             let disk_written = guest.disk.written() + guest.file.written();
             let answers = guest.answers.load(Ordering::Relaxed);

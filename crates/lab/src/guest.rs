@@ -217,7 +217,7 @@ impl Guest {
             return Ok(());
         }
         let what = format!("the guest {}", self.spec.name);
-        Err(LabError::Silent { what, waited: timeout, detail: String::new() })
+        Err(LabError::Silent { what, waited: timeout, detail: self.heard.places() })
     }
 
     /// Waits until it has booted `boots` times in all.

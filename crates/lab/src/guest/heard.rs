@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::connect;
@@ -47,7 +47,7 @@ struct State {
     boot_id: Option<String>,
     answers: HashMap<String, String>,
     questions: u64,
-    /// Sockets that were listened on.
+    /// Sockets that were connected to.
     sockets: u32,
     /// The newest of them with a beat.
     newest: u32,
@@ -107,39 +107,49 @@ fn question(id: &str, command: &str) -> String {
     format!("\n{id} {command}\n")
 }
 
+/// Hears what a guest says on a socket until that ends. Returns whether it said anything.
+fn heard_at(heard: &Weak<Heard>, port: &UnixStream) -> bool {
+    let Some(socket) = heard.upgrade().map(|heard| heard.next_socket()) else { return true };
+    let Ok(stream) = port.try_clone() else { return true };
+    let (mut reader, mut line, mut spoke) = (BufReader::new(stream), String::new(), false);
+    while reader.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+        spoke = true;
+        // A guest that moved in the middle of a line ends it on the other host.
+        let Some(whole) = line.strip_suffix('\n') else { break };
+        let Some(heard) = heard.upgrade() else { break };
+        heard.hear(whole.trim_end_matches('\r'), port, socket);
+        line.clear();
+    }
+    spoke
+}
+
 impl Heard {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens on a socket as soon as it exists, on a thread of its own.
+    /// Listens on a socket as soon as it exists, on a thread of its own, until the guest has spoken
+    /// there and no longer does.
     pub(super) fn listen(self: &Arc<Self>, path: PathBuf, until: Instant) -> Result<()> {
-        let socket = {
-            let mut state = self.lock();
-            state.sockets += 1;
-            state.sockets
-        };
         let heard = Arc::downgrade(self);
         let listen = move || {
             come_first();
             let over = || heard.strong_count() == 0;
-            let Some(stream) = connect(&path, until, over) else { return };
-            let Ok(port) = stream.try_clone() else { return };
-            let mut reader = BufReader::new(stream);
-            let mut line = String::new();
-            while reader.read_line(&mut line).is_ok() {
-                // A guest that moved in the middle of a line ends it on the other host.
-                let Some(whole) = line.strip_suffix('\n') else { return };
-                let Some(heard) = heard.upgrade() else { return };
-                heard.hear(whole.trim_end_matches('\r'), &port, socket);
-                line.clear();
-            }
+            // The QEMU of a move that was cancelled may still accept, and ends without a word; the
+            // next one has the same path.
+            while connect(&path, until, over).is_some_and(|port| !heard_at(&heard, &port)) {}
         };
         std::thread::Builder::new()
             .name("guest-heard".to_owned())
             .spawn(listen)
             .doing("start a thread")?;
         Ok(())
+    }
+
+    fn next_socket(&self) -> u32 {
+        let mut state = self.lock();
+        state.sockets += 1;
+        state.sockets
     }
 
     fn hear(&self, line: &str, port: &UnixStream, socket: u32) {
@@ -166,6 +176,9 @@ impl Heard {
                 state.port = Some((socket, port));
             }
         } else if let Some(rest) = line.strip_prefix("boot ") {
+            // The guest repeats its greeting until it is sent a line. If the socket is gone, it is
+            // answered on the next one.
+            let _gone = (&*port).write_all(b"\n");
             let id = rest.split(' ').next().map(str::to_owned);
             if id != state.boot_id {
                 state.boot_id = id;
@@ -181,6 +194,12 @@ impl Heard {
 
     pub(super) fn pulse(&self) -> Pulse {
         self.lock().pulse
+    }
+
+    /// Where it was listened to, for error messages.
+    pub(super) fn places(&self) -> String {
+        let state = self.lock();
+        format!("; last heard at the {}. of {} sockets", state.newest, state.sockets)
     }
 
     pub(super) fn forget_gap(&self) {
@@ -279,6 +298,7 @@ fn counts(text: &str) -> Option<Written> {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -305,6 +325,31 @@ mod tests {
         assert_eq!((heard.pulse().twice, heard.pulse().behind), (1, 1));
         heard.hear("boot def lab.seed=1", &port, 1);
         assert_eq!(heard.pulse().boots, 2);
+    }
+
+    #[test]
+    fn a_greeting_is_answered() {
+        let heard = Heard::default();
+        let (port, mut guest) = UnixStream::pair().unwrap();
+        heard.hear("boot abc", &port, 1);
+        let mut said = [0];
+        guest.read_exact(&mut said).unwrap();
+        assert_eq!(said, *b"\n");
+    }
+
+    /// As the QEMU of a move that was cancelled, and the next one at the same path.
+    #[test]
+    fn a_socket_that_ends_without_a_word_is_connected_to_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("talk");
+        let heard = Arc::<Heard>::default();
+        heard.listen(path.clone(), Instant::now() + Duration::from_secs(60)).unwrap();
+        drop(UnixListener::bind(&path).unwrap().accept().unwrap());
+        std::fs::remove_file(&path).unwrap();
+        let (mut qemu, _) = UnixListener::bind(&path).unwrap().accept().unwrap();
+        qemu.write_all(b".1 1 2 3 4\n").unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        assert!(heard.wait(until, |state| state.numbers.contains(&1)));
     }
 
     /// Answers the next question.
