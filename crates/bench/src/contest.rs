@@ -11,7 +11,7 @@ use super::result::{Outcome, Run};
 use super::scenario::{FOOTPRINT, Scenario};
 use super::served::Serving;
 use super::slowed::{Slowed, Undisturbed};
-use super::{goals, plain_tcp, table, warm};
+use super::{goals, plain_tcp, stolen, table, warm};
 use crate::contender::{Contender, Ground};
 use crate::image::Image;
 use lab::error::{FileContext, LabError, Result};
@@ -58,6 +58,7 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
         }
     }
     println!("\n{}", table::markdown(&outcome));
+    stolen::warn(&outcome);
     if scenario.served {
         println!("{}\n", goals::served(&outcome));
     }
@@ -111,7 +112,7 @@ pub(super) fn told(run: &Run) -> String {
     match &run.error {
         Some(error) => format!("failed: {error}"),
         None => format!(
-            "{:6.2} s, blackout {:4.0} ms (seen {:4.0}), {:7.1} MB, CPU {:5.2} s, work {:.2}{}{}, {}",
+            "{:6.2} s, blackout {:4.0} ms (seen {:4.0}), {:7.1} MB, CPU {:5.2} s, work {:.2}{}{}{}, {}",
             run.total_s,
             run.downtime_ms,
             run.guest_gap_ms,
@@ -120,6 +121,7 @@ pub(super) fn told(run: &Run) -> String {
             run.guest_work,
             run.disk_work.map_or_else(String::new, |work| format!(" (disk {work:.2})")),
             slowed_told(run),
+            stolen::told(run),
             match (run.intact, run.disk_intact) {
                 (true, None | Some(true)) => "intact",
                 (true, Some(false)) => "DISK WRONG",
@@ -220,6 +222,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     let felt = guest.felt(moved.began, moved.ran);
     let orders = &scenario.guest.orders;
     let disk_work = work(orders.disk_rate, felt.disk_pages_per_s);
+    let spent = cpu.since(moved.began);
     let run = Run {
         ok: true,
         intact: false,
@@ -228,7 +231,8 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
         downtime_ms: moved.downtime.as_secs_f64() * 1e3,
         guest_gap_ms: felt.gap.as_secs_f64() * 1e3,
         wire_bytes: (hosts.traffic()? - traffic).bytes,
-        cpu_s: cpu.since(moved.began),
+        cpu_s: spent.processes_s,
+        stolen_s: spent.stolen_s,
         guest_work: work(orders.rate, felt.pages_per_s),
         disk_work: scenario.disk.map(|_| disk_work),
         agents_peak_bytes: contender.agents_peak_bytes().filter(|_| scenario.name == FOOTPRINT),

@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::machine::CpuTime;
 use lab::error::{FileContext, Result, SystemContext};
 use lab::hosts::Host;
 
@@ -21,7 +22,21 @@ const LOOK_ONCE_IN: usize = 4;
 /// Time until a new thread has its name.
 const NAMED_WITHIN: Duration = Duration::from_secs(1);
 
-type Samples = HashMap<u32, Process>;
+/// What was read so far.
+#[derive(Default)]
+struct Samples {
+    processes: HashMap<u32, Process>,
+    /// The machine's stolen seconds.
+    stolen: Vec<(Instant, f64)>,
+}
+
+/// Seconds spent on a migration.
+pub(super) struct Spent {
+    /// By processes.
+    pub(super) processes_s: f64,
+    /// By the hypervisor, on something else.
+    pub(super) stolen_s: f64,
+}
 
 /// Figures of a process.
 #[derive(Default)]
@@ -78,7 +93,7 @@ impl CpuMeter {
         let networks: Vec<u64> = hosts.iter().map(|host| network(host)).collect::<Result<_>>()?;
         let (stop, stopped) = mpsc::channel();
         let watch = move || {
-            let mut samples = Samples::new();
+            let mut samples = Samples::default();
             let mut here = Vec::new();
             for reading in 0.. {
                 if usize::is_multiple_of(reading, LOOK_ONCE_IN) {
@@ -97,13 +112,17 @@ impl CpuMeter {
         Ok(Self { stop, thread: thread.doing("start a thread")? })
     }
 
-    /// Seconds spent since `from`, until now.
+    /// What was spent since `from`, until now.
     #[must_use]
-    pub(super) fn since(self, from: Instant) -> f64 {
+    pub(super) fn since(self, from: Instant) -> Spent {
         // The thread ends at this message, or when the sender is dropped.
         let _ = self.stop.send(());
         let samples = self.thread.join().unwrap_or_default();
-        samples.values().map(|process| spent(&process.samples, from)).sum()
+        let processes = samples.processes.values();
+        Spent {
+            processes_s: processes.map(|process| spent(&process.samples, from)).sum(),
+            stolen_s: spent(&samples.stolen, from),
+        }
     }
 }
 
@@ -126,7 +145,10 @@ fn processes(networks: &[u64]) -> Vec<u32> {
 fn read(processes: &[u32], samples: &mut Samples) {
     let now = Instant::now();
     for pid in processes {
-        samples.entry(*pid).or_default().read(*pid, now);
+        samples.processes.entry(*pid).or_default().read(*pid, now);
+    }
+    if let Ok(machine) = CpuTime::now() {
+        samples.stolen.push((now, machine.stolen_s));
     }
 }
 

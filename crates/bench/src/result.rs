@@ -31,6 +31,9 @@ pub struct Run {
     pub wire_bytes: u64,
     /// CPU time spent on the migration on both hosts.
     pub cpu_s: f64,
+    /// CPU time that the hypervisor took from this machine meanwhile.
+    #[serde(default)]
+    pub stolen_s: f64,
     /// Share of its full rate that the guest kept while it moved.
     pub guest_work: f64,
     /// The same for its writes to its disk, if there are any.
@@ -94,13 +97,14 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures for which medians and ratios are computed.
-pub const FIGURES: [Figure; 47] = [
+pub const FIGURES: [Figure; 48] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
     ("guest_gap_ms", |run| Some(run.guest_gap_ms)),
     ("wire_bytes", |run| Some(run.wire_bytes as f64)),
     ("cpu_s", |run| Some(run.cpu_s)),
+    ("stolen_s", |run| Some(run.stolen_s)),
     ("guest_work", |run| Some(run.guest_work)),
     ("disk_work", |run| run.disk_work),
     ("neighbour_kept", |run| run.neighbour_kept),

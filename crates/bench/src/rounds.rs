@@ -3,8 +3,8 @@
 
 use super::contest::{add, failed, path, save, save_at, told, whole};
 use super::goals::Goal;
-use super::paired;
 use super::result::{Outcome, Run};
+use super::{paired, stolen};
 use lab::error::Result;
 
 /// Number of rounds, contenders, and the name under which results are kept.
@@ -60,6 +60,7 @@ impl Rounds<'_> {
     /// Prints the comparison and the goals, and writes the results.
     pub(super) fn conclude(&self, outcome: &Outcome) -> Result<()> {
         println!("{}", paired::markdown(outcome));
+        stolen::warn(outcome);
         for goal in &outcome.goals {
             println!("{goal}");
         }

@@ -1,6 +1,5 @@
 //! One run: one contender moves one guest, whose disk is on a storage host.
 
-use std::fs;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,9 +12,10 @@ use super::scenarios::{CacheScenario, Contestant, Links};
 use crate::contender::{Ground, Moved};
 use crate::contest::save;
 use crate::cpu::{self, CpuMeter};
+use crate::machine::CpuTime;
 use crate::result::Run;
 use crate::warm;
-use lab::error::{LabError, Result, SystemContext};
+use lab::error::{LabError, Result};
 use lab::guest::Guest;
 use lab::hosts::{Hosts, Storage};
 use lab::setup::{self, Kit};
@@ -70,13 +70,13 @@ pub(super) fn run(
     let alone = Instant::now();
     thread::sleep(BEFORE);
     let (network, san) = (hosts.traffic()?, storage.crossed_at_b()?);
-    let (began, busy) = (Instant::now(), busy_s()?);
+    let (began, busy) = (Instant::now(), CpuTime::now()?.busy_s);
     let moved = move_it(scenario, links, &ground, &storage, contestant, &guest);
     if let Some(report) = contestant.contender.report() {
         save(&format!("{label}-{}-report", contestant.name()), report)?;
     }
     let moved = moved?;
-    let cores_busy = (busy_s()? - busy) / began.elapsed().as_secs_f64();
+    let cores_busy = (CpuTime::now()?.busy_s - busy) / began.elapsed().as_secs_f64();
     let cache = CacheFigures {
         san_bytes: storage.crossed_at_b()?.saturating_sub(san),
         restorable_bytes,
@@ -84,6 +84,7 @@ pub(super) fn run(
         ..reported(contestant)
     };
     guest.wait_beat(HEARD_MAX)?;
+    let spent = cpu.since(moved.began);
     let run = Run {
         ok: true,
         total_s: (moved.ran - moved.began).as_secs_f64(),
@@ -91,7 +92,8 @@ pub(super) fn run(
         downtime_ms: moved.downtime.as_secs_f64() * 1e3,
         guest_gap_ms: guest.felt(moved.began, moved.ran).gap.as_secs_f64() * 1e3,
         wire_bytes: (hosts.traffic()? - network).bytes,
-        cpu_s: cpu.since(moved.began),
+        cpu_s: spent.processes_s,
+        stolen_s: spent.stolen_s,
         cache: Some(cache),
         ..Run::default()
     };
@@ -167,26 +169,6 @@ fn restorable(guest: &Guest) -> Result<u64> {
     }
 }
 
-/// Core seconds spent on this machine, by everything that runs on it.
-fn busy_s() -> Result<f64> {
-    let text = fs::read_to_string("/proc/stat").doing("read what CPUs did")?;
-    let ticks_per_s = rustix::param::clock_ticks_per_second() as f64;
-    busy_ticks(&text)
-        .map(|ticks| ticks as f64 / ticks_per_s)
-        .ok_or(LabError::Text { what: "what CPUs did", text })
-}
-
-/// All CPU time except idle, I/O wait and steal.
-fn busy_ticks(stat: &str) -> Option<u64> {
-    let line = stat.lines().next()?.strip_prefix("cpu ")?;
-    let numbers = line.split_whitespace().map(str::parse);
-    let numbers: Vec<u64> = numbers.collect::<std::result::Result<_, _>>().ok()?;
-    let [user, nice, system, _idle, _wait, interrupts, soft, ..] = numbers[..] else {
-        return None;
-    };
-    Some(user + nice + system + interrupts + soft)
-}
-
 /// The report's figures of storage.
 fn reported(contestant: &Contestant) -> CacheFigures {
     let Some(report) = contestant.contender.report() else { return CacheFigures::default() };
@@ -242,17 +224,4 @@ fn check(mut run: Run, scenario: &CacheScenario, guest: &Guest) -> Result<Run> {
         (figures.file_pages, figures.file_pages_wrong) = (cached.pages, cached.wrong);
     }
     Ok(run)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn idle_time_is_not_busy() {
-        let text = "cpu  10 20 30 400 50 6 7 8 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n";
-        assert_eq!(busy_ticks(text), Some(10 + 20 + 30 + 6 + 7));
-        assert_eq!(busy_ticks("intr 3"), None);
-        assert!(busy_s().unwrap() > 0.0);
-    }
 }

@@ -64,7 +64,7 @@ pub(super) fn run(
     save_reports(label, contender)?;
     let moved = moved?;
     let core = Crossed { from_sources: core.from_sources.saturating_sub(beside), ..core };
-    let cpu_s = cpu.since(moved.began);
+    let spent = cpu.since(moved.began);
     let to = moved.ran() + AFTER;
     std::thread::sleep((to + AFTER).saturating_duration_since(Instant::now()));
     let reports = contender.reports();
@@ -83,7 +83,8 @@ pub(super) fn run(
         total_s: (moved.ran() - moved.began).as_secs_f64(),
         prepare_s: moved.prepare.as_secs_f64(),
         wire_bytes: edges.sent(),
-        cpu_s,
+        cpu_s: spent.processes_s,
+        stolen_s: spent.stolen_s,
         ..Run::default()
     };
     let run = judge(run, figures, &members, &guests, &moved)?;
