@@ -33,6 +33,7 @@ mod socket;
 mod state;
 mod user;
 mod vm;
+mod watched;
 mod webhook;
 
 pub use carry::DoorsError;

@@ -1,14 +1,16 @@
-//! The other hosts, from the peers file, which is reread when it changes and on SIGHUP.
+//! The other hosts, from the peers file, which is reread when it changes, on SIGHUP, and again and
+//! again while it can't be used.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::{self, ConfigError, PeerEntry};
+use crate::watched::Watched;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
@@ -61,44 +63,26 @@ pub(crate) async fn follow(file: PeersFile, peers: Peers, others: Box<dyn Told>,
             _ = turns.tick() => false,
             _ = hup.recv() => true,
         };
-        if watched.look(changed(), is_told) {
-            match file.apply(&peers, &*others) {
-                Ok(Change { came, left }) if came.is_empty() && left.is_empty() => {
+        if !watched.look(changed(), is_told) {
+            continue;
+        }
+        match file.apply(&peers, &*others) {
+            Ok(Change { came, left }) => {
+                watched.accept();
+                if came.is_empty() && left.is_empty() {
                     tracing::info!("the peers file was read again");
-                }
-                Ok(Change { came, left }) => {
+                } else {
                     tracing::info!(?came, ?left, "the peers file was read again");
                 }
-                Err(error) => {
-                    tracing::error!(%error, "the peers file was not applied, the one before is used");
-                }
             }
+            Err(error) if watched.refuse(&error.to_string()) => {
+                tracing::error!(
+                    %error,
+                    "the peers file was not applied, the one before is used; it is tried again"
+                );
+            }
+            Err(_) => {}
         }
-    }
-}
-
-/// The modification times of the file.
-struct Watched {
-    used: Option<SystemTime>,
-    /// At the last check, when the file may have been half written.
-    seen: Option<SystemTime>,
-}
-
-impl Watched {
-    fn new(now: Option<SystemTime>) -> Self {
-        Self { used: now, seen: now }
-    }
-
-    /// Whether the file is to be read.
-    fn look(&mut self, now: Option<SystemTime>, is_told: bool) -> bool {
-        let is_whole = now == self.seen;
-        self.seen = now;
-        // A file that does not exist is about to be replaced.
-        let is_read = is_told || (now.is_some() && now != self.used && is_whole);
-        if is_read {
-            self.used = now;
-        }
-        is_read
     }
 }
 
@@ -184,26 +168,5 @@ mod tests {
         assert!(file.apply(&peers, &heard).is_err());
         assert_eq!(names(), ["c", "d"]);
         assert!(peers.named("b").is_none() && peers.named("d").is_some());
-    }
-
-    #[test]
-    fn a_file_is_read_once_it_is_whole_or_when_told() {
-        let at = |s| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(s));
-        let mut watched = Watched::new(at(1));
-        let looks = [
-            (at(1), false, false),
-            (at(2), false, false),
-            (at(3), false, false),
-            (at(3), false, true),
-            (at(3), false, false),
-            (at(3), true, true),
-            (None, false, false),
-            (None, false, false),
-            (at(4), true, true),
-            (at(4), false, false),
-        ];
-        for (nth, (now, is_told, expected)) in looks.into_iter().enumerate() {
-            assert_eq!(watched.look(now, is_told), expected, "{nth}");
-        }
     }
 }

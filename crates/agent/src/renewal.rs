@@ -10,9 +10,13 @@ use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::events::Events;
+use crate::watched::Watched;
 
 /// The interval between checks; renewals take days, and copying several files takes less than this.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// When the files were last written.
+type Times = [Option<SystemTime>; 3];
 
 /// Watches the files until the agent ends.
 ///
@@ -33,66 +37,30 @@ pub(crate) async fn follow(
             _ = told.recv() => true,
         };
         if watched.look(files.changed(), is_told) {
-            watched.reload(&identity, &files, &events);
+            reload(&mut watched, &identity, &files, &events);
         }
         expiry.look(&identity, &events, SystemTime::now());
     }
 }
 
-/// When the files were last written.
-type Times = [Option<SystemTime>; 3];
-
-/// The files that were read last.
-struct Watched {
-    used: Times,
-    /// At the last check, when the files may have been half copied.
-    seen: Times,
-    /// Why they can't be used. The cause may pass without a change of the files: a key that every
-    /// user could read only gets another mode.
-    refused: Option<String>,
-}
-
-impl Watched {
-    fn new(now: Times) -> Self {
-        Self { used: now, seen: now, refused: None }
-    }
-
-    /// Whether the files are to be read.
-    fn look(&mut self, now: Times, is_told: bool) -> bool {
-        let is_whole = now == self.seen;
-        self.seen = now;
-        let is_read = is_told || (is_whole && (now != self.used || self.refused.is_some()));
-        if is_read {
-            self.used = now;
-        }
-        if is_told {
-            // The caller is told of it once more.
-            self.refused = None;
-        }
-        is_read
-    }
-
-    fn reload(&mut self, identity: &Identity, files: &Files, events: &Events) {
-        let before = self.refused.take();
-        match identity.reload(files) {
-            Ok(()) => {
-                tracing::info!("the certificate was read again: {}", identity.validity());
-                let until_unix_s = identity.validity().not_after_s;
-                events.tell(Happening::CertificateRenewed { until_unix_s });
-                if let Some(warning) = identity.warning(SystemTime::now()) {
-                    tracing::warn!("{warning}");
-                }
+fn reload(watched: &mut Watched<Times>, identity: &Identity, files: &Files, events: &Events) {
+    match identity.reload(files) {
+        Ok(()) => {
+            watched.accept();
+            tracing::info!("the certificate was read again: {}", identity.validity());
+            let until_unix_s = identity.validity().not_after_s;
+            events.tell(Happening::CertificateRenewed { until_unix_s });
+            if let Some(warning) = identity.warning(SystemTime::now()) {
+                tracing::warn!("{warning}");
             }
-            Err(error) => {
-                let why = error.to_string();
-                if before.as_ref() != Some(&why) {
-                    tracing::error!(
-                        error = why,
-                        "the certificate was not replaced, the one before is used; it is tried \
-                         again"
-                    );
-                }
-                self.refused = Some(why);
+        }
+        Err(error) => {
+            let why = error.to_string();
+            if watched.refuse(&why) {
+                tracing::error!(
+                    error = why,
+                    "the certificate was not replaced, the one before is used; it is tried again"
+                );
             }
         }
     }
@@ -154,7 +122,7 @@ mod tests {
         // One that also expires soon, then one that does not.
         for (days, told) in [(2, 3), (800, 4)] {
             issue(days, true);
-            Watched::new(files.changed()).reload(&identity, &files, &events);
+            reload(&mut Watched::new(files.changed()), &identity, &files, &events);
             look();
             assert_eq!(events.told().len(), told);
         }
@@ -180,16 +148,16 @@ mod tests {
         let (now, mut watched) = (files.changed(), Watched::new([None; 3]));
         assert!(!watched.look(now, false), "they may be half copied");
         mode(0o644);
+        let refused = identity.reload(&files).unwrap_err().to_string();
+        assert!(refused.contains("chmod 600"), "{refused}");
         for _ in 0..2 {
             assert!(watched.look(now, false));
-            watched.reload(&identity, &files, &events);
-            let refused = watched.refused.as_deref().unwrap();
-            assert!(refused.contains("chmod 600"), "{refused}");
+            reload(&mut watched, &identity, &files, &events);
         }
         assert!(events.told().is_empty());
         mode(0o600);
         assert!(watched.look(now, false));
-        watched.reload(&identity, &files, &events);
+        reload(&mut watched, &identity, &files, &events);
         assert!(matches!(events.told()[..], [Happening::CertificateRenewed { .. }]));
         assert!(!watched.look(now, false) && watched.look(now, true));
     }
