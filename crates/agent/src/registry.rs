@@ -300,6 +300,14 @@ impl Registry {
         self.claim(name, Busy::Arriving(id.to_owned()))
     }
 
+    /// The VM that arrives with this migration.
+    pub(crate) fn arriving_with(&self, id: &str) -> Option<String> {
+        let slots = self.slots.lock();
+        let mut names = slots.iter();
+        let is_its = |slot: &Slot| matches!(&slot.busy, Busy::Arriving(its) if its == id);
+        names.find(|(_, slot)| is_its(slot)).map(|(name, _)| name.clone())
+    }
+
     /// Waits until no VM is arriving; false after `timeout`.
     pub(crate) fn wait_none_arriving(&self, timeout: Duration) -> bool {
         let mut slots = self.slots.lock();

@@ -123,7 +123,14 @@ impl Migrations {
         match self.reports.read(id) {
             Ok(Some(report)) => Ok(Arc::new(report)),
             Ok(None) => {
-                let text = format!("there is no migration `{id}` here");
+                let text = self.registry.arriving_with(id).map_or_else(
+                    || format!("there is no migration `{id}` here"),
+                    |vm| {
+                        format!(
+                            "migration {id} brings {vm} here: ask the host that {vm} comes from"
+                        )
+                    },
+                );
                 Err(Denied::Coded(ErrorCode::NoSuchMigration, text))
             }
             Err(error) => Err(Denied::Local(format!("the report of {id}: {error}"))),

@@ -112,6 +112,27 @@ fn follow(migrations: &Migrations, id: &str) -> Progress {
 }
 
 #[test]
+fn a_migration_that_arrives_is_commanded_where_it_begins() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    let claim = site.registry.expect("web2", "deadbeef").unwrap();
+    let wait = Duration::from_secs(1);
+    let change = serde_json::from_str(r#"{ "priority": "high" }"#).unwrap();
+    for error in [
+        migrations.cancel("deadbeef").unwrap_err(),
+        migrations.set("deadbeef", change).unwrap_err(),
+        migrations.wait("deadbeef", 0, wait).unwrap_err(),
+        migrations.report("deadbeef").unwrap_err(),
+    ] {
+        let error = error.to_string();
+        assert!(error.contains("brings web2 here: ask the host that web2 comes from"), "{error}");
+    }
+    drop(claim);
+    let error = migrations.cancel("deadbeef").unwrap_err().to_string();
+    assert!(error.contains("no migration `deadbeef` here"), "{error}");
+}
+
+#[test]
 fn what_cannot_be_moved_is_refused_with_the_reason() {
     let site = Site::new();
     let migrations = site.migrations(never());
