@@ -7,12 +7,12 @@ use std::io::IsTerminal;
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::bar::{DRAWS_PER_S, permille};
+use super::bar::{DRAWS_PER_S, pause_s, permille};
 use super::follow::Shown;
 use super::migration::{advance, phase};
 use crate::output::{Stayed, amount, eprint_line};
 
-/// Seconds between two lines of the gang, without a terminal.
+/// Shortest time between two lines of the gang, without a terminal, in seconds.
 const LINE_EVERY_S: f64 = 5.0;
 
 /// Draws progress to standard error.
@@ -118,7 +118,7 @@ impl Shown for Display {
                 gang.set_position(permille(percent(progress)));
             }
             Way::Lines { gang_at_s, .. } => {
-                if progress.elapsed_s >= *gang_at_s + LINE_EVERY_S {
+                if progress.elapsed_s >= *gang_at_s + pause_s(*gang_at_s, LINE_EVERY_S) {
                     *gang_at_s = progress.elapsed_s;
                     eprint_line(format_args!(
                         "{:>8}  {}",

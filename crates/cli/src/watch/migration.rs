@@ -1,16 +1,16 @@
 //! A migration's progress: on a terminal, two lines that are redrawn; elsewhere, a line at
-//! each phase and each second.
+//! each phase, and each second at first.
 
 use std::io::IsTerminal;
 
 use api::{Limit, Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::bar::{DRAWS_PER_S, permille};
+use super::bar::{DRAWS_PER_S, pause_s, permille};
 use super::follow::Shown;
 use crate::output::{amount, eprint_line, phase_name};
 
-/// Seconds between two lines of one phase, without a terminal.
+/// Shortest time between two lines of one phase, without a terminal, in seconds.
 const LINE_EVERY_S: f64 = 1.0;
 
 /// Draws progress to standard error.
@@ -79,7 +79,7 @@ impl Shown for Display {
             }
             Self::Lines { last } => {
                 let due = last.is_none_or(|(phase, at)| {
-                    phase != progress.phase || progress.elapsed_s >= at + LINE_EVERY_S
+                    phase != progress.phase || progress.elapsed_s >= at + pause_s(at, LINE_EVERY_S)
                 });
                 if due {
                     *last = Some((progress.phase, progress.elapsed_s));
