@@ -86,6 +86,31 @@ fn files_for_managers_name_this_version() {
     }
 }
 
+/// Evaluates the file as needrestart does, and prints what it then chooses for each unit.
+const NEEDRESTART: &str = r#"
+    use strict; use warnings;
+    our %nrconf = (override_rc => { qr(^dbus) => 0 });
+    my $file = shift;
+    eval do { local (@ARGV, $/) = $file; <> };
+    die $@ if $@;
+    for my $unit (@ARGV) {
+        my ($rule) = grep { $unit =~ /$_/ } keys %{$nrconf{override_rc}};
+        print "$unit ", $rule ? $nrconf{override_rc}{$rule} : "default", "\n";
+    }
+"#;
+
+#[test]
+fn needrestart_does_not_restart_agents_by_itself() {
+    let file = setup::repository().join("dist/needrestart/droveway.conf");
+    let mut perl = Command::new("perl");
+    perl.args(["-e", NEEDRESTART]).arg(file);
+    perl.args(["droveway.service", "droveway-carry.service", "droveway-guest.service"]);
+    let chosen = program::output(perl.arg("dbus.service")).unwrap();
+    let expected = "droveway.service 0\ndroveway-carry.service 0\n\
+                    droveway-guest.service default\ndbus.service 0\n";
+    assert_eq!(chosen, expected);
+}
+
 #[test]
 fn nft_takes_the_rule_for_doors() {
     let Some(nft) = program::find("nft") else {
