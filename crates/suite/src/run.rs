@@ -76,18 +76,16 @@ pub(crate) fn all(
         for worker in 1..width.usual {
             let mut runner = runner(worker.to_string());
             workers.push(scope.spawn(move || {
-                while !left.alone_over.load(Relaxed) {
-                    match left.filling() {
-                        Some(job) => runner.run(job, Share::Rest)?,
-                        None => thread::sleep(LOOK_EVERY),
-                    }
-                }
+                runner.fill(left, || true)?;
                 runner.run_rest(|| left.next())
             }));
         }
         for worker in 0..width.more {
             let mut runner = runner(format!("more-{worker}"));
-            workers.push(scope.spawn(move || runner.run_rest(|| left.next_while_idle())));
+            workers.push(scope.spawn(move || {
+                runner.fill(left, || left.idle.has_room())?;
+                runner.run_rest(|| left.next_while_idle())
+            }));
         }
         let mut all = Vec::new();
         for worker in workers {
@@ -126,7 +124,7 @@ impl Left {
             if self.others().is_empty() {
                 return None;
             }
-            if self.alone_over.load(Relaxed) && self.idle.has_room() {
+            if self.idle.has_room() {
                 return self.next();
             }
             thread::sleep(LOOK_EVERY);
@@ -146,6 +144,17 @@ impl Runner<'_> {
         let done = perform(job, share, &self.log)?;
         self.printer.tell(&done);
         self.done.push(done);
+        Ok(())
+    }
+
+    /// Runs jobs beside those that have the machine to themselves, until these are over.
+    fn fill(&mut self, left: &Left, has_room: impl Fn() -> bool) -> Result<(), SuiteError> {
+        while !left.alone_over.load(Relaxed) {
+            match has_room().then(|| left.filling()).flatten() {
+                Some(job) => self.run(job, Share::Rest)?,
+                None => thread::sleep(LOOK_EVERY),
+            }
+        }
         Ok(())
     }
 
