@@ -42,6 +42,9 @@ pub(super) struct Seen {
 
 /// QEMU's sweeps: what it sends between two moments at which it knows of nothing dirty.
 /// While it waits for permission to stop the VM, sweeps are as short as the pool allows.
+///
+/// QEMU searches on from the page that it found last, past the end of RAM to that page again.
+/// Where an epoch ends with RAM, a sweep's pages come in two: the last two count as the last sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sweeps {
     /// Completed sweeps.
@@ -65,8 +68,9 @@ type Place = (BlockId, PageIndex);
 struct State {
     seen: Seen,
     sweeps: Sweeps,
-    /// Bytes of bodies since the last epoch ended.
+    /// Bytes of bodies since the last epoch ended, and in that epoch.
     epoch_bytes: u64,
+    last_epoch_bytes: u64,
     epoch: u32,
     /// The furthest page of the pass until now, or until this epoch.
     last: Option<Place>,
@@ -80,8 +84,16 @@ impl Passes {
     pub(super) fn new(order: Order) -> Self {
         let seen = Seen { pass: 1, began: Instant::now(), bytes_then: 0, bytes: 0 };
         let sweeps = Sweeps::default();
-        let state =
-            State { seen, sweeps, epoch_bytes: 0, epoch: 0, last: None, ahead: None, again: None };
+        let state = State {
+            seen,
+            sweeps,
+            epoch_bytes: 0,
+            last_epoch_bytes: 0,
+            epoch: 0,
+            last: None,
+            ahead: None,
+            again: None,
+        };
         Self { order, state: Mutex::new(state), ended: AtomicBool::new(false) }
     }
 
@@ -117,13 +129,15 @@ impl Passes {
     pub(super) fn epoch_ended(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let epoch_bytes = std::mem::take(&mut state.epoch_bytes);
-        let is_over = match self.order {
-            Order::Epochs => true,
-            Order::Pages | Order::Sections => epoch_bytes < SECTION_PAGES * PAGE_BYTES as u64,
+        let last_epoch_bytes = std::mem::replace(&mut state.last_epoch_bytes, epoch_bytes);
+        let (is_over, before_bytes) = match self.order {
+            Order::Epochs => (true, last_epoch_bytes),
+            Order::Pages | Order::Sections => (epoch_bytes < SECTION_PAGES * PAGE_BYTES as u64, 0),
         };
         if is_over {
             let Sweeps { over, running_bytes, .. } = state.sweeps;
-            state.sweeps = Sweeps { over: over + 1, last_bytes: running_bytes, running_bytes: 0 };
+            let last_bytes = before_bytes + running_bytes;
+            state.sweeps = Sweeps { over: over + 1, last_bytes, running_bytes: 0 };
         }
         is_over.then_some(state.sweeps.last_bytes)
     }
@@ -279,6 +293,7 @@ mod tests {
             (over, last_bytes / PAGE_BYTES as u64, running_bytes / PAGE_BYTES as u64)
         };
         assert_eq!(of(Order::Epochs, &[100, 70, 0, 5]), (4, 5, 0));
+        assert_eq!(of(Order::Epochs, &[100, 0]), (2, 100, 0), "the end of RAM alone says nothing");
         assert_eq!(of(Order::Pages, &[100, 70]), (0, 0, 170));
         assert_eq!(of(Order::Pages, &[100, 70, 0, 5]), (2, 5, 0));
         assert_eq!(of(Order::Sections, &[100, 70, 63, 64]), (1, 233, 64));
