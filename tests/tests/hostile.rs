@@ -193,7 +193,7 @@ fn invalid_pages_end_their_migration() {
 type Talk<'t> = dyn Fn(&mut Connection) + 't;
 
 #[test]
-fn residue_and_lanes_that_can_not_be() {
+fn non_ram_streams_and_lanes_that_can_not_be() {
     let world = World::new(Link::unshaped());
     let guest = guest_at_b(&world);
     let caller = Caller::new(&world, "host-a", Security::Plaintext);

@@ -108,8 +108,8 @@ impl<Said: Serialize> Link<Said> {
         self.write(|out| Frame::Head(head).write_to(out))
     }
 
-    pub(crate) fn residue(&self, whole: bool, bytes: &[u8]) -> Result<(), LinkError> {
-        self.write(|out| Frame::write_residue(whole, bytes, out))
+    pub(crate) fn non_ram(&self, whole: bool, bytes: &[u8]) -> Result<(), LinkError> {
+        self.write(|out| Frame::write_non_ram(whole, bytes, out))
     }
 
     pub(crate) fn back(&self, bytes: &[u8]) -> Result<(), LinkError> {

@@ -20,7 +20,7 @@ use crate::socket::{Found, read_some, read_soon, wait};
 /// batch is full once they are parsed, so little is left to carry over.
 const BATCH_READ_BYTES: usize = BATCH_PAGES * (8 + PAGE_BYTES) + 256;
 /// Bytes read at a time where there are no bodies.
-const RESIDUE_READ_BYTES: usize = 256 << 10;
+const READ_BYTES: usize = 256 << 10;
 const _: () = assert!(RECORD_BYTES_MAX <= BATCH_READ_BYTES);
 /// Empty searches for dirty pages after which the main channel is not read for a
 /// while.
@@ -35,7 +35,7 @@ const IDLE_PAUSE: Duration = Duration::from_millis(250);
 const FILL_RUNS_MAX: usize = 1024;
 
 /// Most bytes of the main channel that may have been read before the tap.
-pub(crate) const READ_BEFORE_BYTES_MAX: usize = RESIDUE_READ_BYTES;
+pub(crate) const READ_BEFORE_BYTES_MAX: usize = READ_BYTES;
 
 /// Reads the main channel to its end; `before` was already read. Returns the number of
 /// epochs that it counted, if it was split.
@@ -65,12 +65,12 @@ enum Next {
     /// Continue parsing, perhaps with a new batch.
     Parse,
     /// Pass on everything that follows.
-    Residue(Residue),
+    PassOn(Unsplit),
 }
 
 /// The part of a stream that is not split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Residue {
+enum Unsplit {
     /// The whole stream.
     Whole,
     /// The rest, from where it can't be split any more.
@@ -154,9 +154,9 @@ impl Reader<'_> {
             if ended {
                 splitter.finish()?;
             }
-            if let Next::Residue(residue) = self.follow(step, &splitter)? {
-                self.residue(residue, carry)?;
-                return Ok((residue == Residue::Tail).then(|| splitter.epoch()));
+            if let Next::PassOn(part) = self.follow(step, &splitter)? {
+                self.pass_on(part, carry)?;
+                return Ok((part == Unsplit::Tail).then(|| splitter.epoch()));
             }
         }
     }
@@ -206,7 +206,7 @@ impl Reader<'_> {
         let shared = self.shared;
         let mut splitter = shared.splitter(StreamKind::Multifd);
         let mut filling = Filling::new(shared, self.number);
-        let mut buffer: Vec<u8> = vec![0; RESIDUE_READ_BYTES.max(RECORD_BYTES_MAX)];
+        let mut buffer: Vec<u8> = vec![0; READ_BYTES.max(RECORD_BYTES_MAX)];
         buffer[..before.len()].copy_from_slice(before);
         let (mut start, mut filled) = (0, before.len());
         loop {
@@ -220,9 +220,9 @@ impl Reader<'_> {
             start += consumed;
             if !matches!(step, Step::More { .. }) {
                 filling.hand_on()?;
-                if let Next::Residue(residue) = self.follow(step, &splitter)? {
-                    self.residue(residue, buffer[start..filled].to_vec())?;
-                    return Ok((residue == Residue::Tail).then(|| splitter.epoch()));
+                if let Next::PassOn(part) = self.follow(step, &splitter)? {
+                    self.pass_on(part, buffer[start..filled].to_vec())?;
+                    return Ok((part == Unsplit::Tail).then(|| splitter.epoch()));
                 }
                 continue;
             }
@@ -278,12 +278,12 @@ impl Reader<'_> {
                 }
                 output.tail(&bytes)?;
                 self.shared.epochs.end(self.number, splitter.epoch(), &**output);
-                Ok(Next::Residue(Residue::Tail))
+                Ok(Next::PassOn(Unsplit::Tail))
             }
             Step::Rest { bytes, reason } => {
                 output.rest(&bytes, Some(&reason))?;
                 self.shared.epochs.end(self.number, splitter.epoch(), &**output);
-                Ok(Next::Residue(Residue::Rest))
+                Ok(Next::PassOn(Unsplit::Rest))
             }
             Step::Whole { bytes, reason } => {
                 let reason = reason.to_string();
@@ -294,22 +294,22 @@ impl Reader<'_> {
                 if self.shared.output.ram_ended() {
                     self.shared.let_finish();
                 }
-                Ok(Next::Residue(Residue::Whole))
+                Ok(Next::PassOn(Unsplit::Whole))
             }
         }
     }
 
     /// Passes on everything to the end, starting with the bytes already read.
-    fn residue(&self, residue: Residue, mut buffer: Vec<u8>) -> Result<(), TapError> {
+    fn pass_on(&self, part: Unsplit, mut buffer: Vec<u8>) -> Result<(), TapError> {
         let output = &self.shared.output;
-        let pass = |bytes: &[u8]| match residue {
+        let pass = |bytes: &[u8]| match part {
             _ if bytes.is_empty() => Ok(()),
-            Residue::Whole => output.whole(bytes, None),
-            Residue::Rest => output.rest(bytes, None),
-            Residue::Tail => output.tail(bytes),
+            Unsplit::Whole => output.whole(bytes, None),
+            Unsplit::Rest => output.rest(bytes, None),
+            Unsplit::Tail => output.tail(bytes),
         };
         pass(&buffer)?;
-        buffer.resize(RESIDUE_READ_BYTES, 0);
+        buffer.resize(READ_BYTES, 0);
         while let Found::Bytes(count) = read_some(self.socket, &mut buffer)? {
             self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
             pass(&buffer[..count])?;

@@ -236,8 +236,8 @@ pub fn seed_controls() -> Vec<Vec<u8>> {
         seeds.push(one);
     }
     Frame::Head(vec![5; 30]).write_to(&mut all).expect("a vector takes it");
-    Frame::write_residue(false, &[1, 2, 3], &mut all).expect("a vector takes it");
-    Frame::write_residue(true, &[4; 99], &mut all).expect("a vector takes it");
+    Frame::write_non_ram(false, &[1, 2, 3], &mut all).expect("a vector takes it");
+    Frame::write_non_ram(true, &[4; 99], &mut all).expect("a vector takes it");
     seeds.push(all);
     seeds
 }

@@ -43,12 +43,12 @@ impl Collector {
         let _ = self.notices.send(notice);
     }
 
-    fn residue(&self, whole: bool, bytes: &[u8]) -> Result<(), Stopped> {
+    fn non_ram(&self, whole: bool, bytes: &[u8]) -> Result<(), Stopped> {
         let before = self.state.residue_bytes.fetch_add(bytes.len() as u64, Relaxed);
         if before == 0 && !whole {
             self.notice(Notice::TailBegins);
         }
-        self.link.residue(whole, bytes).map_err(|_| Stopped)
+        self.link.non_ram(whole, bytes).map_err(|_| Stopped)
     }
 }
 
@@ -102,7 +102,7 @@ impl Output for Collector {
     }
 
     fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {
-        self.residue(false, bytes)?;
+        self.non_ram(false, bytes)?;
         self.global_state.lock().push(bytes);
         Ok(())
     }
@@ -111,7 +111,7 @@ impl Output for Collector {
         if let Some(reason) = reason {
             self.notice(Notice::Unsplittable(reason.to_owned()));
         }
-        self.state.whole.write(bytes, |piece| self.residue(true, piece))
+        self.state.whole.write(bytes, |piece| self.non_ram(true, piece))
     }
 
     fn ram_ended(&self) -> bool {

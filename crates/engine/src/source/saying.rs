@@ -104,7 +104,7 @@ mod tests {
         let (link, _peer) = unread();
         let saying = thread::spawn({
             let link = Arc::clone(&link);
-            move || while link.residue(false, &[0; 1 << 20]).is_ok() {}
+            move || while link.non_ram(false, &[0; 1 << 20]).is_ok() {}
         });
         while !saying.is_finished() {
             link.cut_if_stuck(Duration::from_millis(20));

@@ -20,7 +20,7 @@ const MESSAGE_BYTES_MAX: u64 = 2 << 20;
 const MESSAGE_VALUES_MAX: u64 = 1 << 17;
 /// The longest piece of the non-RAM stream in a frame. A VM's head (its block list) has some KiB,
 /// or below 1 MiB with a thousand blocks; the tail is cut into pieces.
-const RESIDUE_BYTES_MAX: u64 = 4 << 20;
+const NON_RAM_BYTES_MAX: u64 = 4 << 20;
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl FrameHeader {
         let header = Self { content_bytes: le32(bytes, 0), kind: bytes[4] };
         let (what, max) = match header.kind {
             0 => ("a message", MESSAGE_BYTES_MAX),
-            1..=4 => ("a piece of residue", RESIDUE_BYTES_MAX),
+            1..=4 => ("a piece of the non-RAM stream", NON_RAM_BYTES_MAX),
             other => {
                 return Err(WireError::Unknown { what: "kind of frame", value: u64::from(other) });
             }
@@ -105,16 +105,13 @@ impl Frame {
         bytes.chunks(1 << 20).try_for_each(|piece| write_frame(4, piece, out))
     }
 
-    /// Writes `residue` as [`Frame::Tail`] (or `whole`, [`Frame::Whole`]) frames, without a copy.
+    /// Writes a part of the non-RAM stream as [`Frame::Tail`] (or `whole`, [`Frame::Whole`])
+    /// frames, without a copy.
     ///
     /// # Errors
     /// If the writer fails.
-    pub fn write_residue(
-        whole: bool,
-        residue: &[u8],
-        out: &mut impl Write,
-    ) -> Result<(), WireError> {
-        for piece in residue.chunks(1 << 20) {
+    pub fn write_non_ram(whole: bool, bytes: &[u8], out: &mut impl Write) -> Result<(), WireError> {
+        for piece in bytes.chunks(1 << 20) {
             write_frame(if whole { 3 } else { 2 }, piece, out)?;
         }
         Ok(())

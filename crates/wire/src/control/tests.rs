@@ -6,7 +6,7 @@ fn messages_round_trip() {
     let said = ToDestination::Complete { residue_bytes: 77, audit: vec![u64::MAX, 0] };
     let mut bytes = Vec::new();
     Frame::message(&said).unwrap().write_to(&mut bytes).unwrap();
-    Frame::write_residue(false, &[5; 1_500_000], &mut bytes).unwrap();
+    Frame::write_non_ram(false, &[5; 1_500_000], &mut bytes).unwrap();
     let mut rest = bytes.as_slice();
     let Some(Frame::Message(json)) = read_frame(&mut rest).unwrap() else { panic!() };
     let heard: ToDestination = read_message(&json).unwrap();

@@ -92,7 +92,7 @@ impl Tail {
         let mut waits = self.waits.lock();
         let bytes = waits.kept.take().unwrap_or_default();
         self.changed.notify_all();
-        link.residue(false, &bytes)
+        link.non_ram(false, &bytes)
     }
 
     /// Ends all waiting.
@@ -108,7 +108,7 @@ impl Tail {
                 kept.extend_from_slice(bytes);
                 Ok(())
             }
-            None => link.residue(false, bytes).map_err(|_| Stopped),
+            None => link.non_ram(false, bytes).map_err(|_| Stopped),
         }
     }
 
@@ -122,7 +122,7 @@ impl Tail {
             return Err(Stopped);
         }
         drop(waits);
-        link.residue(false, bytes).map_err(|_| Stopped)
+        link.non_ram(false, bytes).map_err(|_| Stopped)
     }
 }
 
@@ -242,7 +242,7 @@ impl Output for Collector {
         }
         self.count(bytes);
         self.passes.end();
-        let pass_on = |piece: &[u8]| self.link.residue(true, piece).map_err(|_| Stopped);
+        let pass_on = |piece: &[u8]| self.link.non_ram(true, piece).map_err(|_| Stopped);
         self.state.whole.write(bytes, pass_on)
     }
 

@@ -23,6 +23,7 @@ use super::caller::{CLOSED_MAX, drain};
 use super::passed::Passed;
 use super::setup::Reason;
 use super::{CarryRequest, outcome};
+use crate::caught::caught;
 use crate::error::MigrationError;
 use crate::link::{Heard, Link};
 use crate::report_builder::ReportBuilder;
@@ -76,8 +77,8 @@ impl Relay {
         let Self { agents, socket, before, back, is_channel } = self;
         let (mut by_lanes, mut forth) = (None, None);
         // In any case all of it is closed below, also if it can't begin.
-        let outcome = ByLanes::start(&agents, content, report_builder).and_then(|lanes| {
-            by_lanes = lanes;
+        let outcome = caught(|| {
+            by_lanes = ByLanes::start(&agents, content, report_builder)?;
             let sending = by_lanes.as_ref().map(ByLanes::sending);
             let (thread, ended) = start(&agents, &socket, before, sending, passed)?;
             forth = Some(thread);
@@ -91,10 +92,10 @@ impl Relay {
             following.write(&back)?;
             following.follow(&ended)
         });
-        if let Err(error) = &outcome {
-            if !is_channel {
-                tap::abort(&socket);
-            }
+        if !matches!(outcome.returned(), Some(Ok(()))) && !is_channel {
+            tap::abort(&socket);
+        }
+        if let Some(Err(error)) = outcome.returned() {
             // At once: below it may take QEMU long to close a channel.
             report_builder.watch().fails(&error.to_string());
         }
@@ -118,7 +119,7 @@ impl Relay {
         if let Some(by_lanes) = by_lanes {
             by_lanes.end(report_builder);
         }
-        outcome
+        outcome.or_go_on()
     }
 
     /// Relays a disk's connection until it is over; `watch` shows its progress.
@@ -378,7 +379,7 @@ fn pass(
     let forward = |bytes: &[u8]| {
         passed.forth(bytes);
         passed.bytes.fetch_add(bytes.len() as u64, Relaxed);
-        link.residue(true, bytes).map_err(gone)
+        link.non_ram(true, bytes).map_err(gone)
     };
     forward(before)?;
     let mut buffer = vec![0; READ_BYTES];
