@@ -1,11 +1,12 @@
 //! Memory that the guest reports as free, by a balloon that `droveway run` adds.
 
-use api::{FreeMemory, Prediction, Report};
+use api::{FreeMemory, Outcome, Phase, Prediction, Report};
 use end_to_end::commander::Commander;
-use end_to_end::{MIB, Side, World, guest};
+use end_to_end::{MIB, Side, World, guest, own_qmp_argument};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use lab::setup;
+use serde_json::json;
 
 const FREED: u64 = 256 * MIB;
 
@@ -49,6 +50,28 @@ fn what_a_guest_has_freed_is_left_out() {
         assert!(!report.notes.iter().any(|note| note.contains("were never used")));
         assert!(world.shown(from.other(), "web1").free_page_hint);
     }
+}
+
+/// QEMU is held back while the guest says what is free, and not once the migration has ended.
+#[test]
+fn a_cancelled_migration_leaves_no_limit_in_qemu() {
+    let world = World::new(Link::one(100));
+    let mut spec = spec(FREED);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot_by(&spec, &world.kit.qemu, &["--free-page-hint"]);
+    let owners = world.own_qmp(Side::A, "web1");
+    let limit = || {
+        let parameters = owners.execute("query-migrate-parameters", json!({})).unwrap();
+        parameters["max-bandwidth"].as_u64().unwrap()
+    };
+    let before = limit();
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    moving.interrupt();
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
+    assert_eq!(limit(), before);
+    drop(world.migrate(&guest, Side::A, &[]));
 }
 
 /// Without it QEMU reads all memory, and doctor says so.

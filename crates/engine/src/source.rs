@@ -14,6 +14,7 @@ mod control;
 mod disks;
 mod flow;
 mod from_disks;
+mod hinting;
 mod lanes;
 mod phases;
 mod prefault;

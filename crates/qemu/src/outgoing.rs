@@ -25,7 +25,7 @@ use crate::qmp::{Event, Qmp, QmpError, RunState};
 use crate::shape;
 use before::Before;
 pub(crate) use settings::Settings;
-use wanted::{DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
+use wanted::{BANDWIDTH_HELD_BACK, BANDWIDTH_MAX, DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
 pub use acknowledgement::Hold;
 pub use ending::{announce, make_up, resume};
@@ -186,6 +186,16 @@ impl Outgoing {
         if self.takes_bandwidth {
             parameters["avail-switchover-bandwidth"] = bytes_per_s.max(1).into();
         }
+        self.qmp.execute_within("migrate-set-parameters", parameters, PROGRESS_WAIT).map(drop)
+    }
+
+    /// Has QEMU send next to nothing, or as fast as it can.
+    ///
+    /// # Errors
+    /// If QEMU refuses.
+    pub fn hold_back(&self, held_back: bool) -> Result<(), QmpError> {
+        let bytes_per_s = if held_back { BANDWIDTH_HELD_BACK } else { BANDWIDTH_MAX };
+        let parameters = json!({ "max-bandwidth": bytes_per_s });
         self.qmp.execute_within("migrate-set-parameters", parameters, PROGRESS_WAIT).map(drop)
     }
 

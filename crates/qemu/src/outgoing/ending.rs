@@ -17,6 +17,9 @@ use crate::qmp::{Event, Qmp, QmpError, RunState};
 const SET_UP_MAX: Duration = Duration::from_secs(5);
 /// Interval of queries: its end is an event, unless another thread takes that.
 const SET_UP_ASK: Duration = Duration::from_millis(100);
+/// Longest time until QEMU has cleaned up, on a busy host too: it takes one iteration of its main
+/// loop.
+const LET_GO_MAX: Duration = Duration::from_secs(20);
 /// Interval of queries whether QEMU has cleaned up.
 const LET_GO_ASK: Duration = Duration::from_millis(5);
 
@@ -137,7 +140,7 @@ fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, Qm
 /// before its main loop has cleaned up; a migration that was begun then was once
 /// refused as a "duplicate yank instance", and QEMU 7.2 stayed in its set-up.
 pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
-    let deadline = Instant::now() + SET_UP_MAX;
+    let deadline = Instant::now() + LET_GO_MAX;
     loop {
         let held = qmp.execute("query-yank", json!({}))?;
         let is_migration = |instance: &serde_json::Value| instance["type"] == "migration";
@@ -148,7 +151,7 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
             let why = "QEMU has not let go of the migration before; try again";
             return Err(QmpError::Migration(why.to_owned()));
         }
-        // There is no event for it; it takes QEMU's main loop one iteration.
+        // There is no event for it.
         std::thread::sleep(LET_GO_ASK);
     }
 }

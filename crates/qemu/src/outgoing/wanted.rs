@@ -16,7 +16,9 @@ pub(super) const DOWNTIME_MAX_MS: u64 = 2_000_000;
 /// until the policy sets more: 1 KiB in 1 ms, less than a page.
 const SWITCHOVER_HELD: u64 = 1 << 20;
 /// No limit of QEMU's own: faster than any memory, and within what 7.2 accepts.
-const BANDWIDTH_MAX: u64 = 1 << 50;
+pub(super) const BANDWIDTH_MAX: u64 = 1 << 50;
+/// Next to nothing: a packet of pages every 100 ms.
+pub(super) const BANDWIDTH_HELD_BACK: u64 = 64 << 10;
 /// Capabilities that the tap supports. All others that this QEMU has are switched off.
 const CAPABILITIES_ON: [&str; 2] = ["events", "multifd"];
 
