@@ -64,6 +64,7 @@ fn of_threads_that_carry_pages() {
         (Side::B, "feeder"),
         (Side::A, "tap-"),
         (Side::A, "ahead"),
+        (Side::A, "sampler"),
         (Side::A, "lane-0-send"),
         (Side::A, "lane-0-ack"),
         (Side::B, "peer-"),
@@ -80,7 +81,14 @@ fn of_threads_that_carry_pages() {
 fn of_threads_that_carry_disks() {
     let faulty = Faulty::new(|world| (with_disk(world, "raw", 1_000_000), None));
     let args = ["--disks", "all", "--create-disks"];
-    for (side, thread) in [(Side::A, "disk-tap-"), (Side::B, "disk-sink-")] {
+    for (side, thread) in [
+        (Side::A, "disk-tap-"),
+        (Side::A, "disk-mirrors"),
+        (Side::A, "disk-settle"),
+        (Side::B, "disk-sink-"),
+        (Side::B, "disk-room"),
+        (Side::B, "disk-flush"),
+    ] {
         faulty.panics(side, thread, &panicked(thread), &args);
     }
     // The end of the thread that reads from the disk's server is reported first.

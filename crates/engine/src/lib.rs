@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod caught;
 mod destination;
 mod error;
 mod examine;

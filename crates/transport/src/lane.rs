@@ -102,11 +102,10 @@ impl<X: Send + 'static> Lane<'_, X> {
                 scope,
                 || {
                     let _in = span.enter();
+                    let _over = BreaksOff(shared, &flight);
                     let _fault = EndsOnFault(shared);
                     let _member = shared.threads.as_ref().map(DataThreads::join);
                     let outcome = hear(&mut Acks::new(shared, number, reader, &flight));
-                    flight.break_off();
-                    shared.queue.wake_lanes();
                     add_cpu(shared);
                     outcome
                 },
@@ -159,6 +158,17 @@ impl<X> Drop for EndsOnFault<'_, X> {
             let thread = thread::current().name().unwrap_or("of a lane").to_owned();
             self.0.end(LanesError::Fault { thread });
         }
+    }
+}
+
+/// Lets the sender know that no more acknowledgements come, also after a panic: it may wait for
+/// room, or for a batch.
+struct BreaksOff<'s, X>(&'s Shared<X>, &'s Flight<X>);
+
+impl<X> Drop for BreaksOff<'_, X> {
+    fn drop(&mut self) {
+        self.1.break_off();
+        self.0.queue.wake_lanes();
     }
 }
 

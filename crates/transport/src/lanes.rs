@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Guard};
 use identity::{Closer, Security};
 use page::Encoding;
 use parking_lot::Mutex;
@@ -253,6 +253,12 @@ impl<X> Lanes<X> {
     /// Each lane's endpoint and counters.
     pub fn meters(&self) -> impl Iterator<Item = (Endpoint, &LaneMeter)> {
         self.shared.plan.endpoints.iter().copied().zip(&self.shared.meters)
+    }
+
+    /// For a thread that the lanes' migration depends on; none if their threads are nobody's.
+    #[must_use]
+    pub fn guard(&self) -> Option<Guard> {
+        self.shared.threads.as_ref().map(DataThreads::guard)
     }
 
     /// Bytes written on all lanes.

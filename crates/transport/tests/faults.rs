@@ -15,9 +15,11 @@ use wire::{Ack, BatchHeader, LaneHeader, Preamble, Reply, Token};
 
 use std::io::{Read, Write};
 
-const BATCHES: u64 = 3;
+/// As many as fill the window of a new lane.
+const BATCHES: u64 = 4;
 
-/// Accepts one lane, and acknowledges each batch of one page.
+/// Accepts one lane, and acknowledges batches of one page when all have arrived: by then the
+/// sending thread waits for room for more.
 fn acknowledge(listener: &TcpListener) {
     let (stream, _) = listener.accept().unwrap();
     let mut lane = Connection::plain(stream);
@@ -37,7 +39,9 @@ fn acknowledge(listener: &TcpListener) {
         if lane.read_exact(&mut rest).is_err() {
             return;
         }
-        let _ = lane.write_all(&Ack { placed }.to_bytes());
+        if placed == BATCHES {
+            let _ = lane.write_all(&Ack { placed }.to_bytes());
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use data_threads::Guard;
 use disk::{DiskSink, NbdWriter, SinkDisk};
 use nbd::client::Settings;
 use page::{DiskId, Pool};
@@ -72,14 +73,25 @@ impl ArrivingDisks {
         let disks =
             Self { sink, exports, flushes: Mutex::new(Some(tell)), threads: Mutex::default() };
         let (sink, flushing) = (Arc::clone(&disks.sink), Arc::clone(&link));
-        disks.start("disk-flush", move || flush(&sink, &flushes, &flushing)).map_err(local)?;
+        let guard = || lanes.threads().guard();
+        disks
+            .start("disk-flush", guard(), move || flush(&sink, &flushes, &flushing))
+            .map_err(local)?;
         let sink = Arc::clone(&disks.sink);
-        disks.start("disk-room", move || tell_room(&sink, room, &link)).map_err(local)?;
+        disks.start("disk-room", guard(), move || tell_room(&sink, room, &link)).map_err(local)?;
         Ok(disks)
     }
 
-    fn start(&self, name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        let thread = data_threads::spawn(name.to_owned(), run)?;
+    fn start(
+        &self,
+        name: &str,
+        guard: Guard,
+        run: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<()> {
+        let thread = data_threads::spawn(name.to_owned(), move || {
+            let _guard = guard;
+            run();
+        })?;
         self.threads.lock().push(thread);
         Ok(())
     }
@@ -140,6 +152,7 @@ impl Drop for ArrivingDisks {
 fn tell_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
     let mut dealt = 0;
     loop {
+        data_threads::point();
         let batches = room.saturating_add(dealt);
         if link.say(&ToSource::DiskRoom { batches }).is_err() {
             return;
@@ -154,6 +167,7 @@ fn tell_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
 /// Answers the source's flush requests one after the other.
 fn flush(sink: &DiskSink, flushes: &Receiver<Flush>, link: &Link<ToSource>) {
     for (ticket, disk) in flushes {
+        data_threads::point();
         let error = sink.flush(DiskId(disk)).err().map(|error| error.to_string());
         if link.say(&ToSource::DiskFlushed { ticket, error }).is_err() {
             return;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use api::{DiskReport, MigrateRequest};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Guard};
 use disk::DiskSource;
 use nbd::server::Export;
 use page::{DiskId, Pool};
@@ -98,6 +98,7 @@ pub(crate) struct Disks {
     watching: Watching,
     settling: Option<JoinHandle<()>>,
     draining: Option<JoinHandle<()>>,
+    threads: Arc<DataThreads>,
 }
 
 /// The parts of a migration that its disks need.
@@ -156,7 +157,8 @@ impl Disks {
             ..DiskReport::default()
         });
         let reports = Arc::new(Mutex::new(reports.collect()));
-        let (settle, settling) = Settle::start(sources.clone()).map_err(no_thread)?;
+        let guard = || Some(plan.threads.guard());
+        let (settle, settling) = Settle::start(sources.clone(), guard()).map_err(no_thread)?;
         let watcher = Watcher {
             mirrors: Arc::clone(&mirrors),
             reports: Arc::clone(&reports),
@@ -167,7 +169,7 @@ impl Disks {
             catching: vec![Catching::default(); chosen.disks.len()],
             told: false,
         };
-        let watching = Watching::start(watcher);
+        let watching = Watching::start(watcher, guard());
         let watching = watching.map_err(no_thread)?;
         let settling = Some(settling);
         Ok(Self {
@@ -180,6 +182,7 @@ impl Disks {
             watching,
             settling,
             draining: None,
+            threads: Arc::clone(plan.threads),
         })
     }
 
@@ -201,7 +204,9 @@ impl Disks {
         self.watching.stop();
         let mirrors = Arc::clone(&self.mirrors);
         let (stall, drain) = (waits.stall, waits.drain);
+        let guard = self.threads.guard();
         let drain = move || {
+            let _guard = guard;
             // They are ready, unless QEMU came here by itself: a VM that its owner has paused
             // is not held.
             let outcome = mirrors.wait_ready(stall).and_then(|()| mirrors.finish(drain));
@@ -260,9 +265,12 @@ struct Watching {
 }
 
 impl Watching {
-    fn start(watcher: Watcher) -> std::io::Result<Self> {
+    fn start(watcher: Watcher, guard: Option<Guard>) -> std::io::Result<Self> {
         let (stop, stopped) = bounded(0);
-        let thread = data_threads::spawn("disk-mirrors", move || watcher.run(&stopped))?;
+        let thread = data_threads::spawn("disk-mirrors", move || {
+            let _guard = guard;
+            watcher.run(&stopped);
+        })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 
@@ -320,6 +328,7 @@ impl Watcher {
     fn look(&mut self) -> Result<(), String> {
         // A QEMU that is busy stopping its VM doesn't answer; the next check will
         // do.
+        data_threads::point();
         let Ok(progress) = self.mirrors.progress() else { return Ok(()) };
         let left = progress.iter().map(qemu::mirror::MirrorProgress::remaining_bytes).sum();
         let total = progress.iter().map(|disk| disk.total_bytes).sum();

@@ -106,7 +106,9 @@ impl Flow {
         notices: Sender<Notice>,
     ) -> Result<(), MigrationError> {
         let (lanes, stage) = (Arc::clone(&self.lanes), self.stage.clone());
+        let guard = lanes.guard();
         let wait = move || {
+            let _guard = guard;
             let lanes_failed = |source| MigrationError::Lanes { host: host.clone(), source };
             let outcome = tap
                 .join()

@@ -148,6 +148,7 @@ impl Shared {
 
 /// Reads until the connection ends.
 pub(super) fn run<R: Read>(mut lines: Lines<R>, shared: &Shared) {
+    let _closed = Closed(shared);
     loop {
         match lines.next_value() {
             Ok(message) => match message["event"].as_str() {
@@ -164,7 +165,15 @@ pub(super) fn run<R: Read>(mut lines: Lines<R>, shared: &Shared) {
             }
         }
     }
-    shared.close();
+}
+
+/// Nothing more is read, also after a panic: all that wait for an answer are told.
+struct Closed<'s>(&'s Shared);
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 fn text(value: &Value) -> String {

@@ -31,6 +31,7 @@ use super::audit::Auditing;
 use super::connect::{Connected, hex};
 use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
 use super::sharing::{Found, Shares};
+use crate::caught::caught;
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::destination::postcopies::Relayed;
@@ -158,13 +159,13 @@ impl Connected<'_> {
             closed: None,
             said_all: false,
         };
-        let ended = carried.follow();
-        if ended.is_err() {
+        let ended = caught(|| carried.follow());
+        if !matches!(ended.returned(), Some(Ok(()))) {
             // The source is to be told why, and not that QEMU has closed.
             carried.back.hush();
         }
         carried.close();
-        ended
+        ended.or_go_on()
     }
 }
 

@@ -120,7 +120,7 @@ impl ByLanes {
             report_builder: Arc::clone(report_builder),
             last: (Counts::default(), Instant::now()),
         };
-        let sampler = Ticking::start(never(), move || {
+        let sampler = Ticking::start(lanes.guard(), never(), move || {
             sampling.sample();
             ticking::USUAL
         });

@@ -186,7 +186,9 @@ impl Running<'_> {
     fn wait_placed(&self) -> Result<(), MigrationError> {
         let (lanes, notices) = (Arc::clone(&self.lanes), self.notices.0.clone());
         let host = self.split.agents.peer.name.clone();
+        let guard = lanes.guard();
         let wait = move || {
+            let _guard = guard;
             let placed = lanes.wait_drained();
             // The destination ends the lanes when it loads, which must not count as a
             // failure.

@@ -45,9 +45,10 @@ pub(super) struct Watched {
 /// Starts the sampler. Its end also ends throttling.
 pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, stage, .. } = &watched;
+    let guard = lanes.guard();
     let deliveries = Deliveries::new(state, lanes, *compress, stage.clone());
     let mut sampling = Sampling { watched, deliveries, waiting: Waiting::default() };
-    Ticking::start(never(), move || {
+    Ticking::start(guard, never(), move || {
         sampling.sample();
         sampling.next()
     })

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Guard};
 use dedup::source::Stage;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
@@ -22,6 +22,7 @@ use super::passes::{Order, Passes};
 use super::process;
 use super::running::Running;
 use super::way_back::WayBack;
+use crate::caught::caught;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::source::context::{local as local_error, no_thread, sched_params};
@@ -55,14 +56,14 @@ impl Split {
             report_builder.note(why);
         }
         let mut running = self.start(report_builder)?;
-        let sampler = running.sampler();
-        let ended = sampler.and_then(|sampler| {
+        let ended = caught(|| {
+            let sampler = running.sampler()?;
             let ended = running.follow();
             drop(sampler);
             ended
         });
         running.close();
-        ended
+        ended.or_go_on()
     }
 
     /// Starts lanes and tap.
@@ -137,7 +138,7 @@ impl Split {
             Some(Arc::clone(&state)),
         );
         let pacing = pacing.map_err(no_thread);
-        let waiting = wait_for_end(tap, notices.0.clone());
+        let waiting = wait_for_end(tap, lanes.guard(), notices.0.clone());
         let (pacing, ()) = pacing.and_then(|pacing| Ok((pacing, waiting?))).inspect_err(|_| {
             lanes.shut();
             state.whole.end_pace();
@@ -191,8 +192,13 @@ fn unread(error: &TapError) -> MigrationError {
 }
 
 /// Notifies when QEMU has closed its connections.
-fn wait_for_end(tap: Tap, notices: Sender<Notice>) -> Result<(), MigrationError> {
+fn wait_for_end(
+    tap: Tap,
+    guard: Option<Guard>,
+    notices: Sender<Notice>,
+) -> Result<(), MigrationError> {
     let wait = move || {
+        let _guard = guard;
         let ended = tap.join().map_err(|error| unread(&error));
         let _ = notices.send(Notice::Ended(ended));
     };

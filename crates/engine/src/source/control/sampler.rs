@@ -68,10 +68,10 @@ pub(crate) struct Watched {
 
 /// Starts the sampler.
 pub(crate) fn start(watched: Watched) -> std::io::Result<Ticking> {
-    let passes = watched.qemu.passes();
+    let (guard, passes) = (watched.lanes.guard(), watched.qemu.passes());
     let mut sampling = Sampling::new(watched);
     // Dropping it, at the thread's end, ends throttling.
-    Ticking::start(passes, move || {
+    Ticking::start(guard, passes, move || {
         sampling.sample();
         sampling.next()
     })

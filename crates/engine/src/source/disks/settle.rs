@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, Sender, bounded, never};
+use data_threads::Guard;
 use disk::DiskSource;
 use policy::mirror::Behind;
 
@@ -31,11 +32,16 @@ pub(crate) struct Settle {
 impl Settle {
     /// Starts the thread that flushes. It ends once this is dropped and the sources
     /// have ended.
-    pub(crate) fn start(sources: Vec<Arc<DiskSource>>) -> std::io::Result<(Self, JoinHandle<()>)> {
+    pub(crate) fn start(
+        sources: Vec<Arc<DiskSource>>,
+        guard: Option<Guard>,
+    ) -> std::io::Result<(Self, JoinHandle<()>)> {
         let (ask, asked) = bounded::<()>(1);
         let (tell, done) = bounded(1);
         let flush = move || {
+            let _guard = guard;
             for () in asked {
+                data_threads::point();
                 let begun = Instant::now();
                 // A failed flush ends the migration in another way.
                 if sources.iter().any(|source| source.flush().is_err())
@@ -101,7 +107,7 @@ mod tests {
         let (pool, carry) = (Pool::new(SLOT_BYTES), Arc::new(NoLanes) as Arc<dyn Carry>);
         let full = |_: DiskId| Err("no space left".to_owned());
         let source = Arc::new(DiskSource::new(DiskId(0), "d0", 512, pool, carry, full));
-        let (mut settle, thread) = Settle::start(vec![source]).unwrap();
+        let (mut settle, thread) = Settle::start(vec![source], None).unwrap();
         assert!(!settle.may_stop(true));
         thread.join().unwrap();
         let took = settle.done.recv();
@@ -113,7 +119,7 @@ mod tests {
 
     #[test]
     fn disks_are_flushed_once_mirrors_have_caught_up_and_not_again_at_once() {
-        let (mut settle, thread) = Settle::start(Vec::new()).unwrap();
+        let (mut settle, thread) = Settle::start(Vec::new(), None).unwrap();
         assert!(!settle.may_stop(false));
         assert!(!settle.under_way);
         assert!(!settle.may_stop(true), "a flush is asked for");

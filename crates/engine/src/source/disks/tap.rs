@@ -1,5 +1,6 @@
 //! The disk tap: an NBD server that the source's QEMU mirrors its disks to.
 
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -16,7 +17,7 @@ use qemu::rendezvous::Rendezvous;
 
 use crate::source::context::Notice;
 
-/// Interval at which a connection is accepted again that the system had no descriptor for.
+/// Interval at which a call is made again that the system had no descriptor for.
 const AGAIN_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) struct DiskTap {
@@ -99,18 +100,25 @@ impl Drop for DiskTap {
     }
 }
 
-fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
-    loop {
-        let socket = match listener.accept() {
-            Ok((socket, _)) => socket,
-            // QEMU waits until it is accepted.
-            Err(error) if tap::is_passing(&error) && !shared.state.lock().over => {
-                thread::sleep(AGAIN_EVERY);
-                continue;
+impl Shared {
+    /// Repeats a call that fails for want of descriptors or memory, until the tap ends.
+    fn try_again<T>(&self, call: impl Fn() -> io::Result<T>) -> Option<T> {
+        loop {
+            match call() {
+                Ok(done) => return Some(done),
+                Err(error) if tap::is_passing(&error) && !self.state.lock().over => {
+                    thread::sleep(AGAIN_EVERY);
+                }
+                Err(_) => return None,
             }
-            Err(_) => return,
-        };
-        let Ok(clone) = socket.try_clone() else { continue };
+        }
+    }
+}
+
+fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+    // QEMU waits until it is accepted.
+    while let Some((socket, _)) = shared.try_again(|| listener.accept()) {
+        let Some(clone) = shared.try_again(|| socket.try_clone()) else { continue };
         let mut state = shared.state.lock();
         if state.over {
             return;
@@ -140,5 +148,38 @@ fn carry(shared: &Shared, socket: UnixStream) {
         && !shared.state.lock().over
     {
         let _ = shared.notices.send(Notice::Disks(Err(error)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use data_threads::SchedParams;
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_is_not_lost_for_want_of_descriptors() {
+        let shared = Shared {
+            disks: Vec::new(),
+            exports: Vec::new(),
+            notices: crossbeam_channel::unbounded().0,
+            threads: DataThreads::new(SchedParams::default(), |_| {}),
+            state: Mutex::default(),
+        };
+        // Fails twice, then succeeds.
+        let kept = |error: Errno| {
+            let calls = Cell::new(0);
+            let kept = shared.try_again(|| {
+                calls.set(calls.get() + 1);
+                if calls.get() > 2 { Ok(()) } else { Err(error.into()) }
+            });
+            (calls.get(), kept.is_some())
+        };
+        assert_eq!([Errno::MFILE, Errno::INVAL].map(kept), [(3, true), (1, false)]);
+        shared.state.lock().over = true;
+        assert_eq!(kept(Errno::MFILE), (1, false));
     }
 }

@@ -59,6 +59,8 @@ pub(super) struct Started {
     pub(super) handed_over: Arc<HandedOver>,
     pub(super) stops: Arc<OurStops>,
     pub(super) prefault: Option<Prefault>,
+    /// Whether the guest may report free pages.
+    pub(super) hints: bool,
 }
 
 impl Connected<'_> {
@@ -160,7 +162,18 @@ impl Prepared<'_> {
         });
         let sampler = sampler.map_err(no_thread)?;
         let pacing = self.pace(&flow)?;
-        Ok(Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops, prefault })
+        Ok(Started {
+            outgoing,
+            flow,
+            tap,
+            sampler,
+            pacing,
+            socket,
+            handed_over,
+            stops,
+            prefault,
+            hints,
+        })
     }
 
     /// Whether the guest may report free pages to QEMU. If QEMU doesn't answer, it may.

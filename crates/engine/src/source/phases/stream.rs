@@ -24,6 +24,7 @@ use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::Flow;
 use crate::source::from_disks::FromDisks;
+use crate::source::hinting::Hinting;
 use crate::source::lanes;
 use crate::source::prefault::Prefault;
 
@@ -53,6 +54,10 @@ pub(crate) struct Streaming<'m> {
     pub(crate) stops: Arc<OurStops>,
     /// None: no hole has to be filled.
     prefault: Option<Prefault>,
+    /// Whether the guest may report free pages.
+    hints: bool,
+    /// While QEMU is held back for them, or since.
+    hinting: Option<Hinting>,
     /// CPU time of the lanes and of prefaulting.
     cpu: Duration,
 }
@@ -66,8 +71,8 @@ impl<'m> Journaled<Prepared<'m>> {
         };
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
-        let Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops, prefault } =
-            started;
+        let Started { outgoing, flow, tap, sampler, pacing, socket, .. } = started;
+        let Started { handed_over, stops, prefault, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -81,6 +86,8 @@ impl<'m> Journaled<Prepared<'m>> {
             handed_over,
             stops,
             prefault,
+            hints,
+            hinting: None,
             cpu: Duration::ZERO,
         };
         let mut journaled = Journaled { phase: streaming, driver, fate };
@@ -107,6 +114,9 @@ impl Streaming<'_> {
     /// Starts QEMU's migration, unless it has started.
     pub(super) fn begin_memory(&mut self) -> Result<(), MigrationError> {
         if !std::mem::replace(&mut self.began, true) {
+            if self.hints && self.connected.context.was_running {
+                self.hinting = Hinting::begin(&self.outgoing, &self.connected.context.threads)?;
+            }
             self.outgoing.start()?;
         }
         Ok(())
@@ -135,6 +145,7 @@ impl Streaming<'_> {
         if !in_order {
             self.connected.control.cut_if_stuck();
         }
+        self.hinting = None;
         self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
         self.sampler.stop();
         self.pacing.stop();
@@ -197,6 +208,8 @@ impl<'m> Reversible<'m> for Streaming<'m> {
     }
 
     fn let_go(&mut self) {
+        // It changes a setting of QEMU that is put back soon.
+        self.hinting = None;
         self.flow.let_go();
         if let Some(disks) = &self.disks {
             disks.shut();

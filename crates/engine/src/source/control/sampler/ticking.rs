@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
+use data_threads::Guard;
 use qemu::outgoing;
 use qemu::qmp::Event;
 
@@ -24,11 +25,13 @@ impl Ticking {
     /// Starts it; `sample` returns the time until its next call. It is also called when
     /// QEMU's first pass ends, according to `passes`.
     pub(crate) fn start(
+        guard: Option<Guard>,
         mut passes: Receiver<Event>,
         mut sample: impl FnMut() -> Duration + Send + 'static,
     ) -> io::Result<Self> {
         let (stop, stopped) = bounded::<()>(0);
         let run = move || {
+            let _guard = guard;
             let mut next = after(USUAL);
             loop {
                 select! {
@@ -41,6 +44,7 @@ impl Ticking {
                     },
                     recv(stopped) -> _ => return,
                 }
+                data_threads::point();
                 next = after(sample());
             }
         };
@@ -78,7 +82,7 @@ mod tests {
     fn the_end_of_the_first_pass_is_sampled_once() {
         let (qemu, passes) = unbounded();
         let (looks, looked) = unbounded();
-        let _ticking = Ticking::start(passes, move || {
+        let _ticking = Ticking::start(None, passes, move || {
             let _ = looks.send(());
             NEVER
         });

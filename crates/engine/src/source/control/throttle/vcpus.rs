@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use qemu::machine::Machine;
-use qemu::qmp::QmpError;
 use quota::used;
 
 /// Interval between samples: the kernel's count is exact, but a guest works in
@@ -42,8 +41,10 @@ struct Thread {
 }
 
 impl Vcpus {
-    pub(crate) fn of(machine: &Machine) -> Result<Self, QmpError> {
-        let mut ids: Vec<u32> = machine.qmp.vcpus()?.iter().map(|vcpu| vcpu.thread).collect();
+    /// Measures a VM's vCPUs, or says why not.
+    pub(crate) fn of(machine: &Machine) -> Result<Self, String> {
+        let vcpus = machine.qmp.vcpus().map_err(|error| error.to_string())?;
+        let mut ids: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.thread).collect();
         // One thread may run several vCPUs.
         ids.sort_unstable();
         ids.dedup();
@@ -52,11 +53,12 @@ impl Vcpus {
 
     /// Measures these threads of a process, as QEMU numbers them: in another PID namespace they
     /// have other numbers here.
-    fn seen(pid: u32, ids: &[u32]) -> Result<Self, QmpError> {
+    fn seen(pid: u32, ids: &[u32]) -> Result<Self, String> {
         let vcpus = Self::of_threads(pid, ids);
         if vcpus.threads.is_empty() {
-            let why = format!("process {pid} has no such threads: is it in another PID namespace?");
-            return Err(QmpError::Migration(why));
+            return Err(format!(
+                "process {pid} has no such threads: is it in another PID namespace?"
+            ));
         }
         Ok(vcpus)
     }
