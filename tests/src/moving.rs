@@ -15,6 +15,8 @@ use crate::until;
 /// Longest time that a migration may take, on a busy machine too. A longer one is cancelled, which
 /// ends its test.
 const MIGRATION_MAX: Duration = Duration::from_secs(120);
+/// Longest permitted downtime, in seconds, unless a test chooses another: ten times the usual one.
+pub(crate) const BLACKOUT_MAX_S: &str = "30";
 
 /// `droveway migrate --json`, running.
 pub struct Moving {
@@ -57,10 +59,13 @@ impl Ended {
     }
 }
 
-/// Has a test's move audited as deeply as possible, unless the test chooses an audit.
-pub(crate) fn audited(migrate: &mut Vec<&str>) {
-    if !migrate.contains(&"--audit") {
-        migrate.extend(["--audit", "deep"]);
+/// Completes the command for a test's move, where the test chooses nothing else: it is audited as
+/// deeply as possible, and no VM is taken back only because the machine is busy.
+pub(crate) fn complete(migrate: &mut Vec<&str>) {
+    for [option, value] in [["--audit", "deep"], ["--blackout-max", BLACKOUT_MAX_S]] {
+        if !migrate.contains(&option) {
+            migrate.extend([option, value]);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Layout, RackHost, Racks};
 use lab::setup::{self, Kit};
 
-use crate::moving::{Moving, audited};
+use crate::moving::{Moving, complete};
 use crate::world::assert_intact;
 
 /// Two hosts that VMs leave, and any number of hosts to which they move.
@@ -109,7 +109,7 @@ impl RackWorld {
         guest.expect_on(&to.host).unwrap();
         let mut migrate = vec!["migrate", guest.spec.name.as_str(), to.name.as_str(), "--json"];
         migrate.extend(args);
-        audited(&mut migrate);
+        complete(&mut migrate);
         Moving::new(self.agent(from).command(&from.host, &migrate))
     }
 

@@ -128,7 +128,9 @@ fn the_cpus() {
     let report = world.arrive(&guest, Side::A, moving);
     assert_eq!((report.bounds.priority, report.bounds.cpus), (Priority::Low, None));
     assert_eq!(report.bounds_changes.len(), 3);
-    assert!(report.notes.is_empty(), "{:?}", report.notes);
+    // Others may say that a busy machine makes downtime long.
+    let refused = report.notes.iter().any(|note| note.contains("not used"));
+    assert!(!refused, "{:?}", report.notes);
 }
 
 #[test]

@@ -98,7 +98,9 @@ fn mapped_where_qemu_runs_as_another_user() {
                 assert_another_user(&world, side);
                 let report = world.migrate(&guest, side, &["--tap", tap]);
                 assert_eq!((report.tap.as_str(), report.placement.as_str()), (tap, "mapped"));
-                assert_eq!(report.notes, Vec::<String>::new());
+                // Others may say that a busy machine makes downtime long.
+                let said = report.notes.iter().any(|note| note.contains("placed"));
+                assert!(!said, "{:?}", report.notes);
             }
         }
         world.says(Side::A, &["stop", "web1", "--force"]);

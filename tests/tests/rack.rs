@@ -14,12 +14,16 @@ const COMMON: u64 = 32 * MIB;
 const SHARE: [&str; 4] = ["--share", "rack", "--compress", "off"];
 
 fn twin(name: &str, rate: u64) -> GuestSpec {
-    end_to_end::twin(System::Linux, name, "128M", COMMON, rate)
+    end_to_end::twin(System::Bare, name, "128M", COMMON, rate)
 }
 
 /// Boots two guests with the same content, on one host each.
 fn twins(world: &RackWorld, rate: u64) -> [Guest; 2] {
-    [0, 1].map(|nth| world.boot(world.source(nth), twin(&format!("web{nth}"), rate)))
+    twins_with(world, |name| twin(name, rate))
+}
+
+fn twins_with(world: &RackWorld, spec: impl Fn(&str) -> GuestSpec) -> [Guest; 2] {
+    [0, 1].map(|nth| world.boot(world.source(nth), spec(&format!("web{nth}"))))
 }
 
 /// Moves a guest from its source to a target.
@@ -38,7 +42,8 @@ fn assert_came_from_the_rack(report: &Report, first: &Report) {
 #[test]
 fn what_another_host_has_comes_from_there() {
     let world = RackWorld::new(2);
-    let guests = twins(&world, 0);
+    let linux = |name: &str| end_to_end::twin(System::Linux, name, "128M", COMMON, 0);
+    let guests = twins_with(&world, linux);
     let first = moved(&world, &guests[0], 0, &SHARE);
     assert_eq!(first.peer_bytes, 0);
     let second = moved(&world, &guests[1], 1, &SHARE);
@@ -106,11 +111,10 @@ fn a_vm_that_changes_its_pages_is_no_source_of_them() {
     let world = RackWorld::new(2);
     let spec = |name: &str| {
         let mut spec = twin(name, 0);
-        spec.system = System::Bare;
         (spec.orders.random_bytes, spec.orders.working_set_bytes) = (0, 32 * MIB);
         spec
     };
-    let guests = [0, 1].map(|nth| world.boot(world.source(nth), spec(&format!("web{nth}"))));
+    let guests = twins_with(&world, spec);
     let _ = moved(&world, &guests[0], 0, &SHARE);
     guests[0].ask("rate 30000000").unwrap();
     let second = moved(&world, &guests[1], 1, &SHARE);

@@ -74,8 +74,8 @@ pub struct Yard {
     guest: Option<(Guest, Side)>,
 }
 
-/// Longest permitted downtime of a migration without a fault, in seconds.
-const AGAIN_MAX: &str = "30";
+/// Longest permitted downtime of a migration with a fault, in seconds: the usual one.
+const BLACKOUT_MAX_S: &str = "3";
 /// Seed of the proxies' delays.
 const SEED: u64 = 7;
 
@@ -188,7 +188,8 @@ impl Yard {
             held_up.then(|| Traced::slow(pid, plan.slow_notes))
         });
         let arguments = plan.arguments(self.system);
-        let mut moving = world.begin(&guest, from, &arguments);
+        let faulty = [&arguments[..], &["--blackout-max", BLACKOUT_MAX_S]].concat();
+        let mut moving = world.begin(&guest, from, &faulty);
         match plan.moment {
             Moment::Preparing => {}
             Moment::FirstPass => moving.wait_for(Phase::FirstPass),
@@ -231,8 +232,7 @@ impl Yard {
         world.assert_stayed(&guest, side, vm.pid);
         // The next migration of the same VM works, even beside others that are busy.
         let next = if plan.once_more {
-            let again = [&arguments[..], &["--blackout-max", AGAIN_MAX]].concat();
-            drop(world.migrate(&guest, side, &again));
+            drop(world.migrate(&guest, side, &arguments));
             side.other()
         } else {
             side

@@ -9,7 +9,7 @@ use lab::guest::Guest;
 use qemu::qmp::Qmp;
 
 use super::{Side, World, assert_intact, until};
-use crate::moving::{Moving, audited};
+use crate::moving::{Moving, complete};
 
 const QMP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -23,7 +23,7 @@ impl World {
         guest.expect_on(self.host(from.other())).unwrap();
         let mut migrate = vec!["migrate", guest.spec.name.as_str(), from.other().name(), "--json"];
         migrate.extend(args);
-        audited(&mut migrate);
+        complete(&mut migrate);
         Moving::new(self.agent(from).command(self.host(from), &migrate))
     }
 
