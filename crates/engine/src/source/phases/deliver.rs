@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use api::{Bounds, Phase};
-use crossbeam_channel::RecvTimeoutError;
+use crossbeam_channel::{at, select};
 use qemu::qmp::Event;
 use switchover::source::Event as Step;
 use wire::{Late, ToSource};
@@ -15,6 +15,7 @@ use super::journaled::Journaled;
 use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
+use crate::link::Heard;
 use crate::source::blackout::Missing;
 use crate::source::context::Notice;
 use crate::source::control::pacing::pace_bounds;
@@ -22,8 +23,8 @@ use crate::waits::Pulse;
 
 /// Interval at which a waiting migration checks for progress.
 const LOOK: Duration = Duration::from_secs(1);
-/// QEMU's last events arrive on another socket than its stream, on a busy host a moment
-/// later.
+/// QEMU's last events, and the destination's last message, arrive on another socket than the
+/// error that they explain, on a busy host a moment later.
 const LAST_WORD: Duration = Duration::from_millis(500);
 
 /// The VM is stopped, and all of its pages are placed.
@@ -129,27 +130,46 @@ impl<'m> Journaled<Streaming<'m>> {
         }
     }
 
-    /// The reason why the stream can't be read: if QEMU has ended, that is the reason.
+    /// The reason why the stream can't be read: the end of QEMU, or what made the destination end
+    /// the connection that the tap writes to.
     fn last_word(&mut self, error: MigrationError) -> MigrationError {
         if !matches!(error, MigrationError::Tap(_)) {
             return error;
         }
-        let until = Instant::now() + LAST_WORD;
+        let until = at(Instant::now() + LAST_WORD);
         loop {
-            match self.phase.connected.context.qemu_events.recv_deadline(until) {
-                Ok(event) => match self.follow(&event) {
-                    Ok(()) => {}
-                    Err(gone @ (MigrationError::VmGone(_) | MigrationError::PoweredOff(_))) => {
-                        return gone;
-                    }
-                    // QEMU is alive.
-                    Err(_) => return error,
+            let Connected { context, control, .. } = &self.phase.connected;
+            let event = select! {
+                recv(context.qemu_events) -> event => event,
+                recv(control.hear) -> message => match message {
+                    Ok(Heard::Message(message)) => match self.reason_of_peer(&message) {
+                        Some(reason) => return reason,
+                        None => continue,
+                    },
+                    // QEMU would have ended first.
+                    _ => return error,
                 },
-                Err(RecvTimeoutError::Timeout) => return error,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return MigrationError::VmGone("its QEMU ended".to_owned());
+                recv(until) -> _ => return error,
+            };
+            match event.map(|event| self.follow(&event)) {
+                Ok(Ok(())) => {}
+                Ok(Err(gone @ (MigrationError::VmGone(_) | MigrationError::PoweredOff(_)))) => {
+                    return gone;
                 }
+                // QEMU is alive.
+                Ok(Err(_)) => return error,
+                Err(_) => return MigrationError::VmGone("its QEMU ended".to_owned()),
             }
+        }
+    }
+
+    /// Why the destination ends the migration, if this message says so.
+    fn reason_of_peer(&self, message: &ToSource) -> Option<MigrationError> {
+        let connected = &self.phase.connected;
+        match message {
+            ToSource::Refused { reason } => Some(connected.refused(reason.clone())),
+            ToSource::Switchover { said } => Some(connected.said_early(said)),
+            _ => None,
         }
     }
 }

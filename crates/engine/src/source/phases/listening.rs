@@ -117,10 +117,7 @@ impl Connected<'_> {
                 Err(_) => Err(MigrationError::VmGone("its QEMU ended".to_owned())),
             },
             recv(self.control.hear) -> heard => match heard {
-                Ok(Heard::Message(ToSource::Refused { reason })) => {
-                    let (host, reason) = (context.peer.name.clone(), Reason::new(reason).into());
-                    Err(MigrationError::Refused { host, reason })
-                }
+                Ok(Heard::Message(ToSource::Refused { reason })) => Err(self.refused(reason)),
                 Ok(Heard::Message(message)) => Ok(Woken::By(Happening::Peer(message))),
                 Ok(Heard::Gone(error)) => Err(context.lost(error.to_string())),
                 Ok(_) => Err(context.lost("it sent device state, which only a source does")),
@@ -156,6 +153,12 @@ impl Connected<'_> {
         }
         let params = sched_params(bounds, self.context.blackout.has_begun());
         self.send(&ToDestination::Terms(params))
+    }
+
+    /// The error for a destination that refuses.
+    pub(crate) fn refused(&self, reason: String) -> MigrationError {
+        let host = self.context.peer.name.clone();
+        MigrationError::Refused { host, reason: Reason::new(reason).into() }
     }
 
     /// The error for a message of the switchover that came too early.
