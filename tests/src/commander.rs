@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
+use lab::fatal::{Kind, fatal};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
 use qemu::qmp::{Event, Qmp};
@@ -361,7 +362,9 @@ impl Commander {
         // Depending on its version, QEMU exits or reports a failed migration.
         until("the other QEMU sees its stream end", || {
             let status = arriving.status();
-            assert!(!status.contains("running"), "the VM runs twice");
+            if status.contains("running") {
+                fatal(Kind::RanTwice, "it runs at its destination, and at its source");
+            }
             arriving.has_ended()
                 || arriving
                     .qmp

@@ -11,7 +11,7 @@ use qemu::mirror;
 use qemu::qmp::Qmp;
 use serde_json::{Value, json};
 
-use crate::{MIB, Side, World, guest};
+use crate::{MIB, Side, World, assert_no_page_is_wrong, guest};
 
 /// Bytes that the guest fills and rewrites, of a disk sixteen times as large.
 pub const WRITTEN: u64 = 32 * MIB;
@@ -57,7 +57,8 @@ pub fn with_disk(world: &World, format: &str, rate: u64) -> GuestSpec {
 pub fn assert_disk_intact(guest: &Guest) {
     let checked = guest.check_disk().unwrap();
     let pages = guest.spec.orders.disk_bytes / 4096;
-    assert_eq!((checked.pages, checked.wrong), (pages, 0), "{checked:?}");
+    assert_no_page_is_wrong(&checked);
+    assert_eq!(checked.pages, pages, "{checked:?}");
 }
 
 /// Jobs and nodes of mirrors in a QEMU.

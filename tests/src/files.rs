@@ -16,7 +16,7 @@ use lab::setup::{self, Kit};
 use qemu::guest_port::{self, GuestError, Patience};
 
 use crate::memory::guest_ram;
-use crate::{MIB, Side, World, guest, own_qmp_argument, until};
+use crate::{MIB, Side, World, assert_no_page_is_wrong, guest, own_qmp_argument, until};
 
 /// The guest's memory.
 pub const RAM_BYTES: u64 = 256 * MIB;
@@ -267,7 +267,7 @@ pub fn assert_files(guest: &Guest) {
 /// If one isn't.
 pub fn assert_cached_files(guest: &Guest) {
     let checked = guest.check_files().unwrap();
-    assert_eq!(checked.wrong, 0, "{checked:?}");
+    assert_no_page_is_wrong(&checked);
     let orders = &guest.spec.orders;
     // Churned files may be shorter; small ones take whole pages.
     assert!(checked.pages >= 2 * orders.files_bytes / PAGE_BYTES, "{checked:?}");

@@ -30,7 +30,9 @@ pub use moving::{Ended, Frozen, Moving, kill, terminate};
 pub use racks::RackWorld;
 pub use systemd::Systemd;
 pub use terminal::Terminal;
-pub use world::{Side, World, assert_intact, bare, guest, own_qmp_argument, twin, until};
+pub use world::{
+    Side, World, assert_intact, assert_no_page_is_wrong, bare, guest, own_qmp_argument, twin, until,
+};
 
 /// Prints what this machine can't test; the suite repeats it at the end, also if the test passes.
 /// Not by `println!`, whose output is captured unless the test fails.

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use api::{Audited, Phase, Report};
+use lab::fatal::{Kind, fatal};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::until;
@@ -53,7 +54,9 @@ impl Ended {
             Audited::Same { pages, .. } => *pages > 0,
             // A stream that was passed through as a whole has nothing to compare.
             Audited::Nothing { .. } => self.report.tap == "whole",
-            Audited::Differences { .. } => false,
+            Audited::Differences { .. } => {
+                fatal(Kind::WrongPage, format_args!("{audit:?}\n{}", self.said))
+            }
         };
         assert!(is_clean, "{audit:?}\n{}", self.said);
     }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use api::{VmStatus, VmSummary};
 use lab::agent::Agent;
 use lab::certificates::Certificates;
-use lab::guest::{Guest, GuestSpec};
+use lab::fatal::{Kind, fatal};
+use lab::guest::{Checked, Guest, GuestSpec};
 use lab::hosts::{Host, Hosts, Link};
 use lab::setup::{self, Kit};
 
@@ -84,15 +85,42 @@ pub struct World {
 ///
 /// # Panics
 /// If it isn't reached in time.
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(what: &str, is_so: impl FnMut() -> bool) {
+    assert!(reached(is_so), "not within {SETTLE_MAX:?}: {what}");
+}
+
+/// Waits until nothing is left of something that has ended.
+///
+/// # Panics
+/// If it isn't reached in time; no repetition excuses that.
+pub(crate) fn until_gone(what: &str, is_so: impl FnMut() -> bool) {
+    if !reached(is_so) {
+        fatal(Kind::LeftBehind, format_args!("not within {SETTLE_MAX:?}: {what}"));
+    }
+}
+
+fn reached(mut is_so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + SETTLE_MAX;
     loop {
-        let begun = Instant::now();
+        let started = Instant::now();
         if is_so() {
-            return;
+            return true;
         }
-        assert!(Instant::now() < end, "not within {SETTLE_MAX:?}: {what}");
-        std::thread::sleep((begun.elapsed() * PAUSE_LOOKS).clamp(PAUSE_MIN, PAUSE_MAX));
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep((started.elapsed() * PAUSE_LOOKS).clamp(PAUSE_MIN, PAUSE_MAX));
+    }
+}
+
+/// Asserts that a guest has read back what it wrote.
+///
+/// # Panics
+/// If a page is wrong; no repetition excuses that.
+pub fn assert_no_page_is_wrong(checked: &Checked) {
+    if checked.wrong > 0 {
+        let hint = "if the last move's audit was clean, QEMU never handed over what is missing";
+        fatal(Kind::WrongPage, format_args!("{checked:?}; {hint}"));
     }
 }
 
@@ -112,19 +140,18 @@ fn threads(pid: u32) -> Vec<String> {
 /// # Panics
 /// If it is silent, was heard twice, or a page is wrong.
 pub fn assert_intact(guest: &Guest) {
-    guest.wait_beat(SETTLE_MAX).unwrap();
+    guest.wait_beat(SETTLE_MAX).unwrap_or_else(|error| fatal(Kind::VmLost, error));
     let checked = guest.check().unwrap();
-    assert_eq!(
-        checked.wrong, 0,
-        "{checked:?}; if the last move's audit was clean, QEMU never handed over what is missing"
-    );
+    assert_no_page_is_wrong(&checked);
     let pulse = guest.pulse();
-    assert_eq!(
-        pulse.twice, 0,
-        "the guest has run twice; or it went back, and QEMU never handed over the page where it \
-         counts its beats: {} were heard where it was before while it ran where it is",
-        pulse.behind
-    );
+    if pulse.twice > 0 {
+        let detail = format_args!(
+            "{} beats were received twice, {} of them from its former host while it ran at its \
+             new one; if none, QEMU may not have handed over the page with the count of beats",
+            pulse.twice, pulse.behind
+        );
+        fatal(Kind::RanTwice, detail);
+    }
     let orders = &guest.spec.orders;
     let filled =
         orders.random_bytes + orders.text_bytes + orders.zero_bytes + orders.working_set_bytes;

@@ -3,9 +3,10 @@
 use std::process::Command;
 
 use api::{Outcome, Phase};
-use end_to_end::{MIB, Side, World, bare, guest, own_qmp_argument};
+use end_to_end::{MIB, Side, World, assert_no_page_is_wrong, bare, guest, own_qmp_argument};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
+use marks::runs;
 use qemu::qmp::Qmp;
 use serde_json::{Value, json};
 
@@ -16,6 +17,7 @@ const PLUGGED: u64 = 256 * MIB;
 
 /// The guest's memory exceeds the machine's initial memory: most of what it checks is in plugged
 /// memory.
+#[runs(fills)]
 #[test]
 fn memory_of_a_virtio_mem_device() {
     let world = World::new(Link::one(1000));
@@ -56,6 +58,7 @@ fn bitmaps(qmp: &Qmp) -> Vec<(String, bool, u64)> {
 }
 
 /// A backup program asks what has changed since its last run, on whatever host the VM runs.
+#[runs(fills)]
 #[test]
 fn a_persistent_dirty_bitmap() {
     let world = World::new(Link::one(1000));
@@ -82,7 +85,7 @@ fn a_persistent_dirty_bitmap() {
     for side in [Side::A, Side::B] {
         drop(world.migrate(&guest, side, &[]));
         let checked = guest.check_disk().unwrap();
-        assert_eq!(checked.wrong, 0, "{checked:?}");
+        assert_no_page_is_wrong(&checked);
         let known = bitmaps(&world.own_qmp(side.other(), "web1"));
         let [(name, true, count)] = &known[..] else { panic!("{known:?}") };
         assert_eq!(name, "since-monday");
@@ -165,17 +168,20 @@ fn left_on(qemu: &Qemu) {
 }
 
 /// Off for the move, and as before after a move that did not take place.
+#[runs(fills)]
 #[test]
 fn what_is_left_on_in_the_oldest_qemu() {
     left_on(&setup::qemus(&setup::ensure().unwrap()).unwrap()[0]);
 }
 
+#[runs(fills)]
 #[test]
 fn what_is_left_on_in_the_usual_qemu() {
     let kit = setup::ensure().unwrap();
     left_on(&Qemu { program: kit.qemu, version: kit.qemu_version });
 }
 
+#[runs(fills)]
 #[test]
 fn what_is_left_on_in_the_newest_qemu() {
     left_on(setup::qemus(&setup::ensure().unwrap()).unwrap().last().unwrap());

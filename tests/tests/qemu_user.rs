@@ -5,7 +5,7 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use end_to_end::{MIB, Side, World, guest};
+use end_to_end::{MIB, Side, World, assert_no_page_is_wrong, guest};
 use lab::hosts::{Link, RUN_DIR};
 
 const USER: &str = "nobody";
@@ -71,7 +71,7 @@ fn a_vm_of_a_user_of_its_own_moves_with_its_disk() {
         assert_eq!(report.placement, "mapped");
         assert_of_that_user(&world, side.other(), uid);
         let checked = guest.check_disk().unwrap();
-        assert_eq!(checked.wrong, 0, "{checked:?}");
+        assert_no_page_is_wrong(&checked);
     }
     let found = world.tells(Side::A, &["doctor"]);
     assert!(found.contains("started as a user of their own"), "{found}");

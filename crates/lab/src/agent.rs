@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use qemu::programs::USUAL;
 
 use crate::error::{FileContext, LabError, Result, SystemContext};
+use crate::fatal::{self, Kind};
 use crate::hosts::{Host, Hosts, RUN_DIR, RackHost, Racks};
 use crate::{program, setup};
 
@@ -240,9 +241,29 @@ impl Agent {
     }
 }
 
+/// The line about a thread that panicked by itself: tests have some panic by
+/// `data_threads::point`.
+fn panicked(log: &str) -> Option<&str> {
+    let is_panic = |line: &str| line.starts_with("thread '") && line.contains(" panicked at ");
+    log.lines().find(|line| is_panic(line) && !line.contains("data-threads/src/faults.rs"))
+}
+
 impl Drop for Agent {
+    /// Kills it.
+    ///
+    /// # Panics
+    /// If a thread of it had panicked.
     fn drop(&mut self) {
         self.kill();
+        let log = std::fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        match panicked(&log) {
+            Some(line) if std::thread::panicking() => {
+                eprintln!("\n{}", fatal::line(Kind::Panic, line));
+            }
+            Some(line) => fatal::fatal(Kind::Panic, line),
+            None => {}
+        }
     }
 }
 
@@ -271,4 +292,21 @@ pub fn agents_with(racks: &Racks, others: &str, told: &[&str]) -> Result<Vec<Age
         Agent::start_as(&host.name, &host.host, &peers, &[], &told)
     };
     hosts.iter().map(start).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_an_agent_is_found_unless_a_test_wanted_it() {
+        let wanted =
+            "thread 'disk-room' (24213) panicked at crates/data-threads/src/faults.rs:20:9:";
+        assert_eq!(panicked(&format!("INFO a panic is logged\n{wanted}\n")), None);
+        for own in
+            ["thread 'tap-0' (7) panicked at crates/tap/src/a.rs:1:1:", "thread 'a' panicked at b"]
+        {
+            assert_eq!(panicked(&format!("{wanted}\n{own}\n")), Some(own));
+        }
+    }
 }

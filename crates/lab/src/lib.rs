@@ -4,6 +4,7 @@ pub mod agent;
 pub mod certificates;
 pub mod cpio;
 pub mod error;
+pub mod fatal;
 pub mod guest;
 pub mod hosts;
 pub mod libvirt;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Outcome, Report, VmStatus, VmSummary};
+use lab::fatal::{Kind, fatal};
 use lab::guest::Guest;
 use qemu::qmp::Qmp;
 
-use super::{Side, World, assert_intact, until};
+use super::{Side, World, assert_intact, until, until_gone};
 use crate::moving::{Moving, complete};
 
 const QMP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -72,10 +73,17 @@ impl World {
     /// # Panics
     /// If it isn't.
     pub fn assert_moved(&self, guest: &Guest, from: Side) {
-        let vm = self.vm(from.other(), &guest.spec.name).expect("it should be there");
+        let vm = self.listed(from.other(), guest);
         self.assert_runs(from.other(), &vm);
         self.assert_nothing_left(from);
         self.assert_only(from.other(), &[vm.pid]);
+    }
+
+    /// A guest's VM, which its host's agent must list.
+    fn listed(&self, side: Side, guest: &Guest) -> VmSummary {
+        let name = &guest.spec.name;
+        let lost = || fatal(Kind::VmLost, format_args!("{} does not list {name}", side.name()));
+        self.vm(side, name).unwrap_or_else(lost)
     }
 
     /// Asserts that a VM runs, and that no migration of it does.
@@ -97,7 +105,7 @@ impl World {
     /// # Panics
     /// If it does not.
     pub fn assert_stayed(&self, guest: &Guest, at: Side, pid: u32) {
-        let vm = || self.vm(at, &guest.spec.name).expect("it should be there");
+        let vm = || self.listed(at, guest);
         // An agent that has just started first settles what its journals say.
         until("it is settled", || vm().status != VmStatus::InDoubt);
         let vm = vm();
@@ -118,10 +126,10 @@ impl World {
     /// # Panics
     /// If there is.
     pub fn assert_nothing_left(&self, side: Side) {
-        until("no VM is left", || self.vms(side).is_empty());
+        until_gone("no VM is left", || self.vms(side).is_empty());
         self.assert_only(side, &[]);
         for dir in ["state/vms", "state/run", "state/slowed"] {
-            until(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
+            until_gone(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
         }
         let known = |name: &str| {
             matches!(name, "agent.log" | "api.sock" | "disk.img" | "state" | "tls")
@@ -130,7 +138,7 @@ impl World {
                 // Disks that both hosts use.
                 || name.starts_with("files-")
         };
-        until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
+        until_gone("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
     }
 
     /// Removes the sockets that a VM's owner had its QEMU make. QEMU removes them itself unless it
@@ -151,8 +159,10 @@ impl World {
             let all = self.host(side).processes().unwrap();
             all.into_iter().filter(|pid| *pid != agent && !pids.contains(pid)).collect::<Vec<_>>()
         };
-        until(&format!("{} has no process but its VMs'", side.name()), || others().is_empty());
-        until("sockets of the migration are gone", || self.files(side, "state/run").is_empty());
+        until_gone(&format!("{} has no process but its VMs'", side.name()), || others().is_empty());
+        until_gone("sockets of the migration are gone", || {
+            self.files(side, "state/run").is_empty()
+        });
     }
 
     /// Names in a directory of a host's own.
