@@ -4,8 +4,10 @@
 use std::fs;
 
 use lab::setup::repository;
+use marks::runs;
 
 /// A file that `main.rs` doesn't name would not even be compiled.
+#[runs(promised)]
 #[test]
 fn every_file_here_is_part_of_this_program() {
     let dir = repository().join("tests/tests");
@@ -18,6 +20,7 @@ fn every_file_here_is_part_of_this_program() {
     }
 }
 
+#[runs(promised)]
 #[test]
 fn every_step_of_a_page_is_there() {
     let root = repository();

@@ -6,6 +6,7 @@ use end_to_end::memory::guest_ram;
 use end_to_end::proxy::{Proxies, is_text};
 use end_to_end::{MIB, Side, World, bare, own_qmp_argument, until};
 use lab::hosts::Link;
+use marks::runs;
 use ram::{DataRanges, Mapping};
 
 const PAGE: usize = 4096;
@@ -17,6 +18,7 @@ fn differences(report: &Report) -> (u64, &[String]) {
     (*pages, examples)
 }
 
+#[runs(promised)]
 #[test]
 fn a_bit_that_flips_on_the_way() {
     let mut world = World::new(Link::one(400));

@@ -10,6 +10,7 @@ use end_to_end::memory::HugePages;
 use end_to_end::{MIB, Side, World, bare, guest, until};
 use lab::guest::GuestSpec;
 use lab::hosts::{Link, RUN_DIR};
+use marks::runs;
 use qemu::process::Process;
 use ram::Mapping;
 
@@ -135,6 +136,7 @@ fn mem_path() {
 }
 
 /// The kernel doesn't report which parts of huge pages are holes.
+#[runs(alone)]
 #[test]
 fn huge_pages_that_held_something_else() {
     const PAGES: u64 = 256 / 2;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use end_to_end::{MIB, Side, World, assert_fits_goal, bare};
 use lab::hosts::Link;
+use marks::runs;
 
 /// Mbit/s. Without a hold, the agents' buffers would take 5 s to drain.
 const LINK: u32 = 100;
@@ -35,6 +36,7 @@ fn with_a_qemu_that_is_told_the_bandwidth() {
 
 /// QEMU 7.2 computes with its own estimate of the bandwidth. Under TCG, each of its looks at the
 /// dirty bitmap takes 0.2 s on a guest that it moves correctly, so it gets more time.
+#[runs(promised)]
 #[test]
 fn with_the_distributions_qemu() {
     let kit = lab::setup::ensure().unwrap();

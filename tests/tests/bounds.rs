@@ -9,6 +9,7 @@ use api::{Phase, Priority};
 use end_to_end::{MIB, Moving, Side, World, bare, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 
 /// A guest that takes a while at 40 Mbit/s.
 fn large(world: &World) -> Guest {
@@ -48,6 +49,7 @@ fn wait_above(world: &World, limit: f64) {
     until(&format!("it sends more than {limit} Mbit/s"), || sent_mbit_per_s(world) > limit * 1.05);
 }
 
+#[runs(promised)]
 #[test]
 fn the_network() {
     let world = World::new(Link::one(200));

@@ -7,6 +7,7 @@ use end_to_end::files::{assert_files, with_files};
 use end_to_end::{MIB, Side, World, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 
 const CHURN_BYTES: u64 = 8 * MIB;
 /// The guest's names for what it does to files.
@@ -23,6 +24,7 @@ fn deeds(guest: &Guest, order: &str) -> BTreeMap<String, u64> {
     each.collect()
 }
 
+#[runs(fills)]
 #[test]
 fn nothing_of_the_files_is_lost() {
     let world = World::new(Link::one(200));

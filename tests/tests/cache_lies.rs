@@ -7,6 +7,7 @@ use end_to_end::hostile::own_bytes;
 use end_to_end::{MIB, Moving, Side, World, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 
 const NAME: &str = "web1";
 /// Most memory that an agent may use, without that of its VM.
@@ -36,6 +37,7 @@ fn says(report: &Report, text: &str) -> bool {
 const NOT_ALL: &str = "read from storage: ";
 const NOT_THE_SAME: &str = "were something else there";
 
+#[runs(fills)]
 #[test]
 fn wrong_places_cost_only_time() {
     let world = world(Link::one(500));
@@ -103,6 +105,7 @@ fn unlimited(world: &World, from: Side, id: &str) {
 
 /// The map is outdated: before anything is read, the guest writes to its files, past its cache, to
 /// disk, and into memory alone.
+#[runs(fills)]
 #[test]
 fn what_is_written_after_the_map_is_not_lost() {
     let world = world(Link::one(500));
@@ -151,6 +154,7 @@ fn killed(world: &World, guest: &Guest) {
 }
 
 /// Answers without sense, without an end, or without a beginning.
+#[runs(fills)]
 #[test]
 fn nonsense_is_refused() {
     let world = world(Link::one(1000));

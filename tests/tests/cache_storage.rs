@@ -14,6 +14,7 @@ use end_to_end::files::{
 };
 use end_to_end::{Frozen, Side, World, until};
 use lab::hosts::Link;
+use marks::runs;
 
 const NAME: &str = "web1";
 /// Longer than a reader waits for an answer.
@@ -37,6 +38,7 @@ fn invert(world: &World, map: &CacheMap) {
 }
 
 /// A server of disks with other content in half of all places.
+#[runs(fills, promised)]
 #[test]
 fn with_other_content_costs_only_time() {
     let world = World::new(Link::one(200));
@@ -92,6 +94,7 @@ fn is_said(note: &str) -> bool {
 }
 
 /// The destination's readers of formatted images freeze in the middle.
+#[runs(fills)]
 #[test]
 fn that_stalls_costs_only_time() {
     let world = World::new(Link::one(200));
@@ -122,6 +125,7 @@ fn that_stalls_costs_only_time() {
 
 /// A server of disks freezes for a while. The VM itself rarely needs it; a reader of pages gives it
 /// up.
+#[runs(fills)]
 #[test]
 fn a_server_that_stalls_costs_only_time() {
     let world = World::new(Link::one(200));
@@ -143,6 +147,7 @@ fn a_server_that_stalls_costs_only_time() {
 
 /// VMs that move together, each with the same files on disks of its own: the others get what one of
 /// them has read.
+#[runs(alone)]
 #[test]
 fn is_read_once_for_all_vms_of_a_host() {
     let world = World::new(Link::one(200));

@@ -5,6 +5,7 @@ use api::{Outcome, Phase, Report};
 use end_to_end::{Frozen, MIB, Moving, Side, World, bare, own_qmp_argument, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
+use marks::runs;
 use qemu::qmp::RunState;
 
 /// Writes more than the link carries, so its migration has no end.
@@ -50,6 +51,7 @@ fn in_any_phase(cancel: impl Fn(&World, &Moving)) {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
+#[runs(promised)]
 #[test]
 fn by_ctrl_c() {
     in_any_phase(|_, moving| moving.interrupt());

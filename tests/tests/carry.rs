@@ -11,6 +11,7 @@ use end_to_end::commander::{Commander, carrying, port};
 use end_to_end::{MIB, Side, World, bare, note, until};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
+use marks::runs;
 use serde_json::json;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
@@ -73,11 +74,13 @@ fn with_the_oldest_qemu() {
     everywhere(MAPPED, &qemus()[0], OLD);
 }
 
+#[runs(promised)]
 #[test]
 fn with_the_usual_qemu() {
     everywhere(MAPPED, &usual(), NEW);
 }
 
+#[runs(promised)]
 #[test]
 fn with_the_newest_qemu() {
     everywhere(MAPPED, qemus().last().unwrap(), OLD);

@@ -14,6 +14,7 @@ use end_to_end::{MIB, Side, World, assert_intact, bare, twin, until};
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
 use lab::setup;
+use marks::runs;
 
 const TWO_NICS: Link = Link { nics: 2, mbit_per_s: Some(200) };
 
@@ -34,6 +35,7 @@ fn assert_by_both(world: &World, before: &[u64], least: u64) {
 }
 
 /// With TLS, and with RAM read back at the destination.
+#[runs(fills)]
 #[test]
 fn a_disk_and_memory_by_all_nics() {
     let (world, _certificates) = World::secured(TWO_NICS);
@@ -86,6 +88,7 @@ fn assert_found(world: &World, guest: &Guest) {
     world.assert_intact(guest);
 }
 
+#[runs(fills)]
 #[test]
 fn what_vms_there_have_is_not_sent() {
     let (world, _certificates) = World::secured(Link::one(500));
@@ -105,6 +108,7 @@ fn what_vms_there_have_is_not_sent() {
 }
 
 /// When it begins, there is nothing to be found; then another VM arrives.
+#[runs(fills)]
 #[test]
 fn what_comes_with_another_one_is_sent_once() {
     // Slow enough that most of one is not sent when the other begins.
@@ -146,12 +150,14 @@ fn shares_with_the_rack(qemu: &std::path::Path, ways: &[(Side, u8)]) {
 }
 
 /// The source keeps bodies meanwhile, and doesn't hold QEMU for it.
+#[runs(fills)]
 #[test]
 fn what_another_host_of_the_rack_has_comes_from_there() {
     shares_with_the_rack(&usual_qemu(), &[(Side::A, 4)]);
 }
 
 /// With it, sections end epochs.
+#[runs(fills)]
 #[test]
 fn with_the_oldest_qemu_what_is_there_is_not_sent() {
     let oldest = setup::ensure().unwrap().qemu_system;
@@ -159,6 +165,7 @@ fn with_the_oldest_qemu_what_is_there_is_not_sent() {
 }
 
 /// There was nothing to be found when it arrived, so nothing of it had a name.
+#[runs(fills)]
 #[test]
 fn content_of_a_carried_vm_is_not_sent_again() {
     let world = World::new(Link::one(500));
@@ -208,6 +215,7 @@ fn only_one(world: &World) -> Progress {
 
 /// What was in flight on the cut lane goes by the other one, and all arrives in order. The copy is
 /// listed and limited like a migration.
+#[runs(fills)]
 #[test]
 fn a_lane_is_cut_while_a_disk_is_copied() {
     let mut world = World::new(TWO_NICS);
@@ -270,17 +278,20 @@ fn outlives_a_silent_network(more: &[&'static str], tap: &str) {
     assert_eq!(commander.arrive(Side::A).tap, tap);
 }
 
+#[runs(fills)]
 #[test]
 fn a_silent_network_does_not_end_a_stream_that_is_split() {
     outlives_a_silent_network(&[], "classic");
 }
 
+#[runs(fills)]
 #[test]
 fn a_silent_network_does_not_end_a_stream_that_is_relayed() {
     outlives_a_silent_network(&["postcopy-ram"], "relayed");
 }
 
 /// The source's agent holds bytes that its client doesn't take, and heeds the operator all the same.
+#[runs(fills)]
 #[test]
 fn a_disk_whose_client_reads_nothing_is_cancelled() {
     let mut world = World::new(Link::one(1000));
@@ -312,6 +323,7 @@ fn a_disk_whose_client_reads_nothing_is_cancelled() {
 }
 
 /// Both agents apply an operator's change in the middle of a migration.
+#[runs(fills)]
 #[test]
 fn what_it_may_use_is_changed_while_it_moves() {
     let mut spec = bare("256M", 200_000);

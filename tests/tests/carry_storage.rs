@@ -9,6 +9,7 @@ use end_to_end::files::{assert_files, cached_pages, with_files};
 use end_to_end::{Side, World, own_qmp_argument, until};
 use lab::hosts::{Link, RUN_DIR};
 use lab::setup;
+use marks::runs;
 use qemu::guest_port;
 
 const NAME: &str = "web1";
@@ -57,6 +58,7 @@ fn assert_read(report: &Report, cached: u64) {
 
 /// There and back, with both kinds of stream. Nothing is shared, so that only what disks have goes
 /// by name.
+#[runs(fills)]
 #[test]
 fn what_its_disks_have_is_read_there() {
     let mut commander = commander("share = \"off\"\nstorage = \"on\"");
@@ -70,6 +72,7 @@ fn what_its_disks_have_is_read_there() {
     }
 }
 
+#[runs(fills)]
 #[test]
 fn a_guest_whose_disks_are_not_to_be_read_is_not_asked() {
     let mut commander = commander("storage = \"off\"");

@@ -11,6 +11,7 @@ use end_to_end::{MIB, Side, World, bare, guest, until};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use lab::setup;
+use marks::runs;
 use qemu::commanded::vcpu_threads;
 use serde_json::json;
 
@@ -176,27 +177,32 @@ fn converges_with(machine: &str, channels: u8, more: &[&'static str]) {
     assert!(counted > 0 && report.passes > 2, "{} {counted}", report.passes);
 }
 
+#[runs(alone)]
 #[test]
 fn with_a_classic_stream_it_converges() {
     converges(NEW, 0);
 }
 
+#[runs(alone, promised)]
 #[test]
 fn with_multifd_it_converges() {
     converges(NEW, 4);
 }
 
+#[runs(alone)]
 #[test]
 fn with_multifd_whose_epochs_are_sections_it_converges() {
     converges(OLD, 4);
 }
 
+#[runs(alone)]
 #[test]
 fn one_whose_qemu_waits_converges() {
     converges_with(NEW, 4, &["switchover-ack"]);
 }
 
 /// QEMU then decides, as without the agents.
+#[runs(alone)]
 #[test]
 fn one_whose_qemu_waits_in_vain_is_told_that_it_may_stop_the_vm() {
     let mut commander = bare_commander(["", "throttle = \"off\""]);
@@ -211,6 +217,7 @@ fn one_whose_qemu_waits_in_vain_is_told_that_it_may_stop_the_vm() {
     commander.assert_stayed(Side::A);
 }
 
+#[runs(alone)]
 #[test]
 fn one_that_is_cancelled_is_not_left_slow() {
     let mut commander = bare_commander(LOW);
@@ -228,6 +235,7 @@ fn one_that_is_cancelled_is_not_left_slow() {
     commander.assert_stayed(Side::A);
 }
 
+#[runs(alone)]
 #[test]
 fn an_agent_that_was_killed_lets_it_go_when_it_starts_again() {
     let mut commander = bare_commander(LOW);
@@ -244,6 +252,7 @@ fn an_agent_that_was_killed_lets_it_go_when_it_starts_again() {
 }
 
 /// The agent's file forbids it, in either of two ways, and the report says so.
+#[runs(alone)]
 #[test]
 fn one_that_may_not_be_throttled_is_not() {
     for (agent, why) in [

@@ -5,6 +5,7 @@ use api::{Outcome, Phase, VmStatus};
 use end_to_end::{MIB, Side, World, assert_fits_goal, bare, own_qmp_argument};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
+use marks::runs;
 use serde_json::json;
 
 /// Mbit/s.
@@ -34,16 +35,19 @@ fn keeps_the_goal(rate: u64, meanwhile: impl Fn(&Guest)) {
 }
 
 /// QEMU suddenly finds nothing dirty, with a second's worth in the pool.
+#[runs(alone)]
 #[test]
 fn a_guest_that_stops_writing_abruptly() {
     keeps_the_goal(HARD, |guest| drop(guest.ask("rate 0").unwrap()));
 }
 
+#[runs(alone)]
 #[test]
 fn a_guest_that_is_faster_than_the_link_and_then_slows_down() {
     keeps_the_goal(HARD, |guest| drop(guest.ask("rate 10000000").unwrap()));
 }
 
+#[runs(alone, promised)]
 #[test]
 fn a_guest_that_writes_a_little_less_than_the_link_carries() {
     keeps_the_goal(18_000_000, |_| {});

@@ -10,6 +10,7 @@ use end_to_end::browser::{Browser, ask};
 use end_to_end::simulated::Simulated;
 use end_to_end::{Side, World, bare, until};
 use lab::hosts::{Host, Link, RUN_DIR};
+use marks::runs;
 use serde_json::json;
 
 const PORT: u16 = 7880;
@@ -73,6 +74,7 @@ fn wait_status(browser: &Browser<'_>, text: &str) {
     browser.wait(text, &format!("{status}.includes({})", json!(text)));
 }
 
+#[runs(promised)]
 #[test]
 fn a_vm_is_moved_by_a_form_and_its_downtime_is_in_the_history() {
     let world = World::new(Link::one(100));

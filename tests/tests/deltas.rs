@@ -7,6 +7,7 @@ use end_to_end::{MIB, Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup;
+use marks::runs;
 
 /// Rate of the link, in Mbit/s; and twice that in dirty pages, of each of which 64 bytes change.
 const LINK: u32 = 100;
@@ -25,6 +26,7 @@ fn assert_went_as_deltas(report: &Report) {
     assert!(report.wire_bytes < report.body_bytes, "{report:?}");
 }
 
+#[runs(promised)]
 #[test]
 fn by_multifd_and_by_a_classic_stream() {
     let world = World::new(Link::one(LINK));

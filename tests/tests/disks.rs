@@ -10,6 +10,7 @@ use end_to_end::disk::{
 };
 use end_to_end::{MIB, Side, World, own_qmp_argument, until};
 use lab::hosts::{Link, RUN_DIR};
+use marks::runs;
 use qemu::qmp::Qmp;
 use rustix::fs::{FallocateFlags, fallocate};
 use serde_json::json;
@@ -43,11 +44,13 @@ fn there_and_back(format: &str) {
     assert_sparse(&world, Side::A);
 }
 
+#[runs(promised)]
 #[test]
 fn raw_there_and_back_under_writes() {
     there_and_back("raw");
 }
 
+#[runs(promised)]
 #[test]
 fn qcow2_there_and_back_under_writes() {
     there_and_back("qcow2");

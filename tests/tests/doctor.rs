@@ -8,6 +8,7 @@ use end_to_end::{Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup::Accelerator;
+use marks::runs;
 
 const RATE: u64 = 2_000_000;
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
@@ -60,6 +61,7 @@ impl Refusing {
     }
 }
 
+#[runs(promised)]
 #[test]
 fn a_pair_that_is_well() {
     let world = World::new(Link::one(1000));

@@ -6,6 +6,7 @@ use end_to_end::{MIB, Side, World, guest, own_qmp_argument};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use lab::setup;
+use marks::runs;
 use serde_json::json;
 
 const FREED: u64 = 256 * MIB;
@@ -36,6 +37,7 @@ fn assert_ahead(report: &Report) {
 
 /// There and back without the free memory. What QEMU sends before the guest reports it as free
 /// can't be left out any more: on this link that is little, however slow the guest is.
+#[runs(promised)]
 #[test]
 fn what_a_guest_has_freed_is_left_out() {
     let world = World::new(Link::one(100));

@@ -7,6 +7,7 @@ use api::{GangOutcome, GangReport, MoveState, VmStatus};
 use end_to_end::{MIB, Moving, Side, World, bare, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
+use marks::runs;
 
 fn spec(name: &str, seed: u64) -> GuestSpec {
     let mut spec = bare("128M", 100_000);
@@ -57,6 +58,7 @@ fn heard_anew<'g>(begun: Option<&str>, guests: [&'g Guest; 2]) -> Vec<&'g Guest>
 }
 
 /// The destination's agent coordinates, and everything is encrypted.
+#[runs(promised)]
 #[test]
 fn by_name_and_coordinated_from_elsewhere() {
     let (world, _certificates) = World::secured(Link::one(1000));
@@ -77,6 +79,7 @@ fn by_name_and_coordinated_from_elsewhere() {
     assert!(world.tells(Side::B, &["report", &report.id]).contains("3 VMs moved."));
 }
 
+#[runs(promised)]
 #[test]
 fn a_host_is_evacuated_after_a_dry_run_that_moves_nothing() {
     let world = World::new(Link::one(1000));
@@ -149,6 +152,7 @@ fn with_atomic_those_under_way_are_taken_back() {
     world.says(Side::B, &["stop", "web2", "--force"]);
 }
 
+#[runs(promised)]
 #[test]
 fn a_gang_that_is_cancelled_can_be_taken_up_again() {
     let world = World::new(Link::one(200));

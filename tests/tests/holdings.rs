@@ -7,6 +7,7 @@ use api::{GangPlan, GangReport, Outcome, Report, SharedParts};
 use end_to_end::{MIB, Side, World};
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
+use marks::runs;
 
 /// Bytes of the same content in each VM, written with the same seed.
 const COMMON: u64 = 48 * MIB;
@@ -39,6 +40,7 @@ fn bytes(pid: u32, line: &str) -> u64 {
 }
 
 /// VMs that arrived without names, or were there when the agent started.
+#[runs(fills)]
 #[test]
 fn what_runs_at_the_destination_is_not_sent() {
     let mut world = world();
@@ -62,6 +64,7 @@ fn what_runs_at_the_destination_is_not_sent() {
     assert_eq!(world.vms(Side::B).len(), 1);
 }
 
+#[runs(fills)]
 #[test]
 fn a_vm_that_is_looked_at_gets_no_memory_for_it() {
     let mut world = world();
@@ -92,6 +95,7 @@ fn a_vm_that_is_looked_at_gets_no_memory_for_it() {
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
 
+#[runs(fills)]
 #[test]
 fn a_vm_takes_its_domain_along() {
     let mut world = world();
@@ -126,6 +130,7 @@ fn a_vm_takes_its_domain_along() {
 }
 
 /// What a dry run expects, compared with what then goes by name.
+#[runs(fills)]
 #[test]
 fn a_dry_run_tells_what_need_not_be_sent() {
     let mut world = world();

@@ -11,6 +11,7 @@ use end_to_end::{MIB, Side, assert_intact, bare, guest, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Migration};
+use marks::runs;
 
 /// UID of the VM.
 const UID: &str = "8a9c3f6e-0d5b-4f3e-9c62-6a1f5e7d2b10";
@@ -55,6 +56,7 @@ fn image(carried: &Carried, side: Side) -> Disk {
 
 /// There by one connection, back by four: the agents carry all of it, and restore the sockets that
 /// they replaced.
+#[runs(promised)]
 #[test]
 fn what_leaves_a_pod_is_carried() {
     let carried = Carried::in_pods(Link::one(1000), UID);
@@ -106,6 +108,7 @@ fn a_channel_without_its_main_connection_goes_kubevirts_own_way() {
 
 /// A killed agent leaves a socket that leads nowhere: the migration fails, the VM runs on, and the
 /// restarted agent repairs it.
+#[runs(requested)]
 #[test]
 fn an_agent_that_starts_again_takes_up_its_sockets() {
     let mut carried = Carried::in_pods(Link::one(1000), UID);
@@ -123,6 +126,7 @@ fn an_agent_that_starts_again_takes_up_its_sockets() {
     carried.migrate(&guest, Side::A, &how);
 }
 
+#[runs(requested)]
 #[test]
 fn a_vm_comes_with_its_disk() {
     let carried = Carried::in_pods(Link { nics: 2, mbit_per_s: Some(500) }, UID);

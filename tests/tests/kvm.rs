@@ -6,6 +6,7 @@ use end_to_end::{MIB, Moving, Side, World, bare, note};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup::{self, Accelerator};
+use marks::runs;
 
 /// Blocks below 24 MiB are placed inline.
 const MAPPED: &str = "32M";
@@ -43,6 +44,7 @@ fn there_and_back(memory: &str, change: impl FnOnce(&mut GuestSpec)) {
     assert_eq!(guest.pulse().boots, 1);
 }
 
+#[runs(promised)]
 #[test]
 fn mapped_with_a_dirty_log() {
     there_and_back(MAPPED, |_| ());
@@ -92,6 +94,7 @@ fn begin(world: &World, guest: &Guest, args: &[&str]) -> Moving {
     world.begin(guest, Side::A, &[&["--compress", "off"], args].concat())
 }
 
+#[runs(alone)]
 #[test]
 fn throttled_by_a_quota() {
     let Some((world, guest, _)) = hard(16) else { return };
@@ -117,6 +120,7 @@ fn cancelled() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
+#[runs(promised)]
 #[test]
 fn both_agents_die() {
     let Some((mut world, guest, pid)) = hard(8) else { return };

@@ -5,6 +5,7 @@ use end_to_end::disk::{allocated_bytes, assert_disk_intact, with_disk};
 use end_to_end::{MIB, Moving, Side, World, bare, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 
 const TWO_NICS: Link = Link { nics: 2, mbit_per_s: Some(100) };
 
@@ -40,6 +41,7 @@ fn deaths(report: &Report) -> [u32; 2] {
     [on("10.77.0."), on("10.77.1.")]
 }
 
+#[runs(promised)]
 #[test]
 fn one_two_and_eight() {
     let world = World::new(Link { nics: 2, mbit_per_s: Some(500) });
@@ -75,6 +77,7 @@ fn a_lane_whose_network_goes_silent() {
 }
 
 /// The network comes back after the lane was given up, and before the end.
+#[runs(promised)]
 #[test]
 fn a_lane_joins_again() {
     let world = World::new(TWO_NICS);

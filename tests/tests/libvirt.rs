@@ -7,6 +7,7 @@ use end_to_end::{MIB, Side, bare, guest};
 use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Migration};
 use lab::setup::Qemu;
+use marks::runs;
 
 const RATE: u64 = 5_000_000;
 
@@ -37,26 +38,31 @@ fn with(carried: &Carried, ways: &[(bool, Option<u8>)], p2p: bool, is_oldest: bo
 }
 
 /// There by loopback with four channels, back by a socket with one connection.
+#[runs(promised)]
 #[test]
 fn there_and_back() {
     by(&[WAYS[1], WAYS[2]], false, false);
 }
 
+#[runs(requested)]
 #[test]
 fn by_virsh() {
     by(&WAYS, false, false);
 }
 
+#[runs(requested)]
 #[test]
 fn by_virsh_with_the_distributions_qemu() {
     by(&WAYS, false, true);
 }
 
+#[runs(requested)]
 #[test]
 fn from_libvirtd_to_libvirtd() {
     by(&WAYS, true, false);
 }
 
+#[runs(requested)]
 #[test]
 fn from_libvirtd_to_libvirtd_with_the_distributions_qemu() {
     by(&WAYS, true, true);
@@ -118,16 +124,19 @@ fn with_its_disk(p2p: bool, is_oldest: bool) {
     }
 }
 
+#[runs(requested)]
 #[test]
 fn by_virsh_with_its_disk() {
     with_its_disk(false, false);
 }
 
+#[runs(requested)]
 #[test]
 fn by_virsh_with_its_disk_and_the_distributions_qemu() {
     with_its_disk(false, true);
 }
 
+#[runs(requested)]
 #[test]
 fn from_libvirtd_to_libvirtd_with_its_disk() {
     with_its_disk(true, false);

@@ -8,6 +8,7 @@ use end_to_end::{Side, assert_intact, guest};
 use lab::hosts::Link;
 use lab::libvirt::Domain;
 use lab::setup;
+use marks::runs;
 
 /// nova's `Guest.migrate`: libvirtd talks to libvirtd, with the domain's XML.
 const NOVA: &str = "\
@@ -42,6 +43,7 @@ fn call(carried: &Carried, from: Side, script: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(said) }
 }
 
+#[runs(requested)]
 #[test]
 fn nova_and_virt_manager() {
     let carried = Carried::new(Link::one(1000));

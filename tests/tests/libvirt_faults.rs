@@ -7,6 +7,7 @@ use end_to_end::{MIB, Side, assert_intact, bare, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use lab::libvirt::{Domain, Migration};
+use marks::runs;
 
 /// Percentage that has arrived at the time of the fault: the last one is while the VM stops, or
 /// after that.
@@ -82,26 +83,31 @@ fn where_it_runs(carried: &Carried, guest: &Guest) -> Side {
     at.expect("just seen")
 }
 
+#[runs(requested)]
 #[test]
 fn the_sources_agent() {
     at_each_point(Fault::Agent(Side::A));
 }
 
+#[runs(requested)]
 #[test]
 fn the_destinations_agent() {
     at_each_point(Fault::Agent(Side::B));
 }
 
+#[runs(requested)]
 #[test]
 fn the_sources_libvirtd() {
     at_each_point(Fault::Libvirtd(Side::A));
 }
 
+#[runs(requested)]
 #[test]
 fn the_destinations_libvirtd() {
     at_each_point(Fault::Libvirtd(Side::B));
 }
 
+#[runs(requested)]
 #[test]
 fn an_abort() {
     at_each_point(Fault::Abort);

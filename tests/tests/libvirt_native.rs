@@ -5,6 +5,7 @@ use end_to_end::libvirt::LibvirtWorld;
 use end_to_end::{MIB, Side, assert_intact, bare, guest, until};
 use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Memory, Migration};
+use marks::runs;
 
 const RATE: u64 = 5_000_000;
 
@@ -21,17 +22,20 @@ fn moves(how: &Migration, memory: Memory) {
     }
 }
 
+#[runs(requested)]
 #[test]
 fn classic() {
     moves(&Migration::default(), Memory::Default);
 }
 
+#[runs(requested)]
 #[test]
 fn parallel() {
     moves(&Migration { parallel: Some(4), p2p: true, ..Migration::default() }, Memory::SharedMemfd);
 }
 
 /// An abort in the middle leaves the guest where it was; then it can be moved.
+#[runs(requested)]
 #[test]
 fn an_abort_leaves_the_guest_and_its_disk() {
     // 200 MiB take eight seconds.
@@ -63,6 +67,7 @@ fn an_abort_leaves_the_guest_and_its_disk() {
 }
 
 /// A guest without an operating system is a domain, too.
+#[runs(requested)]
 #[test]
 fn a_bare_guest() {
     let world = LibvirtWorld::new(Link::one(1000));

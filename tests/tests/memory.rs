@@ -6,6 +6,7 @@ use api::{Outcome, Phase};
 use end_to_end::memory::HugePages;
 use end_to_end::{MIB, Side, World, bare, guest, own_qmp_argument, until};
 use lab::hosts::Link;
+use marks::runs;
 use serde_json::json;
 
 #[test]
@@ -98,6 +99,7 @@ fn a_guest_with_a_balloon() {
 }
 
 /// RAM in huge pages, which at first exist for the source alone.
+#[runs(alone)]
 #[test]
 fn huge_pages() {
     const PAGES: u64 = 256 / 2;

@@ -2,6 +2,7 @@
 
 use end_to_end::{Side, World, bare, guest};
 use lab::hosts::Link;
+use marks::runs;
 
 const RATE: u64 = 10_000_000;
 
@@ -25,11 +26,13 @@ fn moves(tap: &str, by: &str) {
     }
 }
 
+#[runs(promised)]
 #[test]
 fn by_multifd_unless_told_otherwise() {
     moves("auto", "multifd");
 }
 
+#[runs(promised)]
 #[test]
 fn by_the_classic_stream() {
     moves("classic", "classic");

@@ -6,6 +6,7 @@ use api::{Outcome, Phase, VmStatus};
 use end_to_end::{Frozen, MIB, Side, World, bare, own_qmp_argument, until};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
+use marks::runs;
 use qemu::qmp::RunState;
 use serde_json::json;
 
@@ -17,6 +18,7 @@ fn slow_to_move() -> GuestSpec {
     spec
 }
 
+#[runs(promised)]
 #[test]
 fn a_paused_vm_arrives_paused() {
     let world = World::new(Link::one(1000));
@@ -68,6 +70,7 @@ fn a_vm_that_is_paused_while_it_moves_stays_paused_when_it_stays() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
+#[runs(promised)]
 #[test]
 fn a_guest_reboots_while_it_moves() {
     let world = World::new(Link::one(200));

@@ -17,6 +17,7 @@ use end_to_end::files::{
 use end_to_end::{Side, World};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 use qemu::guest_port::{self, GuestError, Patience};
 
 const NAME: &str = "web1";
@@ -45,6 +46,7 @@ fn complete(world: &World, side: Side) -> CacheMap {
     asked(world, side, NAME, ample()).unwrap()
 }
 
+#[runs(fills)]
 #[test]
 fn of_a_quiet_guest_is_reported_correctly() {
     let world = World::new(Link::one(1000));
@@ -163,6 +165,7 @@ fn helper(world: &World, side: Side) -> GuestHelper {
 
 /// The helper moves with its guest, and answers at the destination, at a port that the guest's
 /// command line doesn't have.
+#[runs(fills)]
 #[test]
 fn is_reported_after_a_move() {
     let world = World::new(Link::one(1000));
@@ -188,6 +191,7 @@ fn is_reported_after_a_move() {
 const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "on"];
 
 /// Pages on its disks need not cross the network, and arrive as they were.
+#[runs(fills, promised)]
 #[test]
 fn comes_from_its_disks() {
     let world = World::new(Link::one(200));
@@ -209,6 +213,7 @@ fn comes_from_its_disks() {
 
 /// The guest writes to its files while it moves, and some of its pages differ on disk, or can't be
 /// read there: all arrive as they were.
+#[runs(fills)]
 #[test]
 fn comes_from_disks_that_change_and_fail() {
     let world = World::new(Link::one(200));
@@ -257,6 +262,7 @@ fn refuses_a_second_one(world: &World) {
 }
 
 /// A port where nothing listens is an error after a while, and nothing else.
+#[runs(fills)]
 #[test]
 fn of_a_guest_without_a_helper_is_not_reported() {
     let world = World::new(Link::one(1000));
@@ -300,6 +306,7 @@ fn sound(ask: &Ask, runs: &[Run]) -> Vec<u8> {
 }
 
 /// Answers that only a compromised guest would give.
+#[runs(fills)]
 #[test]
 fn of_a_liar_is_refused() {
     let ram_pages = end_to_end::files::RAM_BYTES / 4096;

@@ -9,6 +9,7 @@ use end_to_end::files::{Export, Reached, assert_cached_files, export, with_files
 use end_to_end::{Side, World};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
+use marks::runs;
 
 /// Agents whose threads can be made to panic, and a guest.
 struct Faulty {
@@ -53,6 +54,7 @@ fn panicked(thread: &str) -> String {
     format!("its thread {thread}")
 }
 
+#[runs(fills)]
 #[test]
 fn of_threads_that_carry_pages() {
     let faulty = Faulty::new(|world| {
@@ -77,6 +79,7 @@ fn of_threads_that_carry_pages() {
     assert_cached_files(&faulty.guest);
 }
 
+#[runs(fills)]
 #[test]
 fn of_threads_that_carry_disks() {
     let faulty = Faulty::new(|world| (with_disk(world, "raw", 1_000_000), None));

@@ -9,10 +9,12 @@ use end_to_end::{Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 use lab::setup::Version;
+use marks::runs;
 
 const RATE: u64 = 5_000_000;
 
 /// A VM that another program started, adopted by the agent. The agent starts its destination.
+#[runs(promised)]
 #[test]
 fn an_adopted_vm_moves_and_comes_back() {
     let world = World::new(Link::one(1000));

@@ -8,6 +8,7 @@ use end_to_end::proxmox::{Tunnel, directory, socket};
 use end_to_end::{MIB, Side, World, assert_intact, bare, until};
 use lab::hosts::Link;
 use lab::setup;
+use marks::runs;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const MEMORY: &str = "262296k";
@@ -40,6 +41,7 @@ fn way(commander: &Commander, disk: bool) -> Way {
 }
 
 /// There and back, through the agents.
+#[runs(promised)]
 #[test]
 fn what_ssh_would_forward_is_carried() {
     let mut commander = start(Link::one(1000), false);
@@ -88,6 +90,7 @@ fn without_an_agent_there_it_goes_by_ssh() {
 }
 
 /// With OpenSSH itself: with a disk through the agents, and back by ssh.
+#[runs(requested)]
 #[test]
 fn with_openssh_at_both_ends() {
     let mut commander = start(Link { nics: 2, mbit_per_s: Some(500) }, true);

@@ -8,6 +8,7 @@ use api::{Phase, Report};
 use end_to_end::liar::Liar;
 use end_to_end::{MIB, RackWorld};
 use lab::guest::{Guest, GuestSpec, System};
+use marks::runs;
 
 /// Bytes of the same content in each VM, written with the same seed.
 const COMMON: u64 = 32 * MIB;
@@ -39,6 +40,7 @@ fn assert_came_from_the_rack(report: &Report, first: &Report) {
     assert!(*wire_bytes < first.wire_bytes / 2, "{wire_bytes} and {}", first.wire_bytes);
 }
 
+#[runs(fills, promised)]
 #[test]
 fn what_another_host_has_comes_from_there() {
     let world = RackWorld::new(2);
@@ -59,6 +61,7 @@ fn what_another_host_has_comes_from_there() {
 }
 
 /// It was never moved: its host's agent has scanned it, and told the directory.
+#[runs(fills)]
 #[test]
 fn what_runs_on_another_host_comes_from_there() {
     let told = ["--scan-cpu", "50%"].map(str::to_owned);
@@ -73,6 +76,7 @@ fn what_runs_on_another_host_comes_from_there() {
     [&resident, &guest].into_iter().for_each(end_to_end::assert_intact);
 }
 
+#[runs(fills)]
 #[test]
 fn what_is_on_its_way_to_another_host_is_waited_for() {
     let world = RackWorld::new(2);
@@ -90,6 +94,7 @@ fn what_is_on_its_way_to_another_host_is_waited_for() {
 }
 
 /// Both hosts are destinations, and keep what the other one needs.
+#[runs(fills)]
 #[test]
 fn vms_that_cross_within_the_rack() {
     let world = RackWorld::new(2);
@@ -106,6 +111,7 @@ fn vms_that_cross_within_the_rack() {
     }
 }
 
+#[runs(fills)]
 #[test]
 fn a_vm_that_changes_its_pages_is_no_source_of_them() {
     let world = RackWorld::new(2);
@@ -123,6 +129,7 @@ fn a_vm_that_changes_its_pages_is_no_source_of_them() {
 }
 
 /// It keeps the directory, too.
+#[runs(fills)]
 #[test]
 fn a_mate_that_lies_costs_time_and_nothing_else() {
     let world = RackWorld::with(2, |racks| {
@@ -142,6 +149,7 @@ fn a_mate_that_lies_costs_time_and_nothing_else() {
     liar.end(&world.target(0).host);
 }
 
+#[runs(fills)]
 #[test]
 fn with_the_directory_in_redis() {
     let mut redis = None;
@@ -182,12 +190,14 @@ fn with_the_directory_in_redis() {
 }
 
 /// What was to be fetched from it is sent by the source.
+#[runs(fills)]
 #[test]
 fn a_mate_dies_while_others_fetch_from_it() {
     killed_while_it_is_wanted(1);
 }
 
 /// The first host of the rack keeps the directory.
+#[runs(fills)]
 #[test]
 fn the_directory_dies_while_it_is_asked() {
     killed_while_it_is_wanted(0);

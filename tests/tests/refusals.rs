@@ -7,6 +7,7 @@ use std::process::Stdio;
 use end_to_end::{Side, World, bare};
 use lab::guest::Guest;
 use lab::hosts::{Link, RUN_DIR};
+use marks::runs;
 
 const RATE: u64 = 2_000_000;
 
@@ -72,6 +73,7 @@ fn a_name_that_is_taken() {
     refusing.stayed();
 }
 
+#[runs(promised)]
 #[test]
 fn a_qemu_that_does_not_start_or_is_another_machine() {
     let refusing = Refusing::new(&["-device", "virtio-rng-pci,id=here"]);

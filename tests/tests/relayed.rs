@@ -19,6 +19,7 @@ use end_to_end::{MIB, Side, bare, note, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, Hosts, Link, RUN_DIR};
 use lab::setup::{self, Accelerator, Kit, Qemu};
+use marks::runs;
 use page::{Batch, Pool};
 use parking_lot::{Condvar, Mutex};
 use placer::{BlockPlan, Feeder, Placement, Placer};
@@ -463,6 +464,7 @@ fn assert_turned(seen: &Seen) {
 }
 
 /// In the first pass: most of the VM's memory was not sent at all.
+#[runs(fills)]
 #[test]
 fn a_migration_that_turns_to_postcopy_early() {
     each(
@@ -479,6 +481,7 @@ fn a_migration_that_turns_to_postcopy_early() {
 }
 
 /// After a pass: pages that the guest has written since are discarded at the destination.
+#[runs(fills)]
 #[test]
 fn a_migration_that_turns_to_postcopy_late() {
     each(
@@ -498,6 +501,7 @@ fn a_migration_that_turns_to_postcopy_late() {
     );
 }
 
+#[runs(fills)]
 #[test]
 fn a_migration_that_may_turn_to_postcopy_and_does_not() {
     each(

@@ -8,6 +8,7 @@ use end_to_end::faults::{Traced, phase};
 use end_to_end::{Moving, Side, World, bare, kill, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 
 /// Delay after a note in a journal.
 const STEP: Duration = Duration::from_millis(1500);
@@ -95,6 +96,7 @@ fn taken_back() -> (World, Guest) {
     (world, guest)
 }
 
+#[runs(promised)]
 #[test]
 fn the_source_takes_it_back() {
     let (mut world, guest) = taken_back();

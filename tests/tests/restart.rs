@@ -6,6 +6,7 @@ use end_to_end::faults::phase;
 use end_to_end::{MIB, Moving, Side, World, bare, own_qmp_argument, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 use qemu::qmp::Qmp;
 use serde_json::{Value, json};
 
@@ -32,6 +33,7 @@ fn fly(world: &World, guest: &Guest) -> Moving {
     moving
 }
 
+#[runs(promised)]
 #[test]
 fn a_new_agent_finds_its_vm_and_moves_it() {
     let (mut world, guest, pid) = world();
@@ -45,6 +47,7 @@ fn a_new_agent_finds_its_vm_and_moves_it() {
     drop(world.migrate(&guest, Side::B, &[]));
 }
 
+#[runs(promised)]
 #[test]
 fn the_sources_agent_dies_while_pages_fly() {
     let (mut world, guest, pid) = world();
@@ -118,6 +121,7 @@ fn the_sources_agent_dies_while_disk_blocks_fly() {
     assert_disk_intact(&guest);
 }
 
+#[runs(promised)]
 #[test]
 fn the_destinations_agent_dies_while_pages_fly() {
     let (mut world, guest, pid) = world();

@@ -5,6 +5,7 @@ use api::{Outcome, Report};
 use end_to_end::{MIB, Moving, Side, World};
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
+use marks::runs;
 
 /// Bytes of the same content in each VM, written with the same seed.
 const COMMON: u64 = 48 * MIB;
@@ -30,6 +31,7 @@ fn follow(world: &World, guests: &[Guest], arguments: &[&[&str]]) -> Vec<Report>
     each.map(|(guest, arguments)| arrived(world.begin(guest, Side::A, arguments))).collect()
 }
 
+#[runs(fills, promised)]
 #[test]
 fn what_a_vm_that_came_before_has_is_not_sent_again() {
     let (world, _certificates) = World::secured(Link::one(500));
@@ -42,6 +44,7 @@ fn what_a_vm_that_came_before_has_is_not_sent_again() {
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
 
+#[runs(fills)]
 #[test]
 fn vms_that_come_together_wait_for_one_another() {
     let world = World::new(Link::one(300));
@@ -59,6 +62,7 @@ fn vms_that_come_together_wait_for_one_another() {
 }
 
 /// The index says where a page was; the page that is there now has another name.
+#[runs(fills)]
 #[test]
 fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
     let world = World::new(Link::one(500));
@@ -75,6 +79,7 @@ fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
 
+#[runs(fills, promised)]
 #[test]
 fn domains_never_meet() {
     let world = World::new(Link::one(500));

@@ -5,6 +5,7 @@ use std::fs;
 use end_to_end::{Systemd, note, until};
 use lab::agent::binary;
 use lab::setup;
+use marks::runs;
 
 const PEERS: &str = "[[host]]\nname = \"host-a\"\naddress = \"127.0.0.1:7800\"\n";
 const CONFIG: &str = "name = \"host-a\"\npeers = \"peers.toml\"\n";
@@ -55,6 +56,7 @@ fn group(systemd: &Systemd, pid: &str) -> String {
 
 const SCOPE: &str = "0::/droveway.slice/droveway-vm-web1.scope";
 
+#[runs(promised)]
 #[test]
 fn vms_have_scopes_of_their_own_and_outlive_all_that_is_done_with_the_agents_unit() {
     let Some(systemd) = start() else { return };

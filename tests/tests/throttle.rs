@@ -8,6 +8,7 @@ use end_to_end::{
 };
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
+use marks::runs;
 use serde_json::json;
 
 /// Rate of the link, in Mbit/s; and of a guest that writes two and a half times as fast.
@@ -54,6 +55,7 @@ fn assert_followed(report: &Report, link: u32) {
     assert!(report.samples[first..].iter().any(|sample| sample.dirty_bytes_per_s > 0.0));
 }
 
+#[runs(alone, promised)]
 #[test]
 fn a_guest_that_is_faster_than_the_link_comes_within_the_goal() {
     let world = World::new(Link::one(LINK));
@@ -65,6 +67,7 @@ fn a_guest_that_is_faster_than_the_link_comes_within_the_goal() {
     assert!(!is_slow(pid));
 }
 
+#[runs(alone)]
 #[test]
 fn a_guest_that_can_be_followed_is_left_alone() {
     let world = World::new(Link::one(LINK));
@@ -75,6 +78,7 @@ fn a_guest_that_can_be_followed_is_left_alone() {
 }
 
 /// The VM that arrives last has the whole link when it is stopped.
+#[runs(alone)]
 #[test]
 fn two_at_once() {
     let world = World::new(Link::one(2 * LINK));
@@ -88,6 +92,7 @@ fn two_at_once() {
     }
 }
 
+#[runs(alone)]
 #[test]
 fn a_guest_that_may_not_be_slowed_is_not() {
     let world = World::new(Link::one(LINK));
@@ -103,6 +108,7 @@ fn a_guest_that_may_not_be_slowed_is_not() {
 }
 
 /// The operator cancels: the guest is released at once.
+#[runs(promised)]
 #[test]
 fn a_migration_that_is_cancelled_leaves_nobody_slow() {
     let world = World::new(Link::one(LINK));
@@ -131,6 +137,7 @@ fn a_destination_that_dies_leaves_nobody_slow() {
     world.assert_stayed(&guest, Side::A, pid);
 }
 
+#[runs(alone)]
 #[test]
 fn an_agent_that_was_killed_lets_go_what_it_slowed_when_it_starts_again() {
     let mut world = World::new(Link::one(LINK));
@@ -150,6 +157,7 @@ fn an_agent_that_was_killed_lets_go_what_it_slowed_when_it_starts_again() {
 }
 
 /// The operator decides what to do then.
+#[runs(alone)]
 #[test]
 fn a_guest_that_can_not_be_followed_even_at_its_floor() {
     let world = World::new(Link::one(LINK));
@@ -168,6 +176,7 @@ fn a_guest_that_can_not_be_followed_even_at_its_floor() {
 }
 
 /// Without cgroups.
+#[runs(alone)]
 #[test]
 fn a_guest_that_is_slowed_by_stopping_it_for_moments() {
     let mut world = World::new(Link::one(LINK));
@@ -210,6 +219,7 @@ fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
 }
 
 /// The prediction before a move has the same figures as the report after it.
+#[runs(alone)]
 #[test]
 fn a_migration_is_predicted() {
     let world = World::new(Link::one(LINK));
@@ -229,6 +239,7 @@ fn a_migration_is_predicted() {
 }
 
 /// Only one of two vCPUs writes: the idle one is not throttled.
+#[runs(alone)]
 #[test]
 fn a_vcpu_that_idles_is_left_alone() {
     let world = World::new(Link::one(LINK));

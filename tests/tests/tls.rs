@@ -9,6 +9,7 @@ use end_to_end::{MIB, Side, World, bare, until};
 use lab::certificates::Certificates;
 use lab::guest::Guest;
 use lab::hosts::Link;
+use marks::runs;
 
 const RATE: u64 = 2_000_000;
 
@@ -35,6 +36,7 @@ impl Secured {
     }
 }
 
+#[runs(promised)]
 #[test]
 fn there_and_back() {
     let Secured { world, .. } = Secured::new(Link { nics: 2, mbit_per_s: Some(500) });
@@ -144,6 +146,7 @@ fn a_destination_that_is_not_who_it_should_be() {
     refusing.works();
 }
 
+#[runs(promised)]
 #[test]
 fn a_source_that_is_not_who_it_should_be() {
     let mut refusing = Refusing::new();

@@ -3,7 +3,9 @@
 use api::Outcome;
 use end_to_end::{MIB, Side, Terminal, World, bare};
 use lab::hosts::Link;
+use marks::runs;
 
+#[runs(promised)]
 #[test]
 fn a_move_is_watched_and_cancelled_and_the_next_one_is_in_the_history() {
     let world = World::new(Link::one(100));

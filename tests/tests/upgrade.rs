@@ -7,6 +7,7 @@ use api::{Outcome, Phase};
 use end_to_end::{Side, World, assert_intact, bare, note};
 use lab::agent::binary;
 use lab::hosts::Link;
+use marks::runs;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const ODD: &str = "262296k";
@@ -26,6 +27,7 @@ fn before() -> Option<(World, PathBuf)> {
 }
 
 /// The hosts are upgraded one after the other, and one is downgraded.
+#[runs(requested)]
 #[test]
 fn vms_go_from_release_to_release() {
     let Some((mut world, previous)) = before() else { return };
@@ -45,6 +47,7 @@ fn vms_go_from_release_to_release() {
 
 /// An agent of this release coordinates a gang whose VM leaves a host of the release before, and
 /// then one whose VM goes there.
+#[runs(requested)]
 #[test]
 fn a_gang_goes_from_release_to_release() {
     let Some((mut world, _)) = before() else { return };
@@ -60,6 +63,7 @@ fn a_gang_goes_from_release_to_release() {
 }
 
 /// VMs run on while their agent is replaced, and the next agent knows them.
+#[runs(requested)]
 #[test]
 fn an_agent_is_replaced_while_vms_run() {
     let Some((mut world, previous)) = before() else { return };
@@ -74,6 +78,7 @@ fn an_agent_is_replaced_while_vms_run() {
 }
 
 /// In the middle of a migration the VM stays, whichever end is replaced, and by whichever release.
+#[runs(requested)]
 #[test]
 fn an_agent_is_replaced_while_a_vm_moves() {
     let Some((mut world, previous)) = before() else { return };

@@ -5,6 +5,7 @@ use end_to_end::{Side, World, bare, guest, note};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
+use marks::runs;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const ODD: &str = "262296k";
@@ -57,6 +58,7 @@ fn each_to_itself() {
 }
 
 /// With the oldest QEMU's machine type, and an operating system that uses it.
+#[runs(promised)]
 #[test]
 fn up_to_the_newest_and_down_again() {
     let all = qemus();
@@ -95,6 +97,7 @@ fn an_adopted_one_that_cannot_be_held() {
     assert!(!notes_a_hold_that_is_missing(&report), "{:?}", report.notes);
 }
 
+#[runs(promised)]
 #[test]
 fn doctor_knows_each() {
     let all = qemus();

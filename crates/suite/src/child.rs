@@ -7,12 +7,13 @@ use std::io;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait,
 };
 
+use crate::verdict::FATAL;
 use crate::{Doing, SuiteError};
 
 /// Name of the subcommand.
@@ -23,6 +24,10 @@ pub(crate) const JOB_MAX: Duration = Duration::from_secs(15 * 60);
 pub(crate) const LATE: u8 = 124;
 /// Prefix of the line that reports CPU seconds.
 pub(crate) const CPU: &str = "suite cpu: ";
+
+/// Longest time until processes that a program left have ended, and the interval of checks.
+const LEFT_MAX: Duration = Duration::from_secs(20);
+const LEFT_EVERY: Duration = Duration::from_millis(20);
 
 /// Ticks per second in `/proc`, whatever the kernel's own.
 const TICKS_PER_S: f64 = 100.0;
@@ -50,10 +55,13 @@ pub(crate) fn run(words: &[String]) -> Result<ExitCode, SuiteError> {
     }
     drop(over);
     let late = watch.join().expect("the watch does not panic");
-    while ended(WaitOptions::NOHANG)?.is_some() {}
+    let left = left_behind()?;
+    if !left.is_empty() {
+        println!("\n{FATAL}something is left behind: processes {left:?}");
+    }
     println!("\n{CPU}{:.2}", cpu_s().unwrap_or_default());
     Ok(match status.and_then(|(_, status)| status.exit_status()) {
-        Some(0) => ExitCode::SUCCESS,
+        Some(0) if left.is_empty() => ExitCode::SUCCESS,
         _ if late => ExitCode::from(LATE),
         _ => ExitCode::FAILURE,
     })
@@ -65,6 +73,28 @@ fn ended(options: WaitOptions) -> Result<Option<(Pid, WaitStatus)>, SuiteError> 
         Err(rustix::io::Errno::CHILD) => Ok(None),
         result => result.map_err(io::Error::from).doing("wait for a test program"),
     }
+}
+
+/// Waits for what the program left, which ends by itself a moment later. Returns the names of
+/// processes that don't.
+fn left_behind() -> Result<Vec<String>, SuiteError> {
+    let until = Instant::now() + LEFT_MAX;
+    loop {
+        while ended(WaitOptions::NOHANG)?.is_some() {}
+        let left = children();
+        if left.is_empty() || Instant::now() >= until {
+            return Ok(left);
+        }
+        thread::sleep(LEFT_EVERY);
+    }
+}
+
+/// The names of this process's children.
+fn children() -> Vec<String> {
+    let own = std::process::id();
+    let pids = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    pids.split_whitespace().filter_map(name).map(|name| name.trim().to_owned()).collect()
 }
 
 /// CPU seconds of all children that have ended, and of their descendants.

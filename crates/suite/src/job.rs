@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::process::Command;
 use std::thread::available_parallelism;
 
+use crate::marks::{self, Mark};
 use crate::program::Program;
 use crate::{SuiteError, child};
 
@@ -19,63 +20,6 @@ pub(crate) enum Suite {
 
 /// Environment variable with proptest's seed.
 const SEED: &str = "PROPTEST_RNG_SEED";
-
-/// Jobs that have the machine to themselves, except for [`FILLS`], as prefixes of their names. They
-/// measure how long something takes or how well VMs keep up with each other, or change something of
-/// the whole machine.
-const ALONE: [&str; 17] = [
-    "end-to-end backings::huge_pages",
-    "end-to-end cache_storage::is_read_once",
-    "end-to-end carry_throttle::",
-    // These depend on the rate that the guest's writer reaches, and what is left when it stops.
-    "end-to-end chase::a_guest_that_is_faster",
-    "end-to-end chase::a_guest_that_stops",
-    "end-to-end chase::a_guest_that_writes",
-    "end-to-end kvm::throttled",
-    "end-to-end memory::huge_pages",
-    "end-to-end throttle::a_guest_that_can",
-    "end-to-end throttle::a_guest_that_is",
-    "end-to-end throttle::a_guest_that_may_not",
-    "end-to-end throttle::a_migration_is_predicted",
-    "end-to-end throttle::a_vcpu_that_idles",
-    "end-to-end throttle::an_agent_that_was_killed",
-    "end-to-end throttle::two_at_once",
-    "lab burn",
-    "quota real",
-];
-
-/// Jobs that run beside those, with the CPU time that they leave. No test judges how long these
-/// take; they throttle no VM by cgroups, which have shares of their own, and change nothing of the
-/// machine.
-const FILLS: [&str; 13] = [
-    "agent agent",
-    "disk ordering",
-    "droveway ",
-    "end-to-end cache_",
-    "end-to-end carry_lanes::",
-    "end-to-end carry_storage::",
-    "end-to-end holdings::",
-    "end-to-end managers::",
-    "end-to-end page_cache::",
-    "end-to-end panics::",
-    "end-to-end rack::",
-    "end-to-end relayed::",
-    "end-to-end sharing::",
-];
-
-/// Jobs that run only on request, by the make targets `libvirt-test`, `kubevirt-test`,
-/// `proxmox-test` and `upgrade-test`: real libvirts that probe QEMUs under TCG take minutes.
-const ASKED: [&str; 9] = [
-    "end-to-end kubevirt::a_vm_comes_with_its_disk",
-    "end-to-end kubevirt::an_agent_that_starts_again",
-    "end-to-end libvirt::by_virsh",
-    "end-to-end libvirt::from_",
-    "end-to-end libvirt_callers::",
-    "end-to-end libvirt_faults::",
-    "end-to-end libvirt_native::",
-    "end-to-end proxmox::with_openssh",
-    "end-to-end upgrade::",
-];
 
 impl Suite {
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -128,6 +72,7 @@ pub(crate) struct Job {
     program: Program,
     test: Option<String>,
     name: String,
+    marks: Vec<Mark>,
 }
 
 /// The jobs of a suite.
@@ -135,30 +80,26 @@ pub(crate) fn list(suite: Suite, programs: &[Program]) -> Result<Vec<Job>, Suite
     let mut jobs = Vec::new();
     for program in programs.iter().filter(|program| suite.has(program)) {
         match suite {
-            Suite::Unit => jobs.push(Job::new(program, None)),
+            Suite::Unit => jobs.push(Job::of_program(program)?),
             Suite::EndToEnd => {
-                jobs.extend(program.tests()?.into_iter().map(|test| Job::new(program, Some(test))));
+                jobs.extend(program.tests()?.into_iter().map(|test| Job::of_test(program, test)));
             }
         }
     }
-    let gone = |beginning: &&&str| {
-        let its = beginning.starts_with("end-to-end ") == (suite == Suite::EndToEnd);
-        its && !jobs.iter().any(|job| job.name.starts_with(**beginning))
-    };
-    ALONE
-        .iter()
-        .chain(&ASKED)
-        .chain(&FILLS)
-        .find(gone)
-        .map_or(Ok(()), |gone| Err(SuiteError::Gone(gone)))?;
     Ok(jobs)
 }
 
 impl Job {
-    fn new(program: &Program, test: Option<String>) -> Self {
-        let name = test.as_ref().unwrap_or(&program.name);
-        let name = format!("{} {name}", program.package);
-        Self { program: program.clone(), test, name }
+    pub(crate) fn of_program(program: &Program) -> Result<Self, SuiteError> {
+        let name = format!("{} {}", program.package, program.name);
+        let marks = marks::of_program(&program.dir.join("Cargo.toml"), &program.name)?;
+        Ok(Self { program: program.clone(), test: None, name, marks })
+    }
+
+    pub(crate) fn of_test(program: &Program, test: String) -> Self {
+        let name = format!("{} {test}", program.package);
+        let marks = marks::of_test(&test);
+        Self { program: program.clone(), test: Some(test), name, marks }
     }
 
     /// Its package, and its program or its test.
@@ -166,19 +107,14 @@ impl Job {
         &self.name
     }
 
-    /// Whether it has the machine to itself, apart from jobs that fill.
-    pub(crate) fn is_alone(&self) -> bool {
-        ALONE.iter().any(|beginning| self.name.starts_with(beginning))
+    pub(crate) fn is(&self, mark: Mark) -> bool {
+        self.marks.contains(&mark)
     }
 
-    /// Whether it may run beside those, with the CPU time that they leave.
-    pub(crate) fn fills(&self) -> bool {
-        !self.is_alone() && FILLS.iter().any(|beginning| self.name.starts_with(beginning))
-    }
-
-    /// Whether it runs only on request.
-    pub(crate) fn is_asked_for(&self) -> bool {
-        ASKED.iter().any(|beginning| self.name.starts_with(beginning))
+    /// Whether it may be repeated if it fails. A unit test depends on no guest, link or timeout of
+    /// a busy machine: one that fails has a fault.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.test.is_some()
     }
 
     /// The number of tests that must run; unknown for a whole program.

@@ -1,25 +1,35 @@
-//! `suite unit|end-to-end [FILTER]`: runs the workspace's tests, several at a time. Cargo builds
-//! them, but would run one program after the other, and most of them wait: for links, for guests
-//! that boot, for timeouts.
+//! `suite unit|end-to-end [FILTER] [--only MARK] [--skip MARK] [--steady RUNS]`: runs the workspace's
+//! tests, several at a time. Cargo builds them, but would run one program after the other, and most
+//! of them wait: for links, for guests that boot, for timeouts.
+//!
+//! An end-to-end test that fails is repeated by itself, up to twice. With `--steady` all of it runs
+//! several times, every second time next to a thread that keeps one core busy.
 //!
 //! The environment variable `TOGETHER` sets how many run at a time. Exit code 1 means that a test
-//! failed.
+//! failed, or that too many are unsteady.
 
+mod arguments;
 mod child;
 mod idle;
 mod job;
+mod marks;
 mod program;
+mod repeat;
 mod run;
+mod steady;
 mod times;
 mod verdict;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use job::{Job, Suite};
+use arguments::Arguments;
+use job::Job;
+use marks::Mark;
+use repeat::{UNSTEADY_MAX, Unsteady};
 use run::{Done, Printer};
 use times::Times;
 use verdict::Counts;
@@ -28,7 +38,7 @@ use verdict::Counts;
 #[derive(Debug, thiserror::Error)]
 enum SuiteError {
     /// Wrong arguments.
-    #[error("usage: suite unit|end-to-end [FILTER]")]
+    #[error("usage: suite unit|end-to-end [FILTER] [--only MARK] [--skip MARK] [--steady RUNS]")]
     Usage,
     /// Cargo's messages on standard error say why.
     #[error("the tests don't compile")]
@@ -36,9 +46,14 @@ enum SuiteError {
     /// A program does not list its tests.
     #[error("{0} does not say which tests it has")]
     List(PathBuf),
-    /// The test may have been renamed.
-    #[error("a rule of how tests run names `{0}`, and there is no such test")]
-    Gone(&'static str),
+    /// A package's manifest does not say how its test programs run.
+    #[error("{}: {why}", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// No test matches the filter.
     #[error("there is no such test")]
     Nothing,
@@ -82,62 +97,85 @@ fn failed(error: SuiteError) -> ExitCode {
 
 /// Whether all tests passed.
 fn perform(words: &[String]) -> Result<bool, SuiteError> {
-    let (suite, filter) = match words {
-        [suite] => (suite, ""),
-        [suite, filter] => (suite, filter.as_str()),
-        _ => return Err(SuiteError::Usage),
-    };
-    let suite = Suite::named(suite).ok_or(SuiteError::Usage)?;
-    let mut times = Times::read();
-    let mut jobs = job::list(suite, &program::build()?)?;
-    let all = jobs.len();
-    jobs.retain(|job| job.name().contains(filter) && (!filter.is_empty() || !job.is_asked_for()));
-    if filter.is_empty() && jobs.len() < all {
-        println!(
-            "{} jobs run only when asked for: make libvirt-test, kubevirt-test, proxmox-test, upgrade-test",
-            all - jobs.len()
-        );
-    }
+    let arguments = Arguments::parse(words)?;
+    let mut jobs = job::list(arguments.suite, &program::build()?)?;
+    jobs.retain(|job| arguments.choose(job));
     if jobs.is_empty() {
         return Err(SuiteError::Nothing);
     }
+    let width = arguments.suite.at_once();
+    let run = |directory: &Path| run(jobs.clone(), width, directory);
+    match arguments.steady {
+        Some(runs) => steady::all(runs, run),
+        None => Ok(run(&repeat::directory()?)?.passed()),
+    }
+}
+
+/// How all jobs ended.
+struct Outcome {
+    done: Vec<Done>,
+    unsteady: Vec<Unsteady>,
+    /// Unsteady tests of this run, with those of its earlier parts.
+    unsteady_in_all: usize,
+}
+
+impl Outcome {
+    fn failed(&self) -> impl Iterator<Item = &Done> {
+        self.done.iter().filter(|one| one.verdict.wrong.is_some())
+    }
+
+    fn passed(&self) -> bool {
+        self.failed().next().is_none() && self.unsteady_in_all <= UNSTEADY_MAX
+    }
+}
+
+/// Runs all jobs once, and repeats what failed.
+fn run(mut jobs: Vec<Job>, width: job::Width, directory: &Path) -> Result<Outcome, SuiteError> {
+    let mut times = Times::read();
     // The longest jobs run first, so that none is left to run alone at the end.
     jobs.sort_by(|one, other| times.of(other).total_cmp(&times.of(one)));
-    let (alone, beside): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
-    let width = suite.at_once();
+    let (alone, others): (Vec<Job>, Vec<Job>) =
+        jobs.into_iter().partition(|job| job.is(Mark::Alone));
     println!(
-        "{} jobs one by one, and what others need not wait for beside them; then {} jobs, {} at a \
-         time{}",
+        "{} jobs one by one, and what fills next to them; then {} jobs, {} at a time{}",
         alone.len(),
-        beside.len(),
+        others.len(),
         width.usual,
         if width.more > 0 { ", more while CPUs are idle" } else { "" }
     );
 
-    let begun = Instant::now();
-    let logs = tempfile::tempdir().doing("make a directory for what tests say")?;
+    let started = Instant::now();
+    let logs = tempfile::tempdir().doing("make a directory for the output of tests")?;
     let printer = Printer::default();
-    let done = run::all(alone, beside, width, logs.path(), &printer)?;
+    let mut done = run::all(alone, others, width, logs.path(), &printer)?;
     done.iter().for_each(|one| times.note(&one.job, one.took));
     times.write();
-    Ok(conclude(&done, begun))
+    let unsteady = repeat::repeat(&mut done, directory, &printer)?;
+    let unsteady_in_all = repeat::known(directory);
+    let outcome = Outcome { done, unsteady, unsteady_in_all };
+    conclude(&outcome, started);
+    Ok(outcome)
 }
 
-/// Prints each note once and names each failed job again; whether all tests passed.
-fn conclude(done: &[Done], begun: Instant) -> bool {
+/// Prints each note once, and names each failed and each unsteady job again.
+fn conclude(outcome: &Outcome, started: Instant) {
     let mut counts = Counts::default();
-    done.iter().for_each(|one| counts.add(&one.verdict.counts));
-    let wrong: Vec<&Done> = done.iter().filter(|one| one.verdict.wrong.is_some()).collect();
-    let notes: BTreeSet<&String> = done.iter().flat_map(|one| &one.verdict.notes).collect();
+    outcome.done.iter().for_each(|one| counts.add(&one.verdict.counts));
+    let notes: BTreeSet<&String> = outcome.done.iter().flat_map(|one| &one.verdict.notes).collect();
     notes.iter().for_each(|note| println!("note: {note}"));
-    wrong.iter().for_each(|one| println!("FAILED {}: {}", one.job.name(), one.job.again()));
-    let word = if wrong.is_empty() { "ok" } else { "FAILED" };
+    for one in &outcome.unsteady {
+        println!("UNSTEADY {}: {} (output: {})", one.name, one.message, one.logs.display());
+    }
+    for one in outcome.failed() {
+        let why = one.verdict.fatal.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+        println!("FAILED {}{why}: {}", one.job.name(), one.job.again());
+    }
+    let word = if outcome.passed() { "ok" } else { "FAILED" };
     let Counts { passed, failed, ignored } = counts;
-    let seconds = begun.elapsed().as_secs();
-    let cpu_s: f64 = done.iter().map(|one| one.verdict.cpu_s).sum();
+    let seconds = started.elapsed().as_secs();
+    let cpu_s: f64 = outcome.done.iter().map(|one| one.verdict.cpu_s).sum();
     println!(
         "test result: {word}. {passed} passed; {failed} failed; {ignored} ignored; finished in \
          {seconds} s, {cpu_s:.0} s of CPU"
     );
-    wrong.is_empty()
 }

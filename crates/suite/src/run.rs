@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::child::{JOB_MAX, LATE};
 use crate::idle::Idle;
 use crate::job::{Job, Share, Width};
+use crate::marks::Mark;
 use crate::verdict::{End, Verdict};
 use crate::{Doing, SuiteError};
 
@@ -25,7 +26,7 @@ pub(crate) struct Done {
     pub(crate) took: Duration,
     pub(crate) verdict: Verdict,
     /// All its output.
-    said: String,
+    pub(crate) output: String,
 }
 
 /// Prints each job as it ends.
@@ -33,7 +34,7 @@ pub(crate) struct Done {
 pub(crate) struct Printer(AtomicUsize);
 
 impl Printer {
-    fn tell(&self, done: &Done) {
+    pub(crate) fn tell(&self, done: &Done) {
         let nth = self.0.fetch_add(1, Relaxed) + 1;
         let (seconds, name) = (done.took.as_secs_f64(), done.job.name());
         let cpu = done.verdict.cpu_s;
@@ -42,7 +43,7 @@ impl Printer {
             // In one call, so that other jobs' lines don't interleave.
             Some(why) => println!(
                 "{nth:4} FAILED {seconds:6.1} s {cpu:6.1} CPU  {name} ({why})\n{}\n---- again: {}",
-                done.said.trim_end(),
+                done.output.trim_end(),
                 done.job.again()
             ),
         }
@@ -110,7 +111,7 @@ impl Left {
 
     fn filling(&self) -> Option<Job> {
         let mut others = self.others();
-        let at = others.iter().position(Job::fills)?;
+        let at = others.iter().position(|job| job.is(Mark::Fills))?;
         others.remove(at)
     }
 
@@ -173,8 +174,8 @@ impl Runner<'_> {
 
 /// Output goes into a file, not a pipe: a process that a test leaves running would keep the pipe
 /// open.
-fn perform(job: Job, share: Share, log: &Path) -> Result<Done, SuiteError> {
-    let file = File::create(log).doing("make a file for what a test says")?;
+pub(crate) fn perform(job: Job, share: Share, log: &Path) -> Result<Done, SuiteError> {
+    let file = File::create(log).doing("make a file for a test's output")?;
     let begun = Instant::now();
     let mut command = job.command(share).doing("find this program")?;
     command.stdin(Stdio::null()).stdout(file.try_clone().doing("copy a descriptor")?).stderr(file);
@@ -185,8 +186,8 @@ fn perform(job: Job, share: Share, log: &Path) -> Result<Done, SuiteError> {
         Some(code) if code == i32::from(LATE) => End::Late(JOB_MAX),
         _ => End::Badly,
     };
-    let said = std::fs::read(log).doing("read what a test said")?;
-    let said = String::from_utf8_lossy(&said).into_owned();
-    let verdict = Verdict::of(end, &said, job.wanted());
-    Ok(Done { job, took, verdict, said })
+    let output = std::fs::read(log).doing("read a test's output")?;
+    let output = String::from_utf8_lossy(&output).into_owned();
+    let verdict = Verdict::of(end, &output, job.wanted());
+    Ok(Done { job, took, verdict, output })
 }

@@ -26,6 +26,8 @@ pub(crate) struct Verdict {
     pub(crate) counts: Counts,
     /// Why it counts as failed.
     pub(crate) wrong: Option<String>,
+    /// The failure that no repetition excuses, if there is one.
+    pub(crate) fatal: Option<String>,
     /// What tests report whatever the result, such as what this machine could not test.
     pub(crate) notes: Vec<String>,
     /// Seconds of CPU of all its processes.
@@ -34,6 +36,10 @@ pub(crate) struct Verdict {
 
 /// Prefix of a line with a note.
 const NOTE: &str = "suite note: ";
+/// Prefix of a line with a failure that no repetition excuses, as `lab::fatal` prints it.
+pub(crate) const FATAL: &str = "suite fatal: ";
+/// Longest failure message that is printed again at the end.
+const MESSAGE_MAX: usize = 300;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +60,7 @@ impl Verdict {
         let wrong = match end {
             End::Late(after) => Some(format!("killed after {} s", after.as_secs())),
             _ if counts.failed > 0 => Some(format!("{} failed", counts.failed)),
+            End::Badly if ran > 0 => Some("it ended badly".to_owned()),
             End::Badly => Some("it ended without a result".to_owned()),
             End::Well if wanted.is_some_and(|wanted| wanted != ran) => {
                 Some(format!("{ran} tests ran"))
@@ -66,7 +73,30 @@ impl Verdict {
         let notes = said.lines().filter_map(|line| line.strip_prefix(NOTE));
         let mut last = said.lines().rev();
         let cpu_s = last.find_map(|line| line.strip_prefix(CPU)?.parse().ok()).unwrap_or_default();
-        Self { counts, wrong, notes: notes.map(str::to_owned).collect(), cpu_s }
+        let fatal = match (end, &wrong) {
+            (_, None) => None,
+            // It may be a deadlock.
+            (End::Late(_), Some(why)) => Some(why.clone()),
+            _ => said.lines().find_map(|line| line.strip_prefix(FATAL)).map(str::to_owned),
+        };
+        Self { counts, wrong, fatal, notes: notes.map(str::to_owned).collect(), cpu_s }
+    }
+}
+
+/// The message of the first panic of a test: the lines from `panicked at` to the backtrace, in one.
+pub(crate) fn message(output: &str) -> String {
+    let is_panic = |line: &str| line.starts_with("thread '") && line.contains(" panicked at ");
+    let mut lines = output.lines().skip_while(|line| !is_panic(line)).skip(1);
+    let is_over = |line: &&str| *line == "stack backtrace:" || line.starts_with("note: ");
+    let message: Vec<&str> = lines
+        .by_ref()
+        .take_while(|line| !is_over(line))
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    match message.join(" ").chars().take(MESSAGE_MAX).collect::<String>() {
+        message if message.is_empty() => "no message".to_owned(),
+        message => message,
     }
 }
 
@@ -103,6 +133,31 @@ mod tests {
         let said = "running 1 test\ntest a ... \nsuite note: no KVM\nnote: run with\nok\n";
         assert_eq!(Verdict::of(End::Badly, said, Some(1)).notes, ["no KVM"]);
         assert!(Verdict::of(End::Well, GOOD, None).notes.is_empty());
+    }
+
+    #[test]
+    fn no_repetition_excuses_what_the_lab_calls_fatal_or_a_job_that_hangs() {
+        for kind in lab::fatal::Kind::ALL {
+            let panic = std::panic::catch_unwind(|| lab::fatal::fatal(kind, "the detail"));
+            let said = panic.unwrap_err().downcast::<String>().unwrap();
+            let output = format!("thread 'a' panicked at a.rs:1:1:\n{said}\n{BAD}\n");
+            let fatal = Verdict::of(End::Badly, &output, Some(1)).fatal.unwrap();
+            assert!(fatal.ends_with("the detail"), "{fatal}");
+        }
+        assert_eq!(Verdict::of(End::Badly, BAD, None).fatal, None);
+        assert!(Verdict::of(End::Late(Duration::from_secs(9)), "", None).fatal.is_some());
+        let passed = format!("suite fatal: printed by a test of this\n{GOOD}");
+        assert_eq!(Verdict::of(End::Well, &passed, None).fatal, None);
+    }
+
+    #[test]
+    fn the_message_of_the_first_panic_is_found() {
+        let output = "running 1 test\n\nthread 'a' (7) panicked at tests/a.rs:45:9:\nnot within \
+                      60s:\n  it settles\nstack backtrace:\n   0: x\n\nthread 'b' panicked at \
+                      b.rs:1:1:\nother\n";
+        assert_eq!(message(output), "not within 60s: it settles");
+        assert_eq!(message("Segmentation fault"), "no message");
+        assert_eq!(message(&format!("thread 'a' panicked at \n{}", "x".repeat(999))).len(), MESSAGE_MAX);
     }
 
     #[test]
