@@ -1,4 +1,4 @@
-# make demo | demo-gang | check | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600] | faults [N=1000] [SEED=1]
+# `make help` lists the targets.
 
 RUNS ?= 5
 FUZZ_SECONDS ?= 600
@@ -18,21 +18,34 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 .PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-audit bench-content bench-directory bench-locks bench-storage clean
 
 help:
-	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
-	@echo 'make demo-gang    two racks, four VMs with content in common; all leave the one, and come back'
-	@echo 'make check        format, lints, dependencies (licences, vulnerabilities), unit tests'
-	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
-	@echo 'make libvirt-test all tests with real libvirts, some four minutes'
-	@echo 'make kubevirt-test with KubeVirt'"'"'s own proxies at both ends; needs Go'
-	@echo 'make proxmox-test as Proxmox VE moves VMs, with OpenSSH at both ends; as root'
-	@echo 'make upgrade-test VMs move between agents of this and the release before'
-	@echo 'make packages     .deb and .rpm, into target/packages; make packages-test installs them in a fresh root'
-	@echo 'make ansible-test runs the Ansible role against two fresh roots of Debian'
-	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest; all: QEMU=11.1 CONGESTION=reno); make bench lists them'
-	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
-	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
-	@echo 'make setup        install what is missing; the others do it too'
-	@echo 'make clean        remove what was built and unpacked, and what a killed lab left behind'
+	@echo 'Try it'
+	@echo '  make demo           two hosts, one VM that checks itself; there and back'
+	@echo '  make demo-gang      two racks, four VMs with content in common'
+	@echo 'Test'
+	@echo '  make test           what the README promises: lints, units, parsers, moves'
+	@echo '  make test-all       the same with every end-to-end test'
+	@echo '  make check          before a commit: lints, dependencies, unit tests; no VM'
+	@echo '  make unit | end-to-end [SUITE=moves::]   one part, or those with this name'
+	@echo '  make steady         end-to-end tests RUNS=5 times: which are unsteady'
+	@echo '  make fuzz           every parser, FUZZ_SECONDS=600 each'
+	@echo '  make faults         N=1000 faults in the middle of migrations, by SEED=1'
+	@echo 'Test with other programs'
+	@echo '  make libvirt-test   with real libvirts; some four minutes'
+	@echo '  make kubevirt-test  with the proxies of KubeVirt; needs Go'
+	@echo '  make proxmox-test   as Proxmox VE moves VMs, with OpenSSH'
+	@echo '  make upgrade-test   between agents of this release and the one before'
+	@echo 'Measure'
+	@echo '  make bench          lists the benchmarks'
+	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno'
+	@echo '                      gang-*: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random'
+	@echo '                      cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest'
+	@echo 'Package'
+	@echo '  make packages       .deb and .rpm into target/packages'
+	@echo '  make packages-test  installs them in a fresh root'
+	@echo '  make ansible-test   the Ansible role against two fresh roots'
+	@echo 'Set up'
+	@echo '  make setup          installs what is missing; the others do it too'
+	@echo '  make clean          removes what was built, unpacked, or left by a killed lab'
 
 toolchain:
 	@scripts/toolchain
@@ -58,6 +71,7 @@ demo-gang: build
 	@$(LAB) demo-gang
 
 lint: toolchain
+	@scripts/subjects
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 	$(CARGO) clippy --package bare-guest --features kernel --target x86_64-unknown-none -- --deny warnings
@@ -82,8 +96,13 @@ unit: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite unit
 	$(CARGO) test --quiet --workspace --doc
 
+# SUITE: a part of the names of tests, or options of the suite.
 end-to-end: tests
-	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end $(SUITE)
+
+.PHONY: steady
+steady: tests
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end $(SUITE) --steady $(RUNS)
 
 # All tests with real libvirts: some four minutes. `make test` runs a part of them.
 .PHONY: libvirt-test
@@ -121,8 +140,16 @@ packages-test: packages
 ansible-test: packages
 	@scripts/ansible-test
 
+.PHONY: test-all test-others
 test: toolchain
-	@MAKE="$(MAKE)" scripts/test
+	@MAKE="$(MAKE)" scripts/test promised
+
+test-all: toolchain
+	@MAKE="$(MAKE)" scripts/test all
+
+# After `make test`: the rest of `make test-all`.
+test-others: toolchain
+	@MAKE="$(MAKE)" scripts/test others
 
 fuzz: toolchain
 	@scripts/fuzz $(FUZZ_SECONDS)
