@@ -173,8 +173,11 @@ fn multifd(
     number: usize,
     (id, before): (u8, &[u8]),
 ) -> Result<(), TapError> {
-    if let Some(rounds) = channel::run(shared, socket, number, (id, before))? {
-        shared.note_rounds(rounds);
+    match channel::run(shared, socket, number, (id, before))? {
+        Some(rounds) => shared.note_rounds(rounds),
+        // The main channel ended, or failed a moment ago, without a block list. A QEMU that still
+        // writes here can't be cancelled unless it is read.
+        None => discard(socket),
     }
     Ok(())
 }

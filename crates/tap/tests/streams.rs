@@ -30,12 +30,13 @@ struct Kept {
     arrived: Mutex<HashMap<Page, u32>>,
     slow: bool,
     panics: bool,
+    refuses: bool,
 }
 
 impl Output for Kept {
     fn head(&self, head: Head) -> Result<(), Stopped> {
         *self.head.lock() = Some(head);
-        Ok(())
+        if self.refuses { Err(Stopped) } else { Ok(()) }
     }
 
     fn arrived(&self, batch: &Batch, first: usize) {
@@ -410,6 +411,29 @@ fn a_tap_that_has_stopped_takes_all_that_qemu_still_writes() {
     }
     stopper.cut();
     assert!(main.write_all(&plenty).is_err());
+}
+
+/// The channel's thread learns that there is no block list a moment before the tap counts as
+/// stopped, or a moment after.
+#[test]
+fn a_tap_whose_output_refuses_the_block_list_takes_all_that_qemu_still_writes() {
+    let plenty = vec![1; 1 << 20];
+    for _ in 0..50 {
+        let kept = Kept { refuses: true, ..Kept::default() };
+        let setup = start_with(Channels::Multifd(1), 2, false, kept);
+        let mut main = setup.connect();
+        let mut channel = setup.connect();
+        let mut out = Vec::new();
+        Init { uuid: [0; 16], id: 0 }.write(&mut out);
+        channel.write_all(&out).unwrap();
+        main.write_all(&setup_bytes()).unwrap();
+        for socket in [&mut main, &mut channel] {
+            socket.write_all(&plenty).unwrap();
+        }
+        let stopper = setup.tap.stopper();
+        assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stopped));
+        stopper.cut();
+    }
 }
 
 /// Like a stopped tap: QEMU must be cancellable even if the agent fails.
