@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Arriving, Host, Refusal, Unsettled, Waits};
-use qemu::command_line::overridden;
+use qemu::command_line::{check_overrides, overridden};
 use qemu::disks::{self as images, GoesOn, PreparedImage, Promises};
 use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Machine, Start};
@@ -85,6 +85,7 @@ impl Arrivals {
             name::check(name).map_err(|error| Denied::Asked(error.to_string()))?;
         }
         check_domain(&order.share_domain.0)?;
+        check_overrides(&order.overrides).map_err(|error| Denied::Asked(error.to_string()))?;
         let claim = self.registry.expect(&order.vm, &order.migration)?;
         let shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();
@@ -242,7 +243,8 @@ fn prepare_images(
     if moving.is_empty() {
         return Ok(images::Prepared::default());
     }
-    let cwd = overridden(&order.cwd, &order.overrides);
+    let cwd = overridden(&order.cwd, &order.overrides)
+        .map_err(|error| Denied::Asked(error.to_string()))?;
     let tool = programs.tool("qemu-img", qemu);
     let tool = tool.map_err(|not_allowed| Denied::Local(not_allowed.to_string()))?;
     let tool = images::QemuImg::new(tool, programs.user());

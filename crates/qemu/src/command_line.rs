@@ -17,7 +17,7 @@ pub(crate) use guest_port::{GUEST_ID, value};
 pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;
 pub(crate) use machine::pieces;
-pub use overrides::{apply_overrides, overridden, parse_override};
+pub use overrides::{apply_overrides, check_overrides, overridden, parse_override};
 
 /// The id of the agent's own QMP connection.
 const QMP_ID: &str = "droveway-qmp";
@@ -59,6 +59,34 @@ pub enum CommandLineError {
     OverrideUnused {
         /// The text that was looked for.
         old: String,
+    },
+    /// More `--set` than can be applied.
+    #[error(
+        "--set: {count} replacements with {bytes} bytes are too many: give {count_max} with \
+         {bytes_max} bytes at most"
+    )]
+    OverridesTooLarge {
+        /// How many there are.
+        count: usize,
+        /// Their bytes.
+        bytes: usize,
+        /// The most replacements.
+        count_max: usize,
+        /// The most bytes of all of them.
+        bytes_max: usize,
+    },
+    /// A command line, or a part of one, with which no program can be started.
+    #[error(
+        "with its replacements (--set) the command line has {value} {what}, and can have {max} at \
+         most: shorten it"
+    )]
+    TooLong {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much of it there is.
+        value: usize,
+        /// The limit.
+        max: usize,
     },
 }
 

@@ -69,6 +69,10 @@ pub fn verify(
     goes_on: GoesOn<'_>,
 ) -> Result<(), NotShared> {
     let image = crate::command_line::overridden(&challenge.image, overrides);
+    let image = image.map_err(|error| NotShared {
+        image: challenge.image.clone(),
+        reason: error.to_string(),
+    })?;
     verify::verify(&image, &challenge.proof, goes_on).map_err(|reason| NotShared { image, reason })
 }
 

@@ -39,7 +39,7 @@ impl Wanted {
         let asked = |error: qemu::command_line::CommandLineError| Denied::Asked(error.to_string());
         let argv = apply_overrides(&order.argv, &order.overrides).map_err(asked)?;
         let line = CommandLine::parse(&argv).map_err(asked)?;
-        let cwd = PathBuf::from(overridden(&order.cwd, &order.overrides));
+        let cwd = PathBuf::from(overridden(&order.cwd, &order.overrides).map_err(asked)?);
         if !cwd.is_absolute() {
             let cwd = cwd.display();
             return Err(Denied::Asked(format!("the VM's directory `{cwd}` is not absolute")));
@@ -165,6 +165,28 @@ pub(super) fn check_features(there: &Shape, here: &Shape) -> Result<(), Denied> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The sum of what is replaced must not be the product of its lengths.
+    #[test]
+    fn a_command_line_does_not_grow_without_bound() {
+        let order = |argv: &str, new: &str| {
+            let order = serde_json::json!({
+                "migration": "1", "switchover": "7f3a", "agent_port": 1, "from": "a", "vm": "v",
+                "argv": [argv], "cwd": "relative", "overrides": [["a", new]], "qemu": "",
+                "shape": {}, "disks": [], "shared_disks": false, "moving": [], "allowed": {},
+                "incoming_qmp": null,
+            });
+            serde_json::from_value::<Prepare>(order).unwrap()
+        };
+        let wanted = |argv: &str, new: &str| Wanted::of(&order(argv, new), &Programs::usual(None));
+        let refused = |argv: &str, new: &str| wanted(argv, new).err().unwrap().to_string();
+        // What is checked last here: so everything before was accepted.
+        assert!(refused("/bin/a", "b").contains("is not absolute"));
+        let text = refused(&"a".repeat(1000), &"b".repeat(60_000));
+        assert!(text.contains("--set") && text.contains("131072 at most"), "{text}");
+        let text = refused("a", &"b".repeat(100_000));
+        assert!(text.contains("1 replacements with 100001 bytes"), "{text}");
+    }
 
     #[test]
     fn features_that_are_missing_are_named_up_to_a_number() {

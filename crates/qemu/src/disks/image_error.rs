@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::command_line::CommandLineError;
+
 /// Why an image at the destination can't take a disk that moves.
 #[derive(Debug, thiserror::Error)]
 #[error("disk `{disk}` can't move to {}: {problem}", image.display())]
@@ -45,6 +47,9 @@ pub enum ImageProblem {
     /// Its path can't be used.
     #[error("its path is not absolute")]
     Relative,
+    /// Its path is too long.
+    #[error(transparent)]
+    Name(CommandLineError),
     /// Another disk moves there.
     #[error("disk `{other}` moves there too")]
     Twice {

@@ -171,7 +171,12 @@ pub fn prepare(
     let mut prepared = Prepared::default();
     prepared.user = tool.user().cloned();
     for moving in disks {
-        let path = cwd.join(overridden(&moving.challenge.image, overrides));
+        let name = overridden(&moving.challenge.image, overrides).map_err(|error| ImageError {
+            disk: moving.disk.clone(),
+            image: PathBuf::from(&moving.challenge.image),
+            problem: ImageProblem::Name(error),
+        })?;
+        let path = cwd.join(name);
         let failed =
             |problem| ImageError { disk: moving.disk.clone(), image: path.clone(), problem };
         let (created, identity) =

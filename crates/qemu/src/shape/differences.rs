@@ -134,8 +134,9 @@ fn drive_difference(here: &Drive, there: &Drive, overrides: &[(String, String)])
         }
         (Some(mine), Some(other)) => (mine, other),
     };
-    let files: Vec<String> = mine.files.iter().map(|file| overridden(file, overrides)).collect();
-    if files != other.files {
+    // One at a time: a peer lists as many files as it likes.
+    let is_other = |(mine, other): (&String, &String)| !is_called(mine, other, overrides);
+    if mine.files.len() != other.files.len() || mine.files.iter().zip(&other.files).any(is_other) {
         return Some(format!(
             "drive `{name}` holds {} in the VM and {} at the destination: the medium was changed \
              or a snapshot was taken; give its present file with --set OLD=NEW",
@@ -195,7 +196,7 @@ fn nodes(here: &[Node], there: &[Node], overrides: &[(String, String)], found: &
                 "block node `{}` is {} in the VM and {} at the destination",
                 node.name, node.driver, other.driver
             )),
-            Some(other) if other.file != overridden(&node.file, overrides) => found.push(format!(
+            Some(other) if !is_called(&node.file, &other.file, overrides) => found.push(format!(
                 "block node `{}` is {} in the VM and {} at the destination: give the present \
                  file with --set OLD=NEW",
                 node.name, node.file, other.file
@@ -211,6 +212,11 @@ fn nodes(here: &[Node], there: &[Node], overrides: &[(String, String)], found: &
             ));
         }
     }
+}
+
+/// Whether a file of the VM has this name at the destination.
+fn is_called(file: &str, there: &str, overrides: &[(String, String)]) -> bool {
+    overridden(file, overrides).is_ok_and(|name| name == there)
 }
 
 fn shown(medium: &Medium) -> &str {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use ::audit::Hash;
 use dedup::source::StorageNotes;
+use qemu::command_line::{CommandLineError, check_overrides, parse_override};
 use qemu::disks::{Allowed, Cleanup};
 use qemu::qmp::QmpError;
 use qemu::ram_blocks::RamBlocks;
@@ -257,6 +258,9 @@ impl Undo for Prepared<'_> {
 }
 
 fn overrides(set: &[String]) -> Result<Vec<(String, String)>, MigrationError> {
-    let parsed = set.iter().map(|one| qemu::command_line::parse_override(one));
-    parsed.map(|one| one.map_err(|error| MigrationError::Qemu(error.to_string()))).collect()
+    let words = |error: CommandLineError| MigrationError::Qemu(error.to_string());
+    let parsed: Result<Vec<_>, _> = set.iter().map(|one| parse_override(one)).collect();
+    let overrides = parsed.map_err(words)?;
+    check_overrides(&overrides).map_err(words)?;
+    Ok(overrides)
 }
