@@ -36,6 +36,8 @@ use told::Told;
 
 /// Disks of one VM; the check reads storage for each.
 const DISKS_MAX: usize = 256;
+/// Disks that are named in a refusal.
+const UNSHOWN_MAX: usize = 8;
 /// What is left for a QEMU to start, however long everything before it took.
 const UP_LEAST: Duration = Duration::from_secs(5);
 
@@ -100,7 +102,8 @@ impl Arrivals {
                 fitness::has_room(&needs, host_memory(), promised, order.overcommit)
             })?;
         }
-        check_disks(order, &|| goes_on().and_then(|()| in_time(until)))?;
+        let user = probes.programs().user();
+        check_disks(order, user, &|| goes_on().and_then(|()| in_time(until)))?;
         let qemu = wanted.as_ref().map(|wanted| &*wanted.program);
         let images = prepare_images(order, probes.programs(), qemu, &self.promises)?;
         let made: Vec<PathBuf> = images.created().map(Path::to_owned).collect();
@@ -195,7 +198,7 @@ impl Host for Arrivals {
 }
 
 /// Checks the VM's disks before there is a QEMU that could write to them.
-fn check_disks(order: &Prepare, goes_on: GoesOn<'_>) -> Result<(), Denied> {
+fn check_disks(order: &Prepare, user: Option<&User>, goes_on: GoesOn<'_>) -> Result<(), Denied> {
     let disks = understood("the VM's disks", &order.disks)?;
     if disks.len() > DISKS_MAX {
         return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", disks.len())));
@@ -205,8 +208,13 @@ fn check_disks(order: &Prepare, goes_on: GoesOn<'_>) -> Result<(), Denied> {
     }
     let unshown: Vec<String> = disks
         .iter()
-        .filter_map(|disk| images::verify(disk, &order.overrides, goes_on).err())
+        .filter_map(|disk| images::verify(disk, &order.overrides, user, goes_on).err())
+        .inspect(|not_shared| {
+            let (image, reason) = (&not_shared.image, not_shared.reason.for_log());
+            tracing::warn!(image, reason, "a disk is not shown to be the source's");
+        })
         .map(|not_shared| not_shared.to_string())
+        .take(UNSHOWN_MAX)
         .collect();
     if unshown.is_empty() {
         return Ok(());

@@ -41,6 +41,9 @@ pub use list::{Disk, Stays, disks};
 pub use promises::Promises;
 pub use qemu_img::QemuImg;
 
+use crate::command_line::overridden;
+use crate::launch::User;
+
 /// Most bytes of an image that are read to compare contents, where nothing else can be compared.
 const CONTENT_BYTES_MAX: u64 = 4 << 30;
 
@@ -48,32 +51,59 @@ const CONTENT_BYTES_MAX: u64 = 4 << 30;
 /// the reason, ends that.
 pub type GoesOn<'g> = &'g dyn Fn() -> Result<(), String>;
 
-/// An image that is not proven to be shared by both hosts.
+/// An image that is not proven to be shared by both hosts. Its text is for the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{image} is not shown to be the same at both hosts: {reason}")]
+#[error("{image} is not shown to be the same at both hosts: {}", reason.for_peer())]
 pub struct NotShared {
     /// The image, as it is called at the destination.
     pub image: String,
     /// Why not.
-    pub reason: String,
+    pub reason: Reason,
 }
 
-/// Checks that this host meets a peer's challenge; `overrides` say what the image is
-/// called here.
+/// Why an image is not proven to be shared by both hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is in what the peer sent.
+    Known(String),
+    /// It tells something of this host, and is for its log alone.
+    Local(String),
+}
+
+impl Reason {
+    fn for_peer(&self) -> &str {
+        match self {
+            Self::Known(reason) => reason,
+            Self::Local(_) => "the log of the agent there has the reason",
+        }
+    }
+
+    /// The reason, for this host's log.
+    #[must_use]
+    pub fn for_log(&self) -> &str {
+        match self {
+            Self::Known(reason) | Self::Local(reason) => reason,
+        }
+    }
+}
+
+/// Checks that this host meets a peer's challenge; `overrides` say what the image is called here.
+/// Files are opened with the rights of `user`; none means the agent's own.
 ///
 /// # Errors
 /// With the reason if it doesn't.
 pub fn verify(
     challenge: &Challenge,
     overrides: &[(String, String)],
+    user: Option<&User>,
     goes_on: GoesOn<'_>,
 ) -> Result<(), NotShared> {
-    let image = crate::command_line::overridden(&challenge.image, overrides);
-    let image = image.map_err(|error| NotShared {
+    let image = overridden(&challenge.image, overrides).map_err(|error| NotShared {
         image: challenge.image.clone(),
-        reason: error.to_string(),
+        reason: Reason::Known(error.to_string()),
     })?;
-    verify::verify(&image, &challenge.proof, goes_on).map_err(|reason| NotShared { image, reason })
+    let verified = verify::verify(&image, &challenge.proof, user, goes_on);
+    verified.map_err(|reason| NotShared { image, reason })
 }
 
 #[cfg(test)]

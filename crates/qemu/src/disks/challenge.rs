@@ -1,9 +1,9 @@
 //! The source's side: one challenge for each image.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
@@ -178,6 +178,8 @@ fn nonce(path: &Path, bytes: u64, id: &str, cleanup: &mut Cleanup) -> std::io::R
     let beside = folder.join(&file);
     let mut created = File::create_new(&beside)?;
     cleanup.add(beside);
+    // The destination reads it with the rights of QEMU's user.
+    created.set_permissions(Permissions::from_mode(0o644))?;
     created.write_all(nonce.as_bytes())?;
     created.sync_all()?;
     Ok(Proof::Nonce { image, file, nonce, bytes, content: None })
@@ -203,8 +205,12 @@ pub(super) fn open_plain(path: &Path) -> std::io::Result<File> {
 
 /// Length and hash of a file that nothing writes to.
 pub(super) fn content(path: &Path, goes_on: GoesOn<'_>) -> Result<(u64, String), String> {
+    content_of(open_plain(path).map_err(|error| error.to_string())?, goes_on)
+}
+
+/// As [`content`], of an open file.
+pub(super) fn content_of(file: File, goes_on: GoesOn<'_>) -> Result<(u64, String), String> {
     let text = |error: std::io::Error| error.to_string();
-    let file = open_plain(path).map_err(text)?;
     let bytes = file.metadata().map_err(text)?.len();
     if bytes > CONTENT_BYTES_MAX {
         return Err(format!(

@@ -27,21 +27,17 @@ pub(super) fn proof(driver: &str, file: &str) -> Proof {
     Proof::Network { cluster }
 }
 
-fn is_elsewhere(file: &str) -> Result<(), String> {
+/// Whether a service isn't one of the host itself.
+pub(super) fn is_elsewhere(file: &str) -> Result<(), String> {
     if servers::is_local(file) {
         return Err(format!("{file} is a service of this host, or its name doesn't tell"));
     }
     Ok(())
 }
 
-/// Whether the image is the source's, as far as both hosts know: it may have another name here,
-/// and be in another Ceph cluster.
-pub(super) fn verify(image: &str, theirs: Option<&str>) -> Result<(), String> {
-    is_elsewhere(image)?;
-    same_cluster(image, theirs)
-}
-
-fn same_cluster(image: &str, theirs: Option<&str>) -> Result<(), String> {
+/// Whether the image is in the source's Ceph cluster, as far as both hosts know: it may have another
+/// name here.
+pub(super) fn same_cluster(image: &str, theirs: Option<&str>) -> Result<(), String> {
     let Some(theirs) = theirs else { return Ok(()) };
     match cluster(image) {
         Some(here) if !here.eq_ignore_ascii_case(theirs) => {
@@ -133,8 +129,8 @@ mod tests {
 
     #[test]
     fn an_image_that_is_called_a_service_of_this_host_is_not_the_sources() {
-        assert_eq!(verify("nbd://store/disk", None), Ok(()));
-        let refused = verify("nbd+unix:///disk?socket=/run/nbd", None).unwrap_err();
+        assert_eq!(is_elsewhere("nbd://store/disk"), Ok(()));
+        let refused = is_elsewhere("nbd+unix:///disk?socket=/run/nbd").unwrap_err();
         assert!(refused.contains("is a service of this host"), "{refused}");
     }
 

@@ -44,7 +44,7 @@ mod tests {
         ];
         let shape = Shape { devices, ..Shape::default() };
         let (made, _cleanup) = disks::challenges(&shape, "m1", &|| Ok(()));
-        let refused = made.iter().map(|one| disks::verify(one, &[], &|| Ok(())).unwrap_err());
+        let refused = made.iter().map(|one| disks::verify(one, &[], None, &|| Ok(())).unwrap_err());
         let refused: Vec<String> = refused.map(|error| error.to_string()).collect();
         assert_eq!(refused.len(), 3, "{refused:?}");
         let expected = "the vhost-user-blk-pci device `d0` is not shown to be the same at both \

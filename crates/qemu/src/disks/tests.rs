@@ -1,7 +1,9 @@
 //! Challenges made and met in directories that play hosts.
 
 use std::cell::Cell;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::*;
@@ -19,7 +21,7 @@ fn challenges(shape: &Shape, id: &str) -> (Vec<Challenge>, Cleanup) {
 }
 
 fn verify(challenge: &Challenge, overrides: &[(String, String)]) -> Result<(), NotShared> {
-    super::verify(challenge, overrides, &|| Ok(()))
+    super::verify(challenge, overrides, None, &|| Ok(()))
 }
 
 fn moved(from: &Path, to: &Path) -> Vec<(String, String)> {
@@ -43,9 +45,9 @@ fn the_same_directory_meets_the_challenge_and_a_copy_does_not() {
     assert_eq!(verify(&made[0], &moved(shared.path(), &link)), Ok(()));
 
     let refused = verify(&made[0], &moved(shared.path(), other.path())).unwrap_err();
-    assert!(refused.to_string().contains("the image is a copy"), "{refused}");
+    assert!(refused.reason.for_log().contains("the image is a copy"), "{refused:?}");
     let refused = verify(&made[0], &moved(&disk, Path::new("/nonexistent"))).unwrap_err();
-    assert!(refused.reason.contains("No such file"), "{refused}");
+    assert!(refused.reason.for_log().contains("No such file"), "{refused}");
 
     drop(cleanup);
     let left: Vec<_> =
@@ -61,7 +63,9 @@ fn another_length_is_another_image() {
     let _open = File::open(&disk).unwrap();
     let (made, _cleanup) = challenges(&image("file", &disk, false), "m1");
     fs::write(&disk, [7; 4000]).unwrap();
-    assert!(verify(&made[0], &[]).unwrap_err().reason.contains("4000 bytes here and 5000"));
+    assert!(
+        verify(&made[0], &[]).unwrap_err().reason.for_log().contains("4000 bytes here and 5000")
+    );
 }
 
 #[test]
@@ -70,7 +74,7 @@ fn a_name_that_leads_elsewhere_than_qemus_file_proves_nothing() {
     let disk = dir.path().join("disk.img");
     fs::write(&disk, b"x").unwrap();
     let (made, _cleanup) = challenges(&image("file", &disk, false), "m1");
-    assert!(verify(&made[0], &[]).unwrap_err().reason.contains("another file open"));
+    assert!(verify(&made[0], &[]).unwrap_err().reason.for_log().contains("another file open"));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "and no nonce was made");
 }
 
@@ -84,9 +88,9 @@ fn content_stands_in_where_nothing_writes() {
         Challenge { image: iso.display().to_string(), proof: Proof::Content { bytes, hash } };
     assert_eq!(verify(&made, &[]), Ok(()));
     fs::write(&iso, [8; 5000]).unwrap();
-    assert!(verify(&made, &[]).unwrap_err().reason.contains("other content"));
+    assert!(verify(&made, &[]).unwrap_err().reason.for_log().contains("other content"));
     fs::write(&iso, [7; 5001]).unwrap();
-    assert!(verify(&made, &[]).unwrap_err().reason.contains("another length"));
+    assert!(verify(&made, &[]).unwrap_err().reason.for_log().contains("another length"));
 }
 
 #[test]
@@ -104,9 +108,9 @@ fn each_host_may_have_its_own_copy_of_a_read_only_image() {
     assert_eq!(verify(&made[0], &[]), Ok(()));
     assert_eq!(verify(&made[0], &renamed), Ok(()));
     fs::write(&copy, [8; 5000]).unwrap();
-    assert!(verify(&made[0], &renamed).unwrap_err().reason.contains("other content"));
+    assert!(verify(&made[0], &renamed).unwrap_err().reason.for_log().contains("other content"));
     fs::write(&copy, [7; 5001]).unwrap();
-    assert!(verify(&made[0], &renamed).unwrap_err().reason.contains("another length"));
+    assert!(verify(&made[0], &renamed).unwrap_err().reason.for_log().contains("another length"));
 
     // One that the VM writes to has to be the same.
     fs::write(&copy, [7; 5000]).unwrap();
@@ -150,8 +154,8 @@ fn a_copy_is_read_only_as_long_as_the_move_goes_on() {
     let made =
         Challenge { image: iso.display().to_string(), proof: Proof::Content { bytes, hash } };
     asked.set(0);
-    let refused = super::verify(&made, &[], &twice).unwrap_err();
-    assert_eq!(refused.reason, "it was cancelled");
+    let refused = super::verify(&made, &[], None, &twice).unwrap_err();
+    assert_eq!(refused.reason.for_log(), "it was cancelled");
     assert_eq!(verify(&made, &[]), Ok(()));
 }
 
@@ -189,6 +193,77 @@ fn a_hostile_challenge_reads_no_other_file() {
         };
         assert!(verify(&made, &[]).is_err(), "{file}");
     }
+}
+
+/// Whatever a host has, its answer is the same.
+#[test]
+fn a_peer_learns_nothing_about_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let (present, opened) = (dir.path().join("present"), dir.path().join("opened"));
+    fs::write(&present, [7; 5000]).unwrap();
+    fs::write(&opened, [7; 5000]).unwrap();
+    let open = File::open(&opened).unwrap();
+    let by_descriptor = format!("/proc/self/fd/{}", open.as_raw_fd());
+    let nonce = |name: &str| Proof::Nonce {
+        image: name.to_owned(),
+        file: ".droveway-m1".to_owned(),
+        nonce: "n".to_owned(),
+        bytes: 4000,
+        content: None,
+    };
+    let (_, hash) = challenge::content(&opened, &|| Ok(())).unwrap();
+    let content = |bytes| Proof::Content { bytes, hash: hash.clone() };
+    let identity = || Proof::Identity { identity: "naa.1".to_owned() };
+    let present = present.to_str().unwrap();
+    for (image, proof) in [
+        ("/nonexistent", nonce("nonexistent")),
+        (present, nonce("other-name")),
+        (present, nonce("present")),
+        (present, content(4000)),
+        (present, identity()),
+        ("/proc/self/status", content(0)),
+        ("/sys/kernel/uevent_seqnum", content(4096)),
+        ("/dev/null", content(0)),
+        ("/dev/fd/0", identity()),
+        (dir.path().to_str().unwrap(), content(4096)),
+        // As a file it would do.
+        (&by_descriptor, content(5000)),
+    ] {
+        let made = Challenge { image: image.to_owned(), proof };
+        let refused = verify(&made, &[]).unwrap_err();
+        let text = refused.to_string();
+        let expected = "is not shown to be the same at both hosts: the log of the agent there has \
+                        the reason";
+        assert_eq!(text, format!("{image} {expected}"), "{refused:?}");
+    }
+}
+
+#[test]
+fn images_are_opened_with_the_rights_of_qemus_user() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root has another user's rights to use.
+        return;
+    }
+    let nobody = crate::launch::User { uid: 65534, gid: 65534, groups: Vec::new() };
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    mode(dir.path(), 0o755);
+    let disk = dir.path().join("disk.img");
+    fs::write(&disk, [7; 5000]).unwrap();
+    let _open = File::open(&disk).unwrap();
+    let as_nobody = |made: &Challenge| super::verify(made, &[], Some(&nobody), &|| Ok(()));
+
+    let (made, _cleanup) = challenges(&image("file", &disk, false), "m1");
+    assert_eq!(as_nobody(&made[0]), Ok(()));
+    let (bytes, hash) = challenge::content(&disk, &|| Ok(())).unwrap();
+    let by_content =
+        Challenge { image: disk.display().to_string(), proof: Proof::Content { bytes, hash } };
+    assert_eq!(as_nobody(&by_content), Ok(()));
+    mode(&disk, 0o600);
+    assert_eq!(verify(&by_content, &[]), Ok(()));
+    assert!(as_nobody(&by_content).is_err());
+    mode(dir.path(), 0o700);
+    assert!(as_nobody(&made[0]).is_err());
 }
 
 #[test]

@@ -1,47 +1,112 @@
 //! The destination's side: does this host meet the challenge?
+//!
+//! The peer chooses paths and proofs, and could find out about any file by that. So files are opened
+//! with the rights of QEMU's user, none in a system directory, and the peer isn't told why one
+//! doesn't meet its challenge: the agent's log has that.
 
-use std::fs;
+use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::challenge::{PREFIX, content, open_plain};
-use super::{GoesOn, Proof, block_device, network};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+
+use super::challenge::{PREFIX, content_of, open_plain};
+use super::{GoesOn, NotShared, Proof, Reason, block_device, network};
+use crate::launch::User;
 
 /// A nonce's file holds 32 bytes; one more is enough to see that it differs.
 const NONCE_READ: u64 = 33;
+/// Only their block devices can be a VM's images.
+const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-pub(super) fn verify(image: &str, proof: &Proof, goes_on: GoesOn<'_>) -> Result<(), String> {
+/// What an image's path leads to, opened once, so that it can't become another file meanwhile.
+struct Found {
+    /// Opened only to be examined: opening a pipe would block, and opening a device has effects.
+    file: File,
+    /// Its path without links.
+    real: PathBuf,
+}
+
+pub(super) fn verify(
+    image: &str,
+    proof: &Proof,
+    user: Option<&User>,
+    goes_on: GoesOn<'_>,
+) -> Result<(), Reason> {
     let path = Path::new(image);
-    match proof {
+    let local = match proof {
+        Proof::Nonce { file, .. } if !file.starts_with(PREFIX) || file.contains('/') => {
+            return Err(Reason::Known("the source's challenge can't be understood".to_owned()));
+        }
         Proof::Nonce { image: name, file, nonce, bytes, content } => {
-            let found = beside(path, name, file, nonce, *bytes);
+            let found = as_user(user, || beside(path, name, file, nonce, *bytes));
             found.or_else(|why| match content {
-                Some(hash) => same_content(path, *bytes, hash, goes_on),
+                Some(hash) => same_content(path, *bytes, hash, user, goes_on),
                 None => Err(why),
             })
         }
-        Proof::Content { bytes, hash } => same_content(path, *bytes, hash, goes_on),
-        Proof::Identity { identity } => same_device(path, identity),
-        Proof::Network { cluster } => network::verify(image, cluster.as_deref()),
-        Proof::Impossible { reason } => Err(reason.clone()),
+        Proof::Content { bytes, hash } => same_content(path, *bytes, hash, user, goes_on),
+        Proof::Identity { identity } => as_user(user, || same_device(path, identity)),
+        Proof::Network { cluster } => {
+            network::is_elsewhere(image).map_err(Reason::Known)?;
+            as_user(user, || network::same_cluster(image, cluster.as_deref()))
+        }
+        Proof::Impossible { reason } => return Err(Reason::Known(reason.clone())),
+    };
+    local.map_err(Reason::Local)
+}
+
+fn as_user<T: Send>(
+    user: Option<&User>,
+    work: impl FnOnce() -> Result<T, String> + Send,
+) -> Result<T, String> {
+    rights::with(user, work).map_err(|error| error.to_string())?
+}
+
+impl Found {
+    fn open(path: &Path) -> Result<Self, String> {
+        // Links in /proc lead to what processes have open.
+        let resolve = ResolveFlags::NO_MAGICLINKS;
+        let file =
+            rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+        let file = File::from(file.map_err(|errno| errno.to_string())?);
+        let words = |error: std::io::Error| error.to_string();
+        let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let found = Self { file, real: real.map_err(words)? };
+        let kind = found.file.metadata().map_err(words)?.file_type();
+        if SYSTEM.iter().any(|system| found.real.starts_with(system)) && !kind.is_block_device() {
+            return Err(format!("{} is no block device, and no image", found.real.display()));
+        }
+        Ok(found)
+    }
+
+    /// The length of a file.
+    fn plain_bytes(&self) -> Result<u64, String> {
+        let file = self.file.metadata().map_err(|error| error.to_string())?;
+        if file.is_file() { Ok(file.len()) } else { Err("it is not a file here".to_owned()) }
+    }
+
+    /// Opens a file to read it.
+    fn to_read(&self) -> Result<File, String> {
+        let opened = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        opened.map_err(|error| error.to_string())
     }
 }
 
 fn beside(path: &Path, image: &str, file: &str, nonce: &str, bytes: u64) -> Result<(), String> {
-    if !file.starts_with(PREFIX) || file.contains('/') {
-        return Err("the source's challenge can't be understood".to_owned());
-    }
-    let real = path.canonicalize().map_err(|error| error.to_string())?;
+    let found = Found::open(path)?;
+    let real = &found.real;
     if real.file_name().and_then(|name| name.to_str()) != Some(image) {
         return Err(format!("here it is {}, there it is called {image}", real.display()));
     }
-    let length = plain_file(&real)?;
+    let length = found.plain_bytes()?;
     let folder = real.parent().ok_or("it is in no directory")?;
-    let mut found = String::new();
+    let mut text = String::new();
     let read = open_plain(&folder.join(file))
-        .and_then(|opened| opened.take(NONCE_READ).read_to_string(&mut found));
-    if read.is_err() || found != nonce {
+        .and_then(|opened| opened.take(NONCE_READ).read_to_string(&mut text));
+    if read.is_err() || text != nonce {
         return Err(format!(
             "{} here is another directory than at the source, so the image is a copy",
             folder.display()
@@ -53,17 +118,27 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str, bytes: u64) -> Resu
     Ok(())
 }
 
-fn same_content(path: &Path, bytes: u64, hash: &str, goes_on: GoesOn<'_>) -> Result<(), String> {
-    // The cheap test first: it also bounds what a peer can make this host read.
-    if plain_file(path)? != bytes {
-        return Err("it has another length here".to_owned());
-    }
-    let (_, here) = content(path, goes_on)?;
+fn same_content(
+    path: &Path,
+    bytes: u64,
+    hash: &str,
+    user: Option<&User>,
+    goes_on: GoesOn<'_>,
+) -> Result<(), String> {
+    let file = as_user(user, || {
+        let found = Found::open(path)?;
+        // The cheap test first: it also bounds what a peer can make this host read.
+        if found.plain_bytes()? != bytes {
+            return Err("it has another length here".to_owned());
+        }
+        found.to_read()
+    })?;
+    let (_, here) = content_of(file, goes_on)?;
     if here == hash { Ok(()) } else { Err("it has other content here".to_owned()) }
 }
 
 fn same_device(path: &Path, identity: &str) -> Result<(), String> {
-    let file = fs::metadata(path).map_err(|error| error.to_string())?;
+    let file = Found::open(path)?.file.metadata().map_err(|error| error.to_string())?;
     if !file.file_type().is_block_device() {
         return Err("it is a block device at the source and none here".to_owned());
     }
@@ -75,9 +150,4 @@ fn same_device(path: &Path, identity: &str) -> Result<(), String> {
         return Err(format!("other hosts may have another disk with its name, {here}"));
     }
     Ok(())
-}
-
-fn plain_file(path: &Path) -> Result<u64, String> {
-    let file = fs::metadata(path).map_err(|error| error.to_string())?;
-    if file.is_file() { Ok(file.len()) } else { Err("it is not a file here".to_owned()) }
 }

@@ -11,7 +11,7 @@ fn challenges(shape: &Shape) -> (Vec<Challenge>, Cleanup) {
 }
 
 fn verify(challenge: &Challenge, overrides: &[(String, String)]) -> Result<(), NotShared> {
-    disks::verify(challenge, overrides, &|| Ok(()))
+    disks::verify(challenge, overrides, None, &|| Ok(()))
 }
 
 #[test]
