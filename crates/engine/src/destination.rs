@@ -9,6 +9,7 @@ mod nic_use;
 mod orders;
 mod phases;
 mod postcopies;
+mod tail;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -29,6 +30,7 @@ use crate::host::{Host, Local};
 use connections::{Connections, Place};
 use lanes::ArrivingLanes;
 use postcopies::Postcopies;
+use tail::TailBudget;
 
 /// The time in which a peer that has connected must identify itself.
 const PREAMBLE_MAX: Duration = Duration::from_secs(5);
@@ -49,6 +51,7 @@ pub(crate) struct Shared {
     arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
     connections: Arc<Connections>,
     postcopies: Arc<Postcopies>,
+    tails: Arc<TailBudget>,
 }
 
 /// Starts to accept connections from other agents. Strangers can't keep out connections from
@@ -71,6 +74,7 @@ pub fn serve(
         arrivals: Mutex::default(),
         connections: Connections::new(hosts),
         postcopies: Arc::default(),
+        tails: Arc::default(),
     });
     let accepting = thread::Builder::new().name("peers".to_owned()).spawn({
         let shared = Arc::clone(&shared);

@@ -12,6 +12,7 @@ use super::End;
 use super::connect::{Connected, ended};
 use super::prepare::Prepared;
 use super::receive::{Delivered, Opened};
+use crate::destination::tail::Tail;
 use crate::link::Heard;
 
 /// Digests in one message.
@@ -48,7 +49,7 @@ impl Auditing {
 
 /// The whole VM is here, as QEMU handed it over.
 pub(super) struct Proved<'a, 's> {
-    pub(super) tail: Vec<u8>,
+    pub(super) tail: Tail,
     pub(super) cost: Cost,
     pub(super) prepared: Prepared<'a, 's>,
 }

@@ -29,12 +29,13 @@ use wire::{Announced, Cost, ToDestination, ToSource};
 use super::End;
 use super::audit::Auditing;
 use super::connect::{Connected, hex};
-use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
+use super::receive::{Opened, Reach};
 use super::sharing::{Found, Shares};
 use crate::caught::caught;
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::destination::postcopies::Relayed;
+use crate::destination::tail::Tail;
 use crate::error::LinkError;
 use crate::link::{CARRIED_DEAD_AFTER, Heard};
 use crate::resources::Pools;
@@ -81,7 +82,7 @@ struct Split {
     opened: Opened,
     ram: RamBlocks,
     /// Kept until all pages are placed; none after that.
-    tail: Option<Vec<u8>>,
+    tail: Option<Tail>,
     _telling: Telling,
     pools: Pools,
 }
@@ -372,7 +373,8 @@ impl Carried<'_> {
         let found = Found::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;
         let _telling = telling.map_err(End::failed)?;
-        self.split = Some(Split { feeder, opened, ram, tail: Some(Vec::new()), _telling, pools });
+        let tail = Tail::new(&connected.shared.tails);
+        self.split = Some(Split { feeder, opened, ram, tail: Some(tail), _telling, pools });
         Ok(())
     }
 
@@ -397,14 +399,7 @@ impl Carried<'_> {
         let split =
             self.split.as_mut().ok_or_else(|| End::failed("a tail came before its head"))?;
         match &mut split.tail {
-            Some(tail) if tail.len() + piece.len() > TAIL_BYTES_MAX => Err(End::failed(format!(
-                "the VM's device state is larger than {} MiB",
-                TAIL_BYTES_MAX >> 20
-            ))),
-            Some(tail) => {
-                tail.extend_from_slice(piece);
-                Ok(())
-            }
+            Some(tail) => tail.push(piece).map_err(End::failed),
             None => split.feeder.tail(piece).map_err(End::failed),
         }
     }
@@ -432,7 +427,7 @@ impl Carried<'_> {
             // The source doesn't wait for slow disks, and has sent what is still being read.
             by_name.end_reading();
         }
-        split.feeder.tail(&tail).map_err(End::failed)
+        split.feeder.tail(tail.bytes()).map_err(End::failed)
     }
 
     /// Closes all connections of the migration at once: QEMU here sees its stream end, and none of

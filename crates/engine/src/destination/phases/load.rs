@@ -21,6 +21,7 @@ use super::prepare::Prepared;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::nic_use::Telling;
+use crate::destination::tail::Tail;
 use crate::link::Heard;
 
 /// When a QEMU that hung has ended, the thread that waited for it returns at once.
@@ -33,7 +34,7 @@ struct Loading {
     lanes: Arc<ArrivingLanes>,
     incoming: Arc<Incoming>,
     feeder: Arc<Feeder>,
-    tail: Vec<u8>,
+    tail: Tail,
     /// The time limit for QEMU's load.
     wait: Duration,
 }
@@ -46,7 +47,8 @@ impl Loading {
             disks.finish().map_err(End::failed)?;
         }
         lanes.end();
-        feeder.tail(&tail).map_err(|error| End::failed(incoming.explain(&error)))?;
+        feeder.tail(tail.bytes()).map_err(|error| End::failed(incoming.explain(&error)))?;
+        drop(tail);
         feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
         incoming.wait_loaded(wait).map_err(End::failed)
     }

@@ -15,12 +15,11 @@ use super::connect::{Connected, ended};
 use super::prepare::Prepared;
 use super::sharing::Found;
 use crate::destination::by_name::ByName;
+use crate::destination::tail::Tail;
 use crate::link::Heard;
 
 /// The time in which a source that reads has accepted what is being written.
 const SAID_MAX: Duration = Duration::from_millis(100);
-/// The most device state after RAM: the devices of a large VM without VFIO have some MiB.
-pub(super) const TAIL_BYTES_MAX: usize = 256 << 20;
 
 /// The means by which pages are placed.
 pub(super) struct Reach<'a> {
@@ -46,11 +45,10 @@ impl Opened {
 }
 
 /// What is received while QEMU streams.
-#[derive(Default)]
 struct Streamed {
     /// None before the block list is received, or if the stream is passed through whole.
     opened: Option<Opened>,
-    tail: Vec<u8>,
+    tail: Tail,
     whole_bytes: u64,
 }
 
@@ -59,7 +57,7 @@ pub(super) struct Delivered<'a, 's> {
     /// None: the stream was passed through whole.
     pub(super) opened: Option<Opened>,
     /// The non-RAM stream's tail, for when all pages are placed.
-    pub(super) tail: Vec<u8>,
+    pub(super) tail: Tail,
     /// The source's totals for the audit.
     pub(super) totals: Vec<u64>,
     /// None: its content is not shared.
@@ -71,7 +69,8 @@ impl<'a, 's> Prepared<'a, 's> {
     /// Receives pages by the lanes and the non-RAM stream here, until the source says that it is
     /// complete.
     pub(super) fn take_stream(mut self) -> Result<Delivered<'a, 's>, End> {
-        let mut streamed = Streamed::default();
+        let tail = Tail::new(&self.connected.shared.tails);
+        let mut streamed = Streamed { opened: None, tail, whole_bytes: 0 };
         let sharing = self.found.shares.as_ref().map(|shares| Arc::clone(&shares.sharing));
         match self.hear_stream(&mut streamed) {
             Ok(totals) => {
@@ -104,15 +103,10 @@ impl<'a, 's> Prepared<'a, 's> {
                     let reach = Reach { ram: &self.ram, feeder: &self.feeder, audit: self.audit };
                     streamed.opened = Some(self.connected.open_lanes(&reach, blocks, found)?);
                 }
-                Heard::Tail(piece) => {
-                    if streamed.tail.len() + piece.len() > TAIL_BYTES_MAX {
-                        return Err(End::failed(format!(
-                            "the VM's device state is larger than {} MiB",
-                            TAIL_BYTES_MAX >> 20
-                        )));
-                    }
-                    streamed.tail.extend_from_slice(&piece);
+                Heard::Tail(_) if streamed.opened.is_none() => {
+                    return Err(End::failed("a tail came before its head"));
                 }
+                Heard::Tail(piece) => streamed.tail.push(&piece).map_err(End::failed)?,
                 Heard::Whole(piece) => {
                     streamed.whole_bytes += piece.len() as u64;
                     let fed = self.feeder.whole(&piece);
@@ -129,7 +123,7 @@ impl<'a, 's> Prepared<'a, 's> {
                     None => return Err(End::failed("a disk was to be flushed, and none comes")),
                 },
                 Heard::Message(ToDestination::Complete { residue_bytes, audit }) => {
-                    let came = streamed.tail.len() as u64 + streamed.whole_bytes;
+                    let came = streamed.tail.bytes().len() as u64 + streamed.whole_bytes;
                     if residue_bytes != came {
                         return Err(End::failed(format!(
                             "{came} bytes of the non-RAM stream arrived, {residue_bytes} were sent"
