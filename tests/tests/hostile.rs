@@ -281,6 +281,8 @@ fn another_hosts_migrations() {
     let other = Caller::new(&world, "host-c", tls("host-c"));
     let order = Prepare { from: "host-a".to_owned(), ..other.order() };
     assert!(other.refused(order).contains("its certificate that it is host-c"));
+    let why = other.refused(other.order());
+    assert!(why.contains("host-c is not in the peers file of host-b"), "{why}");
     // It has even learned the token.
     let (accepted, mut lane) = honest.streaming();
     let kind = Kind::Lane { number: 0, token: accepted.token };

@@ -68,3 +68,29 @@ fn a_host_joins_and_leaves_and_a_mistake_in_the_file_is_not_followed() {
     assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
     world.assert_intact(&guest);
 }
+
+/// Its certificate still is of the cluster's CA.
+#[test]
+fn a_host_that_has_left_sends_no_vm() {
+    let (world, _certificates) = World::secured(Link::one(1000));
+    let guest = world.boot(&bare("64M", 1_000_000));
+    let path = file(&world, Side::B);
+    let all = fs::read_to_string(&path).unwrap();
+    let asked = || {
+        let mut doctor = world.agent(Side::A).command(world.host(Side::A), &["doctor", "host-b"]);
+        String::from_utf8_lossy(&doctor.output().unwrap().stdout).into_owned()
+    };
+    let refuses = "host-a is not in the peers file of host-b";
+    assert!(!asked().contains(refuses));
+
+    fs::write(&path, without(&all, "host-a")).unwrap();
+    reload(&world, Side::B);
+    until("host-a has left", || asked().contains(refuses));
+    let why = world.refuses(Side::A, &["migrate", "web1", "host-b"]);
+    assert!(why.contains(refuses), "{why}");
+
+    fs::write(&path, &all).unwrap();
+    reload(&world, Side::B);
+    until("host-a has joined", || !asked().contains(refuses));
+    drop(world.migrate(&guest, Side::A, &[]));
+}

@@ -188,6 +188,10 @@ impl Host for Arrivals {
         self.settlers.answer(inquiry)
     }
 
+    fn admits(&self, host: &str) -> bool {
+        self.peers.admit(host)
+    }
+
     fn examine(&self, question: Part<Question>) -> examine::Answer {
         self.examiner.answer(question)
     }

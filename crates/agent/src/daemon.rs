@@ -194,7 +194,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
             reader.inspect_err(|denied| tracing::error!(%denied, "no events for the webhook"));
         Some((webhook, reader.ok()?))
     });
-    let peers = Peers::new(config.peers.clone());
+    let peers = Peers::new(config.peers.clone(), config.peers_file.as_deref());
     let settlers = Settlers::new(
         Arc::clone(&registry),
         Arc::clone(&events),

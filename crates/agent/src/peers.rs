@@ -1,7 +1,7 @@
 //! The other hosts, from the peers file, which is reread when it changes, on SIGHUP, and again and
 //! again while it can't be used.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,24 +16,34 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// The other hosts; all clones share one list.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Peers(Arc<RwLock<Arc<[PeerEntry]>>>);
+pub(crate) struct Peers {
+    list: Arc<RwLock<Arc<[PeerEntry]>>>,
+    /// Without a peers file, a certificate is enough.
+    has_file: bool,
+}
 
 impl Peers {
-    pub(crate) fn new(entries: Vec<PeerEntry>) -> Self {
-        Self(Arc::new(RwLock::new(entries.into())))
+    /// Those of the peers file, if there is one.
+    pub(crate) fn new(entries: Vec<PeerEntry>, file: Option<&Path>) -> Self {
+        Self { list: Arc::new(RwLock::new(entries.into())), has_file: file.is_some() }
+    }
+
+    /// Whether a host with a certificate may send VMs here.
+    pub(crate) fn admit(&self, name: &str) -> bool {
+        !self.has_file || self.named(name).is_some()
     }
 
     /// In the order of the file.
     pub(crate) fn now(&self) -> Arc<[PeerEntry]> {
-        Arc::clone(&self.0.read())
+        Arc::clone(&self.list.read())
     }
 
     pub(crate) fn named(&self, name: &str) -> Option<PeerEntry> {
-        self.0.read().iter().find(|peer| peer.name == name).cloned()
+        self.list.read().iter().find(|peer| peer.name == name).cloned()
     }
 
     pub(crate) fn replace(&self, entries: Vec<PeerEntry>) {
-        *self.0.write() = entries.into();
+        *self.list.write() = entries.into();
     }
 }
 
@@ -151,15 +161,18 @@ mod tests {
         };
         write(&["a", "b", "c"]);
         let (own, entries) = config::read_peers(&path, "a").unwrap();
-        let peers = Peers::new(entries);
+        let peers = Peers::new(entries, Some(&path));
         let names = || peers.now().iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(), ["b", "c"]);
+        assert!(peers.admit("b") && !peers.admit("d") && !peers.admit("a"));
+        assert!(Peers::default().admit("b"), "there is no file");
         let file = PeersFile { path: path.clone(), name: "a".to_owned(), own, rack: None };
         let heard = Heard::default();
         write(&["a", "c", "d"]);
         let change = file.apply(&peers, &heard).unwrap();
         assert_eq!(change, Change { came: vec!["d".to_owned()], left: vec!["b".to_owned()] });
         assert_eq!((names(), &*heard.0.lock()), (vec!["c".to_owned(), "d".to_owned()], &names()));
+        assert!(!peers.admit("b") && peers.admit("d"), "b was removed");
         for text in ["[[host]]\nname = 'b'\n", "nonsense", "[[host]]\nname = 'b'\naddress = '1'"] {
             std::fs::write(&path, text).unwrap();
             assert!(file.apply(&peers, &heard).is_err(), "{text}");

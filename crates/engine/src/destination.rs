@@ -54,6 +54,13 @@ pub(crate) struct Shared {
     tails: Arc<TailBudget>,
 }
 
+impl Shared {
+    /// The peer, if its certificate names a host that this one doesn't admit.
+    fn not_listed<'p>(&self, peer: Option<&'p str>) -> Option<&'p str> {
+        peer.filter(|peer| !self.host.admits(peer))
+    }
+}
+
 /// Starts to accept connections from other agents. Strangers can't keep out connections from
 /// `hosts`, the known addresses of other hosts.
 ///
@@ -201,6 +208,9 @@ enum TurnedAway {
         /// The name in its certificate.
         certified: String,
     },
+    /// The peer is no host that this one knows.
+    #[error("it is {0}, which is not in the peers file of this host")]
+    NotListed(String),
     /// A user of this host who may not connect.
     #[error(
         "it comes from this host, and not from root or the agent's own user: without certificates \
@@ -248,6 +258,15 @@ fn serve_one(
         place.is_of_host();
     }
     let (kind, version) = greet(&mut connection)?;
+    // An order has an answer of its own. A word about a switchover is always heard: the VM may
+    // depend on it, and a host that is removed may still have to learn what became of its own.
+    if matches!(kind, Kind::Directory | Kind::Content)
+        && let Some(stranger) = shared.not_listed(connection.peer())
+    {
+        connection.write_all(&Reply::Busy.to_bytes(version))?;
+        connection.close();
+        return Err(TurnedAway::NotListed(stranger.to_owned()));
+    }
     match kind {
         Kind::Control => {
             if !place.leads(connection.peer()) {

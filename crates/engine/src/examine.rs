@@ -29,6 +29,9 @@ pub enum ExamineError {
     /// The peer closed the connection.
     #[error("it hangs up: it may be of a version that can't be asked")]
     HungUp,
+    /// The peer refuses to answer.
+    #[error("it refuses: {0}")]
+    Refused(String),
     /// The peer sent another message.
     #[error("it answers something else")]
     OutOfTurn,
@@ -70,6 +73,7 @@ pub fn examine(
     let Frame::Message(json) = frame else { return Err(ExamineError::OutOfTurn) };
     match read_message(&json)? {
         ToSource::Examined { answer } => Ok(Examined { answer, took }),
+        ToSource::Refused { reason } => Err(ExamineError::Refused(reason)),
         _ => Err(ExamineError::OutOfTurn),
     }
 }

@@ -186,6 +186,10 @@ pub trait Host: Send + Sync + 'static {
     /// is nothing to answer now.
     fn answer(&self, inquiry: Inquiry) -> Option<Word>;
 
+    /// Whether the host that a certificate names may send VMs here, ask questions, and request
+    /// content. All hosts of the cluster have certificates, also one that was removed.
+    fn admits(&self, host: &str) -> bool;
+
     /// Answers another agent that examines this host (see
     /// [`examine`](crate::examine)).
     fn examine(&self, question: Part<examine::Question>) -> examine::Answer {

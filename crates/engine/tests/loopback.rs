@@ -54,6 +54,8 @@ enum Does {
     Refuses(&'static str),
     /// Its agent is stopping.
     Stops,
+    /// It knows no other host.
+    KnowsNone,
     /// It panics when the VM has become its own.
     Fails,
     /// It compares disks until the source no longer waits. Meanwhile the operator cancels.
@@ -90,7 +92,7 @@ impl Host for TestHost {
                 let _ = self.taken_up.send("given up".to_owned());
                 return Err(Refusal("the source no longer waits".to_owned()));
             }
-            Does::Takes | Does::Stops | Does::Fails => {}
+            Does::Takes | Does::Stops | Does::KnowsNone | Does::Fails => {}
         }
         let machine = boot(&self.dir, true);
         let fails = matches!(self.does, Does::Fails);
@@ -103,6 +105,10 @@ impl Host for TestHost {
 
     fn take_up(&self, vm: &str, _: &MigrationId) -> bool {
         self.taken_up.send(vm.to_owned()).is_ok()
+    }
+
+    fn admits(&self, _: &str) -> bool {
+        !matches!(self.does, Does::KnowsNone)
     }
 
     /// Answers as a host that has no journal.
@@ -288,6 +294,12 @@ fn an_order_in_another_hosts_name_is_refused() {
         &Known::By("host-c"),
         "comes from host-c, and its certificate that it is host-a",
     );
+}
+
+#[test]
+fn a_host_that_is_not_in_the_peers_file_sends_no_vm() {
+    let why = "host-a is not in the peers file of host-b";
+    stays(Does::KnowsNone, &Known::By("host-a"), why);
 }
 
 /// Comparing disks by their content takes as long as reading them.

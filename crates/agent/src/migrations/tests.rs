@@ -49,7 +49,10 @@ impl Site {
             carry_ports: None,
         };
         let routes = Routes {
-            peers: Peers::new(vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")]),
+            peers: Peers::new(
+                vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")],
+                None,
+            ),
             insecure_plaintext: false,
         };
         let journals = JournalDir::open(&self.registry.state().journals()).unwrap();

@@ -65,6 +65,10 @@ mod tests {
             unreachable!()
         }
 
+        fn admits(&self, _: &str) -> bool {
+            unreachable!()
+        }
+
         fn obey(&self, from: &str, _: &Part<gang::Order>) -> Result<gang::Answer, Refusal> {
             match from {
                 "host-a" => {

@@ -27,6 +27,7 @@ impl Connected<'_> {
             Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),
             Ok(Heard::Message(ToDestination::Carry(order))) => Ok(Some(Order::Carry(order))),
             Ok(Heard::Message(ToDestination::Examine { question })) => {
+                self.check_listed()?;
                 let answer = self.shared.host.examine(question);
                 // If the answer can't be sent, the peer no longer waits for it.
                 let _ = self.link.say(&ToSource::Examined { answer });
@@ -38,13 +39,21 @@ impl Connected<'_> {
         }
     }
 
-    /// With certificates, a host can't order in another host's name.
+    /// With certificates, a host can't order in another host's name, nor one that was removed.
     pub(super) fn check_from(&self, from: &str) -> Result<(), End> {
         match &self.certified {
             Some(certified) if certified != from => Err(End::failed(format!(
                 "the order says that it comes from {from}, and its certificate that it is {certified}"
             ))),
-            _ => Ok(()),
+            _ => self.check_listed(),
+        }
+    }
+
+    fn check_listed(&self) -> Result<(), End> {
+        let here = &self.shared.local.agent;
+        match self.shared.not_listed(self.certified.as_deref()) {
+            Some(host) => Err(End::failed(format!("{host} is not in the peers file of {here}"))),
+            None => Ok(()),
         }
     }
 }
