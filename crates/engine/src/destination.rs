@@ -284,7 +284,11 @@ fn serve_one(
                 connection.close();
                 return Ok(());
             };
-            place.is_known();
+            if !place.is_lane(connection.peer()) {
+                connection.write_all(&Reply::Busy.to_bytes(version))?;
+                connection.close();
+                return Ok(());
+            }
             // Also without certificates: only the source knows the token.
             place.is_of_host();
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
@@ -297,7 +301,7 @@ fn serve_one(
                 connection.close();
                 return Ok(());
             };
-            if !place.serves() {
+            if !place.serves(connection.peer()) {
                 connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());
@@ -312,7 +316,7 @@ fn serve_one(
         }
         Kind::Content => {
             let sharing = shared.local.sharing.as_ref().filter(|sharing| sharing.rack().is_some());
-            let Some(sharing) = sharing.filter(|_| place.serves()) else {
+            let Some(sharing) = sharing.filter(|_| place.serves(connection.peer())) else {
                 connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());

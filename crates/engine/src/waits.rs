@@ -1,6 +1,6 @@
 //! Time limits of a migration.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer};
 
@@ -77,6 +77,29 @@ impl Pulse {
     }
 }
 
+/// How often arriving data is checked.
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
+
+/// Detects whether data arrives, while messages arrive that are none.
+#[derive(Debug)]
+pub(crate) struct Silence {
+    pulse: Pulse,
+    looked: Instant,
+}
+
+impl Silence {
+    pub(crate) fn new() -> Self {
+        Self { pulse: Pulse::new(), looked: Instant::now() }
+    }
+
+    /// As [`Pulse::beat`]. Handling a message may take long, which is not the peer's silence.
+    pub(crate) fn look(&mut self, bytes: u64, now: Instant) -> Duration {
+        let elapsed = now.saturating_duration_since(self.looked).min(LOOK);
+        self.looked = now;
+        self.pulse.beat(bytes, elapsed)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +124,20 @@ mod tests {
         for (bytes, silent) in table {
             assert_eq!(pulse.beat(bytes, second), Duration::from_secs(silent), "{bytes}");
         }
+    }
+    #[test]
+    fn messages_without_data_are_silence() {
+        let (mut silence, ms) = (Silence::new(), Duration::from_millis);
+        let mut now = silence.looked;
+        let mut after = |bytes, passed| {
+            now += passed;
+            silence.look(bytes, now)
+        };
+        assert_eq!(after(5, ms(900)), Duration::ZERO);
+        for messages in 1..=200 {
+            assert_eq!(after(5, ms(900)), ms(900) * messages);
+        }
+        assert_eq!(after(5, ms(90_000)), ms(181_000), "a message took long");
+        assert_eq!(after(6, ms(900)), Duration::ZERO);
     }
 }

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use identity::{Admission, AdmissionBounds, Admissions, LEAVING_MAX};
 use parking_lot::Mutex;
 
-/// Connections with a known purpose at a time: 8 arrivals with 64 lanes each are 520. Connections
-/// whose purpose is not known yet have limits of their own, or strangers could keep these out.
-const KNOWN_MAX: usize = 1024;
+use super::lanes::LANES_MAX;
+
 /// Connections without a known purpose from addresses of known hosts. A connection is unknown
 /// during its handshake, and an inquiry about a switchover to its end. All lanes of two migrations
 /// may connect from one address at the same moment; lanes that have to give way to others try again
@@ -19,26 +18,36 @@ const UNKNOWN_OF_HOSTS: AdmissionBounds = AdmissionBounds { all: 256, per_source
 /// The same from all other addresses. A host is a stranger at an address that is not configured,
 /// until it has identified itself from there.
 const UNKNOWN_OF_STRANGERS: AdmissionBounds = AdmissionBounds { all: 64, per_source: 16 };
-/// Known connections that will send an order or a question, before they get an arrival's resources:
-/// each keeps a few messages in memory.
-const LEADING_MAX: usize = 64;
-/// The same for one peer: a gang moves fewer VMs of a host at a time, and there are questions.
-const LEADING_OF_PEER_MAX: usize = 24;
-/// Known connections by which other agents order moves: each lasts as long as one VM's migration,
-/// and keeps a thread.
-const ORDERING_MAX: usize = 64;
-/// The same for one peer: as many as a gang moves VMs of a host at a time, and some for questions.
-const ORDERING_OF_PEER_MAX: usize = 24;
-// One more VM moves while another is about to finish.
-const _: () = assert!(ORDERING_OF_PEER_MAX > policy::gang::PARALLEL_MAX + 1);
-const _: () = assert!(LEADING_OF_PEER_MAX > policy::gang::PARALLEL_MAX + 1);
-// Two peers don't keep the others out.
-const _: () = assert!(2 * ORDERING_OF_PEER_MAX < ORDERING_MAX);
-const _: () = assert!(2 * LEADING_OF_PEER_MAX < LEADING_MAX);
+/// Connections of one purpose at a time.
+struct Bounds {
+    all: usize,
+    /// Of one peer. Two of them don't keep the others out.
+    of_peer: usize,
+}
 
-/// Known connections by which other hosts of the rack request content or its location: each keeps
-/// two threads at most. Two for each host.
-const SERVING_MAX: usize = 256;
+/// Before they get an arrival's resources: each keeps a few messages in memory. A gang moves fewer
+/// VMs of a host at a time, and there are questions.
+const LEADING: Bounds = Bounds { all: 64, of_peer: 24 };
+/// Each lasts as long as one VM's migration, and keeps a thread. As many as a gang moves VMs of a
+/// host at a time, and some for questions.
+const ORDERING: Bounds = Bounds { all: 64, of_peer: 24 };
+/// Each is a VM, and buffers bound them too. Those of one peer fit into the usual pool and leave
+/// room for others, also if disks move.
+const ARRIVING: Bounds = Bounds { all: 128, of_peer: 24 };
+/// Of one peer, 64 for each VM of a gang, and 128 more that are about to replace others. All of them
+/// have 6,144 descriptors, of the 32,768 that the unit allows.
+const LANES: Bounds = Bounds { all: 3072, of_peer: 1152 };
+/// Each keeps two threads at most. A host of the rack has one to the directory, and one for content.
+const SERVING: Bounds = Bounds { all: 256, of_peer: 16 };
+
+// One more VM moves while another is about to finish.
+const _: () = assert!(ORDERING.of_peer > policy::gang::PARALLEL_MAX + 1);
+const _: () = assert!(LEADING.of_peer > policy::gang::PARALLEL_MAX + 1);
+const _: () = assert!(ARRIVING.of_peer > policy::gang::PARALLEL_MAX + 1);
+const _: () = assert!(LANES.of_peer >= (policy::gang::PARALLEL_MAX + 2) * LANES_MAX);
+const _: () = assert!(2 * ORDERING.of_peer < ORDERING.all && 2 * LEADING.of_peer < LEADING.all);
+const _: () = assert!(2 * ARRIVING.of_peer < ARRIVING.all && 2 * LANES.of_peer < LANES.all);
+const _: () = assert!(2 * SERVING.of_peer < SERVING.all);
 
 // Each connection has two descriptors, its own and the one by which it is ended. With the 192 of
 // the API's port, unknown connections leave 100 for the agent itself if no more than 1024 files may
@@ -58,14 +67,11 @@ pub(super) struct Connections {
 struct State {
     open: HashMap<u64, Arc<TcpStream>>,
     taken_in: u64,
-    unknown: usize,
-    /// The peer of each connection, by its number.
-    leading: HashMap<u64, Peer>,
-    ordering: HashMap<u64, Peer>,
-    serving: usize,
+    /// Those whose purpose is known, by their numbers.
+    known: HashMap<u64, (Use, Peer)>,
 }
 
-/// A peer that sends orders or questions.
+/// The other end of a connection.
 #[derive(Debug, PartialEq, Eq)]
 enum Peer {
     /// The host that its certificate names.
@@ -77,11 +83,11 @@ enum Peer {
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    Unknown,
     Leading,
     Ordering,
+    Arriving,
+    Lane,
     Serving,
-    Known,
 }
 
 /// A connection's place among the others, until it is dropped.
@@ -89,7 +95,6 @@ enum Use {
 pub(super) struct Place {
     connections: Arc<Connections>,
     number: u64,
-    counts_as: Use,
     from: IpAddr,
     /// Present while its purpose is unknown.
     admission: Option<Admission<Arc<TcpStream>>>,
@@ -110,9 +115,6 @@ impl Connections {
     /// Admits a connection from this address, if permitted. Another one may be broken off for it.
     pub(super) fn admit(self: &Arc<Self>, stream: &TcpStream, from: IpAddr) -> Option<Place> {
         let mut state = self.state.lock();
-        if state.open.len() - state.unknown >= KNOWN_MAX {
-            return None;
-        }
         let stream = Arc::new(stream.try_clone().ok()?);
         let (admission, gives_way) = self.unknown.admit(from, Arc::clone(&stream))?;
         if let Some(other) = gives_way {
@@ -122,14 +124,7 @@ impl Connections {
         let number = state.taken_in;
         state.open.insert(number, stream);
         state.taken_in += 1;
-        state.unknown += 1;
-        Some(Place {
-            connections: Arc::clone(self),
-            number,
-            counts_as: Use::Unknown,
-            from,
-            admission: Some(admission),
-        })
+        Some(Place { connections: Arc::clone(self), number, from, admission: Some(admission) })
     }
 
     /// Breaks off all connections.
@@ -141,66 +136,71 @@ impl Connections {
     }
 }
 
-impl State {
-    fn count(&mut self, of: Use) -> Option<&mut usize> {
-        match of {
-            Use::Unknown => Some(&mut self.unknown),
-            Use::Serving => Some(&mut self.serving),
-            Use::Leading | Use::Ordering | Use::Known => None,
+impl Use {
+    fn bounds(self) -> Bounds {
+        match self {
+            Self::Leading => LEADING,
+            Self::Ordering => ORDERING,
+            Self::Arriving => ARRIVING,
+            Self::Lane => LANES,
+            Self::Serving => SERVING,
         }
+    }
+}
+
+impl State {
+    /// Whether one more connection of that peer may have that purpose.
+    fn has_room(&self, purpose: Use, peer: &Peer) -> bool {
+        let Bounds { all, of_peer } = purpose.bounds();
+        let same = || self.known.values().filter(|(other, _)| *other == purpose);
+        let of_this = same().filter(|(_, other)| other == peer).count();
+        // Whatever other hosts do, each can send one order.
+        let is_first = purpose == Use::Leading && of_this == 0 && matches!(peer, Peer::Host(_));
+        is_first || of_this < of_peer && same().count() < all
     }
 }
 
 impl Place {
     /// The connection will send an order or a question, in the name of the host in its certificate,
-    /// if it has one. False if there are too many in all, or too many of that peer.
+    /// if it has one. False if there are too many in all, or too many of that peer; so it is with
+    /// each purpose.
     pub(super) fn leads(&mut self, host: Option<&str>) -> bool {
-        let peer = self.peer(host);
-        let mut state = self.connections.state.lock();
-        let of_peer = state.leading.values().filter(|other| **other == peer).count();
-        if state.leading.len() >= LEADING_MAX || of_peer >= LEADING_OF_PEER_MAX {
-            return false;
-        }
-        state.leading.insert(self.number, peer);
-        drop(state);
-        self.count_as(Use::Leading);
-        true
+        self.has_purpose(Use::Leading, host)
     }
 
-    /// The connection will order moves of VMs, in the name of the host in its certificate, if it
-    /// has one. False if there are too many in all, or too many of that peer.
+    /// The connection will order moves of VMs.
     pub(super) fn orders(&mut self, host: Option<&str>) -> bool {
-        let peer = self.peer(host);
-        let mut state = self.connections.state.lock();
-        let of_peer = state.ordering.values().filter(|other| **other == peer).count();
-        if state.ordering.len() >= ORDERING_MAX || of_peer >= ORDERING_OF_PEER_MAX {
-            return false;
-        }
-        state.ordering.insert(self.number, peer);
-        drop(state);
-        self.count_as(Use::Ordering);
-        true
+        self.has_purpose(Use::Ordering, host)
     }
 
-    fn peer(&self, host: Option<&str>) -> Peer {
-        match host {
+    /// A VM arrives by the connection.
+    pub(super) fn arrives(&mut self, host: Option<&str>) -> bool {
+        self.has_purpose(Use::Arriving, host)
+    }
+
+    /// The connection is a lane of a VM that arrives.
+    pub(super) fn is_lane(&mut self, host: Option<&str>) -> bool {
+        self.has_purpose(Use::Lane, host)
+    }
+
+    /// The connection serves a host of the rack.
+    pub(super) fn serves(&mut self, host: Option<&str>) -> bool {
+        self.has_purpose(Use::Serving, host)
+    }
+
+    fn has_purpose(&mut self, purpose: Use, host: Option<&str>) -> bool {
+        let peer = match host {
             Some(host) => Peer::Host(host.to_owned()),
             None => Peer::At(self.from.to_canonical()),
+        };
+        let mut state = self.connections.state.lock();
+        if !state.has_room(purpose, &peer) {
+            return false;
         }
-    }
-
-    /// The connection serves hosts of the rack. False if there are too many.
-    pub(super) fn serves(&mut self) -> bool {
-        let has_room = self.connections.state.lock().serving < SERVING_MAX;
-        if has_room {
-            self.count_as(Use::Serving);
-        }
-        has_room
-    }
-
-    /// The connection belongs to something that has a limit of its own.
-    pub(super) fn is_known(&mut self) {
-        self.count_as(Use::Known);
+        state.known.insert(self.number, (purpose, peer));
+        drop(state);
+        self.admission = None;
+        true
     }
 
     /// The peer is a host: its address is known as one from now on.
@@ -212,33 +212,13 @@ impl Place {
     pub(super) fn gave_way(&self) -> bool {
         self.admission.as_ref().is_some_and(Admission::gave_way)
     }
-
-    fn count_as(&mut self, new: Use) {
-        let mut state = self.connections.state.lock();
-        let old = std::mem::replace(&mut self.counts_as, new);
-        if new != Use::Leading {
-            state.leading.remove(&self.number);
-        }
-        if new != Use::Ordering {
-            state.ordering.remove(&self.number);
-        }
-        if let Some(count) = state.count(old) {
-            *count -= 1;
-        }
-        if let Some(count) = state.count(new) {
-            *count += 1;
-        }
-        drop(state);
-        if new != Use::Unknown {
-            self.admission = None;
-        }
-    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.count_as(Use::Known);
-        self.connections.state.lock().open.remove(&self.number);
+        let mut state = self.connections.state.lock();
+        state.known.remove(&self.number);
+        state.open.remove(&self.number);
     }
 }
 
@@ -266,7 +246,7 @@ mod tests {
         assert!(unknown[0].gave_way() && !unknown[1].gave_way());
         unknown.truncate(UNKNOWN_OF_HOSTS.per_source / 2);
         let mut leading: Vec<Place> = Vec::new();
-        for number in 0..LEADING_MAX {
+        for number in 0..LEADING.all {
             let mut place = admit();
             assert!(place.leads(Some(&format!("host-{number}"))));
             leading.push(place);
@@ -292,19 +272,19 @@ mod tests {
             may
         };
         let mut ordering: Vec<Place> = Vec::new();
-        for _ in 0..ORDERING_OF_PEER_MAX {
+        for _ in 0..ORDERING.of_peer {
             assert!(order(&mut ordering, HOST, Some("host-a")));
         }
         assert!(!order(&mut ordering, HOST, Some("host-a")));
         assert!(!order(&mut ordering, STRANGER, Some("host-a")), "wherever it comes from");
         assert!(order(&mut ordering, HOST, Some("host-b")), "whatever stands before it");
         ordering.pop();
-        for _ in 0..ORDERING_OF_PEER_MAX {
+        for _ in 0..ORDERING.of_peer {
             assert!(order(&mut ordering, HOST, None));
         }
         assert!(!order(&mut ordering, HOST, None));
         // All peers together are limited too.
-        while ordering.len() < ORDERING_MAX {
+        while ordering.len() < ORDERING.all {
             let name = format!("host-{}", ordering.len());
             assert!(order(&mut ordering, STRANGER, Some(&name)));
         }
@@ -320,7 +300,7 @@ mod tests {
         let (stream, connections) = (stream(), Connections::new([HOST]));
         let admit = |from| connections.admit(&stream, from).unwrap();
         let mut leading: Vec<Place> = Vec::new();
-        for _ in 0..LEADING_OF_PEER_MAX {
+        for _ in 0..LEADING.of_peer {
             for host in [Some("host-a"), None] {
                 let mut place = admit(HOST);
                 assert!(place.leads(host));
@@ -331,7 +311,7 @@ mod tests {
         assert!(!admit(HOST).leads(None));
         assert!(admit(STRANGER).leads(None) && admit(HOST).leads(Some("host-b")));
         // An order that is being followed, or a connection that is over, leaves its place.
-        leading[0].is_known();
+        assert!(leading[0].arrives(Some("host-a")));
         assert!(admit(HOST).leads(Some("host-a")));
         drop(leading);
         assert_none(&connections);
@@ -352,7 +332,7 @@ mod tests {
         let admit = |from| connections.admit(&stream, from).unwrap();
         let mut lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)).collect();
         assert!(!strangers.iter().chain(&lanes).any(Place::gave_way));
-        lanes.iter_mut().for_each(Place::is_known);
+        assert!(lanes.iter_mut().all(|place| place.is_lane(Some("host-a"))));
         // A connection with a known purpose keeps no others out.
         lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)));
         assert!(!lanes.iter().any(Place::gave_way));
@@ -369,9 +349,48 @@ mod tests {
         assert!(!lanes.iter().any(Place::gave_way));
     }
 
+    /// A host with as many lanes as it may have, which is more than it needs.
+    #[test]
+    fn no_peer_takes_all_of_anything() {
+        let purposes = [Use::Leading, Use::Ordering, Use::Arriving, Use::Lane, Use::Serving];
+        let host = |name: &str| Peer::Host(name.to_owned());
+        for purpose in purposes {
+            let mut state = State::default();
+            for greedy in ["host-a", "host-b"] {
+                while state.has_room(purpose, &host(greedy)) {
+                    let number = state.known.len() as u64;
+                    state.known.insert(number, (purpose, host(greedy)));
+                }
+            }
+            assert_eq!(state.known.len(), 2 * purpose.bounds().of_peer);
+            for other in purposes {
+                assert!(state.has_room(other, &host("host-c")), "{purpose:?} {other:?}");
+                let stranger = Peer::At(STRANGER);
+                assert!(state.has_room(other, &stranger), "{purpose:?} {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_others_do_a_host_can_send_an_order_and_an_inquiry() {
+        let (stream, connections) = (stream(), Connections::new([HOST]));
+        let mut number = 1 << 32;
+        for purpose in [Use::Leading, Use::Ordering, Use::Arriving, Use::Lane, Use::Serving] {
+            for _ in 0..purpose.bounds().all {
+                let peer = Peer::Host(format!("host-{number}"));
+                connections.state.lock().known.insert(number, (purpose, peer));
+                number += 1;
+            }
+        }
+        // An inquiry is no more than that.
+        let mut place = connections.admit(&stream, HOST).expect("it is admitted");
+        assert!(!place.leads(None) && !place.is_lane(Some("host-a")));
+        assert!(place.leads(Some("host-a")));
+        assert!(!connections.admit(&stream, HOST).unwrap().leads(Some("host-a")), "one of each");
+    }
+
     fn assert_none(connections: &Connections) {
         let state = connections.state.lock();
-        let counts = (state.open.len(), state.unknown, state.leading.len(), state.ordering.len());
-        assert_eq!(counts, (0, 0, 0, 0));
+        assert_eq!((state.open.len(), state.known.len()), (0, 0));
     }
 }

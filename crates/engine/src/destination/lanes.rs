@@ -18,7 +18,7 @@ use super::by_name::ByName;
 use crate::network::{Flow, Network, Way};
 
 /// More lanes than a source makes: limits what it can make us count.
-const LANES_MAX: usize = 64;
+pub(super) const LANES_MAX: usize = 64;
 /// Twice that, because a lane's old connection may not be known to be dead when the next one
 /// replaces it.
 pub(crate) const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
@@ -269,13 +269,15 @@ impl ArrivingLanes {
     fn read(&self, lane: &mut Incoming, received_bytes: &AtomicU64) -> Result<(), Unread> {
         let (mut pages, mut sink) = (None, None);
         while let Some(header) = lane.next_header()? {
-            received_bytes.fetch_add(header.batch_bytes(), Relaxed);
+            // A batch counts when it is placed: a lane that stands still brings nothing.
+            let batch_bytes = header.batch_bytes();
             if let LaneHeader::Blocks(header) = header {
                 let sink = match &sink {
                     Some(sink) => sink,
                     None => sink.insert(self.sink().ok_or(Unread::NoDisks)?),
                 };
                 lane.take(header, &**sink)?;
+                received_bytes.fetch_add(batch_bytes, Relaxed);
                 continue;
             }
             let Pages { placer, by_name } = match &pages {
@@ -292,6 +294,7 @@ impl ArrivingLanes {
                 (LaneHeader::Named(header), Some(by_name)) => by_name.take(lane, header)?,
                 (LaneHeader::Named(_), None) => return Err(Unread::NoNames),
             }
+            received_bytes.fetch_add(batch_bytes, Relaxed);
         }
         Ok(())
     }

@@ -106,7 +106,7 @@ impl Connected<'_> {
         self.lanes.threads().set(&order.terms);
         let with_disks = order.moving.read().is_ok_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
-        place.is_known();
+        self.arrives(place)?;
         let goes_on = || self.is_awaited();
         let arriving = self.shared.host.receive(&order, &goes_on).map_err(End::failed)?;
         place.is_of_host();
@@ -134,6 +134,16 @@ impl Connected<'_> {
             self.shared.host.settle(Unsettled { driver, machine, incoming, arriving });
         }
         Ok(())
+    }
+
+    /// Counts it among the VMs that arrive.
+    fn arrives(&self, place: &mut Place) -> Result<(), End> {
+        if place.arrives(self.certified.as_deref()) {
+            return Ok(());
+        }
+        let why = "too many VMs arrive there already, of this host or in all: move it when one of \
+                   them has arrived";
+        Err(End::failed(why))
     }
 
     /// Runs everything from the journal on.

@@ -116,7 +116,7 @@ impl Connected<'_> {
         self.lanes.threads().set(&order.terms);
         let onward = Onward::find(target, carrying)?;
         let (socket, whose) = onward.meet()?;
-        place.is_known();
+        self.arrives(place)?;
         place.is_of_host();
         let name = whose.as_ref().and_then(|whose| whose.name.clone());
         let vm = name.as_deref().unwrap_or("unnamed");

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, after, bounded, select};
 use identity::Connection;
@@ -13,10 +13,8 @@ use super::End;
 use crate::destination::Shared;
 use crate::destination::lanes::ArrivingLanes;
 use crate::link::{Heard, Link};
-use crate::waits::Pulse;
+use crate::waits::{LOOK, Silence};
 
-/// How often arriving data is checked.
-const LOOK: Duration = Duration::from_secs(1);
 /// Multiple of the time for which a source waits before it gives up a migration without progress: a
 /// source that is silent for longer has ended.
 pub(super) const SILENCE: u32 = 2;
@@ -88,21 +86,29 @@ impl<'s> Connected<'s> {
     }
 
     pub(super) fn next(&self) -> Result<Heard<ToDestination>, End> {
+        self.next_while(&mut Silence::new(), 0)
+    }
+
+    /// As [`Connected::next`], in a phase in which data of the VM has to arrive: by lanes, from
+    /// disks, or the `more` that arrived here.
+    pub(super) fn next_while(
+        &self,
+        silence: &mut Silence,
+        more: u64,
+    ) -> Result<Heard<ToDestination>, End> {
         if let Some(early) = self.early.lock().take() {
             return Ok(early);
         }
         let silent_max = SILENCE * self.shared.local.waits.stall;
-        let mut pulse = Pulse::new();
         loop {
+            let came_bytes = self.lanes.came_bytes().saturating_add(more);
+            if silence.look(came_bytes, Instant::now()) >= silent_max {
+                let seconds = silent_max.as_secs();
+                let why = format!("nothing of the VM has arrived for {seconds} s");
+                return Err(End::failed(why));
+            }
             let heard = select! {
-                recv(after(LOOK)) -> _ => {
-                    if pulse.beat(self.lanes.came_bytes(), LOOK) < silent_max {
-                        continue;
-                    }
-                    let seconds = silent_max.as_secs();
-                    let why = format!("nothing of the VM has arrived for {seconds} s");
-                    return Err(End::failed(why));
-                }
+                recv(after(LOOK)) -> _ => continue,
                 recv(self.hear) -> heard => {
                     heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
                 }

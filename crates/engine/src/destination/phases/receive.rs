@@ -17,9 +17,12 @@ use super::sharing::Found;
 use crate::destination::by_name::ByName;
 use crate::destination::tail::Tail;
 use crate::link::Heard;
+use crate::waits::Silence;
 
 /// The time in which a source that reads has accepted what is being written.
 const SAID_MAX: Duration = Duration::from_millis(100);
+/// The fewest bytes of a tail that count as data.
+const TAIL_LEAST: u64 = 64 << 10;
 
 /// The means by which pages are placed.
 pub(super) struct Reach<'a> {
@@ -50,6 +53,14 @@ struct Streamed {
     opened: Option<Opened>,
     tail: Tail,
     whole_bytes: u64,
+}
+
+impl Streamed {
+    /// A measure of what has arrived here. A tail grows by much at a time: byte by byte it would be
+    /// a way to keep an arrival's resources for nothing.
+    fn arrived(&self) -> u64 {
+        self.whole_bytes + self.tail.bytes().len() as u64 / TAIL_LEAST
+    }
 }
 
 /// The whole VM is here, according to the source.
@@ -88,9 +99,9 @@ impl<'a, 's> Prepared<'a, 's> {
 
     /// Receives the stream; returns the source's totals for the audit.
     fn hear_stream(&mut self, streamed: &mut Streamed) -> Result<Vec<u64>, End> {
-        let mut announced = None;
+        let (mut announced, mut silence) = (None, Silence::new());
         loop {
-            match self.connected.next()? {
+            match self.connected.next_while(&mut silence, streamed.arrived())? {
                 Heard::Message(ToDestination::Blocks { blocks, ram_section, footers }) => {
                     announced = Some((blocks, ram_section, footers));
                 }
