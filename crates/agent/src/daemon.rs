@@ -345,7 +345,8 @@ struct ToldOfPeers {
 
 impl Told for ToldOfPeers {
     fn peers_are(&self, peers: &[PeerEntry]) {
-        self.known_hosts.are(hosts(peers, &self.kept_hosts));
+        let is_listed = |host: &str| peers.iter().any(|peer| peer.name == host);
+        self.known_hosts.are(hosts(peers, &self.kept_hosts), is_listed);
         if let Some(doors) = &self.doors {
             doors.reopen(peers);
         }

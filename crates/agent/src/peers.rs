@@ -124,8 +124,8 @@ impl PeersFile {
             all.iter().filter(is_new).map(|one| one.name.clone()).collect()
         };
         let change = Change { came: names_beside(&new, &old), left: names_beside(&old, &new) };
+        peers.replace(new.clone());
         others.peers_are(&new);
-        peers.replace(new);
         Ok(change)
     }
 

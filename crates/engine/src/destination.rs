@@ -95,9 +95,10 @@ pub fn serve(
 pub struct KnownHosts(Arc<Connections>);
 
 impl KnownHosts {
-    /// Replaces the known addresses.
-    pub fn are(&self, hosts: impl IntoIterator<Item = IpAddr>) {
+    /// Replaces the known addresses, and ends what is served to hosts that are not listed.
+    pub fn are(&self, hosts: impl IntoIterator<Item = IpAddr>, is_listed: impl Fn(&str) -> bool) {
         self.0.know_hosts(hosts);
+        self.0.end_unlisted(&is_listed);
     }
 }
 
@@ -260,12 +261,15 @@ fn serve_one(
     let (kind, version) = greet(&mut connection)?;
     // An order has an answer of its own. A word about a switchover is always heard: the VM may
     // depend on it, and a host that is removed may still have to learn what became of its own.
-    if matches!(kind, Kind::Directory | Kind::Content)
-        && let Some(stranger) = shared.not_listed(connection.peer())
-    {
-        connection.write_all(&Reply::Busy.to_bytes(version))?;
-        connection.close();
-        return Err(TurnedAway::NotListed(stranger.to_owned()));
+    if matches!(kind, Kind::Directory | Kind::Content) {
+        let has_room = place.serves(connection.peer());
+        // Checked afterwards: if the host is removed from now on, the connection is broken off.
+        let stranger = shared.not_listed(connection.peer()).map(str::to_owned);
+        if !has_room || stranger.is_some() {
+            connection.write_all(&Reply::Busy.to_bytes(version))?;
+            connection.close();
+            return stranger.map_or(Ok(()), |host| Err(TurnedAway::NotListed(host)));
+        }
     }
     match kind {
         Kind::Control => {
@@ -301,11 +305,6 @@ fn serve_one(
                 connection.close();
                 return Ok(());
             };
-            if !place.serves(connection.peer()) {
-                connection.write_all(&Reply::Busy.to_bytes(version))?;
-                connection.close();
-                return Ok(());
-            }
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
             // With certificates, a host can only register its own content.
             let peer = connection.peer().map(str::to_owned);
@@ -316,7 +315,7 @@ fn serve_one(
         }
         Kind::Content => {
             let sharing = shared.local.sharing.as_ref().filter(|sharing| sharing.rack().is_some());
-            let Some(sharing) = sharing.filter(|_| place.serves(connection.peer())) else {
+            let Some(sharing) = sharing else {
                 connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());

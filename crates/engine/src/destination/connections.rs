@@ -127,6 +127,21 @@ impl Connections {
         Some(Place { connections: Arc::clone(self), number, from, admission: Some(admission) })
     }
 
+    /// Breaks off connections of a rack with hosts that are not listed.
+    pub(super) fn end_unlisted(&self, is_listed: &dyn Fn(&str) -> bool) {
+        let state = self.state.lock();
+        for (number, (purpose, peer)) in &state.known {
+            let Peer::Host(host) = peer else { continue };
+            if *purpose == Use::Serving
+                && !is_listed(host)
+                && let Some(stream) = state.open.get(number)
+            {
+                // It may be closed already.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
     /// Breaks off all connections.
     pub(super) fn end_all(&self) {
         for stream in self.state.lock().open.values() {
@@ -223,174 +238,4 @@ impl Drop for Place {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-
-    use super::*;
-
-    const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
-    const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
-
-    fn stream() -> TcpStream {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        TcpStream::connect(listener.local_addr().unwrap()).unwrap()
-    }
-
-    #[test]
-    fn each_kind_has_its_limit_and_closed_ones_leave_room() {
-        let (stream, connections) = (stream(), Connections::new([HOST]));
-        let admit = || connections.admit(&stream, HOST).unwrap();
-        let mut unknown: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit()).collect();
-        assert!(!unknown.iter().any(Place::gave_way));
-        unknown.push(admit());
-        assert!(unknown[0].gave_way() && !unknown[1].gave_way());
-        unknown.truncate(UNKNOWN_OF_HOSTS.per_source / 2);
-        let mut leading: Vec<Place> = Vec::new();
-        for number in 0..LEADING.all {
-            let mut place = admit();
-            assert!(place.leads(Some(&format!("host-{number}"))));
-            leading.push(place);
-        }
-        let mut one_more = admit();
-        assert!(!one_more.leads(Some("one-more")));
-        leading.pop();
-        assert!(one_more.leads(Some("one-more")));
-        drop((unknown, leading, one_more));
-        assert_none(&connections);
-    }
-
-    #[test]
-    fn no_peer_keeps_others_from_ordering() {
-        let (stream, connections) = (stream(), Connections::new([HOST]));
-        let admit = |from| connections.admit(&stream, from).unwrap();
-        let order = |ordering: &mut Vec<Place>, from, host: Option<&str>| {
-            let mut place = admit(from);
-            let may = place.orders(host);
-            if may {
-                ordering.push(place);
-            }
-            may
-        };
-        let mut ordering: Vec<Place> = Vec::new();
-        for _ in 0..ORDERING.of_peer {
-            assert!(order(&mut ordering, HOST, Some("host-a")));
-        }
-        assert!(!order(&mut ordering, HOST, Some("host-a")));
-        assert!(!order(&mut ordering, STRANGER, Some("host-a")), "wherever it comes from");
-        assert!(order(&mut ordering, HOST, Some("host-b")), "whatever stands before it");
-        ordering.pop();
-        for _ in 0..ORDERING.of_peer {
-            assert!(order(&mut ordering, HOST, None));
-        }
-        assert!(!order(&mut ordering, HOST, None));
-        // All peers together are limited too.
-        while ordering.len() < ORDERING.all {
-            let name = format!("host-{}", ordering.len());
-            assert!(order(&mut ordering, STRANGER, Some(&name)));
-        }
-        assert!(!order(&mut ordering, STRANGER, Some("host-b")));
-        ordering.remove(0);
-        assert!(order(&mut ordering, STRANGER, Some("host-b")));
-        drop(ordering);
-        assert_none(&connections);
-    }
-
-    #[test]
-    fn no_peer_keeps_others_from_leading() {
-        let (stream, connections) = (stream(), Connections::new([HOST]));
-        let admit = |from| connections.admit(&stream, from).unwrap();
-        let mut leading: Vec<Place> = Vec::new();
-        for _ in 0..LEADING.of_peer {
-            for host in [Some("host-a"), None] {
-                let mut place = admit(HOST);
-                assert!(place.leads(host));
-                leading.push(place);
-            }
-        }
-        assert!(!admit(STRANGER).leads(Some("host-a")), "wherever it comes from");
-        assert!(!admit(HOST).leads(None));
-        assert!(admit(STRANGER).leads(None) && admit(HOST).leads(Some("host-b")));
-        // An order that is being followed, or a connection that is over, leaves its place.
-        assert!(leading[0].arrives(Some("host-a")));
-        assert!(admit(HOST).leads(Some("host-a")));
-        drop(leading);
-        assert_none(&connections);
-    }
-
-    #[test]
-    fn hosts_can_connect_while_strangers_use_their_whole_share() {
-        let (stream, connections) = (stream(), Connections::new([HOST]));
-        let mut strangers: Vec<Place> = Vec::new();
-        for last in 1..=99 {
-            for _ in 0..99 {
-                let place = connections.admit(&stream, [192, 0, 2, last].into());
-                strangers.push(place.expect("others make room"));
-                strangers.retain(|place| !place.gave_way());
-            }
-        }
-        assert_eq!(strangers.len(), UNKNOWN_OF_STRANGERS.all);
-        let admit = |from| connections.admit(&stream, from).unwrap();
-        let mut lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)).collect();
-        assert!(!strangers.iter().chain(&lanes).any(Place::gave_way));
-        assert!(lanes.iter_mut().all(|place| place.is_lane(Some("host-a"))));
-        // A connection with a known purpose keeps no others out.
-        lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)));
-        assert!(!lanes.iter().any(Place::gave_way));
-        drop((strangers, lanes));
-        assert_none(&connections);
-    }
-
-    #[test]
-    fn an_address_that_has_identified_as_a_host_gets_a_hosts_share() {
-        let (stream, connections) = (stream(), Connections::new([HOST]));
-        connections.admit(&stream, STRANGER).unwrap().is_of_host();
-        let admit = |_| connections.admit(&stream, STRANGER).unwrap();
-        let lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(admit).collect();
-        assert!(!lanes.iter().any(Place::gave_way));
-    }
-
-    /// A host with as many lanes as it may have, which is more than it needs.
-    #[test]
-    fn no_peer_takes_all_of_anything() {
-        let purposes = [Use::Leading, Use::Ordering, Use::Arriving, Use::Lane, Use::Serving];
-        let host = |name: &str| Peer::Host(name.to_owned());
-        for purpose in purposes {
-            let mut state = State::default();
-            for greedy in ["host-a", "host-b"] {
-                while state.has_room(purpose, &host(greedy)) {
-                    let number = state.known.len() as u64;
-                    state.known.insert(number, (purpose, host(greedy)));
-                }
-            }
-            assert_eq!(state.known.len(), 2 * purpose.bounds().of_peer);
-            for other in purposes {
-                assert!(state.has_room(other, &host("host-c")), "{purpose:?} {other:?}");
-                let stranger = Peer::At(STRANGER);
-                assert!(state.has_room(other, &stranger), "{purpose:?} {other:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn whatever_others_do_a_host_can_send_an_order_and_an_inquiry() {
-        let (stream, connections) = (stream(), Connections::new([HOST]));
-        let mut number = 1 << 32;
-        for purpose in [Use::Leading, Use::Ordering, Use::Arriving, Use::Lane, Use::Serving] {
-            for _ in 0..purpose.bounds().all {
-                let peer = Peer::Host(format!("host-{number}"));
-                connections.state.lock().known.insert(number, (purpose, peer));
-                number += 1;
-            }
-        }
-        // An inquiry is no more than that.
-        let mut place = connections.admit(&stream, HOST).expect("it is admitted");
-        assert!(!place.leads(None) && !place.is_lane(Some("host-a")));
-        assert!(place.leads(Some("host-a")));
-        assert!(!connections.admit(&stream, HOST).unwrap().leads(Some("host-a")), "one of each");
-    }
-
-    fn assert_none(connections: &Connections) {
-        let state = connections.state.lock();
-        assert_eq!((state.open.len(), state.known.len()), (0, 0));
-    }
-}
+mod tests;
