@@ -1,6 +1,7 @@
 //! All end-to-end tests, a file for each behaviour, in one program. (As separate programs they had
 //! 25 MB each, and their common code was linked 44 times.)
 
+mod after_moves;
 mod architecture;
 mod audit;
 mod backings;

@@ -161,6 +161,16 @@ pub fn server_initrd(kit: &Kit) -> Result<PathBuf> {
     initramfs::with_server(&store, &kit.initrd, &server, &modules)
 }
 
+/// The initramfs of guests that have a NIC, and no server.
+///
+/// # Errors
+/// Names what is missing and not available.
+pub fn nic_initrd(kit: &Kit) -> Result<PathBuf> {
+    let store = store();
+    let modules = download::nic_modules(&store)?;
+    initramfs::with_modules(&store, &kit.initrd, "initrd-nic", &modules)
+}
+
 /// The initramfs of guests that can use memory plugged while they run.
 ///
 /// # Errors

@@ -152,8 +152,8 @@ impl Incoming {
         self.qmp.execute_within("cont", json!({}), Duration::from_secs(30)).map(drop)
     }
 
-    /// Announces the VM to the network's switches, as QEMU would have done by itself,
-    /// and restores QEMU's settings. The VM runs even if that fails.
+    /// Announces the VM to the network's switches as often as its owner has set, and restores
+    /// QEMU's settings. The VM runs even if that fails.
     pub fn announce(&self) {
         let arguments = self.settings.lock().announcement();
         let silent = arguments["rounds"] == 0;
@@ -201,9 +201,11 @@ fn set_up(machine: &Machine, settings: &mut Settings) -> Result<(), QmpError> {
     // Disks are activated and locked when the VM runs, not when it is loaded: a
     // source that has to resume must find them unlocked.
     let wanted = |name: &str| matches!(name, "events" | "late-block-activate");
-    // QEMU would announce a VM that it has loaded, even one that doesn't run.
+    // One announcement, which leaves when the VM runs: until then, QEMU keeps what its network
+    // cards send. With none, QEMU would remove the timer of each virtio card whose guest announces
+    // itself, and crash when the guest resets the card, as a reboot does.
     let parameters = [
-        ("announce-rounds", 0.into()),
+        ("announce-rounds", 1.into()),
         ("tls-creds", "".into()),
         ("tls-hostname", "".into()),
         ("tls-authz", "".into()),

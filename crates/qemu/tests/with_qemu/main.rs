@@ -9,9 +9,11 @@
 //! - `guest_disks`: the disks that a guest sees, and where their content is
 //! - `disks`: challenges for the images of a live VM
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
+//! - `announce`: a network card whose VM moves
 //! - `mirror`: disks that move with their VM, and what can go wrong: a file for each
 //!   kind
 
+mod announce;
 mod disks;
 mod guest_disks;
 mod guest_port;

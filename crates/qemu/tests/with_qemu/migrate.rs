@@ -19,9 +19,9 @@ use crate::{Vm, start, start_other, wait_for};
 /// A machine type that both versions have.
 pub(crate) const TYPE: &str = "pc-q35-7.2";
 pub(crate) const PLAIN: &str = "-machine pc-q35-7.2 -m 64";
-const WAIT: Duration = Duration::from_secs(60);
+pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
-fn settings(qmp: &Qmp) -> (Value, Value) {
+pub(crate) fn settings(qmp: &Qmp) -> (Value, Value) {
     let ask = |command| qmp.execute(command, json!({})).unwrap();
     (ask("query-migrate-capabilities"), ask("query-migrate-parameters"))
 }
