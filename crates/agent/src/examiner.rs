@@ -150,6 +150,11 @@ impl Examiner {
         programs.extend(vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone())));
         // A name that is not one of this host's programs gets an error, and is not started.
         programs.extend(asked.iter().take(PROGRAMS_MAX).cloned());
+        let now = SystemTime::now();
+        let certificate = match &self.local.security {
+            Security::Tls(identity) => Some(identity),
+            Security::Plaintext => None,
+        };
         Facts {
             host: self.local.agent.clone(),
             droveway: version(),
@@ -168,10 +173,8 @@ impl Examiner {
                 listen: self.listen.to_string(),
                 loopback: self.listen.ip().is_loopback(),
                 plaintext: self.routes.insecure_plaintext,
-                certificate: match &self.local.security {
-                    Security::Tls(identity) => identity.warning(SystemTime::now()),
-                    Security::Plaintext => None,
-                },
+                certificate: certificate.and_then(|one| one.warning(now)),
+                certificate_refused: certificate.is_some_and(|one| one.validity().is_refused(now)),
             },
             carries: self.carry.as_ref().map(sight::carries),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),

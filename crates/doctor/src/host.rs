@@ -369,11 +369,18 @@ fn nic(nic: &Nic, findings: &mut Findings) {
 fn network(facts: &Facts, findings: &mut Findings) {
     let listen = &facts.network.listen;
     if let Some(warning) = &facts.network.certificate {
-        findings.warning(
+        let (severity, refuse) = match facts.network.certificate_refused {
+            true => (Severity::Error, "refuse this one"),
+            false => (Severity::Warning, "will refuse this one soon"),
+        };
+        findings.add(
+            severity,
             "encryption",
-            format!("Other agents will refuse this one some day: {warning}."),
-            "`droveway ca issue HOST --replace`, and copy its files again: the agent reads them \
-             within half a minute; a pod of KubeVirt reads them when it starts",
+            format!("Other agents {refuse}: {warning}."),
+            Some(
+                "`droveway ca issue HOST --replace`, and copy its files again: the agent reads \
+                 them within half a minute; a pod of KubeVirt reads them when it starts",
+            ),
         );
     }
     if facts.network.loopback {
@@ -545,6 +552,14 @@ mod tests {
                 "10.0.0.1 can't be used: nobody has it",
             ),
             (|f| f.network.plaintext = true, Severity::Warning, "--insecure-plaintext"),
+            (
+                |f| {
+                    f.network.certificate = Some("it has expired on 2020-01-01".to_owned());
+                    f.network.certificate_refused = true;
+                },
+                Severity::Error,
+                "refuse this one: it has expired",
+            ),
             (
                 |f| f.network.certificate = Some("it expires on 2030-01-01".to_owned()),
                 Severity::Warning,

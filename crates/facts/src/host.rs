@@ -143,8 +143,10 @@ pub struct Network {
     pub loopback: bool,
     /// `--insecure-plaintext`.
     pub plaintext: bool,
-    /// A warning if its certificate expires soon or has expired.
+    /// A warning if its certificate expires soon, or other agents refuse it.
     pub certificate: Option<String>,
+    /// Whether other agents refuse its certificate now: it has expired, or is not valid yet.
+    pub certificate_refused: bool,
 }
 
 /// Migrations that others command, such as libvirt, and that the agent carries.

@@ -1,6 +1,8 @@
 //! `droveway-guest`: waits at the port and answers, or prints once what it would answer.
 
 use std::env;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -31,14 +33,8 @@ fn main() -> ExitCode {
     let done = match order() {
         Ok(Order::Serve(port)) => wait_and_answer(port),
         Ok(Order::Once) => once(),
-        Ok(Order::Version) => {
-            println!("droveway-guest {PROGRAM}");
-            Ok(())
-        }
-        Ok(Order::Help) => {
-            println!("{USAGE}");
-            Ok(())
-        }
+        Ok(Order::Version) => print(&format!("droveway-guest {PROGRAM}\n")),
+        Ok(Order::Help) => print(&format!("{USAGE}\n")),
         Err(text) => {
             eprintln!("droveway-guest: {text}\n\n{USAGE}");
             return ExitCode::from(2);
@@ -99,12 +95,22 @@ fn once() -> Result<(), String> {
     let budget = Budget { cpu_percent: 100, time_ms: 60_000, ..Budget::default() };
     let summary = survey(budget, &mut counted).map_err(|error| error.to_string())?;
     let (runs, pages) = counted.runs_and_pages();
+    let mut text = String::new();
     for device in &counted.devices {
         let mib = device.sectors / 2048;
         let serial = if device.serial.is_empty() { "none" } else { &device.serial };
-        println!("disk {}: {mib} MiB, serial {serial}, at {}", device.name, device.address);
+        let (name, address) = (&device.name, &device.address);
+        let _ = writeln!(text, "disk {name}: {mib} MiB, serial {serial}, at {address}");
     }
-    println!("{}", Summary { runs, pages, ..summary });
-    println!("the answer has {} bytes", counted.bytes);
-    Ok(())
+    let _ = writeln!(text, "{}", Summary { runs, pages, ..summary });
+    let _ = writeln!(text, "the answer has {} bytes", counted.bytes);
+    print(&text)
+}
+
+/// Prints a text. A reader that has closed the output, such as `head`, is no error.
+fn print(text: &str) -> Result<(), String> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.to_string()),
+        _ => Ok(()),
+    }
 }

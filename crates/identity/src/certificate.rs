@@ -37,6 +37,12 @@ impl Validity {
         Duration::from_secs(u64::try_from(left_s).unwrap_or(0))
     }
 
+    /// Whether a peer with the right time refuses it.
+    #[must_use]
+    pub fn is_refused(&self, now: SystemTime) -> bool {
+        self.is_over(now) || self.is_early(now)
+    }
+
     /// Its last day.
     #[must_use]
     pub fn last_day(&self) -> String {
