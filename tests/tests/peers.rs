@@ -78,7 +78,8 @@ fn a_host_that_has_left_sends_no_vm() {
     let all = fs::read_to_string(&path).unwrap();
     let asked = || {
         let mut doctor = world.agent(Side::A).command(world.host(Side::A), &["doctor", "host-b"]);
-        String::from_utf8_lossy(&doctor.output().unwrap().stdout).into_owned()
+        let output = doctor.output().unwrap();
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat()
     };
     let refuses = "host-a is not in the peers file of host-b";
     assert!(!asked().contains(refuses));

@@ -108,7 +108,7 @@ impl Drop for Tail {
 mod tests {
     use super::*;
 
-    const PIECE: [u8; 1 << 20] = [7; 1 << 20];
+    static PIECE: [u8; 1 << 20] = [7; 1 << 20];
 
     /// Appends pieces until that is refused.
     fn fill(tail: &mut Tail) -> TailError {

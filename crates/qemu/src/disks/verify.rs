@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::challenge::{PREFIX, content_of, open_plain};
-use super::{GoesOn, NotShared, Proof, Reason, block_device, network};
+use super::{GoesOn, Proof, Reason, block_device, network};
 use crate::launch::User;
 
 /// A nonce's file holds 32 bytes; one more is enough to see that it differs.
