@@ -1,5 +1,6 @@
 //! The identity that a block device has at every host that sees it.
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -7,9 +8,60 @@ use std::path::{Path, PathBuf};
 /// one such disk, and virtual ones of different hosts have the same names.
 const LOCAL_NAMES: [&str; 2] = ["t10.ATA ", "mpath-1ATA"];
 
+const LVM: &str = "LVM-";
+const MULTIPATH: &str = "mpath-";
+/// Between a disk's identity and the number of its partition.
+const PARTITION: &str = " part ";
+/// How the identities of NVMe namespaces begin, which multipath devices keep.
+const NVME: [&str; 3] = ["eui.", "uuid.", "nvme."];
+
 /// Whether disks of different hosts may have this identity.
 pub(super) fn is_local_name(identity: &str) -> bool {
     LOCAL_NAMES.iter().any(|name| identity.starts_with(name))
+}
+
+/// An identity that may be compared with another.
+#[derive(Debug)]
+pub(super) struct Device<'i> {
+    /// That of the disk, as the kernel's SCSI and NVMe drivers have it, where possible.
+    pub(super) identity: Cow<'i, str>,
+    /// `None` for the disk itself.
+    pub(super) partition: Option<&'i str>,
+}
+
+impl<'i> Device<'i> {
+    pub(super) fn of(identity: &'i str) -> Self {
+        match identity.split_once(PARTITION) {
+            Some((disk, number)) => Self { identity: without_paths(disk), partition: Some(number) },
+            None => Self { identity: without_paths(identity), partition: None },
+        }
+    }
+
+    /// The prefix of all identities by which two such devices can be told apart; `None` if there
+    /// are none: a layer of a logical volume (`-real`, `-tpool`) may have others on it.
+    pub(super) fn kind(&self) -> Option<&str> {
+        let identity = &*self.identity;
+        if let Some(volume) = identity.strip_prefix(LVM) {
+            return (!volume.contains('-')).then_some(LVM);
+        }
+        if identity.starts_with(MULTIPATH) {
+            return identity.get(..=MULTIPATH.len());
+        }
+        identity.split_once('.').map(|(kind, _)| kind)
+    }
+}
+
+/// The identity of a multipath device's disk, if it says which that is.
+fn without_paths(identity: &str) -> Cow<'_, str> {
+    let Some(disk) = identity.strip_prefix(MULTIPATH) else { return identity.into() };
+    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match disk.split_at_checked(1) {
+        _ if NVME.iter().any(|kind| disk.starts_with(kind)) => disk.into(),
+        // As udev's scsi_id numbers the types of SCSI designators.
+        Some(("3", number)) if is_hex(number) => format!("naa.{number}").into(),
+        Some(("2", number)) if is_hex(number) => format!("eui.{number}").into(),
+        _ => identity.into(),
+    }
 }
 
 /// The name that hardware or the volume manager gives the device of this number.
@@ -22,7 +74,7 @@ fn identity_in(folder: &Path) -> Result<String, String> {
     let folder = folder.canonicalize().map_err(|error| format!("it is not in sysfs: {error}"))?;
     if let Some(number) = attribute(&folder, "partition") {
         let disk = folder.parent().ok_or("its disk is not in sysfs")?;
-        return Ok(format!("{} part {number}", whole(disk)?));
+        return Ok(format!("{}{PARTITION}{number}", whole(disk)?));
     }
     whole(&folder)
 }
@@ -31,7 +83,7 @@ fn whole(folder: &Path) -> Result<String, String> {
     // LVM volumes and multipath devices carry the identity of the underlying
     // storage; other device-mapper names are local to a host.
     if let Some(uuid) = attribute(folder, "dm/uuid") {
-        if uuid.starts_with("LVM-") || uuid.starts_with("mpath-") {
+        if uuid.starts_with(LVM) || uuid.starts_with(MULTIPATH) {
             return Ok(uuid);
         }
         return Err("its device-mapper target has no identity that other hosts know".to_owned());

@@ -6,8 +6,9 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use super::Proof;
+use super::block_device::{self, Device};
 use super::challenge::{PREFIX, open_plain};
-use super::{Proof, block_device};
 
 /// How an image at the destination compares with the source's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,10 +69,27 @@ fn device(path: &Path, identity: &str) -> Kinship {
         Err(error) => Kinship::Unsure(error.to_string()),
         Ok(file) if !file.file_type().is_block_device() => Kinship::Other,
         Ok(file) => match block_device::identity(file.rdev()) {
-            Ok(here) if here == identity => Kinship::Same,
-            Ok(_) => Kinship::Other,
+            Ok(here) => identified(&here, identity),
             Err(reason) => Kinship::Unsure(reason),
         },
+    }
+}
+
+/// How the device with the identity `here` compares with the source's. One LUN may have an identity
+/// of each kind: of its own, of a multipath device, of a logical volume on it.
+fn identified(here: &str, there: &str) -> Kinship {
+    let unsure = |reason: &str| Kinship::Unsure(reason.to_owned());
+    let (here, there) = (Device::of(here), Device::of(there));
+    if here.identity == there.identity {
+        return match (here.partition, there.partition) {
+            (here, there) if here == there => Kinship::Same,
+            (Some(_), Some(_)) => Kinship::Other,
+            _ => unsure("one is a partition of the other"),
+        };
+    }
+    match (here.kind(), there.kind()) {
+        (Some(here), Some(there)) if here == there => Kinship::Other,
+        _ => unsure("the two hosts identify them in different ways, so one may be on the other"),
     }
 }
 
@@ -144,5 +162,39 @@ mod tests {
         }
         let device = Proof::Identity { identity: "naa.5".to_owned() };
         assert_eq!(compare(file.path(), &device), Kinship::Other);
+    }
+
+    #[test]
+    fn only_identities_of_one_kind_tell_devices_apart() {
+        let (same, other) = (Some(Kinship::Same), Some(Kinship::Other));
+        for (one, another, expected) in [
+            ("naa.600a", "naa.600a", &same),
+            ("naa.600a", "mpath-3600a", &same),
+            ("eui.0025", "mpath-20025", &same),
+            ("eui.0025", "mpath-eui.0025", &same),
+            ("naa.600a part 1", "naa.600a part 1", &same),
+            ("mpath-1ATA_A", "mpath-1ATA_A", &same),
+            ("naa.600a", "naa.600b", &other),
+            ("naa.600a", "mpath-3600b", &other),
+            ("naa.600a part 1", "naa.600a part 2", &other),
+            ("naa.600a part 1", "naa.600b", &other),
+            ("mpath-1ATA_A", "mpath-1ATA_B", &other),
+            ("LVM-abc", "LVM-abd", &other),
+            ("naa.600a", "eui.600a", &None),
+            ("naa.600a", "mpath-1ATA_A", &None),
+            ("naa.600a", "naa.600a part 1", &None),
+            ("LVM-abc", "naa.600a", &None),
+            ("LVM-abc", "mpath-3600a", &None),
+            ("LVM-abc", "LVM-abd-tpool", &None),
+            ("LVM-abc", "LVM-abc-real", &None),
+            ("", "naa.600a", &None),
+            ("what", "ever", &None),
+        ] {
+            for (here, there) in [(one, another), (another, one)] {
+                let found = identified(here, there);
+                let known = Some(&found).filter(|found| !matches!(found, Kinship::Unsure(_)));
+                assert_eq!(known, expected.as_ref(), "{here}, {there}");
+            }
+        }
     }
 }
