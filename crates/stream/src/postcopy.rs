@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 
 use page::{BlockId, Epoch, PageIndex};
 
-use crate::record::{command, kind};
-use crate::{Progress, Sink, Splitter, Step, StreamError, StreamKind, Unsplittable};
+use crate::record::{MAGIC, command, kind};
+use crate::{Progress, Sink, Splitter, Step, StreamError, Unsplittable};
 
 /// Whether a connection begins as one by which a source resumes a postcopy that was
 /// interrupted: without a header, with a command about pages that have arrived.
@@ -26,21 +26,24 @@ pub struct PostcopyWatch {
     splitter: Option<Splitter>,
     /// An incomplete record at the end of the pieces so far.
     unread: Vec<u8>,
+    is_stream: bool,
 }
 
 impl Default for PostcopyWatch {
     fn default() -> Self {
-        Self { splitter: Some(Splitter::answered(StreamKind::Classic)), unread: Vec::new() }
+        Self { splitter: Some(Splitter::watching()), unread: Vec::new(), is_stream: false }
     }
 }
 
 impl PostcopyWatch {
     /// Parses the next bytes; returns whether post-copy begins in them.
     ///
-    /// Bytes that can't be parsed, such as encrypted ones, end the search.
+    /// Bytes that can't be parsed, such as encrypted ones or those of some devices, end the
+    /// search.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
         let Some(mut splitter) = self.splitter.take() else { return false };
         self.unread.extend_from_slice(bytes);
+        self.is_stream |= self.unread.starts_with(&MAGIC.to_be_bytes());
         let mut at = 0;
         let begins = loop {
             let parsed = splitter.push(&self.unread[at..], &mut AnyPage);
@@ -65,6 +68,14 @@ impl PostcopyWatch {
         };
         self.unread = Vec::new();
         begins
+    }
+}
+
+impl PostcopyWatch {
+    /// Whether it is a QEMU's stream from its beginning on, as far as it was read.
+    #[must_use]
+    pub fn is_stream(&self) -> bool {
+        self.is_stream
     }
 }
 

@@ -179,6 +179,8 @@ pub struct Splitter {
     head_sent: bool,
     /// Commands that request an answer also go to the destination's QEMU.
     is_answered: bool,
+    /// Pages that QEMU has encoded are skipped.
+    skips_encoded: bool,
     configured: bool,
     footers: bool,
     /// Epochs end at MULTIFD_FLUSH marks, not with sections.
@@ -209,6 +211,7 @@ impl Splitter {
             whole: Vec::new(),
             head_sent: false,
             is_answered: false,
+            skips_encoded: false,
             configured: false,
             footers: false,
             epoch_by_flush: false,
@@ -231,6 +234,12 @@ impl Splitter {
     #[must_use]
     pub fn answered(stream: StreamKind) -> Self {
         Self { is_answered: true, ..Self::new(stream) }
+    }
+
+    /// A splitter for a stream that is passed on as it is, whose pages nobody needs: those that
+    /// QEMU has compressed, or sends as differences, are skipped.
+    pub(crate) fn watching() -> Self {
+        Self { skips_encoded: true, ..Self::answered(StreamKind::Classic) }
     }
 
     /// Whether the destination's QEMU reports when it has loaded the VM; known from

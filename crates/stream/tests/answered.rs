@@ -142,6 +142,31 @@ fn a_switch_to_postcopy_is_found_however_the_stream_is_cut() {
     }
 }
 
+#[test]
+fn a_switch_to_postcopy_is_found_behind_pages_that_qemu_has_encoded() {
+    let mut data = setup(true);
+    let mut section = PartSection::begin(&mut data, 2, true);
+    section.difference("pc.ram", PageIndex(1), &[0, 1, 7]).unwrap();
+    section.fill("pc.ram", PageIndex(2), 0).unwrap();
+    section.compressed("pc.ram", PageIndex(3), &[8; 5000]).unwrap();
+    section.difference("pc.ram", PageIndex(4), &[9; 3]).unwrap();
+    section.finish();
+    let begin = data.len();
+    write::postcopy_discard(&mut data, "pc.ram", PageIndex(1));
+    for piece_bytes in [1, 7, 100, 5000, data.len()] {
+        let found = turns(&data, piece_bytes);
+        let [at] = found[..] else { panic!("{piece_bytes}: {found:?}") };
+        assert!(at + piece_bytes > begin, "{piece_bytes}: {at}");
+    }
+    // No page is that long: it is no record that is known.
+    let mut data = setup(true);
+    let mut section = PartSection::begin(&mut data, 2, true);
+    section.compressed("pc.ram", PageIndex(3), &[8; 9000]).unwrap();
+    section.finish();
+    write::postcopy_discard(&mut data, "pc.ram", PageIndex(1));
+    assert!(turns(&data, 100).is_empty());
+}
+
 /// It has no header: its first commands ask what has arrived of each block.
 #[test]
 fn a_stream_that_resumes_postcopy_is_found_however_it_is_cut() {

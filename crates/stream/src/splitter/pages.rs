@@ -7,6 +7,9 @@ use crate::cursor::Cursor;
 use crate::record::{FLAGS_MASK, WORD_BYTES, flag, kind};
 use crate::{StreamError, Unsplittable};
 
+/// Most bytes of a page that QEMU has compressed: twice those of the page.
+const ENCODED_BYTES_MAX: usize = 2 * PAGE_BYTES;
+
 impl Splitter {
     /// Parses all complete records of a RAM section. `at` moves past each consumed
     /// record.
@@ -48,6 +51,12 @@ impl Splitter {
                         return Err(Halt::Paused);
                     }
                     *at += byte_at + 1;
+                    self.block = Some(block);
+                }
+                flag::XBZRLE | flag::COMPRESS_PAGE if self.skips_encoded => {
+                    let (block, name_end) = self.block_of(rest, flags)?;
+                    self.send_head()?;
+                    *at += encoded_end(rest, flags, name_end)?;
                     self.block = Some(block);
                 }
                 flag::XBZRLE | flag::COMPRESS_PAGE if self.is_answered && self.head_sent => {
@@ -136,6 +145,25 @@ impl Splitter {
         self.place = Place::Over;
         Halt::Done(Step::Tail(std::mem::take(&mut self.tail)))
     }
+}
+
+/// Where a record ends whose page QEMU has encoded. Its encoding follows the block's name.
+fn encoded_end(rest: &[u8], flags: u64, name_end: usize) -> Result<usize, Halt> {
+    let mut cursor = Cursor::new(rest);
+    cursor.take(name_end)?;
+    let bytes = if flags & flag::XBZRLE != 0 {
+        // The kind of encoding, of which there is one.
+        cursor.u8()?;
+        usize::from(cursor.u16()?)
+    } else {
+        let bytes = usize::try_from(cursor.u32()?).unwrap_or(usize::MAX);
+        if bytes > ENCODED_BYTES_MAX {
+            return Err(unknown(flags).into());
+        }
+        bytes
+    };
+    cursor.take(bytes)?;
+    Ok(cursor.at())
 }
 
 fn unknown(flags: u64) -> Unsplittable {
