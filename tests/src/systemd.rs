@@ -15,7 +15,7 @@ const SYSTEMD: &str = "/lib/systemd/systemd";
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
 /// Boots systemd in a cgroup and in namespaces of its own. The arguments are a directory that is
-/// empty but for files in `files`, a program, and its path in there.
+/// empty but for files in `files`; and for each program, its path here and its path in there.
 const BOOT: &str = r#"set -e
 fs=$1/fs root=$1/fs/root
 mount --make-rprivate /
@@ -38,9 +38,11 @@ done
 mkdir "$root/dev/shm" "$root/dev/pts"
 ln -s /proc/self/fd "$root/dev/fd"
 mount -t tmpfs tmpfs "$root/dev/shm"
-for file in $3; do
-    touch "$root$file"
-    mount --bind "$2" "$root$file"
+shift
+while [ $# -gt 0 ]; do
+    touch "$root$2"
+    mount --bind "$1" "$root$2"
+    shift 2
 done
 ip link set lo up
 exec env -i container=lab PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$root" \
@@ -61,8 +63,8 @@ pub struct Systemd {
 }
 
 impl Systemd {
-    /// Starts it with these files of its own, and with `program` at `place`. An error says what
-    /// this machine lacks.
+    /// Starts it with these files of its own, and with programs, each at the path that follows it.
+    /// An error says what this machine lacks.
     ///
     /// # Errors
     /// If something that it needs is missing.
@@ -71,8 +73,7 @@ impl Systemd {
     /// If it doesn't start; all functions of this file panic on failure.
     pub fn start(
         files: &[(&str, String)],
-        program: &Path,
-        place: &str,
+        programs: &[(&Path, &str)],
     ) -> Result<Self, &'static str> {
         if !Path::new(SYSTEMD).is_file() || program::find("busctl").is_none() {
             return Err("this system has no systemd");
@@ -97,7 +98,9 @@ impl Systemd {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let cgroup = Path::new(groups).join(format!("lab-systemd-{}", std::process::id()));
+        // The directory's name is no other test's.
+        let own = dir.path().file_name().unwrap().to_string_lossy().into_owned();
+        let cgroup = Path::new(groups).join(format!("lab-systemd-{}{own}", std::process::id()));
         fs::create_dir(&cgroup).unwrap();
         let script = format!(
             "echo $$ >{}/cgroup.procs && exec unshare --fork --pid --mount --uts --ipc --net \
@@ -105,7 +108,10 @@ impl Systemd {
             cgroup.display()
         );
         let mut command = Command::new("sh");
-        command.arg("-c").arg(script).arg(BOOT).arg(dir.path()).arg(program).arg(place);
+        command.arg("-c").arg(script).arg(BOOT).arg(dir.path());
+        for (program, place) in programs {
+            command.arg(program).arg(place);
+        }
         let child = command.stdin(Stdio::null()).spawn().unwrap();
         let mut this = Self { child, pid: 0, cgroup, _dir: dir };
         until("systemd has started", || this.find());

@@ -188,3 +188,14 @@ fn nonsense_is_refused() {
     let report = world.migrate(&guest, from, &FROM_DISKS);
     println!("{:?}", report.notes);
 }
+
+/// The report says so also where nobody asked for pages from storage.
+#[test]
+fn a_helper_that_cannot_answer_says_why() {
+    let world = world(Link::one(1000));
+    let guest = world.boot(&with_files(&world));
+    guest.ask("helper-lie unable").unwrap();
+    let report = world.migrate(&guest, Side::A, &["--shared-disks"]);
+    let why = "the guest's helper can't tell: the system refuses openat2";
+    assert!(says(&report, why), "{:?}", report.notes);
+}

@@ -25,6 +25,7 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings::of(&facts.host);
     findings.ok("droveway", format!("Droveway {}, Linux {}.", facts.droveway, facts.kernel));
     programs(facts, &mut findings);
+    moved_by_earlier_agents(facts, &mut findings);
     kvm(facts, &mut findings);
     user(facts, &mut findings);
     reach(facts, &mut findings);
@@ -43,6 +44,13 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
 }
 
 fn carrying(carries: &Carries, findings: &mut Findings) {
+    if let Some(why) = &carries.refused {
+        findings.error(
+            "carry",
+            format!("Migrations over unix sockets fail here: {why}."),
+            "the packages' units allow it: compare yours, and restart the agent",
+        );
+    }
     if let Some(manager) = &carries.manager {
         if carries.missing.is_empty() {
             findings.ok("carry", format!("Migrations of {manager} are carried."));
@@ -142,6 +150,20 @@ fn programs(facts: &Facts, findings: &mut Findings) {
                 "a move brings it to the newer one",
             );
         }
+    }
+}
+
+fn moved_by_earlier_agents(facts: &Facts, findings: &mut Findings) {
+    for vm in facts.vms.iter().filter(|vm| vm.may_crash_at_reset) {
+        findings.warning(
+            "qemu",
+            format!(
+                "{}: an earlier Droveway moved it here, and its QEMU may crash when the guest \
+                 reboots or resets a virtio network card.",
+                vm.name
+            ),
+            "move it once more before that, to a host whose agent has this version",
+        );
     }
 }
 
@@ -473,7 +495,20 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 22] = [
+        let table: [(Change, Severity, &str); 25] = [
+            (
+                |f| {
+                    let refused = Some("the system refuses `openat2`".to_owned());
+                    f.carries = Some(Carries { refused, ..Carries::default() });
+                },
+                Severity::Error,
+                "unix sockets fail here: the system refuses `openat2`",
+            ),
+            (
+                |f| f.vms[0].may_crash_at_reset = true,
+                Severity::Warning,
+                "web1: an earlier Droveway moved it here",
+            ),
             (
                 |f| {
                     let missing = vec!["migration_port_min = 49216".to_owned()];

@@ -161,6 +161,8 @@ pub struct Carries {
     pub libvirt: bool,
     /// The manager that moves VMs here, if it is not libvirt.
     pub manager: Option<String>,
+    /// Why the agent can't open sockets whose paths others control; none if it can.
+    pub refused: Option<String>,
     /// Settings that libvirt's `qemu.conf` lacks, so that other hosts' libvirt would not connect to
     /// their agents. With another manager: why VMs leave here without the agent.
     pub missing: Vec<String>,
@@ -210,6 +212,10 @@ pub struct VmFacts {
     /// Whether its guest reports its free pages.
     #[serde(default)]
     pub free_page_hint: bool,
+    /// Whether its QEMU may crash when the guest resets a network card: an earlier agent moved it
+    /// here.
+    #[serde(default)]
+    pub may_crash_at_reset: bool,
     /// Why the agent could not access its memory directly.
     pub unreached: Option<String>,
 }

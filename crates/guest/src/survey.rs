@@ -63,6 +63,13 @@ pub enum SurveyError {
     /// The kernel hides page numbers.
     #[error("the kernel doesn't say which pages are where: this needs root (CAP_SYS_ADMIN)")]
     Rights,
+    /// A filter of system calls, which can't see the flags of `openat2`, refuses it; or the kernel
+    /// lacks it.
+    #[error(
+        "the system refuses openat2: this needs Linux 5.6, and no RestrictSUIDSGID=yes in the \
+         helper's unit"
+    )]
+    Filtered,
     /// A feature is missing that every suitable kernel has.
     #[error("this kernel doesn't let its page cache be looked at: {action}: {source}")]
     Kernel {
@@ -80,6 +87,13 @@ fn kernel(action: &'static str) -> impl FnOnce(io::Error) -> SurveyError {
     move |source| SurveyError::Kernel { action, source }
 }
 
+fn no_openat2(source: io::Error) -> SurveyError {
+    match source.raw_os_error() {
+        Some(libc::ENOSYS) => SurveyError::Filtered,
+        _ => kernel("openat2")(source),
+    }
+}
+
 /// Surveys the page cache within `budget`, and tells `sink` which pages are on disk too.
 ///
 /// # Errors
@@ -89,7 +103,7 @@ pub fn survey(budget: Budget, sink: &mut dyn Sink) -> Result<Summary, SurveyErro
     if !may_know_pages().map_err(kernel("look at pages of our own"))? {
         return Err(SurveyError::Rights);
     }
-    let efforts = efforts().map_err(kernel("openat2"))?;
+    let efforts = efforts().map_err(no_openat2)?;
     let batch = Batch::new().map_err(kernel("open /proc/kpageflags"))?;
     let mut survey = Survey {
         told: Told::new(meter.memory_bytes() / 4),
@@ -375,3 +389,6 @@ fn cached_in_files() -> Option<u64> {
     };
     Some(kib("Cached:")?.saturating_sub(kib("Shmem:")?) * 1024 / PAGE_BYTES)
 }
+
+#[cfg(test)]
+mod tests;

@@ -125,10 +125,10 @@ impl Launcher {
 
     /// A directory in the pod; no link leads out of the pod. None if it doesn't exist.
     fn open(&self, path: &str) -> Result<Option<Directory>, KubevirtError> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        match rustix::fs::openat2(self.root()?, path, flags, Mode::empty(), resolve) {
-            Err(rustix::io::Errno::NOENT) => Ok(None),
+        match takeover::open_resolved(self.root()?, Path::new(path), flags, resolve) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => Ok(Some(opened.trying("looking into a pod")?.into())),
         }
     }
@@ -184,9 +184,9 @@ fn lists(listed: &str, name: &str) -> bool {
 /// Opens a socket at a path that the pod controls: no symbolic link can lead out of it, and other
 /// kinds of files are refused.
 fn open_socket(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let opened = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve)?;
+    let opened = takeover::open_resolved(rustix::fs::CWD, path, flags, resolve)?;
     let stat = rustix::fs::fstat(&opened)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(io::Error::other(format!("{} is no socket", path.display())));

@@ -51,9 +51,11 @@ enum Lie {
     Cut,
     /// No answer.
     Silent,
+    /// No lie: it can't answer, and says why.
+    Unable,
 }
 
-const LIES: [(&str, Lie); 13] = [
+const LIES: [(&str, Lie); 14] = [
     ("pages", Lie::Pages),
     ("sectors", Lie::Sectors),
     ("everything", Lie::Everything),
@@ -67,6 +69,7 @@ const LIES: [(&str, Lie); 13] = [
     ("garbage", Lie::Garbage),
     ("cut", Lie::Cut),
     ("silent", Lie::Silent),
+    ("unable", Lie::Unable),
 ];
 
 /// Answers every request with that lie, until its standard input is closed.
@@ -145,6 +148,10 @@ fn answer(
         return Ok(());
     }
     bytes.clear();
+    if lie == Lie::Unable {
+        reply.refuse("the system refuses openat2", &mut bytes);
+        return port.send(&bytes, until);
+    }
     let mut said = Said::truth()?;
     match lie {
         Lie::Late => {

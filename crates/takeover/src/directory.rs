@@ -1,6 +1,7 @@
 //! A directory of sockets.
 
 use std::ffi::CStr;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::error::{TakeoverError, Trying};
+use crate::resolve::open_resolved;
 
 /// Identifies a file as long as it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +70,10 @@ impl Directory {
     /// # Errors
     /// If the name is something else, such as a link.
     pub fn socket(&self, name: &str) -> Result<Option<OwnedFd>, TakeoverError> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let opened = match rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), resolve) {
-            Err(Errno::NOENT) => return Ok(None),
+        let opened = match open_resolved(&self.fd, Path::new(name), flags, resolve) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             opened => opened.trying("opening a socket")?,
         };
         let stat = rustix::fs::fstat(&opened).trying("looking at a socket")?;

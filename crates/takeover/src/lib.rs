@@ -5,10 +5,12 @@ mod connect;
 mod directory;
 mod error;
 mod replaced;
+mod resolve;
 mod watch;
 
 pub use connect::{connect, connect_opened};
 pub use directory::{Directory, Inode};
 pub use error::{TakeoverError, Trying};
 pub use replaced::Replaced;
+pub use resolve::{can_open_resolved, open_resolved};
 pub use watch::Watch;

@@ -88,15 +88,16 @@ pub(super) fn clock_source() -> Option<String> {
 
 /// What the agent carries, and what keeps migrations from it.
 pub(super) fn carries(carry: &Carry) -> Carries {
+    let refused = takeover::can_open_resolved().err().map(|error| error.to_string());
     let missing = match carry.manager {
-        Manager::Libvirt => return of_libvirt(carry),
+        Manager::Libvirt => return Carries { refused, ..of_libvirt(carry) },
         Manager::Kubevirt => without_records(kubevirt::Node::default().records()),
         Manager::Proxmox => {
             let settings = fs::read_to_string(DATACENTER).unwrap_or_default();
             without_tunnels(&carry.directory, &settings)
         }
     };
-    Carries { manager: Some(carry.manager.to_string()), missing, ..Carries::default() }
+    Carries { manager: Some(carry.manager.to_string()), refused, missing, ..Carries::default() }
 }
 
 fn of_libvirt(carry: &Carry) -> Carries {
@@ -108,6 +109,7 @@ fn of_libvirt(carry: &Carry) -> Carries {
         qemu_user: (!carry.qemu_users.is_empty()).then(|| carry.qemu_users.join(" and ")),
         libvirt,
         manager: None,
+        refused: None,
         missing: if libvirt { missing(&said, carry) } else { Vec::new() },
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cachemap::{Budget, CacheMap, End};
+use cachemap::{Budget, CacheMap, End, Fault};
 use parking_lot::Mutex;
 use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
@@ -142,8 +142,13 @@ impl Ask<'_> {
         notes: &StorageNotes,
     ) -> Result<(), String> {
         let Self { machine, blocks, budget, .. } = self;
-        let said = |error: &dyn std::fmt::Display| error.to_string();
-        let port = machine.open_guest_port(TURN_MAX).map_err(|error| said(&error))?;
+        let said = |error: GuestError| {
+            if is_of_a_helper(&error) {
+                notes.helper_answers();
+            }
+            error.to_string()
+        };
+        let port = machine.open_guest_port(TURN_MAX).map_err(said)?;
         line.connect(&port.stream)?;
         let limits = machine.guest_limits()?;
         let known: Vec<_> = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
@@ -170,7 +175,7 @@ impl Ask<'_> {
         };
         let summary = if let Some(percent) = self.percent {
             // Which pages are lowest on disk is known only at the end.
-            let whole = port.ask(limits, *budget, patience).map_err(|error| said(&error))?;
+            let whole = port.ask(limits, *budget, patience).map_err(said)?;
             let summary = whole.summary().clone();
             let mut map = understood(whole);
             map.cut(percent.into());
@@ -179,7 +184,7 @@ impl Ask<'_> {
         } else {
             let mut part = |part| learn(understood(part));
             let heard = port.ask_in_parts(limits, *budget, patience, &mut part);
-            heard.map_err(|error| said(&error))?
+            heard.map_err(said)?
         };
         notes.helper_answers();
         if is_any_named && !is_any_found {
@@ -211,6 +216,11 @@ impl Ask<'_> {
     }
 }
 
+/// Whether a helper runs in the guest, and can't answer: its operator wants to know why.
+fn is_of_a_helper(error: &GuestError) -> bool {
+    matches!(error, GuestError::Said(Fault::Refused { .. } | Fault::OtherVersion { .. }))
+}
+
 /// A note for the operator about an incomplete map.
 fn unfinished(end: End) -> Option<String> {
     let what = match end {
@@ -227,6 +237,16 @@ mod tests {
     use std::io::Read;
 
     use super::*;
+
+    #[test]
+    fn a_helper_that_cannot_answer_is_told_from_none() {
+        let refused = GuestError::Said(Fault::Refused { text: "openat2".to_owned() });
+        let other = GuestError::Said(Fault::OtherVersion { theirs: 9 });
+        assert!(is_of_a_helper(&refused) && is_of_a_helper(&other));
+        // Of a guest without a helper nobody wants to hear that it has none.
+        let garbage = GuestError::Said(Fault::NoGreeting { bytes: 7 });
+        assert!(!is_of_a_helper(&GuestError::NobodyThere) && !is_of_a_helper(&garbage));
+    }
 
     #[test]
     fn an_owner_that_hangs_up_early_waits_for_no_answer() {

@@ -150,20 +150,16 @@ fn socket_below(directory: &Path, path: &Path) -> Result<OwnedFd, End> {
     {
         return Err(outside());
     }
-    let refused = |error: rustix::io::Errno| {
-        End::failed(format!(
-            "nothing takes the VM at {}: {}",
-            path.display(),
-            io::Error::from(error)
-        ))
+    let refused = |error: io::Error| {
+        End::failed(format!("nothing takes the VM at {}: {error}", path.display()))
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(directory, flags, Mode::empty()).map_err(refused)?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open(directory, flags, Mode::empty());
+    let root = root.map_err(|error| refused(error.into()))?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let socket =
-        rustix::fs::openat2(&root, inside, flags, Mode::empty(), resolve).map_err(refused)?;
-    let stat = rustix::fs::fstat(&socket).map_err(refused)?;
+    let socket = takeover::open_resolved(&root, inside, flags, resolve).map_err(refused)?;
+    let stat = rustix::fs::fstat(&socket).map_err(|error| refused(error.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(End::failed(format!("{} is no socket", path.display())));
     }

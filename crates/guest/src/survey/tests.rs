@@ -1,0 +1,35 @@
+use super::*;
+
+/// Has the kernel answer `openat2` of this thread with ENOSYS, as systemd does for units with
+/// `RestrictSUIDSGID=yes`.
+#[expect(unsafe_code, reason = "rustix has no seccomp")]
+fn filter_openat2() {
+    const OPENAT2: u32 = 437;
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut steps = [
+        // The number of the system call is at offset 0.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, OPENAT2),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the kernel copies the program during the call.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn a_filter_of_system_calls_is_named() {
+    efforts().unwrap();
+    let filtered = std::thread::spawn(|| {
+        filter_openat2();
+        efforts().map_err(no_openat2)
+    });
+    let error = filtered.join().unwrap().unwrap_err();
+    assert!(matches!(error, SurveyError::Filtered), "{error}");
+    assert!(error.to_string().contains("RestrictSUIDSGID=yes"), "{error}");
+}
