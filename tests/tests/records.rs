@@ -172,3 +172,29 @@ fn what_cannot_be_noted_is_tried_again() {
     world.assert_intact(&guest);
     drop(world.migrate(&guest, Side::B, &[]));
 }
+
+/// QEMU may crash when the guest reboots, and nothing but the record tells.
+#[test]
+fn vms_that_an_earlier_agent_has_moved_are_found() {
+    let warns = |world: &World, side| {
+        world.tells(side, &["doctor"]).contains("web1: an earlier Droveway moved it here")
+    };
+    let earlier = |path: &Path| {
+        let mut text: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let machine = text["machine"].as_object_mut().unwrap();
+        machine.remove("keeps_announce_timers").expect("this agent notes it");
+        fs::write(path, text.to_string()).unwrap();
+    };
+    let mut world = World::new(Link::one(1000));
+    let mut spec = bare("192M", 2_000_000);
+    spec.extra.extend(["-device", "virtio-net-pci,romfile="].map(str::to_owned));
+    let guest = world.boot(&spec);
+    restart_with(&mut world, Side::A, earlier);
+    assert!(!warns(&world, Side::A), "it was started there");
+    drop(world.migrate(&guest, Side::A, &[]));
+    assert!(!warns(&world, Side::B), "this agent moved it");
+    restart_with(&mut world, Side::B, earlier);
+    assert!(warns(&world, Side::B));
+    drop(world.migrate(&guest, Side::B, &[]));
+    assert!(!warns(&world, Side::A), "it was moved once more");
+}

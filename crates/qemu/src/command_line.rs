@@ -170,6 +170,11 @@ impl CommandLine {
         kept
     }
 
+    /// Whether a running QEMU was started to wait for a migration.
+    pub(crate) fn waited(argv: &[String]) -> bool {
+        argv.iter().any(|word| options::name(word) == Some("incoming"))
+    }
+
     /// The words that QEMU gets.
     #[must_use]
     pub fn argv(&self) -> Vec<String> {

@@ -13,8 +13,10 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::process::{Process, ProcessError, ProcessId};
+use crate::command_line::CommandLine;
+use crate::process::{Process, ProcessError, ProcessId, command_line_of};
 use crate::qmp::{Qmp, QmpError};
+use crate::shape;
 
 pub use error::StartError;
 pub use found::{attach, reopen};
@@ -47,6 +49,9 @@ pub struct Machine {
     /// Whether it was started with a port for the helper in the guest, which its
     /// command line doesn't show.
     pub guest_port: bool,
+    /// Whether migrations to this QEMU keep the timers by which its network cards announce
+    /// themselves. Those by earlier agents removed them.
+    keeps_announce_timers: bool,
     /// Held while a thread uses the guest's port.
     port_turn: Mutex<()>,
     socket: PathBuf,
@@ -65,6 +70,9 @@ pub struct Record {
     notes: Vec<String>,
     #[serde(default)]
     guest_port: bool,
+    /// Missing in earlier agents' records.
+    #[serde(default)]
+    keeps_announce_timers: bool,
 }
 
 impl Record {
@@ -99,7 +107,21 @@ impl Machine {
             cwd: self.cwd.clone(),
             notes: self.notes.clone(),
             guest_port: self.guest_port,
+            keeps_announce_timers: self.keeps_announce_timers,
         }
+    }
+
+    /// Whether QEMU may crash when the guest resets a network card, as in a reboot: an earlier
+    /// agent had the VM loaded here, and QEMU removed the timer of a virtio card then, which it
+    /// still uses. What can't be read counts against it.
+    #[must_use]
+    pub fn may_crash_at_reset(&self) -> bool {
+        if self.keeps_announce_timers {
+            return false;
+        }
+        let running = command_line_of(self.process.pid());
+        running.map_or(true, |argv| CommandLine::waited(&argv))
+            && shape::has_virtio_net(&self.qmp).unwrap_or(true)
     }
 
     /// Whether another program started it.

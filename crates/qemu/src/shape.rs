@@ -44,6 +44,14 @@ pub fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
     query::has_free_page_hint(qmp)
 }
 
+/// Whether the VM has a virtio network card.
+///
+/// # Errors
+/// If QEMU doesn't answer.
+pub(crate) fn has_virtio_net(qmp: &Qmp) -> Result<bool, QmpError> {
+    query::has_virtio_net(qmp)
+}
+
 /// How the VM that waits at the destination differs from the one `here`, in
 /// sentences for the operator; empty if it may be loaded. File names of the VM
 /// `here` are compared after `overrides` are applied.

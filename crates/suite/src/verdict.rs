@@ -157,7 +157,10 @@ mod tests {
                       b.rs:1:1:\nother\n";
         assert_eq!(message(output), "not within 60s: it settles");
         assert_eq!(message("Segmentation fault"), "no message");
-        assert_eq!(message(&format!("thread 'a' panicked at \n{}", "x".repeat(999))).len(), MESSAGE_MAX);
+        assert_eq!(
+            message(&format!("thread 'a' panicked at \n{}", "x".repeat(999))).len(),
+            MESSAGE_MAX
+        );
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
         huge_bytes: needs.map(|needs| needs.huge_bytes.into_iter().collect()).unwrap_or_default(),
         shared_bytes: backed_bytes(&backends, |backend| backend.share),
         free_page_hint: hinted,
+        may_crash_at_reset: machine.may_crash_at_reset(),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }
 }

@@ -43,6 +43,7 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
         cwd: record.cwd.clone(),
         notes: record.notes.clone(),
         guest_port: record.guest_port,
+        keeps_announce_timers: record.keeps_announce_timers,
         port_turn: Mutex::default(),
         dir: dir.to_owned(),
         socket: record.socket.clone(),
@@ -75,6 +76,7 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
         notes,
         // A port that the owner added is on the command line.
         guest_port: CommandLine::has_our_guest_port(&running),
+        keeps_announce_timers: true,
         port_turn: Mutex::default(),
         dir: dir.to_owned(),
         process,

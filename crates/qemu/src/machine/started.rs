@@ -174,6 +174,7 @@ fn start_line(
     })?;
     Ok(Machine {
         guest_port,
+        keeps_announce_timers: true,
         port_turn: Mutex::default(),
         process,
         version: qmp.version_text(),

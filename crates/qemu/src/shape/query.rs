@@ -12,6 +12,8 @@ use crate::qmp::{Qmp, QmpError, TIMEOUT, list, odd};
 /// named, and the others.
 const NAMED: &str = "/machine/peripheral";
 const ANONYMOUS: &str = "/machine/peripheral-anon";
+/// Where QEMU has devices of other options, such as `-nic`.
+const MADE_BY_QEMU: &str = "/machine/unattached";
 
 /// A chain of backing files longer than this is a loop.
 const CHAIN_MAX: usize = 1000;
@@ -141,6 +143,15 @@ pub(super) fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
                 Ok(_) | Err(QmpError::Refused { .. }) => {}
                 Err(error) => return Err(error),
             }
+        }
+    }
+    Ok(false)
+}
+
+pub(super) fn has_virtio_net(qmp: &Qmp) -> Result<bool, QmpError> {
+    for path in [NAMED, ANONYMOUS, MADE_BY_QEMU] {
+        if children(qmp, path)?.iter().any(|(_, kind)| kind.starts_with("virtio-net")) {
+            return Ok(true);
         }
     }
     Ok(false)

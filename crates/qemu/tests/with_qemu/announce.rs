@@ -142,3 +142,22 @@ fn its_owner_keeps_the_number_of_announcements() {
         assert_eq!(settings(&destination.qmp), before);
     }
 }
+
+/// By its record, which lacks what this agent notes.
+#[test]
+fn a_vm_that_an_earlier_agent_has_moved_is_known() {
+    let on_its_own = "-nic user,model=virtio-net-pci";
+    let named = format!("{UNCONNECTED} {VIRTIO}");
+    let other = format!("{UNCONNECTED} {E1000}");
+    for (nic, may_crash) in [(named.as_str(), true), (on_its_own, true), (&other, false)] {
+        let arguments = format!("{PLAIN} {nic}");
+        for (vm, arrived) in [(start(&arguments), false), (wait_for(&arguments, TYPE), true)] {
+            let mut record = serde_json::to_value(vm.record()).unwrap();
+            let vm = vm.found_again(&record.to_string());
+            assert!(!vm.may_crash_at_reset(), "{nic}");
+            record.as_object_mut().unwrap().remove("keeps_announce_timers").unwrap();
+            let vm = vm.found_again(&record.to_string());
+            assert_eq!(vm.may_crash_at_reset(), may_crash && arrived, "{nic}");
+        }
+    }
+}
