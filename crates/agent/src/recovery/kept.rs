@@ -20,9 +20,12 @@ pub(super) fn leaving(kept: &[Kept]) -> Held {
     Held(sources.filter_map(vm).collect())
 }
 
-/// Whether a journal's VM is among them, with its QEMU.
+/// Whether a journal's VM is among them, with its QEMU if that can be read.
 pub(super) fn is_among(held: &Held, opened: &Opened) -> bool {
-    machine::Record::deserialize(&opened.qemu).is_ok_and(|qemu| held.holds(&opened.vm, &qemu))
+    match machine::Record::deserialize(&opened.qemu) {
+        Ok(qemu) => held.holds(&opened.vm, &qemu),
+        Err(_) => held.names(&opened.vm),
+    }
 }
 
 /// A journal's VM, and its QEMU, if that can be read.

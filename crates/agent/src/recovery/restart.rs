@@ -9,7 +9,7 @@ use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
 use qemu::qmp::RunState;
 use serde::Deserialize;
-use switchover::journal::Reopened;
+use switchover::journal::{Opened, Reopened};
 use switchover::{Found, destination, source};
 
 use super::case::Case;
@@ -83,10 +83,13 @@ impl Settler {
     ///
     /// Waits for a QEMU that lives but can't be reached, because its state must not be guessed.
     fn find(&self, same_boot: bool) -> Result<Option<Arc<Machine>>, Closing> {
-        let Ok(record) = machine::Record::deserialize(&self.opened.qemu) else { return Ok(None) };
         if !same_boot {
             return Ok(None);
         }
+        let record = match machine::Record::deserialize(&self.opened.qemu) {
+            Ok(record) => record,
+            Err(error) => return Err(self.cannot_read(&error)),
+        };
         let registry = &self.settlers.registry;
         loop {
             let vm = registry.vm(&self.opened.vm);
@@ -109,6 +112,20 @@ impl Settler {
                 }
             }
         }
+    }
+
+    /// Waits until the agent ends, where the journal describes the QEMU as this release can't read
+    /// it: it may run the VM.
+    fn cannot_read(&self, error: &serde_json::Error) -> Closing {
+        let Opened { vm, .. } = &self.opened;
+        self.show(Some(format!(
+            "what became of {vm} is not known: the journal of its migration was written by \
+             another release of Droveway, and this one can't read how to find its QEMU ({error}). \
+             Nothing is done with {vm} until the agent is of that release again, or newer, or the \
+             host is rebooted"
+        )));
+        while self.wait().is_ok() {}
+        Closing
     }
 
     /// Whether the VM of that name is reserved for this switchover, and not for that of another

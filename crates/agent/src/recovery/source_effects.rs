@@ -63,7 +63,14 @@ impl Effects for SourceEffects {
     fn go_on(&mut self, run: bool) -> Event {
         let Some(machine) = &self.machine else { return Event::QemuGone };
         match outgoing::resume(machine, run) {
-            Ok(()) => Event::WentOn,
+            Ok(left) => {
+                // Of that QEMU only: another VM may have had the name since.
+                let vm = self.registry.vm(&self.vm);
+                if let Some(vm) = vm.filter(|vm| vm.may_be_of(&machine.record())) {
+                    vm.stuck_by(left);
+                }
+                Event::WentOn
+            }
             Err(_) if !machine.process.is_alive() => Event::QemuGone,
             Err(error) => Event::CannotGoOn { reason: error.to_string().into() },
         }

@@ -40,7 +40,8 @@ impl Held {
         self.0.iter().any(|(vm, machine)| vm == name && is_it(machine))
     }
 
-    fn names(&self, name: &str) -> bool {
+    /// Whether a VM of that name is among them.
+    pub(crate) fn names(&self, name: &str) -> bool {
         self.0.iter().any(|(vm, _)| vm == name)
     }
 }

@@ -63,21 +63,27 @@ impl Vm {
     ///
     /// If that fails, the reason becomes the VM's problem.
     pub(crate) fn make_up(&self, machine: &Machine) {
-        let stuck_by = match outgoing::make_up(machine) {
+        let left = match outgoing::make_up(machine) {
             Ok(false) => None,
             Ok(true) => {
                 tracing::info!(vm = self.name, "ended a migration that was left behind");
                 None
             }
-            Err(error) => {
-                tracing::warn!(vm = self.name, %error, "a migration is left behind");
-                Some(format!(
-                    "QEMU still has what is left of a migration that an earlier run of the agent \
-                     began, and its settings: {error}. The VM runs on; it can be moved once that \
-                     is fixed, or its QEMU was restarted"
-                ))
-            }
+            Err(error) => Some(error),
         };
+        self.stuck_by(left);
+    }
+
+    /// Notes what of an earlier migration is left in its QEMU; `None` if nothing is.
+    pub(crate) fn stuck_by(&self, left: Option<QmpError>) {
+        let stuck_by = left.map(|error| {
+            tracing::warn!(vm = self.name, %error, "a migration is left behind");
+            format!(
+                "QEMU still has what is left of a migration that an earlier run of the agent \
+                 began, and its settings: {error}. The VM runs on; it can be moved once that \
+                 is fixed, or its QEMU was restarted"
+            )
+        });
         self.known.lock().stuck_by = stuck_by;
     }
 

@@ -34,47 +34,83 @@ const LET_GO_ASK: Duration = Duration::from_millis(5);
 /// If QEMU does not end the migration, or does not answer. The settings to restore
 /// stay saved.
 pub fn make_up(machine: &Machine) -> Result<bool, QmpError> {
-    let qmp = &machine.qmp;
-    // Before its migration: a QEMU that waits for a mirror can't cancel a migration.
-    // And even if nothing is saved: mirrors are found by their names, and may be all
-    // that an agent could not remove.
-    let mirrored = mirror::remove_left(qmp);
-    let migrated = end_migration(machine)?;
-    mirrored.map(|mirrored| mirrored || migrated).map_err(|error| match error {
-        MirrorError::Qmp(error) => error,
-        error => QmpError::Migration(error.to_string()),
-    })
-}
-
-/// Ends a migration whose settings are saved. Returns whether there was one.
-fn end_migration(machine: &Machine) -> Result<bool, QmpError> {
-    let Some(before) = Before::read(&machine.dir)? else { return Ok(false) };
-    let qmp = &machine.qmp;
-    let events = qmp.events_named(&["MIGRATION"]);
-    match Progress::query(qmp, PROGRESS_WAIT) {
-        Ok(progress) if !progress.status.is_going_on() => {}
-        // A QEMU that does not answer now may cancel later.
-        Ok(_) | Err(QmpError::Timeout { .. }) => drop(cancel(qmp, &events)?),
-        Err(error) => return Err(error),
-    }
-    before.put_back(qmp, &machine.dir)?;
-    Ok(true)
+    Leftovers::end(machine)?.clear(machine)
 }
 
 /// Resumes a VM that an earlier run of the agent was moving: ends what is left of the
 /// move, and runs the VM if `run`, unless its guest has powered off. It may be called
 /// repeatedly.
 ///
+/// A VM whose migration has ended can run whatever else is left. So that is no error: it is
+/// returned, `None` if nothing is left.
+///
 /// # Errors
-/// As [`make_up`]; or if QEMU does not let the VM run.
-pub fn resume(machine: &Machine, run: bool) -> Result<(), QmpError> {
-    make_up(machine)?;
-    if run && !matches!(machine.qmp.run_state()?, RunState::Running | RunState::Shutdown) {
+/// If QEMU does not end the migration, does not answer, or does not let the VM run.
+pub fn resume(machine: &Machine, run: bool) -> Result<Option<QmpError>, QmpError> {
+    let leftovers = Leftovers::end(machine)?;
+    // Queried even for a VM that stays paused: a QEMU that has exited keeps no VM.
+    let state = machine.qmp.run_state()?;
+    if run && !matches!(state, RunState::Running | RunState::Shutdown) {
         machine.qmp.cont()?;
         // Switches may have learned that the VM left.
         announce(machine);
     }
-    Ok(())
+    Ok(leftovers.clear(machine).err())
+}
+
+/// What a crashed agent left in a QEMU whose migration has ended.
+struct Leftovers {
+    /// Whether there were mirrors of disks, or why some of them are still there.
+    mirrors: Result<bool, MirrorError>,
+    /// The settings to restore, `None` if there was no migration, or why they can't be read.
+    settings: Result<Option<Before>, QmpError>,
+}
+
+impl Leftovers {
+    /// Ends the mirrors if possible, and a migration whose settings are saved.
+    ///
+    /// # Errors
+    /// If QEMU does not end the migration, or does not answer.
+    fn end(machine: &Machine) -> Result<Self, QmpError> {
+        let qmp = &machine.qmp;
+        // Before its migration: a QEMU that waits for a mirror can't cancel a migration.
+        // And even if nothing is saved: mirrors are found by their names, and may be all
+        // that an agent could not remove.
+        let mirrors = mirror::remove_left(qmp);
+        let settings = Before::read(&machine.dir);
+        // Settings that can't be read were saved for a migration too.
+        if !matches!(settings, Ok(None)) {
+            end_migration(qmp)?;
+        }
+        Ok(Self { mirrors, settings })
+    }
+
+    /// Restores the settings. Returns whether anything had been left.
+    ///
+    /// # Errors
+    /// If QEMU refuses settings, or mirrors are still there.
+    fn clear(self, machine: &Machine) -> Result<bool, QmpError> {
+        let settings = self.settings?;
+        if let Some(before) = &settings {
+            before.put_back(&machine.qmp, &machine.dir)?;
+        }
+        match self.mirrors {
+            Ok(mirrored) => Ok(mirrored || settings.is_some()),
+            Err(MirrorError::Qmp(error)) => Err(error),
+            Err(error) => Err(QmpError::Migration(error.to_string())),
+        }
+    }
+}
+
+/// Ends QEMU's migration, if it has not ended.
+fn end_migration(qmp: &Qmp) -> Result<(), QmpError> {
+    let events = qmp.events_named(&["MIGRATION"]);
+    match Progress::query(qmp, PROGRESS_WAIT) {
+        Ok(progress) if !progress.status.is_going_on() => Ok(()),
+        // A QEMU that does not answer now may cancel later.
+        Ok(_) | Err(QmpError::Timeout { .. }) => cancel(qmp, &events).map(drop),
+        Err(error) => Err(error),
+    }
 }
 
 /// Announces the VM to the network's switches, as QEMU does after a migration.

@@ -205,6 +205,34 @@ fn a_vm_that_was_taken_back_is_not_tried_and_is_here_if_it_runs_all_the_same() {
     stop(&registry);
 }
 
+/// Something that is not the agent's uses what was the target of a mirror.
+#[test]
+fn a_vm_goes_on_although_something_of_a_mirror_is_left() {
+    let dir = TestDir::new();
+    let registry = host(&dir);
+    let machine = registry.vm("web1").unwrap().machine().unwrap();
+    let target = format!("{}0", qemu::mirror::PREFIX);
+    for node in [
+        json!({ "driver": "null-co", "node-name": target }),
+        json!({ "driver": "raw", "node-name": "user", "file": target }),
+    ] {
+        machine.qmp.execute("blockdev-add", node).unwrap();
+    }
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let qemu = serde_json::to_value(machine.record()).unwrap();
+    let mut left: Journal<source::Record> = journals.create(opened(&qemu)).unwrap();
+    left.append(&source::Record::Stopped { run: true }).unwrap();
+    drop(left);
+    registry.unsettled("web1");
+    take_up(&registry, &journals);
+    assert!(!registry.is_unsettled("web1"));
+    let shown = registry.show("web1").unwrap();
+    assert_eq!(shown.status, VmStatus::Running);
+    let problem = shown.problem.unwrap();
+    assert!(problem.contains(&target), "{problem}");
+    stop(&registry);
+}
+
 #[test]
 fn what_one_switchover_of_a_vm_has_shown_is_not_erased_by_another() {
     let dir = TestDir::new();
@@ -248,4 +276,25 @@ fn all_switchovers_hear_that_the_agent_ends_before_one_is_waited_for() {
         settlers.desks.lock().insert(key, Desk { opened, tell, thread: Some(thread) });
     }
     settlers.close();
+}
+
+#[test]
+fn a_qemu_that_a_newer_release_describes_is_not_taken_for_one_that_has_exited() {
+    let dir = TestDir::new();
+    let registry = host(&dir);
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let newer = json!({ "processes": [{ "pid": 7 }] });
+    let mut left: Journal<source::Record> = journals.create(opened(&newer)).unwrap();
+    left.append(&source::Record::Stopped { run: false }).unwrap();
+    let mut came: Journal<destination::Record> = journals.create(opened(&newer)).unwrap();
+    came.append(&destination::Record::Loaded).unwrap();
+    drop((left, came));
+    registry.unsettled("web1");
+    take_up(&registry, &journals);
+    assert!(registry.is_unsettled("web1"));
+    assert_eq!(journals.contents().unwrap().len(), 2, "nothing was decided");
+    let problem = registry.show("web1").unwrap().problem.unwrap();
+    assert!(problem.contains("another release of Droveway"), "{problem}");
+    registry.stays("web1");
+    stop(&registry);
 }

@@ -1,13 +1,18 @@
 //! Whenever mirrors are given up, the source is as it was, and nothing of the agent is
 //! left in QEMU.
 
+use std::mem::ManuallyDrop;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use qemu::mirror::{self, Late};
-use qemu::qmp::Qmp;
+use qemu::mirror::{self, Late, PREFIX};
+use qemu::outgoing::{self, Outgoing, StreamKind};
+use qemu::qmp::{Qmp, RunState};
 use serde_json::{Value, json};
 
 use super::{Destination, MIB, Source, WAIT};
+use crate::migrate::{PLAIN, carry, socket};
+use crate::start;
 
 #[test]
 fn undone_at_each_step_the_source_is_as_it_was() {
@@ -111,4 +116,34 @@ fn what_a_crashed_agent_left_is_removed_and_limits_are_as_their_owner_set_them()
     assert_eq!(shown(&source.vm.qmp), before);
     assert!(!mirror::remove_left(&source.vm.qmp).unwrap(), "nothing is left");
     source.is_unhurt();
+}
+
+/// Its target is in use by something that is not the agent's, so QEMU doesn't remove it.
+#[test]
+fn a_vm_goes_on_after_a_crash_even_if_something_of_a_mirror_stays() {
+    let source = start(PLAIN);
+    let disk = json!({"driver": "null-co", "node-name": format!("{PREFIX}0"), "size": MIB});
+    let user = json!({"driver": "raw", "node-name": "user", "file": format!("{PREFIX}0")});
+    source.qmp.execute("blockdev-add", disk).unwrap();
+    source.qmp.execute("blockdev-add", user).unwrap();
+    let (at, listener) = socket(&source);
+    // Without `Drop`, nothing is restored.
+    let outgoing =
+        ManuallyDrop::new(Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap());
+    let (to, mut from) = UnixStream::pair().unwrap();
+    let reader = std::thread::spawn(move || std::io::copy(&mut from, &mut std::io::sink()));
+    drop(carry(&outgoing, &listener, to));
+    outgoing.allow(1 << 30, 300).unwrap();
+    outgoing.wait_completed(WAIT).unwrap();
+    assert_eq!(source.qmp.run_state().unwrap(), RunState::PostMigrate);
+    let left = outgoing::resume(&source, true).unwrap();
+    assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+    let left = left.expect("the node is in use").to_string();
+    assert!(left.contains("droveway-mirror-0"), "{left}");
+    reader.join().unwrap().unwrap();
+    // Later it may be removed.
+    source.qmp.execute("blockdev-del", json!({"node-name": "user"})).unwrap();
+    source.qmp.stop().unwrap();
+    assert!(outgoing::resume(&source, false).unwrap().is_none());
+    assert_eq!(source.qmp.run_state().unwrap(), RunState::Paused, "its owner stopped it");
 }
