@@ -31,6 +31,10 @@ pub enum Audited {
         pages: u64,
         /// Of those, the pages that were read back from the destination's RAM.
         reread_pages: u64,
+        /// Of those, the pages that arrived with something else than QEMU handed over last, and
+        /// that can't be told from wrong ones: the source had sent them with two contents.
+        #[serde(default)]
+        unproved_pages: u64,
     },
     /// Some pages differ; the VM stayed at its source.
     Differences {
@@ -47,6 +51,9 @@ impl Audited {
     pub fn explains_wrong_pages(&self) -> &'static str {
         match self {
             Self::Nothing { .. } => "its migration was not audited: what lost them is not known",
+            Self::Same { unproved_pages: 1.., .. } => {
+                "its migration's audit could not prove all pages: what lost them is not known"
+            }
             Self::Same { .. } => {
                 "its migration's audit was clean: QEMU never handed over what is missing"
             }

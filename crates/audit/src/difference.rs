@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use page::PageIndex;
+use page::{Epoch, PageIndex};
 
 use crate::entry::{Delivery, Entry};
 
@@ -21,8 +21,9 @@ pub struct Difference {
 }
 
 impl Difference {
-    pub(crate) fn new(page: PageIndex, ours: Entry, theirs: Entry) -> Self {
-        let handed_over = ours.epoch();
+    /// `handed_over` is the epoch that the source's entry has the number of.
+    pub(crate) fn new(page: PageIndex, handed_over: Epoch, ours: Entry, theirs: Entry) -> Self {
+        let handed_over = u64::from(handed_over.0);
         let placed = theirs.delivery().filter(|_| theirs.is_known());
         Self {
             page,

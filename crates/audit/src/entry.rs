@@ -12,10 +12,9 @@ const LEFT_OUT: u64 = 1 << (TAG_BITS - 1);
 /// the two the destination holds. It was reread after it was handed over, and sent as read; or QEMU
 /// handed it over twice, as it may before 9.0.
 const EITHER: u64 = LEFT_OUT >> 1;
-/// At the source: the epoch. A QEMU that is held may end a thousand passes a second, so the last of
-/// these four million comes within hours. All later epochs count as that one, in which the
-/// destination may hold either of two contents.
-const EPOCH: u64 = EITHER - 1;
+/// At the source: the epoch's [number](crate::numbering). All beyond these four million count as
+/// the last one, in which the destination may hold either of two contents.
+const NUMBER: u64 = EITHER - 1;
 
 /// At the destination: the delivery, above the low bits of the epoch.
 const DELIVERY_SHIFT: u32 = TAG_BITS - 4;
@@ -57,8 +56,8 @@ impl std::fmt::Display for Delivery {
 pub struct Entry(pub(crate) u64);
 
 impl Entry {
-    pub(crate) fn handed_over(fingerprint: Fingerprint, epoch: Epoch) -> Self {
-        Self(fingerprint.0 << TAG_BITS | u64::from(epoch.0).min(EPOCH))
+    pub(crate) fn handed_over(fingerprint: Fingerprint, number: u32) -> Self {
+        Self(fingerprint.0 << TAG_BITS | u64::from(number).min(NUMBER))
     }
 
     pub(crate) fn placed(fingerprint: Fingerprint, epoch: Epoch, delivery: Delivery) -> Self {
@@ -72,16 +71,16 @@ impl Entry {
 
     /// At the source: the page was reread with this content, and sent so.
     pub(crate) fn reread(self, fingerprint: Fingerprint) -> Self {
-        Self(fingerprint.0 << TAG_BITS | EITHER | (self.0 & (LEFT_OUT | EPOCH)))
+        Self(fingerprint.0 << TAG_BITS | EITHER | (self.0 & (LEFT_OUT | NUMBER)))
     }
 
     /// At the source: the entry of a page that is handed over with this one and has the entry
     /// `before`; none if that is newer.
     pub(crate) fn after(self, before: Self) -> Option<Self> {
-        if !before.is_known() || before.epoch() < self.epoch() {
+        if !before.is_known() || before.number() < self.number() {
             return Some(self);
         }
-        if before.epoch() > self.epoch() {
+        if before.number() > self.number() {
             return None;
         }
         let is_same = before.fingerprint() == self.fingerprint() && !before.is_either();
@@ -96,9 +95,9 @@ impl Entry {
         Fingerprint(self.0 >> TAG_BITS)
     }
 
-    /// At the source.
-    pub(crate) fn epoch(self) -> u64 {
-        self.0 & EPOCH
+    /// At the source: its epoch's number.
+    pub(crate) fn number(self) -> u32 {
+        (self.0 & NUMBER) as u32
     }
 
     /// At the source.
@@ -133,15 +132,15 @@ mod tests {
     fn an_entry_returns_what_was_put_into_it() {
         let fingerprint = crate::Hash::default().of(b"content");
         for epoch in [0, 1, 77, u32::MAX] {
-            let entry = Entry::handed_over(fingerprint, Epoch(epoch));
+            let entry = Entry::handed_over(fingerprint, epoch);
             assert_eq!(entry.fingerprint(), fingerprint);
-            assert_eq!(entry.epoch(), u64::from(epoch).min(EPOCH));
+            assert_eq!(u64::from(entry.number()), u64::from(epoch).min(NUMBER));
             assert!(!entry.is_left_out() && entry.left_out().is_left_out());
-            assert_eq!(entry.left_out().epoch(), entry.epoch());
+            assert_eq!(entry.left_out().number(), entry.number());
             let other = crate::Hash::default().of(b"other content");
             let reread = entry.reread(other);
             assert!(!entry.is_either() && reread.is_either() && !reread.is_left_out());
-            assert_eq!((reread.fingerprint(), reread.epoch()), (other, entry.epoch()));
+            assert_eq!((reread.fingerprint(), reread.number()), (other, entry.number()));
             for delivery in Delivery::ALL {
                 let entry = Entry::placed(fingerprint, Epoch(epoch), delivery);
                 assert_eq!((entry.fingerprint(), entry.delivery()), (fingerprint, Some(delivery)));

@@ -52,10 +52,14 @@ impl HandedOver {
         }
     }
 
-    /// Marks a page that the source left out after QEMU handed it over: QEMU hands it over again.
-    pub fn left_out(&self, block: BlockId, page: PageIndex, epoch: Epoch) {
-        if let Some(block) = self.block(block) {
-            block.left_out(page, epoch);
+    /// Marks pages that the source left out after QEMU handed them over in that epoch: QEMU hands
+    /// them over again.
+    pub fn left_out(&self, block: BlockId, epoch: Epoch) -> impl Fn(PageIndex) {
+        let mark = self.block(block).map(|block| block.left_out(epoch));
+        move |page| {
+            if let Some(mark) = &mark {
+                mark(page);
+            }
         }
     }
 

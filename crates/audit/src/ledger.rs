@@ -1,5 +1,6 @@
 //! One end's entries, and their sums.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytemuck::allocation::try_zeroed_slice_box;
@@ -8,6 +9,7 @@ use page::{Batch, BlockId, Body, Epoch, PAGE_BYTES, PageIndex};
 use crate::entry::{Delivery, Entry};
 use crate::fingerprint::Fingerprint;
 use crate::hash::Hash;
+use crate::numbering::Numbering;
 
 /// Pages in a range: 16 MiB of RAM, 32 KiB of entries.
 pub const RANGE_PAGES: usize = 4096;
@@ -23,14 +25,27 @@ pub struct Ledger {
 #[derive(Debug)]
 pub struct BlockLedger {
     hash: Hash,
+    /// Of all blocks. A destination's ledger has none of its own.
+    numbering: Arc<Numbering>,
     entries: Box<[AtomicU64]>,
     digests: Box<[AtomicU64]>,
+}
+
+/// A range of the source's ledger, compared with the destination's.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct RangeComparison {
+    /// Pages that are not as QEMU handed them over.
+    pub differences: Vec<crate::Difference>,
+    /// Pages that hold something else than what was handed over last, and are accepted, because the
+    /// source can't know which of two contents the destination holds.
+    pub unproved_pages: u64,
 }
 
 impl Ledger {
     /// A ledger for blocks with these numbers of pages; none if there is no memory for it.
     pub fn new(hash: Hash, pages: impl IntoIterator<Item = u64>) -> Option<Self> {
-        let block = |pages| BlockLedger::new(hash, pages);
+        let numbering = Arc::default();
+        let block = |pages| BlockLedger::new(hash, &numbering, pages);
         let blocks = pages.into_iter().map(block).collect::<Option<_>>()?;
         Some(Self { blocks })
     }
@@ -85,10 +100,11 @@ impl Ledger {
 }
 
 impl BlockLedger {
-    fn new(hash: Hash, pages: u64) -> Option<Self> {
+    fn new(hash: Hash, numbering: &Arc<Numbering>, pages: u64) -> Option<Self> {
         let entries = usize::try_from(pages).ok()?;
         Some(Self {
             hash,
+            numbering: Arc::clone(numbering),
             entries: try_zeroed_slice_box(entries).ok()?,
             digests: try_zeroed_slice_box(entries.div_ceil(RANGE_PAGES)).ok()?,
         })
@@ -102,19 +118,26 @@ impl BlockLedger {
 
     /// Writes entries of pages that are near each other.
     pub fn write(&self) -> Writing<'_> {
-        Writing { block: self, range: 0, change: 0 }
+        Writing { block: self, numbered: None, range: 0, change: 0 }
     }
 
-    /// Marks a page that the source left out after it was handed over, because the guest had
-    /// changed it: QEMU hands it over again.
-    pub fn left_out(&self, page: PageIndex, epoch: Epoch) {
-        let Some(place) = self.entries.get(page.0 as usize) else { return };
-        let marked = |before: u64| {
-            let (before, this) = (Entry(before), Entry::handed_over(Fingerprint(0), epoch));
-            (before.is_known() && before.epoch() == this.epoch()).then_some(before.left_out().0)
-        };
-        // If the entry is newer by now, it needs no mark.
-        let _ = place.fetch_update(Relaxed, Relaxed, marked);
+    /// Marks pages that the source left out after they were handed over in that epoch, because the
+    /// guest had changed them: QEMU hands them over again.
+    pub fn left_out(&self, epoch: Epoch) -> impl Fn(PageIndex) {
+        // Pages of an epoch that is forgotten have come again since.
+        let number = self.numbering.find(epoch);
+        move |page| {
+            let (Some(place), Some(number)) = (self.entries.get(page.0 as usize), number) else {
+                return;
+            };
+            let marked = |before: u64| {
+                let (before, this) = (Entry(before), Entry::handed_over(Fingerprint(0), number));
+                let is_it = before.is_known() && before.number() == this.number();
+                is_it.then_some(before.left_out().0)
+            };
+            // If the entry is newer by now, it needs no mark.
+            let _ = place.fetch_update(Relaxed, Relaxed, marked);
+        }
     }
 
     /// The digests of its ranges.
@@ -128,27 +151,33 @@ impl BlockLedger {
         Some(self.range(range)?.map(|entry| entry.0).collect())
     }
 
-    /// Pages for which `theirs`, the destination's entries of a range, differ from what QEMU handed
-    /// over here. A page that QEMU never handed over may hold anything. One that was reread, or
-    /// handed over twice in one epoch, with another content may hold either, and its entry has one
-    /// fingerprint: it may hold anything that was placed there. None if there is no such range, or
-    /// `theirs` has the wrong number of entries.
+    /// Compares `theirs`, the destination's entries of a range, with what QEMU handed over here. A
+    /// page that QEMU never handed over may hold anything. One that was reread, or handed over twice
+    /// in one epoch, with another content may hold either, and its entry has one fingerprint: it may
+    /// hold anything that was placed there. None if there is no such range, or `theirs` has the
+    /// wrong number of entries.
     #[must_use]
-    pub fn differences(&self, range: u32, theirs: &[u64]) -> Option<Vec<crate::Difference>> {
+    pub fn compare(&self, range: u32, theirs: &[u64]) -> Option<RangeComparison> {
         let ours = self.range(range)?;
         if ours.len() != theirs.len() {
             return None;
         }
         let first = range * u32::try_from(RANGE_PAGES).ok()?;
         let pages = (first..).map(PageIndex).zip(ours.zip(theirs));
-        let differs = |(page, (ours, theirs)): (PageIndex, (Entry, &u64))| {
+        let mut compared = RangeComparison::default();
+        for (page, (ours, theirs)) in pages {
             let theirs = Entry(*theirs);
-            let is_right = !ours.is_known()
-                || ours.fingerprint() == theirs.fingerprint()
-                || ours.is_either() && theirs.is_known();
-            (!is_right).then(|| crate::Difference::new(page, ours, theirs))
-        };
-        Some(pages.filter_map(differs).collect())
+            if !ours.is_known() || ours.fingerprint() == theirs.fingerprint() {
+                continue;
+            }
+            if ours.is_either() && theirs.is_known() {
+                compared.unproved_pages += 1;
+                continue;
+            }
+            let epoch = self.numbering.epoch(ours.number());
+            compared.differences.push(crate::Difference::new(page, epoch, ours, theirs));
+        }
+        Some(compared)
     }
 
     /// Those pages from `first` on that don't hold what was placed there last. `bytes` is what was
@@ -185,6 +214,8 @@ impl BlockLedger {
 #[derive(Debug)]
 pub struct Writing<'l> {
     block: &'l BlockLedger,
+    /// The last epoch and its number.
+    numbered: Option<(Epoch, u32)>,
     range: usize,
     change: u64,
 }
@@ -192,12 +223,19 @@ pub struct Writing<'l> {
 impl Writing<'_> {
     /// At the source. Several threads call this, and one of them may be an epoch behind.
     pub fn handed_over(&mut self, page: PageIndex, fingerprint: Fingerprint, epoch: Epoch) {
-        let entry = Entry::handed_over(fingerprint, epoch);
+        let entry = Entry::handed_over(fingerprint, self.number(epoch));
         let Some(place) = self.block.entries.get(page.0 as usize) else { return };
         let newer = |before: u64| Some(entry.after(Entry(before))?.0);
         if let Ok(before) = place.fetch_update(Relaxed, Relaxed, newer) {
             self.changed(page, Entry(before), entry);
         }
+    }
+
+    fn number(&mut self, epoch: Epoch) -> u32 {
+        let known = self.numbered.filter(|(of, _)| *of == epoch);
+        let (_, number) = known.unwrap_or_else(|| (epoch, self.block.numbering.of(epoch)));
+        self.numbered = Some((epoch, number));
+        number
     }
 
     /// At the source: replaces the entry `noted` with what was reread, unless QEMU has handed the
@@ -252,128 +290,4 @@ impl Drop for Writing<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn ledger(pages: impl IntoIterator<Item = u64>) -> Ledger {
-        Ledger::new(Hash::default(), pages).unwrap()
-    }
-
-    fn print(content: u32) -> Fingerprint {
-        Hash::default().of(&content.to_le_bytes())
-    }
-
-    #[test]
-    fn an_older_epoch_that_comes_late_changes_nothing() {
-        let ledger = ledger([10]);
-        let block = ledger.block(BlockId(0)).unwrap();
-        block.write().handed_over(PageIndex(3), print(1), Epoch(7));
-        let before = ledger.totals();
-        block.write().handed_over(PageIndex(3), print(2), Epoch(6));
-        assert_eq!(ledger.totals(), before);
-        block.write().handed_over(PageIndex(3), print(2), Epoch(7));
-        assert_ne!(ledger.totals(), before);
-    }
-
-    /// A balloon may have returned the page in between, and then QEMU doesn't hand it over again.
-    #[test]
-    fn of_two_contents_in_one_epoch_the_destination_may_hold_either() {
-        let source = ledger([10]);
-        let (page, ours) = (PageIndex(3), source.block(BlockId(0)).unwrap());
-        let hand_over = |content, epoch| {
-            ours.write().handed_over(page, print(content), Epoch(epoch));
-        };
-        let is_right = |content| {
-            let destination = ledger([10]);
-            let theirs = destination.block(BlockId(0)).unwrap();
-            theirs.write().placed(page, print(content), Epoch(2), Delivery::Body);
-            ours.differences(0, &theirs.entries(0).unwrap()).unwrap().is_empty()
-        };
-        hand_over(1, 2);
-        hand_over(1, 2);
-        assert!(is_right(1) && !is_right(2), "the same content twice");
-        for _ in 0..2 {
-            hand_over(2, 2);
-            assert!(is_right(1) && is_right(2));
-        }
-        hand_over(2, 3);
-        assert!(!is_right(1) && is_right(2), "a newer epoch");
-        // The older one is noted last, and the destination keeps the newer.
-        hand_over(1, u32::MAX);
-        hand_over(2, u32::MAX - 1);
-        assert!(is_right(1) && is_right(2), "epochs that are not distinguished");
-    }
-
-    #[test]
-    fn content_in_another_place_is_another_sum() {
-        let total = |places: [(u32, u32); 2]| {
-            let ledger = ledger([9000]);
-            for (page, content) in places {
-                let block = ledger.block(BlockId(0)).unwrap();
-                block.write().handed_over(PageIndex(page), print(content), Epoch(1));
-            }
-            ledger.totals()
-        };
-        assert_eq!(total([(1, 5), (8000, 6)]), total([(8000, 6), (1, 5)]));
-        assert_ne!(total([(1, 5), (2, 6)]), total([(1, 6), (2, 5)]));
-        assert_ne!(total([(1, 5), (8000, 6)]), total([(1, 6), (8000, 5)]));
-    }
-
-    #[test]
-    fn pages_and_blocks_that_are_not_there_are_passed_by() {
-        let ledger = ledger([5, 0]);
-        assert!(ledger.block(BlockId(2)).is_none());
-        let block = ledger.block(BlockId(0)).unwrap();
-        block.write().handed_over(PageIndex(5), print(1), Epoch(1));
-        block.left_out(PageIndex(u32::MAX), Epoch(1));
-        assert_eq!((ledger.totals(), ledger.pages()), (vec![0, 0], 5));
-        assert_eq!((block.entries(0).unwrap().len(), block.entries(1)), (5, None));
-        assert!(block.differences(0, &[0; 4]).is_none());
-        assert!(block.differences(u32::MAX, &[]).is_none());
-    }
-
-    const THREE_RANGES: u32 = 3 * 4096;
-
-    proptest! {
-        /// Both ends note the same pages in different orders. The pages that differ in the end are
-        /// found, and no others.
-        #[test]
-        fn what_differs_is_what_is_found(
-            pages in prop::collection::vec((0..THREE_RANGES, 0..4_u32), 1..60),
-            wrong in prop::collection::btree_set(0..THREE_RANGES, 0..5),
-        ) {
-            let count = u64::from(THREE_RANGES);
-            let (source, destination) = (ledger([count]), ledger([count]));
-            let (ours, theirs) =
-                (source.block(BlockId(0)).unwrap(), destination.block(BlockId(0)).unwrap());
-            let mut last = std::collections::BTreeMap::new();
-            for (epoch, (page, content)) in (1..).map(Epoch).zip(&pages) {
-                ours.write().handed_over(PageIndex(*page), print(*content), epoch);
-                last.insert(*page, (*content, epoch));
-            }
-            let mut expected = Vec::new();
-            let mut writing = theirs.write();
-            for (page, (content, epoch)) in last.iter().rev() {
-                let placed = if wrong.contains(page) { content + 100 } else { *content };
-                writing.placed(PageIndex(*page), print(placed), *epoch, Delivery::Body);
-                if wrong.contains(page) {
-                    expected.push(*page);
-                }
-            }
-            drop(writing);
-            expected.reverse();
-            prop_assert_eq!(source.totals() == destination.totals(), expected.is_empty());
-            let digests = ours.digests().zip(theirs.digests());
-            let differing = (0_u32..).zip(digests).filter(|(_, (ours, theirs))| ours != theirs);
-            let found: Vec<u32> = differing
-                .flat_map(|(range, _)| {
-                    ours.differences(range, &theirs.entries(range).unwrap()).unwrap()
-                })
-                .map(|difference| difference.page.0)
-                .collect();
-            prop_assert_eq!(found, expected);
-        }
-    }
-}
+mod tests;

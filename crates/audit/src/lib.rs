@@ -29,6 +29,7 @@ mod fingerprint;
 mod handed_over;
 mod hash;
 mod ledger;
+mod numbering;
 mod reread;
 
 pub use difference::Difference;
@@ -36,5 +37,5 @@ pub use entry::{Delivery, Entry};
 pub use fingerprint::Fingerprint;
 pub use handed_over::{HandedOver, NotKept};
 pub use hash::Hash;
-pub use ledger::{BlockLedger, Ledger, RANGE_PAGES, Writing};
+pub use ledger::{BlockLedger, Ledger, RANGE_PAGES, RangeComparison, Writing};
 pub use reread::Rereading;

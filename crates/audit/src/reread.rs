@@ -84,8 +84,8 @@ mod tests {
             theirs.write().placed(PAGE, theirs.hash().of_fill(byte), Epoch(1), Delivery::Body);
         }
         let ours = source.block(BlockId(0)).unwrap();
-        let differences = ours.differences(0, &theirs.entries(0).unwrap()).unwrap();
-        (source.totals() == destination.totals(), differences.is_empty())
+        let compared = ours.compare(0, &theirs.entries(0).unwrap()).unwrap();
+        (source.totals() == destination.totals(), compared.differences.is_empty())
     }
 
     #[test]

@@ -182,8 +182,8 @@ impl Destination {
             let digests = source.digests().zip(ours.digests());
             for (range, _) in (0..).zip(digests).filter(|(_, (source, ours))| source != ours) {
                 let entries = ours.entries(range).unwrap();
-                let differences = source.differences(range, &entries).unwrap();
-                found.extend(differences.iter().map(|one| (number.0, one.page.0)));
+                let compared = source.compare(range, &entries).unwrap();
+                found.extend(compared.differences.iter().map(|one| (number.0, one.page.0)));
             }
         }
         let is_same = source.totals() == ours.totals();

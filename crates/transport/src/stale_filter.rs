@@ -72,12 +72,12 @@ impl Filtering {
         for (page, body) in pages.iter_mut().zip(batch.bodies()) {
             *page = body.page;
         }
-        let (block, epoch) = (batch.block, batch.epoch);
+        let left_out = handed_over.left_out(batch.block, batch.epoch);
         batch.retain_bodies(|nth, sent| {
             let now = &now[nth * PAGE_BYTES..][..PAGE_BYTES];
             let comes_again = now != sent && !is_zero(now);
             if comes_again {
-                handed_over.left_out(block, pages[nth], epoch);
+                left_out(pages[nth]);
             }
             !comes_again
         })

@@ -93,11 +93,19 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
 fn audit(report: &Report) -> String {
     match &report.audit {
         Audited::Nothing { why } => format!("none: {why}"),
-        Audited::Same { pages, reread_pages: 0 } => {
-            format!("all {pages} pages as QEMU handed them over")
-        }
-        Audited::Same { pages, reread_pages } => {
-            format!("all {pages} pages as QEMU handed them over; {reread_pages} read back from RAM")
+        Audited::Same { pages, reread_pages, unproved_pages } => {
+            let mut text = match unproved_pages {
+                0 => format!("all {pages} pages as QEMU handed them over"),
+                _ => format!(
+                    "{} of {pages} pages as QEMU handed them over; {unproved_pages} arrived, and \
+                     can't be proved",
+                    pages.saturating_sub(*unproved_pages)
+                ),
+            };
+            if *reread_pages > 0 {
+                text.push_str(&format!("; {reread_pages} read back from RAM"));
+            }
+            text
         }
         Audited::Differences { pages, examples } => {
             let found = amount::counted(*pages, "page");

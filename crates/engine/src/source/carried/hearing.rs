@@ -71,9 +71,9 @@ impl Running<'_> {
             Some(Compared::Waits) => Ok(()),
             Some(Compared::Asks(said)) => self.split.agents.say(&said),
             Some(Compared::Unasked) => Err(lost(UNASKED.to_owned())),
-            Some(Compared::Same { reread_pages }) => {
+            Some(Compared::Same { reread_pages, unproved_pages }) => {
                 let pages = self.handed_over.ledger().map_or(0, ::audit::Ledger::pages);
-                let same = Audited::Same { pages, reread_pages };
+                let same = Audited::Same { pages, reread_pages, unproved_pages };
                 self.report_builder.tell(|report| report.audit = same);
                 self.tail.go_on(&self.split.agents.link).map_err(|error| lost(error.to_string()))
             }

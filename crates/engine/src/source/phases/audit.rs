@@ -31,6 +31,7 @@ pub(crate) struct Comparison {
     asked: Vec<(u16, u32)>,
     found: usize,
     examples: Vec<String>,
+    unproved_pages: u64,
     /// The destination has reported that the audit succeeded.
     is_over: bool,
 }
@@ -70,7 +71,7 @@ pub(crate) enum Compared {
     /// Wait for more.
     Waits,
     /// The audit succeeded.
-    Same { reread_pages: u64 },
+    Same { reread_pages: u64, unproved_pages: u64 },
     /// Send this.
     Asks(ToDestination),
     /// The audit failed.
@@ -99,9 +100,9 @@ impl Comparison {
         let context = &streamed.connected.context;
         Some(match self.compare(&streamed.handed_over, heard)? {
             Compared::Waits => Ok(()),
-            Compared::Same { reread_pages } => {
+            Compared::Same { reread_pages, unproved_pages } => {
                 let pages = streamed.handed_over.ledger().map_or(0, Ledger::pages);
-                let same = Audited::Same { pages, reread_pages };
+                let same = Audited::Same { pages, reread_pages, unproved_pages };
                 context.report_builder.tell(|report| report.audit = same);
                 Ok(())
             }
@@ -117,7 +118,8 @@ impl Comparison {
         Some(match heard {
             ToSource::Audited { reread_pages } => {
                 self.is_over = true;
-                Compared::Same { reread_pages: *reread_pages }
+                let unproved_pages = self.unproved_pages;
+                Compared::Same { reread_pages: *reread_pages, unproved_pages }
             }
             ToSource::AuditDigests { block, first, digests, more } => {
                 self.compare_digests(ours, *block, *first, digests);
@@ -154,7 +156,7 @@ impl Comparison {
         let left = differing.len().saturating_sub(RANGES_AT_ONCE);
         *asked = differing.split_off(left);
         let ranges = asked.clone();
-        // Only pages that QEMU never handed over differ: their content is arbitrary.
+        // Only pages differ that QEMU never handed over, or that can't be proved.
         Compared::Asks(if ranges.is_empty() {
             ToDestination::AuditAccepted
         } else {
@@ -169,18 +171,19 @@ impl Comparison {
         range: u32,
         theirs: &[u64],
     ) -> Compared {
-        let Self { asked, found, examples, .. } = self;
+        let Self { asked, found, examples, unproved_pages, .. } = self;
         let place = asked.iter().position(|asked| *asked == (block, range));
         let ours = ours.block(BlockId(block));
-        let differences = ours.and_then(|ours| ours.differences(range, theirs));
-        let (Some(place), Some(differences)) = (place, differences) else {
+        let compared = ours.and_then(|ours| ours.compare(range, theirs));
+        let (Some(place), Some(compared)) = (place, compared) else {
             return Compared::Unasked;
         };
         asked.swap_remove(place);
         let is_over = asked.is_empty();
-        *found += differences.len();
+        *unproved_pages += compared.unproved_pages;
+        *found += compared.differences.len();
         let wanted = EXAMPLES_MAX.saturating_sub(examples.len());
-        let described = differences.iter().take(wanted);
+        let described = compared.differences.iter().take(wanted);
         examples.extend(described.map(|one| format!("RAM block {block}, {one}")));
         if is_over { self.ask_for_entries() } else { Compared::Waits }
     }
