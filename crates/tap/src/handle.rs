@@ -2,6 +2,7 @@
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use page::Pool;
@@ -60,6 +61,28 @@ pub struct TakenChannel {
 impl Taken {
     /// The most bytes of the main channel that may have been read.
     pub const READ_BEFORE_BYTES_MAX: usize = READ_BEFORE_BYTES_MAX;
+
+    fn kind(&self) -> Result<Channels, TapError> {
+        if self.before.len() > READ_BEFORE_BYTES_MAX {
+            return Err(TapError::Connection("more of it was read than can be split"));
+        }
+        match u8::try_from(self.channels.len()) {
+            Ok(0) => Ok(Channels::Classic),
+            Ok(count) => Ok(Channels::Multifd(count)),
+            Err(_) => Err(TapError::Connection("more than 255 multifd channels")),
+        }
+    }
+
+    /// The main channel's first.
+    fn sockets(&self) -> impl Iterator<Item = &UnixStream> {
+        std::iter::once(&self.main).chain(self.channels.iter().map(|one| &one.socket))
+    }
+
+    fn into_connections(self) -> Vec<(UnixStream, Begun)> {
+        let begun = |one: TakenChannel| (one.socket, Begun::Channel(one.id, one.before));
+        let channels = self.channels.into_iter().map(begun);
+        std::iter::once((self.main, Begun::Main(self.before))).chain(channels).collect()
+    }
 }
 
 /// Ends a tap from another thread, or lets QEMU end it.
@@ -103,32 +126,39 @@ impl Tap {
     ///
     /// # Errors
     /// If the system lacks a thread or descriptors, or more than
-    /// [`Taken::READ_BEFORE_BYTES_MAX`] of the main channel was read before.
+    /// [`Taken::READ_BEFORE_BYTES_MAX`] of the main channel was read before. The connections are
+    /// returned, since QEMU may hang if channels are closed before it closes them: see
+    /// [`Stopper::hang_up`].
     pub fn of_taken(
         taken: Taken,
         pool: Arc<Pool>,
         output: Arc<dyn Output>,
-    ) -> Result<Self, TapError> {
-        let Taken { main, before, channels } = taken;
-        if before.len() > Taken::READ_BEFORE_BYTES_MAX {
-            return Err(TapError::Connection("more of it was read than can be split"));
-        }
-        let kind = match u8::try_from(channels.len()) {
-            Ok(0) => Channels::Classic,
-            Ok(count) => Channels::Multifd(count),
-            Err(_) => return Err(TapError::Connection("more than 255 multifd channels")),
+    ) -> Result<Self, Box<(TapError, Taken)>> {
+        let shared = match taken.kind() {
+            Ok(kind) => Shared { answered: true, ..Shared::new(kind, pool, output) },
+            Err(error) => return Err(Box::new((error, taken))),
         };
-        let begun = |one: TakenChannel| (one.socket, Begun::Channel(one.id, one.before));
-        let channels = channels.into_iter().map(begun);
-        let connections: Vec<_> =
-            std::iter::once((main, Begun::Main(before))).chain(channels).collect();
-        let shared = Shared { answered: true, ..Shared::new(kind, pool, output) };
         // Before the thread that reads them starts: a tap that hangs up at once must know which
         // is the main channel.
-        for (socket, _) in &connections {
-            shared.note(socket)?;
+        let noted = taken.sockets().try_for_each(|socket| shared.note(socket));
+        if let Err(error) = noted {
+            return Err(Box::new((error, taken)));
         }
-        Self::begin(shared, move |shared| read(shared, connections))
+        // What a thread was given that can't be started would be closed.
+        let (give, given) = sync_channel::<Taken>(1);
+        let run = move |shared: &Arc<Shared>| {
+            if let Ok(taken) = given.recv() {
+                read(shared, taken.into_connections());
+            }
+        };
+        match Self::begin(shared, run) {
+            Ok(tap) => {
+                // The thread waits for it.
+                let _ = give.send(taken);
+                Ok(tap)
+            }
+            Err(error) => Err(Box::new((error, taken))),
+        }
     }
 
     fn begin(

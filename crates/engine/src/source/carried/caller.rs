@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use stream::multifd::{INIT_BYTES, MAGIC};
-use tap::TakenChannel;
+use tap::{Taken, TakenChannel};
 
 /// Time for a QEMU whose main connection is closed to close the others.
 pub(super) const CLOSING_MAX: Duration = Duration::from_secs(10);
@@ -120,18 +120,26 @@ impl Drop for Caller {
     fn drop(&mut self) {
         let Some(main) = self.main.take() else { return };
         let (before, channels) = (mem::take(&mut self.before), mem::take(&mut self.channels));
-        let give_up = move || {
-            let mut channels: Vec<_> = channels.into_iter().map(|one| one.socket).collect();
-            if is_channel(&main, &before) {
-                channels.push(main);
-            } else {
-                tap::abort(&main);
-            }
-            drain(channels.iter().collect());
-        };
-        // If no thread can be started, all are closed at once.
-        let _ = data_threads::spawn("carry-refuse", give_up);
+        refuse(main, before, channels.into_iter().map(|one| one.socket).collect());
     }
+}
+
+/// Closes connections that the tap could not take, in the right order.
+pub(super) fn refuse_taken(Taken { main, before, channels }: Taken) {
+    refuse(main, before, channels.into_iter().map(|one| one.socket).collect());
+}
+
+fn refuse(main: UnixStream, before: Vec<u8>, mut channels: Vec<UnixStream>) {
+    let give_up = move || {
+        if is_channel(&main, &before) {
+            channels.push(main);
+        } else {
+            tap::abort(&main);
+        }
+        drain(channels.iter().collect());
+    };
+    // If no thread can be started, all are closed at once.
+    let _ = data_threads::spawn("carry-refuse", give_up);
 }
 
 /// Whether a connection, from which `before` was read, starts as a multifd channel does.
@@ -221,6 +229,18 @@ mod tests {
         }
         channel.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(channel.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn channels_that_the_tap_could_not_take_are_read_on() {
+        let (main, taken) = connection();
+        let (mut channel, socket) = connection();
+        let channels = vec![TakenChannel { id: 0, socket, before: Vec::new() }];
+        refuse_taken(Taken { main: taken, before: QEVM.to_vec(), channels });
+        assert_eq!(write_until_refused(&main), ErrorKind::ConnectionReset);
+        for _ in 0..1024 {
+            channel.write_all(&[0; 64 << 10]).unwrap();
+        }
     }
 
     #[test]

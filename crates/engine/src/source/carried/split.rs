@@ -15,7 +15,7 @@ use wire::ToDestination;
 use wire::carry::Channels;
 
 use super::agents::Agents;
-use super::caller::{CLOSING_MAX, Caller, Channel};
+use super::caller::{CLOSING_MAX, Caller, Channel, refuse_taken};
 use super::collector::{Collector, Tail};
 use super::notice::Notice;
 use super::passes::{Order, Passes};
@@ -125,8 +125,11 @@ impl Split {
         let channels = channels.into_iter().map(Channel::into_taken).collect();
         let before = std::mem::take(&mut self.before);
         let taken = Taken { main: socket, before, channels };
-        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector)
-            .map_err(|error| unread(&error))?;
+        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector).map_err(|refused| {
+            let (error, taken) = *refused;
+            refuse_taken(taken);
+            unread(&error)
+        })?;
         let stopper = tap.stopper();
         let network = &self.agents.local.resources.network;
         let pacing = Pacing::start(
