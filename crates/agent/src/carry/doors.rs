@@ -107,7 +107,7 @@ impl Doors {
         if carry.manager == Manager::Libvirt {
             make_directory(carry, qemu)?;
         }
-        let posts = Posts::new(carry, peers, qemu);
+        let posts = Posts::new(&local.agent, carry, peers, qemu);
         let request = CarryRequest {
             lanes: carry.lanes,
             downtime_ms: carry.downtime_ms,

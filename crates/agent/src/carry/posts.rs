@@ -1,8 +1,9 @@
 //! The doors that an agent has for the hosts of its peers file.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -33,14 +34,22 @@ pub(super) struct Posts {
     /// The host and the place of each door.
     wanted: Vec<(String, Place)>,
     open: Vec<Arc<Post>>,
+    /// This host.
+    own: String,
     /// The user that QEMUs run as.
     qemu: Option<(u32, u32)>,
 }
 
 impl Posts {
-    /// Opens the doors for `peers`.
-    pub(super) fn new(carry: &Carry, peers: &[PeerEntry], qemu: Option<(u32, u32)>) -> Self {
-        let mut posts = Self { wanted: Vec::new(), open: Vec::new(), qemu };
+    /// Opens the doors of the host `own` for `peers`.
+    pub(super) fn new(
+        own: &str,
+        carry: &Carry,
+        peers: &[PeerEntry],
+        qemu: Option<(u32, u32)>,
+    ) -> Self {
+        let (wanted, open) = (Vec::new(), Vec::new());
+        let mut posts = Self { wanted, open, own: own.to_owned(), qemu };
         posts.are_for(carry, peers);
         posts
     }
@@ -48,6 +57,15 @@ impl Posts {
     /// Changes the doors to those for `peers`, as far as they can be opened.
     pub(super) fn are_for(&mut self, carry: &Carry, peers: &[PeerEntry]) {
         self.wanted = places(carry, peers).collect();
+        let own = sockets(carry, &self.own).map(|path| (self.own.clone(), Place::Path(path)));
+        for (place, hosts) in take_shared(&mut self.wanted, own) {
+            tracing::error!(
+                place,
+                hosts = hosts.join(", "),
+                "several hosts would have this socket, so none has it, and migrations by it fail \
+                 to connect here: set `sockets` under [carry] to 1, or rename a host"
+            );
+        }
         let Self { wanted, open, .. } = self;
         // Close first: another host may have these ports now.
         open.retain(|post| wanted.iter().any(|(peer, place)| post.door.is(peer, place)));
@@ -75,7 +93,7 @@ impl Posts {
     }
 
     fn open_each(&mut self, failed: impl Fn(&str, &Place, io::Error)) {
-        let Self { wanted, open, qemu } = self;
+        let Self { wanted, open, qemu, .. } = self;
         for (peer, place) in wanted {
             if open.iter().any(|post| post.door.is(peer, place)) {
                 continue;
@@ -99,15 +117,34 @@ fn places<'p>(
         let ports = ports.into_iter().flat_map(|(address, [first, last])| {
             (first..=last).map(move |port| Place::Port(SocketAddr::new(address.into(), port)))
         });
-        let paths = (1..=carry.sockets).map(|nth| {
-            let name = match nth {
-                1 => format!("{}.sock", peer.name),
-                nth => format!("{}-{nth}.sock", peer.name),
-            };
-            Place::Path(carry.directory.join(name))
-        });
+        let paths = sockets(carry, &peer.name).map(Place::Path);
         ports.chain(paths).map(|place| (peer.name.clone(), place))
     })
+}
+
+/// The sockets at which agents stand for a host, and at which its QEMUs wait.
+fn sockets<'c>(carry: &'c Carry, host: &'c str) -> impl Iterator<Item = PathBuf> + 'c {
+    (1..=carry.sockets).map(move |nth| {
+        carry.directory.join(match nth {
+            1 => format!("{host}.sock"),
+            nth => format!("{host}-{nth}.sock"),
+        })
+    })
+}
+
+/// Takes out the places that are of several hosts, such as the second socket of `node` and the
+/// first of `node-2`: a VM must not go to the wrong one. Returns them, with their hosts.
+fn take_shared(
+    wanted: &mut Vec<(String, Place)>,
+    own: impl Iterator<Item = (String, Place)>,
+) -> BTreeMap<String, Vec<String>> {
+    let mut hosts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (host, place) in wanted.iter().cloned().chain(own) {
+        hosts.entry(place.to_string()).or_default().push(host);
+    }
+    hosts.retain(|_, hosts| hosts.len() > 1);
+    wanted.retain(|(_, place)| !hosts.contains_key(&place.to_string()));
+    hosts
 }
 
 impl Post {
@@ -148,7 +185,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let taken = TcpListener::bind("127.7.0.7:0").unwrap();
         let at = taken.local_addr().unwrap();
-        let mut posts = Posts { wanted: Vec::new(), open: Vec::new(), qemu: None };
+        let (wanted, open) = (Vec::new(), Vec::new());
+        let mut posts = Posts { wanted, open, own: "a".to_owned(), qemu: None };
         posts.wanted.push(("b".to_owned(), Place::Port(at)));
         posts.wanted.push(("b".to_owned(), Place::Path(dir.path().join("b.sock"))));
         posts.open_missing();
@@ -156,5 +194,29 @@ mod tests {
         drop(taken);
         posts.open_missing();
         assert_eq!((posts.open().len(), posts.all_open()), (2, true));
+    }
+
+    #[test]
+    fn a_socket_that_would_be_of_two_hosts_is_none_s() {
+        let path = |host: &str, name: &str| (host.to_owned(), Place::Path(name.into()));
+        let own = || [path("own", "own.sock"), path("own", "own-2.sock")].into_iter();
+        let mut wanted = vec![
+            path("node", "node.sock"),
+            path("node", "node-2.sock"),
+            path("node-2", "node-2.sock"),
+            path("node-2", "node-2-2.sock"),
+            path("own-2", "own-2.sock"),
+            path("own-2", "own-2-2.sock"),
+        ];
+        let shared = take_shared(&mut wanted, own());
+        let left: Vec<String> = wanted.iter().map(|(_, place)| place.to_string()).collect();
+        assert_eq!(left, ["node.sock", "node-2-2.sock", "own-2-2.sock"]);
+        let shared: Vec<_> = shared.into_iter().collect();
+        let of =
+            |place: &str, hosts: [&str; 2]| (place.to_owned(), hosts.map(str::to_owned).into());
+        assert_eq!(
+            shared,
+            [of("node-2.sock", ["node", "node-2"]), of("own-2.sock", ["own-2", "own"])]
+        );
     }
 }

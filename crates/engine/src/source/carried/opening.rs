@@ -45,8 +45,8 @@ impl Opening {
     /// Makes the agent of `peer` connect to `target` there.
     ///
     /// # Errors
-    /// If it can't, or nothing listens there; returns the caller, which can still be
-    /// routed another way.
+    /// If it can't, nothing listens there, or what listens there is the QEMU of another VM;
+    /// returns the caller, which can still be routed another way.
     pub fn new(
         local: &Local,
         peer: &Peer,
@@ -54,7 +54,8 @@ impl Opening {
         request: CarryRequest,
         caller: Caller,
     ) -> Result<Self, Box<(MigrationError, Caller)>> {
-        match Agents::meet(local, peer, (id, target), request) {
+        let met = Agents::meet(local, peer, (id, target), request);
+        match met.and_then(|agents| agents.checked(&caller)) {
             Ok(agents) => Ok(Self { agents, caller }),
             Err(error) => Err(Box::new((error, caller))),
         }
@@ -226,6 +227,22 @@ impl Opening {
         let is_channel = before.starts_with(&MAGIC.to_be_bytes());
         let (socket, _) = self.caller.take_over();
         Relay { agents: self.agents, socket, before, back, is_channel }
+    }
+}
+
+impl Agents {
+    /// These, if the QEMU that waits there is that of the VM that has connected here, as far as
+    /// both are known.
+    fn checked(self, caller: &Caller) -> Result<Self, MigrationError> {
+        let expected = self.carrying.uuid.as_deref();
+        let other = expected.and_then(|uuid| process::other_vm(caller.main(), uuid));
+        let (Some(expected), Some(other)) = (expected, other) else { return Ok(self) };
+        let (host, vm) = (&self.peer.name, self.carrying.vm.as_deref().unwrap_or("unnamed"));
+        let why = switchover::Reason::new(format!(
+            "it runs the VM with the UUID {other}, and the QEMU that waits at {host} is for another \
+             one, {vm} ({expected}): the migration was given the wrong port or socket"
+        ));
+        Err(MigrationError::Qemu(why.into()))
     }
 }
 

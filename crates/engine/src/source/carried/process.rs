@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 
-use qemu::commanded::vcpu_threads;
+use qemu::commanded::{Commanded, vcpu_threads};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{getpeername, getsockname};
 
@@ -42,6 +42,18 @@ pub(super) fn of(main: &UnixStream) -> Result<Qemu, String> {
     }
 }
 
+/// The UUID of the VM at the other end of a connection, if it is not the VM that is `expected`. As
+/// far as it can be told: a QEMU may have no UUID on its command line, and another program may have
+/// connected for it.
+pub(super) fn other_vm(main: &UnixStream, expected: &str) -> Option<String> {
+    let holders = holders(main).ok()?;
+    let uuid = |pid: &u32| Commanded::of_process(*pid).ok()?.uuid;
+    let mut found = holders.iter().filter_map(uuid);
+    let first = found.next()?;
+    let is_it = |uuid: &str| uuid.eq_ignore_ascii_case(expected);
+    (!is_it(&first) && !found.any(|uuid| is_it(&uuid))).then_some(first)
+}
+
 fn holders(main: &UnixStream) -> Result<Vec<u32>, String> {
     let there = getpeername(main).ok().flatten().and_then(|it| SocketAddr::try_from(it).ok());
     let here = getsockname(main).ok().and_then(|it| SocketAddr::try_from(it).ok());
@@ -61,6 +73,7 @@ mod tests {
     use std::fs;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
+    use std::process::Command;
     use std::sync::mpsc::channel;
     use std::thread;
 
@@ -90,5 +103,27 @@ mod tests {
             assert_eq!(of(socket), Ok(Qemu { pid: std::process::id(), vcpus: vcpus.clone() }));
         }
         drop(caller);
+    }
+
+    #[test]
+    fn a_vm_is_known_by_its_uuid() {
+        const ITS_OWN: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
+        const ANOTHER: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa1";
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let taken = UnixStream::from(OwnedFd::from(listener.accept().unwrap().0));
+        assert_eq!(other_vm(&taken, ITS_OWN), None, "no UUID is known");
+        // It has the connection, as QEMU has one that libvirt made.
+        let mut qemu = Command::new("sh");
+        qemu.args(["-c", "read end", "qemu", "-uuid", &ITS_OWN.to_uppercase()]);
+        let mut qemu = qemu.stdin(OwnedFd::from(caller)).spawn().unwrap();
+        while !fs::read_to_string(format!("/proc/{}/cmdline", qemu.id())).unwrap().contains("-uuid")
+        {
+            thread::yield_now();
+        }
+        assert_eq!(other_vm(&taken, ITS_OWN), None);
+        assert_eq!(other_vm(&taken, ANOTHER), Some(ITS_OWN.to_uppercase()));
+        drop(taken);
+        qemu.wait().unwrap();
     }
 }
