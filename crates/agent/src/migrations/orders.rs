@@ -102,11 +102,13 @@ impl Migrations {
         loop {
             let running = table.entries.values().filter(|entry| entry.report.is_none());
             let running: Vec<Progress> = running.map(Entry::progress).collect();
+            // One that was told to end may turn out to be past its commit only then.
             let until = if running.iter().any(is_committed) { until } else { cancelled_until };
             if running.is_empty() {
                 return;
             }
-            if !self.ended.wait_until(&mut table, until).timed_out() {
+            if Instant::now() < until {
+                self.ended.wait_until(&mut table, until);
                 continue;
             }
             for entry in table.entries.values().filter(|entry| entry.report.is_none()) {

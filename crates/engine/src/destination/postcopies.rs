@@ -2,10 +2,12 @@
 //! if this agent ends.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use stream::PostcopyWatch;
+use stream::return_path::Follower;
 
 /// The number of such VMs.
 #[derive(Debug, Default)]
@@ -42,25 +44,77 @@ impl Drop for Postcopy {
 }
 
 /// Watches a relayed connection. If it is a VM's that turns to post-copy, or resumes it, the VM is
-/// counted until this is dropped.
+/// counted until this and its [`Answers`] are dropped.
 #[derive(Debug)]
 pub(super) struct Relayed {
-    all: Arc<Postcopies>,
     watch: PostcopyWatch,
-    turned: Option<Postcopy>,
+    vm: Arc<Vm>,
+}
+
+/// What QEMU here answers on that connection.
+#[derive(Debug)]
+pub(super) struct Answers {
+    follower: Follower,
+    vm: Arc<Vm>,
+}
+
+#[derive(Debug)]
+struct Vm {
+    all: Arc<Postcopies>,
+    /// The connection is a QEMU's, as far as is known.
+    is_qemus: AtomicBool,
+    turned: Mutex<Option<Postcopy>>,
+}
+
+impl Vm {
+    fn turns(&self) {
+        self.turned.lock().get_or_insert_with(|| {
+            tracing::info!("the migration is in post-copy");
+            self.all.one_more()
+        });
+    }
 }
 
 impl Relayed {
     pub(super) fn new(all: &Arc<Postcopies>) -> Self {
-        Self { all: Arc::clone(all), watch: PostcopyWatch::default(), turned: None }
+        let vm =
+            Vm { all: Arc::clone(all), is_qemus: AtomicBool::new(false), turned: Mutex::default() };
+        Self { watch: PostcopyWatch::default(), vm: Arc::new(vm) }
+    }
+
+    /// For the thread that relays the connection instead, from its first byte on.
+    pub(super) fn by_another(&self) -> Self {
+        Self { watch: PostcopyWatch::default(), vm: Arc::clone(&self.vm) }
+    }
+
+    pub(super) fn answers(&self) -> Answers {
+        Answers { follower: Follower::default(), vm: Arc::clone(&self.vm) }
     }
 
     /// Parses bytes that are about to be passed on to QEMU here.
     pub(super) fn pass(&mut self, bytes: &[u8]) {
-        if self.watch.push(bytes) {
-            tracing::info!("the migration is in post-copy");
-            self.turned = Some(self.all.one_more());
+        let turns = self.watch.push(bytes);
+        self.vm.is_qemus.store(self.watch.is_stream(), Relaxed);
+        if turns {
+            self.vm.turns();
         }
+    }
+}
+
+impl Answers {
+    /// Parses bytes that came from QEMU here. A request for pages tells of post-copy where the
+    /// stream can't be parsed that far.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.follower.push(bytes);
+        // Other servers' answers may look like any message.
+        if self.follower.requests_pages() && self.vm.is_qemus.load(Relaxed) {
+            self.vm.turns();
+        }
+    }
+
+    /// The code of the SHUT in them, if there was one.
+    pub(super) fn shut(&self) -> Option<u32> {
+        self.follower.shut()
     }
 }
 
@@ -98,5 +152,29 @@ mod tests {
         assert_eq!(left(), 1);
         drop(relayed);
         assert_eq!(left(), 0);
+    }
+
+    /// Between RAM's sections is what only QEMU can read.
+    #[test]
+    fn a_request_for_pages_tells_of_post_copy_too() {
+        const REQUEST: [u8; 6] = [0, 4, 0, 2, 9, 9];
+        let all = Arc::<Postcopies>::default();
+        let left = || all.wait_none(Instant::now() + Duration::from_millis(1));
+        let mut stream = Vec::new();
+        write::header(&mut stream, Some("pc-q35-10.0"));
+        write::section_header(&mut stream, false, 1, "0000:00:02.0/vfio", 1);
+        for (begins, expected) in [(&stream[..], 1), (b"a disk's client", 0)] {
+            let mut relayed = Relayed::new(&all).by_another();
+            let mut answers = relayed.answers();
+            relayed.pass(begins);
+            answers.push(&REQUEST[..3]);
+            assert_eq!(left(), 0);
+            answers.push(&REQUEST[3..]);
+            assert_eq!(left(), expected);
+            drop(relayed);
+            assert_eq!(left(), expected, "its other direction is still open");
+            drop(answers);
+            assert_eq!(left(), 0);
+        }
     }
 }

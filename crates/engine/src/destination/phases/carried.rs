@@ -138,9 +138,10 @@ impl Connected<'_> {
             deltas: true,
             waits: true,
         };
+        let whole = Relayed::new(&self.shared.postcopies);
         let back = self
             .say(&ToSource::Carrying(said))
-            .and_then(|()| Back::start(&socket, &self.link).map_err(End::failed))
+            .and_then(|()| Back::start(&socket, &self.link, whole.answers()).map_err(End::failed))
             .inspect_err(|_| self.end_lanes())?;
         let mut carried = Carried {
             connected: self,
@@ -155,7 +156,7 @@ impl Connected<'_> {
             channels: None,
             split: None,
             relayed: 0,
-            whole: Relayed::new(&self.shared.postcopies),
+            whole,
             by_lanes: None,
             closed: None,
             said_all: false,
@@ -274,7 +275,7 @@ impl Carried<'_> {
     fn relay_by_lanes(&self) -> Result<ByLanes, End> {
         let Connected { lanes, shared, link, .. } = self.connected;
         let (tell, told) = unbounded();
-        let relayed = Relayed::new(&shared.postcopies);
+        let relayed = self.whole.by_another();
         let started = InOrder::start(&self.socket, lanes.threads(), tell, relayed);
         let in_order = started.map_err(End::failed)?;
         lanes.with_disks(in_order.sink());

@@ -218,6 +218,7 @@ impl Sending {
             let count = fill(socket, &mut piece.room_mut()[..piece_bytes])
                 .map_err(|error| format!("the connection here broke off: {error}"))?;
             if count == 0 {
+                passed.closed();
                 return Ok(self.offset);
             }
             passed.forth(&piece.room_mut()[..count]);

@@ -5,12 +5,17 @@
 //! stops if the connection breaks. The first command of post-copy tells that in time. Where
 //! the stream can't be parsed that far, the destination's first request for a page does. A
 //! post-copy that is resumed is one from its first byte on.
+//!
+//! A QEMU without a return path doesn't wait for its destination: once it has closed its connection
+//! its migration may have completed, and what is still on its way is the only copy.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use api::Phase;
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stream::PostcopyWatch;
 use stream::return_path::{Follower, SHUT};
 
@@ -21,16 +26,23 @@ use crate::report_builder::ReportBuilder;
 pub(super) struct Passed {
     /// Bytes towards the destination.
     pub(super) bytes: AtomicU64,
-    /// None: they can't be parsed, since they are a disk's, or encrypted.
+    /// `None` for a disk's connection, and for a multifd channel: the main one decides.
+    vm: Option<Vm>,
+    is_channel: bool,
+    /// `None` if the bytes can't be parsed, or are not answered.
     qemus: Option<Qemus>,
+}
+
+/// Whether a migration's VM can still stay here.
+struct Vm {
+    is_committed: AtomicBool,
+    report_builder: Arc<ReportBuilder>,
 }
 
 /// The two QEMUs of a stream that the destination's answers.
 struct Qemus {
     stream: Mutex<PostcopyWatch>,
     answers: Mutex<Answers>,
-    is_committed: AtomicBool,
-    report_builder: Arc<ReportBuilder>,
 }
 
 /// What the destination's QEMU has answered.
@@ -45,18 +57,32 @@ enum Answers {
 impl Passed {
     /// For a stream that the destination's QEMU answers.
     pub(super) fn answered(report_builder: &Arc<ReportBuilder>) -> Self {
-        Self::of(Qemus::new(Answers::All(Follower::default()), report_builder))
+        Self::of(Some(Qemus::new(Answers::All(Follower::default()))), report_builder)
     }
 
     /// For a stream that resumes a post-copy.
     pub(super) fn resumed(report_builder: &Arc<ReportBuilder>) -> Self {
-        let qemus = Qemus::new(Answers::Last([0; SHUT.len()]), report_builder);
-        qemus.turn();
-        Self::of(qemus)
+        let qemus = Qemus::new(Answers::Last([0; SHUT.len()]));
+        let passed = Self::of(Some(qemus), report_builder);
+        passed.turn();
+        passed
     }
 
-    fn of(qemus: Qemus) -> Self {
-        Self { bytes: AtomicU64::new(0), qemus: Some(qemus) }
+    /// For a stream without a return path, or an encrypted one, which doesn't reveal whether it has
+    /// one.
+    pub(super) fn unanswered(report_builder: &Arc<ReportBuilder>) -> Self {
+        Self::of(None, report_builder)
+    }
+
+    /// For a multifd channel.
+    pub(super) fn of_channel() -> Self {
+        Self { is_channel: true, ..Self::default() }
+    }
+
+    fn of(qemus: Option<Qemus>, report_builder: &Arc<ReportBuilder>) -> Self {
+        let vm =
+            Vm { is_committed: AtomicBool::new(false), report_builder: Arc::clone(report_builder) };
+        Self { vm: Some(vm), qemus, ..Self::default() }
     }
 
     /// Parses bytes that are about to go to the destination.
@@ -64,8 +90,29 @@ impl Passed {
         let Some(qemus) = &self.qemus else { return };
         let begins = qemus.stream.lock().push(bytes);
         if begins {
-            qemus.turn();
+            self.turn();
         }
+    }
+
+    /// QEMU here has closed its connection. What it wrote before may not have been read yet.
+    pub(super) fn closed(&self) {
+        // With answers, it completes only after the last of them.
+        if self.qemus.is_none() && self.commit() {
+            self.note(
+                "QEMU here has closed its connection, and may have completed its migration without \
+                 waiting for its destination: what it wrote is delivered, and can't be cancelled",
+            );
+        }
+    }
+
+    /// Whether a cancel leaves the VM here. `socket` is the connection to QEMU.
+    pub(super) fn may_cancel(&self, socket: &UnixStream) -> bool {
+        let has_closed = has_closed(socket);
+        if has_closed {
+            self.closed();
+        }
+        // The main connection may be committed, or be so soon.
+        !(self.is_committed() || has_closed && self.is_channel)
     }
 
     /// Parses bytes that came from the destination.
@@ -77,10 +124,10 @@ impl Passed {
             (answers.is_loaded(), answers.requests_pages())
         };
         if requests_pages {
-            qemus.turn();
+            self.turn();
         }
         if is_loaded {
-            qemus.commit();
+            self.commit();
         }
     }
 
@@ -97,8 +144,55 @@ impl Passed {
 
     /// Whether the VM can't stay here any more.
     pub(super) fn is_committed(&self) -> bool {
-        self.qemus.as_ref().is_some_and(|qemus| qemus.is_committed.load(SeqCst))
+        self.vm.as_ref().is_some_and(|vm| vm.is_committed.load(SeqCst))
     }
+
+    /// What a failure means for a VM that can't stay here any more.
+    pub(super) fn stands(&self) -> &'static str {
+        match &self.qemus {
+            Some(_) => {
+                "the migration had turned to post-copy, and the VM stands still until its manager \
+                 resumes the migration"
+            }
+            None => {
+                "QEMU here had closed its connection before all of its stream was delivered: only \
+                 the VM's manager can tell whether its migration had completed"
+            }
+        }
+    }
+
+    /// The migration has turned to post-copy.
+    fn turn(&self) {
+        if self.commit() {
+            self.note(
+                "the migration has turned to post-copy: if it breaks off, the VM stops until \
+                 its manager resumes the migration",
+            );
+        }
+    }
+
+    /// Returns whether that is new.
+    fn commit(&self) -> bool {
+        let Some(vm) = &self.vm else { return false };
+        let is_new = !vm.is_committed.swap(true, SeqCst);
+        if is_new {
+            vm.report_builder.enter(Phase::Committed);
+        }
+        is_new
+    }
+
+    fn note(&self, text: &str) {
+        if let Some(vm) = &self.vm {
+            vm.report_builder.note(text);
+        }
+    }
+}
+
+/// Whether the other end of a connection has closed it.
+fn has_closed(socket: &UnixStream) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    let found = poll(&mut polled, Some(&Timespec::default()));
+    found.is_ok() && polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
 }
 
 impl Answers {
@@ -128,37 +222,15 @@ impl Answers {
 }
 
 impl Qemus {
-    fn new(answers: Answers, report_builder: &Arc<ReportBuilder>) -> Self {
-        Self {
-            stream: Mutex::default(),
-            answers: Mutex::new(answers),
-            is_committed: AtomicBool::new(false),
-            report_builder: Arc::clone(report_builder),
-        }
-    }
-
-    /// The migration has turned to post-copy.
-    fn turn(&self) {
-        if self.commit() {
-            self.report_builder.note(
-                "the migration has turned to post-copy: if it breaks off, the VM stops until \
-                 its manager resumes the migration",
-            );
-        }
-    }
-
-    /// Returns whether that is new.
-    fn commit(&self) -> bool {
-        let is_new = !self.is_committed.swap(true, SeqCst);
-        if is_new {
-            self.report_builder.enter(Phase::Committed);
-        }
-        is_new
+    fn new(answers: Answers) -> Self {
+        Self { stream: Mutex::default(), answers: Mutex::new(answers) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use api::{Bounds, Outcome, Progress};
     use page::PageIndex;
     use stream::{Block, write};
@@ -247,6 +319,27 @@ mod tests {
         let passed = Passed::default();
         passed.back(&[&REQUEST[..], &SHUT].concat());
         assert!(!passed.is_committed() && !passed.is_loaded());
+        passed.closed();
+        assert!(!passed.is_committed(), "it has no VM");
+    }
+
+    /// Its last megabyte may still be in the agents, and is lost if the relay is cancelled.
+    #[test]
+    fn what_a_qemu_that_waits_for_nobody_wrote_before_it_closed_can_not_be_cancelled() {
+        let report_builder = report_builder();
+        let passed = Passed::unanswered(&report_builder);
+        let (ours, mut qemus) = UnixStream::pair().unwrap();
+        qemus.write_all(b"the last pages").unwrap();
+        assert!(passed.may_cancel(&ours));
         assert!(!passed.may_end(), "an encrypted stream may be in post-copy");
+        drop(qemus);
+        assert!(!passed.may_cancel(&ours), "nothing was read yet");
+        assert_eq!(report_builder.watch().progress().1.phase, Phase::Committed);
+
+        assert!(!Passed::of_channel().may_cancel(&ours), "of the same migration");
+
+        // It closes early only if its migration fails.
+        let (_report_builder, passed) = relayed();
+        assert!(passed.may_cancel(&ours));
     }
 }

@@ -149,12 +149,14 @@ pub(super) fn relayed(
     ));
     report_builder.enter(Phase::FirstPass);
     report_builder.tell(|report| report.tap = "relayed".to_owned());
-    let passed = if resumes {
+    let passed = if relay.is_channel {
+        Passed::of_channel()
+    } else if resumes {
         Passed::resumed(report_builder)
     } else if is_answered {
         Passed::answered(report_builder)
     } else {
-        Passed::default()
+        Passed::unanswered(report_builder)
     };
     let passed = Arc::new(passed);
     let ended = relay.run_watched(Content::Stream, &passed, report_builder);
@@ -167,10 +169,9 @@ pub(super) fn relayed(
     match ended {
         // It doesn't matter which end closes first after the last answer.
         _ if passed.is_loaded() => Ok(()),
-        Err(error) if passed.is_committed() => Err(MigrationError::InDoubt(format!(
-            "{error}; the migration had turned to post-copy, and the VM stands still until \
-             its manager resumes the migration"
-        ))),
+        Err(error) if passed.is_committed() => {
+            Err(MigrationError::InDoubt(format!("{error}; {}", passed.stands())))
+        }
         ended => ended,
     }
 }
@@ -278,7 +279,7 @@ impl Following<'_> {
     /// Handles the operator's cancel, which comes too late for a VM that can't stay here.
     fn cancel(&self) -> Result<(), MigrationError> {
         let is_too_late =
-            self.passed.is_committed() && !self.report_builder.watch().is_broken_off();
+            !self.passed.may_cancel(self.socket) && !self.report_builder.watch().is_broken_off();
         if is_too_late { Ok(()) } else { Err(MigrationError::Cancelled) }
     }
 
@@ -385,7 +386,10 @@ fn pass(
     let mut buffer = vec![0; READ_BYTES];
     loop {
         match socket.read(&mut buffer) {
-            Ok(0) => return link.frame(&Frame::Whole(Vec::new())).map_err(gone),
+            Ok(0) => {
+                passed.closed();
+                return link.frame(&Frame::Whole(Vec::new())).map_err(gone);
+            }
             Ok(count) => forward(&buffer[..count])?,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(format!("the connection here broke off: {error}")),

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, bounded};
-use stream::return_path::Follower;
 use wire::ToSource;
 
+use crate::destination::postcopies::Answers;
 use crate::link::Link;
 
 const READ_BYTES: usize = 256 << 10;
@@ -31,7 +31,11 @@ pub(super) struct Back {
 }
 
 impl Back {
-    pub(super) fn start(socket: &UnixStream, link: &Arc<Link<ToSource>>) -> std::io::Result<Self> {
+    pub(super) fn start(
+        socket: &UnixStream,
+        link: &Arc<Link<ToSource>>,
+        answers: Answers,
+    ) -> std::io::Result<Self> {
         let (tell, closed) = bounded(1);
         let (ours, link) = (socket.try_clone()?, Arc::clone(link));
         let hushed = Arc::<AtomicBool>::default();
@@ -40,7 +44,7 @@ impl Back {
             move || {
                 // The receiver may be dropped. Sent before the source is told of the end, because
                 // the source then closes its connection.
-                let _ = tell.send(pass(socket, &link));
+                let _ = tell.send(pass(socket, &link, answers));
                 if !hushed.load(SeqCst) {
                     let _ = link.back_ends();
                 }
@@ -66,14 +70,13 @@ impl Drop for Back {
 }
 
 /// Passes on everything. If the source can't be reached, others notice.
-fn pass(mut socket: UnixStream, link: &Link<ToSource>) -> Closed {
-    let mut follower = Follower::default();
+fn pass(mut socket: UnixStream, link: &Link<ToSource>, mut answers: Answers) -> Closed {
     let mut buffer = vec![0; READ_BYTES];
     loop {
         match socket.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => {
-                follower.push(&buffer[..count]);
+                answers.push(&buffer[..count]);
                 if link.back(&buffer[..count]).is_err() {
                     break;
                 }
@@ -82,5 +85,5 @@ fn pass(mut socket: UnixStream, link: &Link<ToSource>) -> Closed {
             Err(_) => break,
         }
     }
-    Closed { shut: follower.shut() }
+    Closed { shut: answers.shut() }
 }
