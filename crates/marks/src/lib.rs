@@ -1,6 +1,6 @@
 //! How the suite runs a test, declared at the test:
 //!
-//! ```ignore
+//! ```text
 //! #[runs(alone, promised)]
 //! #[test]
 //! fn there_and_back() {}
