@@ -3,6 +3,7 @@
 use end_to_end::{Side, World, guest, own_qmp_argument};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
+use marks::runs;
 use serde_json::json;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
@@ -49,6 +50,7 @@ fn a_guest_reboots_in_the_oldest_qemu() {
     reboots(|all| all.into_iter().next());
 }
 
+#[runs(promised)]
 #[test]
 fn a_guest_reboots_in_the_newest_qemu() {
     reboots(|all| all.into_iter().next_back());
