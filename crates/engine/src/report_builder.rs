@@ -59,6 +59,15 @@ impl ReportBuilder {
 
     /// The migration enters `phase`. Phases only go forward.
     pub(crate) fn enter(&self, phase: Phase) {
+        // The thread that reads QEMU's progress may see a later pass before the leading thread has
+        // handled the notice of the first one.
+        if phase == Phase::LaterPass {
+            self.enter_one(Phase::FirstPass);
+        }
+        self.enter_one(phase);
+    }
+
+    fn enter_one(&self, phase: Phase) {
         let start_s = self.elapsed_s();
         let mut state = self.state.lock();
         let phases = &mut state.report.phases;
@@ -161,5 +170,25 @@ impl ReportBuilder {
             progress.in_doubt = report.in_doubt;
         });
         report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As on a busy host, where the sampler is first.
+    #[test]
+    fn a_later_pass_follows_a_first_one() {
+        let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
+        let watch = Arc::new(Watch::new(progress, Bounds::default()));
+        let builder = ReportBuilder::new(watch, 300);
+        for phase in [Phase::LaterPass, Phase::FirstPass, Phase::Stopped] {
+            builder.enter(phase);
+        }
+        let mut phases = Vec::new();
+        builder.tell(|report| phases = report.phases.iter().map(|one| one.phase).collect());
+        let expected = [Phase::Prepare, Phase::FirstPass, Phase::LaterPass, Phase::Stopped];
+        assert_eq!(phases, expected);
     }
 }
