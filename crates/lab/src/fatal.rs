@@ -1,4 +1,4 @@
-//! Failures that no repetition excuses. The suite repeats an end-to-end test that fails, as a busy
+//! Failures that no repetition excuses. The suite repeats a test that fails, as a busy
 //! machine can make one fail; but never one that fails like this.
 
 use std::fmt::{Display, Formatter, Result};

@@ -90,7 +90,7 @@ pub(crate) fn list(suite: Suite, programs: &[Program]) -> Result<Vec<Job>, Suite
 }
 
 impl Job {
-    pub(crate) fn of_program(program: &Program) -> Result<Self, SuiteError> {
+    fn of_program(program: &Program) -> Result<Self, SuiteError> {
         let name = format!("{} {}", program.package, program.name);
         let marks = marks::of_program(&program.dir.join("Cargo.toml"), &program.name)?;
         Ok(Self { program: program.clone(), test: None, name, marks })
@@ -109,12 +109,6 @@ impl Job {
 
     pub(crate) fn is(&self, mark: Mark) -> bool {
         self.marks.contains(&mark)
-    }
-
-    /// Whether it may be repeated if it fails. A unit test depends on no guest, link or timeout of
-    /// a busy machine: one that fails has a fault.
-    pub(crate) fn is_repeatable(&self) -> bool {
-        self.test.is_some()
     }
 
     /// The number of tests that must run; unknown for a whole program.

@@ -2,7 +2,7 @@
 //! tests, several at a time. Cargo builds them, but would run one program after the other, and most
 //! of them wait: for links, for guests that boot, for timeouts.
 //!
-//! An end-to-end test that fails is repeated by itself, up to twice. With `--steady` all of it runs
+//! A job that fails is repeated by itself, up to twice. With `--steady` all of it runs
 //! several times, every second time next to a thread that keeps one core busy.
 //!
 //! The environment variable `TOGETHER` sets how many run at a time. Exit code 1 means that a test
