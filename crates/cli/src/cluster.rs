@@ -98,14 +98,16 @@ impl Cluster {
         }
     }
 
-    /// Asks each agent for its host and peers; the answers have the agents' numbers.
+    /// Asks each agent for its host and peers; the answers have the agents' numbers. The first is
+    /// the command's own, and without it there is little to show.
     async fn ask_for_peers(&self) -> Vec<(usize, Result<HostInfo, Problem>)> {
         let mut asking = JoinSet::new();
         for (number, agent) in self.agents.iter().enumerate() {
             let client = Arc::clone(&agent.client);
-            asking.spawn(async move {
-                (number, within::<HostInfo>(FIRST_MAX, &client, "/v1/host").await)
-            });
+            let time = if number == 0 { ANSWER_MAX } else { FIRST_MAX };
+            asking.spawn(
+                async move { (number, within::<HostInfo>(time, &client, "/v1/host").await) },
+            );
         }
         let mut answers = Vec::new();
         // A fault in one of the tasks is reported by the runtime.
