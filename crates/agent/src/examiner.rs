@@ -9,10 +9,8 @@ pub(crate) mod vms;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{ErrorCode, Examination, Finding};
@@ -28,6 +26,7 @@ use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
 use crate::config::{Carry, NicSpeed};
 use crate::denied::Denied;
 use crate::migrations::Routes;
+use crate::parallel::at_once;
 use crate::registry::Registry;
 
 /// For an answer that takes no work.
@@ -295,28 +294,6 @@ fn direct(peer: &Peer) -> Endpoint {
     Endpoint { local: None, remote: peer.address }
 }
 
-/// Applies `work` to all in parallel, because each may have to wait.
-pub(crate) fn at_once<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    thread::scope(|scope| {
-        let work = &work;
-        let running: Vec<_> = all
-            .iter()
-            .map(|one| {
-                let thread = thread::Builder::new().name("examine".to_owned());
-                // Without a thread, the work is done below.
-                thread.spawn_scoped(scope, move || work(one)).map_err(|_| one)
-            })
-            .collect();
-        running
-            .into_iter()
-            .map(|one| match one {
-                Ok(thread) => thread.join().unwrap_or_else(|fault| resume_unwind(fault)),
-                Err(one) => work(one),
-            })
-            .collect()
-    })
-}
-
 fn version() -> String {
     env!("CARGO_PKG_VERSION").to_owned()
 }
@@ -329,11 +306,6 @@ fn now_unix_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn all_are_done_in_their_order() {
-        assert_eq!(at_once(&[3, 1, 2], |number| number * 2), [6, 2, 4]);
-    }
 
     #[test]
     fn without_a_sight_of_kvm_the_program_in_path_is_left_out() {

@@ -21,6 +21,7 @@ mod log;
 mod metrics;
 mod migrations;
 mod name;
+mod parallel;
 mod peers;
 mod rack;
 mod record;

@@ -27,9 +27,9 @@ use qemu::machine::{self, By, GuestPort, Start};
 use qemu::probe::Probes;
 
 use crate::denied::Denied;
-use crate::examiner::at_once;
 use crate::holdings::Holdings;
 use crate::name;
+use crate::parallel::at_once;
 use crate::record;
 use crate::scopes::Scopes;
 use crate::state::StateDir;

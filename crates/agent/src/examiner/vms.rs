@@ -10,7 +10,7 @@ use qemu::ram_blocks::RamBlocks;
 use qemu::room::{HostMemory, Needs};
 use qemu::shape::{self, Memory};
 
-use super::at_once;
+use crate::parallel::at_once;
 use crate::registry::{Living, Registry};
 
 /// The facts of all VMs whose QEMU lives; this asks QEMU, and so may wait for a busy one.

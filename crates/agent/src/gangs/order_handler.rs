@@ -19,8 +19,9 @@ use super::evacuations::Evacuations;
 use super::sampled;
 use crate::arrivals::fitness;
 use crate::denied::Denied;
-use crate::examiner::{Examiner, at_once, vms};
+use crate::examiner::{Examiner, vms};
 use crate::migrations::{Migrations, Routes};
+use crate::parallel::at_once;
 use crate::peers::Peers;
 use crate::registry::Registry;
 

@@ -15,7 +15,7 @@ use policy::gang::{self, Host};
 
 use super::cluster::{Cluster, silent};
 use crate::denied::Denied;
-use crate::examiner::at_once;
+use crate::parallel::at_once;
 use wire::gang::{Census, Counted, WANTS_MAX, Want};
 
 /// The most VMs in one gang; a rack of hosts has about that many.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::{GangReport, MoveReport, MoveState, VmStatus};
 
 use super::cluster::Cluster;
-use crate::examiner::at_once;
+use crate::parallel::at_once;
 use wire::gang::{Census, Counted};
 
 /// The state of a VM of the gang.

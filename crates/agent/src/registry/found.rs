@@ -6,17 +6,15 @@
 
 use std::fs;
 use std::io;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::thread;
 
-use parking_lot::Mutex;
 use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
 
 use super::{images, remove_dir};
 use crate::name;
+use crate::parallel::by_threads;
 use crate::record::{self, Record, RecordError, Standing};
 use crate::state::StateDir;
 use crate::vm::{Vm, unrecorded, with_log};
@@ -63,35 +61,8 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
             _ => tracing::warn!(path = %entry.path().display(), "not a VM; left alone"),
         }
     }
-    Ok(by_finders(dirs, |(name, dir)| one(&name, dir, held)))
-}
-
-/// Applies `find` to each, in parallel; one by one if no thread can be started.
-fn by_finders<T: Send, R: Send>(all: Vec<T>, find: impl Fn(T) -> Option<R> + Sync) -> Vec<R> {
-    let finders = all.len().min(FINDERS);
-    let left = Mutex::new(all.into_iter());
-    let found = Mutex::new(Vec::new());
-    let work = || {
-        // Releases the lock before `find` runs.
-        let next = || left.lock().next();
-        while let Some(one) = next() {
-            if let Some(one) = find(one) {
-                found.lock().push(one);
-            }
-        }
-    };
-    thread::scope(|scope| {
-        let spawn = |nth| {
-            let thread = thread::Builder::new().name(format!("find-{nth}"));
-            thread.spawn_scoped(scope, work).ok()
-        };
-        let threads: Vec<_> = (1..finders).filter_map(spawn).collect();
-        work();
-        for thread in threads {
-            thread.join().unwrap_or_else(|fault| resume_unwind(fault));
-        }
-    });
-    found.into_inner()
+    let found = by_threads(FINDERS, &dirs, |(name, dir)| one(name, dir.clone(), held));
+    Ok(found.into_iter().flatten().collect())
 }
 
 fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
@@ -240,27 +211,4 @@ fn advice(name: &str, dir: &Path) -> String {
 fn remove(dir: &Path) {
     images::remove(dir);
     remove_dir(dir);
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-
-    use super::*;
-
-    #[test]
-    fn hundreds_are_found_by_a_few() {
-        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let found = by_finders((0..300).collect(), |number: u32| {
-            most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
-            thread::yield_now();
-            now.fetch_sub(1, SeqCst);
-            (number < 200).then_some(number)
-        });
-        let found: BTreeSet<u32> = found.into_iter().collect();
-        assert_eq!(found, (0..200).collect());
-        assert!(most.into_inner() <= FINDERS);
-        assert!(by_finders(Vec::<u32>::new(), Some).is_empty());
-    }
 }

@@ -8,8 +8,8 @@ use engine::{Estimate, Tally};
 use page::PAGE_BYTES;
 
 use super::{Chosen, Planner};
-use crate::examiner::at_once;
 use crate::gangs::sampled::Content;
+use crate::parallel::at_once;
 use wire::gang::Counted;
 use wire::gang::HINTS_MAX;
 
