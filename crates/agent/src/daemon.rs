@@ -26,7 +26,7 @@ use crate::events::{Events, Limits, Reader};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
-use crate::http::{Api, Port, Watchers, router, serve_metrics};
+use crate::http::{Api, CachedText, Port, Watchers, router, serve_metrics};
 use crate::log;
 use crate::migrations::{Migrations, Routes};
 use crate::peers::{self, Peers, PeersFile, Told};
@@ -264,6 +264,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         events: Arc::clone(&events),
         identity: identity.clone(),
         watchers: Watchers::default(),
+        metrics: CachedText::default(),
         closing,
     };
     let listeners = Listeners { api: api_listener, people: port, metrics };

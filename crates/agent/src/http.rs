@@ -38,7 +38,7 @@ use crate::peers::Peers;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use answer::Answer;
-pub(crate) use metrics::serve as serve_metrics;
+pub(crate) use metrics::{CachedText, serve as serve_metrics};
 use people::Caller;
 pub(crate) use people::Port;
 pub(crate) use progress::Watchers;
@@ -62,6 +62,8 @@ pub(crate) struct Api {
     /// This host's certificate, if connections are encrypted.
     pub(crate) identity: Option<Arc<Identity>>,
     pub(crate) watchers: Watchers,
+    /// What `/metrics` answers, at the API and at an address of its own.
+    pub(crate) metrics: CachedText,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
 

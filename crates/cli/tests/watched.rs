@@ -5,7 +5,8 @@ mod host;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use host::Hosts;
 
@@ -27,10 +28,18 @@ fn metrics_count_a_move_and_take_no_orders() {
     a.more = vec!["--metrics-listen".to_owned(), listen.clone()];
     a.start();
     a.run("web1", "-m 64");
+    // What was collected is served for a second.
     let has = |line: &str| {
-        let text = get(&listen, "/metrics");
-        assert!(text.starts_with("HTTP/1.0 200") && text.contains("text/plain"), "{text}");
-        assert!(text.lines().any(|one| one == line), "{line}:\n{text}");
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let text = get(&listen, "/metrics");
+            assert!(text.starts_with("HTTP/1.0 200") && text.contains("text/plain"), "{text}");
+            if text.lines().any(|one| one == line) {
+                break;
+            }
+            assert!(Instant::now() < until, "{line}:\n{text}");
+            thread::sleep(Duration::from_millis(200));
+        }
     };
     has("droveway_vms{status=\"running\"} 1");
     hosts.hosts[0].says(&["migrate", "web1", "b"]);

@@ -3,6 +3,8 @@
 //!
 //! It shows which VMs move and how fast, and takes no orders.
 
+mod cached;
+
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -21,8 +23,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep};
 
-use super::{Api, answer, blocking};
+use super::{Api, answer};
+use crate::denied::Denied;
 use crate::metrics::Now;
+pub(crate) use cached::CachedText;
 
 /// Connections to that address at a time, so that idle ones can't use up the agent's open
 /// files.
@@ -36,19 +40,23 @@ const RETRY: Duration = Duration::from_millis(200);
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(super) async fn metrics(State(api): State<Api>) -> Response {
-    let text = blocking(move || {
-        let now = Now {
-            vms: api.registry.list(),
-            migrations: api.migrations.moving(),
-            buffers: api.migrations.buffers(),
-            certificate_until_s: api.identity.map(|identity| identity.validity().not_after_s),
-        };
-        Ok(api.migrations.metrics().text(&now))
-    });
-    match text.await {
-        Ok(text) => ([(CONTENT_TYPE, TEXT)], text).into_response(),
-        Err(denied) => answer::refusal(&denied),
+    let cached = api.metrics.clone();
+    match cached.read(move || collected(&api)).await {
+        Some(text) => ([(CONTENT_TYPE, TEXT)], text).into_response(),
+        None => answer::refusal(&Denied::Local(
+            "the metrics can't be collected now: the agent's log may say more".to_owned(),
+        )),
     }
+}
+
+fn collected(api: &Api) -> String {
+    let now = Now {
+        vms: api.registry.list(),
+        migrations: api.migrations.moving(),
+        buffers: api.migrations.buffers(),
+        certificate_until_s: api.identity.as_ref().map(|one| one.validity().not_after_s),
+    };
+    api.migrations.metrics().text(&now)
 }
 
 /// Serves only metrics at `listener` until the API is closed.

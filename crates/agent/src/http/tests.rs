@@ -1,6 +1,7 @@
 mod connections;
 mod events;
 mod gangs;
+mod metrics;
 mod openapi;
 mod secrets;
 
@@ -106,6 +107,7 @@ impl Site {
             events,
             identity,
             watchers: Watchers::default(),
+            metrics: CachedText::default(),
             closing,
         };
         Self { router: router(api.clone()), api, close, _dir: dir }
