@@ -39,6 +39,7 @@ use crate::service_manager;
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
+use crate::vm_logs;
 use crate::webhook;
 
 /// How long a stopping agent waits for responses that are being written.
@@ -139,6 +140,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         None => None,
     };
     let state = StateDir::open(&config.state)?;
+    // Before the search for VMs, which waits for QEMUs that hang.
+    runtime.spawn(vm_logs::bound(state.vms()));
     let listener = TcpListener::bind(config.listen)
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
     check_nics(&config.nics)?;

@@ -34,6 +34,7 @@ mod socket;
 mod state;
 mod user;
 mod vm;
+mod vm_logs;
 mod watched;
 mod webhook;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! STATE/lock              held by the running agent
-//! STATE/vms/NAME/         one VM: record.json, qmp, qemu.log
+//! STATE/vms/NAME/         one VM: record.json, qmp, qemu.log, qemu.log.1
 //! STATE/reports/ID.json   one ended migration
 //! STATE/gangs/ID.json     one gang that this agent coordinates, or did
 //! STATE/journals/         unfinished switchovers

@@ -3,6 +3,9 @@
 mod host;
 
 use std::fs;
+use std::io::Write;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use api::VmStatus;
 use host::{Hosts, is_alive};
@@ -38,6 +41,30 @@ fn a_vm_that_died_without_its_agent_is_shown_dead() {
     a.start();
     assert_eq!(a.vm("web1").unwrap().status, VmStatus::Dead);
     assert!(a.says(&["stop", "web1"]).contains("was dead"));
+    a.assert_clean();
+}
+
+/// It is written to by QEMU, not by the agent.
+#[test]
+fn a_log_that_grew_without_an_agent_is_emptied_by_the_next_one() {
+    let mut hosts = Hosts::new(["a"]);
+    let a = &mut hosts.hosts[0];
+    a.run("web1", "-m 64");
+    a.end("KILL");
+    let log = a.state().join("vms/web1/qemu.log");
+    let kept = log.with_file_name("qemu.log.1");
+    let mut file = fs::File::options().append(true).open(&log).unwrap();
+    file.write_all(&vec![b'x'; 3 << 20]).unwrap();
+    file.write_all(b"the newest").unwrap();
+    a.start();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !fs::read(&kept).is_ok_and(|kept| kept.ends_with(b"the newest")) {
+        assert!(Instant::now() < until, "{}", fs::metadata(&log).unwrap().len());
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(fs::metadata(&log).unwrap().len(), 0);
+    assert_eq!(fs::metadata(&kept).unwrap().len(), 1 << 20);
+    a.says(&["stop", "--force", "web1"]);
     a.assert_clean();
 }
 

@@ -10,8 +10,11 @@ use facts::host::{Carries, Cgroups, Facts, Kvm, Nic, Program, VmFacts};
 
 /// Room for a few reports and logs; with less, writing VMs' records may fail.
 const STATE_FREE_MIN: u64 = 64 << 20;
-/// With less, QEMUs' logs, which grow, may fill the rest.
-const STATE_FREE_LITTLE: u64 = 1 << 30;
+/// Less free space than this fraction of the file system is little: something fills it.
+const STATE_PARTS: u64 = 20;
+/// Of a small file system even a larger fraction is little, and of a large one a smaller fraction
+/// is enough.
+const STATE_FREE_LITTLE: std::ops::RangeInclusive<u64> = 1 << 30..=8 << 30;
 /// Less free memory than this fraction of all memory is little.
 const MEMORY_PARTS: u64 = 20;
 /// Shared memory from this size on makes a move costly, unless the guest reports what is free.
@@ -344,13 +347,22 @@ fn state(facts: &Facts, findings: &mut Findings) {
             format!("{path} has {} free: VMs' records and journals can't be written.", size(free)),
             "make room there, or give the agent another --state",
         ),
-        Some(free) if free < STATE_FREE_LITTLE => findings.warning(
+        Some(free) if free < state_little(facts.state.total_bytes) => findings.warning(
             "state",
-            format!("{path} has {} free, and QEMUs' logs go there.", size(free)),
-            "make room there",
+            format!(
+                "{path} has {} of {} free: when it is full, no VM can start, arrive or leave.",
+                size(free),
+                size(facts.state.total_bytes)
+            ),
+            "make room on its file system",
         ),
         Some(free) => findings.ok("state", format!("{path} has {} free.", size(free))),
     }
+}
+
+/// The free space in the state directory below which it is little.
+fn state_little(total_bytes: u64) -> u64 {
+    (total_bytes / STATE_PARTS).clamp(*STATE_FREE_LITTLE.start(), *STATE_FREE_LITTLE.end())
 }
 
 fn nic(nic: &Nic, findings: &mut Findings) {
@@ -455,7 +467,11 @@ mod tests {
                 huge: vec![HugePages { page_bytes: 2 << 20, total: 16, free: 4 }],
                 ..HostMemory::default()
             },
-            state: State { path: "/s".to_owned(), free_bytes: Some(50 << 30) },
+            state: State {
+                path: "/s".to_owned(),
+                free_bytes: Some(50 << 30),
+                total_bytes: 2000 << 30,
+            },
             network: Network { listen: "10.0.0.1:7800".to_owned(), ..Network::default() },
             programs: vec![Program {
                 name: "qemu-system-x86_64".to_owned(),
@@ -495,7 +511,7 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 25] = [
+        let table: [(Change, Severity, &str); 27] = [
             (
                 |f| {
                     let refused = Some("the system refuses `openat2`".to_owned());
@@ -580,6 +596,16 @@ mod tests {
             (|f| f.clock_source = Some("hpet".to_owned()), Severity::Warning, "from hpet"),
             (|f| f.memory.available_bytes = Some(1 << 30), Severity::Warning, "1024 MiB of 64 GiB"),
             (|f| f.state.free_bytes = Some(1 << 20), Severity::Error, "/s has 1 MiB free"),
+            (
+                |f| f.state.free_bytes = Some(7 << 30),
+                Severity::Warning,
+                "/s has 7168 MiB of 2000 GiB free",
+            ),
+            (
+                |f| (f.state.free_bytes, f.state.total_bytes) = (Some(4 << 30), 100 << 30),
+                Severity::Warning,
+                "/s has 4096 MiB of 100 GiB free",
+            ),
             (|f| f.nics[0].speed_bytes_per_s = None, Severity::Note, "doesn't say what it carries"),
             (
                 |f| f.nics[0].problem = Some("nobody has it".to_owned()),
@@ -620,6 +646,13 @@ mod tests {
             let found = of_host(&facts);
             let says = |piece: &str| found.iter().any(|one| one.text.contains(piece));
             assert!(!says("KVM") && !says("/dev/kvm") && !says("loses track"), "{found:#?}");
+        }
+    }
+
+    #[test]
+    fn what_is_little_room_depends_on_the_file_system() {
+        for (total_gib, little_gib) in [(0, 1), (4, 1), (20, 1), (100, 5), (160, 8), (9000, 8)] {
+            assert_eq!(state_little(total_gib << 30), little_gib << 30, "{total_gib} GiB");
         }
     }
 

@@ -131,6 +131,8 @@ pub struct State {
     pub path: String,
     /// Free space there; none if it is unknown.
     pub free_bytes: Option<u64>,
+    /// The size of its file system; 0 if it is unknown.
+    pub total_bytes: u64,
 }
 
 /// Where the agent listens.

@@ -3,9 +3,11 @@
 //! It gets a session of its own, so that no terminal or signal meant for the
 //! agent reaches it, and inherits exactly the files that are listed.
 
+mod log;
+
 use std::ffi::CString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::fs::{self, OpenOptions};
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -19,13 +21,11 @@ use rustix::io::FdFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::process::{Process, ProcessError};
-use crate::secrets;
 
-/// Most bytes of QEMU's output that are shown.
-const TAIL_BYTES: u64 = 4096;
 /// `O_CLOEXEC` as `/proc/PID/fdinfo` shows it.
 const CLOEXEC_SHOWN: u32 = 0o2_000_000;
 
+pub use log::{LOG_BYTES_MAX, bound_log, log_tail};
 pub use rights::User;
 
 /// This process's limit of open files before it was raised.
@@ -117,7 +117,8 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
         return Err(directory(io::ErrorKind::NotADirectory.into()));
     }
     let log = |source| LaunchError::Log { path: launch.log.to_owned(), source };
-    // Private: with -nographic or -serial stdio it holds the guest's console.
+    // Private: with -nographic or -serial stdio it holds the guest's console. Each write goes to
+    // its end, also after `bound_log` has emptied it.
     let mut private = OpenOptions::new();
     private.create(true).append(true).mode(0o600);
     let out = private.open(launch.log).map_err(log)?;
@@ -140,25 +141,6 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
         let _ = child.kill();
         let _ = child.wait();
     })?)
-}
-
-/// The end of what QEMU wrote to its log after byte `from`, if it wrote anything, without secrets:
-/// QEMU's messages repeat options, and this is reported to others.
-#[must_use]
-pub fn log_tail(path: &Path, from: u64) -> Option<String> {
-    let mut file = File::open(path).ok()?;
-    let end = file.metadata().ok()?.len();
-    let start = from.max(end.saturating_sub(TAIL_BYTES));
-    file.seek(SeekFrom::Start(start)).ok()?;
-    let mut bytes = Vec::new();
-    file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8_lossy(&bytes);
-    let mut text = text.trim();
-    if start > from {
-        // A line that is cut may begin within a secret.
-        text = text.split_once('\n').map_or(text, |(_, lines)| lines);
-    }
-    (!text.is_empty()).then(|| secrets::hidden_in_text(text))
 }
 
 /// Gives a child a session of its own, these files and no others, that user and none
@@ -222,6 +204,7 @@ fn strays(inherit: &[RawFd]) -> Vec<RawFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::fd::AsFd;
     use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
@@ -340,27 +323,5 @@ mod tests {
         );
         assert!(start("sh", dir.path(), Path::new("/nonexistent/log")).starts_with("QEMU's log"));
         assert!(matches!(launch(&usual(&[], dir.path(), &log)), Err(LaunchError::Empty)));
-    }
-
-    #[test]
-    fn the_end_of_a_long_log_is_shown() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("log");
-        fs::write(&log, format!("{}the end\n", "x".repeat(10_000))).unwrap();
-        assert!(log_tail(&log, 0).unwrap().ends_with("xthe end"));
-        assert_eq!(log_tail(&log, 10_004).as_deref(), Some("end"));
-        assert_eq!(log_tail(&log, 20_000), None);
-    }
-
-    #[test]
-    fn secrets_in_a_log_are_not_shown() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("log");
-        fs::write(&log, "qemu: -object secret,id=s,data=hunter2: no\n").unwrap();
-        let tail = log_tail(&log, 0).unwrap();
-        assert_eq!(tail, "qemu: -object secret,id=s,data=(hidden) no");
-        let long = "7".repeat(5000);
-        fs::write(&log, format!("qemu: -object secret,id=s,data={long}: no\nthe end\n")).unwrap();
-        assert_eq!(log_tail(&log, 0).as_deref(), Some("the end"));
     }
 }

@@ -223,8 +223,13 @@ fn membership(text: &str) -> Cgroups {
 }
 
 pub(super) fn state(path: &Path) -> State {
-    let free = rustix::fs::statvfs(path).ok().map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize));
-    State { path: path.display().to_string(), free_bytes: free }
+    let found = rustix::fs::statvfs(path).ok();
+    let found = found.as_ref();
+    State {
+        path: path.display().to_string(),
+        free_bytes: found.map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize)),
+        total_bytes: found.map_or(0, |fs| fs.f_blocks.saturating_mul(fs.f_frsize)),
+    }
 }
 
 pub(super) fn nic(address: IpAddr, said: &[NicSpeed]) -> Nic {
@@ -350,7 +355,8 @@ mod tests {
     #[test]
     fn this_host_can_be_seen() {
         assert!(!kernel().is_empty());
-        assert!(state(Path::new("/")).free_bytes.is_some());
+        let root = state(Path::new("/"));
+        assert!(root.free_bytes.is_some_and(|free| free <= root.total_bytes), "{root:?}");
         let loopback = "127.0.0.1".parse().unwrap();
         let said = NicSpeed { address: loopback, rate: "1G".parse().unwrap() };
         let seen = nic(loopback, &[said]);

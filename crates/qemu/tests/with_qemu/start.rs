@@ -1,9 +1,12 @@
 use qemu::ram_blocks::RamBlocks;
 use std::cell::Cell;
+use std::fs;
 use std::time::{Duration, Instant};
 
+use qemu::launch::bound_log;
 use qemu::machine::{self, By, GuestPort, Start, StartError};
 use qemu::qmp::RunState;
+use serde_json::json;
 
 use crate::{argv, start, try_start};
 
@@ -28,6 +31,25 @@ fn a_vm_is_started_and_ended() {
     }
     assert!(!vm.dir.path().join("qmp").exists());
     vm.quit().unwrap();
+}
+
+/// QEMU traces each of its commands to stderr, as a guest would fill the log by its console.
+#[test]
+fn a_log_that_grows_is_emptied_while_qemu_writes_to_it() {
+    let vm = start("-machine q35 -m 64 -S");
+    let log = vm.log().unwrap();
+    let command = |path: &str| vm.qmp.execute("qom-list", json!({ "path": path }));
+    let trace = json!({ "name": "handle_qmp_command", "enable": true });
+    vm.qmp.execute("trace-event-set-state", trace).unwrap();
+    let long = "x".repeat(64 << 10);
+    while !bound_log(log).unwrap() {
+        command(&long).unwrap_err();
+    }
+    command("/newest").unwrap_err();
+    let text = fs::read_to_string(log).unwrap();
+    assert!(text.contains("/newest") && !text.contains(&long), "{} bytes", text.len());
+    assert!(!text.contains('\0'), "QEMU goes on at the new end");
+    assert!(fs::read_to_string(log.with_file_name("qemu.log.1")).unwrap().contains(&long));
 }
 
 #[test]
