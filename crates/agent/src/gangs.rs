@@ -78,6 +78,9 @@ impl Drop for Turn<'_> {
 impl Gangs {
     pub(crate) fn new(order_handler: &Arc<OrderHandler>, events: &Arc<Events>) -> Self {
         let store = GangStore::new(order_handler.registry().state().gangs());
+        if let Err(error) = store.prune_at_start() {
+            tracing::warn!(%error, "old gangs can't be forgotten");
+        }
         let (agents, events) = (Agents::new(order_handler), Arc::clone(events));
         Self { agents, events, store, table: Mutex::default() }
     }

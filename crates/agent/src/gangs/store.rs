@@ -13,8 +13,12 @@ use api::{GangOutcome, GangReport};
 use crate::migrations::random_id;
 use crate::state;
 
-/// The most completed gangs to keep; each takes some 100 bytes per VM.
+/// The most gangs to keep of those that have moved all of their VMs, and as many of the others,
+/// which can be resumed.
 const KEPT_MAX: usize = 100;
+/// The most VMs that each of these kinds has in all, some 100 bytes each: a list of gangs reads
+/// them all.
+const KEPT_MOVES_MAX: usize = 10_000;
 /// Distinguishes a gang's id from a migration's.
 const MARK: char = 'g';
 
@@ -75,17 +79,39 @@ impl GangStore {
         Ok(all)
     }
 
-    /// Removes the oldest reports of completed gangs, except the one of the gang `ended`.
+    /// Removes the oldest reports of gangs that have ended, except the one of the gang `ended`.
     pub(super) fn prune(&self, ended: &str) -> io::Result<()> {
+        let mut all = self.all()?;
+        all.retain(|report| report.outcome.is_some());
+        self.keep_newest(all, ended)
+    }
+
+    /// As [`GangStore::prune`], when the agent starts and no gang runs: those without an outcome
+    /// were interrupted.
+    pub(super) fn prune_at_start(&self) -> io::Result<()> {
+        self.keep_newest(self.all()?, "")
+    }
+
+    fn keep_newest(&self, mut ended: Vec<GangReport>, last: &str) -> io::Result<()> {
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        let mut done = self.all()?;
-        done.retain(|report| report.outcome == Some(GangOutcome::Done));
         // The latest first, as before. One with a time to come is from before the clock was set
         // back, and older than all that began since.
-        done.sort_by_key(|report| (report.id != ended, report.started_unix_s > now_s));
-        for report in done.iter().skip(KEPT_MAX) {
-            if let Some(path) = self.path(&report.id) {
-                fs::remove_file(path)?;
+        ended.sort_by_key(|report| (report.id != last, report.started_unix_s > now_s));
+        let (done, left): (Vec<_>, Vec<_>) =
+            ended.into_iter().partition(|report| report.outcome == Some(GangOutcome::Done));
+        for kind in [done, left] {
+            let mut moves = 0;
+            for (nth, report) in kind.iter().enumerate() {
+                moves += report.moves.len();
+                if nth < KEPT_MAX && moves <= KEPT_MOVES_MAX {
+                    continue;
+                }
+                match self.path(&report.id).map(fs::remove_file) {
+                    Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(error);
+                    }
+                    _ => {}
+                }
             }
         }
         Ok(())
@@ -101,6 +127,8 @@ impl GangStore {
 
 #[cfg(test)]
 mod tests {
+    use api::{MoveReport, MoveState};
+
     use super::*;
 
     fn report(id: &str, started_unix_s: u64, outcome: Option<GangOutcome>) -> GangReport {
@@ -119,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_gangs_are_found_and_old_completed_ones_are_removed() {
+    fn saved_gangs_are_found_and_old_ones_of_each_kind_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let store = GangStore::new(dir.path().to_owned());
         let id = store.unused_id().unwrap();
@@ -139,9 +167,39 @@ mod tests {
         let all = store.all().unwrap();
         let of = |outcome| all.iter().filter(|report| report.outcome == Some(outcome)).count();
         assert_eq!(of(GangOutcome::Done), KEPT_MAX);
-        assert_eq!(of(GangOutcome::Failed), KEPT_MAX + 1, "they may be taken up again");
+        assert_eq!(of(GangOutcome::Failed), KEPT_MAX, "others don't push them out");
         assert_eq!(all.first().unwrap().started_unix_s, 2 + KEPT_MAX as u64, "the latest first");
         assert_eq!(all.last().unwrap().id, id, "one that has not ended stays");
+        // No gang runs when the agent starts, and that one is the oldest.
+        store.prune_at_start().unwrap();
+        assert!(store.read(&id).unwrap().is_none());
+        assert_eq!(store.all().unwrap().len(), 2 * KEPT_MAX);
+    }
+
+    #[test]
+    fn of_large_gangs_fewer_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = GangStore::new(dir.path().to_owned());
+        let vms = KEPT_MOVES_MAX / 4;
+        let one = MoveReport {
+            vm: "web1".to_owned(),
+            from: "here".to_owned(),
+            to: "there".to_owned(),
+            ram_bytes: 1,
+            used_bytes: 1,
+            state: MoveState::Failed,
+            migration: None,
+            reason: None,
+            in_doubt: false,
+            figures: None,
+        };
+        for number in 1..=6 {
+            let large = report(&format!("g{number:08x}"), number, Some(GangOutcome::Failed));
+            store.save(&GangReport { moves: vec![one.clone(); vms], ..large }).unwrap();
+        }
+        store.prune("g00000006").unwrap();
+        let kept: Vec<u64> = store.all().unwrap().iter().map(|one| one.started_unix_s).collect();
+        assert_eq!(kept, [6, 5, 4, 3]);
     }
 
     #[test]
