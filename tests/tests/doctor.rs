@@ -77,6 +77,7 @@ fn a_pair_that_is_well() {
     let version = world.kit.qemu_version.to_string();
     assert_eq!(severity(&alone.findings, &format!("QEMU {version}: ")), Severity::Ok);
     assert_eq!(severity(&alone.findings, "written to QEMU's memory directly"), Severity::Ok);
+    assert_eq!(severity(&alone.findings, "The QEMU of web1 runs as root"), Severity::Warning);
 
     let pair = examination(&world.tells(Side::A, &["doctor", "host-b", "--json"]));
     assert_eq!(pair.of, "host-a -> host-b");

@@ -75,6 +75,7 @@ fn a_vm_of_a_user_of_its_own_moves_with_its_disk() {
     }
     let found = world.tells(Side::A, &["doctor"]);
     assert!(found.contains("started as a user of their own"), "{found}");
+    assert!(!found.contains("as root"), "{found}");
 }
 
 #[test]

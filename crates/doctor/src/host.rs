@@ -40,6 +40,7 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
         self::nic(nic, &mut findings);
     }
     network(facts, &mut findings);
+    passwords(facts, &mut findings);
     if let Some(carries) = &facts.carries {
         carrying(carries, &mut findings);
     }
@@ -215,13 +216,28 @@ fn kvm(facts: &Facts, findings: &mut Findings) {
 
 fn user(facts: &Facts, findings: &mut Findings) {
     let about = "QEMU's user";
+    let advice = "give them a user of their own: --qemu-user NAME, who has to be allowed to open \
+                  the VMs' images, and /dev/kvm; VMs keep theirs until they are moved or started \
+                  again";
+    let of_root: Vec<&str> =
+        facts.vms.iter().filter(|vm| vm.runs_as_root).map(|vm| vm.name.as_str()).collect();
+    if let [first, others @ ..] = &of_root[..] {
+        let who = match others.len() {
+            0 => format!("The QEMU of {first} runs"),
+            more => format!("The QEMUs of {first} and {more} more run"),
+        };
+        let text = format!("{who} as root: a guest that breaks out of its QEMU owns the host.");
+        findings.warning(about, text, advice);
+        if facts.qemu_user.root {
+            return;
+        }
+    }
     match (facts.qemu_user.root, facts.qemu_user.chosen) {
         (true, _) => findings.note(
             about,
             "QEMUs are started as root, unless a command line says otherwise: a guest that breaks \
              out of one owns the host.",
-            "give them a user of their own: --qemu-user NAME, who has to be allowed to open the \
-             VMs' images, and /dev/kvm",
+            advice,
         ),
         (false, true) => findings.ok(about, "QEMUs are started as a user of their own."),
         (false, false) => findings.ok(about, "QEMUs are started as the agent's user."),
@@ -400,6 +416,17 @@ fn nic(nic: &Nic, findings: &mut Findings) {
     }
 }
 
+fn passwords(facts: &Facts, findings: &mut Findings) {
+    for exposure in &facts.exposed {
+        findings.warning(
+            "passwords",
+            format!("A password is exposed: {exposure}."),
+            "put the URL into a file of mode 0600, which `directory-file`, or `url-file` under \
+             [webhook], names; and change the password",
+        );
+    }
+}
+
 fn network(facts: &Facts, findings: &mut Findings) {
     let listen = &facts.network.listen;
     if let Some(warning) = &facts.network.certificate {
@@ -511,7 +538,7 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 27] = [
+        let table: [(Change, Severity, &str); 29] = [
             (
                 |f| {
                     let refused = Some("the system refuses `openat2`".to_owned());
@@ -543,6 +570,12 @@ mod tests {
                 "Proxmox VE from here go their own way, without the agents: /run/qemu-server can't",
             ),
             (|f| f.qemu_user.root = true, Severity::Note, "started as root"),
+            (|f| f.vms[0].runs_as_root = true, Severity::Warning, "The QEMU of web1 runs as root"),
+            (
+                |f| f.exposed = vec!["every user of this host can read agent.toml".to_owned()],
+                Severity::Warning,
+                "every user of this host can read agent.toml",
+            ),
             (|f| f.kvm = Kvm::Missing, Severity::Warning, "no /dev/kvm"),
             (|f| f.kvm = Kvm::Denied("no".to_owned()), Severity::Warning, "can't be opened (no)"),
             (

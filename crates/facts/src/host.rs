@@ -38,6 +38,8 @@ pub struct Facts {
     pub state: State,
     /// Where the agent listens, and who can connect there.
     pub network: Network,
+    /// How other users of this host can read passwords in the agent's settings.
+    pub exposed: Vec<String>,
     /// Migrations that the agent carries for others; none if it carries none.
     pub carries: Option<Carries>,
     /// QEMU programs: the one in PATH, and those of VMs.
@@ -218,6 +220,9 @@ pub struct VmFacts {
     /// here.
     #[serde(default)]
     pub may_crash_at_reset: bool,
+    /// Whether its QEMU has root's rights.
+    #[serde(default)]
+    pub runs_as_root: bool,
     /// Why the agent could not access its memory directly.
     pub unreached: Option<String>,
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use facts::host::VmFacts;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
+use qemu::process::user_of;
 use qemu::qmp::MemoryBackend;
 use qemu::ram_blocks::RamBlocks;
 use qemu::room::{HostMemory, Needs};
@@ -42,6 +43,7 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
         shared_bytes: backed_bytes(&backends, |backend| backend.share),
         free_page_hint: hinted,
         may_crash_at_reset: machine.may_crash_at_reset(),
+        runs_as_root: user_of(machine.process.pid()).is_ok_and(|user| user.uid == 0),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }
 }
