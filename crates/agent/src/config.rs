@@ -8,6 +8,7 @@ mod file;
 mod nic_speed;
 mod peers;
 mod percent;
+mod secrets;
 mod webhook;
 
 use std::io;
@@ -20,6 +21,7 @@ pub use nic_speed::{NicSpeed, NicSpeedError};
 pub(crate) use peers::read as read_peers;
 pub use peers::{PeerEntry, parse as parse_peers};
 pub use percent::{CpuShare, CpuShareError};
+pub use secrets::Password;
 pub use webhook::Webhook;
 
 use qemu::programs::USUAL;
@@ -145,6 +147,8 @@ pub struct Config {
     pub carry: Option<Carry>,
     /// The receiver of events, if there is one; only in the file.
     pub webhook: Option<Webhook>,
+    /// Settings that have passwords.
+    pub passwords: Vec<Password>,
 }
 
 /// Why a configuration can't be used, for its author.
@@ -168,6 +172,13 @@ pub enum ConfigError {
         /// What is wrong.
         message: String,
     },
+    /// A file with a secret is not for its owner alone.
+    #[error(
+        "{file} has a secret, and can be read or written by every user of this host: chmod 600 \
+         {file}",
+        file = .0.display()
+    )]
+    Open(PathBuf),
     /// An entry of the peers file is invalid.
     #[error("{}: host `{host}`: {message}", file.display())]
     Peer {
@@ -232,6 +243,12 @@ pub enum ConfigError {
     /// A speed is given for an address that is no NIC.
     #[error("nic-speed: {0} is not one of this host's nics")]
     NicSpeed(IpAddr),
+    /// Two settings that say the same.
+    #[error("{0} and {0}-file contradict one another: leave one of them out")]
+    Twice(&'static str),
+    /// The location of the rack's directory is wrong, in its file.
+    #[error("directory-file: {0}")]
+    Directory(#[from] DirectoryChoiceError),
     /// A setting under `[carry]` is wrong.
     #[error("[carry] {0}")]
     Carry(String),
@@ -258,6 +275,7 @@ impl Config {
             None => file::File::default(),
         };
         let Protection { tls, insecure_plaintext } = choose_protection(flags, &file, tls_default)?;
+        let passwords = passwords(flags, &file);
         let name = flags
             .name
             .clone()
@@ -310,12 +328,13 @@ impl Config {
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),
             sharing: file.sharing.unwrap_or(true),
-            directory: flags.directory.clone().or(file.directory).unwrap_or_default(),
+            directory: choose_directory(flags, file.directory, file.directory_file.as_deref())?,
             scan_cpu: flags.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
             coordinators: file.coordinators,
             waits: file.waits,
             carry: carry.transpose()?,
             webhook: file.webhook.map(webhook::Section::understood).transpose()?,
+            passwords,
         };
         if !POOL_MIB.contains(&pool_mib) {
             return Err(ConfigError::Pool(pool_mib));
@@ -363,6 +382,38 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// The location of the rack's directory: the flag's, or that of the file or of a file for it alone.
+fn choose_directory(
+    flags: &Flags,
+    in_file: Option<DirectoryChoice>,
+    own_file: Option<&Path>,
+) -> Result<DirectoryChoice, ConfigError> {
+    match (&flags.directory, in_file, own_file) {
+        (_, Some(_), Some(_)) => Err(ConfigError::Twice("directory")),
+        (Some(typed), ..) => Ok(typed.clone()),
+        (None, _, Some(file)) => Ok(secrets::read_private(file)?.trim().parse()?),
+        (None, in_file, None) => Ok(in_file.unwrap_or_default()),
+    }
+}
+
+/// The settings that have passwords where others may read them.
+fn passwords(flags: &Flags, file: &file::File) -> Vec<Password> {
+    let has = |directory: &Option<DirectoryChoice>| {
+        directory.as_ref().is_some_and(DirectoryChoice::has_password)
+    };
+    let mut found = Vec::new();
+    if has(&flags.directory) {
+        found.push(Password::new("directory", None));
+    }
+    if has(&file.directory) {
+        found.push(Password::new("directory", flags.config.clone()));
+    }
+    if file.webhook.as_ref().is_some_and(webhook::Section::has_password) {
+        found.push(Password::new("url under [webhook]", flags.config.clone()));
+    }
+    found
 }
 
 /// The directory of the certificate, or the choice to use none.

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
 use crate::carry::{Doors, DoorsError, Reopener};
-use crate::config::{Carry, Config, ConfigError, Flags, Manager, PeerEntry, Webhook};
+use crate::config::{Carry, Config, ConfigError, Flags, Manager, Password, PeerEntry, Webhook};
 use crate::events::{Events, Limits, Reader};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
@@ -132,6 +132,9 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let (runtime, hangups) = runtime()?;
     let config = Config::new(flags)?;
     log::begin();
+    for exposure in config.passwords.iter().filter_map(Password::exposure) {
+        tracing::warn!("{exposure}");
+    }
     if let Err(error) = qemu::launch::raise_open_files() {
         tracing::warn!(%error, "the limit of open files stays as it is: LimitNOFILE= in the unit");
     }
@@ -217,6 +220,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.listen,
         config.nic_speeds.clone(),
         config.carry.clone(),
+        config.passwords.clone(),
     ));
     let mover = Box::new(engine::migrate);
     let migrations = Arc::new(Migrations::new(&settlers, local.clone(), routes, mover));

@@ -23,7 +23,7 @@ use qemu::room::host_memory;
 use wire::Part;
 use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
 
-use crate::config::{Carry, NicSpeed};
+use crate::config::{Carry, NicSpeed, Password};
 use crate::denied::Denied;
 use crate::migrations::Routes;
 use crate::parallel::at_once;
@@ -44,6 +44,7 @@ pub(crate) struct Examiner {
     listen: SocketAddr,
     nic_speeds: Vec<NicSpeed>,
     carry: Option<Carry>,
+    passwords: Vec<Password>,
     probes: Probes,
 }
 
@@ -55,9 +56,10 @@ impl Examiner {
         listen: SocketAddr,
         nic_speeds: Vec<NicSpeed>,
         carry: Option<Carry>,
+        passwords: Vec<Password>,
     ) -> Self {
         let probes = Probes::new(Arc::clone(&local.programs)).kept_in(registry.state().probes());
-        Self { registry, local, routes, listen, nic_speeds, carry, probes }
+        Self { registry, local, routes, listen, nic_speeds, carry, passwords, probes }
     }
 
     /// The QEMU programs and their capabilities.
@@ -175,6 +177,7 @@ impl Examiner {
                 certificate: certificate.and_then(|one| one.warning(now)),
                 certificate_refused: certificate.is_some_and(|one| one.validity().is_refused(now)),
             },
+            exposed: self.passwords.iter().filter_map(Password::exposure).collect(),
             carries: self.carry.as_ref().map(sight::carries),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,

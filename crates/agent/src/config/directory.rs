@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
+use super::secrets;
 use crate::name;
 
 /// The text names no directory.
@@ -34,7 +35,7 @@ impl FromStr for DirectoryChoice {
     type Err = DirectoryChoiceError;
 
     fn from_str(text: &str) -> Result<Self, DirectoryChoiceError> {
-        let wrong = || DirectoryChoiceError(text.chars().take(80).collect());
+        let wrong = || DirectoryChoiceError(secrets::shown(text).chars().take(80).collect());
         let is_url = |url: &str| {
             ["redis://", "redis+unix://"]
                 .iter()
@@ -55,6 +56,16 @@ impl FromStr for DirectoryChoice {
                     }
                 }
             },
+        }
+    }
+}
+
+impl DirectoryChoice {
+    /// Whether it has a password.
+    pub(super) fn has_password(&self) -> bool {
+        match self {
+            Self::Auto | Self::Off | Self::Host(_) => false,
+            Self::Redis(urls) => urls.iter().any(|url| secrets::has_password(url)),
         }
     }
 }
@@ -89,5 +100,7 @@ mod tests {
         for text in ["", "host:", "host:a b", "redis://", "http://a", "redis://a,b", "Off"] {
             assert!(text.parse::<DirectoryChoice>().is_err(), "{text}");
         }
+        let wrong = "redis:/:hunter2@a".parse::<DirectoryChoice>().unwrap_err().to_string();
+        assert!(wrong.starts_with("`a` is not a place") && !wrong.contains("hunter2"), "{wrong}");
     }
 }

@@ -29,6 +29,7 @@ pub(super) struct File {
     pub(super) cgroups: Option<bool>,
     pub(super) sharing: Option<bool>,
     pub(super) directory: Option<DirectoryChoice>,
+    pub(super) directory_file: Option<PathBuf>,
     pub(super) scan_cpu: Option<CpuShare>,
     pub(super) coordinators: Option<Vec<String>>,
     pub(super) waits: engine::Waits,
@@ -40,7 +41,8 @@ pub(super) struct File {
 pub(super) fn read(path: &Path) -> Result<File, ConfigError> {
     let mut file: File = super::parse(path, &super::read(path)?)?;
     let here = path.parent().unwrap_or(Path::new(""));
-    let paths = [&mut file.peers, &mut file.state, &mut file.api, &mut file.tls];
+    let File { peers, state, api, tls, directory_file, .. } = &mut file;
+    let paths = [peers, state, api, tls, directory_file];
     for named in paths.into_iter().flatten() {
         *named = here.join(&*named);
     }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::ConfigError;
+use super::{ConfigError, secrets};
 use crate::webhook::Secret;
 
 /// Where distributions keep the CAs that they trust: Debian and its derivatives, then
@@ -28,7 +27,8 @@ const GAP: &str = "gap";
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Section {
-    url: String,
+    url: Option<String>,
+    url_file: Option<PathBuf>,
     secret_file: PathBuf,
     ca: Option<PathBuf>,
     events: Option<BTreeSet<String>>,
@@ -53,12 +53,24 @@ impl Section {
     /// Makes relative paths start from `here`, the directory of the agent's file.
     pub(super) fn paths_from(&mut self, here: &Path) {
         self.secret_file = here.join(&self.secret_file);
+        self.url_file = self.url_file.as_ref().map(|file| here.join(file));
         self.ca = self.ca.as_ref().map(|ca| here.join(ca));
     }
 
+    /// Whether `url` has a password.
+    pub(super) fn has_password(&self) -> bool {
+        self.url.as_ref().is_some_and(|url| secrets::has_password(url))
+    }
+
     pub(super) fn understood(self) -> Result<Webhook, ConfigError> {
-        let Self { url, secret_file, ca, events } = self;
+        let Self { url, url_file, secret_file, ca, events } = self;
         events.iter().flatten().try_for_each(|name| check_event(name))?;
+        let url = match (url, url_file) {
+            (Some(_), Some(_)) => return Err(ConfigError::Twice("[webhook] url")),
+            (Some(url), None) => url,
+            (None, Some(file)) => secrets::read_private(&file)?.trim().to_owned(),
+            (None, None) => return Err(wrong("url, or url-file, is missing".to_owned())),
+        };
         let is_encrypted = check_url(&url)?;
         let secret = read_secret(&secret_file)?;
         let authorities = if is_encrypted { read_authorities(ca)? } else { Vec::new() };
@@ -97,7 +109,7 @@ fn wrong(text: String) -> ConfigError {
 
 /// Whether the URL is encrypted; an unencrypted one has to be on this host.
 fn check_url(url: &str) -> Result<bool, ConfigError> {
-    let refused = |why: &str| wrong(format!("url: `{url}` {why}"));
+    let refused = |why: &str| wrong(format!("url: `{}` {why}", secrets::shown(url)));
     let uri: Uri = url.parse().map_err(|error| refused(&format!("is no URL: {error}")))?;
     let host = uri.host().ok_or_else(|| refused("names no host: write https://HOST/PATH"))?;
     match uri.scheme_str() {
@@ -117,22 +129,12 @@ fn is_loopback(host: &str) -> bool {
 }
 
 fn read_secret(file: &Path) -> Result<Secret, ConfigError> {
-    let unreadable = |source| ConfigError::Unreadable { file: file.to_owned(), source };
-    let refused = |why: String| wrong(format!("secret-file: {} {why}", file.display()));
-    let mode = fs::metadata(file).map_err(unreadable)?.permissions().mode();
-    if mode & 0o007 != 0 {
-        return Err(refused(format!(
-            "can be read or written by every user, who could sign events then: chmod 600 {}",
+    Secret::parse(secrets::read_private(file)?.trim()).ok_or_else(|| {
+        wrong(format!(
+            "secret-file: {} has to hold one line, `whsec_` and 24 to 64 random bytes in base64, \
+             such as of `echo whsec_$(openssl rand -base64 32)`",
             file.display()
-        )));
-    }
-    let text = fs::read_to_string(file).map_err(unreadable)?;
-    Secret::parse(text.trim()).ok_or_else(|| {
-        refused(
-            "has to hold one line, `whsec_` and 24 to 64 random bytes in base64, such as of \
-             `echo whsec_$(openssl rand -base64 32)`"
-                .to_owned(),
-        )
+        ))
     })
 }
 
@@ -156,6 +158,8 @@ fn read_authorities(ca: Option<PathBuf>) -> Result<Vec<CertificateDer<'static>>,
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -75,6 +75,7 @@ impl Site {
             listen,
             Vec::new(),
             None,
+            Vec::new(),
         ));
         let mover = Box::new(engine::migrate);
         let migrations = Arc::new(Migrations::new(&settlers, local, routes, mover));
