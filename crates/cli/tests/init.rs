@@ -188,6 +188,25 @@ fn a_second_time_nothing_changes() {
 }
 
 #[test]
+fn qemu_has_the_user_that_is_named() {
+    let dir = TestDir::new();
+    let dir = dir.path();
+    roots(dir);
+    let hosts = "host-a=192.0.2.1 host-b=192.0.2.2";
+    let said = works(dir, hosts);
+    assert!(said.contains("No --qemu-user NAME was given"), "{said}");
+    let said = works(dir, &format!("{hosts} --qemu-user vms"));
+    assert!(said.contains("QEMU runs as vms on these hosts"), "{said}");
+    let said = works(dir, "--from droveway-ca/host-b.tar --root b");
+    assert!(said.contains("agent.toml: added name, qemu-user, tls"), "{said}");
+    let agent = fs::read_to_string(dir.join("b/etc/droveway/agent.toml")).unwrap();
+    assert!(agent.contains("\nqemu-user = \"vms\"\n"), "{agent}");
+    // An archive without one leaves the setting as it is.
+    works(dir, hosts);
+    assert!(works(dir, "--from droveway-ca/host-b.tar --root b").contains("Nothing was changed."));
+}
+
+#[test]
 fn a_host_that_is_added_later_comes_last() {
     let dir = TestDir::new();
     let dir = dir.path();

@@ -26,6 +26,10 @@ pub(crate) struct InitArgs {
     /// The operator, who gets a certificate for the API with the role `admin`
     #[arg(long, value_name = "NAME", default_value = "operator", conflicts_with = "from")]
     operator: String,
+    /// The user that QEMU runs as on all of these hosts, who has to exist there [at a
+    /// terminal: asked for, with the hosts; else the agent's own user, usually root]
+    #[arg(long, value_name = "NAME", conflicts_with = "from")]
+    qemu_user: Option<String>,
     /// Put the files of a host's archive in place, on that host
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
@@ -51,13 +55,17 @@ pub(crate) fn run(args: InitArgs) -> Result<ExitCode, Problem> {
 
 fn make(args: InitArgs) -> Result<String, Problem> {
     let peers = peers_file::read(&args.dir)?;
-    let hosts = if args.hosts.is_empty() && peers.is_empty() { asked()? } else { args.hosts };
-    let cluster = Cluster::understood(args.dir, &args.operator, &peers, &hosts)?;
+    let (hosts, qemu_user) = if args.hosts.is_empty() && peers.is_empty() {
+        asked(args.qemu_user)?
+    } else {
+        (args.hosts, args.qemu_user)
+    };
+    let cluster = Cluster::understood(args.dir, &args.operator, qemu_user, &peers, &hosts)?;
     let done = cluster.make()?;
     Ok(format!("{}\n{}", done.lines(), steps::after_make(&cluster)))
 }
 
-fn asked() -> Result<Vec<TypedHost>, Problem> {
+fn asked(qemu_user: Option<String>) -> Result<(Vec<TypedHost>, Option<String>), Problem> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
         return Err(Problem::Typed(
@@ -66,8 +74,14 @@ fn asked() -> Result<Vec<TypedHost>, Problem> {
                 .to_owned(),
         ));
     }
-    ask::hosts(&mut stdin.lock(), &mut std::io::stdout())
-        .map_err(|source| Problem::Local { what: "asking for hosts".to_owned(), source })
+    let (mut input, mut output) = (stdin.lock(), std::io::stdout());
+    let asking = |source| Problem::Local { what: "asking for hosts".to_owned(), source };
+    let hosts = ask::hosts(&mut input, &mut output).map_err(asking)?;
+    let qemu_user = match qemu_user {
+        None => ask::qemu_user(&mut input, &mut output).map_err(asking)?,
+        typed => typed,
+    };
+    Ok((hosts, qemu_user))
 }
 
 fn place_files(file: &Path, root: &Path) -> Result<String, Problem> {

@@ -1,5 +1,5 @@
-//! The agent's settings that a first set-up writes: the host's name, and the locations of the peers
-//! file and the certificate.
+//! The agent's settings that a first set-up writes: the host's name, the locations of the peers file
+//! and the certificate, and QEMU's user.
 //!
 //! All others are the operator's, and existing ones stay.
 
@@ -12,10 +12,13 @@ const COMMENT: &str = "# By `droveway init`.\n";
 /// The line of the package's file below which the settings are added.
 const EXAMPLE: &str = "# name = ";
 
-/// The file of a host that has none yet.
-pub(crate) fn of(host: &PeerEntry) -> String {
+/// The file of a host that has none yet; without a user QEMU runs as the agent's.
+pub(crate) fn of(host: &PeerEntry, qemu_user: Option<&str>) -> String {
     let mut text =
         format!("{COMMENT}name = \"{}\"\npeers = \"peers.toml\"\ntls = \"tls\"\n", host.name);
+    if let Some(user) = qemu_user {
+        text.push_str(&format!("qemu-user = {}\n", Value::from(user)));
+    }
     // Lanes connect to each of the host's NICs.
     if !host.nics.is_empty() {
         let any = if host.address.is_ipv4() { "0.0.0.0" } else { "[::]" };
@@ -105,7 +108,7 @@ mod tests {
 
     fn wanted(nics: &str) -> String {
         let peers = format!("[[host]]\nname = 'a'\naddress = '10.0.0.1:7801'\n{nics}");
-        of(&agent::config::parse_peers(Path::new("peers.toml"), &peers).unwrap()[0])
+        of(&agent::config::parse_peers(Path::new("peers.toml"), &peers).unwrap()[0], Some("qemu"))
     }
 
     fn merge(old: &str) -> Result<(String, Vec<String>), String> {
@@ -115,9 +118,9 @@ mod tests {
     #[test]
     fn the_packages_file_gets_what_it_lacks_and_keeps_the_rest() {
         let (text, added) = merge(PACKAGED).unwrap();
-        assert_eq!(added, ["listen", "name", "tls"]);
+        assert_eq!(added, ["listen", "name", "qemu-user", "tls"]);
         let lines = "# name = \"host-a\"\n# By `droveway init`.\nlisten = \"0.0.0.0:7801\"\nname = \
-                     \"a\"\ntls = \"tls\"\n";
+                     \"a\"\nqemu-user = \"qemu\"\ntls = \"tls\"\n";
         assert!(text.contains(lines), "{text}");
         let without = text.replace(lines, "# name = \"host-a\"\n");
         assert_eq!(without, PACKAGED);
@@ -137,11 +140,12 @@ mod tests {
     #[test]
     fn what_an_operator_has_chosen_stays_or_is_an_error() {
         let same = "name = 'a'\npeers = '/etc/droveway/peers.toml'\ntls = 'tls'\nlisten = \
-                    '10.0.0.1:7801'\n";
+                    '10.0.0.1:7801'\nqemu-user = 'qemu'\n";
         assert_eq!(merge(same), Ok((same.to_owned(), Vec::new())));
         for (old, says) in [
             ("name = 'b'", "says name = \"b\", and the archive name = \"a\""),
             ("tls = '/etc/pki'", "says tls = \"/etc/pki\""),
+            ("qemu-user = 'kvm'", "says qemu-user = \"kvm\", and the archive qemu-user = \"qemu\""),
             ("insecure-plaintext = true", "remove that line"),
             ("name = ", "is no agent's file"),
         ] {

@@ -1,4 +1,4 @@
-//! Asking for hosts at a terminal.
+//! Asking for hosts, and for QEMU's user, at a terminal.
 
 use std::io::{self, BufRead, Write};
 
@@ -33,6 +33,23 @@ pub(crate) fn hosts(
     }
 }
 
+/// Asks once; an empty line means none.
+pub(crate) fn qemu_user(
+    input: &mut impl BufRead,
+    output: &mut impl Write,
+) -> io::Result<Option<String>> {
+    write!(
+        output,
+        "Which user should QEMU run as on these hosts, such as libvirt-qemu? The user has to exist\n\
+         there, and be allowed to open /dev/kvm and the VMs' images. An empty line stands for root.\n\
+         user: "
+    )?;
+    output.flush()?;
+    let mut line = String::new();
+    input.read_line(&mut line)?;
+    Ok(Some(line.trim().to_owned()).filter(|user| !user.is_empty()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,5 +64,12 @@ mod tests {
         let said = String::from_utf8(said).unwrap();
         assert!(said.contains("host 2:   write a name and an IP address"), "{said}");
         assert!(said.ends_with("host 2: host 3: "), "{said}");
+    }
+
+    #[test]
+    fn qemu_gets_a_user_if_one_is_named() {
+        let asked = |typed: &str| qemu_user(&mut typed.as_bytes(), &mut Vec::new()).unwrap();
+        assert_eq!(asked(" libvirt-qemu\n").as_deref(), Some("libvirt-qemu"));
+        assert_eq!((asked("\n"), asked("")), (None, None));
     }
 }

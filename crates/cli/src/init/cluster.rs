@@ -19,6 +19,7 @@ use crate::problem::Problem;
 pub(crate) struct Cluster {
     dir: PathBuf,
     operator: Subject,
+    qemu_user: Option<String>,
     old_peers: String,
     peers: String,
     hosts: Vec<PeerEntry>,
@@ -50,12 +51,14 @@ impl Cluster {
     pub(crate) fn understood(
         dir: PathBuf,
         operator: &str,
+        qemu_user: Option<String>,
         old_peers: &str,
         typed: &[TypedHost],
     ) -> Result<Self, Problem> {
         let operator = Subject::client(Role::Admin, operator).map_err(AuthorityError::from)?;
         let (peers, hosts) = peers_file::extended(&peers_file::path(&dir), old_peers, typed)?;
-        let cluster = Self { dir, operator, old_peers: old_peers.to_owned(), peers, hosts };
+        let old_peers = old_peers.to_owned();
+        let cluster = Self { dir, operator, qemu_user, old_peers, peers, hosts };
         if let Some(authority) = cluster.authority()? {
             for subject in cluster.subjects()? {
                 certificates::find(&cluster.dir, &authority.place_for(&subject), &subject)?;
@@ -72,6 +75,11 @@ impl Cluster {
     /// Its hosts, in the order of the peers file.
     pub(crate) fn hosts(&self) -> &[PeerEntry] {
         &self.hosts
+    }
+
+    /// The user that QEMU is to run as on all hosts; none: the agent's.
+    pub(crate) fn qemu_user(&self) -> Option<&str> {
+        self.qemu_user.as_deref()
     }
 
     /// The archive of a host.
@@ -160,7 +168,7 @@ impl Cluster {
                 match path.strip_prefix("tls/") {
                     Some(file) => read(&place.join(file)),
                     None if path == archive::PEERS => Ok(self.peers.clone()),
-                    None => Ok(agent_file::of(host)),
+                    None => Ok(agent_file::of(host, self.qemu_user.as_deref())),
                 }
             })?;
         let path = self.archive(&host.name);

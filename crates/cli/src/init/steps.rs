@@ -27,6 +27,18 @@ pub(crate) fn after_make(cluster: &Cluster) -> String {
          {}: open\nit in their firewalls, for each other.\n",
         ports.join(", ")
     );
+    let user = match cluster.qemu_user() {
+        Some(user) => format!(
+            "QEMU runs as {user} on these hosts: the user has to exist there, and be allowed to \
+             open /dev/kvm and\nthe VMs' images."
+        ),
+        None => {
+            "No --qemu-user NAME was given: where the agent's file names no user, QEMU runs as \
+                 root, and a guest\nthat breaks out of it owns the host."
+                .to_owned()
+        }
+    };
+    let _ = write!(text, "\n{user}\n");
     if let [first, second, ..] = cluster.hosts() {
         let _ = write!(text, "\nThen, on {}:\n  droveway doctor {}\n", first.name, second.name);
     }
