@@ -11,6 +11,7 @@ mod counters;
 mod lower;
 mod mtu;
 mod owner;
+mod sock_diag;
 mod speed;
 mod tcp;
 
@@ -19,7 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::counters::{Counters, Table};
-pub use crate::owner::{listener_at, processes_of, user_of};
+pub use crate::owner::{has_listener, listener_at, processes_of, user_of};
 pub use crate::tcp::TcpCounts;
 
 /// Closer samples are not taken: several migrations look at the same NICs, and rates over shorter
