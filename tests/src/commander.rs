@@ -11,6 +11,7 @@ use crossbeam_channel::Receiver;
 use lab::fatal::{Kind, fatal};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
+use lab::libvirt::WAITS_AT;
 use qemu::qmp::{Event, Qmp};
 use serde_json::{Value, json};
 
@@ -201,10 +202,9 @@ impl Commander {
             let path = format!("unix:{RUN_DIR}/migrate/{}.sock", to.name());
             [path.clone(), path]
         } else {
-            let there = self.world.host(to).addresses[0];
             let here = if to == Side::A { "127.7.0.1" } else { "127.7.0.2" };
             let port = port(to);
-            [format!("tcp:{there}:{port}"), format!("tcp:{here}:{port}")]
+            [format!("tcp:{WAITS_AT}:{port}"), format!("tcp:{here}:{port}")]
         };
         Way {
             uris,

@@ -10,6 +10,7 @@ use api::{Audited, Event, Happening, Outcome, Progress, Report};
 use end_to_end::commander::{Commander, carrying, port};
 use end_to_end::{MIB, Side, World, bare, note, until};
 use lab::hosts::Link;
+use lab::libvirt::WAITS_AT;
 use lab::setup::{self, Qemu};
 use marks::runs;
 use serde_json::json;
@@ -416,7 +417,7 @@ fn what_a_disk_server_and_its_client_say_is_passed_on() {
     const BYTES: usize = 4 << 20;
     let mut world = World::new(Link::one(1000));
     carrying(&mut world);
-    let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
+    let there = (WAITS_AT, port(Side::B) + 1);
     let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
     let server = thread::spawn(move || {
         for _ in 0..2 {

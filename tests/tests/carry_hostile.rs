@@ -10,6 +10,7 @@ use end_to_end::hostile::{Caller, Pages, block, ending, frame, hear, say};
 use end_to_end::{Side, World};
 use identity::{Connection, Security};
 use lab::hosts::Link;
+use lab::libvirt::WAITS_AT;
 use wire::carry::{Carry, Target};
 use wire::{AuditOrder, Frame, Kind, ToDestination, ToSource, Token};
 
@@ -44,7 +45,7 @@ const GOOD: Piece<'_> = Piece { disk: 0, sequence: 0, offset: 0, extent: 13, pay
 
 /// A recipient at host B: returns what it got of one connection.
 fn waits(world: &World) -> JoinHandle<Vec<u8>> {
-    let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
+    let there = (WAITS_AT, port(Side::B) + 1);
     let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
     thread::spawn(move || {
         let mut got = Vec::new();

@@ -13,6 +13,7 @@ use end_to_end::disk::{assert_disk_intact, with_disk};
 use end_to_end::{MIB, Side, World, assert_intact, bare, twin, until};
 use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
+use lab::libvirt::WAITS_AT;
 use lab::setup;
 use marks::runs;
 
@@ -180,7 +181,7 @@ fn content_of_a_carried_vm_is_not_sent_again() {
 
 /// A disk server at B that answers with what it received, reversed.
 fn server(world: &World) -> JoinHandle<()> {
-    let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
+    let there = (WAITS_AT, port(Side::B) + 1);
     let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
     thread::spawn(move || {
         let (mut disk, _) = listener.accept().unwrap();
@@ -296,7 +297,7 @@ fn a_silent_network_does_not_end_a_stream_that_is_relayed() {
 fn a_disk_whose_client_reads_nothing_is_cancelled() {
     let mut world = World::new(Link::one(1000));
     carrying(&mut world);
-    let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
+    let there = (WAITS_AT, port(Side::B) + 1);
     let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
     let written = Arc::<AtomicU64>::default();
     let server = thread::spawn({

@@ -7,7 +7,7 @@ use end_to_end::libvirt::LibvirtWorld;
 use end_to_end::{Side, assert_intact, guest};
 use lab::agent;
 use lab::hosts::{Link, RUN_DIR};
-use lab::libvirt::{Domain, Migration};
+use lab::libvirt::{Domain, Migration, WAITS_AT};
 
 const RATE: u64 = 5_000_000;
 const QEMU_CONF: &str = "/etc/libvirt/qemu.conf";
@@ -48,6 +48,8 @@ fn a_host_without_agents_refuses_and_can_be_bypassed_and_undone() {
     let before = world.conf(Side::B);
     let said = world.setup(Side::B, &[]);
     assert!(said.contains("  migration_host = \"127.7.0.2\"\n"), "{said}");
+    let only_here = format!("  migration_address = \"{WAITS_AT}\"\n");
+    assert!(said.contains(&only_here), "other hosts reach QEMUs that wait: {said}");
     let again = world.setup(Side::B, &[]);
     assert!(again.contains("already"), "{again}");
 
@@ -60,9 +62,11 @@ fn a_host_without_agents_refuses_and_can_be_bypassed_and_undone() {
         assert_intact(&guest);
     }
 
-    let around = format!("tcp://{}", world.world.hosts.b.addresses[0]);
-    assert!(world.setup(Side::B, &["--fallback"]).contains(&around));
-    let direct = Migration { uri: Some(around), ..Migration::default() };
+    let there = world.world.hosts.b.addresses[0].to_string();
+    let (uri, listen) = (format!("tcp://{there}"), ["--listen-address".to_owned(), there]);
+    let said = world.setup(Side::B, &["--fallback"]);
+    assert!(said.contains(&format!("--migrateuri {uri} {}", listen.join(" "))), "{said}");
+    let direct = Migration { uri: Some(uri), more: listen.to_vec(), ..Migration::default() };
     world.world.migrate(&guest, Side::A, &direct);
     world.world.migrate(&guest, Side::B, &Migration::default());
 

@@ -301,8 +301,7 @@ impl Config {
             flags.nic_speeds.clone()
         };
         let qemu_user = flags.qemu_user.clone().or(file.qemu_user);
-        let carry =
-            file.carry.map(|carry| carry.understood(listen.ip(), own.as_ref(), qemu_user.as_ref()));
+        let carry = file.carry.map(|carry| carry.understood(own.as_ref(), qemu_user.as_ref()));
         let pool_mib = flags.pool_mib.or(file.pool_mib).unwrap_or(POOL_MIB_DEFAULT);
         let config = Self {
             rack: flags.rack.clone().or(file.rack).or(own.as_ref().and_then(|o| o.rack.clone())),

@@ -10,7 +10,9 @@ mod domain;
 mod migration;
 mod pod;
 
-pub use carrying::{KUBEVIRT_RIGHTS, carrying_agent, carrying_for_kubevirt, leading_to_agents};
+pub use carrying::{
+    KUBEVIRT_RIGHTS, WAITS_AT, carrying_agent, carrying_for_kubevirt, leading_to_agents,
+};
 pub use daemon::{Libvirtd, QemuUser};
 pub use domain::{Disk, Domain, Memory};
 pub use migration::{Ended, Migrating, Migration};

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use lab::hosts::Host;
+use lab::libvirt::WAITS_AT;
 use serde_json::json;
 
 use super::{Commanded, Way, port};
@@ -29,8 +30,8 @@ pub(super) fn export(host: &Host, way: &Way, destination: &Commanded) {
         Some(path) => json!({ "type": "unix", "data": { "path": path } }),
         None => {
             let to = if host.name.ends_with('a') { Side::A } else { Side::B };
-            let (there, port) = (host.addresses[0].to_string(), (port(to) + 1).to_string());
-            json!({ "type": "inet", "data": { "host": there, "port": port } })
+            let port = (port(to) + 1).to_string();
+            json!({ "type": "inet", "data": { "host": WAITS_AT, "port": port } })
         }
     };
     destination.do_it("nbd-server-start", json!({ "addr": addr }));

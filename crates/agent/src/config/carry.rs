@@ -1,6 +1,6 @@
 //! `[carry]`: migrations that others command, such as libvirt.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use api::{Audit, Compress, ReadDisks, Share, Sharing, Slowing};
@@ -9,6 +9,11 @@ use serde::Deserialize;
 use super::ConfigError;
 use super::peers::PeerEntry;
 
+/// The default address at which QEMUs wait for VMs.
+///
+/// A waiting QEMU loads what the first connection sends, and only this host's agent connects. On all
+/// hosts it is the same, so that one firewall rule fits all. libvirt refuses 127.0.0.1.
+pub const ADDRESS_DEFAULT: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 6, 0, 1));
 /// The default directory of migration sockets, except for Proxmox VE.
 const DIRECTORY_DEFAULT: &str = "/run/droveway/migrate";
 /// The first port at which QEMUs wait: libvirt's default.
@@ -124,31 +129,22 @@ impl std::fmt::Display for Manager {
 }
 
 impl Section {
-    /// Resolves the section for a host that listens at `listen` and has the entry `own` in
-    /// the peers file.
+    /// Resolves the section for a host that has the entry `own` in the peers file.
     pub(super) fn understood(
         self,
-        listen: IpAddr,
         own: Option<&PeerEntry>,
         qemu_user: Option<&String>,
     ) -> Result<Carry, ConfigError> {
         let wrong = |message: String| Err(ConfigError::Carry(message));
         let ports = own.and_then(|own| own.carry_ports);
         let stands_for = own.and_then(|own| own.carry_address);
-        let own = own.map(|own| own.address.ip());
-        let address =
-            self.address.or(own).or(Some(listen).filter(|listen| !listen.is_unspecified()));
-        let Some(address) = address.filter(|address| !address.is_unspecified()) else {
-            return wrong(
-                "address is missing: the one at which this host's QEMUs wait for VMs, as \
-                 migration_address in qemu.conf"
-                    .to_owned(),
-            );
-        };
+        let is_listed = own.is_some();
+        let address = self.address.unwrap_or(ADDRESS_DEFAULT);
+        check_address(address).map_err(ConfigError::Carry)?;
         let [first, last] = match ports {
             Some(ports) => ports,
             // An empty range: of the managers only libvirt uses ports.
-            None if self.manager != Manager::Libvirt && own.is_some() => [1, 0],
+            None if self.manager != Manager::Libvirt && is_listed => [1, 0],
             None => {
                 return wrong(
                     "this host has no ports at which its QEMUs wait for VMs: add it to the peers \
@@ -224,6 +220,21 @@ pub fn ports_of(place: usize) -> Option<[u16; 2]> {
     Some([first, first.checked_add(PORTS_EACH - 1)?])
 }
 
+/// Checks that QEMUs can wait at this address.
+///
+/// # Errors
+/// If libvirt refuses it: its driver for QEMU then doesn't start.
+pub fn check_address(address: IpAddr) -> Result<(), String> {
+    let localhost = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
+    if address.is_unspecified() || localhost.contains(&address) {
+        return Err(format!(
+            "address: {address} can't be migration_address in qemu.conf; leave it out, and QEMUs \
+             wait at {ADDRESS_DEFAULT}"
+        ));
+    }
+    Ok(())
+}
+
 /// Checks that these can be a host's ports.
 ///
 /// # Errors
@@ -258,20 +269,23 @@ mod tests {
             carry_address: None,
             carry_ports: ports_of(place),
         };
-        let listen = Ipv4Addr::UNSPECIFIED.into();
-        let understood = section.understood(listen, Some(&own), Some(&"qemu".to_owned()));
+        let understood = section.understood(Some(&own), Some(&"qemu".to_owned()));
         understood.map_err(|error| error.to_string())
     }
 
     #[test]
     fn settings_that_are_left_out_have_libvirts_defaults() {
         let carry = section("").unwrap();
-        assert_eq!(carry.address, IpAddr::from([10, 77, 0, 1]));
+        // Only this host reaches it.
+        assert_eq!(carry.address, IpAddr::from([127, 6, 0, 1]));
+        assert!(carry.address.is_loopback());
         assert_eq!((carry.ports, carry.sockets), (49216..=49279, 4));
         assert_eq!(carry.directory, PathBuf::from(DIRECTORY_DEFAULT));
         assert_eq!(carry.qemu_users, ["qemu"]);
         let carry = section("qemu-user = [\"libvirt-qemu\", \"1001\"]").unwrap();
         assert_eq!(carry.qemu_users, ["libvirt-qemu", "1001"]);
+        let carry = section("address = \"10.77.0.1\"").unwrap();
+        assert_eq!(carry.address, IpAddr::from([10, 77, 0, 1]));
         let carry = section("qemu-user = \"libvirt-qemu\"\naudit = \"deep\"").unwrap();
         assert_eq!(carry.audit, Audit::Deep);
         assert_eq!(carry.qemu_users, ["libvirt-qemu"]);
@@ -305,6 +319,8 @@ mod tests {
             ("manager = \"xen\"", "unknown variant `xen`"),
             ("share-domain = \"a b\"", "share-domain: a sharing domain has"),
             ("address = \"0.0.0.0\"", "migration_address"),
+            ("address = \"127.0.0.1\"", "migration_address"),
+            ("address = \"::1\"", "migration_address"),
             ("adress = \"10.0.0.1\"", "adress"),
         ];
         for (text, part) in wrong {

@@ -263,8 +263,7 @@ fn kubevirts_file_is_understood() {
     let text = include_str!("../../../../dist/kubevirt/agent.toml");
     let file: file::File = toml::from_str(text).unwrap();
     let own = peers::parse(Path::new("peers.toml"), PEERS).unwrap().swap_remove(0);
-    let listen = own.address.ip();
-    let carry = file.carry.unwrap().understood(listen, Some(&own), None).unwrap();
+    let carry = file.carry.unwrap().understood(Some(&own), None).unwrap();
     assert_eq!(carry.manager, Manager::Kubevirt);
     assert_eq!(carry.sharing.share, api::Share::Off);
 }

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &LibvirtArgs) -> Result<ExitCode, Problem> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.fallback {
-        print(format_args!("{}", fallback(&place.name, place.address)))?;
+        print(format_args!("{}", fallback(&place.name, place.network)))?;
         return Ok(ExitCode::SUCCESS);
     }
     setup(&args.qemu_conf, &place, &lines)
@@ -114,7 +114,8 @@ fn fallback(name: &str, address: IpAddr) -> String {
         "If an agent at either end doesn't run, libvirt's migrations to {name} fail before they\n\
          begin, and the VM runs on. To move one without agents, name this host's own address:\n\
          \n  \
-           virsh migrate --live DOMAIN --desturi DESTINATION --migrateuri tcp://{at}\n\
+           virsh migrate --live DOMAIN --desturi DESTINATION \\\n      \
+             --migrateuri tcp://{at} --listen-address {address}\n\
          \n\
          With --copy-storage-all its disks follow. For all migrations, take the lines out on this\n\
          host, and put them back later:\n\
@@ -150,8 +151,10 @@ mod tests {
     #[test]
     fn the_fallback_names_the_hosts_own_address() {
         let said = fallback("host-b", [10, 0, 0, 2].into());
-        assert!(said.contains(" --migrateuri tcp://10.0.0.2\n"), "{said}");
+        let options = " --migrateuri tcp://10.0.0.2 --listen-address 10.0.0.2\n";
+        assert!(said.contains(options), "{said}");
         let said = fallback("host-b", "fd00::2".parse().unwrap());
-        assert!(said.contains(" --migrateuri tcp://[fd00::2]\n"), "{said}");
+        let options = " --migrateuri tcp://[fd00::2] --listen-address fd00::2\n";
+        assert!(said.contains(options), "{said}");
     }
 }

@@ -30,8 +30,8 @@ pub(crate) fn find(
     let is_ours = UdpSocket::bind((lines.address, 0)).is_ok();
     let foreign = (!is_ours).then(|| {
         format!(
-            "{} is no address of this host: QEMU could not listen there. Correct it in the peers \
-             file, or write `address` into [carry] of the agent's file",
+            "{} is no address of this host: QEMU could not listen there. Correct `address` under \
+             [carry] in the agent's file, or take it out",
             lines.address
         )
     });

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use agent::config::carry::{check_ports, ports_of, stands_for};
+use agent::config::carry::{ADDRESS_DEFAULT, check_address, check_ports, ports_of, stands_for};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -20,6 +20,8 @@ pub(crate) struct Place {
     pub(crate) loopback: Ipv4Addr,
     /// The address at which its QEMUs wait for VMs.
     pub(crate) address: IpAddr,
+    /// Its address for other hosts.
+    pub(crate) network: IpAddr,
     /// The ports at which they wait, which no other host has.
     pub(crate) ports: RangeInclusive<u16>,
     /// The ports at which its agent stands for the other hosts.
@@ -70,7 +72,7 @@ impl Place {
         };
         let peers = agent_file.parent().unwrap_or(Path::new("")).join(peers);
         let file: PeersFile = parse(&peers)?;
-        let (loopback, own, [first, last]) = among(&file.host, &name).ok_or_else(|| {
+        let (loopback, network, [first, last]) = among(&file.host, &name).ok_or_else(|| {
             Problem::Typed(format!(
                 "{} has no host `{name}`, which this host is by {}: add it, in the same place on \
                  all hosts",
@@ -81,9 +83,12 @@ impl Place {
         let carries = agent.carry.is_some();
         check_ports([first, last])
             .map_err(|why| Problem::Typed(format!("{}: `{name}`: {why}", peers.display())))?;
-        let address = agent.carry.and_then(|carry| carry.address).unwrap_or(own);
+        let address = agent.carry.and_then(|carry| carry.address).unwrap_or(ADDRESS_DEFAULT);
+        check_address(address)
+            .map_err(|why| Problem::Typed(format!("{}: [carry]: {why}", agent_file.display())))?;
         let doors = doors(&file.host, &name);
-        Ok(Self { name, loopback, address, ports: first..=last, doors, carries })
+        let ports = first..=last;
+        Ok(Self { name, loopback, address, network, ports, doors, carries })
     }
 }
 
@@ -124,6 +129,9 @@ mod tests {
                          [[host]]\nname = 'host-c'\naddress = '10.0.0.3:7800'\n\
                          carry-address = '127.9.0.1'\ncarry-ports = [5000, 5009]\n";
 
+    /// The hosts' addresses there.
+    const PEERS_AT: [[u8; 4]; 3] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]];
+
     fn read(agent: &str, peers: &str) -> Result<Place, String> {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("agent.toml"), agent).unwrap();
@@ -136,16 +144,17 @@ mod tests {
     fn a_hosts_addresses_follow_from_its_place_or_its_settings() {
         let ranges = [49152..=49215, 49216..=49279, 5000..=5009];
         let place = |nth: usize, loopback: [u8; 4], address: [u8; 4], carries| {
+            let network = PEERS_AT[nth].into();
             let mut doors = ranges.to_vec();
             let ports = doors.remove(nth);
             let name = ["host-a", "host-b", "host-c"][nth].to_owned();
             let (loopback, address) = (loopback.into(), address.into());
-            Place { name, loopback, address, ports, doors, carries }
+            Place { name, loopback, address, network, ports, doors, carries }
         };
         let agent = |name, more| format!("name = '{name}'\npeers = 'peers.toml'\n{more}");
-        let plain = place(1, [127, 7, 0, 2], [10, 0, 0, 2], false);
+        let plain = place(1, [127, 7, 0, 2], [127, 6, 0, 1], false);
         assert_eq!(read(&agent("host-b", "pool-mib = 64"), PEERS), Ok(plain));
-        let named = place(2, [127, 9, 0, 1], [10, 0, 0, 3], true);
+        let named = place(2, [127, 9, 0, 1], [127, 6, 0, 1], true);
         assert_eq!(read(&agent("host-c", "[carry]\nsockets = 9"), PEERS), Ok(named));
         let more = "[carry]\naddress = '10.1.0.1'";
         let told = place(0, [127, 7, 0, 1], [10, 1, 0, 1], true);
@@ -160,6 +169,11 @@ mod tests {
             ("name = 'host-a'\npeers = 'none.toml'", PEERS, "reading /none.toml: "),
             ("name = 'host-a'\npeers = 'peers.toml'", "[[host]]\n\nname = 1", "/peers.toml:3: "),
             ("name = ", PEERS, "/agent.toml:1: "),
+            (
+                "name = 'host-a'\npeers = 'peers.toml'\n[carry]\naddress = '127.0.0.1'",
+                PEERS,
+                "/agent.toml: [carry]: address: 127.0.0.1 can't be migration_address",
+            ),
             (
                 "name = 'host-c'\npeers = 'peers.toml'",
                 &PEERS.replace("[5000, 5009]", "[9, 8]"),

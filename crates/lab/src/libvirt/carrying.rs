@@ -9,6 +9,8 @@ use crate::hosts::{Host, Hosts, RUN_DIR};
 
 /// Number of ports for the VMs that move to each host.
 const PORTS: u16 = 64;
+/// The address at which QEMUs wait for VMs: of loopback, and the same on all hosts.
+pub const WAITS_AT: &str = "127.6.0.1";
 /// The first port that libvirt and agents use by default.
 const FIRST_PORT: u16 = 49152;
 
@@ -24,9 +26,8 @@ pub fn leading_to_agents(hosts: &Hosts, host: &Host) -> String {
     let place = place(hosts, host);
     let first = FIRST_PORT + PORTS * (place - 1);
     format!(
-        "migration_host = \"127.7.0.{place}\"\nmigration_address = \"{}\"\n\
+        "migration_host = \"127.7.0.{place}\"\nmigration_address = \"{WAITS_AT}\"\n\
          migration_port_min = {first}\nmigration_port_max = {}\n",
-        host.addresses[0],
         first + PORTS - 1
     )
 }
