@@ -151,6 +151,7 @@ impl Examiner {
         programs.extend(vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone())));
         // A name that is not one of this host's programs gets an error, and is not started.
         programs.extend(asked.iter().take(PROGRAMS_MAX).cloned());
+        let nics = self.nics();
         let now = SystemTime::now();
         let certificate = match &self.local.security {
             Security::Tls(identity) => Some(identity),
@@ -167,7 +168,8 @@ impl Examiner {
             qemu_user: sight::qemu_user(self.registry.qemu_user()),
             cgroups: sight::cgroups(),
             reach: sight::reach(),
-            nics: self.nics(),
+            carries: self.carry.as_ref().map(|carry| sight::carries(carry, &nics)),
+            nics,
             memory,
             state: sight::state(self.registry.state().path()),
             network: Network {
@@ -178,7 +180,6 @@ impl Examiner {
                 certificate_refused: certificate.is_some_and(|one| one.validity().is_refused(now)),
             },
             exposed: self.passwords.iter().filter_map(Password::exposure).collect(),
-            carries: self.carry.as_ref().map(sight::carries),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,
         }

@@ -55,6 +55,7 @@ fn carrying(carries: &Carries, findings: &mut Findings) {
             "the packages' units allow it: compare yours, and restart the agent",
         );
     }
+    waiting(carries, findings);
     if let Some(manager) = &carries.manager {
         if carries.missing.is_empty() {
             findings.ok("carry", format!("Migrations of {manager} are carried."));
@@ -92,6 +93,31 @@ fn carrying(carries: &Carries, findings: &mut Findings) {
             carries.directory
         ),
     );
+}
+
+/// A QEMU that waits for a VM can't tell who connects.
+fn waiting(carries: &Carries, findings: &mut Findings) {
+    const LOADS: &str = "loads what the first connection sends, whoever makes it";
+    if let Some(address) = &carries.open_address {
+        findings.warning(
+            "carry",
+            format!("QEMUs wait for VMs at {address}, where other hosts reach them: each {LOADS}."),
+            "take `address` out of [carry], restart the agent, repeat `droveway libvirt setup` and \
+             restart libvirtd; or let only this host reach these ports, as \
+             droveway-incoming.nft does (firewalls are not examined)",
+        );
+    } else if !carries.open_ports.is_empty() {
+        let ports: Vec<String> = carries.open_ports.iter().map(u16::to_string).collect();
+        findings.warning(
+            "carry",
+            format!(
+                "A QEMU waits for a VM at port {}, where other hosts reach it: it {LOADS}.",
+                ports.join(", ")
+            ),
+            "if the migration was not told to (--listen-address): does qemu.conf have the lines of \
+             `droveway libvirt setup`, and was libvirtd restarted since?",
+        );
+    }
 }
 
 fn programs(facts: &Facts, findings: &mut Findings) {
@@ -538,7 +564,23 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 29] = [
+        let table: [(Change, Severity, &str); 31] = [
+            (
+                |f| {
+                    let open_address = Some("10.0.0.2".to_owned());
+                    f.carries = Some(Carries { open_address, ..Carries::default() });
+                },
+                Severity::Warning,
+                "wait for VMs at 10.0.0.2, where other hosts reach them",
+            ),
+            (
+                |f| {
+                    let open_ports = vec![49216, 49217];
+                    f.carries = Some(Carries { open_ports, ..Carries::default() });
+                },
+                Severity::Warning,
+                "at port 49216, 49217, where other hosts reach it",
+            ),
             (
                 |f| {
                     let refused = Some("the system refuses `openat2`".to_owned());

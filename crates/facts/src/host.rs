@@ -167,6 +167,10 @@ pub struct Carries {
     pub manager: Option<String>,
     /// Why the agent can't open sockets whose paths others control; none if it can.
     pub refused: Option<String>,
+    /// The address of a network at which QEMUs wait for VMs; none if only this host reaches them.
+    pub open_address: Option<String>,
+    /// Ports at which other hosts reach QEMUs that wait for VMs now.
+    pub open_ports: Vec<u16>,
     /// Settings that libvirt's `qemu.conf` lacks, so that other hosts' libvirt would not connect to
     /// their agents. With another manager: why VMs leave here without the agent.
     pub missing: Vec<String>,

@@ -86,11 +86,11 @@ pub(super) fn clock_source() -> Option<String> {
     line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 }
 
-/// What the agent carries, and what keeps migrations from it.
-pub(super) fn carries(carry: &Carry) -> Carries {
+/// What the agent carries, and what keeps migrations from it. Other hosts reach this one by `nics`.
+pub(super) fn carries(carry: &Carry, nics: &[Nic]) -> Carries {
     let refused = takeover::can_open_resolved().err().map(|error| error.to_string());
     let missing = match carry.manager {
-        Manager::Libvirt => return Carries { refused, ..of_libvirt(carry) },
+        Manager::Libvirt => return Carries { refused, ..of_libvirt(carry, nics) },
         Manager::Kubevirt => without_records(kubevirt::Node::default().records()),
         Manager::Proxmox => {
             let settings = fs::read_to_string(DATACENTER).unwrap_or_default();
@@ -100,7 +100,7 @@ pub(super) fn carries(carry: &Carry) -> Carries {
     Carries { manager: Some(carry.manager.to_string()), refused, missing, ..Carries::default() }
 }
 
-fn of_libvirt(carry: &Carry) -> Carries {
+fn of_libvirt(carry: &Carry, nics: &[Nic]) -> Carries {
     let libvirt = Path::new(LIBVIRT).is_dir();
     // Without a `qemu.conf`, libvirt uses its defaults.
     let said = fs::read_to_string(Path::new(LIBVIRT).join("qemu.conf")).unwrap_or_default();
@@ -110,8 +110,21 @@ fn of_libvirt(carry: &Carry) -> Carries {
         libvirt,
         manager: None,
         refused: None,
+        open_address: (!carry.address.is_loopback()).then(|| carry.address.to_string()),
+        open_ports: open_ports(carry, nics),
         missing: if libvirt { missing(&said, carry) } else { Vec::new() },
     }
+}
+
+/// The ports at which QEMUs wait for VMs and that other hosts can connect to.
+fn open_ports(carry: &Carry, nics: &[Nic]) -> Vec<u16> {
+    let addresses = nics.iter().filter_map(|nic| nic.address.parse().ok());
+    let addresses: Vec<IpAddr> = addresses.filter(|at: &IpAddr| !at.is_loopback()).collect();
+    let is_open = |port: &u16| {
+        let listens = |at: &IpAddr| nic::has_listener((*at, *port).into()).unwrap_or(false);
+        addresses.iter().any(listens)
+    };
+    carry.ports.clone().filter(is_open).collect()
 }
 
 /// The lines that a `qemu.conf` lacks.
@@ -257,11 +270,12 @@ fn line(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
-    #[test]
-    fn missing_lines_of_qemu_conf_are_found() {
-        let carry = Carry {
+    fn carry() -> Carry {
+        Carry {
             address: "10.0.0.2".parse().unwrap(),
             stands_for: Some("127.7.0.2".parse().unwrap()),
             ports: 49216..=49279,
@@ -276,7 +290,12 @@ mod tests {
             sharing: api::Sharing::default(),
             storage: api::ReadDisks::Auto,
             manager: Manager::Libvirt,
-        };
+        }
+    }
+
+    #[test]
+    fn missing_lines_of_qemu_conf_are_found() {
+        let carry = carry();
         let all = "user = \"root\"\n migration_host=\"127.7.0.2\"\nmigration_address = \
                    \"10.0.0.2\"\nmigration_port_min = 49216\nmigration_port_max = 49279\n";
         assert_eq!(missing(all, &carry), Vec::<String>::new());
@@ -286,6 +305,25 @@ mod tests {
         assert_eq!(missing("", &carry).len(), 4);
         let before = format!("migration_host = \"10.0.0.9\"\n{all}");
         assert_eq!(missing(&before, &carry), ["migration_host = \"127.7.0.2\""]);
+    }
+
+    #[test]
+    fn qemus_that_other_hosts_reach_are_found() {
+        let to_others = Nic { address: "192.0.2.77".to_owned(), ..Nic::default() };
+        let to_itself = Nic { address: "127.0.0.1".to_owned(), ..Nic::default() };
+        let nics = [to_itself, to_others];
+        let carries = |address: &str, waiting: &TcpListener| {
+            let port = waiting.local_addr().unwrap().port();
+            let address = address.parse().unwrap();
+            let found = of_libvirt(&Carry { address, ports: port..=port, ..carry() }, &nics);
+            (found.open_address, found.open_ports == [port])
+        };
+        let here = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(carries("127.6.0.1", &here), (None, false));
+        assert_eq!(carries("10.0.0.2", &here), (Some("10.0.0.2".to_owned()), false));
+        // At all addresses, which is libvirt's default.
+        let everywhere = TcpListener::bind("[::]:0").unwrap();
+        assert_eq!(carries("127.6.0.1", &everywhere), (None, true));
     }
 
     #[test]
