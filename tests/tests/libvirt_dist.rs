@@ -1,12 +1,18 @@
 //! The files in `dist/` for hosts with libvirt are valid for the programs that read them.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use end_to_end::note;
-use lab::libvirt::KUBEVIRT_RIGHTS;
+use lab::hosts::{Host, Hosts, Link};
+use lab::libvirt::{KUBEVIRT_RIGHTS, WAITS_AT};
 use lab::{program, setup};
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
 
 fn dist(name: &str) -> String {
     fs::read_to_string(setup::repository().join("dist").join(name)).unwrap()
@@ -111,23 +117,79 @@ fn needrestart_does_not_restart_agents_by_itself() {
     assert_eq!(chosen, expected);
 }
 
+/// Loads rules on a host, twice: the second time they replace the first.
+fn load(host: &Host, rules: &str) {
+    let nft = setup::nft().unwrap();
+    let file = setup::repository().join("dist/nftables").join(rules);
+    for _ in 0..2 {
+        let mut command = host.command(&nft.program);
+        command.env("LD_LIBRARY_PATH", &nft.libraries).arg("--file").arg(&file);
+        program::output(&mut command).unwrap();
+    }
+}
+
+/// What `run` makes belongs to this user of the host.
+fn as_user<T: Send>(host: &Host, uid: u32, run: impl FnOnce() -> T + Send) -> T {
+    host.within(|| {
+        let uid = Uid::from_raw(uid);
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        run()
+    })
+}
+
+fn listens(host: &Host, uid: u32, at: &str) -> TcpListener {
+    as_user(host, uid, || TcpListener::bind(at).unwrap())
+}
+
+fn connects(host: &Host, uid: u32, at: &str) -> Result<(), ErrorKind> {
+    let at = at.parse().unwrap();
+    let connect = || TcpStream::connect_timeout(&at, SILENCE);
+    as_user(host, uid, connect).map(drop).map_err(|error| error.kind())
+}
+
+/// How long a connection is tried whose packets are dropped.
+const SILENCE: Duration = Duration::from_secs(1);
+const ROOT: u32 = 0;
+const QEMU: u32 = 64055;
+const NOBODY: u32 = 65534;
+
 #[test]
-fn nft_takes_the_rule_for_doors() {
-    let Some(nft) = program::find("nft") else {
-        note("the rule in dist/ was not checked: this system has no nft");
-        return;
-    };
-    let dir = tempfile::tempdir().unwrap();
-    let check = |rule: &str| {
-        let file = dir.path().join("rule.nft");
-        fs::write(&file, rule).unwrap();
-        let output = Command::new(&nft).args(["--check", "--file"]).arg(&file).output().unwrap();
-        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    let ours = dist("nftables/droveway-carry.nft");
-    assert!(ours.contains("ip saddr 127.7.0.0/16 "), "agents listen at other addresses");
-    assert_eq!(check(&ours), (true, String::new()));
-    assert!(!check(&ours.replace("skuid", "skuser")).0, "it takes everything");
+fn only_agents_and_qemus_use_the_addresses_of_migrations() {
+    let host = Hosts::new(Link::unshaped()).unwrap().a;
+    let (agent, qemu) = ("127.7.0.2:49216", format!("{WAITS_AT}:49152"));
+    let (squatter, another) = ("127.7.0.3:49280", "127.0.0.1:49152");
+    let _open = [
+        listens(&host, ROOT, agent),
+        listens(&host, QEMU, &qemu),
+        listens(&host, NOBODY, squatter),
+        listens(&host, NOBODY, another),
+    ];
+    let at_each = |uid| [agent, &qemu, squatter, another].map(|at| connects(&host, uid, at));
+    for uid in [ROOT, QEMU, NOBODY] {
+        assert_eq!(at_each(uid), [Ok(()); 4], "{uid}");
+    }
+    load(&host, "droveway-carry.nft");
+    let (refused, dropped) = (Err(ErrorKind::ConnectionRefused), Err(ErrorKind::TimedOut));
+    // The agent and libvirt, which reach QEMUs and agents.
+    assert_eq!(at_each(ROOT), [Ok(()), Ok(()), dropped, Ok(())]);
+    // A QEMU that makes its connections itself.
+    assert_eq!(at_each(QEMU), [Ok(()), refused, dropped, Ok(())]);
+    assert_eq!(at_each(NOBODY), [refused, refused, refused, Ok(())]);
+    // An agent that is down is seen at once.
+    assert_eq!(connects(&host, ROOT, "127.7.0.2:49217"), refused);
+}
+
+#[test]
+fn other_hosts_do_not_reach_qemus_that_wait() {
+    let hosts = Hosts::new(Link::unshaped()).unwrap();
+    let address = hosts.b.addresses[0];
+    let [waiting, agent] = [49216, 7800].map(|port| SocketAddr::new(address, port).to_string());
+    let _open = [listens(&hosts.b, QEMU, &waiting), listens(&hosts.b, ROOT, &agent)];
+    assert_eq!(connects(&hosts.a, ROOT, &waiting), Ok(()));
+    load(&hosts.b, "droveway-incoming.nft");
+    assert_eq!(connects(&hosts.a, ROOT, &waiting), Err(ErrorKind::TimedOut));
+    assert_eq!(connects(&hosts.b, ROOT, &waiting), Ok(()));
+    assert_eq!(connects(&hosts.a, ROOT, &agent), Ok(()));
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod download;
 mod initramfs;
 mod install;
 mod libvirt;
+mod nft;
 mod qemus;
 mod ssh;
 mod store;
@@ -20,6 +21,7 @@ use std::{env, fmt, thread};
 pub use accelerator::Accelerator;
 pub use libvirt::Libvirt;
 pub(crate) use libvirt::MODULES as QEMU_MODULES;
+pub use nft::Nft;
 pub(crate) use store::VARIABLE as STORE_VARIABLE;
 pub use store::{remove_store, store};
 pub use version::Version;
@@ -287,6 +289,14 @@ pub fn python_libvirt() -> Result<PathBuf> {
 /// If it isn't available.
 pub fn sshd() -> Result<PathBuf> {
     ssh::server(&store())
+}
+
+/// The program `nft`.
+///
+/// # Errors
+/// If it isn't available.
+pub fn nft() -> Result<Nft> {
+    nft::nft(&store())
 }
 
 /// A Chromium and its driver.
