@@ -1,15 +1,20 @@
 //! Strangers hold every connection that they can get, and send nothing: hosts still reach each
 //! other, and people reach the API.
 
-use std::net::SocketAddr;
-use std::process::Stdio;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::thread;
 
+use end_to_end::commander::{carrying, port};
 use end_to_end::strangers::Strangers;
-use end_to_end::{Side, World, bare, until};
+use end_to_end::{MIB, Side, World, bare, terminate, until};
 use identity::Role;
 use lab::agent::binary;
 use lab::certificates::Certificates;
 use lab::hosts::Link;
+use lab::libvirt::WAITS_AT;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 const RATE: u64 = 2_000_000;
 const AGENTS_PORT: u16 = 7800;
@@ -100,4 +105,94 @@ fn the_api_answers_meanwhile() {
         until("nothing is left of them", || open_files(&world) < 60);
     }
     world.says(Side::B, &["list"]);
+}
+
+/// Ports at which an agent stands for another host.
+const PORTS: u16 = 64;
+
+/// A script that another user of host A runs. It ends when this is dropped.
+struct AnotherUser(Child);
+
+impl Drop for AnotherUser {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Another user of host A runs this script of bash's.
+fn another_user(world: &World, script: &str) -> AnotherUser {
+    let mut command = world.host(Side::A).command("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bash", "-c", script]);
+    AnotherUser(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+}
+
+/// The number of bytes that the agent of host A has read.
+fn read_bytes(world: &World) -> u64 {
+    let path = format!("/proc/{}/io", world.agent(Side::A).pid());
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
+/// Whose a connection is, the agent finds out without reading about the others. Other users of the
+/// host keep nobody from being carried, and the agent from nothing.
+#[test]
+fn another_user_does_not_block_carried_migrations() {
+    const OTHERS: usize = 1000;
+    const REFUSED: usize = 100;
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    setrlimit(Resource::Nofile, files).unwrap();
+    let mut world = World::new(Link::unshaped());
+    carrying(&mut world);
+    let others: Vec<_> = world.host(Side::A).within(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let connect = || (TcpStream::connect(at).unwrap(), listener.accept().unwrap());
+        (0..OTHERS).map(|_| connect()).collect()
+    });
+    let (first, last) = (port(Side::B), port(Side::B) + PORTS - 1);
+
+    let before = read_bytes(&world);
+    let one_by_one = format!(
+        "for ((n = 0; n < {REFUSED}; n++)); do exec 3<>/dev/tcp/127.7.0.2/{first}; read -r <&3; \
+         done"
+    );
+    assert!(another_user(&world, &one_by_one).0.wait().is_ok());
+    let log = || world.agent(Side::A).log_text();
+    let refused = || {
+        let log = log();
+        let refused = log.lines().filter(|line| line.contains("turned away"));
+        let counts =
+            refused.filter_map(|line| line.split_once(" connections=")?.1.split(' ').next());
+        counts.map(|count| count.parse::<usize>().unwrap()).sum::<usize>()
+    };
+    until("each is refused", || refused() == REFUSED);
+    // A list of these sockets has more than that for each refused connection.
+    let read = read_bytes(&world) - before;
+    assert!(read < 4 * MIB, "{read} bytes for {REFUSED} connections among {OTHERS}");
+    drop(others);
+
+    let all_the_time = format!(
+        "while :; do for ((n = {first}; n <= {last}; n++)); do exec 3<>/dev/tcp/127.7.0.2/$n; done; \
+         read -rt 0.01 <&3; done"
+    );
+    let mut strangers = another_user(&world, &all_the_time);
+    until("they are at the last port", || log().contains(&format!("127.7.0.2:{last}")));
+    let there = (WAITS_AT, last);
+    let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
+    let server = thread::spawn(move || {
+        let mut disk = listener.accept().unwrap().0;
+        disk.write_all(b"NBDMAGICIHAVEOPT").unwrap();
+        disk
+    });
+    let here = ("127.7.0.2", last);
+    let mut client = world.host(Side::A).within(|| TcpStream::connect(here).unwrap());
+    client.read_exact(&mut [0; 16]).unwrap();
+    drop((client, server.join().unwrap()));
+
+    terminate(world.agent(Side::A).pid());
+    until("the agent has ended", || world.has_ended(Side::A));
+    assert!(strangers.0.try_wait().unwrap().is_none(), "nobody connected any more");
 }

@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use kubevirt::Port;
 use nic::NicError;
@@ -189,22 +190,39 @@ impl Door {
         Ok(Self { peer: peer.to_owned(), listener })
     }
 
-    /// The next connection from an admitted user; none if none is waiting.
+    /// The next connection from an admitted user; none if none is waiting, or once `closing` is
+    /// set.
     ///
     /// A call rejects at most one backlog of connections from other users, so that a user who keeps
-    /// connecting does not block the other doors.
-    pub(super) fn take(&self, admitted: &Admitted) -> io::Result<Option<UnixStream>> {
-        for _ in 0..=UNACCEPTED_MAX {
-            match self.accept() {
-                Ok((stream, Some(uid))) if admitted.has(uid) => return Ok(Some(stream)),
-                Ok((_, uid)) => {
-                    tracing::warn!(?uid, door = %self, "a user connected who may not; turned away");
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(error),
+    /// connecting occupies no thread.
+    pub(super) fn take(
+        &self,
+        admitted: &Admitted,
+        closing: &AtomicBool,
+    ) -> io::Result<Option<UnixStream>> {
+        let (mut connections, mut user) = (0, None);
+        let taken = loop {
+            if closing.load(SeqCst) || connections > UNACCEPTED_MAX {
+                break Ok(None);
             }
+            match self.accept() {
+                Ok((stream, Some(uid))) if admitted.has(uid) => break Ok(Some(stream)),
+                Ok((_, uid)) => (connections, user) = (connections + 1, uid),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(None),
+                Err(error) => break Err(error),
+            }
+        };
+        // One line for all: a user can connect thousands of times a second.
+        if connections > 0 {
+            let uid = user;
+            tracing::warn!(
+                ?uid,
+                connections,
+                door = %self,
+                "a user connected who may not; turned away"
+            );
         }
-        Ok(None)
+        taken
     }
 
     /// The next connection, and its user if that is known.
@@ -279,6 +297,10 @@ mod tests {
         Admitted { qemu: vec![rustix::process::geteuid().as_raw()] }
     }
 
+    fn take(door: &Door, admitted: &Admitted) -> Option<UnixStream> {
+        door.take(admitted, &AtomicBool::new(false)).unwrap()
+    }
+
     /// Waits for a connection and takes it.
     fn next(door: &Door, admitted: &Admitted) -> Option<UnixStream> {
         rustix::event::poll(
@@ -286,7 +308,7 @@ mod tests {
             None,
         )
         .unwrap();
-        door.take(admitted).unwrap()
+        take(door, admitted)
     }
 
     #[test]
@@ -294,7 +316,7 @@ mod tests {
         let free = TcpListener::bind("127.7.0.9:0").unwrap().local_addr().unwrap();
         let door = Door::at_port("b", free).unwrap();
         assert_eq!(door.target(), Target::Port(free.port()));
-        assert!(door.take(&us()).unwrap().is_none());
+        assert!(take(&door, &us()).is_none());
         let mut client = TcpStream::connect(free).unwrap();
         let mut taken = next(&door, &us()).unwrap();
         client.write_all(b"QEVM").unwrap();
@@ -366,5 +388,40 @@ mod tests {
         let door = Door::at_path("b", &path, None).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         assert!(next(&door, &Admitted { qemu: vec![us + 1] }).is_none());
+    }
+
+    /// A connection of nobody's: root too is turned away if its connection is closed by then.
+    fn strangers(at: SocketAddr, connections: usize) {
+        (0..connections).for_each(|_| drop(TcpStream::connect(at).unwrap()));
+    }
+
+    fn at_loopback() -> (Door, SocketAddr) {
+        let free = TcpListener::bind("127.7.0.6:0").unwrap().local_addr().unwrap();
+        (Door::at_port("b", free).unwrap(), free)
+    }
+
+    #[test]
+    fn an_admitted_user_is_taken_among_strangers() {
+        let (door, at) = at_loopback();
+        strangers(at, 100);
+        let mut client = TcpStream::connect(at).unwrap();
+        strangers(at, 10);
+        let mut taken = take(&door, &us()).unwrap();
+        client.write_all(b"QEVM").unwrap();
+        let mut read = [0; 4];
+        taken.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"QEVM");
+        assert!(take(&door, &us()).is_none());
+    }
+
+    /// Strangers that keep connecting don't delay the end of an agent.
+    #[test]
+    fn nobody_is_accepted_once_it_closes() {
+        let (door, at) = at_loopback();
+        strangers(at, 100);
+        assert!(door.take(&us(), &AtomicBool::new(true)).unwrap().is_none());
+        let Listener::Port(listener, _) = &door.listener else { panic!("it has a port") };
+        let left = std::iter::from_fn(|| listener.accept().ok()).count();
+        assert_eq!(left, 100, "some were accepted");
     }
 }

@@ -1,5 +1,5 @@
-//! All doors of an agent: one thread waits for connections at all of them, and each
-//! connection has its own thread.
+//! All doors of an agent: one thread waits for connections at all of them. Where some wait, a
+//! thread of that door's own accepts them, and serves the first that is from an admitted user.
 
 mod serving;
 
@@ -11,7 +11,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,9 @@ use crate::config::{Carry, Manager, PeerEntry};
 use crate::migrations::Migrations;
 use crate::user::{self, UserError};
 
+/// Doors at which connections are accepted at a time. The others take turns: a user who keeps
+/// connecting to all doors makes no more threads, and keeps nobody out.
+const ACCEPTING_MAX: usize = 32;
 /// A door at which accepting fails, such as for lack of descriptors, is retried after this.
 const RETRY: Duration = Duration::from_millis(200);
 /// A door that could not be opened, such as because another program listens there, is
@@ -81,15 +84,19 @@ pub(super) struct Shared {
     /// Wakes the thread that waits for connections.
     wake: OwnedFd,
     closing: AtomicBool,
+    /// Threads that accept connections now.
+    accepting: AtomicUsize,
+    /// Threads that have accepted connections since the agent's start.
     begun: AtomicU64,
     /// Those that are not carried, but passed on.
     around: Around,
-    /// Each connection in service, to end it, and its thread.
+    /// Each thread of a connection.
     served: Mutex<HashMap<u64, Served>>,
 }
 
 struct Served {
-    socket: UnixStream,
+    /// The connection, to end it. None while the thread waits for one.
+    socket: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -131,7 +138,9 @@ impl Doors {
             migrations,
             wake,
             closing: AtomicBool::new(false),
-            begun: AtomicU64::new(0),
+            accepting: AtomicUsize::new(0),
+            // A door that had no turn yet has 0.
+            begun: AtomicU64::new(1),
             around: Around::default(),
             served: Mutex::default(),
         });
@@ -191,8 +200,10 @@ impl Doors {
             served
                 .values_mut()
                 .filter_map(|one| {
-                    // The connection may have ended.
-                    let _ = one.socket.shutdown(std::net::Shutdown::Both);
+                    if let Some(socket) = &one.socket {
+                        // The connection may have ended.
+                        let _ = socket.shutdown(std::net::Shutdown::Both);
+                    }
                     one.thread.take()
                 })
                 .collect()
@@ -246,75 +257,105 @@ impl Shared {
             if let Some(peers) = self.changed.lock().take() {
                 posts.are_for(&self.carry, &peers);
             }
-            let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
-            let taken_over = self.taken_over.lock().clone();
-            let free = posts.open().iter().chain(&taken_over).filter(is_free).cloned();
-            let (next, free): (Vec<_>, Vec<_>) = free.partition(|post| post.has_accepted());
-            drop(taken_over);
-            if !next.is_empty() {
-                next.iter().for_each(|post| self.take(post));
-                continue;
-            }
-            let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
-            let fds: Vec<_> = fds.collect();
-            let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-            let limit = (!posts.all_open()).then_some(&REOPEN);
-            match poll(&mut polled, limit) {
-                Ok(0) => posts.open_missing(),
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot wait for connections");
-                    thread::sleep(RETRY);
-                    continue;
-                }
-            }
-            let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.wake, &mut count);
-            drop(fds);
-            for (post, _) in free.into_iter().zip(ready).filter(|(_, ready)| *ready) {
-                self.take(&post);
-            }
+            let room = ACCEPTING_MAX.saturating_sub(self.accepting.load(SeqCst));
+            let mut ready = self.ready(&mut posts, room > 0);
+            // Those whose last turn is longest ago come first.
+            ready.sort_by_key(|post| post.turn.load(SeqCst));
+            ready.iter().take(room).for_each(|post| self.accept(post));
         }
     }
 
-    /// Takes a connection, and leaves the door to its thread until that has all connections of
-    /// its migration.
-    fn take(self: &Arc<Self>, post: &Arc<Post>) {
-        let next = post.next(&self.admitted).and_then(|caller| {
-            let kept = caller.as_ref().map(Caller::try_clone_connection).transpose()?;
-            Ok(caller.zip(kept))
-        });
-        let (caller, kept) = match next {
-            Ok(Some(next)) => next,
-            Ok(None) => return,
+    /// Waits until connections wait at doors that no thread accepts them from, and returns these
+    /// doors; none if something else has changed. Without room for more threads, it waits only for
+    /// that.
+    fn ready(&self, posts: &mut Posts, has_room: bool) -> Vec<Arc<Post>> {
+        let mut free = Vec::new();
+        if has_room {
+            let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
+            let taken_over = self.taken_over.lock();
+            free.extend(posts.open().iter().chain(&*taken_over).filter(is_free).cloned());
+        }
+        let (next, free): (Vec<_>, Vec<_>) = free.into_iter().partition(|it| it.has_accepted());
+        if !next.is_empty() {
+            return next;
+        }
+        let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
+        let fds: Vec<_> = fds.collect();
+        let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let limit = (!posts.all_open()).then_some(&REOPEN);
+        match poll(&mut polled, limit) {
+            Ok(0) => posts.open_missing(),
+            Ok(_) => {}
+            Err(Errno::INTR) => return Vec::new(),
             Err(error) => {
-                tracing::warn!(door = %post.door, %error, "cannot take a connection");
+                tracing::warn!(%error, "cannot wait for connections");
                 thread::sleep(RETRY);
-                return;
+                return Vec::new();
             }
-        };
-        post.busy.store(true, SeqCst);
+        }
+        let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.wake, &mut count);
+        free.into_iter().zip(ready).filter_map(|(post, ready)| ready.then_some(post)).collect()
+    }
+
+    /// Leaves a door to a thread that accepts a connection, until that has all connections of its
+    /// migration.
+    fn accept(self: &Arc<Self>, post: &Arc<Post>) {
         let number = self.begun.fetch_add(1, SeqCst);
+        post.turn.store(number, SeqCst);
+        post.busy.store(true, SeqCst);
+        self.accepting.fetch_add(1, SeqCst);
+        // The thread waits for its entry.
         let mut served = self.served.lock();
         let spawned = thread::Builder::new().name(format!("carry-{number}")).spawn({
             let (shared, post) = (Arc::clone(self), Arc::clone(post));
             move || {
-                shared.serve(post, caller);
+                let caller = shared.next(&post, number);
+                shared.accepting.fetch_sub(1, SeqCst);
+                match caller {
+                    Some(caller) => {
+                        shared.wake();
+                        shared.serve(post, caller);
+                    }
+                    None => shared.leave(post),
+                }
                 shared.served.lock().remove(&number);
             }
         });
         match spawned {
             Ok(thread) => {
-                served.insert(number, Served { socket: kept, thread: Some(thread) });
+                served.insert(number, Served { socket: None, thread: Some(thread) });
             }
             Err(error) => {
                 drop(served);
-                tracing::warn!(%error, "no thread for a connection; turned away");
+                tracing::warn!(%error, "no thread for a connection; it waits");
+                thread::sleep(RETRY);
+                self.accepting.fetch_sub(1, SeqCst);
                 self.free(post);
             }
         }
+    }
+
+    /// The next connection of an admitted user, for thread `number`; none if none is waiting, or
+    /// the doors are closed.
+    fn next(&self, post: &Post, number: u64) -> Option<Caller> {
+        let next = post.next(&self.admitted, &self.closing).and_then(|caller| {
+            let kept = caller.as_ref().map(Caller::try_clone_connection).transpose()?;
+            Ok(caller.zip(kept))
+        });
+        let (caller, kept) = match next {
+            Ok(next) => next?,
+            Err(error) => {
+                tracing::warn!(door = %post.door, %error, "cannot take a connection");
+                thread::sleep(RETRY);
+                return None;
+            }
+        };
+        let mut served = self.served.lock();
+        let entry = served.get_mut(&number).filter(|_| !self.closing.load(SeqCst))?;
+        entry.socket = Some(kept);
+        Some(caller)
     }
 
     fn free(&self, post: &Post) {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use engine::Caller;
 use parking_lot::Mutex;
@@ -16,8 +16,10 @@ use crate::config::{Carry, Manager, PeerEntry};
 /// A door, kept while its host is in the peers file or a connection uses it.
 pub(super) struct Post {
     pub(super) door: Door,
-    /// A migration is accepting its connections at the door now.
+    /// A thread is accepting connections at the door now: one of a migration, all of its own.
     pub(super) busy: AtomicBool,
+    /// Which one that was of all such threads, from the agent's start on.
+    pub(super) turn: AtomicU64,
     /// A connection was relayed to its original target instead of carried, so those that
     /// belong to it are too.
     pub(super) goes_around: AtomicBool,
@@ -152,6 +154,7 @@ impl Post {
         Self {
             door,
             busy: AtomicBool::new(false),
+            turn: AtomicU64::new(0),
             goes_around: AtomicBool::new(false),
             has_carried: AtomicBool::new(false),
             relays: AtomicBool::new(false),
@@ -159,11 +162,15 @@ impl Post {
         }
     }
 
-    /// The next connection; none if none is waiting.
-    pub(super) fn next(&self, admitted: &Admitted) -> io::Result<Option<Caller>> {
+    /// The next connection; none if none is waiting, or once `closing` is set.
+    pub(super) fn next(
+        &self,
+        admitted: &Admitted,
+        closing: &AtomicBool,
+    ) -> io::Result<Option<Caller>> {
         let accepted = self.accepted.lock().pop_front();
         match accepted {
-            None => Ok(self.door.take(admitted)?.map(Caller::new)),
+            None => Ok(self.door.take(admitted, closing)?.map(Caller::new)),
             accepted => Ok(accepted),
         }
     }

@@ -48,7 +48,8 @@ impl Shared {
             // QEMU may have a connection for a post-copy, which is silent until that begins.
             let may_be_silent = || self.migrations.is_carrying_to(&host);
             let relays = post.relays.load(SeqCst);
-            let content = opening.begin(&mut || door.take(&self.admitted), &may_be_silent, relays);
+            let mut more = || door.take(&self.admitted, &self.closing);
+            let content = opening.begin(&mut more, &may_be_silent, relays);
             let content = content.map_err(|error| error.to_string())?;
             Ok((id, vm, uuid, was_carrying, content))
         });
