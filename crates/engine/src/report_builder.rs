@@ -5,7 +5,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use api::{Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
 use parking_lot::Mutex;
-use switchover::Reason;
+use switchover::journal::Listed;
+use switchover::{MigrationId, Reason};
 use wire::Cost;
 
 use crate::watch::Watch;
@@ -51,6 +52,13 @@ impl ReportBuilder {
 
     pub(crate) fn elapsed_s(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
+    }
+
+    /// What operators know the migration by, for its journal.
+    pub(crate) fn listed(&self) -> Option<Listed> {
+        let state = self.state.lock();
+        let id = MigrationId::new(&state.report.id).ok()?;
+        Some(Listed { id, started_unix_s: state.report.started_unix_s })
     }
 
     pub(crate) fn watch(&self) -> &Watch {

@@ -22,7 +22,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::migration_id::MigrationId;
-pub use entry::{Keeps, Opened, Side};
+pub use entry::{Keeps, Listed, Opened, Side};
 pub use error::JournalError;
 use line::{Contents, FILE_BYTES_MAX};
 pub(crate) use line::{read, sealed};

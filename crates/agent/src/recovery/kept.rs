@@ -70,6 +70,7 @@ mod tests {
             peer_address: peer_address.to_owned(),
             run: true,
             qemu: serde_json::Value::Null,
+            listed: None,
         };
         let left: Journal<source::Record> =
             journals.create(opened("web1", "10.0.0.2:7800")).unwrap();

@@ -309,6 +309,7 @@ fn opened() -> Opened {
         peer_address: "10.0.0.1:7800".to_owned(),
         run: true,
         qemu: json!({}),
+        listed: None,
     }
 }
 

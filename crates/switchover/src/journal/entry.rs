@@ -1,5 +1,7 @@
 //! A journal's content: what was known at the beginning, and one side's records.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -49,4 +51,33 @@ pub struct Opened {
     pub run: bool,
     /// How to find the VM's QEMU again, in the agent's own format.
     pub qemu: serde_json::Value,
+    /// None in a journal of release 0.1.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listed: Option<Listed>,
+}
+
+/// What operators know a migration by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Its id in commands, reports and logs.
+    pub id: MigrationId,
+    /// When it started, in seconds since 1970.
+    pub started_unix_s: u64,
+}
+
+impl Listed {
+    /// A migration that starts now.
+    #[must_use]
+    pub fn now(id: MigrationId) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self { id, started_unix_s: since.map_or(0, |since| since.as_secs()) }
+    }
+}
+
+impl Opened {
+    /// The id for log lines: that of commands and reports, if it is known.
+    #[must_use]
+    pub fn log_id(&self) -> &MigrationId {
+        self.listed.as_ref().map_or(&self.migration, |listed| &listed.id)
+    }
 }

@@ -17,6 +17,7 @@ fn opened(id: &str) -> Opened {
         peer_address: "10.0.0.2:7800".to_owned(),
         run: true,
         qemu: json!({ "pid": 7, "argv": ["-m", "4G\n"] }),
+        listed: Some(Listed { id: MigrationId::new("deadbeef").unwrap(), started_unix_s: 7 }),
     }
 }
 

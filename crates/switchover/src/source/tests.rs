@@ -460,6 +460,7 @@ fn opened() -> Opened {
         peer_address: "10.0.0.2:7800".to_owned(),
         run: true,
         qemu: json!({}),
+        listed: None,
     }
 }
 

@@ -8,8 +8,9 @@ use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::ram_blocks::{RamBlocks, Reached};
+use switchover::MigrationId;
 use switchover::destination::Driver;
-use switchover::journal::Opened;
+use switchover::journal::{Listed, Opened};
 use wire::{Prepare, ToSource};
 
 use super::End;
@@ -53,6 +54,8 @@ impl<'s> Connected<'s> {
             peer_address,
             run: false,
             qemu,
+            // It comes from the peer; without a valid one the switchover's own id is logged.
+            listed: MigrationId::new(&order.migration).ok().map(Listed::now),
         };
         self.shared.local.journals.create(opened).map(Driver::new).map_err(End::failed)
     }

@@ -195,6 +195,7 @@ impl<'m> Prepared<'m> {
             peer_address: context.peer.address.to_string(),
             run: context.was_running,
             qemu,
+            listed: context.report_builder.listed(),
         };
         let journal = context.local.journals.create(opened);
         let journal =
