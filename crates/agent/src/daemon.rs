@@ -28,7 +28,7 @@ use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
 use crate::http::{Api, CachedText, Port, Watchers, router, serve_metrics};
 use crate::log;
-use crate::migrations::{Migrations, Routes};
+use crate::migrations::{History, Migrations, Routes};
 use crate::peers::{self, Peers, PeersFile, Told};
 use crate::rack::{RackError, rack};
 use crate::recovery::{Settlers, kept};
@@ -201,9 +201,11 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         Some((webhook, reader.ok()?))
     });
     let peers = Peers::new(config.peers.clone(), config.peers_file.as_deref());
+    let history = Arc::new(History::open(&config.name, registry.state().reports()));
     let settlers = Settlers::new(
         Arc::clone(&registry),
         Arc::clone(&events),
+        history,
         journals,
         &config.name,
         local.security.clone(),

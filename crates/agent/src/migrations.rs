@@ -4,6 +4,7 @@
 mod asked;
 mod ended;
 mod happenings;
+mod history;
 mod orders;
 mod reports;
 mod routes;
@@ -15,7 +16,7 @@ use std::thread;
 
 use api::{Bounds, ErrorCode, Happening, MigrateRequest, Outcome, Progress, Report};
 use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, MutexGuard};
 
 use crate::denied::Denied;
 use crate::events::Events;
@@ -25,6 +26,7 @@ use crate::registry::Registry;
 use crate::vm::Vm;
 use ended::fault;
 use happenings::{began, ended};
+pub(crate) use history::History;
 use reports::Reports;
 pub(crate) use reports::random_id;
 pub(crate) use routes::Routes;
@@ -53,9 +55,8 @@ pub(crate) struct Migrations {
     local: Local,
     routes: Routes,
     mover: Box<Mover>,
-    reports: Reports,
+    history: Arc<History>,
     metrics: Metrics,
-    table: Mutex<Table>,
     /// Notified when a migration has ended and its report is available.
     ended: Condvar,
 }
@@ -68,8 +69,7 @@ impl Migrations {
         mover: Box<Mover>,
     ) -> Self {
         let (registry, settlers) = (Arc::clone(&settlers.registry), Arc::clone(settlers));
-        let events = Arc::clone(&settlers.events);
-        let reports = Reports::new(registry.state().reports());
+        let (events, history) = (Arc::clone(&settlers.events), Arc::clone(&settlers.history));
         Self {
             registry,
             settlers,
@@ -77,11 +77,14 @@ impl Migrations {
             local,
             routes,
             mover,
-            reports,
+            history,
             metrics: Metrics::default(),
-            table: Mutex::default(),
             ended: Condvar::new(),
         }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.history.table.lock()
     }
 
     /// The sums over ended migrations.
@@ -101,7 +104,7 @@ impl Migrations {
 
     /// Starts a migration, which continues on its own thread.
     pub(crate) fn start(self: &Arc<Self>, request: MigrateRequest) -> Result<String, Denied> {
-        let id = self.unused_id(&self.table.lock())?;
+        let id = self.unused_id(&self.table())?;
         self.begin(&id, request)?;
         Ok(id)
     }
@@ -127,7 +130,7 @@ impl Migrations {
 
     /// An id for a migration that is carried for another program.
     pub(crate) fn new_id(&self) -> Result<String, Denied> {
-        self.unused_id(&self.table.lock())
+        self.unused_id(&self.table())
     }
 
     /// Lists a migration that another program commands, of a VM that this agent does not own,
@@ -148,7 +151,7 @@ impl Migrations {
                 Arc::new(Watch::new(progress, bounds).beside(self.carried_watch(vm, to)))
             }
         };
-        let mut table = self.table.lock();
+        let mut table = self.table();
         // A VM in post-copy may open its connection for urgent pages late.
         if table.closing && !table.has_committed(&watch.progress().1) {
             watch.cancel();
@@ -182,14 +185,7 @@ impl Migrations {
 
     /// As `keep`, but without counting it as a migration or publishing its end.
     fn keep_quietly(&self, id: &str, report: Report) {
-        if let Err(error) = self.reports.save(&report) {
-            tracing::warn!(id, %error, "the migration's report can't be saved");
-        }
-        let mut table = self.table.lock();
-        if let Some(entry) = table.entries.get_mut(id) {
-            entry.report = Some(Arc::new(report));
-        }
-        drop(table);
+        self.history.keep(id, report);
         self.ended.notify_all();
     }
 
@@ -199,7 +195,7 @@ impl Migrations {
             .map_err(Denied::Asked)?;
         request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         request.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
-        if self.table.lock().closing {
+        if self.table().closing {
             return Err(Denied::Closing);
         }
         self.settlers.keeps_here(&request.vm)?;
@@ -209,7 +205,7 @@ impl Migrations {
             Progress::new((id, &request.vm), (&self.local.agent, &request.to), vm.ram_bytes());
         let watch = self.watch(progress, request.bounds.clone());
 
-        let mut table = self.table.lock();
+        let mut table = self.table();
         if table.closing {
             self.registry.stays(&request.vm);
             return Err(Denied::Closing);
@@ -235,7 +231,7 @@ impl Migrations {
         for _ in 0..16 {
             let id = reports::random_id()
                 .map_err(|error| Denied::Local(format!("no random id: {error}")))?;
-            if !table.entries.contains_key(&id) && !self.reports.has(&id) {
+            if !table.entries.contains_key(&id) && !self.history.reports.has(&id) {
                 return Ok(id);
             }
         }

@@ -32,6 +32,7 @@ use wire::{Inquiry, Word};
 
 use crate::denied::Denied;
 use crate::events::{self, Events};
+use crate::migrations::History;
 use crate::peers::Peers;
 use crate::registry::Registry;
 use crate::vm::Vm;
@@ -51,6 +52,7 @@ const RESOLVE_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct Settlers {
     pub(crate) registry: Arc<Registry>,
     pub(crate) events: Arc<Events>,
+    pub(crate) history: Arc<History>,
     journals: JournalDir,
     agent: String,
     security: Security,
@@ -83,6 +85,7 @@ impl Settlers {
     pub(crate) fn new(
         registry: Arc<Registry>,
         events: Arc<Events>,
+        history: Arc<History>,
         journals: JournalDir,
         agent: &str,
         security: Security,
@@ -92,6 +95,7 @@ impl Settlers {
         Arc::new(Self {
             registry,
             events,
+            history,
             journals,
             agent,
             security,
@@ -181,9 +185,8 @@ impl Settlers {
         if !decided {
             self.registry.unsettled(&vm.name);
         }
-        let registry = Arc::clone(&self.registry);
-        let effects =
-            SourceEffects::new(registry, &opened, vm.machine().filter(|_| !decided), !decided);
+        let machine = vm.machine().filter(|_| !decided);
+        let effects = SourceEffects::new(self, &opened, machine, !decided);
         self.open_desk(opened, Side::Source, move |_| Some(Case::Source(driver, effects)));
     }
 
@@ -212,8 +215,9 @@ impl Settlers {
         let key = (opened.migration.clone(), side);
         let vm = opened.vm.clone();
         let name = format!("settle-{vm}");
+        let log_id = opened.log_id().clone();
         let settler = Settler::new(Arc::clone(self), opened.clone(), side, told);
-        let span = data_threads::migration_span(&key.0, &vm);
+        let span = data_threads::migration_span(log_id, &vm);
         let mut desks = self.desks.lock();
         match span.in_scope(|| data_threads::spawn(name, move || settler.run(begin))) {
             Ok(thread) => {

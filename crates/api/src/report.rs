@@ -102,6 +102,10 @@ pub struct Report {
     /// Whether it ended with the VM in doubt: it may run at either host.
     #[serde(default)]
     pub in_doubt: bool,
+    /// When it was settled which host has the VM, in seconds since 1970, if the migration had
+    /// ended before, or the agent with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled_unix_s: Option<u64>,
     /// QEMU at the source and at the destination.
     pub qemu: [String; 2],
     /// `multifd` or `classic`, or `whole` where the stream could not be split.
@@ -204,6 +208,7 @@ impl Report {
             started_unix_s,
             outcome,
             in_doubt: false,
+            settled_unix_s: None,
             qemu: [String::new(), String::new()],
             tap: String::new(),
             placement: String::new(),

@@ -32,6 +32,21 @@ fn vms_survive_the_agent_however_it_ends() {
 }
 
 #[test]
+fn migrations_are_listed_after_a_restart() {
+    let mut hosts = Hosts::new(["a", "b"]);
+    let [a, b] = &mut hosts.hosts[..] else { unreachable!() };
+    a.run("web1", "-m 64");
+    a.says(&["migrate", "web1", "b"]);
+    b.says(&["migrate", "web1", "a"]);
+    a.says(&["migrate", "web1", "b"]);
+    let before = a.says(&["list", "--migrations"]);
+    assert_eq!(before.lines().count(), 3, "{before}");
+    a.end("KILL");
+    a.start();
+    assert_eq!(a.says(&["list", "--migrations"]), before);
+}
+
+#[test]
 fn a_vm_that_died_without_its_agent_is_shown_dead() {
     let mut hosts = Hosts::new(["a"]);
     let a = &mut hosts.hosts[0];

@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::events::Limits;
 use crate::gangs::OrderHandler;
-use crate::migrations::Routes;
+use crate::migrations::{History, Routes};
 use crate::registry::Held;
 use crate::state::StateDir;
 
@@ -61,6 +61,7 @@ impl Site {
         let settlers = Settlers::new(
             Arc::clone(&registry),
             Arc::clone(&events),
+            Arc::new(History::open("here", registry.state().reports())),
             journals,
             "here",
             identity::Security::Plaintext,

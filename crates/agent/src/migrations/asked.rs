@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{ErrorCode, Phase, Progress, Report};
+use api::{ErrorCode, Outcome, Phase, Progress, Report};
 use engine::Watch;
 
 use super::ended::ended_progress;
@@ -17,22 +17,25 @@ const REPORT_WAIT: Duration = Duration::from_secs(30);
 impl Migrations {
     /// All running migrations, and the last ended ones; the latest first.
     pub(crate) fn list(&self) -> Vec<Progress> {
-        let table = self.table.lock();
-        let mut entries: Vec<&Entry> = table.entries.values().collect();
-        entries.sort_by_key(|entry| std::cmp::Reverse(entry.number));
-        entries.into_iter().map(Entry::progress).collect()
+        self.history.list()
+    }
+
+    /// The last listed migration that moved this VM away.
+    pub(crate) fn last_that_moved(&self, vm: &str) -> Option<Progress> {
+        let mut all = self.list().into_iter();
+        all.find(|one| one.vm == vm && one.outcome == Some(Outcome::Done))
     }
 
     /// The migrations of VMs that have not ended, without the disks that are carried beside them.
     pub(crate) fn moving(&self) -> Vec<Progress> {
-        let table = self.table.lock();
+        let table = self.table();
         let of_vms = table.entries.values().filter(|entry| entry.what == What::Migration);
         of_vms.map(Entry::progress).filter(|progress| progress.outcome.is_none()).collect()
     }
 
     /// The progress of a migration, or how it ended.
     pub(crate) fn show(&self, id: &str) -> Result<Progress, Denied> {
-        if let Some(entry) = self.table.lock().entries.get(id) {
+        if let Some(entry) = self.table().entries.get(id) {
             return Ok(entry.progress());
         }
         Ok(ended_progress(&*self.saved(id)?))
@@ -48,7 +51,7 @@ impl Migrations {
         version: u64,
         timeout: Duration,
     ) -> Result<(u64, Progress), Denied> {
-        let watch = match self.table.lock().entries.get(id) {
+        let watch = match self.table().entries.get(id) {
             Some(entry) if entry.report.is_none() => Arc::clone(&entry.watch),
             Some(entry) => return Ok((version, entry.progress())),
             None => return Ok((version, ended_progress(&*self.saved(id)?))),
@@ -56,7 +59,7 @@ impl Migrations {
         let (version, progress) = watch.wait(version, timeout);
         if progress.outcome.is_none() {
             // A panic ends a migration without an outcome.
-            let ended = self.table.lock().entries.get(id).is_some_and(|e| e.report.is_some());
+            let ended = self.table().entries.get(id).is_some_and(|e| e.report.is_some());
             return if ended { Ok((version, self.show(id)?)) } else { Ok((version, progress)) };
         }
         // Waits until the report is available.
@@ -86,7 +89,7 @@ impl Migrations {
 
     /// The report of a migration; waits for one that is just ending.
     pub(crate) fn report(&self, id: &str) -> Result<Arc<Report>, Denied> {
-        let mut table = self.table.lock();
+        let mut table = self.table();
         let deadline = Instant::now() + REPORT_WAIT;
         loop {
             let Some(entry) = table.entries.get(id) else {
@@ -106,7 +109,7 @@ impl Migrations {
 
     /// A migration that has not ended.
     pub(super) fn running(&self, id: &str) -> Result<(Arc<Watch>, Progress), Denied> {
-        let table = self.table.lock();
+        let table = self.table();
         let Some(entry) = table.entries.get(id) else {
             drop(table);
             self.saved(id)?;
@@ -120,7 +123,7 @@ impl Migrations {
     }
 
     pub(super) fn saved(&self, id: &str) -> Result<Arc<Report>, Denied> {
-        match self.reports.read(id) {
+        match self.history.reports.read(id) {
             Ok(Some(report)) => Ok(Arc::new(report)),
             Ok(None) => {
                 let text = self.registry.arriving_with(id).map_or_else(

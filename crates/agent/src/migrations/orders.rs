@@ -17,7 +17,7 @@ impl Migrations {
     /// Cancels a migration before its point of no return: its VM stays here.
     pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
         let (watch, progress) = self.running(id)?;
-        if self.table.lock().has_committed(&progress) {
+        if self.table().has_committed(&progress) {
             return Err(too_late(&progress));
         }
         watch.cancel();
@@ -31,7 +31,7 @@ impl Migrations {
         }
         let (watch, progress) = self.running(id)?;
         // A carried migration in post-copy still sends memory.
-        let is_carried = self.table.lock().entries.get(id).is_some_and(|one| one.thread.is_none());
+        let is_carried = self.table().entries.get(id).is_some_and(|one| one.thread.is_none());
         if is_committed(&progress) && !is_carried {
             return Err(too_late(&progress));
         }
@@ -60,7 +60,7 @@ impl Migrations {
     }
 
     fn carried(&self, is_it: impl Fn(&Progress) -> bool) -> Vec<Arc<Watch>> {
-        let table = self.table.lock();
+        let table = self.table();
         let carried = table.entries.values().filter(|entry| {
             let is_carried = entry.what == What::Migration && entry.thread.is_none();
             is_carried && entry.report.is_none() && is_it(&entry.progress())
@@ -73,7 +73,7 @@ impl Migrations {
     pub(crate) fn close(&self, until: Instant) {
         let mut threads = Vec::new();
         {
-            let mut table = self.table.lock();
+            let mut table = self.table();
             table.closing = true;
             for (id, entry) in &table.entries {
                 if entry.report.is_some() {
@@ -98,7 +98,7 @@ impl Migrations {
     /// Waits for the ends of carried migrations, which run on threads of their doors.
     fn wait_carried(&self, until: Instant) {
         let cancelled_until = Instant::now() + CANCELLED_WAIT;
-        let mut table = self.table.lock();
+        let mut table = self.table();
         loop {
             let running = table.entries.values().filter(|entry| entry.report.is_none());
             let running: Vec<Progress> = running.map(Entry::progress).collect();

@@ -1,5 +1,6 @@
 //! Reports on disk, by the migration's id.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -40,6 +41,30 @@ impl Reports {
         }
     }
 
+    /// The reports that were saved last, at most `most`.
+    pub(super) fn newest(&self, most: usize) -> io::Result<impl Iterator<Item = Report>> {
+        let mut files = self.files()?;
+        files.sort_by_key(|(at, _)| Reverse(*at));
+        let read = |path: PathBuf| {
+            let report = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+            report.inspect_err(|error| tracing::warn!(?path, %error, "a report can't be read")).ok()
+        };
+        Ok(files.into_iter().take(most).filter_map(move |(_, path)| read(path)))
+    }
+
+    /// All files, with the times when they were saved.
+    fn files(&self) -> io::Result<Vec<(SystemTime, PathBuf)>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            // Another migration that ends now may have removed it.
+            if let Ok(file) = entry.metadata() {
+                files.push((file.modified()?, entry.path()));
+            }
+        }
+        Ok(files)
+    }
+
     /// Whether the text may be a migration's id.
     pub(super) fn is_id(id: &str) -> bool {
         id.len() == ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit())
@@ -56,14 +81,7 @@ impl Reports {
 
     /// Removes the oldest reports, except the one that was just saved.
     fn prune(&self, saved: &Path) -> io::Result<()> {
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&self.dir)? {
-            let entry = entry?;
-            // Another migration that ends now may have removed it.
-            if let Ok(file) = entry.metadata() {
-                files.push((file.modified()?, entry.path()));
-            }
-        }
+        let mut files = self.files()?;
         // One with a time to come is from before the clock was set back, and so older than all that
         // were saved since.
         let now = SystemTime::now();

@@ -6,16 +6,20 @@ use std::thread::JoinHandle;
 
 use api::{ErrorCode, Phase, Progress, Report};
 use engine::Watch;
+use switchover::source::Outcome;
 
 use super::What;
+use super::ended::ended_progress;
 use crate::denied::Denied;
 
 /// Ended migrations that are listed; older ones are still found by their id.
-const LISTED_MAX: usize = 100;
+pub(super) const LISTED_MAX: usize = 100;
 
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) entries: BTreeMap<String, Entry>,
+    /// Ended ones that were started by an earlier run of the agent, the latest first.
+    pub(super) earlier: Vec<Progress>,
     begun: u64,
     pub(super) closing: bool,
 }
@@ -28,9 +32,20 @@ pub(super) struct Entry {
     /// None for one that is carried, which runs on a thread of its door.
     pub(super) thread: Option<JoinHandle<()>>,
     pub(super) report: Option<Arc<Report>>,
+    /// How its switchover was settled, if that was before its report was kept.
+    pub(super) settled: Option<Outcome>,
 }
 
 impl Table {
+    /// All running migrations, and the last ended ones; the latest first.
+    pub(super) fn list(&self) -> Vec<Progress> {
+        let mut entries: Vec<&Entry> = self.entries.values().collect();
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.number));
+        let earlier = LISTED_MAX.saturating_sub(entries.len());
+        let earlier = self.earlier.iter().take(earlier).cloned();
+        entries.into_iter().map(Entry::progress).chain(earlier).collect()
+    }
+
     pub(super) fn add(
         &mut self,
         id: &str,
@@ -39,7 +54,8 @@ impl Table {
         thread: Option<JoinHandle<()>>,
     ) {
         self.begun += 1;
-        let entry = Entry { number: self.begun, what, watch, thread, report: None };
+        let (number, report, settled) = (self.begun, None, None);
+        let entry = Entry { number, what, watch, thread, report, settled };
         self.entries.insert(id.to_owned(), entry);
         self.forget_oldest();
     }
@@ -69,6 +85,9 @@ impl Table {
 
 impl Entry {
     pub(super) fn progress(&self) -> Progress {
+        if let Some(report) = self.report.as_ref().filter(|one| one.settled_unix_s.is_some()) {
+            return ended_progress(report);
+        }
         let mut progress = self.watch.progress().1;
         // Without its report, a migration is not shown as ended.
         progress.outcome = self.report.as_ref().map(|report| report.outcome.clone());

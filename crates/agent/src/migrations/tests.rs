@@ -2,10 +2,11 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use api::{BoundsChange, Phase, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
+use parking_lot::Mutex;
 use qemu::probe::Probes;
 use qemu::programs::Programs;
 use switchover::MigrationId;
-use switchover::journal::{Journal, JournalDir, Opened};
+use switchover::journal::{Journal, JournalDir, Listed, Opened};
 use switchover::source::Record;
 use test_scope::TestDir;
 
@@ -74,6 +75,7 @@ impl Site {
         let settlers = Settlers::new(
             Arc::clone(&self.registry),
             Events::new(Limits::default()).unwrap(),
+            Arc::new(History::open("here", self.registry.state().reports())),
             journals,
             "here",
             identity::Security::Plaintext,
@@ -203,7 +205,8 @@ fn a_fault_in_the_engine_ends_one_migration_and_nothing_else() {
 
 /// Moves `vm` until these records are in its journal, and no further.
 fn fails_at(records: &'static [Record]) -> Box<Mover> {
-    Box::new(move |local, peer, vm, _, _| {
+    Box::new(move |local, peer, vm, _, watch| {
+        let id = MigrationId::new(&watch.progress().1.id).unwrap();
         let opened = Opened {
             migration: MigrationId::random().unwrap(),
             vm: vm.name.clone(),
@@ -212,6 +215,7 @@ fn fails_at(records: &'static [Record]) -> Box<Mover> {
             peer_address: "127.0.0.1:1".to_owned(),
             run: false,
             qemu: serde_json::to_value(vm.machine.record()).unwrap(),
+            listed: Some(Listed::now(id)),
         };
         let mut journal: Journal<Record> = local.journals.create(opened).unwrap();
         records.iter().for_each(|record| journal.append(record).unwrap());
@@ -260,6 +264,19 @@ fn after_a_fault_past_the_commit_the_vm_is_held_until_the_operator_decides() {
     assert_eq!(show().status, VmStatus::Paused);
     migrations.settlers.close();
     assert_eq!(told(), [in_doubt, Happening::VmSettled { vm: vm() }]);
+    // So do all views of the migration, and after a restart.
+    for migrations in [Arc::clone(&migrations), site.migrations(never())] {
+        let report = migrations.report(&id).unwrap();
+        assert!(!report.in_doubt && report.settled_unix_s.is_some());
+        let stays = Outcome::Failed("the operator decided. The VM stays where it was".to_owned());
+        assert_eq!(report.outcome, stays);
+        for shown in [migrations.show(&id).unwrap(), migrations.list().remove(0)] {
+            assert_eq!(
+                (shown.id, shown.in_doubt, shown.outcome),
+                (id.clone(), false, Some(stays.clone()))
+            );
+        }
+    }
 }
 
 /// The other host may never come back, so the operator can end the wait for it.
@@ -344,8 +361,9 @@ fn list_carried(migrations: &Migrations, id: &str, vm: &str, phase: Phase) {
     let progress = Progress { phase, ..Progress::new((id, vm), ("here", "near"), 0) };
     let watch = Arc::new(Watch::new(progress, Bounds::default()));
     let what = What::Migration;
-    let entry = Entry { number: 1, what, watch, thread: None, report: None };
-    migrations.table.lock().entries.insert(id.to_owned(), entry);
+    let (thread, report, settled) = (None, None, None);
+    let entry = Entry { number: 1, what, watch, thread, report, settled };
+    migrations.history.table.lock().entries.insert(id.to_owned(), entry);
 }
 
 /// As one in post-copy, which may have a second connection for urgent pages.
@@ -372,7 +390,7 @@ fn a_migration_past_its_commit_is_not_cancelled_but_waited_for() {
             migrations.close(Instant::now() + Duration::from_secs(60));
             [main, urgent].map(|id| migrations.show(id).unwrap().outcome)
         });
-        while !migrations.table.lock().closing {
+        while !migrations.history.table.lock().closing {
             thread::yield_now();
         }
         end(main);

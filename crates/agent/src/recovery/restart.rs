@@ -27,8 +27,8 @@ pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Opti
     let machine = settler.find(kept.same_boot).ok()?;
     let found = machine.as_deref().map_or(Found::Gone, left_as);
     let noted = kept.noted();
-    let registry = Arc::clone(&settler.settlers.registry);
-    let mut effects = SourceEffects::new(registry, &settler.opened, machine, settler.holds());
+    let Settler { settlers, opened, .. } = settler;
+    let mut effects = SourceEffects::new(settlers, opened, machine, settler.holds());
     let driver = source::Driver::restart(kept, found, &mut effects);
     effects.restarted(noted, found);
     Some(Case::Source(driver, effects))

@@ -10,11 +10,14 @@ use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
 use switchover::{Doubt, Envelope, Found, ToDestination};
 use wire::Word;
 
+use super::Settlers;
+use crate::migrations::History;
 use crate::registry::Registry;
 
 pub(super) struct SourceEffects {
     registry: Arc<Registry>,
-    vm: String,
+    history: Arc<History>,
+    opened: Opened,
     /// None once it has ended.
     machine: Option<Arc<Machine>>,
     /// Whether the VM is reserved until the decision.
@@ -24,13 +27,14 @@ pub(super) struct SourceEffects {
 
 impl SourceEffects {
     pub(super) fn new(
-        registry: Arc<Registry>,
+        settlers: &Settlers,
         opened: &Opened,
         machine: Option<Arc<Machine>>,
         holds: bool,
     ) -> Self {
-        let vm = opened.vm.clone();
-        Self { registry, vm, machine, holds, outbox: VecDeque::new() }
+        let (registry, history) = (Arc::clone(&settlers.registry), Arc::clone(&settlers.history));
+        let (opened, outbox) = (opened.clone(), VecDeque::new());
+        Self { registry, history, opened, machine, holds, outbox }
     }
 
     /// Whether QEMU has ended since the last check.
@@ -65,7 +69,7 @@ impl Effects for SourceEffects {
         match outgoing::resume(machine, run) {
             Ok(left) => {
                 // Of that QEMU only: another VM may have had the name since.
-                let vm = self.registry.vm(&self.vm);
+                let vm = self.registry.vm(&self.opened.vm);
                 if let Some(vm) = vm.filter(|vm| vm.may_be_of(&machine.record())) {
                     vm.stuck_by(left);
                 }
@@ -93,12 +97,14 @@ impl Effects for SourceEffects {
 
     fn done(&mut self, outcome: Outcome) {
         tracing::info!(?outcome, "settled");
+        // First, so that nobody sees the VM free and its migration in doubt.
+        self.history.settled(&self.opened, &outcome);
         if !std::mem::take(&mut self.holds) {
             return;
         }
         match outcome {
-            Outcome::Gone => self.registry.moved(&self.vm),
-            Outcome::Stays { .. } | Outcome::Lost { .. } => self.registry.stays(&self.vm),
+            Outcome::Gone => self.registry.moved(&self.opened.vm),
+            Outcome::Stays { .. } | Outcome::Lost { .. } => self.registry.stays(&self.opened.vm),
         }
     }
 }

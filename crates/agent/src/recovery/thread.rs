@@ -122,6 +122,9 @@ impl Settler {
         let name = self.opened.vm.clone();
         let happening = match problem {
             Some(problem) if !was_in_doubt => {
+                if self.side == Side::Source {
+                    self.settlers.history.in_doubt(&self.opened);
+                }
                 Some(Happening::VmInDoubt { vm: name, problem: shortened(problem) })
             }
             None if was_in_doubt => Some(Happening::VmSettled { vm: name }),
@@ -225,6 +228,7 @@ mod tests {
     use super::super::source_effects::SourceEffects;
     use super::*;
     use crate::events::{Events, Limits};
+    use crate::migrations::History;
     use crate::peers::Peers;
     use crate::registry::{Held, Registry};
     use crate::state::StateDir;
@@ -243,6 +247,7 @@ mod tests {
             peer_address: "127.0.0.1:1".to_owned(),
             run: false,
             qemu: Value::Null,
+            listed: None,
         };
         let mut left: Journal<source::Record> = journals.create(opened.clone()).unwrap();
         left.append(&source::Record::Committed { run: false }).unwrap();
@@ -251,6 +256,7 @@ mod tests {
         let settlers = Settlers::new(
             Arc::clone(&registry),
             Events::new(Limits::default()).unwrap(),
+            Arc::new(History::open("host-a", registry.state().reports())),
             journals,
             "host-a",
             Security::Plaintext,
@@ -258,7 +264,7 @@ mod tests {
         );
         let (_tell, told) = unbounded();
         let settler = Settler::new(settlers, opened, Side::Source, told);
-        let mut effects = SourceEffects::new(registry, &settler.opened, None, false);
+        let mut effects = SourceEffects::new(&settler.settlers, &settler.opened, None, false);
         let driver = source::Driver::restart(kept, Found::Gone, &mut effects);
         let mut case = Case::Source(driver, effects);
         settler.deliver(&mut case);

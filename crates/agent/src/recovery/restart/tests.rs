@@ -3,19 +3,20 @@
 
 use std::sync::Barrier;
 
-use api::{ErrorCode, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
+use api::{ErrorCode, Outcome, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
 use crossbeam_channel::unbounded;
 use identity::Security;
 use qemu::probe::Probes;
 use qemu::programs::Programs;
 use serde_json::{Value, json};
-use switchover::journal::{Journal, JournalDir, Opened, Side};
+use switchover::journal::{Journal, JournalDir, Listed, Opened, Side};
 use switchover::{Kept, MigrationId};
 use test_scope::TestDir;
 
 use super::super::{Desk, Settlers};
 use super::*;
 use crate::events::{Events, Limits};
+use crate::migrations::History;
 use crate::peers::Peers;
 use crate::registry::{Held, Registry};
 use crate::state::StateDir;
@@ -48,6 +49,7 @@ fn opened(qemu: &Value) -> Opened {
         peer_address: "127.0.0.1:1".to_owned(),
         run: false,
         qemu: qemu.clone(),
+        listed: None,
     }
 }
 
@@ -55,6 +57,7 @@ fn settlers(registry: &Arc<Registry>, journals: &JournalDir) -> Arc<Settlers> {
     Settlers::new(
         Arc::clone(registry),
         Events::new(Limits::default()).unwrap(),
+        Arc::new(History::open("host-a", registry.state().reports())),
         journals.clone(),
         "host-a",
         Security::Plaintext,
@@ -172,6 +175,53 @@ fn a_vm_that_was_leaving_is_not_freed_by_the_journal_of_its_arrival() {
     assert!(!registry.is_unsettled("web1"), "nothing else says whose it is");
     assert!(machine.process.is_alive());
     stop(&registry);
+}
+
+/// The agent was killed, so there is no report of the move.
+#[test]
+fn a_move_that_the_agents_end_interrupted_is_in_the_history() {
+    let dir = TestDir::new();
+    let registry = host(&dir);
+    let qemu = registry.vm("web1").unwrap().machine().unwrap().record();
+    let qemu = serde_json::to_value(qemu).unwrap();
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let left = |id: &str, record: source::Record| {
+        let listed = Listed { id: MigrationId::new(id).unwrap(), started_unix_s: 1_700_000_000 };
+        let opened = Opened { listed: Some(listed), ..opened(&qemu) };
+        let mut left: Journal<source::Record> = journals.create(opened).unwrap();
+        left.append(&record).unwrap();
+        registry.unsettled("web1");
+    };
+    let history = || History::open("host-a", registry.state().reports()).list();
+
+    left("0000000a", source::Record::Stopped { run: false });
+    take_up(&registry, &journals);
+    let [stayed] = history().try_into().unwrap();
+    assert_eq!((stayed.id.as_str(), stayed.vm.as_str()), ("0000000a", "web1"));
+    assert_eq!((stayed.from.as_str(), stayed.to.as_str()), ("host-a", "host-b"));
+    let why = "the agent was restarted. The VM stays where it was".to_owned();
+    assert_eq!((stayed.outcome, stayed.in_doubt), (Some(Outcome::Failed(why)), false));
+
+    left("0000000b", source::Record::Committed { run: false });
+    let settlers = settlers(&registry, &journals);
+    settlers.take_up(journals.contents().unwrap());
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while settlers.history.list().len() < 2 && std::time::Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let doubt = settlers.history.list().remove(0);
+    assert!(doubt.id == "0000000b" && doubt.in_doubt, "{doubt:?}");
+    let Some(Outcome::Failed(why)) = doubt.outcome else { panic!() };
+    assert!(why.contains("`droveway show web1`"), "{why}");
+    let there = ResolveRequest { side: ResolveSide::There, certain: true };
+    settlers.decide("web1", there).unwrap();
+    settlers.close();
+    for list in [settlers.history.list(), history()] {
+        let gone = list.iter().find(|one| one.id == "0000000b").unwrap();
+        assert_eq!((gone.outcome.as_ref(), gone.in_doubt), (Some(&Outcome::Done), false));
+        assert_eq!(list.len(), 2);
+    }
+    assert!(registry.vm("web1").is_none());
 }
 
 /// Its source has taken it back since, and a `cont` from before was carried out late.
