@@ -30,8 +30,8 @@ pub(crate) fn text(report: &Report) -> String {
 pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
     let mut facts = vec![
         fact("Migration", report.id.clone()),
-        fact("From", format!("{} (QEMU {})", report.from, report.qemu[0])),
-        fact("To", format!("{} (QEMU {})", report.to, report.qemu[1])),
+        fact("From", host(&report.from, &report.qemu[0])),
+        fact("To", host(&report.to, &report.qemu[1])),
         fact("Tap", report.tap.clone()),
         fact("Placement", report.placement.clone()),
         fact("Total", amount::seconds(report.total_s)),
@@ -87,6 +87,11 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         ),
     ]);
     facts
+}
+
+/// A host, and its QEMU's version if that is known.
+fn host(name: &str, qemu: &str) -> String {
+    if qemu.is_empty() { name.to_owned() } else { format!("{name} (QEMU {qemu})") }
 }
 
 /// The result of the audit.

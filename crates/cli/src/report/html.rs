@@ -12,7 +12,7 @@ use api::{Outcome, Report};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::details::facts;
-use super::summary::goal;
+use super::summary::{goal, settled};
 use crate::output::{amount, date, full_stop, phase_name};
 
 const STYLE: &str = include_str!("html/style.css");
@@ -77,7 +77,7 @@ fn header(report: &Report) -> Markup {
                 amount::seconds(report.total_s)
             )
         }
-        Outcome::Done => match report.downtime_ms {
+        Outcome::Done => settled(report).unwrap_or_else(|| match report.downtime_ms {
             Some(ms) => format!(
                 "From {} to {} in {}. Downtime was {} (goal {}).",
                 report.from,
@@ -92,7 +92,7 @@ fn header(report: &Report) -> Markup {
                 report.to,
                 amount::seconds(report.total_s)
             ),
-        },
+        }),
     };
     html! {
         header {

@@ -3,7 +3,7 @@
 use api::{Outcome, Progress, Report};
 
 use super::more;
-use crate::output::{amount, full_stop};
+use crate::output::{amount, date, full_stop};
 
 /// The outcome, for a person.
 pub(crate) fn sentences(report: &Report) -> String {
@@ -45,7 +45,20 @@ fn failed(vm: &str, to: &str, in_doubt: bool, reason: &str) -> String {
     }
 }
 
+/// Where a VM is that was in doubt when its migration ended; none if it was not.
+pub(crate) fn settled(report: &Report) -> Option<String> {
+    let at = date::utc_to_the_second(report.settled_unix_s?);
+    Some(format!(
+        "{} is on {}. That was settled at {at}, after the migration had ended, so the downtime is \
+         not known.",
+        report.vm, report.to
+    ))
+}
+
 fn done(report: &Report) -> String {
+    if let Some(settled) = settled(report) {
+        return settled;
+    }
     let gone = match report.downtime_ms {
         Some(ms) => format!(
             "{} runs on {}. Downtime {} (goal {}).",
@@ -131,6 +144,14 @@ mod tests {
         let last = Progress::new(("1", "web1"), ("host-a", "host-b"), 1);
         let last = Progress { outcome: Some(outcome), in_doubt: true, ..last };
         assert_eq!(without_report(&last), told);
+    }
+
+    #[test]
+    fn a_vm_whose_move_was_settled_later_is_not_said_to_be_paused() {
+        let settled_unix_s = Some(1_709_210_096);
+        let text = sentences(&Report { downtime_ms: None, settled_unix_s, ..example() });
+        let expected = "web1 is on host-b. That was settled at 2024-02-29 12:34:56 UTC, after";
+        assert!(text.starts_with(expected) && !text.contains("paused"), "{text}");
     }
 
     #[test]
