@@ -38,6 +38,7 @@ impl Simulated {
             rack: Some(format!("rack-{}", host / 20)),
             free_bytes: Some((20 + host as u64 * 7 % 60) * GIB),
             vms: (0..vms).map(|n| vm(host, n)).collect(),
+            moving: Vec::new(),
         };
         Self { hosts: (0..hosts).map(host).collect() }
     }

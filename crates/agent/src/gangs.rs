@@ -23,13 +23,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{
     ErrorCode, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted,
-    HostCensus, HostVm, PlannedMove,
+    HostCensus, HostVm, PlannedMove, Progress, VmStatus,
 };
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
 use crate::denied::Denied;
 use crate::events::Events;
+use crate::examiner::at_once;
 use cluster::{Agents, Cluster};
 use evacuations::Evacuating;
 use event::{EVENTS_MAX, Event};
@@ -38,6 +39,7 @@ pub(crate) use order_handler::OrderHandler;
 use resume::TakenUp;
 use run::Run;
 use store::GangStore;
+use wire::gang::Counted;
 
 /// Gangs that one agent coordinates at a time.
 const RUNNING_MAX: usize = 16;
@@ -191,7 +193,23 @@ impl Gangs {
             vcpus: vm.vcpus,
         });
         let free_bytes = census.free_bytes;
-        Ok(HostCensus { name: host.to_owned(), rack, free_bytes, vms: vms.collect() })
+        // They are from that host, whatever it says.
+        let moving = census.moving.into_iter();
+        let moving = moving.map(|one| Progress { from: host.to_owned(), ..one }).collect();
+        Ok(HostCensus { name: host.to_owned(), rack, free_bytes, vms: vms.collect(), moving })
+    }
+
+    /// The other hosts that have a VM of this name, as far as their agents answer. One that it
+    /// arrives at does not have it yet.
+    pub(crate) fn hosts_of(&self, vm: &str) -> Vec<String> {
+        let mut others = self.agents.racks();
+        others.remove(self.agents.here());
+        let others: Vec<String> = others.into_keys().collect();
+        let has_it = |one: &Counted| one.name == vm && one.status != VmStatus::Arriving;
+        let found = at_once(&others, |host| {
+            self.agents.census(host).is_ok_and(|census| census.vms.iter().any(has_it))
+        });
+        others.into_iter().zip(found).filter_map(|(host, has_it)| has_it.then_some(host)).collect()
     }
 
     /// All known gangs, the latest first.

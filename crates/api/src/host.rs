@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::migration::Progress;
 use crate::vm::VmStatus;
 
 /// What `GET /v1/host` answers.
@@ -47,6 +48,9 @@ pub struct HostCensus {
     pub free_bytes: Option<u64>,
     /// Its VMs, including those that are arriving.
     pub vms: Vec<HostVm>,
+    /// The migrations from it that have not ended.
+    #[serde(default)]
+    pub moving: Vec<Progress>,
 }
 
 /// A VM, as other hosts see it.

@@ -183,7 +183,7 @@ pub enum Outcome {
 
 /// One line of `GET /v1/migrations/ID/progress` (NDJSON) and what
 /// `GET /v1/migrations/ID` answers.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
     /// The migration.
     pub id: String,

@@ -119,6 +119,8 @@ pub struct Census {
     pub vms: Vec<Counted>,
     /// The hosts that gangs evacuate which its agent coordinates. Agents of release 0.1.0 say none.
     pub evacuating: Vec<String>,
+    /// The migrations from it that have not ended. Agents of release 0.1.0 send none.
+    pub moving: Vec<Progress>,
 }
 
 /// A VM.

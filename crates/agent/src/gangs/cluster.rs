@@ -214,6 +214,10 @@ fn clean(answer: &mut Answer) {
             census.evacuating.retain(|host| crate::name::check(host).is_ok());
             let ids = census.vms.iter_mut().filter_map(|vm| vm.migration.as_mut());
             ids.for_each(|id| *id = plain(id));
+            for one in &mut census.moving {
+                (one.id, one.vm, one.to) = (plain(&one.id), plain(&one.vm), plain(&one.to));
+                one.notes.clear();
+            }
         }
         Answer::Progress { progress, figures } => {
             progress.notes.clear();

@@ -201,7 +201,8 @@ impl OrderHandler {
         // As in the check of arriving VMs.
         let free = memory.available_bytes.map(|free| free.saturating_add(memory.swap_free_bytes));
         let free_bytes = free.map(|free| free.saturating_sub(promised));
-        Census { free_bytes, vms, evacuating: self.evacuations.hosts() }
+        let (evacuating, moving) = (self.evacuations.hosts(), self.migrations.moving());
+        Census { free_bytes, vms, evacuating, moving }
     }
 
     fn counted(&self, vm: &VmSummary, memory: &HostMemory) -> Counted {

@@ -47,6 +47,7 @@ pub(crate) fn host(name: &str, vms: &[&str]) -> HostCensus {
         rack: Some("r1".to_owned()),
         free_bytes: Some(8 * GIB),
         vms: vms.iter().map(vm).collect(),
+        moving: Vec::new(),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use api::{GangProgress, GangReport, HostCensus, HostVm, MoveState, Progress, Report};
+use api::{GangProgress, GangReport, HostCensus, HostVm, MoveState, Progress, Report, VmStatus};
 
-use super::ended::Ended;
+use super::ended::{Ended, EndedAs};
 use super::trace::{Point, Traces};
 use crate::operation::Operation;
 
@@ -51,7 +51,7 @@ pub(super) struct Said {
 #[derive(Clone, Copy)]
 pub(crate) struct Running<'k> {
     pub(crate) progress: &'k Progress,
-    /// The agent that can be told to cancel it; none if only its gang can be.
+    /// The agent that can be told to cancel it; none if only its gang can be, or another host's.
     pub(crate) agent: Option<usize>,
     pub(crate) gang: Option<&'k str>,
     pub(crate) points: &'k [Point],
@@ -98,6 +98,16 @@ impl Known {
         })
     }
 
+    /// How many VMs there are. One that arrives, or is in doubt, may be another host's.
+    pub(crate) fn vm_count(&self) -> usize {
+        let mut at_home: BTreeMap<&str, usize> = BTreeMap::new();
+        for (_, vm) in self.vms() {
+            let is_at_home = !matches!(vm.status, VmStatus::Arriving | VmStatus::InDoubt);
+            *at_home.entry(&vm.name).or_default() += usize::from(is_at_home);
+        }
+        at_home.into_values().map(|hosts| hosts.max(1)).sum()
+    }
+
     /// Memory for arriving VMs, on all hosts that report it.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.hosts.values().filter_map(HostState::free_bytes).fold(0, u64::saturating_add)
@@ -125,6 +135,18 @@ impl Known {
                     let points = self.traces.of(&progress.id);
                     all.push(Running { progress, agent: None, gang: Some(&gang.id), points });
                 }
+            }
+        }
+        // What other hosts' agents have said is older than the answers of those that are asked.
+        seen.extend(self.said.iter().flat_map(|said| &said.migrations).map(|one| &one.id));
+        seen.extend(
+            self.gangs().flat_map(|gang| &gang.moves).filter_map(|one| one.migration.as_ref()),
+        );
+        let others = self.hosts.values().filter_map(|host| host.census.as_ref());
+        for progress in others.flat_map(|census| &census.moving) {
+            if seen.insert(&progress.id) {
+                let points = self.traces.of(&progress.id);
+                all.push(Running { progress, agent: None, gang: None, points });
             }
         }
         all.sort_by(|one, other| one.progress.vm.cmp(&other.progress.vm));
@@ -209,7 +231,7 @@ impl Known {
         for (number, said) in self.said.iter().enumerate() {
             let migrations = said.migrations.iter();
             let migrations = migrations
-                .filter(|one| one.outcome.is_some() && !self.ended.contains_key(&one.id))
+                .filter(|one| one.outcome.is_some() && !self.has_report(one))
                 .map(|one| Operation::Migration(one.id.clone()));
             let gangs = said.gangs.iter();
             let gangs = gangs
@@ -219,6 +241,12 @@ impl Known {
             wanted.extend(all.map(|operation| (number, operation)));
         }
         wanted
+    }
+
+    /// Whether a migration's report is known, and not from before its switchover was settled.
+    fn has_report(&self, migration: &Progress) -> bool {
+        let known = self.ended.get(&migration.id);
+        known.is_some_and(|one| migration.in_doubt || !matches!(one.result, EndedAs::InDoubt(_)))
     }
 }
 
@@ -256,7 +284,6 @@ mod tests {
     use api::{GangOutcome, GangTotals, MoveProgress, Outcome};
     use serde_json::json;
 
-    use super::super::EndedAs;
     use super::super::example::{host, moving};
     use super::*;
     use crate::report::example::example;
@@ -297,6 +324,41 @@ mod tests {
         assert_eq!(told, [("web1", None, Some("g1"), 1), ("web2", Some(0), Some("g1"), 1)]);
         assert_eq!(known.coordinator("g1"), Some(0));
         assert_eq!(known.coordinator("g2"), None);
+    }
+
+    #[test]
+    fn a_move_between_other_hosts_is_shown_as_their_agents_say() {
+        let other = Progress { id: "0badcafe".to_owned(), ..moving("web1") };
+        let ended = Progress { id: "1".to_owned(), ..moving("web2") };
+        let census = HostCensus { moving: vec![other, ended.clone()], ..host("host-b", &[]) };
+        let over = Progress { outcome: Some(Outcome::Done), ..ended };
+        let known = Known::example(vec![census], vec![over], Vec::new(), Vec::new());
+        let running = known.running();
+        let [one] = running.as_slice() else { panic!("{}", running.len()) };
+        assert_eq!((one.progress.id.as_str(), one.agent, one.gang), ("0badcafe", None, None));
+    }
+
+    #[test]
+    fn a_vm_that_two_hosts_list_is_one() {
+        use VmStatus::{Arriving, InDoubt, Paused, Running};
+
+        let at = |name: &str, statuses: &[(&str, VmStatus)]| {
+            let names: Vec<&str> = statuses.iter().map(|(vm, _)| *vm).collect();
+            let mut census = host(name, &names);
+            for (vm, (_, status)) in census.vms.iter_mut().zip(statuses) {
+                vm.status = *status;
+            }
+            census
+        };
+        let count = |a: &[(&str, VmStatus)], b: &[(&str, VmStatus)]| {
+            let hosts = vec![at("host-a", a), at("host-b", b)];
+            Known::example(hosts, Vec::new(), Vec::new(), Vec::new()).vm_count()
+        };
+        assert_eq!(count(&[("web1", Running)], &[("web1", Arriving), ("web2", Paused)]), 2);
+        assert_eq!(count(&[("web1", InDoubt)], &[("web1", InDoubt)]), 1);
+        assert_eq!(count(&[("web1", InDoubt)], &[("web1", Running)]), 1);
+        assert_eq!(count(&[], &[("web1", Arriving)]), 1, "its source is silent");
+        assert_eq!(count(&[("web1", Running)], &[("web1", Running)]), 2, "they differ");
     }
 
     #[test]
@@ -370,6 +432,23 @@ mod tests {
             known.gang_reports.insert("g1".to_owned(), ended_gang("interrupted", 1.5, state));
             assert_eq!(known.history().len(), rows, "{state}");
         }
+    }
+
+    #[test]
+    fn the_report_of_a_migration_that_was_settled_later_is_read_again() {
+        let over =
+            |outcome, in_doubt| Progress { outcome: Some(outcome), in_doubt, ..moving("web1") };
+        let doubt = Outcome::Failed("host-b is silent".to_owned());
+        let report =
+            |outcome, in_doubt| Report { id: moving("web1").id, outcome, in_doubt, ..example() };
+        let reports = vec![report(doubt.clone(), true)];
+        let mut known = Known::example(Vec::new(), vec![over(doubt, true)], Vec::new(), reports);
+        assert!(known.wanted_reports().is_empty());
+        known.said[0].migrations = vec![over(Outcome::Done, false)];
+        assert_eq!(known.wanted_reports().len(), 1);
+        known.note_report(moving("web1").id, Some(report(Outcome::Done, false)), 0);
+        assert!(known.wanted_reports().is_empty());
+        assert_eq!(known.history()[0].result, EndedAs::Done);
     }
 
     #[test]

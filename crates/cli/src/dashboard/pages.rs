@@ -135,7 +135,7 @@ fn plain(head: &Markup, body: &Markup) -> Markup {
 
 pub(super) fn overview(known: &Known, gate: &Gate) -> Markup {
     let running = known.running();
-    let vms: usize = known.vms().count();
+    let vms = known.vm_count();
     let silent = known.silent_hosts().count();
     let body = html! {
         h1 { "Overview" }

@@ -22,7 +22,7 @@ const REST: u16 = 12;
 /// The cluster in one line.
 pub(super) fn figures(known: &Known) -> String {
     let hosts = amount::counted(known.hosts.len() as u64, "host");
-    let vms = amount::counted(known.vms().count() as u64, "VM");
+    let vms = amount::counted(known.vm_count() as u64, "VM");
     let moving = known.running().len();
     format!("{hosts} · {vms} · {moving} moving · room {}", amount::size(known.free_bytes()))
 }

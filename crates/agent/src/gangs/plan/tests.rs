@@ -22,7 +22,8 @@ struct Stage {
 
 impl Stage {
     fn host(mut self, name: &str, free_gib: u64, vms: Vec<Counted>) -> Self {
-        let census = Census { free_bytes: Some(free_gib * GIB), vms, evacuating: Vec::new() };
+        let free_bytes = Some(free_gib * GIB);
+        let census = Census { free_bytes, vms, ..Census::default() };
         self.hosts.push((name.to_owned(), None));
         self.said.insert(name.to_owned(), census);
         self
