@@ -224,7 +224,9 @@ fn check_disks(order: &Prepare, user: Option<&User>, goes_on: GoesOn<'_>) -> Res
         return Ok(());
     }
     Err(Denied::Conflict(format!(
-        "{}. Put disks on storage that both hosts see; if they are, say --shared-disks",
+        "{}. `--disks all --create-disks` moves the disks with the VM: it creates their images here \
+         and copies their content. Disks on storage that both hosts see stay there. \
+         `--shared-disks` only skips this check: if the images differ, it destroys the VM's data",
         unshown.join("; ")
     )))
 }

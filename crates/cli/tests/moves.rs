@@ -28,6 +28,28 @@ fn a_vm_moves_there_and_back() {
 }
 
 #[test]
+fn a_command_at_the_wrong_host_says_where_the_vm_is() {
+    let mut hosts = Hosts::new(["a", "b", "c"]);
+    let [a, b, c] = &mut hosts.hosts[..] else { unreachable!() };
+    a.run("web1", "-m 64");
+    a.says(&["migrate", "web1", "b"]);
+    for (host, to) in [(&*a, "c"), (&*c, "a")] {
+        for args in [&["migrate", "web1", to][..], &["predict", "web1", to, "--rate", "100M"]] {
+            let error = host.refuses(args);
+            assert!(error.contains("there is no VM `web1` here: it is at b"), "{error}");
+        }
+    }
+    assert!(a.refuses(&["migrate", "web2", "b"]).contains("`droveway list`"));
+    // It is not to be asked any more.
+    b.end("KILL");
+    let error = a.refuses(&["migrate", "web1", "c"]);
+    assert!(error.contains("has moved it to b"), "{error}");
+    let error = c.refuses(&["migrate", "web1", "b"]);
+    assert!(error.contains("`droveway list`"), "{error}");
+    b.start();
+}
+
+#[test]
 fn a_paused_vm_arrives_paused() {
     let hosts = Hosts::new(["a", "b"]);
     let [a, b] = &hosts.hosts[..] else { unreachable!() };
@@ -97,7 +119,10 @@ fn a_disk_that_is_not_shared_is_never_used() {
     let set = format!("{}={}", one.display(), two.display());
     let output = a.command(&["migrate", "web1", "b", "--set", &set]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stdout).contains("--shared-disks"), "{output:?}");
+    let said = text(&output.stdout);
+    let at = |option: &str| said.find(option).expect(option);
+    assert!(at("--disks all --create-disks") < at("--shared-disks"), "the safe one first: {said}");
+    assert!(said.contains("destroys the VM's data"), "{said}");
     b.assert_clean();
     a.says(&["migrate", "web1", "b"]);
     assert_eq!(b.vm("web1").unwrap().status, VmStatus::Running);
