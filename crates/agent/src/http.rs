@@ -214,9 +214,7 @@ async fn migrate(
         Ok(request)
     });
     match asked {
-        Ok(request) => Answer::created(
-            blocking(move || Ok(MigrationStarted { id: api.migrations.start(request)? })).await,
-        ),
+        Ok(request) => Answer::created(blocking(move || api.migrate(request)).await),
         Err(denied) => Answer::denied(denied),
     }
 }
@@ -278,6 +276,32 @@ async fn no_method() -> Response {
 impl Api {
     fn open(&self) -> Result<(), Denied> {
         if *self.closing.borrow() { Err(Denied::Closing) } else { Ok(()) }
+    }
+
+    fn migrate(&self, request: MigrateRequest) -> Result<MigrationStarted, Denied> {
+        let vm = request.vm.clone();
+        match self.migrations.start(request) {
+            Ok(id) => Ok(MigrationStarted { id }),
+            Err(denied) => Err(self.located(denied, &vm)),
+        }
+    }
+
+    /// Adds where a VM is, if it is not here and that is known.
+    fn located(&self, denied: Denied, vm: &str) -> Denied {
+        if denied.code() != ErrorCode::NoSuchVm {
+            return denied;
+        }
+        let hosts = self.gangs.hosts_of(vm);
+        let place = if hosts.is_empty() {
+            let Some(Progress { id, to, .. }) = self.migrations.last_that_moved(vm) else {
+                return denied;
+            };
+            format!("migration {id} has moved it to {to}")
+        } else {
+            format!("it is at {}", hosts.join(" and at "))
+        };
+        let text = format!("there is no VM `{vm}` here: {place}. Give the command at its host");
+        Denied::Coded(ErrorCode::NoSuchVm, text)
     }
 }
 

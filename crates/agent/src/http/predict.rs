@@ -20,7 +20,7 @@ impl Api {
             Some(rate) => rate.bytes_per_s(),
             None => self.examiner.carries()?,
         };
-        self.registry.show(name)?;
+        self.registry.show(name).map_err(|denied| self.located(denied, name))?;
         let unknown = || Denied::Coded(ErrorCode::VmDead, format!("{name} does not run here"));
         let vm = self.registry.vm(name).ok_or_else(unknown)?;
         let machine = vm.machine().ok_or_else(unknown)?;
