@@ -15,6 +15,7 @@ mod stop;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +24,9 @@ use api::{AttachRequest, ErrorCode, GuestHelper, RunRequest, VmStatus, VmSummary
 use parking_lot::{Condvar, Mutex};
 use qemu::command_line::{CommandLine, CommandLineError};
 use qemu::launch::User;
-use qemu::machine::{self, By, GuestPort, Start};
+use qemu::machine::{self, By, GuestPort, Start, StartError};
 use qemu::probe::Probes;
+use qemu::qmp::QmpError;
 
 use crate::denied::Denied;
 use crate::holdings::Holdings;
@@ -187,7 +189,7 @@ impl Registry {
             return self.attach_again(&request.name, socket, &request.share_domain);
         }
         let claim = self.claim(&request.name, Busy::Starting)?;
-        let machine = machine::attach(Path::new(&request.qmp), &claim.dir)?;
+        let machine = machine::attach(Path::new(&request.qmp), &claim.dir).map_err(unreached)?;
         if let Some(name) = self.who_has(machine.process.pid()) {
             let text = format!("that VM is here already, as {name}");
             return Err(Denied::Coded(ErrorCode::VmExists, text));
@@ -384,6 +386,24 @@ fn summary(vm: &Vm, busy: Busy) -> VmSummary {
         Busy::Unsettled => vm.summary(Place::Unsettled, None),
         Busy::Nothing | Busy::Starting | Busy::Stopping => vm.summary(Place::Here, None),
     }
+}
+
+/// Says what to do if QEMU can't be reached at the socket that a caller named.
+fn unreached(error: StartError) -> Denied {
+    let StartError::Qmp(QmpError::Connect { source, .. }) = &error else { return error.into() };
+    let why = match source.kind() {
+        io::ErrorKind::NotFound => "nothing is there",
+        io::ErrorKind::ConnectionRefused => {
+            "it is not a socket, or the QEMU that made it has ended"
+        }
+        io::ErrorKind::PermissionDenied => "the agent may not open it",
+        _ => return error.into(),
+    };
+    Denied::Qemu(format!(
+        "{error}: {why}. Give the socket of an option `-qmp unix:SOCKET,server=on,wait=off` in the \
+         command line of the VM's QEMU, which `pgrep -a qemu` shows; a VM that was started without \
+         one can't be adopted"
+    ))
 }
 
 /// Checks a VM's sharing domain.

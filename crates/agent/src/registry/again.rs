@@ -12,7 +12,7 @@ use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
 
-use super::{Busy, Registry, found, images, in_the_way, unknown};
+use super::{Busy, Registry, found, images, in_the_way, unknown, unreached};
 use crate::denied::Denied;
 use crate::record::{self, Record};
 use crate::vm::{Place, Vm};
@@ -41,7 +41,7 @@ impl Registry {
                     own.display()
                 )));
             }
-            Ok(machine::attach(socket, &vm.dir)?)
+            machine::attach(socket, &vm.dir).map_err(unreached)
         })
     }
 
