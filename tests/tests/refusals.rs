@@ -52,7 +52,7 @@ fn hosts_that_are_not_there() {
     refusing.refuses(&["host-c"], &["no host `host-c` in the peers file", "there is: host-b"]);
     refusing.refuses(&["host-a"], &["host-a is this host"]);
     refusing.world.kill_agent(Side::B);
-    refusing.refuses(&["host-b"], &["host-b", "is the agent there running"]);
+    refusing.refuses(&["host-b"], &["host-b", "no agent listens there: start it"]);
     refusing.world.start_agent(Side::B);
     refusing.stayed();
     drop(refusing.world.migrate(&refusing.guest, Side::A, &[]));

@@ -154,7 +154,7 @@ impl Client {
 
     /// The problem of a failed connection.
     fn broken(&self, error: &(dyn Error + 'static)) -> Problem {
-        self.lost(reason(error))
+        broken(self.route.to_string(), error)
     }
 
     /// The connection broke, or the agent does not answer.
@@ -163,13 +163,18 @@ impl Client {
     }
 }
 
-/// Why a connection failed: errors of HTTP display only in which step.
+/// The problem of a failed connection to the agent at `at`.
 ///
 /// An agent that rejects the certificate reports that only at the first read.
-fn reason(error: &(dyn Error + 'static)) -> String {
-    if let Some(why) = identity::explain(error) {
-        return why;
+fn broken(at: String, error: &(dyn Error + 'static)) -> Problem {
+    match identity::explain(error) {
+        Some(why) => Problem::Insecure { at, why },
+        None => Problem::Lost { at, why: reason(error) },
     }
+}
+
+/// Why a connection failed: errors of HTTP display only in which step.
+fn reason(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
@@ -222,7 +227,7 @@ impl Lines {
                         self.ready.extend_from_slice(data);
                     }
                 }
-                Some(Err(error)) => return Err(self.lost(&reason(&error))),
+                Some(Err(error)) => return Err(broken(self.at.clone(), &error)),
                 None => return Ok(None),
             }
         }

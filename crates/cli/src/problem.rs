@@ -19,6 +19,25 @@ pub(crate) enum Problem {
          runs as (often with sudo), or as a member of its api-group"
     )]
     NotAllowed(String),
+    /// The agent's host can't be connected to.
+    #[error(
+        "no agent answers at {at}: {why}. Is that host up, does its agent run with `api-listen`, \
+         and does the firewall let it be reached?"
+    )]
+    Unreached {
+        /// The agent's address.
+        at: String,
+        /// The reason.
+        why: String,
+    },
+    /// The agent and this command don't trust one another.
+    #[error("there is no secure connection to the agent at {at}: {why}")]
+    Insecure {
+        /// The agent's address.
+        at: String,
+        /// The reason, and what to do.
+        why: String,
+    },
     /// The connection was lost, or the response is invalid.
     #[error("lost the agent at {at}: {why}")]
     Lost {

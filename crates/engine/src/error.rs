@@ -3,8 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use identity::HandshakeError;
 use qemu::qmp::QmpError;
-use transport::LanesError;
+use transport::{LaneError, LanesError};
 use wire::WireError;
 
 use crate::resources::BuffersFull;
@@ -35,7 +36,23 @@ pub enum MigrationError {
     /// Too many migrations at the same time.
     #[error("it cannot leave this host now: {0}")]
     Buffers(#[from] BuffersFull),
-    /// The control connection could not be made, or was lost.
+    /// No control connection could be made.
+    #[error("the agent of {host} can't be reached: {source}")]
+    Unreached {
+        /// The destination.
+        host: String,
+        /// Why not.
+        source: LaneError,
+    },
+    /// The agents don't trust one another, so there is no control connection.
+    #[error("there is no secure connection to the agent of {host}: {source}")]
+    Insecure {
+        /// The destination.
+        host: String,
+        /// Why not, and what to do.
+        source: HandshakeError,
+    },
+    /// The control connection was lost.
     #[error("lost the agent of {host}: {why}")]
     PeerLost {
         /// The destination.
@@ -134,6 +151,17 @@ pub enum MigrationError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+impl MigrationError {
+    /// The error if there is no connection to the agent of `host`.
+    pub(crate) fn unconnected(host: &str, error: LaneError) -> Self {
+        let host = host.to_owned();
+        match error {
+            LaneError::Handshake { source, .. } => Self::Insecure { host, source },
+            source => Self::Unreached { host, source },
+        }
+    }
 }
 
 impl From<QmpError> for MigrationError {

@@ -30,6 +30,6 @@ pub use source::carried::{
     Caller, Carried, CarriedEnd, CarryRequest, Content, More, Opening, Relay, Split,
 };
 pub use source::{Migrated, migrate};
-pub use transport::Endpoint;
+pub use transport::{Endpoint, LaneError};
 pub use waits::Waits;
 pub use watch::Watch;

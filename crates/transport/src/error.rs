@@ -10,7 +10,7 @@ use wire::{Reply, WireError};
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
     /// Connecting failed.
-    #[error("cannot connect to {remote}: {source}; is the agent there running, and the port open?")]
+    #[error("cannot connect to {remote}: {source}; {}", advice(source))]
     Connect {
         /// The destination's address.
         remote: SocketAddr,
@@ -79,6 +79,16 @@ impl LaneError {
             ),
             Self::Bind { .. } | Self::Wire(_) => false,
         }
+    }
+}
+
+/// What to do if connecting fails.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "no agent listens there: start it, or correct the address in the peers file"
+        }
+        _ => "is that host up, and does the firewall let its agent be reached?",
     }
 }
 

@@ -115,32 +115,30 @@ impl Route {
                     Ok(Ok(stream)) => Ok(Box::new(stream)),
                     Ok(Err(error)) => {
                         let why = identity::explain(&error);
-                        Err(self.lost(why.unwrap_or_else(|| error.to_string())))
+                        Err(self.insecure(why.unwrap_or_else(|| error.to_string())))
                     }
-                    Err(_) => {
-                        let seconds = HANDSHAKE_MAX.as_secs();
-                        let why = format!("it has not shown its certificate within {seconds} s");
-                        Err(self.lost(why))
-                    }
+                    Err(_) => Err(self.insecure(format!(
+                        "it has not shown its certificate within {} s. Its log says more, if that \
+                         is the agent's `api-listen`",
+                        HANDSHAKE_MAX.as_secs()
+                    ))),
                 }
             }
         }
     }
 
     fn unreachable(&self, error: &io::Error) -> Problem {
+        let at = self.to_string();
         match (self, error.kind()) {
-            (Self::Socket(_), io::ErrorKind::NotFound) | (_, io::ErrorKind::ConnectionRefused) => {
-                Problem::NoAgent(self.to_string())
-            }
-            (Self::Socket(_), io::ErrorKind::PermissionDenied) => {
-                Problem::NotAllowed(self.to_string())
-            }
-            _ => self.lost(error.to_string()),
+            (Self::Https { .. }, _) => Problem::Unreached { at, why: error.to_string() },
+            (_, io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Problem::NoAgent(at),
+            (_, io::ErrorKind::PermissionDenied) => Problem::NotAllowed(at),
+            _ => Problem::Lost { at, why: error.to_string() },
         }
     }
 
-    fn lost(&self, why: String) -> Problem {
-        Problem::Lost { at: self.to_string(), why }
+    fn insecure(&self, why: String) -> Problem {
+        Problem::Insecure { at: self.to_string(), why }
     }
 }
 

@@ -74,7 +74,12 @@ async fn again(client: &Client, last: Option<&str>) -> Result<EventStream, Probl
     loop {
         tokio::time::sleep(pause).await;
         match client.events(last).await {
-            Err(Problem::Lost { .. } | Problem::NoAgent(_) | Problem::NotNow(_)) => {
+            Err(
+                Problem::Lost { .. }
+                | Problem::NoAgent(_)
+                | Problem::Unreached { .. }
+                | Problem::NotNow(_),
+            ) => {
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             answered => return answered,

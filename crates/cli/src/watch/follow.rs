@@ -151,9 +151,10 @@ pub(crate) async fn follow<S: Shown>(
 /// A lost connection says nothing of the operation, so the user is told where to look.
 fn unseen<S: Shown>(problem: Problem) -> Problem {
     match problem {
-        Problem::Lost { .. } | Problem::NoAgent(_) => {
-            Problem::Refused(format!("{problem}. {}", S::UNSEEN))
-        }
+        Problem::Lost { .. }
+        | Problem::NoAgent(_)
+        | Problem::Unreached { .. }
+        | Problem::Insecure { .. } => Problem::Refused(format!("{problem}. {}", S::UNSEEN)),
         problem => problem,
     }
 }

@@ -63,9 +63,12 @@ impl<'c> States<'c> {
                     match self.client.get(self.path).await {
                         Ok(state) => return Ok(Some(state)),
                         Err(Problem::NotNow(_)) => continue,
-                        Err(Problem::NoAgent(_) | Problem::Lost { .. } | Problem::Refused(_)) => {
-                            return Ok(None);
-                        }
+                        Err(
+                            Problem::NoAgent(_)
+                            | Problem::Unreached { .. }
+                            | Problem::Lost { .. }
+                            | Problem::Refused(_),
+                        ) => return Ok(None),
                         Err(problem) => return Err(problem),
                     }
                 }

@@ -35,7 +35,7 @@ impl Control {
         let lost = |why: String| MigrationError::PeerLost { host: host.clone(), why };
         let endpoint = Endpoint { local: None, remote: peer.address };
         let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
-            .map_err(|e| lost(e.to_string()))?;
+            .map_err(|error| MigrationError::unconnected(&host, error))?;
         let disk_room = Arc::<DiskRoom>::default();
         let room = Arc::clone(&disk_room);
         let (link, hear) =

@@ -51,7 +51,7 @@ impl Agents {
         let lost = |why: String| MigrationError::PeerLost { host: peer.name.clone(), why };
         let endpoint = Endpoint { local: None, remote: peer.address };
         let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
-            .map_err(|error| lost(error.to_string()))?;
+            .map_err(|error| MigrationError::unconnected(&peer.name, error))?;
         let disk_room = Arc::<DiskRoom>::default();
         let room = Arc::clone(&disk_room);
         let (link, hear) =
