@@ -101,7 +101,7 @@ fn a_peer_that_is_not_there() {
     assert!(pair.contains("host-b can't be asked") && pair.contains("1 error"), "{pair}");
     // This host is well all the same.
     let alone = examination(&world.tells(Side::A, &["doctor", "--json"]));
-    assert_eq!(severity(&alone.findings, "host-b can't be reached"), Severity::Warning);
+    assert_eq!(severity(&alone.findings, "host-b can't be asked"), Severity::Warning);
 }
 
 #[test]

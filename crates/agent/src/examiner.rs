@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{ErrorCode, Examination, Finding};
-use doctor::{LaneMet, Meeting};
-use engine::{Endpoint, Examined, Local, Peer};
+use doctor::{LaneMet, Meeting, Unmet};
+use engine::{Endpoint, ExamineError, Examined, LaneError, Local, Peer};
 use facts::host::{Facts, Kvm, Network, Program};
 use identity::Security;
 use qemu::probe::Probes;
 use qemu::room::host_memory;
-use wire::Part;
 use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
+use wire::{Part, Reply};
 
 use crate::config::{Carry, NicSpeed, Password};
 use crate::denied::Denied;
@@ -35,6 +35,9 @@ const GREETING_MAX: Duration = Duration::from_secs(5);
 const FACTS_MAX: Duration = Duration::from_secs(60);
 /// The program that is examined even if no VM uses it, unless the agent can't see KVM.
 const QEMU: &str = "qemu-system-x86_64";
+/// What to do about a peer that answers, but not as this agent understands it.
+const SAME_VERSION: &str =
+    "is that the address of its agent? Run the same version of Droveway there";
 
 /// Examines this host, alone or paired with another.
 pub(crate) struct Examiner {
@@ -99,7 +102,7 @@ impl Examiner {
         let of = format!("{} -> {name}", self.local.agent);
         let meeting = match self.meet(&peer) {
             Ok(meeting) => meeting,
-            Err(why) => return Ok(Examination { findings: vec![silent(&of, name, &why)], of }),
+            Err(unmet) => return Ok(Examination { findings: vec![silent(&of, name, &unmet)], of }),
         };
         let here = self.facts(&[]);
         let programs = used(&here);
@@ -108,8 +111,8 @@ impl Examiner {
             Ok(Examined { answer: Answer::Facts(there), .. }) => {
                 doctor::of_pair(&here, &there, &meeting)
             }
-            Ok(_) => vec![silent(&of, name, "it does not describe itself")],
-            Err(why) => vec![silent(&of, name, &why)],
+            Ok(_) => vec![silent(&of, name, &of_other_version("it does not describe itself"))],
+            Err(unmet) => vec![silent(&of, name, &unmet)],
         };
         Ok(Examination { of, findings })
     }
@@ -213,17 +216,19 @@ impl Examiner {
             self.greet(&peer.name, direct(&peer))
         });
         let found = peers.iter().zip(met).map(|(peer, met)| {
-            let met = met.as_ref().map_err(String::as_str);
-            doctor::of_peer(&self.local.agent, &version(), &peer.name, met)
+            doctor::of_peer(&self.local.agent, &version(), &peer.name, met.as_ref())
         });
         found.collect()
     }
 
     /// Greets a peer on each path that a lane can take.
-    fn meet(&self, peer: &Peer) -> Result<Meeting, String> {
+    fn meet(&self, peer: &Peer) -> Result<Meeting, Unmet> {
         let mut meeting = self.greet(&peer.name, direct(peer))?;
         let ways = engine::ways(&self.local, peer);
-        let greet = |way: &Endpoint| Ok(self.greet(&peer.name, *way)?.round_trip);
+        let greet = |way: &Endpoint| match self.greet(&peer.name, *way) {
+            Ok(meeting) => Ok(meeting.round_trip),
+            Err(Unmet { why, .. }) => Err(why),
+        };
         let met = at_once(&ways, greet);
         let lanes = ways.iter().zip(met);
         meeting.lanes =
@@ -231,7 +236,7 @@ impl Examiner {
         Ok(meeting)
     }
 
-    fn greet(&self, peer: &str, way: Endpoint) -> Result<Meeting, String> {
+    fn greet(&self, peer: &str, way: Endpoint) -> Result<Meeting, Unmet> {
         let asked_at_unix_ms = now_unix_ms();
         let question = Question::Reach { filler: "-".repeat(FILLER_BYTES) };
         match self.ask(peer, way, question, GREETING_MAX)? {
@@ -239,7 +244,7 @@ impl Examiner {
                 let reached = Reached { filler: String::new(), ..reached };
                 Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
             }
-            _ => Err("it can't be examined by this version".to_owned()),
+            _ => Err(of_other_version("it can't be examined by this version")),
         }
     }
 
@@ -249,8 +254,8 @@ impl Examiner {
         way: Endpoint,
         question: Question,
         within: Duration,
-    ) -> Result<Examined, String> {
-        engine::examine(&self.local, peer, way, question, within).map_err(|error| error.to_string())
+    ) -> Result<Examined, Unmet> {
+        engine::examine(&self.local, peer, way, question, within).map_err(|error| unmet(&error))
     }
 
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
@@ -274,17 +279,43 @@ fn in_path(kvm: &Kvm) -> Option<&'static str> {
     }
 }
 
-fn silent(of: &str, name: &str, why: &str) -> Finding {
+/// Without an answer, nothing else is known of a pair.
+fn silent(of: &str, name: &str, Unmet { why, advice }: &Unmet) -> Finding {
     Finding {
         host: of.to_owned(),
         about: "peer".to_owned(),
         severity: api::Severity::Error,
         text: format!("{name} can't be asked: {why}."),
-        advice: Some(
-            "is its agent running, and of this version, and does the firewall let it be reached?"
-                .to_owned(),
-        ),
+        advice: Some((*advice).to_owned()),
     }
+}
+
+fn of_other_version(why: &str) -> Unmet {
+    Unmet { why: why.to_owned(), advice: SAME_VERSION }
+}
+
+/// Why a peer gave no answer, and what to do: only one that is not heard may be down.
+fn unmet(error: &ExamineError) -> Unmet {
+    let advice = match error {
+        ExamineError::Refused(_) => {
+            "its agent answers, and refuses: correct the peers file there, which should be the \
+             same on all hosts"
+        }
+        ExamineError::Connect(LaneError::Handshake { .. }) => {
+            "correct what it says: a certificate, a clock, or --insecure-plaintext"
+        }
+        ExamineError::Connect(LaneError::Turned { reply: Reply::Busy, .. }) => {
+            "its agent answers, and is busy or stopping: try again"
+        }
+        ExamineError::Connect(LaneError::Bind { .. }) => "correct `nic` in the agent's file here",
+        ExamineError::Connect(LaneError::Turned { .. } | LaneError::Wire(_))
+        | ExamineError::HungUp
+        | ExamineError::OutOfTurn => SAME_VERSION,
+        ExamineError::Connect(_) | ExamineError::Broken(_) => {
+            "is its agent running, and does the firewall let it be reached?"
+        }
+    };
+    Unmet { why: error.to_string(), advice }
 }
 
 /// The programs that the VMs of a host use, with their accelerators.
@@ -309,7 +340,33 @@ fn now_unix_ms() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use identity::{CertificateProblem, HandshakeError};
+
     use super::*;
+
+    #[test]
+    fn the_advice_is_about_what_keeps_the_peer_from_answering() {
+        let remote = "10.0.0.2:7800".parse().unwrap();
+        let refused = ExamineError::Refused("host-a is not in the peers file of host-b".to_owned());
+        let down = io::ErrorKind::ConnectionRefused.into();
+        let expired = HandshakeError::from(CertificateProblem::Expired("1970-01-01".to_owned()));
+        for (error, says) in [
+            (refused, "correct the peers file there"),
+            (LaneError::Connect { remote, source: down }.into(), "is its agent running"),
+            (LaneError::Handshake { remote, source: expired }.into(), "a certificate"),
+            (LaneError::Turned { remote, reply: Reply::Busy }.into(), "try again"),
+            (ExamineError::HungUp, "the same version"),
+        ] {
+            let finding = silent("host-a -> host-b", "host-b", &unmet(&error));
+            let advice = finding.advice.unwrap();
+            assert!(finding.text.contains(&error.to_string()));
+            assert!(advice.contains(says), "{error}: {advice}");
+            let is_down = says == "is its agent running";
+            assert_eq!(advice.contains("agent running"), is_down, "{error}: {advice}");
+        }
+    }
 
     #[test]
     fn without_a_sight_of_kvm_the_program_in_path_is_left_out() {

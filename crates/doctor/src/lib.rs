@@ -11,7 +11,7 @@ mod pair;
 mod versions;
 
 pub use host::of_host;
-pub use pair::{LaneMet, Meeting, of_pair, of_peer};
+pub use pair::{LaneMet, Meeting, Unmet, of_pair, of_peer};
 
 use api::{Finding, Severity};
 

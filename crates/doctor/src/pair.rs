@@ -29,6 +29,15 @@ pub struct Meeting {
     pub lanes: Vec<LaneMet>,
 }
 
+/// Why a peer was not met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmet {
+    /// The reason.
+    pub why: String,
+    /// What to do about it.
+    pub advice: &'static str,
+}
+
 /// One path that a lane can take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneMet {
@@ -59,15 +68,13 @@ fn milliseconds(time: Duration) -> u64 {
 
 /// Judges a peer by its greeting alone.
 #[must_use]
-pub fn of_peer(here: &str, droveway: &str, peer: &str, met: Result<&Meeting, &str>) -> Finding {
+pub fn of_peer(here: &str, droveway: &str, peer: &str, met: Result<&Meeting, &Unmet>) -> Finding {
     let mut findings = Findings::of(here);
     match met {
         Ok(meeting) => met_one(droveway, peer, meeting, &mut findings),
-        Err(why) => findings.warning(
-            "peer",
-            format!("{peer} can't be reached: {why}."),
-            "is its agent running, and does the firewall let it be reached?",
-        ),
+        Err(Unmet { why, advice }) => {
+            findings.warning("peer", format!("{peer} can't be asked: {why}."), advice);
+        }
     }
     findings.list.remove(0)
 }
@@ -435,10 +442,12 @@ mod tests {
 
     #[test]
     fn a_peer_by_itself() {
-        let severity = |met: Result<&Meeting, &str>| of_peer("a", "1", "b", met).severity;
+        let severity = |met: Result<&Meeting, &Unmet>| of_peer("a", "1", "b", met).severity;
         let met = meeting();
         assert_eq!(severity(Ok(&met)), Severity::Ok);
-        assert_eq!(severity(Err("no")), Severity::Warning);
+        let unmet = Unmet { why: "no".to_owned(), advice: "ask again" };
+        assert_eq!(severity(Err(&unmet)), Severity::Warning);
+        assert_eq!(of_peer("a", "1", "b", Err(&unmet)).advice.as_deref(), Some("ask again"));
         let mut other = met.clone();
         other.reached.droveway = "2".to_owned();
         assert_eq!(severity(Ok(&other)), Severity::Note);
