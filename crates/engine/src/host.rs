@@ -98,7 +98,10 @@ impl Carrying {
 /// them. It is learned for each peer, from migrations that leave this host without disks: a flush at
 /// the destination says nothing about other VMs.
 #[derive(Debug, Default)]
-pub struct FixedCost(Mutex<HashMap<String, Duration>>);
+pub struct FixedCost(Mutex<HashMap<String, LastCosts>>);
+
+/// The last measured values, the latest first.
+type LastCosts = [Duration; 5];
 
 /// The initial value: a small VM on an idle host takes half of it.
 const FIXED_COST_FIRST: Duration = Duration::from_millis(60);
@@ -111,16 +114,22 @@ impl FixedCost {
     }
 
     /// The value that was learned for this peer.
+    ///
+    /// It is the second highest of the last values: a downtime that is too long is worse than one
+    /// that was planned too cautiously, and a single move that was disturbed says nothing about the
+    /// next.
     pub(crate) fn learned(&self, peer: &str) -> Option<Duration> {
-        self.0.lock().get(peer).copied()
+        let mut last = *self.0.lock().get(peer)?;
+        last.sort_unstable();
+        Some(last[last.len() - 2])
     }
 
-    /// Learns a measured value: up at once, down gradually, because a downtime that is too long is
-    /// worse than one that was planned too cautiously.
+    /// Learns a measured value.
     pub(crate) fn learn(&self, peer: &str, measured: Duration) {
         let mut learned = self.0.lock();
-        let expected = learned.entry(peer.to_owned()).or_insert(FIXED_COST_FIRST);
-        *expected = measured.max(*expected - expected.saturating_sub(measured) / 4);
+        let last = learned.entry(peer.to_owned()).or_insert([FIXED_COST_FIRST; 5]);
+        last.rotate_right(1);
+        last[0] = measured;
     }
 }
 
@@ -255,16 +264,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fixed_cost_rises_at_once_and_falls_gradually_for_each_peer() {
+    fn the_fixed_cost_follows_what_is_usual_for_each_peer() {
         let ms = Duration::from_millis;
         let cost = FixedCost::default();
         assert_eq!((cost.expected("b"), cost.learned("b")), (FIXED_COST_FIRST, None));
-        cost.learn("b", ms(400));
-        assert_eq!(cost.expected("b"), ms(400));
-        cost.learn("b", ms(200));
-        assert_eq!(cost.learned("b"), Some(ms(350)));
+        let after = |measured: u64| {
+            cost.learn("b", ms(measured));
+            cost.expected("b").as_millis()
+        };
+        assert_eq!(after(400), 60, "one move may have been disturbed");
+        assert_eq!(after(30), 60);
+        assert_eq!(after(400), 400, "so may two");
+        assert_eq!([40, 30, 30, 35].map(after), [400, 400, 40, 40], "they are forgotten");
+        assert_eq!([200, 220, 210].map(after), [40, 200, 210], "it has become slower");
         assert_eq!(cost.expected("c"), FIXED_COST_FIRST);
-        cost.learn("c", ms(20));
-        assert_eq!(cost.expected("c"), ms(50));
+        for (measured, expected) in [(20, 60), (20, 60), (20, 60), (20, 20)] {
+            cost.learn("c", ms(measured));
+            assert_eq!(cost.expected("c"), ms(expected), "down gradually");
+        }
     }
 }

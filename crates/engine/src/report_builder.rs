@@ -29,6 +29,8 @@ pub(crate) struct ReportBuilder {
 
 struct State {
     report: Report,
+    /// A note that holds unless the downtime goal is met.
+    forecast: Option<String>,
     /// Samples skipped for each one kept.
     thin: u32,
     passed: u32,
@@ -46,7 +48,7 @@ impl ReportBuilder {
             // A placeholder until the outcome is known.
             ..Report::empty(&progress, started_unix_s, Outcome::Cancelled)
         };
-        let state = Mutex::new(State { report, thin: 0, passed: 0 });
+        let state = Mutex::new(State { report, forecast: None, thin: 0, passed: 0 });
         Self { started: Instant::now(), watch, state }
     }
 
@@ -103,6 +105,12 @@ impl ReportBuilder {
         state.report.notes.push(note.clone());
         drop(state);
         self.watch.update(|progress| progress.notes.push(note));
+    }
+
+    /// Notes why the downtime goal may be missed: the note is removed if it is met.
+    pub(crate) fn expect_miss(&self, note: String) {
+        self.note(note.as_str());
+        self.state.lock().forecast = Some(note);
     }
 
     /// The operator has changed the migration's bounds.
@@ -164,8 +172,14 @@ impl ReportBuilder {
 
     /// Ends the migration: shows the outcome as progress, and returns the report.
     pub(crate) fn end(&self, outcome: Outcome) -> Report {
-        let mut report = self.state.lock().report.clone();
+        let (mut report, forecast) = {
+            let state = self.state.lock();
+            (state.report.clone(), state.forecast.clone())
+        };
         report.outcome = outcome.clone();
+        if report.downtime_ms.is_some_and(|ms| ms <= report.downtime_goal_ms as f64) {
+            report.notes.retain(|note| Some(note) != forecast.as_ref());
+        }
         report.total_s = self.elapsed_s();
         let done = outcome == Outcome::Done;
         self.watch.update(|progress| {
@@ -174,6 +188,7 @@ impl ReportBuilder {
                 progress.percent = 100.0;
                 progress.left_bytes = 0;
             }
+            progress.notes.clone_from(&report.notes);
             progress.outcome = Some(outcome);
             progress.in_doubt = report.in_doubt;
         });
@@ -184,6 +199,22 @@ impl ReportBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_downtime_that_met_its_goal_was_not_expected_to_miss_it() {
+        let notes = |downtime_ms| {
+            let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
+            let watch = Arc::new(Watch::new(progress, Bounds::default()));
+            let builder = ReportBuilder::new(Arc::clone(&watch), 300);
+            builder.expect_miss("downtime is likely to miss its goal".to_owned());
+            builder.note("another note");
+            builder.tell(|report| report.downtime_ms = downtime_ms);
+            let notes = builder.end(Outcome::Done).notes;
+            assert_eq!(watch.progress().1.notes, notes);
+            notes.len()
+        };
+        assert_eq!([Some(36.0), Some(301.0), None].map(notes), [1, 2, 2]);
+    }
 
     /// As on a busy host, where the sampler is first.
     #[test]

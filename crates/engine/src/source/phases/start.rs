@@ -195,7 +195,7 @@ impl Prepared<'_> {
         let Context { local, peer, report_builder, .. } = &self.connected.context;
         let misses = |fixed: &Duration| is_missed(goal, *fixed);
         if let Some(learned) = local.fixed_cost.learned(&peer.name).filter(misses) {
-            report_builder.note(format!(
+            report_builder.expect_miss(format!(
                 "downtime is likely to miss its goal of {} ms: the last moves to {} took {} ms \
                  besides sending memory",
                 goal.as_millis(),
