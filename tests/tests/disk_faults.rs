@@ -161,7 +161,7 @@ fn a_disk_that_stands_still() {
     // A frozen QEMU writes no disk, but its memory can be written from outside.
     let frozen = Frozen::new(world.vm(Side::B, "web1").unwrap().pid);
     moving.wait_for(Phase::LaterPass);
-    moving.wait_line("limited by the destination's disk");
+    moving.wait_line("limited by the destination's storage");
     drop(frozen);
     let report = world.arrive(&guest, Side::A, moving);
     assert!(report.lanes.iter().all(|lane| lane.deaths == 0), "{:?}", report.lanes);
@@ -178,7 +178,7 @@ fn a_disk_that_stands_still_is_given_up() {
     until("blocks are written", || allocated_bytes(world, Side::B) > MIB);
     let arriving = world.vm(Side::B, "web1").unwrap().pid;
     let frozen = Frozen::new(arriving);
-    moving.wait_line("limited by the destination's disk");
+    moving.wait_line("limited by the destination's storage");
     moving.interrupt();
     let ended = moving.wait();
     assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);

@@ -157,7 +157,8 @@ pub enum Limit {
     Network,
     /// Lanes keep to the operator's `--limit`.
     Bound,
-    /// Lanes are busy encoding, or get no CPU.
+    /// Lanes are busy encoding, or get no CPU; or the destination takes data more slowly than the
+    /// network carries it.
     Cpu,
     /// Lanes wait for QEMU to hand pages over.
     Qemu,
@@ -165,7 +166,8 @@ pub enum Limit {
     Guest,
     /// QEMU is held until the backlog fits the downtime goal.
     Hold,
-    /// The destination's disks write blocks more slowly than they arrive.
+    /// The destination's disks write blocks more slowly than they arrive, or pages are read from
+    /// them.
     Disk,
 }
 

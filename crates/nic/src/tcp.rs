@@ -19,6 +19,8 @@ pub struct TcpCounts {
     /// The shortest round trip of the last five minutes (`tcp_min_rtt_wlen`); none if it is not
     /// known.
     pub round_trip: Option<Duration>,
+    /// For how long the peer had no room for what was to be sent.
+    pub peer_full: Duration,
 }
 
 impl TcpCounts {
@@ -56,6 +58,7 @@ impl TcpCounts {
             flying_bytes: u64::from(info.tcpi_unacked) * u64::from(info.tcpi_snd_mss),
             way_bytes: u64::try_from(way_bytes).unwrap_or(u64::MAX),
             round_trip: Some(round_trip).filter(|time| !time.is_zero()),
+            peer_full: Duration::from_micros(info.tcpi_rwnd_limited),
         })
     }
 }
@@ -83,6 +86,15 @@ mod tests {
         assert_eq!(counts.sent_bytes - counts.again_bytes, 300_000);
         assert_eq!(counts.flying_bytes, 0);
         assert!(counts.way_bytes > 0 && counts.round_trip.is_some());
+        near.set_nonblocking(true).unwrap();
+        // Nobody reads that.
+        while near.write(&[7; 65536]).is_ok() {}
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        let peer_full = || TcpCounts::of(near.as_fd()).unwrap().peer_full;
+        while peer_full().is_zero() && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        assert!(!peer_full().is_zero());
         let other = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert!(TcpCounts::of(other.as_fd()).is_err());
     }

@@ -21,7 +21,9 @@ pub struct LaneMeter {
     round_trip_us: AtomicU64,
     /// Times its connection died.
     pub deaths: AtomicU32,
-    spent_ns: [AtomicU64; 3],
+    spent_ns: [AtomicU64; 4],
+    /// For how long the peers of its connections had no room in their sockets.
+    peer_full_ns: AtomicU64,
     doing: AtomicU8,
     since_ns: AtomicU64,
     /// The sender thread's kernel id; 0 before it starts.
@@ -34,13 +36,18 @@ pub(crate) enum Doing {
     Waiting = 0,
     Encoding = 1,
     Writing = 2,
+    /// What is in flight has to arrive first.
+    WaitingForRoom = 3,
 }
 
 /// How lanes spent their time, summed over all lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneTimes {
-    /// In writes to sockets.
+    /// In writes to sockets, or before them, until enough of what is in flight has arrived.
     pub writing: Duration,
+    /// Of that, while it was the peer that took nothing: its socket was full, or as much was in
+    /// flight as the path needs.
+    pub for_peer: Duration,
     /// Encoding.
     pub encoding: Duration,
     /// Waiting for a batch.
@@ -75,6 +82,11 @@ impl LaneMeter {
         self.set_round_trip(self.round_trip().into_iter().chain(time).min());
     }
 
+    /// Notes for how much longer the peer had no room.
+    pub(crate) fn note_peer_full(&self, more: Duration) {
+        self.peer_full_ns.fetch_add(u64::try_from(more.as_nanos()).unwrap_or(0), Relaxed);
+    }
+
     /// Notes the sender's next activity. Only its own thread calls this.
     pub(crate) fn turn_to(&self, next: Doing) {
         let now = now_ns();
@@ -104,8 +116,11 @@ impl LaneMeter {
             let more = if doing == what as u8 { unfinished } else { 0 };
             Duration::from_nanos(self.spent_ns[what as usize].load(Relaxed) + more)
         };
+        let (writing, room) = (spent(Doing::Writing), spent(Doing::WaitingForRoom));
+        let peer_full = Duration::from_nanos(self.peer_full_ns.load(Relaxed));
         LaneTimes {
-            writing: spent(Doing::Writing),
+            writing: writing + room,
+            for_peer: room + peer_full.min(writing),
             encoding: spent(Doing::Encoding),
             waiting: spent(Doing::Waiting),
             for_cpu: self.for_cpu(),
@@ -130,6 +145,7 @@ impl std::iter::Sum for LaneTimes {
     fn sum<I: Iterator<Item = Self>>(times: I) -> Self {
         times.fold(Self::default(), |sum, one| Self {
             writing: sum.writing + one.writing,
+            for_peer: sum.for_peer + one.for_peer,
             encoding: sum.encoding + one.encoding,
             waiting: sum.waiting + one.waiting,
             for_cpu: sum.for_cpu + one.for_cpu,
@@ -143,6 +159,7 @@ impl std::ops::Sub for LaneTimes {
     fn sub(self, earlier: Self) -> Self {
         Self {
             writing: self.writing.saturating_sub(earlier.writing),
+            for_peer: self.for_peer.saturating_sub(earlier.for_peer),
             encoding: self.encoding.saturating_sub(earlier.encoding),
             waiting: self.waiting.saturating_sub(earlier.waiting),
             for_cpu: self.for_cpu.saturating_sub(earlier.for_cpu),

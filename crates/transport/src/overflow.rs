@@ -57,6 +57,12 @@ impl Overflow {
         self.last.round_trip
     }
 
+    /// For how long the connection's peer had no room, as of the last check.
+    #[must_use]
+    pub fn peer_full(&self) -> Duration {
+        self.last.peer_full
+    }
+
     /// The new bound, if it changes.
     fn next(&mut self, counts: TcpCounts) -> Option<u64> {
         let sent = counts.sent_bytes.saturating_sub(self.last.sent_bytes);

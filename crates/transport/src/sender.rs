@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, Write};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::Duration;
 
 use identity::Writer;
 use nic::TcpCounts;
@@ -35,6 +36,8 @@ pub struct Sender<'c, X> {
     head: Vec<u8>,
     /// Written bytes that the overflow control has counted.
     counted: u64,
+    /// For how long the peer had no room, as the meter knows.
+    peer_full: Duration,
     /// The queue's count of stage outcomes that this sender has checked.
     seen: u64,
     /// The departure of the batch taken last.
@@ -65,6 +68,7 @@ impl<'c, X> Sender<'c, X> {
             overflow: Overflow::default(),
             head: Vec::new(),
             counted: meter.wire_bytes.load(Relaxed),
+            peer_full: Duration::ZERO,
             seen: 0,
             departure: flight.departure(),
         }
@@ -85,8 +89,7 @@ impl<'c, X> Sender<'c, X> {
     /// Takes the next batch and removes pages that are stale.
     pub fn take(&mut self) -> Work<X> {
         data_threads::point();
-        // Until there is room, the sender waits for the peer or the network.
-        self.meter.turn_to(Doing::Writing);
+        self.meter.turn_to(Doing::WaitingForRoom);
         self.flight.wait_for_room();
         self.meter.turn_to(Doing::Waiting);
         let mut work = self.shared.queue.take(|| self.flight.is_broken(), &mut self.seen);
@@ -178,6 +181,9 @@ impl<'c, X> Sender<'c, X> {
         let wire_bytes = self.meter.wire_bytes.load(Relaxed);
         self.overflow.wrote(self.socket.inner.socket(), wire_bytes - self.counted);
         self.meter.note_round_trip(self.overflow.round_trip());
+        let peer_full = self.overflow.peer_full();
+        self.meter.note_peer_full(peer_full.saturating_sub(self.peer_full));
+        self.peer_full = peer_full;
         self.counted = wire_bytes;
     }
 

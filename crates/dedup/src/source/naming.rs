@@ -118,6 +118,12 @@ impl Naming {
         self.plan.shares && !self.sleeps.load(Relaxed)
     }
 
+    /// Whether the destination reads pages from disks.
+    #[must_use]
+    pub fn reads_disks(&self) -> bool {
+        self.plan.cached.is_some()
+    }
+
     /// Whether the destination is queried at all.
     #[must_use]
     pub fn asks(&self) -> bool {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use api::{Compress, Limit, Phase, Sample};
+use api::{Compress, Phase, Sample};
 use crossbeam_channel::never;
 use dedup::source::Stage;
 
@@ -18,9 +18,10 @@ use super::passes::Passes;
 use super::waiting::{Left, Waiting};
 use super::way_back::WayBack;
 use crate::report_builder::ReportBuilder;
-use crate::source::control::limit::Seen;
+use crate::source::control::limit::{PeerShare, Seen};
 use crate::source::control::pacing::pace_bounds;
 use crate::source::control::sampler::deliveries::Deliveries;
+use crate::source::control::sampler::not_there;
 use crate::source::control::sampler::ticking::{self, Ticking};
 use crate::source::control::sampler::window::Window;
 use crate::source::control::stream_state::StreamState;
@@ -47,7 +48,8 @@ pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, stage, .. } = &watched;
     let guard = lanes.guard();
     let deliveries = Deliveries::new(state, lanes, *compress, stage.clone());
-    let mut sampling = Sampling { watched, deliveries, waiting: Waiting::default() };
+    let (waiting, peer) = (Waiting::default(), PeerShare::default());
+    let mut sampling = Sampling { watched, deliveries, waiting, peer };
     Ticking::start(guard, never(), move || {
         sampling.sample();
         sampling.next()
@@ -58,6 +60,7 @@ struct Sampling {
     watched: Watched,
     deliveries: Deliveries,
     waiting: Waiting,
+    peer: PeerShare,
 }
 
 /// However sampling ends, QEMU must not wait for a permission that never comes.
@@ -70,6 +73,7 @@ impl Drop for Sampling {
 impl Sampling {
     fn sample(&mut self) {
         let Some(window) = self.deliveries.look() else { return };
+        self.peer.add(window.writing, window.for_peer);
         self.look_for_first_pass();
         let Watched { stage, state, .. } = &self.watched;
         if let (Some(stage), Some(rate)) = (stage, state.bodies_per_s()) {
@@ -156,7 +160,7 @@ impl Sampling {
     fn show(&self, window: &Window, come: &Come) {
         let Watched { state, report_builder, .. } = &self.watched;
         let ram_bytes = state.ram_bytes();
-        let left_bytes = come.left_bytes;
+        let left_bytes = not_there(come.left_bytes, ram_bytes);
         report_builder.tell(|report| report.passes = come.pass);
         let sample = Sample {
             at_s: report_builder.elapsed_s(),
@@ -168,8 +172,9 @@ impl Sampling {
             pool_bytes: state.pool.out_bytes() as u64,
             lanes_bytes_per_s: window.lanes_per_s.clone(),
         };
-        let limit = self.limit(window, come);
-        lanes::note_pages(&self.watched.lanes, limit);
+        let seen = self.seen(window, come);
+        let limit = seen.limit();
+        lanes::note_pages(&self.watched.lanes, seen.at_source());
         report_builder.sample(sample, |progress| {
             progress.pass = come.pass;
             progress.ram_bytes = ram_bytes;
@@ -185,18 +190,21 @@ impl Sampling {
         });
     }
 
-    fn limit(&self, window: &Window, come: &Come) -> Limit {
+    fn seen(&self, window: &Window, come: &Come) -> Seen {
         let bounds = self.watched.report_builder.watch().bounds();
+        let delivered = &self.deliveries.last().delivered;
+        let stage = self.watched.stage.as_ref();
+        let reads_disks = stage.is_some_and(|stage| stage.naming().reads_disks());
         Seen {
             later: self.watched.state.first_pass_over.load(Relaxed),
             dirty_bytes_per_s: come.dirty_bytes_per_s,
             bodies_per_s: self.watched.state.bodies_per_s(),
             lanes: window.effort,
-            disks_full: false,
+            storage: reads_disks && delivered.awaited_bytes > 0,
+            peer: self.peer,
             held: false,
             wire_bytes_per_s: window.wire_per_s,
             cap_bytes_per_s: pace_bounds(&bounds).cap_content_bytes_per_s(),
         }
-        .limit()
     }
 }

@@ -1,5 +1,7 @@
 //! The bottleneck of a migration, as its progress shows it.
 
+use std::time::Duration;
+
 use api::Limit;
 use policy::effort;
 
@@ -9,6 +11,36 @@ const GUEST_DIRTIES: f64 = 0.8;
 /// Lanes that write more than this fraction of the operator's limit could write
 /// more without it. Below it something else slows them.
 const NEAR_CAP: f64 = 0.85;
+
+/// If the destination takes nothing for more than this fraction of the time that lanes spend in
+/// writes, ...
+const FOR_PEER: f64 = 0.5;
+/// ... over so much of that time, the network is not the bottleneck. The kernel's part of it is
+/// read now and then.
+const PEER_TIME: Duration = Duration::from_secs(4);
+
+/// For what part of the time in writes the destination took nothing, lately.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PeerShare {
+    writing_s: f64,
+    for_peer_s: f64,
+}
+
+impl PeerShare {
+    /// Adds a window.
+    pub(crate) fn add(&mut self, writing: Duration, for_peer: Duration) {
+        self.writing_s += writing.as_secs_f64();
+        self.for_peer_s += for_peer.as_secs_f64();
+        if self.writing_s > PEER_TIME.as_secs_f64() {
+            self.writing_s /= 2.0;
+            self.for_peer_s /= 2.0;
+        }
+    }
+
+    fn is_much(self) -> bool {
+        self.for_peer_s > FOR_PEER * self.writing_s
+    }
+}
 
 /// The figures that decide it.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +53,11 @@ pub(crate) struct Seen {
     pub(crate) bodies_per_s: Option<f64>,
     /// How lanes spend their time.
     pub(crate) lanes: effort::Sample,
-    /// Disk blocks wait for room on the destination's disks.
-    pub(crate) disks_full: bool,
+    /// The destination's storage is waited for: disk blocks wait for room there, or pages are read
+    /// from it.
+    pub(crate) storage: bool,
+    /// How long the destination takes nothing.
+    pub(crate) peer: PeerShare,
     /// QEMU is read more slowly than possible.
     pub(crate) held: bool,
     /// The rate at which lanes write.
@@ -32,6 +67,11 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// The bottleneck as the source alone sees it.
+    pub(crate) fn at_source(self) -> Limit {
+        Self { peer: PeerShare::default(), ..self }.limit()
+    }
+
     pub(crate) fn limit(&self) -> Limit {
         let outruns = |rate: f64| self.dirty_bytes_per_s > GUEST_DIRTIES * rate;
         if self.later && self.bodies_per_s.is_some_and(outruns) {
@@ -45,7 +85,7 @@ impl Seen {
             // Whatever else they appear to wait for.
             Limit::Cpu
         } else if waiting >= most {
-            if self.disks_full { Limit::Disk } else { Limit::Qemu }
+            if self.storage { Limit::Disk } else { Limit::Qemu }
         } else if encoding >= most {
             Limit::Cpu
         } else if self.held && !self.later {
@@ -53,6 +93,8 @@ impl Seen {
         } else if self.cap_bytes_per_s.is_some_and(|cap| self.wire_bytes_per_s > NEAR_CAP * cap) {
             // A paced lane's waiting counts as time in a write.
             Limit::Bound
+        } else if self.peer.is_much() {
+            if self.storage { Limit::Disk } else { Limit::Cpu }
         } else {
             Limit::Network
         }
@@ -81,7 +123,8 @@ mod tests {
             dirty_bytes_per_s: 1e6,
             bodies_per_s: Some(20e6),
             lanes: lanes(0.8, 0.1, 0.1),
-            disks_full: false,
+            storage: false,
+            peer: PeerShare::default(),
             held: false,
             wire_bytes_per_s: 10e6,
             cap_bytes_per_s: None,
@@ -97,9 +140,9 @@ mod tests {
         assert_eq!(of(0.3, 0.6, 0.1), Limit::Cpu);
         assert_eq!(of(0.1, 0.3, 0.6), Limit::Qemu);
         assert_eq!(of(0.0, 0.0, 0.0), Limit::Unknown);
-        // Pages still flow while blocks wait, so full disks alone are not the
+        // Pages still flow while blocks wait, or others are read, so storage alone is not the
         // limit.
-        let full = Seen { disks_full: true, ..writing() };
+        let full = Seen { storage: true, ..writing() };
         assert_eq!(full.limit(), Limit::Network);
         assert_eq!(Seen { lanes: lanes(0.1, 0.3, 0.6), ..full }.limit(), Limit::Disk);
         assert_eq!(Seen { later: false, held: true, ..writing() }.limit(), Limit::Hold);
@@ -107,6 +150,27 @@ mod tests {
         assert_eq!(Seen { dirty_bytes_per_s: 17e6, ..writing() }.limit(), Limit::Guest);
         let first = Seen { later: false, dirty_bytes_per_s: 17e6, ..writing() };
         assert_eq!(first.limit(), Limit::Network);
+    }
+
+    #[test]
+    fn the_network_is_not_blamed_for_a_destination_that_takes_nothing() {
+        let share = |of_10: u64| {
+            let mut share = PeerShare::default();
+            for _ in 0..100 {
+                share.add(Duration::from_millis(100), Duration::from_millis(of_10 * 10));
+            }
+            share
+        };
+        let of = |of_10, storage| Seen { peer: share(of_10), storage, ..writing() }.limit();
+        assert_eq!(of(1, true), Limit::Network);
+        assert_eq!(of(9, true), Limit::Disk, "it reads pages from its storage");
+        assert_eq!(of(9, false), Limit::Cpu);
+        // That is forgotten.
+        let mut was = share(10);
+        for _ in 0..100 {
+            was.add(Duration::from_millis(100), Duration::ZERO);
+        }
+        assert_eq!(Seen { peer: was, ..writing() }.limit(), Limit::Network);
     }
 
     #[test]

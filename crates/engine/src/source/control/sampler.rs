@@ -26,7 +26,7 @@ use deliveries::Deliveries;
 use ticking::Ticking;
 use window::Window;
 
-use super::limit::Seen;
+use super::limit::{PeerShare, Seen};
 use super::pacing::pace_bounds;
 use super::qemu_migration::QemuMigration;
 use super::stream_state::StreamState;
@@ -97,6 +97,7 @@ struct Sampling {
     /// The end of a VM that does not converge was decided.
     ended: bool,
     patience: Patience,
+    peer: PeerShare,
 }
 
 impl Sampling {
@@ -117,11 +118,13 @@ impl Sampling {
             helped: false,
             ended: false,
             patience: Patience::default(),
+            peer: PeerShare::default(),
         }
     }
 
     fn sample(&mut self) {
         let Some(window) = self.deliveries.look() else { return };
+        self.peer.add(window.writing, window.for_peer);
         if let (Some(by_name), Some(rate)) =
             (&self.watched.by_name, self.watched.state.bodies_per_s())
         {
@@ -360,6 +363,7 @@ impl Sampling {
 
     fn show(&self, qemu: &Progress, window: &Window, left_bytes: u64, to_send_bytes: u64) {
         let state = &self.watched.state;
+        let left_bytes = not_there(left_bytes, qemu.total_bytes);
         let sample = Sample {
             at_s: self.watched.report_builder.elapsed_s(),
             delivered_bytes_per_s: window.delivered_per_s,
@@ -371,8 +375,9 @@ impl Sampling {
             lanes_bytes_per_s: window.lanes_per_s.clone(),
         };
         let rate = state.bodies_per_s();
-        let limit = self.seen(window, rate).limit();
-        lanes::note_pages(&self.watched.lanes, limit);
+        let seen = self.seen(window, rate);
+        let limit = seen.limit();
+        lanes::note_pages(&self.watched.lanes, seen.at_source());
         self.watched.report_builder.sample(sample, |progress| {
             progress.pass = qemu.dirty_sync_count;
             progress.ram_bytes = qemu.total_bytes;
@@ -390,6 +395,14 @@ impl Sampling {
         });
     }
 
+    /// Whether the destination's storage is waited for.
+    fn waits_for_storage(&self) -> bool {
+        let delivered = &self.deliveries.last().delivered;
+        let by_name = self.watched.by_name.as_ref();
+        let reads_disks = by_name.is_some_and(|by_name| by_name.naming().reads_disks());
+        delivered.blocks_held > 0 || reads_disks && delivered.awaited_bytes > 0
+    }
+
     fn seen(&self, window: &Window, bodies_per_s: Option<f64>) -> Seen {
         let Watched { state, report_builder, .. } = &self.watched;
         Seen {
@@ -397,7 +410,8 @@ impl Sampling {
             dirty_bytes_per_s: self.dirty_bytes_per_s,
             bodies_per_s,
             lanes: window.effort,
-            disks_full: self.deliveries.last().delivered.blocks_held > 0,
+            storage: self.waits_for_storage(),
+            peer: self.peer,
             held: state.bound_bytes() < state.pool_bytes,
             wire_bytes_per_s: window.wire_per_s,
             cap_bytes_per_s: pace_bounds(&report_builder.watch().bounds())
@@ -439,6 +453,12 @@ fn used_part(left: u64, used: Option<u64>, taken: u64, backlog: u64) -> u64 {
     used.map_or(left, |used| left.min(used.saturating_sub(taken).saturating_add(backlog)))
 }
 
+/// Of `left` bytes that QEMU and the buffers hold, those that the destination does not have: pages
+/// that are in flight and dirty again count twice in the former.
+pub(crate) fn not_there(left: u64, ram: u64) -> u64 {
+    left.min(ram)
+}
+
 /// Whether the difference, a twentieth, is worth another command to QEMU.
 fn differs(before: Allowance, now: Allowance) -> bool {
     let far = |a: u64, b: u64| a.abs_diff(b) * 20 > a;
@@ -455,6 +475,13 @@ fn percent(left_bytes: u64, total_bytes: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_is_left_than_there_is() {
+        for (left, expected) in [(1300, 1024), (1024, 1024), (7, 7)] {
+            assert_eq!(not_there(left, 1024), expected);
+        }
+    }
 
     #[test]
     fn memory_that_the_vm_never_used_is_not_left_to_be_sent() {

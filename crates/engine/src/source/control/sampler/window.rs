@@ -44,6 +44,9 @@ pub(crate) struct Window {
     pub(crate) wire_per_s: f64,
     pub(crate) lanes_per_s: Vec<f64>,
     pub(crate) effort: effort::Sample,
+    /// The lanes' time in writes, and of that the time for which the destination took nothing.
+    pub(crate) writing: Duration,
+    pub(crate) for_peer: Duration,
 }
 
 impl Window {
@@ -82,6 +85,8 @@ impl Window {
                 delivered_bytes_per_s: (bodies + blocks) as f64 / seconds,
                 wire_bytes_per_s: (to.wire_bytes - from.wire_bytes) as f64 / seconds,
             },
+            writing: times.writing,
+            for_peer: times.for_peer,
         }
     }
 }
