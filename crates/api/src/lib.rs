@@ -35,7 +35,7 @@ pub use host::{HostCensus, HostInfo, HostVm, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
-pub use prediction::{FreeMemory, Outlook, PredictRequest, Prediction};
+pub use prediction::{Compressed, FreeMemory, Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
 pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};

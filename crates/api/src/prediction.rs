@@ -26,14 +26,27 @@ pub struct PredictRequest {
 /// The predicted course of one migration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Outlook {
-    /// From the command to the VM running at the destination.
+    /// From the command to the VM running at the destination, with content compressed as far as a
+    /// sample of it can be.
     pub total_s: f64,
+    /// The same if nothing is compressed; none if the goal would be missed then.
+    #[serde(default)]
+    pub most_s: Option<f64>,
     /// Bytes to send, before compression.
     pub bytes: u64,
     /// The downtime.
     pub downtime_ms: f64,
     /// Whether the downtime is within the goal.
     pub met: bool,
+}
+
+/// What compression gains, by a sample of the VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Compressed {
+    /// The share of its size that is left of content, pages of zeros aside.
+    pub share: f64,
+    /// Guest bytes that can be delivered per second, as far as this host can compress them.
+    pub delivered_bytes_per_s: f64,
 }
 
 /// What a migration would take.
@@ -55,8 +68,11 @@ pub struct Prediction {
     /// The share of a rewritten page that changes and so is sent again; none if too few pages
     /// were seen to change.
     pub changed_share: Option<f64>,
-    /// Bytes that can be delivered per second, before compression.
+    /// Guest bytes that can be delivered per second if nothing is compressed.
     pub delivered_bytes_per_s: f64,
+    /// The same with compression; none if next to nothing is gained, or no memory could be read.
+    #[serde(default)]
+    pub compressed: Option<Compressed>,
     /// Without throttling.
     pub free: Outlook,
     /// With as much throttling as is permitted.

@@ -6,7 +6,8 @@ mod unused;
 use std::fs;
 use std::time::Duration;
 
-use api::{Outlook, PredictRequest, Prediction};
+use api::{Compressed, Outlook, PredictRequest, Prediction};
+use page::Encoding;
 use policy::pace::content_bytes_per_s;
 use policy::precopy::{self, Passes, Vm};
 use policy::throttle::forecast;
@@ -16,7 +17,7 @@ use qemu::outgoing::{self, Hold};
 use crate::error::MigrationError;
 use crate::host::{Local, SourceVm};
 use crate::source::throttle_settings;
-use changes::{Seen, part, sent_share};
+use changes::{Changed, Encoded, Seen, part, sent_share};
 
 /// The VM is watched for a short time, and for a longer one: the difference shows what it writes
 /// over and over.
@@ -43,7 +44,8 @@ pub fn predict(
     let sample = |seconds| dirty_rate::sample(&machine.qmp, ram_bytes, seconds);
     let seen = Seen::now(machine);
     let short = sample(WATCHED_S[0])?;
-    let changed_share = seen.changed();
+    let changed = seen.changed();
+    let changed_share = changed.as_ref().map(|changed| changed.share);
     let rates = [short, sample(WATCHED_S[1])?];
     let seconds = WATCHED_S.map(f64::from);
     let (dirty, set) = precopy::working_set(rates, seconds);
@@ -60,11 +62,30 @@ pub fn predict(
     settings.deadline = settings.deadline.map(|deadline| deadline.saturating_sub(reading));
     // The model counts bytes sent: for a page that is written again, only what changes.
     let sent = sent_share(changed_share.unwrap_or(1.0), ram_bytes, set.unwrap_or(used_bytes));
-    let sending = Vm { ram_bytes: used_bytes, working_set_bytes: set.map(|set| part(set, sent)) };
-    let forecast = forecast(&settings, sending, bytes_per_s, dirty * sent, passes);
+    let filled_bytes = part(used_bytes, seen.filled());
+    // `per_byte`: what a byte that is sent again costs, in bytes of the first pass.
+    let at = |rate: f64, per_byte: f64| {
+        let sent = sent * per_byte;
+        let working_set_bytes = set.map(|set| part(set, sent));
+        let sending = Vm { ram_bytes: filled_bytes, working_set_bytes };
+        forecast(&settings, sending, rate, dirty * sent, passes)
+    };
+    // Lanes compress if they wait for the network. If they can't, it takes the longer time.
+    let (compressed, per_byte) = compressed(&seen, changed.as_ref(), bytes_per_s)
+        .map_or((None, 1.0), |(compressed, per_byte)| (Some(compressed), per_byte));
+    let rate = compressed.map_or(bytes_per_s, |one| one.delivered_bytes_per_s);
+    let (forecast, uncompressed) = (at(rate, per_byte), at(bytes_per_s, 1.0));
     let slowed = &forecast.slowed;
-    let later =
-        |outlook: Outlook| Outlook { total_s: outlook.total_s + free_memory.reading_s, ..outlook };
+    let most_s = |most: &precopy::Prediction| {
+        most.met.then(|| most.total.as_secs_f64() + free_memory.reading_s)
+    };
+    let again = |bytes: u64| part(bytes.saturating_sub(filled_bytes), 1.0 / per_byte);
+    let later = |outlook: Outlook, most: &precopy::Prediction| Outlook {
+        total_s: outlook.total_s + free_memory.reading_s,
+        most_s: most_s(most),
+        bytes: filled_bytes.saturating_add(again(outlook.bytes)),
+        ..outlook
+    };
     Ok(Prediction {
         vm: vm.name.clone(),
         to: request.to.clone(),
@@ -74,8 +95,9 @@ pub fn predict(
         working_set_bytes: set,
         changed_share,
         delivered_bytes_per_s: bytes_per_s,
-        free: later(outlook(&forecast.free, settings.goal)),
-        slowed: later(outlook(&slowed.prediction, settings.goal)),
+        compressed,
+        free: later(outlook(&forecast.free, settings.goal), &uncompressed.free),
+        slowed: later(outlook(&slowed.prediction, settings.goal), &uncompressed.slowed.prediction),
         share: slowed.share,
         lost_s: slowed.work_lost.as_secs_f64(),
         misses_deadline_s: forecast.misses_deadline.map(|least| (least + reading).as_secs_f64()),
@@ -87,11 +109,37 @@ pub fn predict(
 fn outlook(prediction: &precopy::Prediction, goal: Duration) -> Outlook {
     Outlook {
         total_s: prediction.total.as_secs_f64(),
+        most_s: None,
         bytes: prediction.bytes,
         downtime_ms: prediction.blackout.as_secs_f64() * 1e3,
         met: prediction.met && prediction.blackout <= goal.mul_f64(ROUNDING),
     }
 }
+
+/// What compression gains on a path for so many bytes per second, by the best encoding, and by how
+/// much less pages shrink that are written again. None if next to nothing is gained.
+fn compressed(
+    seen: &Seen,
+    changed: Option<&Changed>,
+    bytes_per_s: f64,
+) -> Option<(Compressed, f64)> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let content = seen.content();
+    let of = |encoding| {
+        let Encoded { share, bytes_per_s: on_one_cpu } = Encoded::of(&content, encoding)?;
+        let rate = precopy::encoded_rate(bytes_per_s, share, on_one_cpu * cpus);
+        let again = changed.and_then(|changed| Encoded::of(&changed.content, encoding));
+        let per_byte = again.map_or(1.0, |again| again.share / share);
+        Some((Compressed { share, delivered_bytes_per_s: rate }, per_byte))
+    };
+    let best = [Encoding::Lz4, Encoding::Zstd].into_iter().filter_map(of);
+    let rate = |(one, _): &(Compressed, f64)| one.delivered_bytes_per_s;
+    let best = best.max_by(|one, other| rate(one).total_cmp(&rate(other)))?;
+    Some(best).filter(|best| rate(best) > bytes_per_s * WORTH)
+}
+
+/// A gain below this factor is not told.
+const WORTH: f64 = 1.05;
 
 /// Huge pages of hugetlbfs don't count as resident.
 const HUGE_PAGES: &str = "HugetlbPages:";

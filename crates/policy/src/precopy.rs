@@ -167,6 +167,17 @@ fn follow(vm: Vm, path: Path, mut left: f64, dirty_bytes_per_s: f64) -> (f64, f6
     (seconds, left)
 }
 
+/// Guest bytes that a path for `bytes_per_s` delivers per second, if lanes encode them to `share` of
+/// their size and can encode this many of them. Lanes that would only lose by it send them as they
+/// are.
+#[must_use]
+pub fn encoded_rate(bytes_per_s: f64, share: f64, encoded_bytes_per_s: f64) -> f64 {
+    (bytes_per_s / share.max(SHARE_LEAST)).min(encoded_bytes_per_s).max(bytes_per_s)
+}
+
+/// No content is encoded to less: headers and tables remain.
+const SHARE_LEAST: f64 = 0.01;
+
 /// The largest ratio of the dirty rate to the path's rate with which a VM of `ram_bytes` has at
 /// most `threshold_bytes` left after this many passes (equation 5).
 #[must_use]
@@ -407,6 +418,20 @@ mod tests {
             let free = predict_throttled(vm, path, 10e6, 1.0);
             assert_eq!(free.prediction, predict(vm, path, |_| 10e6));
             assert_eq!(free.work_lost, free.prediction.blackout);
+        }
+    }
+
+    #[test]
+    fn encoding_delivers_more_as_far_as_it_can_keep_up() {
+        for (share, encoded, expected) in [
+            (0.5, 1e9, 50e6),
+            (0.5, 30e6, 30e6),
+            (0.5, 10e6, 25e6),
+            (1.0, 1e9, 25e6),
+            (0.0, 1e12, 2.5e9),
+        ] {
+            let rate = encoded_rate(25e6, share, encoded);
+            assert!((rate / expected - 1.0).abs() < 1e-9, "{share} {encoded}: {rate}");
         }
     }
 

@@ -57,8 +57,15 @@ fn sentences(prediction: &Prediction) -> String {
     let set = prediction.working_set_bytes.map_or_else(String::new, |bytes| {
         format!(", over and over in some {}", amount::size(bytes))
     });
+    let compressed = prediction.compressed.map_or_else(String::new, |one| {
+        format!(
+            ", and {} if its content, which shrinks to some {:.0} %, is compressed",
+            amount::rate(one.delivered_bytes_per_s),
+            (one.share * 100.0).max(1.0)
+        )
+    });
     let mut out = format!(
-        "{vm} has touched {} and dirties {}{set}. {} can be delivered to {to}.\n",
+        "{vm} has touched {} and dirties {}{set}. {} can be delivered to {to}{compressed}.\n",
         amount::size(prediction.used_bytes),
         amount::rate(prediction.dirty_bytes_per_s),
         amount::rate(prediction.delivered_bytes_per_s),
@@ -125,9 +132,16 @@ fn free_memory(free: &FreeMemory) -> String {
 fn outlook(outlook: &Outlook, prediction: &Prediction) -> String {
     #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
     let goal = amount::milliseconds(prediction.downtime_goal_ms as f64);
+    // Lanes may lack the CPU time to compress.
+    let time = match (outlook.most_s, prediction.compressed) {
+        (_, None) => format!("about {}", amount::seconds(outlook.total_s)),
+        (Some(most_s), _) => {
+            format!("{} to {}", amount::seconds(outlook.total_s), amount::seconds(most_s))
+        }
+        (None, _) => format!("{} or more", amount::seconds(outlook.total_s)),
+    };
     format!(
-        "about {} for {}, downtime {} (goal {goal})",
-        amount::seconds(outlook.total_s),
+        "{time} for {}, downtime {} (goal {goal})",
         amount::size(outlook.bytes),
         amount::milliseconds(outlook.downtime_ms)
     )
@@ -135,11 +149,20 @@ fn outlook(outlook: &Outlook, prediction: &Prediction) -> String {
 
 #[cfg(test)]
 mod tests {
+    use api::Compressed;
+
     use super::*;
 
     fn prediction() -> Prediction {
-        let free = Outlook { total_s: 40.0, bytes: 900 << 20, downtime_ms: 2100.0, met: false };
-        let slowed = Outlook { total_s: 21.0, bytes: 500 << 20, downtime_ms: 298.0, met: true };
+        let outlook = |total_s, mib: u64, downtime_ms, met| Outlook {
+            total_s,
+            most_s: None,
+            bytes: mib << 20,
+            downtime_ms,
+            met,
+        };
+        let free = outlook(40.0, 900, 2100.0, false);
+        let slowed = outlook(21.0, 500, 298.0, true);
         Prediction {
             vm: "web1".to_owned(),
             to: "host-b".to_owned(),
@@ -149,6 +172,7 @@ mod tests {
             working_set_bytes: Some(64 << 20),
             changed_share: None,
             delivered_bytes_per_s: 23.0 * 1_048_576.0,
+            compressed: None,
             free,
             slowed,
             share: 0.18,
@@ -168,6 +192,22 @@ mod tests {
              downtime 2.10 s (goal 300 ms).\nThrottled to 18 % of its CPU time: about 21.0 s for \
              500 MiB, downtime 298 ms (goal 300 ms); 6.10 s of its work lost."
         );
+    }
+
+    #[test]
+    fn what_compression_gains_is_a_range_of_times() {
+        let compressed = Compressed { share: 0.45, delivered_bytes_per_s: 51.0 * 1_048_576.0 };
+        let told = |most_s| {
+            let free = Outlook { most_s, ..prediction().free };
+            sentences(&Prediction { compressed: Some(compressed), free, ..prediction() })
+        };
+        let range = told(Some(92.0));
+        assert!(
+            range.contains("to host-b, and 51.0 MiB/s if its content, which shrinks to some 45 %"),
+            "{range}"
+        );
+        assert!(range.contains("Without throttling: 40.0 s to 1 min 32 s for 900 MiB"), "{range}");
+        assert!(told(None).contains("Without throttling: 40.0 s or more for"), "{}", told(None));
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Measures how much of a page changes when the guest writes it again, which is what is sent again.
+//! Measures, by a sample of pages, what is sent of them: how far they can be compressed, and how
+//! much of a page changes when the guest writes it again.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use page::{DeltaWriter, Epoch, PAGE_BYTES, PART_BYTES};
+use page::{BATCH_PAGES, DeltaWriter, Encoder, Encoding, Epoch, PAGE_BYTES, PART_BYTES, is_zero};
 use qemu::machine::Machine;
 use qemu::ram_blocks::RamBlocks;
 use ram::Mapping;
@@ -13,6 +15,42 @@ use transport::Deltas;
 const PAGES: u64 = 8192;
 /// With fewer changed pages, the sample says nothing about the others.
 const CHANGED_LEAST: usize = 16;
+
+/// The most pages that are compressed: 8 MiB.
+const COMPRESSED_PAGES: usize = 2048;
+
+/// Sampled pages that the guest has written.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Changed {
+    /// The average share of a page that would be sent again.
+    pub(super) share: f64,
+    /// What they have now.
+    pub(super) content: Vec<u8>,
+}
+
+/// What compression makes of content.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Encoded {
+    /// The share of its size that is left.
+    pub(super) share: f64,
+    /// Bytes of content that one CPU compresses per second.
+    pub(super) bytes_per_s: f64,
+}
+
+impl Encoded {
+    /// Compresses pages as lanes do; none without any.
+    pub(super) fn of(content: &[u8], encoding: Encoding) -> Option<Self> {
+        let (mut encoder, began, mut left) = (Encoder::new(), Instant::now(), 0);
+        for batch in content.chunks(BATCH_PAGES * PAGE_BYTES) {
+            let encoded = encoder.encode_bodies(encoding, batch);
+            let is_raw = encoded.encoding == Encoding::Raw;
+            left += if is_raw { batch.len() } else { encoded.bytes.len() };
+        }
+        let (bytes, took) = (content.len() as f64, began.elapsed().max(Duration::from_nanos(1)));
+        let share = left as f64 / bytes;
+        (bytes > 0.0).then(|| Self { share, bytes_per_s: bytes / took.as_secs_f64() })
+    }
+}
 
 /// A sample of a VM's pages with their former content.
 pub(super) struct Seen {
@@ -55,11 +93,28 @@ impl Seen {
         seen
     }
 
-    /// The average share of a changed page that would be sent again. None if too few pages have
-    /// changed.
-    pub(super) fn changed(&self) -> Option<f64> {
+    /// The share of pages that are not all zeros, of which next to nothing is sent; all if there is
+    /// no sample.
+    pub(super) fn filled(&self) -> f64 {
+        let pages = self.places.len();
+        if pages == 0 {
+            return 1.0;
+        }
+        let filled = self.contents.chunks(PAGE_BYTES).filter(|page| !is_zero(page)).count();
+        filled as f64 / pages as f64
+    }
+
+    /// The content of pages that are not all zeros.
+    pub(super) fn content(&self) -> Vec<u8> {
+        let filled = self.contents.chunks(PAGE_BYTES).filter(|page| !is_zero(page));
+        let every = self.places.len().div_ceil(COMPRESSED_PAGES).max(1);
+        filled.step_by(every).flatten().copied().collect()
+    }
+
+    /// The pages that have changed. None if there are too few.
+    pub(super) fn changed(&self) -> Option<Changed> {
         let (mut now, mut deltas, mut sent_bytes) = ([0; PAGE_BYTES], DeltaWriter::default(), 0);
-        let mut pages = 0;
+        let (mut pages, mut content) = (0, Vec::new());
         for ((block, offset), before) in self.places.iter().zip(self.contents.chunks(PAGE_BYTES)) {
             if block.read(*offset, &mut now).is_err() || now == *before {
                 continue;
@@ -70,10 +125,14 @@ impl Seen {
             deltas.begin(1);
             deltas.push(&now, Some((Epoch(0), changed)));
             sent_bytes += deltas.bytes().len();
+            if pages < COMPRESSED_PAGES {
+                content.extend_from_slice(&now);
+            }
             pages += 1;
         }
         let share = sent_bytes as f64 / (pages * PAGE_BYTES) as f64;
-        (pages >= CHANGED_LEAST).then_some(if share > Deltas::WORTH { 1.0 } else { share })
+        let share = if share > Deltas::WORTH { 1.0 } else { share };
+        (pages >= CHANGED_LEAST).then_some(Changed { share, content })
     }
 }
 
@@ -123,13 +182,42 @@ mod tests {
         write(&high, 15, 64);
         assert_eq!(seen.changed(), None, "too few");
         write(&high, 100, 64);
-        let share = seen.changed().unwrap();
+        let share = seen.changed().unwrap().share;
         assert!((share - 136.0 / 4096.0).abs() < 1e-9, "{share}");
         write(&low, 100, 4096);
-        let share = seen.changed().unwrap();
+        let Changed { share, content } = seen.changed().unwrap();
+        assert_eq!(content.len(), 200 * PAGE_BYTES);
         assert!((share - (136.0 + 4104.0) / 8192.0).abs() < 1e-9, "{share}");
         write(&high, 100, 4096);
-        assert_eq!(seen.changed(), Some(1.0), "that is not less than the pages");
+        assert_eq!(seen.changed().unwrap().share, 1.0, "that is not less than the pages");
+    }
+
+    #[test]
+    fn content_that_shrinks_and_pages_of_zeros_are_told_from_others() {
+        let ram = ram();
+        let of = |ram: &Arc<Mapping>| Seen::of(std::iter::once(Arc::clone(ram)));
+        let encoded = |seen: &Seen| {
+            let content = seen.content();
+            [Encoding::Lz4, Encoding::Zstd].map(|encoding| Encoded::of(&content, encoding))
+        };
+        let repeated = encoded(&of(&ram)).map(Option::unwrap);
+        assert!(
+            repeated.iter().all(|one| one.share < 0.1 && one.bytes_per_s > 0.0),
+            "{repeated:?}"
+        );
+        assert!((of(&ram).filled() - 1.0).abs() < 1e-9);
+        let mut random = vec![0; usize::try_from(BYTES).unwrap()];
+        let state = RandomState::new();
+        for (nth, bytes) in random.chunks_mut(8).enumerate() {
+            bytes.copy_from_slice(&state.hash_one(nth).to_ne_bytes());
+        }
+        ram.write(0, &random).unwrap();
+        let random = encoded(&of(&ram)).map(Option::unwrap);
+        assert!(random.iter().all(|one| one.share > 0.99), "{random:?}");
+        ram.fill(0, BYTES / 4, 0).unwrap();
+        assert!((of(&ram).filled() - 0.75).abs() < 1e-9);
+        ram.fill(0, BYTES, 0).unwrap();
+        assert!(encoded(&of(&ram)).iter().all(Option::is_none));
     }
 
     #[test]

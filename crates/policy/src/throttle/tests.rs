@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::sim::{LINK, MIB, Outcome, POOL_LARGE_S, POOL_S, POOL_SMALL_S, Sim, Work, writer};
 use super::*;
-use crate::precopy::Passes;
+use crate::precopy::{Passes, encoded_rate};
 
 const RATES: [f64; 8] = [0.25, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0];
 
@@ -122,6 +122,33 @@ fn forecasts_match_the_simulation() {
         let most = blackouts.filter_map(|(_, decision)| decision.predicted_blackout).max();
         let off = forecast.free.blackout.as_secs_f64() / most.unwrap().as_secs_f64() - 1.0;
         assert!(forecast.free.met || off.abs() < 0.1, "{times}: {off}");
+    }
+}
+
+/// Worlds in which nothing is throttled: content shrinks to a half, lanes encode none of it, some or
+/// all, and guests write in order or not.
+#[test]
+fn an_unthrottled_migration_takes_what_the_forecast_allows() {
+    let links: [fn(f64) -> f64; 4] =
+        [|_| 1.0, |_| 1.5, |_| 2.0, |at_s| if at_s % 4.0 < 2.0 { 1.0 } else { 2.0 }];
+    for times in [0.05, 0.25, 0.5, 0.65] {
+        for (nth, link) in links.into_iter().enumerate() {
+            for in_order in [false, true] {
+                let sim = Sim { link, in_order, until_s: 200.0, ..writer(times) };
+                let run = sim.run();
+                assert!(run.lowest() >= 1.0, "{times} {nth}: it is not throttled");
+                let took_s = run.stopped_s.unwrap() + run.blackout_s;
+                let [least_s, most_s] = [0.5, 1.0].map(|share| {
+                    let rate = encoded_rate(LINK, share, f64::INFINITY);
+                    let vm = sim.vm();
+                    let forecast = forecast(&sim.settings, vm, rate, times * LINK, Passes::Quick);
+                    assert!(forecast.slowed.share >= 1.0, "{times} {share}");
+                    forecast.free.total.as_secs_f64()
+                });
+                let is_within = (least_s * 0.85..most_s * 1.15).contains(&took_s);
+                assert!(is_within, "{times} {nth} {in_order}: {took_s} of {least_s}..{most_s}");
+            }
+        }
     }
 }
 
