@@ -207,7 +207,8 @@ pub struct Progress {
     pub delivered_bytes_per_s: f64,
     /// Bytes per second on the lanes.
     pub wire_bytes_per_s: f64,
-    /// Guest bytes per second that the guest dirties, as QEMU estimates.
+    /// Guest bytes per second that the guest dirties, as QEMU estimates; 0 also while it is not
+    /// known, as in the first pass.
     pub dirty_bytes_per_s: f64,
     /// The share of its CPU time that the VM keeps: 1 unless it is throttled.
     #[serde(default = "all")]
@@ -262,5 +263,12 @@ impl Progress {
             outcome: None,
             in_doubt: false,
         }
+    }
+
+    /// Guest bytes per second that the guest dirties. None if it is not known: QEMU counts for a
+    /// second, and not in its first pass.
+    #[must_use]
+    pub fn dirties(&self) -> Option<f64> {
+        Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0)
     }
 }

@@ -25,7 +25,7 @@ pub struct Sample {
     pub delivered_bytes_per_s: f64,
     /// Bytes per second on the lanes.
     pub wire_bytes_per_s: f64,
-    /// Guest bytes per second dirtied.
+    /// Guest bytes per second dirtied; 0 also while it is not known, as in the first pass.
     pub dirty_bytes_per_s: f64,
     /// The share of its CPU time that the VM kept.
     #[serde(default = "all")]

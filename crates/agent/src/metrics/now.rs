@@ -67,32 +67,38 @@ impl Now {
     }
 
     fn each_migration(&self, registry: &Registry) {
-        type Figure = fn(&Progress) -> f64;
+        type Figure = fn(&Progress) -> Option<f64>;
         let figures: [(&str, &str, Figure); 7] = [
             ("left_bytes", "Guest memory that the destination doesn't have", |it| {
-                it.left_bytes as f64
+                Some(it.left_bytes as f64)
             }),
-            ("disk_left_bytes", "What of its disks isn't mirrored", |it| it.disk_left_bytes as f64),
+            ("disk_left_bytes", "What of its disks isn't mirrored", |it| {
+                Some(it.disk_left_bytes as f64)
+            }),
             ("delivered_bytes_per_second", "Guest memory that arrives", |it| {
-                it.delivered_bytes_per_s
+                Some(it.delivered_bytes_per_s)
             }),
-            ("lane_bytes_per_second", "Bytes written to its lanes", |it| it.wire_bytes_per_s),
-            ("dirty_bytes_per_second", "Guest memory that it changes, as QEMU says", |it| {
-                it.dirty_bytes_per_s
-            }),
+            ("lane_bytes_per_second", "Bytes written to its lanes", |it| Some(it.wire_bytes_per_s)),
+            (
+                "dirty_bytes_per_second",
+                "Guest memory that it changes, as QEMU says after its first pass",
+                Progress::dirties,
+            ),
             (
                 "cpu_share",
                 "The share of its CPU time that it keeps: 1 if it isn't throttled",
-                |it| it.share,
+                |it| Some(it.share),
             ),
-            ("pass", "QEMU's passes over its memory", |it| it.pass.into()),
+            ("pass", "QEMU's passes over its memory", |it| Some(it.pass.into())),
         ];
         for (name, help, figure) in figures {
             let help = format!("Of a VM that moves: {help}");
             let options = Opts::new(format!("droveway_migration_{name}"), help);
             let gauge = GaugeVec::new(options, &["vm", "to"]).expect(FIXED);
             for one in &self.migrations {
-                gauge.with_label_values(&[&one.vm, &one.to]).set(figure(one));
+                if let Some(figure) = figure(one) {
+                    gauge.with_label_values(&[&one.vm, &one.to]).set(figure);
+                }
             }
             // Without a moving VM the series would be empty.
             if gauge.collect().iter().any(|family| !family.get_metric().is_empty()) {

@@ -14,7 +14,8 @@ pub(crate) struct Point {
     pub(crate) at_s: f64,
     pub(crate) wire: f64,
     pub(crate) delivered: f64,
-    pub(crate) dirty: f64,
+    /// None while it is not known.
+    pub(crate) dirty: Option<f64>,
 }
 
 /// The points of one migration.
@@ -47,7 +48,7 @@ impl Trace {
             at_s,
             wire: progress.wire_bytes_per_s,
             delivered: progress.delivered_bytes_per_s,
-            dirty: progress.dirty_bytes_per_s,
+            dirty: progress.dirties(),
         });
     }
 }

@@ -45,7 +45,7 @@ fn migration(one: &Running<'_>) -> Vec<Span<'static>> {
         Span::raw(phase(progress)),
         Span::raw(format!("{:.0} %", progress.percent.clamp(0.0, 100.0))),
         rate(progress.wire_bytes_per_s),
-        rate(progress.dirty_bytes_per_s),
+        or_dash(progress.dirties().filter(|_| streams).map(amount::rate)),
         or_dash(streams.then(|| amount::size(progress.left_bytes))),
         or_dash(progress.time_left_s.filter(|_| streams).map(amount::seconds)),
         Span::raw(limits.join(", ")),

@@ -10,10 +10,10 @@ use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Widget};
 use crate::cluster::{Point, Running};
 use crate::output::amount;
 
-type Curve = (&'static str, Color, fn(&Point) -> f64);
+type Curve = (&'static str, Color, fn(&Point) -> Option<f64>);
 
 const CURVES: [Curve; 2] = [
-    ("on the wire", Color::Green, |point| point.wire),
+    ("on the wire", Color::Green, |point| Some(point.wire)),
     ("dirtied", Color::Yellow, |point| point.dirty),
 ];
 
@@ -21,15 +21,16 @@ const CURVES: [Curve; 2] = [
 fn title(one: &Running<'_>) -> Line<'static> {
     let mut spans = vec![Span::styled(format!(" {} ", one.progress.vm), Modifier::BOLD)];
     for (name, colour, value) in CURVES {
-        let rate = one.points.last().map_or(0.0, value);
-        spans.push(Span::styled(format!("━ {name} {} ", amount::rate(rate)), colour));
+        let rate = one.points.last().and_then(value);
+        let rate = rate.map_or_else(|| "—".to_owned(), amount::rate);
+        spans.push(Span::styled(format!("━ {name} {rate} "), colour));
     }
     Line::from(spans)
 }
 
 pub(super) fn draw(one: &Running<'_>, area: Rect, buffer: &mut Buffer) {
-    let points = |value: fn(&Point) -> f64| -> Vec<(f64, f64)> {
-        one.points.iter().map(|point| (point.at_s, value(point))).collect()
+    let points = |value: fn(&Point) -> Option<f64>| -> Vec<(f64, f64)> {
+        one.points.iter().filter_map(|point| Some((point.at_s, value(point)?))).collect()
     };
     let curves = CURVES.map(|(name, colour, value)| (name, colour, points(value)));
     let most = curves.iter().flat_map(|(_, _, points)| points).map(|(_, rate)| *rate);

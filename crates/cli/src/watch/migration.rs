@@ -168,7 +168,8 @@ fn pressure(progress: &Progress) -> Vec<String> {
     if !matches!(progress.phase, Phase::FirstPass | Phase::LaterPass) {
         return Vec::new();
     }
-    let mut parts = vec![format!("dirties {}", amount::rate(progress.dirty_bytes_per_s))];
+    let dirties = progress.dirties().map(|rate| format!("dirties {}", amount::rate(rate)));
+    let mut parts: Vec<String> = dirties.into_iter().collect();
     if progress.share < 1.0 {
         parts.push(format!("throttled to {:.0} %", progress.share * 100.0));
     }
@@ -193,7 +194,7 @@ pub(crate) fn limit(limit: Limit) -> Option<&'static str> {
         Limit::Qemu => Some("limited by QEMU"),
         Limit::Guest => Some("limited by the guest's writes"),
         Limit::Hold => Some("held until the rest fits the goal"),
-        Limit::Disk => Some("limited by the destination's disk"),
+        Limit::Disk => Some("limited by the destination's storage"),
     }
 }
 
@@ -245,6 +246,13 @@ mod tests {
             "web1  host-a → host-b  pass 3  1.42 s · dirties 5.00 MiB/s · limited by the network"
         );
         assert!(lower_line(&progress()).chars().count() + 17 <= 80, "fits a terminal");
+    }
+
+    #[test]
+    fn a_dirty_rate_that_is_not_known_is_not_shown() {
+        let first = Progress { phase: Phase::FirstPass, dirty_bytes_per_s: 0.0, ..progress() };
+        assert!(!plain(&first).contains("dirties"), "{}", plain(&first));
+        assert!(upper_line(&first).ends_with("first pass  1.42 s · limited by the network"));
     }
 
     #[test]

@@ -18,11 +18,11 @@ const BOTTOM: f64 = HEIGHT - 22.0;
 const PEAK: f64 = 4.0;
 const ABOVE_USUAL: f64 = 1.5;
 
-type Curve = (&'static str, &'static str, fn(&Point) -> f64);
+type Curve = (&'static str, &'static str, fn(&Point) -> Option<f64>);
 
 const CURVES: [Curve; 3] = [
-    ("delivered", "delivered", |point| point.delivered),
-    ("on the wire", "wire", |point| point.wire),
+    ("delivered", "delivered", |point| Some(point.delivered)),
+    ("on the wire", "wire", |point| Some(point.wire)),
     ("dirtied", "dirty", |point| point.dirty),
 ];
 
@@ -34,7 +34,8 @@ pub(super) fn rates(one: &Running<'_>) -> Markup {
             figcaption {
                 ul.legend {
                     @for (name, class, value) in CURVES {
-                        li { span.key.(class) {} (name) " " b { (amount::rate(value(last))) } }
+                        @let rate = value(last).map_or_else(|| "—".to_owned(), amount::rate);
+                        li { span.key.(class) {} (name) " " b { (rate) } }
                     }
                 }
             }
@@ -48,8 +49,10 @@ fn drawing(points: &[Point]) -> Markup {
     let values = Scale::bytes(most(points));
     let x = |at_s: f64| LEFT + time.place(at_s) * (RIGHT - LEFT);
     let y = |value: f64| BOTTOM - values.place(value) * (BOTTOM - TOP);
-    let line = |value: fn(&Point) -> f64| {
-        let pairs = points.iter().map(|one| format!("{:.1},{:.1}", x(one.at_s), y(value(one))));
+    let line = |value: fn(&Point) -> Option<f64>| {
+        let pairs = points
+            .iter()
+            .filter_map(|one| Some(format!("{:.1},{:.1}", x(one.at_s), y(value(one)?))));
         pairs.collect::<Vec<_>>().join(" ")
     };
     html! {
@@ -78,6 +81,7 @@ fn most(points: &[Point]) -> f64 {
     let mut all: Vec<f64> = points
         .iter()
         .flat_map(|one| CURVES.map(|(_, _, value)| value(one)))
+        .flatten()
         .filter(|value| value.is_finite() && *value > 0.0)
         .collect();
     all.sort_by(f64::total_cmp);
@@ -92,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_moments_peak_does_not_flatten_the_rest() {
-        let point = |at_s, delivered| Point { at_s, wire: 10.0, delivered, dirty: 0.0 };
+        let point = |at_s, delivered| Point { at_s, wire: 10.0, delivered, dirty: None };
         let mut points: Vec<Point> = (0..20).map(|n| point(f64::from(n), 12.0)).collect();
         assert!((most(&points) - 12.0).abs() < 1e-9);
         points[3].delivered = 1e9;
