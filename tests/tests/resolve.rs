@@ -90,7 +90,7 @@ fn taken_back() -> (World, Guest) {
     assert_in_doubt(&world, Side::A);
     // The lab has to listen to the guest here again.
     guest.expect_on(world.host(Side::A)).unwrap();
-    let listed = || world.says(Side::A, &["list", "--migrations"]);
+    let listed = || world.tells(Side::A, &["list", "--migrations"]);
     assert!(listed().contains("in doubt"), "{}", listed());
     world.says(Side::A, &["resolve", "web1", "--here", "--yes"]);
     assert_eq!(world.vm(Side::A, "web1").unwrap().status, VmStatus::Running);

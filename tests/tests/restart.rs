@@ -65,7 +65,7 @@ fn the_sources_agent_dies_while_pages_fly() {
     world.assert_stayed(&guest, Side::A, pid);
     assert_eq!(world.vm(Side::A, "web1").unwrap().problem, None);
     let listed = || -> Vec<Progress> {
-        let listed = world.says(Side::A, &["list", "--migrations", "--json"]);
+        let listed = world.tells(Side::A, &["list", "--migrations", "--json"]);
         serde_json::from_str(&listed).unwrap()
     };
     until("the move is in the history", || !listed().is_empty());

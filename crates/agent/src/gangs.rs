@@ -30,7 +30,8 @@ use parking_lot::Mutex;
 
 use crate::denied::Denied;
 use crate::events::Events;
-use crate::examiner::at_once;
+use crate::parallel::at_once;
+
 use cluster::{Agents, Cluster};
 use evacuations::Evacuating;
 use event::{EVENTS_MAX, Event};
