@@ -42,7 +42,7 @@ pub enum MigrationError {
         /// The destination.
         host: String,
         /// Why not.
-        source: LaneError,
+        source: Box<LaneError>,
     },
     /// The agents don't trust one another, so there is no control connection.
     #[error("there is no secure connection to the agent of {host}: {source}")]
@@ -50,7 +50,7 @@ pub enum MigrationError {
         /// The destination.
         host: String,
         /// Why not, and what to do.
-        source: HandshakeError,
+        source: Box<HandshakeError>,
     },
     /// The control connection was lost.
     #[error("lost the agent of {host}: {why}")]
@@ -158,8 +158,10 @@ impl MigrationError {
     pub(crate) fn unconnected(host: &str, error: LaneError) -> Self {
         let host = host.to_owned();
         match error {
-            LaneError::Handshake { source, .. } => Self::Insecure { host, source },
-            source => Self::Unreached { host, source },
+            LaneError::Handshake { source, .. } => {
+                Self::Insecure { host, source: Box::new(source) }
+            }
+            source => Self::Unreached { host, source: Box::new(source) },
         }
     }
 }

@@ -77,7 +77,7 @@ pub fn predict(
     let (forecast, uncompressed) = (at(rate, per_byte), at(bytes_per_s, 1.0));
     let slowed = &forecast.slowed;
     let most_s = |most: &precopy::Prediction| {
-        most.met.then(|| most.total.as_secs_f64() + free_memory.reading_s)
+        most.met.then_some(most.total.as_secs_f64() + free_memory.reading_s)
     };
     let again = |bytes: u64| part(bytes.saturating_sub(filled_bytes), 1.0 / per_byte);
     let later = |outlook: Outlook, most: &precopy::Prediction| Outlook {
