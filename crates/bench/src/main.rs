@@ -187,6 +187,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 setup::qemus(&kit)?;
                 setup::libvirts(&kit)?;
                 setup::apparmor()?;
+                setup::nft()?;
                 setup::chromium()?;
             }
         }
