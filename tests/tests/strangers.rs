@@ -162,7 +162,7 @@ fn another_user_does_not_block_carried_migrations() {
     assert!(another_user(&world, &one_by_one).0.wait().is_ok());
     let log = || world.agent(Side::A).log_text();
     let refused = || {
-        let log = log();
+        let log = world.agent(Side::A).whole_log();
         let refused = log.lines().filter(|line| line.contains("turned away"));
         let counts =
             refused.filter_map(|line| line.split_once(" connections=")?.1.split(' ').next());

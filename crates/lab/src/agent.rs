@@ -236,8 +236,18 @@ impl Agent {
     /// The end of its log.
     #[must_use]
     pub fn log_text(&self) -> String {
-        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = self.log_bytes();
         String::from_utf8_lossy(&text[text.len().saturating_sub(4000)..]).into_owned()
+    }
+
+    /// All of its log.
+    #[must_use]
+    pub fn whole_log(&self) -> String {
+        String::from_utf8_lossy(&self.log_bytes()).into_owned()
+    }
+
+    fn log_bytes(&self) -> Vec<u8> {
+        std::fs::read(&self.log).unwrap_or_default()
     }
 }
 
