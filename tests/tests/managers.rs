@@ -17,7 +17,6 @@ const PLUGGED: u64 = 256 * MIB;
 
 /// The guest's memory exceeds the machine's initial memory: most of what it checks is in plugged
 /// memory.
-#[runs(fills)]
 #[test]
 fn memory_of_a_virtio_mem_device() {
     let world = World::new(Link::one(1000));
