@@ -390,7 +390,7 @@ mod tests {
         assert!(next(&door, &Admitted { qemu: vec![us + 1] }).is_none());
     }
 
-    /// A connection of nobody's: root too is turned away if its connection is closed by then.
+    /// A connection that is closed has no owner: even root's is turned away.
     fn strangers(at: SocketAddr, connections: usize) {
         (0..connections).for_each(|_| drop(TcpStream::connect(at).unwrap()));
     }

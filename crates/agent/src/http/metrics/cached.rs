@@ -44,7 +44,7 @@ impl CachedText {
         Self { kept, wait_max, last: Arc::new(watch::Sender::new(Last::default())) }
     }
 
-    /// The text, by `collect` if the last one is too old and nobody collects one yet.
+    /// The text, by `collect` if the last one is too old and no collection is running.
     ///
     /// A reader that is not served any more does not end the collection: the next one would begin
     /// another beside it.
