@@ -150,9 +150,17 @@ pub fn vcpu_threads(pid: u32) -> Vec<u32> {
     let of = |task: fs::DirEntry| {
         let name = fs::read_to_string(task.path().join("comm")).ok()?;
         let id = task.file_name().to_str()?.parse().ok()?;
-        is_vcpu(name.trim_end()).then_some(id)
+        vcpu_accelerator(name.trim_end()).map(|_| id)
     };
     tasks.filter_map(of).collect()
+}
+
+/// Whether a QEMU runs its vCPUs under TCG, by the names of their threads, as far as these are
+/// known (see [`vcpu_threads`]).
+pub(crate) fn is_under_tcg(pid: u32) -> bool {
+    let name = |vcpu| fs::read_to_string(format!("/proc/{pid}/task/{vcpu}/comm")).ok();
+    let mut names = vcpu_threads(pid).into_iter().filter_map(name);
+    names.any(|name| vcpu_accelerator(name.trim_end()) == Some("TCG"))
 }
 
 /// Whether a QEMU has a VFIO device now, such as a vGPU, by its open files.
@@ -167,12 +175,13 @@ fn is_of_vfio(path: &Path) -> bool {
     path.starts_with("/dev/vfio")
 }
 
-/// `CPU 3/KVM`, or TCG's one thread for all vCPUs.
-fn is_vcpu(name: &str) -> bool {
-    let Some((cpus, accelerator)) = name.split_once('/') else { return false };
+/// The accelerator in the name of a vCPU's thread: `CPU 3/KVM`, or TCG's one thread for all vCPUs.
+fn vcpu_accelerator(name: &str) -> Option<&str> {
+    let (cpus, accelerator) = name.split_once('/')?;
     let number = cpus.strip_prefix("CPU ");
     let is_one = number.is_some_and(|number| number.parse::<u32>().is_ok());
-    (is_one || cpus == "ALL CPUs") && matches!(accelerator, "KVM" | "TCG")
+    let is_vcpu = (is_one || cpus == "ALL CPUs") && matches!(accelerator, "KVM" | "TCG");
+    is_vcpu.then_some(accelerator)
 }
 
 const ALIKE: &str = "another block of RAM is as large";
@@ -220,12 +229,14 @@ mod tests {
 
     #[test]
     fn vcpus_are_known_by_their_names() {
-        for name in ["CPU 0/KVM", "CPU 17/TCG", "ALL CPUs/TCG"] {
-            assert!(is_vcpu(name), "{name}");
+        for (name, accelerator) in
+            [("CPU 0/KVM", "KVM"), ("CPU 17/TCG", "TCG"), ("ALL CPUs/TCG", "TCG")]
+        {
+            assert_eq!(vcpu_accelerator(name), Some(accelerator), "{name}");
         }
         let others = ["qemu-system-x86", "live_migration", "IO mon_iothread", "CPU 0", "CPU /KVM"];
         for name in others.into_iter().chain(["CPU x/KVM", "vhost-7/KVM", ""]) {
-            assert!(!is_vcpu(name), "{name}");
+            assert_eq!(vcpu_accelerator(name), None, "{name}");
         }
         let (told, named) = channel();
         let (_stop, stopped) = channel::<()>();
@@ -238,6 +249,7 @@ mod tests {
         .unwrap();
         let id: u32 = named.recv().unwrap();
         assert_eq!(vcpu_threads(std::process::id()), [id]);
+        assert!(!is_under_tcg(std::process::id()));
         assert!(vcpu_threads(u32::MAX).is_empty());
     }
 

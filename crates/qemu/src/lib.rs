@@ -14,6 +14,7 @@ pub mod guest_memory;
 pub mod guest_port;
 pub mod incoming;
 pub mod launch;
+pub mod lost_writes;
 pub mod machine;
 pub mod mirror;
 pub mod outgoing;

@@ -20,12 +20,20 @@ pub(crate) type Played = (tempfile::TempDir, Result<Arc<Qmp>, QmpError>, thread:
 /// Greets one client, negotiates, then answers each command with what `play` returns,
 /// until that is `None`.
 pub(crate) fn played(play: impl Fn(&Value) -> Option<String> + Send + 'static) -> Played {
+    played_as(GREETING.to_owned(), play)
+}
+
+/// The same with another greeting.
+pub(crate) fn played_as(
+    greeting: String,
+    play: impl Fn(&Value) -> Option<String> + Send + 'static,
+) -> Played {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qmp");
     let listener = UnixListener::bind(&path).unwrap();
     let player = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        writeln!(stream, "{GREETING}").unwrap();
+        writeln!(stream, "{greeting}").unwrap();
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
         while let Some(Ok(line)) = lines.next() {
             let command: Value = serde_json::from_str(&line).unwrap();
