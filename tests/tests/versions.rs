@@ -6,6 +6,7 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
 use marks::runs;
+use qemu::lost_writes::WHY;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const ODD: &str = "262296k";
@@ -95,6 +96,50 @@ fn an_adopted_one_that_cannot_be_held() {
     assert!(notes_a_hold_that_is_missing(&report), "{:?}", report.notes);
     let report = world.migrate(&guest, Side::B, &[]);
     assert!(!notes_a_hold_that_is_missing(&report), "{:?}", report.notes);
+}
+
+/// A VM whose QEMU loses writes moves only if that is accepted, whichever command moves it.
+#[test]
+fn one_that_loses_writes() {
+    let all = qemus();
+    let (oldest, newest) = (&all[0], &all[all.len() - 1]);
+    let world = World::new(Link::one(1000));
+    if !world.kit.loses_writes(oldest) {
+        note("no QEMU that loses writes is here: none was refused");
+        return;
+    }
+    let guest = world.boot_with(&bare(ODD, RATE), &oldest.program);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let typed = |args: &[&str]| {
+        let mut command = world.agent(Side::A).command_as_typed(world.host(Side::A), args);
+        let output = command.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    for args in [
+        &["migrate", "web1", "host-b"][..],
+        &["gang", "web1=host-b"],
+        &["evacuate", "host-a"],
+        &["evacuate", "host-a", "--dry-run"],
+        &["doctor", "host-b"],
+    ] {
+        let (code, said) = typed(args);
+        assert_eq!(code, Some(1), "{args:?}: {said}");
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains(WHY) && said.contains("--accept-lost-writes"), "{args:?}: {said}");
+    }
+    world.assert_stayed(&guest, Side::A, pid);
+
+    let report = world.migrate(&guest, Side::A, &["--accept-lost-writes"]);
+    assert!(report.notes.iter().any(|note| note == WHY), "{:?}", report.notes);
+
+    let mut spec = bare("64M", 0);
+    spec.name = "web2".to_owned();
+    spec.machine = newest.machine();
+    spec.extra.push("-S".to_owned());
+    world.run(&spec, &newest.program, &[]);
+    let (code, said) = typed(&["migrate", "web2", "host-b"]);
+    assert_eq!(code == Some(1), world.kit.loses_writes(newest), "{said}");
 }
 
 #[runs(promised)]

@@ -76,6 +76,9 @@ pub struct GangOptions {
     pub bounds: Bounds,
     /// See [`MigrateRequest::overcommit_memory`].
     pub overcommit_memory: bool,
+    /// See [`MigrateRequest::accept_lost_writes`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub accept_lost_writes: bool,
     /// See [`MigrateRequest::sharing`].
     pub sharing: Sharing,
     /// See [`MigrateRequest::storage`].
@@ -99,6 +102,7 @@ impl Default for GangOptions {
             timeout_s: None,
             bounds: Bounds::default(),
             overcommit_memory: false,
+            accept_lost_writes: false,
             sharing: Sharing::default(),
             storage: FromStorage::default(),
             audit: Audit::default(),
@@ -128,6 +132,7 @@ impl GangOptions {
             bounds: self.bounds.clone(),
             incoming_qmp: None,
             overcommit_memory: self.overcommit_memory,
+            accept_lost_writes: self.accept_lost_writes,
             sharing: Sharing { together: true, ..self.sharing.clone() },
             storage: self.storage.clone(),
             audit: self.audit,

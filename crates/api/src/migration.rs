@@ -103,6 +103,10 @@ pub struct MigrateRequest {
     /// Permit a destination with less free memory than the VM's RAM.
     #[serde(default)]
     pub overcommit_memory: bool,
+    /// Permit a VM whose QEMU loses what its guest writes meanwhile: one older than 9.0, under TCG.
+    // Agents of release 0.1.0 don't know it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accept_lost_writes: bool,
     /// What is compared before the source gives the VM up.
     #[serde(default)]
     pub audit: Audit,

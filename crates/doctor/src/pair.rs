@@ -5,6 +5,7 @@ mod memory;
 use std::time::Duration;
 
 use api::{Finding, Severity};
+use qemu::lost_writes;
 use qemu::probe::Verdict;
 
 use crate::{Findings, of_host};
@@ -190,6 +191,14 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
     } else if let Some(program) = there.program(&vm.program, &vm.accelerator) {
         qemu(vm, there, program, findings);
     }
+    if vm.loses_writes {
+        findings.error(
+            "vm",
+            format!("{}: {}.", vm.name, lost_writes::WHY),
+            "start it anew with QEMU 9.0 or newer, or with KVM; --accept-lost-writes moves it all \
+             the same",
+        );
+    }
     memory::of_one(vm, there, findings);
     if findings.list.len() == before {
         let program = there.program(&vm.program, &vm.accelerator);
@@ -351,7 +360,11 @@ mod tests {
     #[test]
     fn what_keeps_a_vm_from_going_is_an_error() {
         type Change = fn(&mut Facts, &mut Facts, &mut Meeting);
-        let table: [(Change, &str); 9] = [
+        let table: [(Change, &str); 10] = [
+            (
+                |here, _, _| here.vms[0].loses_writes = true,
+                "web1: under TCG, a QEMU older than 9.0 loses writes",
+            ),
             (|_, there, _| there.vms.push(vm("web1", 0)), "a VM of that name is at b already"),
             (|here, _, _| here.vms[0].accelerator = "kvm".to_owned(), "b can't use KVM"),
             (

@@ -2,6 +2,7 @@
 
 use api::Severity;
 use facts::program::Capabilities;
+use qemu::lost_writes;
 
 /// Major and minor.
 type Version = (u32, u32);
@@ -34,7 +35,7 @@ const PROBLEMS: [Problem; 7] = [
     },
     Problem {
         since: ALWAYS,
-        fixed: (9, 0),
+        fixed: lost_writes::FIXED,
         tcg_only: true,
         severity: Severity::Warning,
         text: "loses track of pages that a guest writes while it is moved, under TCG: guests that \

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use identity::HandshakeError;
+use qemu::lost_writes;
 use qemu::qmp::QmpError;
 use transport::{LaneError, LanesError};
 use wire::WireError;
@@ -140,6 +141,13 @@ pub enum MigrationError {
         /// The first one.
         first: String,
     },
+    /// QEMU loses what the guest writes meanwhile, and the operator has not accepted that.
+    #[error(
+        "{}: start the VM anew with QEMU 9.0 or newer, or with KVM. --accept-lost-writes moves it \
+         all the same",
+        lost_writes::WHY
+    )]
+    LosesWrites,
     /// The guest writes too fast.
     #[error("{0}")]
     NotFollowed(String),

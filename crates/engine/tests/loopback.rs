@@ -223,7 +223,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     let source = boot(&sub("a"), false);
     let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
     let request: MigrateRequest = serde_json::from_value(serde_json::json!({
-        "vm": "vm", "to": "host-b", "tap": tap,
+        "vm": "vm", "to": "host-b", "tap": tap, "accept_lost_writes": true,
     }))
     .unwrap();
     let vm = SourceVm {

@@ -227,6 +227,9 @@ pub struct VmFacts {
     /// Whether its QEMU has root's rights.
     #[serde(default)]
     pub runs_as_root: bool,
+    /// Whether its QEMU loses what its guest writes while it moves.
+    #[serde(default)]
+    pub loses_writes: bool,
     /// Why the agent could not access its memory directly.
     pub unreached: Option<String>,
 }

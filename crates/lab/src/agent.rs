@@ -17,6 +17,9 @@ use crate::{program, setup};
 const PORT: u16 = 7800;
 /// The option that names programs which other hosts can have started.
 const PROGRAMS: &str = "--qemu-programs";
+/// The option without which no VM moves whose QEMU loses writes under TCG. The lab moves such VMs
+/// too, with sizes of which none are lost.
+const ACCEPT: &str = "--accept-lost-writes";
 /// An agent usually listens within a tenth of a second.
 const UP_MAX: Duration = Duration::from_secs(60);
 
@@ -43,6 +46,8 @@ pub struct Agent {
     host_name: String,
     api: String,
     log: PathBuf,
+    /// Whether its commands have [`ACCEPT`], which those of earlier releases have not.
+    accepts: bool,
 }
 
 /// The name that a host has in the peers file.
@@ -71,21 +76,27 @@ fn programs(binary: &Path) -> Result<Vec<String>> {
     let own = setup::own_qemus().into_iter().map(|path| path.display().to_string());
     let listed = USUAL.map(str::to_owned).into_iter().chain(own);
     let words: Vec<String> = listed.flat_map(|place| [PROGRAMS.to_owned(), place]).collect();
-    Ok(if takes(binary, &words)? { words } else { Vec::new() })
+    Ok(if takes(binary, "agent", &words)? { words } else { Vec::new() })
 }
 
-/// Whether this agent has these options, which is asked once.
-fn takes(binary: &Path, words: &[String]) -> Result<bool> {
-    static ASKED: Mutex<Vec<(PathBuf, bool)>> = Mutex::new(Vec::new());
+/// Whether a command of this program has these options, which is asked once.
+fn takes(binary: &Path, command: &'static str, words: &[String]) -> Result<bool> {
+    static ASKED: Mutex<Vec<(PathBuf, &str, bool)>> = Mutex::new(Vec::new());
     let asked = || ASKED.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = asked().iter().find(|(path, _)| path == binary).map(|(_, takes)| *takes);
+    let is_it = |(path, of, _): &&(PathBuf, &str, bool)| path == binary && *of == command;
+    let known = asked().iter().find(is_it).map(|(.., takes)| *takes);
     if let Some(takes) = known {
         return Ok(takes);
     }
-    let help = program::run(Command::new(binary).arg("agent").args(words).arg("--help"))?;
+    let help = program::run(Command::new(binary).arg(command).args(words).arg("--help"))?;
     let takes = help.status.success();
-    asked().push((binary.to_owned(), takes));
+    asked().push((binary.to_owned(), command, takes));
     Ok(takes)
+}
+
+/// Whether a command moves VMs.
+fn moves(args: &[&str]) -> bool {
+    matches!(args, ["migrate" | "gang" | "evacuate", ..]) && !args.contains(&"--resume")
 }
 
 impl Agent {
@@ -141,6 +152,7 @@ impl Agent {
     ) -> Result<Self> {
         let outside = |name: &str| host.run_dir.join(name);
         std::fs::write(outside("peers.toml"), peers).at("write", outside("peers.toml"))?;
+        let accepts = takes(&binary, "migrate", &[ACCEPT.to_owned()])?;
         let log = outside("agent.log");
         let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
         let log_file = log_file.at("open", &log)?;
@@ -174,7 +186,7 @@ impl Agent {
             .spawn()
             .doing("start an agent")?;
         let (host_name, api) = (name.to_owned(), inside("api.sock"));
-        let mut agent = Self { child, binary, host_name, api, log };
+        let mut agent = Self { child, binary, host_name, api, log, accepts };
         agent.wait_up(host)?;
         Ok(agent)
     }
@@ -202,9 +214,20 @@ impl Agent {
         }
     }
 
-    /// A `droveway` command on its host that talks to it.
+    /// A `droveway` command on its host that talks to it. VMs may move with each of the lab's
+    /// QEMUs.
     #[must_use]
     pub fn command(&self, host: &Host, args: &[&str]) -> Command {
+        let mut command = self.command_as_typed(host, args);
+        if self.accepts && moves(args) && !args.contains(&ACCEPT) {
+            command.arg(ACCEPT);
+        }
+        command
+    }
+
+    /// The same with no option but these.
+    #[must_use]
+    pub fn command_as_typed(&self, host: &Host, args: &[&str]) -> Command {
         let mut command = host.command(&self.binary);
         command.arg("--api").arg(&self.api).args(args).stdin(Stdio::null());
         command

@@ -63,6 +63,14 @@ pub struct Kit {
     pub accelerator: Accelerator,
 }
 
+impl Kit {
+    /// Whether a QEMU loses writes of its guest while that is moved.
+    #[must_use]
+    pub fn loses_writes(&self, qemu: &Qemu) -> bool {
+        self.accelerator == Accelerator::Tcg && qemu.version < QEMU_CORRECT_UNDER_TCG
+    }
+}
+
 impl fmt::Display for Kit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let qemu = self.qemu.display();

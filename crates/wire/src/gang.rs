@@ -145,6 +145,9 @@ pub struct Counted {
     /// The domain of VMs with which it shares content.
     #[serde(default)]
     pub share_domain: String,
+    /// Whether its QEMU loses what its guest writes while it moves.
+    #[serde(default)]
+    pub loses_writes: bool,
 }
 
 impl Counted {

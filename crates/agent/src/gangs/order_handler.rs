@@ -219,6 +219,7 @@ impl OrderHandler {
             vcpus: 1,
             want: Want::default(),
             share_domain: vm.share_domain.clone(),
+            loses_writes: false,
         };
         // A QEMU that moves its VM may take long to answer, and that VM can't be moved
         // elsewhere now.
@@ -256,6 +257,8 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     if let Ok(vcpus) = machine.qmp.vcpus() {
         counted.vcpus = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
     }
+    // If QEMU doesn't say, the move finds out.
+    counted.loses_writes = machine.qmp.loses_writes().unwrap_or(false);
     counted.want.machine = shape::machine_of(&machine.qmp).unwrap_or_default();
     if let Some(needs) = vms::needs(machine, counted.ram_bytes, memory) {
         counted.needed_bytes = needs.pages_bytes;

@@ -12,6 +12,7 @@ use api::{
     WantedMove,
 };
 use policy::gang::{self, Host};
+use qemu::lost_writes;
 
 use super::cluster::{Cluster, silent};
 use crate::denied::Denied;
@@ -20,6 +21,8 @@ use wire::gang::{Census, Counted, WANTS_MAX, Want};
 
 /// The most VMs in one gang; a rack of hosts has about that many.
 const MOVES_MAX: usize = 1000;
+/// VMs that are named in an error.
+const NAMED_MAX: usize = 12;
 
 /// Plans a gang.
 pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangPlan, Denied> {
@@ -35,6 +38,7 @@ pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangP
             "{count} VMs are more than {MOVES_MAX}: make it two gangs"
         )));
     }
+    check_writes(&moves, request.options.accept_lost_writes)?;
     Ok(planner.sum_up(moves))
 }
 
@@ -67,6 +71,24 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
         }
     }
     Ok(())
+}
+
+/// Refuses VMs that would lose writes of their guests, unless the operator accepts that.
+fn check_writes(moves: &[Chosen], accepted: bool) -> Result<(), Denied> {
+    let losing = moves.iter().filter(|one| one.vm.loses_writes && !accepted);
+    let mut names: Vec<&str> = losing.map(|one| one.vm.name.as_str()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let more = names.len().saturating_sub(NAMED_MAX);
+    names.truncate(NAMED_MAX);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    Err(Denied::Conflict(format!(
+        "{}{more} would lose writes: {}. Start them anew with QEMU 9.0 or newer, or with KVM; \
+         --accept-lost-writes moves them all the same",
+        names.join(", "),
+        lost_writes::WHY
+    )))
 }
 
 /// By VM, and for each target in their order, why the target can't run the VM.

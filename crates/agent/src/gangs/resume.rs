@@ -140,6 +140,7 @@ mod tests {
             vcpus,
             want,
             share_domain: String::new(),
+            loses_writes: false,
         }]
     }
 

@@ -80,6 +80,10 @@ pub(crate) struct MigrateArgs {
     /// Move it even to a host with less free memory than its RAM
     #[arg(long)]
     overcommit_memory: bool,
+    /// Move it even if its QEMU loses writes of the guest meanwhile: one older than
+    /// 9.0, under TCG
+    #[arg(long)]
+    accept_lost_writes: bool,
     /// What is compared before the source gives the VM up
     #[arg(long, value_enum, default_value_t = AuditArg::On)]
     audit: AuditArg,
@@ -110,6 +114,7 @@ impl MigrateArgs {
             bounds: self.bounds.into(),
             incoming_qmp: self.incoming_qmp,
             overcommit_memory: self.overcommit_memory,
+            accept_lost_writes: self.accept_lost_writes,
             audit: self.audit.into(),
         }
     }

@@ -104,6 +104,10 @@ pub(crate) struct MoveOptions {
     /// Move VMs even to hosts with less free memory than their RAM
     #[arg(long)]
     overcommit_memory: bool,
+    /// Move VMs even if their QEMUs lose writes of the guests meanwhile: those older than
+    /// 9.0, under TCG
+    #[arg(long)]
+    accept_lost_writes: bool,
     /// What is compared before the source gives each VM up [default: on]
     #[arg(long, value_enum)]
     audit: Option<AuditArg>,
@@ -144,6 +148,7 @@ impl MoveOptions {
             storage_limit: self.storage_limit.or(other.storage_limit),
             helper_budget: self.helper_budget.or(other.helper_budget),
             overcommit_memory: self.overcommit_memory || other.overcommit_memory,
+            accept_lost_writes: self.accept_lost_writes || other.accept_lost_writes,
             audit: self.audit.or(other.audit),
         }
     }
@@ -188,6 +193,7 @@ impl From<MoveOptions> for GangOptions {
                 cpus: options.cpus,
             },
             overcommit_memory: options.overcommit_memory,
+            accept_lost_writes: options.accept_lost_writes,
             audit: options.audit.map(Audit::from).unwrap_or_default(),
             sharing: Sharing {
                 share: options.share.map(Share::from).unwrap_or_default(),

@@ -56,6 +56,7 @@ impl Reach for Source {
             vcpus: 1,
             want: Want::default(),
             share_domain: String::new(),
+            loses_writes: false,
         };
         let vms = if host == "a" { vec![here] } else { Vec::new() };
         Ok(Census { vms, ..Census::default() })
@@ -207,6 +208,7 @@ fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
     let source = Source::new([], [Ok(Answer::Unknown), Ok(Answer::Started), done()]);
     let (mut flight, _recall) = source.flight(LONG);
     flight.request.storage.read = ReadDisks::On;
+    flight.request.accept_lost_writes = true;
     assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Done);
     assert_eq!(source.orders(), ["start", "start", "watch"]);
     let said: Vec<serde_json::Value> = source
@@ -214,10 +216,13 @@ fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
         .lock()
         .requests
         .iter()
-        .map(|request| serde_json::json!([request.sharing, request.storage.read]))
+        .map(|request| {
+            let accepts = request.accept_lost_writes;
+            serde_json::json!([request.sharing, request.storage.read, accepts])
+        })
         .collect();
-    assert_eq!(said[0], serde_json::json!([{ "share": "auto", "together": true }, "on"]));
-    assert_eq!(said[1], serde_json::json!([{ "share": "off" }, "auto"]));
+    assert_eq!(said[0], serde_json::json!([{ "share": "auto", "together": true }, "on", true]));
+    assert_eq!(said[1], serde_json::json!([{ "share": "off" }, "auto", false]));
     // An option that it knows stays, and an agent that refuses this too takes no such orders.
     let source = Source::new([], [Ok(Answer::Unknown), Ok(Answer::Unknown)]);
     let (mut flight, _recall) = source.flight(LONG);

@@ -105,6 +105,7 @@ fn vm(name: &str, gib: u64) -> Counted {
         vcpus: 1,
         want: Want::default(),
         share_domain: String::new(),
+        loses_writes: false,
     }
 }
 
@@ -220,6 +221,24 @@ fn vms_without_a_place_are_named() {
     let taken = Stage::default().host("x", 1, vec![vm("a", 1)]).host("y", 9, vec![vm("a", 1)]);
     let why = taken.plan(&evacuate()).unwrap_err();
     assert!(why.contains("there is a VM `a` there already"), "{why}");
+}
+
+#[test]
+fn vms_that_lose_writes_move_only_if_that_is_accepted() {
+    let losing = |name: &str| Counted { loses_writes: true, ..vm(name, 1) };
+    let stage = Stage::default().host("x", 1, vec![vm("a", 1), losing("b")]).host("y", 9, vec![]);
+    for request in [evacuate(), named(r#"{"vm":"a","to":"y"},{"vm":"b","to":"y"}"#)] {
+        let why = stage.plan(&request).unwrap_err();
+        assert!(why.starts_with("b would lose writes: under TCG"), "{why}");
+        let options = GangOptions { accept_lost_writes: true, ..GangOptions::default() };
+        let plan = stage.plan(&GangRequest { options, ..request }).unwrap();
+        assert_eq!(ways(&plan), [("a", "x", "y"), ("b", "x", "y")]);
+    }
+    stage.plan(&named(r#"{"vm":"a","to":"y"}"#)).unwrap();
+    let many = (0..20).map(|number| losing(&number.to_string())).collect();
+    let stage = Stage::default().host("x", 1, many).host("y", 99, vec![]);
+    let why = stage.plan(&evacuate()).unwrap_err();
+    assert!(why.contains(" and 8 more would lose writes"), "{why}");
 }
 
 #[test]

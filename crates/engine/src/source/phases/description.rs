@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use qemu::disks::{Challenge, Cleanup, challenges};
+use qemu::lost_writes;
 use qemu::outgoing;
 use qemu::shape::{self, Drive, Shape};
 
@@ -36,6 +37,12 @@ impl Context<'_> {
     ) -> Result<(Drives, Description), MigrationError> {
         let machine = &self.vm.machine;
         let qmp = &machine.qmp;
+        if qmp.loses_writes()? {
+            if !self.request.accept_lost_writes {
+                return Err(MigrationError::LosesWrites);
+            }
+            self.report_builder.note(lost_writes::WHY);
+        }
         self.was_running = outgoing::runs(qmp)?;
         // Before the files, so that a change between the two is noticed later.
         let node_names = shape::node_names(qmp, NAMES_MAX)?;
