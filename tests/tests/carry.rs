@@ -13,6 +13,7 @@ use lab::hosts::Link;
 use lab::libvirt::WAITS_AT;
 use lab::setup::{self, Qemu};
 use marks::runs;
+use qemu::lost_writes::WHY;
 use serde_json::json;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
@@ -63,10 +64,13 @@ fn everywhere(memory: &str, qemu: &Qemu, machine: &str) {
     let placement = if memory == MAPPED { "mapped" } else { "inline" };
     let sides = [Side::A, Side::B].into_iter().cycle();
     let ways = [(false, 0), (false, 4), (true, 0), (true, 4)];
+    let loses = commander.world.kit.loses_writes(qemu);
     for (from, (by_path, channels)) in sides.zip(ways) {
         let way = commander.way(from, by_path, channels);
         let report = commander.migrate(from, &way);
         assert_carried(&report, if channels > 0 { "multifd" } else { "classic" }, placement);
+        let notes = report.notes.iter().any(|note| note == WHY);
+        assert_eq!(notes, loses, "{:?}", report.notes);
     }
 }
 

@@ -241,7 +241,10 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         engine::serve(listener, hosts(&config.peers, &kept_hosts), arrivals, local.clone())
             .map_err(|source| local_error("listening to peers", source))?;
     let doors = match &config.carry {
-        Some(carry) => Some(Doors::open(carry, &config.peers, local, Arc::clone(&migrations))?),
+        Some(carry) => {
+            let (migrations, examiner) = (Arc::clone(&migrations), Arc::clone(&examiner));
+            Some(Doors::open(carry, &config.peers, local, migrations, examiner)?)
+        }
         None => None,
     };
     let reading = config.peers_file.clone().map(|path| PeersReading {

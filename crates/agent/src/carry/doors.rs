@@ -27,6 +27,7 @@ use super::door::Admitted;
 use super::posts::{Post, Posts};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
+use crate::examiner::Examiner;
 use crate::migrations::Migrations;
 use crate::user::{self, UserError};
 
@@ -81,6 +82,7 @@ pub(super) struct Shared {
     request: CarryRequest,
     pub(super) local: Local,
     pub(super) migrations: Arc<Migrations>,
+    examiner: Arc<Examiner>,
     /// Wakes the thread that waits for connections.
     wake: OwnedFd,
     closing: AtomicBool,
@@ -107,6 +109,7 @@ impl Doors {
         peers: &[PeerEntry],
         local: Local,
         migrations: Arc<Migrations>,
+        examiner: Arc<Examiner>,
     ) -> Result<Self, DoorsError> {
         let users = carry.qemu_users.iter().map(|name| user::numbers(name));
         let users = users.collect::<Result<Vec<_>, _>>()?;
@@ -136,6 +139,7 @@ impl Doors {
             request,
             local,
             migrations,
+            examiner,
             wake,
             closing: AtomicBool::new(false),
             accepting: AtomicUsize::new(0),

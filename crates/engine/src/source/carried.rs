@@ -169,12 +169,22 @@ impl Carried {
         }
     }
 
-    /// Carries it until it is over; `watch` shows its progress.
+    /// The process of the QEMU that migrates, if that is known.
     #[must_use]
-    pub fn run(self, request: &CarryRequest, watch: &Arc<Watch>) -> CarriedEnd {
+    pub fn qemu(&self) -> Option<u32> {
+        let main = match self {
+            Self::Split(split) => split.caller.main(),
+            Self::Relayed { relay, .. } => &relay.socket,
+        };
+        process::of(main).ok().map(|qemu| qemu.pid)
+    }
+
+    /// Carries it until it is over; `watch` shows its progress, and `note` is for its report.
+    #[must_use]
+    pub fn run(self, request: &CarryRequest, note: Option<&str>, watch: &Arc<Watch>) -> CarriedEnd {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
-        report_builder
-            .note("carried for the VM's manager, which decides, and measures the downtime");
+        let carried = "carried for the VM's manager, which decides, and measures the downtime";
+        [carried].into_iter().chain(note).for_each(|note| report_builder.note(note));
         let ended = match self {
             Self::Split(split) => split.carry(&report_builder),
             Self::Relayed { relay, why, .. } => relay::relayed(*relay, why, &report_builder),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use engine::{Caller, Carried, Content, Opening};
+use qemu::lost_writes;
 use takeover::Replaced;
 
 use super::Shared;
@@ -130,11 +131,15 @@ impl Shared {
     fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, post: Arc<Post>) {
         let replaced = post.door.replaces().map(|_| post.door.target());
         let mut is_unfit = false;
+        // Agents can't refuse what its manager decides.
+        let qemu = carried.qemu().filter(|_| what == What::Migration);
+        let loses = qemu.is_some_and(|pid| lost_writes::of_commanded(pid, self.examiner.probes()));
+        let note = loses.then_some(lost_writes::WHY);
         // A migration that is split has all its connections; others are served one by one, and
         // the first is listed by then: without it, the next would count as a migration.
         let run = |watch: &_| {
             self.leave(post);
-            let end = carried.run(&self.request, watch);
+            let end = carried.run(&self.request, note, watch);
             is_unfit = end.is_unfit;
             end.report
         };
