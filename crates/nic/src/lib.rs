@@ -8,6 +8,7 @@
 //! This crate has no thread: callers take a sample once a second.
 
 mod counters;
+mod link;
 mod lower;
 mod mtu;
 mod owner;
@@ -20,6 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::counters::{Counters, Table};
+pub use crate::link::{LinkState, link_state};
 pub use crate::owner::{has_listener, listener_at, processes_of, user_of};
 pub use crate::tcp::TcpCounts;
 
