@@ -108,6 +108,7 @@ impl<'w> Caller<'w> {
             allowed: Allowed { create: true, overwrite: true }.into(),
             incoming_qmp: None,
             overcommit: false,
+            accept_missing_taps: false,
             terms: Default::default(),
             sharing: None,
             storage: None,

@@ -63,6 +63,7 @@ mod shared_disks;
 mod sharing;
 mod strangers;
 mod systemd;
+mod taps;
 mod throttle;
 mod tls;
 mod top;

@@ -2,6 +2,7 @@
 //! description, and compares it with that description.
 
 pub(crate) mod fitness;
+mod taps;
 mod told;
 
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use wire::examine::{self, Question};
 use wire::{Inquiry, Part, Prepare, Word, gang};
 
 use crate::denied::Denied;
-use crate::examiner::{Examiner, vms};
+use crate::examiner::{Examiner, sight, vms};
 use crate::gangs::OrderHandler;
 use crate::name;
 use crate::peers::Peers;
@@ -102,6 +103,8 @@ impl Arrivals {
                 fitness::has_room(&needs, host_memory(), promised, order.overcommit)
             })?;
         }
+        let taps = wanted.as_ref().map(Wanted::taps).unwrap_or_default();
+        let mut notes = taps::before(&taps, order.accept_missing_taps, sight::tap)?;
         let user = probes.programs().user();
         check_disks(order, user, &|| goes_on().and_then(|()| in_time(until)))?;
         let qemu = wanted.as_ref().map(|wanted| &*wanted.program);
@@ -116,6 +119,7 @@ impl Arrivals {
                 waiting(&self.registry, socket, &claim.dir, probes.programs().user())?
             }
         };
+        notes.extend(taps::after(&taps, sight::tap));
         let vm = claim.fill(machine, &order.share_domain.0)?;
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
@@ -133,7 +137,7 @@ impl Arrivals {
             let peer = self.peers.named(&order.from);
             let source_address = peer.map(|peer| peer.address);
             let told = Told::begin(&self.settlers.events, order);
-            return Ok(Arrival { claim, machine, images, source_address, told });
+            return Ok(Arrival { claim, machine, images, source_address, notes, told });
         }
         Err(Denied::Conflict(format!(
             "the VM is not what its command line says any more: {}",
@@ -317,6 +321,7 @@ struct Arrival {
     machine: Arc<Machine>,
     images: images::Prepared,
     source_address: Option<SocketAddr>,
+    notes: Vec<String>,
     /// Last, so that the end is published when everything else is done.
     told: Told,
 }
@@ -324,6 +329,10 @@ struct Arrival {
 impl Arriving for Arrival {
     fn machine(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     fn images(&self) -> &[PreparedImage] {

@@ -20,7 +20,7 @@ use facts::host::{Facts, Kvm, Network, Program};
 use identity::Security;
 use qemu::probe::Probes;
 use qemu::room::host_memory;
-use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
+use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached, TAPS_MAX};
 use wire::{Part, Reply};
 
 use crate::config::{Carry, NicSpeed, Password};
@@ -91,7 +91,7 @@ impl Examiner {
 
     /// Examines this host, and whether its peers answer.
     pub(crate) fn examine_host(&self) -> Examination {
-        let mut findings = doctor::of_host(&self.facts(&[]));
+        let mut findings = doctor::of_host(&self.facts(&[], &[]));
         findings.extend(self.greet_peers());
         Examination { of: self.local.agent.clone(), findings }
     }
@@ -104,10 +104,10 @@ impl Examiner {
             Ok(meeting) => meeting,
             Err(unmet) => return Ok(Examination { findings: vec![silent(&of, name, &unmet)], of }),
         };
-        let here = self.facts(&[]);
-        let programs = used(&here);
-        let findings = match self.ask(name, direct(&peer), Question::Facts { programs }, FACTS_MAX)
-        {
+        let here = self.facts(&[], &[]);
+        let taps = here.vms.iter().flat_map(|vm| &vm.taps).take(TAPS_MAX).cloned().collect();
+        let question = Question::Facts { programs: used(&here), taps };
+        let findings = match self.ask(name, direct(&peer), question, FACTS_MAX) {
             Ok(Examined { answer: Answer::Facts(there), .. }) => {
                 doctor::of_pair(&here, &there, &meeting)
             }
@@ -127,8 +127,8 @@ impl Examiner {
                 // The caller's own bytes, but no more than the protocol permits.
                 filler: filler.chars().take(FILLER_BYTES).collect(),
             }),
-            Part::Read(Question::Facts { programs }) => {
-                Answer::Facts(Box::new(self.facts(&programs)))
+            Part::Read(Question::Facts { programs, taps }) => {
+                Answer::Facts(Box::new(self.facts(&programs, &taps)))
             }
             Part::Read(Question::Comes { target }) => {
                 let carrying = self.local.carrying.as_ref();
@@ -138,7 +138,7 @@ impl Examiner {
         }
     }
 
-    fn facts(&self, asked: &[(String, String)]) -> Facts {
+    fn facts(&self, asked: &[(String, String)], taps: &[String]) -> Facts {
         let memory = host_memory();
         let vms = vms::facts(&self.registry, &memory);
         // An agent that carries others' migrations may lack the device that their VMs use.
@@ -185,6 +185,7 @@ impl Examiner {
             exposed: self.passwords.iter().filter_map(Password::exposure).collect(),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,
+            taps: taps.iter().take(TAPS_MAX).map(|tap| (tap.clone(), sight::tap(tap))).collect(),
         }
     }
 

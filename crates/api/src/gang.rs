@@ -79,6 +79,9 @@ pub struct GangOptions {
     /// See [`MigrateRequest::accept_lost_writes`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub accept_lost_writes: bool,
+    /// See [`MigrateRequest::accept_missing_taps`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub accept_missing_taps: bool,
     /// See [`MigrateRequest::sharing`].
     pub sharing: Sharing,
     /// See [`MigrateRequest::storage`].
@@ -103,6 +106,7 @@ impl Default for GangOptions {
             bounds: Bounds::default(),
             overcommit_memory: false,
             accept_lost_writes: false,
+            accept_missing_taps: false,
             sharing: Sharing::default(),
             storage: FromStorage::default(),
             audit: Audit::default(),
@@ -133,6 +137,7 @@ impl GangOptions {
             incoming_qmp: None,
             overcommit_memory: self.overcommit_memory,
             accept_lost_writes: self.accept_lost_writes,
+            accept_missing_taps: self.accept_missing_taps,
             sharing: Sharing { together: true, ..self.sharing.clone() },
             storage: self.storage.clone(),
             audit: self.audit,

@@ -107,6 +107,10 @@ pub struct MigrateRequest {
     // Agents of release 0.1.0 don't know it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accept_lost_writes: bool,
+    /// Permit a destination where a tap of the VM's network cards is missing, or down.
+    // As above.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accept_missing_taps: bool,
     /// What is compared before the source gives the VM up.
     #[serde(default)]
     pub audit: Audit,

@@ -9,7 +9,7 @@ use qemu::lost_writes;
 use qemu::probe::Verdict;
 
 use crate::{Findings, of_host};
-use facts::host::{Carries, Facts, Kvm, Program, Tsc, VmFacts};
+use facts::host::{Carries, Facts, Kvm, Program, Tap, Tsc, VmFacts};
 use wire::examine::Reached;
 
 /// Beyond this, certificates and logs suffer; guests keep their own time across a move.
@@ -199,12 +199,42 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
              the same",
         );
     }
+    taps(vm, there, findings);
     memory::of_one(vm, there, findings);
     if findings.list.len() == before {
         let program = there.program(&vm.program, &vm.accelerator);
         let version = program.and_then(|program| Some(program.known.as_ref()?.version_text()));
         let by = version.map_or_else(String::new, |version| format!(", to QEMU {version}"));
         findings.ok("vm", format!("{} can go to {}{by}.", vm.name, there.host));
+    }
+}
+
+/// Whether the VM's network cards would be connected. A script may connect others than these.
+fn taps(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
+    for tap in &vm.taps {
+        let offline = match there.tap(tap) {
+            Tap::Missing => "missing",
+            Tap::Down => "down",
+            Tap::Alone => {
+                findings.note(
+                    "vm",
+                    format!(
+                        "{}: the tap {tap} is on no bridge at {}, which has no address and no \
+                         route there.",
+                        vm.name, there.host
+                    ),
+                    "put it on the VM's bridge, if nothing else connects it",
+                );
+                continue;
+            }
+            Tap::Unknown | Tap::Connected => continue,
+        };
+        findings.error(
+            "vm",
+            format!("{}: the tap {tap} is {offline} at {}.", vm.name, there.host),
+            "make it and bring it up on the VM's bridge there, or have --set name another; \
+             --accept-missing-taps moves the VM all the same",
+        );
     }
 }
 
@@ -337,6 +367,11 @@ mod tests {
         }
     }
 
+    fn with_tap(here: &mut Facts, there: &mut Facts, state: Tap) {
+        here.vms[0].taps = vec!["t0".to_owned()];
+        there.taps = vec![("t0".to_owned(), state)];
+    }
+
     fn errors(found: &[Finding]) -> Vec<&str> {
         let errors = found.iter().filter(|one| one.severity == Severity::Error);
         errors.map(|one| one.text.as_str()).collect()
@@ -360,7 +395,12 @@ mod tests {
     #[test]
     fn what_keeps_a_vm_from_going_is_an_error() {
         type Change = fn(&mut Facts, &mut Facts, &mut Meeting);
-        let table: [(Change, &str); 10] = [
+        let table: [(Change, &str); 12] = [
+            (
+                |here, there, _| with_tap(here, there, Tap::Missing),
+                "web1: the tap t0 is missing at b",
+            ),
+            (|here, there, _| with_tap(here, there, Tap::Down), "web1: the tap t0 is down at b"),
             (
                 |here, _, _| here.vms[0].loses_writes = true,
                 "web1: under TCG, a QEMU older than 9.0 loses writes",
@@ -401,12 +441,16 @@ mod tests {
     #[test]
     fn possible_obstacles_are_no_errors() {
         let (mut here, mut there) = hosts();
+        here.vms[0].taps = vec!["t0".to_owned(), "t1".to_owned(), "t2".to_owned()];
+        there.taps = vec![("t0".to_owned(), Tap::Alone), ("t1".to_owned(), Tap::Connected)];
         here.vms.push(vm("web2", 3 << 29));
         let known = there.programs[0].known.as_mut().unwrap();
         known.cpus[0].unavailable = vec!["hle".to_owned(), "rtm".to_owned()];
         let found = of_pair(&here, &there, &meeting());
         assert!(errors(&found).is_empty(), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("not all can go there")), "{found:#?}");
+        let taps: Vec<&Finding> = found.iter().filter(|one| one.text.contains("tap")).collect();
+        assert!(matches!(taps[..], [one] if one.text.contains("t0 is on no bridge")), "{taps:#?}");
         assert!(found.iter().all(|one| one.about != "carry"), "{found:#?}");
         there.carries =
             Some(Carries { manager: Some("KubeVirt".to_owned()), ..Carries::default() });

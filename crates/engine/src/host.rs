@@ -235,6 +235,11 @@ pub trait Arriving: Send {
     /// Its QEMU, which waits with `-incoming defer -S`.
     fn machine(&self) -> Arc<Machine>;
 
+    /// What its report should note.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+
     /// The images of the disks that move with it, in the order of the source's list.
     fn images(&self) -> &[PreparedImage];
 

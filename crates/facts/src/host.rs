@@ -46,6 +46,25 @@ pub struct Facts {
     pub programs: Vec<Program>,
     /// The VMs here.
     pub vms: Vec<VmFacts>,
+    /// The taps that another host asked for, by their names.
+    pub taps: Vec<(String, Tap)>,
+}
+
+/// The state of a tap device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tap {
+    /// It is not known.
+    #[default]
+    Unknown,
+    /// It doesn't exist.
+    Missing,
+    /// It is down.
+    Down,
+    /// It is up, on no bridge, and the host has no address and no route there.
+    Alone,
+    /// It is up, and on a bridge or routed.
+    Connected,
 }
 
 /// Whether the agent can use KVM.
@@ -230,6 +249,9 @@ pub struct VmFacts {
     /// Whether its QEMU loses what its guest writes while it moves.
     #[serde(default)]
     pub loses_writes: bool,
+    /// The taps of its network cards, without those that a script connects.
+    #[serde(default)]
+    pub taps: Vec<String>,
     /// Why the agent could not access its memory directly.
     pub unreached: Option<String>,
 }
@@ -239,5 +261,12 @@ impl Facts {
     #[must_use]
     pub fn program(&self, name: &str, accelerator: &str) -> Option<&Program> {
         self.programs.iter().find(|one| one.name == name && one.accelerator == accelerator)
+    }
+
+    /// What is known of a tap.
+    #[must_use]
+    pub fn tap(&self, name: &str) -> Tap {
+        let found = self.taps.iter().find(|(tap, _)| tap == name);
+        found.map(|(_, state)| *state).unwrap_or_default()
     }
 }

@@ -9,6 +9,7 @@ mod legacy_ack;
 mod machine;
 mod options;
 mod overrides;
+mod taps;
 mod user;
 
 use std::os::fd::RawFd;
@@ -18,6 +19,7 @@ pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;
 pub(crate) use machine::pieces;
 pub use overrides::{apply_overrides, check_overrides, overridden, parse_override};
+pub use taps::Tap;
 
 /// The id of the agent's own QMP connection.
 const QMP_ID: &str = "droveway-qmp";

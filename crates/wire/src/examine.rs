@@ -9,6 +9,8 @@ use crate::carry::Target;
 pub const FILLER_BYTES: usize = 64 << 10;
 /// The most programs in one question.
 pub const PROGRAMS_MAX: usize = 8;
+/// The most taps in one question.
+pub const TAPS_MAX: usize = 1024;
 
 /// A question of the examining agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub enum Question {
     Facts {
         /// QEMU programs to examine for their capabilities, each with an accelerator.
         programs: Vec<(String, String)>,
+        /// Tap devices that VMs use.
+        #[serde(default)]
+        taps: Vec<String>,
     },
     /// Whether a VM that another manager moves will arrive there.
     Comes {

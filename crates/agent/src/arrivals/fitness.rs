@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use facts::host::Kvm;
-use qemu::command_line::{CommandLine, apply_overrides, overridden};
+use qemu::command_line::{CommandLine, Tap, apply_overrides, overridden};
 use qemu::machine::StartError;
 use qemu::probe::{Capabilities, Probes, Verdict};
 use qemu::programs::Programs;
@@ -72,6 +72,11 @@ impl Wanted {
         }
         let host = host_memory();
         Ok(Needs::of(&self.line, &shape.memory, &shape.unplugged, &self.cwd, &host))
+    }
+
+    /// The taps of its network cards.
+    pub(super) fn taps(&self) -> Vec<Tap> {
+        self.line.taps()
     }
 
     /// Why it did not start.

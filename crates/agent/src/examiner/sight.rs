@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use facts::host::{Carries, Cgroups, Kvm, Nic, QemuUser, Reach, State, Tsc};
+use facts::host::{Carries, Cgroups, Kvm, Nic, QemuUser, Reach, State, Tap, Tsc};
+use nic::LinkState;
 use qemu::launch::User;
 use rustix::fs::Access;
 
@@ -190,6 +191,19 @@ fn may_trace(status: &str) -> bool {
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
     set.is_some_and(|set| set >> PTRACE_BIT & 1 == 1)
+}
+
+pub(crate) fn tap(name: &str) -> Tap {
+    match nic::link_state(name) {
+        Ok(LinkState::Missing) => Tap::Missing,
+        Ok(LinkState::Down) => Tap::Down,
+        Ok(LinkState::Alone) => Tap::Alone,
+        Ok(LinkState::Connected) => Tap::Connected,
+        Err(error) => {
+            tracing::debug!(name, %error, "a tap's state can't be read");
+            Tap::Unknown
+        }
+    }
 }
 
 pub(super) fn cgroups() -> Cgroups {

@@ -44,6 +44,13 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
         free_page_hint: hinted,
         may_crash_at_reset: machine.may_crash_at_reset(),
         runs_as_root: user_of(machine.process.pid()).is_ok_and(|user| user.uid == 0),
+        taps: line
+            .as_ref()
+            .map(|line| {
+                let taps = line.taps().into_iter().filter(|tap| tap.script.is_none());
+                taps.map(|tap| tap.name).collect()
+            })
+            .unwrap_or_default(),
         loses_writes: machine.qmp.loses_writes().unwrap_or(false),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }

@@ -331,7 +331,7 @@ impl<A: Reach> Flight<A> {
 /// order that has one of them.
 fn for_the_first_release(mut request: MigrateRequest) -> MigrateRequest {
     request.sharing.together = false;
-    request.accept_lost_writes = false;
+    (request.accept_lost_writes, request.accept_missing_taps) = (false, false);
     if request.sharing.share == Share::Auto {
         request.sharing.share = Share::Off;
     }

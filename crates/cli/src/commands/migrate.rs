@@ -84,6 +84,9 @@ pub(crate) struct MigrateArgs {
     /// 9.0, under TCG
     #[arg(long)]
     accept_lost_writes: bool,
+    /// Move it even to a host where a tap of its network cards is missing, or down
+    #[arg(long)]
+    accept_missing_taps: bool,
     /// What is compared before the source gives the VM up
     #[arg(long, value_enum, default_value_t = AuditArg::On)]
     audit: AuditArg,
@@ -115,6 +118,7 @@ impl MigrateArgs {
             incoming_qmp: self.incoming_qmp,
             overcommit_memory: self.overcommit_memory,
             accept_lost_writes: self.accept_lost_writes,
+            accept_missing_taps: self.accept_missing_taps,
             audit: self.audit.into(),
         }
     }

@@ -108,6 +108,9 @@ pub(crate) struct MoveOptions {
     /// 9.0, under TCG
     #[arg(long)]
     accept_lost_writes: bool,
+    /// Move VMs even to hosts where a tap of their network cards is missing, or down
+    #[arg(long)]
+    accept_missing_taps: bool,
     /// What is compared before the source gives each VM up [default: on]
     #[arg(long, value_enum)]
     audit: Option<AuditArg>,
@@ -149,6 +152,7 @@ impl MoveOptions {
             helper_budget: self.helper_budget.or(other.helper_budget),
             overcommit_memory: self.overcommit_memory || other.overcommit_memory,
             accept_lost_writes: self.accept_lost_writes || other.accept_lost_writes,
+            accept_missing_taps: self.accept_missing_taps || other.accept_missing_taps,
             audit: self.audit.or(other.audit),
         }
     }
@@ -194,6 +198,7 @@ impl From<MoveOptions> for GangOptions {
             },
             overcommit_memory: options.overcommit_memory,
             accept_lost_writes: options.accept_lost_writes,
+            accept_missing_taps: options.accept_missing_taps,
             audit: options.audit.map(Audit::from).unwrap_or_default(),
             sharing: Sharing {
                 share: options.share.map(Share::from).unwrap_or_default(),

@@ -45,6 +45,9 @@ pub struct Prepare {
     /// The operator asserts that less memory than the VM's RAM is enough.
     #[serde(default)]
     pub overcommit: bool,
+    /// The operator accepts that the VM's taps may be missing, or down.
+    #[serde(default)]
+    pub accept_missing_taps: bool,
     /// How the destination's data threads are scheduled.
     #[serde(default)]
     pub terms: SchedParams,

@@ -89,7 +89,7 @@ impl<'s> Connected<'s> {
         machine: &'a Machine,
         disks: Option<&Arc<ArrivingDisks>>,
         pools: &Pools,
-        wanted: Wanted,
+        mut wanted: Wanted,
     ) -> Result<Prepared<'a, 's>, End> {
         let audit = wanted.audit;
         let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
@@ -98,7 +98,9 @@ impl<'s> Connected<'s> {
         let waits = &self.shared.local.waits;
         feeder.give_up_after(SILENCE * waits.stall.max(waits.load)).map_err(End::failed)?;
         let feeder = Arc::new(feeder);
-        let RamBlocks { reached: ram, mut notes } = RamBlocks::of(machine);
+        let mut notes = std::mem::take(&mut wanted.notes);
+        let RamBlocks { reached: ram, notes: of_ram } = RamBlocks::of(machine);
+        notes.extend(of_ram);
         let Told { found, sharing, note, storage, storage_notes } = self.share(machine, wanted);
         notes.extend(note);
         let prepared = wire::Prepared {

@@ -88,7 +88,7 @@ impl Agreed {
     }
 }
 
-/// The parts of the source's order about pages.
+/// The parts of the source's order about pages, and what is noted about the others.
 pub(super) struct Wanted {
     /// How content is to be shared.
     pub(super) sharing: Agreed,
@@ -96,6 +96,8 @@ pub(super) struct Wanted {
     pub(super) storage: Option<StorageOrder>,
     /// How the move is audited.
     pub(super) audit: Auditing,
+    /// What this host noted when it started QEMU.
+    pub(super) notes: Vec<String>,
 }
 
 /// How pages are found, and what the source is told about that.

@@ -105,6 +105,7 @@ impl<'m> Connected<'m> {
                 .into(),
             incoming_qmp: request.incoming_qmp.clone(),
             overcommit: request.overcommit_memory,
+            accept_missing_taps: request.accept_missing_taps,
             terms: sched_params(&context.report_builder.watch().bounds(), false),
             sharing: self.sharing(),
             storage: None,
