@@ -1,12 +1,12 @@
 //! One host.
 
-use std::collections::BTreeSet;
+mod programs;
 
 use api::{Finding, Severity};
 
-use crate::versions::{problems, unknown};
 use crate::{Findings, size};
-use facts::host::{Carries, Cgroups, Facts, Kvm, Nic, Program, VmFacts};
+use facts::host::{Carries, Cgroups, Facts, Kvm, Nic, VmFacts};
+use programs::{moved_by_earlier_agents, programs};
 
 /// Room for a few reports and logs; with less, writing VMs' records may fail.
 const STATE_FREE_MIN: u64 = 64 << 20;
@@ -25,9 +25,14 @@ const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 /// Judges the facts of one host.
 #[must_use]
 pub fn of_host(facts: &Facts) -> Vec<Finding> {
+    of_destination(facts, &[])
+}
+
+/// Judges the facts of a host to which these VMs may come.
+pub(crate) fn of_destination(facts: &Facts, coming: &[VmFacts]) -> Vec<Finding> {
     let mut findings = Findings::of(&facts.host);
     findings.ok("droveway", format!("Droveway {}, Linux {}.", facts.droveway, facts.kernel));
-    programs(facts, &mut findings);
+    programs(facts, coming, &mut findings);
     moved_by_earlier_agents(facts, &mut findings);
     kvm(facts, &mut findings);
     user(facts, &mut findings);
@@ -118,103 +123,6 @@ fn waiting(carries: &Carries, findings: &mut Findings) {
              `droveway libvirt setup`, and was libvirtd restarted since?",
         );
     }
-}
-
-fn programs(facts: &Facts, findings: &mut Findings) {
-    for program in &facts.programs {
-        let users = users(facts, program);
-        match &program.known {
-            Some(known) => {
-                let version = known.version_text();
-                findings.ok("qemu", format!("QEMU {version}: {} ({}).", program.name, users));
-                let tcg = uses_tcg(facts, program);
-                for problem in problems(known.version, tcg) {
-                    let text = format!("QEMU {version} {}.", problem.text);
-                    findings.add(problem.severity, "qemu", text, Some(problem.advice));
-                }
-                if known.legacy_ack {
-                    findings.note(
-                        "qemu",
-                        format!(
-                            "QEMU {version} lets an agent decide when a VM stops only if it was \
-                             started with `migration.switchover-ack-legacy=on` (agents do that), \
-                             or with a machine type up to 11.0. Other VMs are stopped by QEMU \
-                             itself."
-                        ),
-                        "start them with -global migration.switchover-ack-legacy=on",
-                    );
-                }
-                if let Some(unknown) = unknown(known) {
-                    let advice = "try a move with a VM that matters little first";
-                    findings.note("qemu", unknown, advice);
-                }
-            }
-            None => {
-                let why = program.problem.as_deref().unwrap_or("it was not asked");
-                findings.warning(
-                    "qemu",
-                    format!("{} ({users}) gives no answer: {why}.", program.name),
-                    "install QEMU, or have command lines name the program that there is",
-                );
-            }
-        }
-    }
-    // After an upgrade of the package, a VM's QEMU is not the program that would start now.
-    let mut told = BTreeSet::new();
-    for vm in &facts.vms {
-        let Some(known) =
-            facts.program(&vm.program, &vm.accelerator).and_then(|program| program.known.as_ref())
-        else {
-            continue;
-        };
-        if known.version != vm.qemu && told.insert(vm.qemu) {
-            let (major, minor, micro) = vm.qemu;
-            findings.note(
-                "qemu",
-                format!(
-                    "{} runs with QEMU {major}.{minor}.{micro}, and {} is QEMU {} now.",
-                    vm.name,
-                    vm.program,
-                    known.version_text()
-                ),
-                "a move brings it to the newer one",
-            );
-        }
-    }
-}
-
-fn moved_by_earlier_agents(facts: &Facts, findings: &mut Findings) {
-    for vm in facts.vms.iter().filter(|vm| vm.may_crash_at_reset) {
-        findings.warning(
-            "qemu",
-            format!(
-                "{}: an earlier Droveway moved it here, and its QEMU may crash when the guest \
-                 reboots or resets a virtio network card.",
-                vm.name
-            ),
-            "move it once more before that, to a host whose agent has this version",
-        );
-    }
-}
-
-/// The VMs that use a program.
-fn users(facts: &Facts, program: &Program) -> String {
-    let is_of = |vm: &&VmFacts| vm.program == program.name && vm.accelerator == program.accelerator;
-    let names: Vec<&str> = facts.vms.iter().filter(is_of).map(|vm| vm.name.as_str()).collect();
-    match names.as_slice() {
-        [] => "in PATH".to_owned(),
-        [name] => format!("{}, {name}", program.accelerator),
-        [first, ..] => format!("{}, {first} and {} more", program.accelerator, names.len() - 1),
-    }
-}
-
-fn uses_tcg(facts: &Facts, program: &Program) -> bool {
-    // Of a host whose KVM the agent can't see, no lack of it is assumed.
-    let has_kvm = matches!(facts.kvm, Kvm::Usable | Kvm::Unknown);
-    let kvm = program.accelerator.starts_with("kvm") && has_kvm;
-    let in_use = facts.vms.iter().any(|vm| vm.program == program.name);
-    // A VM that is started with an unused program gets KVM if the host has it.
-    if in_use { !kvm } else { !has_kvm }
 }
 
 fn kvm(facts: &Facts, findings: &mut Findings) {
@@ -497,7 +405,7 @@ mod tests {
     use facts::program::Capabilities;
 
     use super::*;
-    use facts::host::{Network, Reach, State, VmFacts};
+    use facts::host::{Network, Program, Reach, State, VmFacts};
 
     fn healthy() -> Facts {
         let known = Capabilities { version: (9, 2, 1), ..Capabilities::default() };
@@ -709,6 +617,45 @@ mod tests {
             let told = found.iter().any(|one| one.severity == severity && one.text.contains(piece));
             assert!(told, "{piece}: {found:#?}");
         }
+    }
+
+    /// Notes about QEMU of a host to which a VM of this program may come.
+    fn notes(facts: &Facts, program: &str) -> Vec<String> {
+        let coming = VmFacts { program: program.to_owned(), ..facts.vms[0].clone() };
+        let found = of_destination(facts, &[coming]).into_iter();
+        let found = found.filter(|one| one.about == "qemu" && one.severity > Severity::Ok);
+        found.map(|one| one.text).collect()
+    }
+
+    #[test]
+    fn problems_of_versions_are_reported_once_and_where_a_vm_uses_them() {
+        let mut facts = healthy();
+        let program = |name: &str, version| Program {
+            name: name.to_owned(),
+            accelerator: "kvm".to_owned(),
+            known: Some(Capabilities { version, ..Capabilities::default() }),
+            problem: None,
+        };
+        let missing = Program { known: None, ..program("/opt/missing", (0, 0, 0)) };
+        facts.programs.push(program("/usr/bin/qemu-system-x86_64", (9, 2, 1)));
+        facts.programs.push(program("/opt/old", (8, 2, 0)));
+        facts.programs.push(missing);
+        let ends = "QEMU 8.2.0 ends when it can't load";
+        assert_eq!(notes(&facts, "qemu-system-x86_64"), [""; 0]);
+        // The VM itself says what is missing.
+        assert_eq!(notes(&facts, "/opt/missing"), [""; 0]);
+        let [only] = &notes(&facts, "/opt/old")[..] else { panic!() };
+        assert!(only.starts_with(ends), "{only}");
+        // The same version once more, and a VM that runs with it.
+        facts.programs.push(program("/opt/also-old", (8, 2, 0)));
+        facts.vms.push(VmFacts { program: "/opt/also-old".to_owned(), ..facts.vms[0].clone() });
+        facts.vms[1].qemu = (8, 2, 0);
+        let [only] = &notes(&facts, "/opt/old")[..] else { panic!() };
+        assert!(only.starts_with(ends), "{only}");
+        // Where there is no VM, the program that the first one would have.
+        facts.vms.clear();
+        facts.programs = vec![program("qemu-system-x86_64", (8, 2, 0))];
+        assert!(of_host(&facts).iter().any(|one| one.text.starts_with(ends)));
     }
 
     #[test]

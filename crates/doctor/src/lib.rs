@@ -49,13 +49,17 @@ impl Findings {
         text: impl Into<String>,
         advice: Option<&str>,
     ) {
-        self.list.push(Finding {
+        let finding = Finding {
             host: self.host.clone(),
             about: about.to_owned(),
             severity,
             text: text.into(),
             advice: advice.filter(|advice| !advice.is_empty()).map(str::to_owned),
-        });
+        };
+        // Several programs may be of one version.
+        if !self.list.contains(&finding) {
+            self.list.push(finding);
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use api::{Finding, Severity};
 use qemu::lost_writes;
 use qemu::probe::Verdict;
 
-use crate::{Findings, of_host};
+use crate::Findings;
+use crate::host::of_destination;
 use facts::host::{Carries, Facts, Kvm, Program, Tap, Tsc, VmFacts};
 use wire::examine::Reached;
 
@@ -165,7 +166,8 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
     }
     memory::of_all(here, there, &mut findings);
     let mut list = findings.list;
-    list.extend(of_host(there).into_iter().filter(|one| one.severity > Severity::Ok));
+    let theirs = of_destination(there, &here.vms).into_iter();
+    list.extend(theirs.filter(|one| one.severity > Severity::Ok));
     list
 }
 
