@@ -85,8 +85,8 @@ pub(crate) async fn once(agents: Agents) -> Result<(), Problem> {
     let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     let text = {
         let known = cluster.known();
-        let area =
-            Rect::new(0, 0, columns.unwrap_or(COLUMNS_DEFAULT), overview::height_of_text(&known));
+        let width = columns.unwrap_or(COLUMNS_DEFAULT);
+        let area = Rect::new(0, 0, width, overview::height_of_text(&known, width));
         let mut buffer = Buffer::empty(area);
         overview::draw_text(&known, area, &mut buffer);
         lines(&buffer)

@@ -3,8 +3,8 @@
 use api::{GangProgress, HostVm, Phase};
 use ratatui::text::Span;
 
-use super::grid::Column::{Extra, Number, Text};
-use super::grid::{Grid, or_dash, toned};
+use super::grid::Column::{Extra, Number, Reason, Text};
+use super::grid::{Grid, or_dash, toned, wrong};
 use crate::cluster::{Ended, EndedAs, HostState, Known, Running};
 use crate::output::{amount, date, vm};
 use crate::watch::migration::{limit, phase};
@@ -72,7 +72,7 @@ pub(super) fn gang(gang: &GangProgress) -> String {
 
 pub(super) fn hosts(known: &Known) -> Grid {
     let columns =
-        [Text("HOST"), Text("RACK"), Number("VMS"), Number("THEIR RAM"), Number("ROOM"), Text("")];
+        [Text("HOST"), Text("RACK"), Number("VMS"), Number("THEIR RAM"), Number("ROOM"), Reason];
     let rows = known.hosts.iter().map(|(name, state)| host(name, state));
     Grid::new(&columns, rows.collect())
 }
@@ -80,7 +80,7 @@ pub(super) fn hosts(known: &Known) -> Grid {
 fn host(name: &str, state: &HostState) -> Vec<Span<'static>> {
     let census = state.census.as_ref();
     let problem = match (&state.problem, census) {
-        (Some(problem), _) => Span::styled(problem.clone(), ratatui::style::Color::Red),
+        (Some(problem), _) => wrong(problem.clone()),
         (None, None) => Span::raw("not asked yet"),
         (None, Some(_)) => Span::raw(""),
     };
@@ -121,7 +121,7 @@ pub(super) fn history(known: &Known, most: usize) -> Grid {
         Number("TOOK"),
         Extra("ON THE WIRE"),
         Text("ENDED"),
-        Text(""),
+        Reason,
     ];
     Grid::new(&columns, known.history().iter().take(most).map(ended).collect())
 }

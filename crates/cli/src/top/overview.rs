@@ -3,10 +3,9 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::Line;
-use ratatui::widgets::{Paragraph, Widget};
+use ratatui::text::Span;
 
-use super::grid::Grid;
+use super::grid::{Grid, put, put_all, wrong};
 use super::keys::State;
 use super::{lists, plot};
 use crate::cluster::Known;
@@ -28,13 +27,13 @@ pub(super) fn figures(known: &Known) -> String {
 }
 
 /// Why migrations may not be shown as they are now, one line for each reason.
-pub(super) fn problems(known: &Known) -> Vec<Line<'static>> {
-    known.problems().map(|text| Line::styled(text.to_owned(), Color::Red)).collect()
+pub(super) fn problems(known: &Known) -> Vec<Span<'static>> {
+    known.problems().map(|text| wrong(text.to_owned())).collect()
 }
 
 /// Parts of the screen, one below the other.
 struct Sections {
-    problems: Vec<Line<'static>>,
+    problems: Vec<Span<'static>>,
     migrations: Section,
     hosts: Section,
     lately: Section,
@@ -43,7 +42,7 @@ struct Sections {
 struct Section {
     title: &'static str,
     /// Lines before the table.
-    lines: Vec<Line<'static>>,
+    lines: Vec<Span<'static>>,
     /// None if it would be empty.
     grid: Option<Grid>,
 }
@@ -51,25 +50,25 @@ struct Section {
 impl Section {
     fn new(title: &'static str, grid: Grid, nothing: &'static str) -> Self {
         if grid.rows.is_empty() {
-            return Self { title, lines: vec![Line::from(nothing)], grid: None };
+            return Self { title, lines: vec![Span::raw(nothing)], grid: None };
         }
         Self { title, lines: Vec::new(), grid: Some(grid) }
     }
 
-    /// The section's height, including its title and an empty line below.
-    fn height(&self) -> u16 {
-        let grid = self.grid.as_ref().map_or(0, Grid::height);
+    /// The section's height on a screen of this width, including its title and an empty line below.
+    fn height(&self, width: u16) -> u16 {
+        let grid = self.grid.as_ref().map_or(0, |grid| grid.height(width));
         height(&self.lines).saturating_add(grid).saturating_add(2)
     }
 
     fn draw(self, area: Rect, buffer: &mut Buffer) {
         let title =
-            Line::styled(self.title, Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD));
+            Span::styled(self.title, Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD));
         let mut lines = vec![title];
         lines.extend(self.lines);
         let [above, below] =
             Layout::vertical([Constraint::Length(height(&lines)), Constraint::Fill(1)]).areas(area);
-        Paragraph::new(lines).render(above, buffer);
+        put_all(&lines, above, buffer);
         if let Some(grid) = self.grid {
             // The last line stays empty, to separate the next section.
             let below = Rect { height: below.height.saturating_sub(1), ..below };
@@ -78,7 +77,7 @@ impl Section {
     }
 }
 
-pub(super) fn height(lines: &[Line<'_>]) -> u16 {
+pub(super) fn height(lines: &[Span<'_>]) -> u16 {
     u16::try_from(lines.len()).unwrap_or(u16::MAX)
 }
 
@@ -87,7 +86,7 @@ impl Sections {
         let grid = Grid { chosen, ..lists::migrations(&known.running()) };
         let mut migrations = Section::new("In progress", grid, "No migration runs.");
         let gangs = known.gangs().filter(|gang| gang.outcome.is_none());
-        migrations.lines.extend(gangs.map(|gang| Line::from(lists::gang(gang))));
+        migrations.lines.extend(gangs.map(|gang| Span::raw(lists::gang(gang))));
         let lately = lists::history(known, LATELY);
         Self {
             problems: problems(known),
@@ -103,17 +102,17 @@ pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer
     let running = known.running();
     let chosen = state.chosen(&running);
     let Sections { problems, migrations, hosts, lately } = Sections::of(known, chosen);
-    let moving = migrations.height().min(area.height / 2);
+    let moving = migrations.height(area.width).min(area.height / 2);
     let has_plot = chosen.is_some() && area.height >= moving + PLOT + REST;
     let [of_problems, of_migrations, of_plot, of_hosts, of_lately] = Layout::vertical([
         Constraint::Length(height(&problems)),
         Constraint::Length(moving),
         Constraint::Length(if has_plot { PLOT } else { 0 }),
-        Constraint::Max(hosts.height()),
-        Constraint::Min(lately.height().min(area.height / 4)),
+        Constraint::Max(hosts.height(area.width)),
+        Constraint::Min(lately.height(area.width).min(area.height / 4)),
     ])
     .areas(area);
-    Paragraph::new(problems).render(of_problems, buffer);
+    put_all(&problems, of_problems, buffer);
     migrations.draw(of_migrations, buffer);
     if let (true, Some(chosen)) = (has_plot, chosen) {
         plot::draw(&running[chosen], of_plot, buffer);
@@ -122,10 +121,10 @@ pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer
     lately.draw(of_lately, buffer);
 }
 
-/// The height that [`draw_text`] needs.
-pub(super) fn height_of_text(known: &Known) -> u16 {
+/// The height that [`draw_text`] needs with this width.
+pub(super) fn height_of_text(known: &Known, width: u16) -> u16 {
     let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
-    let sections = [&migrations, &hosts, &lately].map(Section::height);
+    let sections = [&migrations, &hosts, &lately].map(|section| section.height(width));
     sections.into_iter().fold(height(&problems) + 2, u16::saturating_add)
 }
 
@@ -133,12 +132,18 @@ pub(super) fn height_of_text(known: &Known) -> u16 {
 pub(super) fn draw_text(known: &Known, area: Rect, buffer: &mut Buffer) {
     let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
     let [top, of_problems, of_migrations, of_hosts, of_lately] = Layout::vertical(
-        [2, height(&problems), migrations.height(), hosts.height(), lately.height()]
-            .map(Constraint::Length),
+        [
+            2,
+            height(&problems),
+            migrations.height(area.width),
+            hosts.height(area.width),
+            lately.height(area.width),
+        ]
+        .map(Constraint::Length),
     )
     .areas(area);
-    Line::from(figures(known)).render(top, buffer);
-    Paragraph::new(problems).render(of_problems, buffer);
+    put(&Span::raw(figures(known)), top, buffer);
+    put_all(&problems, of_problems, buffer);
     migrations.draw(of_migrations, buffer);
     hosts.draw(of_hosts, buffer);
     lately.draw(of_lately, buffer);

@@ -2,9 +2,12 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use api::Outcome;
+
 use super::*;
 use crate::cluster::Known;
 use crate::cluster::example::{host, known, moving, silent};
+use crate::report::example::example;
 use keys::Tab;
 
 fn screen(known: &Known, state: &State, width: u16, height: u16) -> String {
@@ -86,6 +89,65 @@ fn each_tab_says_what_may_be_old() {
     }
 }
 
+/// A VM that did not move, for a reason that no terminal has room for.
+fn failed() -> Known {
+    let mut report = example();
+    report.vm = "web1".to_owned();
+    let why = format!("host-b does not take the VM: {}", "it has no room, ".repeat(20));
+    report.outcome = Outcome::Failed(why);
+    let mut known =
+        Known::example(vec![host("host-a", &["web1"])], Vec::new(), Vec::new(), vec![report]);
+    let problem = "the agent of host-b can't be asked: ".to_owned() + &"it is late, ".repeat(20);
+    known.hosts.entry("host-b".to_owned()).or_default().problem = Some(problem);
+    known
+}
+
+/// Whatever the width, a row is as without its reason, which has a line of its own on narrow
+/// terminals and is cut.
+#[test]
+fn rows_with_a_long_reason_are_cut_and_not_squeezed() {
+    let known = failed();
+    let mut state = State::new(false);
+    for (tab, name, why) in [
+        (Tab::History, "web1", "host-b does not take the VM"),
+        (Tab::Hosts, "host-b", "the agent of host-b can't"),
+    ] {
+        state.tab = tab;
+        for width in (60..300).step_by(7) {
+            let shown = screen(&known, &state, width, 24);
+            let lines: Vec<&str> = shown.lines().collect();
+            let at = lines.iter().position(|line| line.starts_with(name)).unwrap();
+            let cut = lines
+                .iter()
+                .find(|line| line.contains(why))
+                .unwrap_or_else(|| panic!("{width} columns do not say {why:?}:\n{shown}"));
+            assert!(cut.ends_with('…') && cut.chars().count() == usize::from(width), "{shown}");
+            let below = lines[at + 1].starts_with("  ") && lines[at + 1].contains(why);
+            assert!(lines[at].contains(why) || below, "{width}:\n{shown}");
+            if tab == Tab::History && width >= 80 {
+                let cells = ["web1  ", " → ", "  failed  ", " UTC"];
+                assert!(cells.iter().all(|cell| lines[at].contains(cell)), "{width}:\n{shown}");
+            }
+        }
+    }
+    // As text, all rows are there with their lines.
+    let mut buffer = Buffer::empty(Rect::new(0, 0, 80, overview::height_of_text(&known, 80)));
+    overview::draw_text(&known, buffer.area, &mut buffer);
+    let text = lines(&buffer);
+    assert!(text.contains("\n  host-b does not take the VM") && text.ends_with("…\n\n"), "{text}");
+}
+
+#[test]
+fn a_name_without_end_leaves_room_for_the_rest() {
+    let long = known(&"long".repeat(100));
+    let shown = screen(&long, &State::new(false), 80, 24);
+    let row = shown.lines().find(|line| line.contains("41 %")).unwrap();
+    assert!(
+        row.starts_with("longlong") && row.contains("…  host-a → host-b  first pass"),
+        "{shown}"
+    );
+}
+
 #[test]
 fn scrolling_moves_rows_off_the_top() {
     let names: Vec<String> = (100..200).map(|nth| format!("web{nth}")).collect();
@@ -142,7 +204,7 @@ fn the_text_form_is_complete() {
     let names: Vec<String> = (0..60).map(|nth| format!("h{nth:02}")).collect();
     let hosts = names.iter().map(|name| host(name, &[])).collect();
     let known = Known::example(hosts, vec![moving("web1")], Vec::new(), Vec::new());
-    let mut buffer = Buffer::empty(Rect::new(0, 0, 100, overview::height_of_text(&known)));
+    let mut buffer = Buffer::empty(Rect::new(0, 0, 100, overview::height_of_text(&known, 100)));
     overview::draw_text(&known, buffer.area, &mut buffer);
     let text = lines(&buffer);
     for says in ["60 hosts · 0 VMs · 1 moving", "web1", "h00", "h59", "No migration has ended yet."]

@@ -4,9 +4,9 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Widget};
+use ratatui::widgets::Widget;
 
-use super::grid::Grid;
+use super::grid::{Grid, put, put_all, wrong};
 use super::keys::{State, Tab};
 use super::{lists, overview};
 use crate::cluster::Known;
@@ -36,17 +36,17 @@ pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer
     if let Some(grid) = grid {
         let lines = Constraint::Length(overview::height(&problems));
         let [above, below] = Layout::vertical([lines, Constraint::Fill(1)]).areas(body);
-        Paragraph::new(problems).render(above, buffer);
+        put_all(&problems, above, buffer);
         Grid { above: state.above, ..grid }.draw(below, buffer);
     }
     draw_keys(state, bottom, buffer);
 }
 
 /// Which hosts' VMs may not be shown as they are now.
-fn silent_hosts(known: &Known) -> Option<Line<'static>> {
+fn silent_hosts(known: &Known) -> Option<Span<'static>> {
     let silent: Vec<&str> = known.silent_hosts().collect();
     let text = format!("VMs may have changed meanwhile: no answer from {}", silent.join(", "));
-    (!silent.is_empty()).then(|| Line::styled(text, Color::Red))
+    (!silent.is_empty()).then(|| wrong(text))
 }
 
 fn draw_tabs(known: &Known, shown: Tab, area: Rect, buffer: &mut Buffer) {
@@ -66,13 +66,13 @@ fn draw_tabs(known: &Known, shown: Tab, area: Rect, buffer: &mut Buffer) {
 
 fn draw_keys(state: &State, area: Rect, buffer: &mut Buffer) {
     let line = if let Some(question) = &state.question {
-        Line::styled(question.text.clone(), Style::new().fg(Color::Yellow).bold())
+        Span::styled(question.text.clone(), Style::new().fg(Color::Yellow).bold())
     } else if let Some(said) = &state.said {
-        Line::raw(said.clone())
+        Span::raw(said.clone())
     } else if state.tab == Tab::Overview && !state.read_only {
-        Line::raw("q quit  1-4 tabs  ↑↓ choose  c cancel").dim()
+        Span::raw("q quit  1-4 tabs  ↑↓ choose  c cancel").dim()
     } else {
-        Line::raw("q quit  1-4 tabs  ↑↓ PgUp PgDn scroll").dim()
+        Span::raw("q quit  1-4 tabs  ↑↓ PgUp PgDn scroll").dim()
     };
-    line.render(area, buffer);
+    put(&line, area, buffer);
 }
