@@ -38,7 +38,7 @@ fn nothing_of_the_files_is_lost() {
             |now: &BTreeMap<String, u64>| DEEDS.iter().all(|deed| now[*deed] > before[*deed]);
         until("each thing was done", || grew(&deeds(&guest, "on")));
         let before = deeds(&guest, "on");
-        // On a busy machine the helper, which is idle work in its guest, gets next to no CPU time.
+        // On a busy machine the guest, and its helper, get little CPU time.
         let arguments = ["--shared-disks", "--helper-budget", "time=60s"];
         let moving = world.begin(&guest, from, &arguments);
         let report = world.arrive(&guest, from, moving);

@@ -7,9 +7,9 @@
 //! examined, so the helper omits what it can't vouch for, and the agent compares a page before it
 //! uses it.
 //!
-//! It disturbs the guest as little as possible: it runs only when nothing else wants the CPU or the
-//! disk, it maps files and never reads them, it opens only what the kernel has cached already, and
-//! marks nothing as accessed.
+//! It disturbs the guest as little as possible: it keeps to its budget and gives way to others, it
+//! maps files and never reads them, it opens only what the kernel has cached already, and marks
+//! nothing as accessed.
 
 mod arena;
 mod batch;
@@ -21,10 +21,10 @@ mod extents;
 mod file;
 mod flags;
 mod found;
-pub mod idle;
 mod mounts;
 mod pagemap;
 pub mod port;
+pub mod priority;
 pub mod serve;
 pub mod survey;
 mod told;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cachemap::{Budget, Summary};
-use guest::idle;
 use guest::port::{Port, usual};
+use guest::priority;
 use guest::serve::{Counted, PROGRAM, serve};
 use guest::survey::survey;
 
@@ -69,15 +69,15 @@ fn order() -> Result<Order, String> {
     }
 }
 
-/// Raises the limit of open files, and asks for idle priority.
+/// Raises the limit of open files, and lowers the priority.
 fn prepare() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let more = rustix::process::Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, more) {
         eprintln!("droveway-guest: with few open files it takes longer: {error}");
     }
-    if let Err(error) = idle::only_when_idle() {
-        eprintln!("droveway-guest: the system refuses idle priority: {error}");
+    if let Err(error) = priority::give_way() {
+        eprintln!("droveway-guest: the system refuses another priority: {error}");
     }
 }
 
