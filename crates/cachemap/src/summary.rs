@@ -27,6 +27,8 @@ pub enum Reason {
     Budget,
     /// File systems that are not ext4 or xfs straight on a virtio disk.
     FileSystem,
+    /// Cached pages that it did not come to.
+    Unseen,
     /// A reason that only a newer helper knows.
     Other(u8),
 }
@@ -42,6 +44,7 @@ impl Reason {
             Self::Unreadable => 6,
             Self::Budget => 7,
             Self::FileSystem => 8,
+            Self::Unseen => 9,
             Self::Other(number) => number,
         }
     }
@@ -56,6 +59,7 @@ impl Reason {
             6 => Self::Unreadable,
             7 => Self::Budget,
             8 => Self::FileSystem,
+            9 => Self::Unseen,
             other => Self::Other(other),
         }
     }
@@ -73,6 +77,7 @@ impl fmt::Display for Reason {
             Self::Unreadable => f.write_str("files that can't be looked at"),
             Self::Budget => f.write_str("files beyond the budget"),
             Self::FileSystem => f.write_str("file systems not straight on a virtio disk"),
+            Self::Unseen => f.write_str("pages that were not come to"),
             Self::Other(number) => write!(f, "for the unknown reason {number}"),
         }
     }

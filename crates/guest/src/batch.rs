@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use cachemap::Reason;
 
@@ -22,6 +23,9 @@ const WINDOW_PAGES: usize = 16 << 10;
 /// Pages of the first batch. Each later batch has twice as many, up to the arena's size: the agent
 /// can start with the first batches' results.
 const FIRST_PAGES: usize = 2 << 10;
+/// What a batch finds is sent when it is done, so in a guest that is busy batches shrink: one that
+/// takes longer is too large.
+const TIME_MAX: Duration = Duration::from_millis(250);
 
 /// A part of a file.
 #[derive(Debug)]
@@ -70,6 +74,8 @@ pub(crate) struct Batch {
     last_counted: Option<u64>,
     /// The target number of pages for this batch.
     aim: usize,
+    /// When the first piece was added.
+    began: Instant,
 }
 
 impl Batch {
@@ -89,14 +95,16 @@ impl Batch {
             flags: PageFlags::open()?,
             last_counted: None,
             aim: FIRST_PAGES,
+            began: Instant::now(),
         })
     }
 
-    /// Whether there is room for this many more pages. An empty batch always has room for a
-    /// [`Batch::window`].
+    /// Whether there is room, and time, for this many more pages. An empty batch always has room for
+    /// a [`Batch::window`].
     pub(crate) fn has_room(&self, pages: u64) -> bool {
         let aim = self.aim.saturating_sub(self.arena.used()).min(self.arena.room());
-        self.pieces.len() < PIECES_MAX && pages <= aim as u64
+        let is_late = !self.is_empty() && self.began.elapsed() > TIME_MAX;
+        self.pieces.len() < PIECES_MAX && pages <= aim as u64 && !is_late
     }
 
     /// The most pages of one file that it accepts at a time.
@@ -117,6 +125,9 @@ impl Batch {
         pages: u64,
     ) -> io::Result<()> {
         let pages = usize::try_from(pages).unwrap_or(usize::MAX);
+        if self.is_empty() {
+            self.began = Instant::now();
+        }
         let at = self.arena.map(file.as_fd(), offset, pages)?;
         self.pieces.push(Piece { file: Rc::clone(file), nth, offset, at, pages });
         Ok(())
@@ -130,10 +141,11 @@ impl Batch {
         tell: impl FnMut(u64, u64),
         leave: impl FnMut(Reason),
     ) -> io::Result<Seen> {
+        let began = Instant::now();
         let seen = self.look_at_mapped(tell, leave);
         self.pieces.clear();
         self.arena.clear()?;
-        self.aim = (2 * self.aim).min(arena::PAGES);
+        self.aim = next_aim(self.aim, began.elapsed());
         seen
     }
 
@@ -227,6 +239,11 @@ impl Batch {
     }
 }
 
+/// The target number of pages for the batch after one with this target, which took that long.
+fn next_aim(aim: usize, took: Duration) -> usize {
+    if took > TIME_MAX { (aim / 2).max(FIRST_PAGES) } else { (2 * aim).min(arena::PAGES) }
+}
+
 /// Whether the kernel reveals page numbers: without the privilege, all of them are 0.
 pub(crate) fn may_know_pages() -> io::Result<bool> {
     // The program's own file is in the cache for sure.
@@ -237,4 +254,19 @@ pub(crate) fn may_know_pages() -> io::Result<bool> {
     let mut page = [None];
     Pagemap::open()?.read(arena.address(), &mut page)?;
     Ok(page.iter().flatten().any(|page| *page != 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_grow_while_they_are_fast_and_shrink_in_a_busy_guest() {
+        let (fast, slow) = (TIME_MAX / 2, 2 * TIME_MAX);
+        let run = |aim, took| (0..10).fold(aim, |aim, _| next_aim(aim, took));
+        assert_eq!(next_aim(FIRST_PAGES, fast), 2 * FIRST_PAGES);
+        assert_eq!(run(FIRST_PAGES, fast), arena::PAGES);
+        assert_eq!(next_aim(arena::PAGES, slow), arena::PAGES / 2);
+        assert_eq!(run(arena::PAGES, slow), FIRST_PAGES);
+    }
 }

@@ -7,6 +7,8 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// Shorter rests are accumulated.
 const REST_MIN: Duration = Duration::from_millis(2);
+/// Parts of the time; see [`Meter::part`].
+const PARTS: u32 = 8;
 
 /// Tracks the share of a CPU and the time that may be used.
 #[derive(Debug)]
@@ -34,6 +36,12 @@ impl Meter {
     /// The remaining time.
     pub(crate) fn left(&self) -> Duration {
         Duration::from_millis(self.budget.time_ms.into()).saturating_sub(self.elapsed())
+    }
+
+    /// The time after which what was found so far is examined, although there may be more: an answer
+    /// that ends early is to have something.
+    pub(crate) fn part(&self) -> Duration {
+        Duration::from_millis(self.budget.time_ms.into()) / PARTS
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {

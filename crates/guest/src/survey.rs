@@ -117,7 +117,12 @@ pub fn survey(budget: Budget, sink: &mut dyn Sink) -> Result<Summary, SurveyErro
     };
     match survey.run(efforts) {
         Ok(()) => {}
-        Err(Stop::Enough(end)) => survey.summary.end = end,
+        Err(Stop::Enough(end)) => {
+            survey.summary.end = end;
+            let seen = survey.summary.cached_pages;
+            let unseen = cached_in_files().map_or(0, |pages| pages.saturating_sub(seen));
+            survey.leave(Reason::Unseen, unseen);
+        }
         Err(Stop::Abandoned) => return Err(SurveyError::Abandoned),
     }
     Ok(survey.summed_up())
@@ -200,8 +205,8 @@ impl Survey<'_> {
         Ok(number(self.devices.len() - 1))
     }
 
-    /// Surveys a file system. If there are more files than memory permits, those found so far are
-    /// examined first.
+    /// Surveys a file system. If there are more files than memory permits, or than are found in a
+    /// part of the time, those found so far are examined first.
     fn walk(&mut self, storage: &Storage, effort: Effort) -> Result<(), Stop> {
         let number = storage.mount.number;
         let device = rustix::fs::makedev(number.major, number.minor);
@@ -220,16 +225,19 @@ impl Survey<'_> {
         };
         let mut walk = Walk::new(effort);
         let memory_max = self.meter.memory_bytes() / 4;
+        let mut examined = self.meter.elapsed();
         while !walk.is_over() {
             walk.advance(&tree);
             let remembered = walk.looked_up * KERNEL_BYTES;
             let is_known = effort == Effort::Remembered;
             let is_too_much = walk.other_bytes() > memory_max
                 || !is_known && remembered > self.meter.memory_bytes();
-            if walk.files_bytes() > memory_max || walk.is_over() || is_too_much {
+            let is_due = self.meter.elapsed().saturating_sub(examined) > self.meter.part();
+            if walk.files_bytes() > memory_max || walk.is_over() || is_too_much || is_due {
                 let files = walk.take_files();
                 self.look_at(storage, &tree, &mut walk, &files)?;
                 walk.give_back(files);
+                examined = self.meter.elapsed();
             }
             if is_too_much && !walk.is_over() {
                 return Err(Stop::Enough(End::Memory));
