@@ -74,6 +74,12 @@ impl Listener {
         }
     }
 
+    /// The ask.
+    #[must_use]
+    pub fn ask(&self) -> &Ask {
+        &self.ask
+    }
+
     /// The helper's greeting, once it has arrived.
     #[must_use]
     pub fn greeting(&self) -> Option<&Greeting> {

@@ -65,13 +65,21 @@ pub enum GuestError {
     #[error("another program is connected to the guest's port, and QEMU serves one at a time")]
     Taken,
     /// The helper doesn't greet.
-    #[error("nobody answered at the guest's port within {waited:?}: its helper doesn't run")]
+    #[error(
+        "nobody answered at the guest's port within {waited:?}: its helper doesn't run, or hangs"
+    )]
     Absent {
         /// How long that was.
         waited: Duration,
     },
+    /// The helper doesn't greet, though a program has opened the port.
+    #[error("the guest's helper did not answer within {waited:?}: its guest is busy, or it hangs")]
+    Busy {
+        /// How long that was.
+        waited: Duration,
+    },
     /// The helper greeted, and did not finish.
-    #[error("the guest's helper did not end within {waited:?}")]
+    #[error("the guest's helper did not end within {waited:?}: its guest is busy, or it hangs")]
     Late {
         /// How long that was.
         waited: Duration,
@@ -158,8 +166,8 @@ pub fn ask(
     budget: Budget,
     patience: Patience,
 ) -> Result<CacheMap, GuestError> {
-    let ask = map_ask(limits, budget);
-    let listener = converse(stream, &ask, limits, patience, &mut |_| ())?;
+    let mut listener = Listener::new(&map_ask(limits, budget), limits);
+    converse(stream, &mut listener, patience, &mut |_| ())?;
     listener.into_map().ok_or(GuestError::Closed)
 }
 
@@ -167,7 +175,7 @@ pub fn ask(
 /// occurs once in a part, but may occur in several parts.
 ///
 /// # Errors
-/// As [`ask`].
+/// As [`ask`]. If the helper did not end, what arrived was passed on.
 pub fn ask_in_parts(
     stream: &UnixStream,
     limits: Limits,
@@ -175,7 +183,7 @@ pub fn ask_in_parts(
     patience: Patience,
     part: &mut dyn FnMut(CacheMap),
 ) -> Result<Summary, GuestError> {
-    let ask = map_ask(limits, budget);
+    let mut listener = Listener::new(&map_ask(limits, budget), limits);
     let (mut runs, mut pages) = (0, 0);
     let mut hand_on = |listener: &Listener, is_all: bool| {
         let (heard, heard_pages) = listener.heard();
@@ -185,9 +193,12 @@ pub fn ask_in_parts(
             (runs, pages) = (heard, heard_pages);
         }
     };
-    let listener =
-        converse(stream, &ask, limits, patience, &mut |listener| hand_on(listener, false))?;
-    hand_on(&listener, true);
+    let ended = converse(stream, &mut listener, patience, &mut |listener| hand_on(listener, false));
+    // Of a helper that breaks rules, no more is taken than was passed on before.
+    if !matches!(ended, Err(GuestError::Said(_))) {
+        hand_on(&listener, true);
+    }
+    ended?;
     listener.summary().cloned().ok_or(GuestError::Closed)
 }
 
@@ -213,22 +224,20 @@ pub fn greet(stream: &UnixStream, greeting: Duration) -> Result<Greeting, GuestE
         budget: Budget::default(),
         runs_max: 0,
     };
-    let limits = Limits { ram_pages: 0, end_page: 0 };
-    let listener =
-        converse(stream, &ask, limits, Patience { greeting, all: greeting }, &mut |_| ())?;
+    let mut listener = Listener::new(&ask, Limits { ram_pages: 0, end_page: 0 });
+    converse(stream, &mut listener, Patience { greeting, all: greeting }, &mut |_| ())?;
     listener.greeting().cloned().ok_or(GuestError::Closed)
 }
 
+/// Sends the request of `listener`, and reads the answer to its end.
 fn converse(
     stream: &UnixStream,
-    ask: &Ask,
-    limits: Limits,
+    listener: &mut Listener,
     patience: Patience,
     hears: &mut dyn FnMut(&Listener),
-) -> Result<Listener, GuestError> {
+) -> Result<(), GuestError> {
     let began = Instant::now();
     let socket = |source| GuestError::Socket { source };
-    let mut listener = Listener::new(ask, limits);
     stream.set_nonblocking(false).map_err(socket)?;
     let too_late = |listener: &Listener| match listener.greeting() {
         None => GuestError::Absent { waited: began.elapsed() },
@@ -240,25 +249,25 @@ fn converse(
         let left = waits.min(patience.all).checked_sub(began.elapsed());
         left.filter(|left| !left.is_zero()).ok_or_else(|| too_late(listener))
     };
-    stream.set_write_timeout(Some(left(&listener)?)).map_err(socket)?;
+    stream.set_write_timeout(Some(left(listener)?)).map_err(socket)?;
     let mut stream = stream;
-    if let Err(error) = stream.write_all(&ask.to_bytes()) {
-        return Err(if is_timeout(&error) { too_late(&listener) } else { ended(error) });
+    if let Err(error) = stream.write_all(&listener.ask().to_bytes()) {
+        return Err(if is_timeout(&error) { too_late(listener) } else { ended(error) });
     }
     let mut room = vec![0; READ_BYTES];
     loop {
-        stream.set_read_timeout(Some(left(&listener)?)).map_err(socket)?;
+        stream.set_read_timeout(Some(left(listener)?)).map_err(socket)?;
         let length = match stream.read(&mut room) {
             Ok(0) => return Err(GuestError::Closed),
             Ok(length) => length,
-            Err(error) if is_timeout(&error) => return Err(too_late(&listener)),
+            Err(error) if is_timeout(&error) => return Err(too_late(listener)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(ended(error)),
         };
         if listener.take(room.get(..length).unwrap_or_default())? == State::Done {
-            return Ok(listener);
+            return Ok(());
         }
-        hears(&listener);
+        hears(listener);
     }
 }
 

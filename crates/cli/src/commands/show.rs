@@ -98,7 +98,7 @@ fn helper_text(helper: &api::GuestHelper) -> String {
     match helper {
         api::GuestHelper::Answers { version, .. } => format!("answers, version {version}"),
         api::GuestHelper::NoPort { why } => format!("no port: {why}"),
-        api::GuestHelper::Silent { why } => format!("none: {why}"),
+        api::GuestHelper::Silent { why } => format!("no answer: {why}"),
         api::GuestHelper::NotAsked { why } => format!("not asked: {why}"),
     }
 }

@@ -14,7 +14,12 @@ impl HasGuest for Commanded {
     fn open_guest_port(&self, _: Duration) -> Result<OpenPort<'_>, GuestError> {
         let socket = self.guest_port()?;
         // Whether another client has the port isn't known: if so, there is no answer.
-        Ok(OpenPort { stream: guest_port::connect(&socket)?, taken: true, _turn: None })
+        Ok(OpenPort {
+            stream: guest_port::connect(&socket)?,
+            taken: true,
+            opened: false,
+            _turn: None,
+        })
     }
 
     fn guest_limits(&self) -> Result<Limits, String> {

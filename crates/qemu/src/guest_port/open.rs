@@ -42,6 +42,8 @@ pub struct OpenPort<'a> {
     pub stream: UnixStream,
     /// Another client had, or may have had, the port before.
     pub(crate) taken: bool,
+    /// A program in the guest is known to have it open.
+    pub(crate) opened: bool,
     pub(crate) _turn: Option<MutexGuard<'a, ()>>,
 }
 
@@ -84,11 +86,31 @@ impl OpenPort<'_> {
     }
 
     /// Explains a missing answer: QEMU serves one client at a time, and a second one
-    /// gets none.
+    /// gets none; and a helper that has the port open runs.
     fn explained(&self, error: GuestError) -> GuestError {
         match error {
             GuestError::Absent { .. } if self.taken => GuestError::Taken,
+            GuestError::Absent { waited } if self.opened => GuestError::Busy { waited },
             error => error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_helper_that_has_the_port_open_is_not_said_to_be_missing() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let port = |taken, opened| {
+            let stream = ours.try_clone().unwrap();
+            OpenPort { stream, taken, opened, _turn: None }
+        };
+        let greeted = |port: OpenPort<'_>| port.greet(Duration::from_millis(20)).unwrap_err();
+        let busy = greeted(port(false, true)).to_string();
+        assert!(busy.ends_with("its guest is busy, or it hangs"), "{busy}");
+        assert!(matches!(greeted(port(true, true)), GuestError::Taken));
+        assert!(matches!(greeted(port(false, false)), GuestError::Absent { .. }));
     }
 }

@@ -100,6 +100,32 @@ fn parts_are_handed_on_while_the_helper_looks() {
     assert_eq!(parts, [vec![run(0, pages)], vec![run(0, 2), run(5000, 1)]]);
 }
 
+/// What arrived counts, however little it is, if the helper doesn't come to an end.
+#[test]
+fn what_a_helper_had_told_before_it_died_is_handed_on() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let run = Run { page: 5, sector: 16, pages: 7, device: 0 };
+    let mut parts = Vec::new();
+    let error = thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut bytes = [0; Ask::BYTES];
+            theirs.read_exact(&mut bytes).unwrap();
+            let ask = AskFinder::default().take(&bytes).unwrap();
+            let mut bytes = Vec::new();
+            let mut reply = Reply::new(&ask, "1", &mut bytes);
+            reply.device(&Device { sectors: 8000, ..Device::default() }, &mut bytes);
+            reply.run(run, &mut bytes);
+            reply.hand_on(&mut bytes);
+            theirs.write_all(&bytes).unwrap();
+        });
+        let mut hand_on = |part: CacheMap| parts.extend(part.runs().to_vec());
+        let patience = patience(9000, 9000);
+        ask_in_parts(&ours, RAM, Budget::default(), patience, &mut hand_on).unwrap_err()
+    });
+    assert!(matches!(error, GuestError::Closed), "{error}");
+    assert_eq!(parts, [run]);
+}
+
 #[test]
 fn silence_ends_the_request() {
     let silent = |port: UnixStream, _: Ask| {

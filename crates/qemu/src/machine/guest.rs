@@ -19,7 +19,7 @@ impl HasGuest for Machine {
             return Err(GuestError::NobodyThere);
         }
         let stream = guest_port::connect(&self.cwd.join(&port.socket))?;
-        Ok(OpenPort { stream, taken: port.taken, _turn: Some(turn) })
+        Ok(OpenPort { stream, taken: port.taken, opened: true, _turn: Some(turn) })
     }
 
     fn guest_limits(&self) -> Result<Limits, String> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cachemap::{Budget, CacheMap, End, Fault};
+use cachemap::{Budget, CacheMap, End, Fault, Reason, Summary};
 use parking_lot::Mutex;
 use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
@@ -190,7 +190,7 @@ impl Ask<'_> {
         if is_any_named && !is_any_found {
             notes.note(NOWHERE);
         }
-        unfinished(summary.end).into_iter().for_each(|note| notes.note(note));
+        unfinished(&summary, budget.cpu_percent).into_iter().for_each(|note| notes.note(note));
         Ok(())
     }
 
@@ -222,19 +222,34 @@ fn is_of_a_helper(error: &GuestError) -> bool {
 }
 
 /// A note for the operator about an incomplete map.
-fn unfinished(end: End) -> Option<String> {
-    let what = match end {
+fn unfinished(summary: &Summary, cpu_percent: u16) -> Option<String> {
+    let Summary { pages, cached_pages, elapsed_ms, cpu_ms, .. } = *summary;
+    let what = match summary.end {
         End::Complete => return None,
         End::Time => "its time was up",
         End::Memory => "it may use no more memory",
         End::Runs => "it names as many runs of pages as are taken",
     };
-    Some(format!("the guest's helper told only a part (see --helper-budget): {what}"))
+    let mut note = format!("the guest's helper told only a part (see --helper-budget): {what}");
+    let unseen = summary.left_out.iter().find(|left| left.reason == Reason::Unseen);
+    if let Some(unseen) = unseen {
+        let mib = |pages: u64| pages / ((1 << 20) / cachemap::PAGE_BYTES);
+        let all = cached_pages.saturating_add(unseen.count).max(pages);
+        note += &format!(" when it had told {} of {} MiB", mib(pages), mib(all));
+    }
+    // Less than half of what it may use.
+    let most_ms = elapsed_ms.saturating_mul(cpu_percent.into()) / 100;
+    if summary.end == End::Time && cpu_ms < most_ms / 2 {
+        note += ", because the guest's CPUs or disks were busy";
+    }
+    Some(note)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+
+    use cachemap::LeftOut;
 
     use super::*;
 
@@ -246,6 +261,33 @@ mod tests {
         // Of a guest without a helper nobody wants to hear that it has none.
         let garbage = GuestError::Said(Fault::NoGreeting { bytes: 7 });
         assert!(!is_of_a_helper(&GuestError::NobodyThere) && !is_of_a_helper(&garbage));
+    }
+
+    #[test]
+    fn a_part_is_said_to_be_one_of_all() {
+        let left = |count| vec![LeftOut { reason: Reason::Unseen, count }];
+        let note = |end, cpu_ms, left_out| {
+            let numbers = Summary { elapsed_ms: 10_000, pages: 36_096, ..Summary::default() };
+            let cached_pages = 37_000;
+            unfinished(&Summary { end, cpu_ms, cached_pages, left_out, ..numbers }, 50)
+        };
+        assert_eq!(note(End::Complete, 0, Vec::new()), None);
+        let part = "the guest's helper told only a part (see --helper-budget): ";
+        let said = |end, cpu_ms, left_out| {
+            note(end, cpu_ms, left_out).unwrap().strip_prefix(part).unwrap().to_owned()
+        };
+        assert_eq!(
+            said(End::Time, 100, left(36_728)),
+            "its time was up when it had told 141 of 288 MiB, because the guest's CPUs or disks \
+             were busy"
+        );
+        assert_eq!(
+            said(End::Time, 4000, left(36_728)),
+            "its time was up when it had told 141 of 288 MiB"
+        );
+        // Of an earlier helper.
+        assert_eq!(said(End::Time, 4000, Vec::new()), "its time was up");
+        assert_eq!(said(End::Memory, 0, Vec::new()), "it may use no more memory");
     }
 
     #[test]
