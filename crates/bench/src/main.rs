@@ -11,7 +11,8 @@ use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitor
 use bench::{demo, path, simulate};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
-use lab::setup::Kit;
+use lab::field::{Machine, Snapshot};
+use lab::setup::{Kit, Release};
 use lab::{hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -29,6 +30,9 @@ enum Action {
         /// What only tests need as well: a QEMU of each release, libvirt, a browser.
         #[arg(long)]
         tests: bool,
+        /// Guests of the field lab as well: a Debian, booted once.
+        #[arg(long)]
+        field: bool,
     },
     /// Print where the lab's QEMU, kernel and initramfs are.
     Env,
@@ -181,8 +185,14 @@ fn clean_when_interrupted() -> std::io::Result<()> {
 fn run(action: &Action) -> Result<ExitCode, LabError> {
     let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
-        Action::Setup { tests } => {
+        Action::Setup { tests, field } => {
             let kit = setup::ensure()?;
+            if *field {
+                for machine in [Machine::Virtio, Machine::Devices] {
+                    let image = setup::field_image(Release::Bookworm)?;
+                    Snapshot::of(&kit, image, machine, kit.own_qemu())?;
+                }
+            }
             if *tests {
                 setup::qemus(&kit)?;
                 setup::libvirts(&kit)?;

@@ -1,5 +1,6 @@
 //! The guest's answers to commands.
 
+use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use lab_guest::burn::Burner;
@@ -61,6 +62,7 @@ impl Guest {
                 lock(&self.swing).restart(self.began.elapsed());
                 Ok(String::new())
             }
+            "sh" => shell(rest),
             "reboot" => system::end(rustix::system::RebootCommand::Restart),
             "poweroff" => system::end(rustix::system::RebootCommand::PowerOff),
             _ => Err(format!("unknown command {verb:?}")),
@@ -136,6 +138,20 @@ impl Guest {
             self.wrong_answers.load(Ordering::Relaxed),
         )
     }
+}
+
+/// Runs a line by a shell, which only a guest with a whole system has. An answer is one line: those
+/// of the output are joined.
+fn shell(line: &str) -> Result<String, String> {
+    let output = Command::new("sh").args(["-c", line]).output();
+    let output = output.map_err(|error| format!("no shell: {error}"))?;
+    let joined = |bytes: &[u8]| {
+        String::from_utf8_lossy(bytes).lines().map(str::trim_end).collect::<Vec<_>>().join(" | ")
+    };
+    if output.status.success() {
+        return Ok(joined(&output.stdout));
+    }
+    Err(format!("{}: {} {}", output.status, joined(&output.stderr), joined(&output.stdout)))
 }
 
 fn dropped(caches: system::Caches) -> Result<String, String> {

@@ -26,6 +26,8 @@ use crate::hosts::Host;
 /// A tiny guest boots in 2 s with KVM, in 10 s under TCG on a busy machine, and then fills its
 /// memory.
 const BOOT_MAX: Duration = Duration::from_secs(120);
+/// A whole Debian takes half a minute of a core under TCG, and services more.
+const SYSTEM_BOOT_MAX: Duration = Duration::from_secs(600);
 /// Checking a GiB takes a second, under TCG several.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 /// A guest that moves has a socket on the other host before that.
@@ -76,12 +78,16 @@ impl Guest {
     /// # Errors
     /// If it stays silent; with the end of its console.
     pub fn wait_boot(&self, host: &Host) -> Result<()> {
-        if self.heard.wait_boot(Instant::now() + BOOT_MAX) {
+        if self.heard.wait_boot(Instant::now() + self.boot_max()) {
             return Ok(());
         }
         let detail = format!("; its console: {}", self.spec.console(host));
         let what = format!("the guest {}", self.spec.name);
-        Err(LabError::Silent { what, waited: BOOT_MAX, detail })
+        Err(LabError::Silent { what, waited: self.boot_max(), detail })
+    }
+
+    fn boot_max(&self) -> Duration {
+        if self.spec.kernel.is_some() { SYSTEM_BOOT_MAX } else { BOOT_MAX }
     }
 
     /// Also listens on `host`, as soon as the guest's QEMU has its socket there. To be called
@@ -225,11 +231,12 @@ impl Guest {
     /// # Errors
     /// If it does not.
     pub fn wait_boots(&self, boots: u32) -> Result<()> {
-        if self.heard.wait_boots(boots, Instant::now() + BOOT_MAX) {
+        if self.heard.wait_boots(boots, Instant::now() + self.boot_max()) {
             return Ok(());
         }
         let what = format!("the guest {}", self.spec.name);
-        Err(LabError::Silent { what, waited: BOOT_MAX, detail: "; it did not boot".to_owned() })
+        let detail = "; it did not boot".to_owned();
+        Err(LabError::Silent { what, waited: self.boot_max(), detail })
     }
 }
 

@@ -5,6 +5,7 @@ pub mod certificates;
 pub mod cpio;
 pub mod error;
 pub mod fatal;
+pub mod field;
 pub mod guest;
 pub mod hosts;
 pub mod libvirt;

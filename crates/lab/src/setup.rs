@@ -5,6 +5,7 @@ mod accelerator;
 mod apt;
 mod bare;
 mod download;
+mod field;
 mod initramfs;
 mod install;
 mod libvirt;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fmt, thread};
 
 pub use accelerator::Accelerator;
+pub use field::{Image, Kernel, Release};
 pub use libvirt::Libvirt;
 pub(crate) use libvirt::MODULES as QEMU_MODULES;
 pub use nft::Nft;
@@ -68,6 +70,12 @@ impl Kit {
     #[must_use]
     pub fn loses_writes(&self, qemu: &Qemu) -> bool {
         self.accelerator == Accelerator::Tcg && qemu.version < QEMU_CORRECT_UNDER_TCG
+    }
+
+    /// The QEMU that migrates correctly.
+    #[must_use]
+    pub fn own_qemu(&self) -> Qemu {
+        Qemu { program: self.qemu.clone(), version: self.qemu_version }
     }
 }
 
@@ -305,6 +313,14 @@ pub fn sshd() -> Result<PathBuf> {
 /// If it isn't available.
 pub fn nft() -> Result<Nft> {
     nft::nft(&store())
+}
+
+/// A guest with all of Debian, for the field lab. It takes some minutes to make.
+///
+/// # Errors
+/// If it isn't available.
+pub fn field_image(release: Release) -> Result<Image> {
+    field::image(release)
 }
 
 /// A Chromium and its driver.

@@ -63,6 +63,8 @@ pub struct GuestSpec {
     pub no_reboot: bool,
     /// More parameters for its kernel.
     pub kernel_words: &'static str,
+    /// Its kernel, if it is not the usual one.
+    pub kernel: Option<PathBuf>,
     /// Its initramfs, if it is not the usual one.
     pub initrd: Option<PathBuf>,
     /// More arguments for QEMU.
@@ -84,6 +86,7 @@ impl GuestSpec {
             orders,
             no_reboot: true,
             kernel_words: "",
+            kernel: None,
             initrd: None,
             extra: Vec::new(),
         }
@@ -170,7 +173,8 @@ impl GuestSpec {
     pub(crate) fn boots<'s>(&'s self, kit: &'s Kit) -> Boot<'s> {
         let (kernel, initrd, words) = match self.system {
             System::Linux => {
-                (&kit.kernel, Some(self.initrd.as_ref().unwrap_or(&kit.initrd)), LINUX_WORDS)
+                let kernel = self.kernel.as_ref().unwrap_or(&kit.kernel);
+                (kernel, Some(self.initrd.as_ref().unwrap_or(&kit.initrd)), LINUX_WORDS)
             }
             System::Bare => (&kit.bare_kernel, None, ""),
         };

@@ -177,7 +177,7 @@ fn value<'t>(os_release: &'t str, key: &str) -> Option<&'t str> {
 }
 
 /// The system's Debian mirror. Apt itself is asked, since it knows both formats of its sources.
-fn debian_mirror() -> Result<String> {
+pub(super) fn debian_mirror() -> Result<String> {
     let mut ask = program::command("apt-get");
     let format = "$(RELEASE) $(COMPONENT) $(REPO_URI)";
     let ask = ask.args(["indextargets", "--format", format, "Created-By: Packages"]);
@@ -185,7 +185,7 @@ fn debian_mirror() -> Result<String> {
     let mirror = debian_release().and_then(|release| mirror_in(&listed, &release));
     mirror.ok_or_else(|| {
         let text = "apt's sources don't have Debian's main component for this release of Debian: \
-                    the lab takes a QEMU from the same place";
+                    the lab takes other versions of programs from there";
         LabError::Unsupported(text.to_owned())
     })
 }

@@ -36,7 +36,7 @@ pub(super) fn pack(store: &Path, program: &[u8], modules: &Path) -> Result<PathB
 }
 
 /// One of the workspace's programs, linked statically, for guests without libraries.
-fn linked_statically(store: &Path, name: &str) -> Result<Vec<u8>> {
+pub(super) fn linked_statically(store: &Path, name: &str) -> Result<Vec<u8>> {
     let target = store.join("guest");
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);

@@ -37,7 +37,8 @@ pub(super) fn browser() -> Result<bool> {
     Ok(true)
 }
 
-fn missing(programs: &[(&str, &'static str)]) -> Result<()> {
+/// Installs those that are missing.
+pub(super) fn missing(programs: &[(&str, &'static str)]) -> Result<()> {
     let mut packages: Vec<&str> = programs
         .iter()
         .filter(|(name, _)| program::find(name).is_none())

@@ -1,0 +1,287 @@
+//! The field lab's guests: Debians with the devices that people give them, each booted once, and
+//! kept as a stream of QEMU's from which a test's VM goes on within seconds.
+
+mod lan;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lab_guest::orders::Orders;
+use qemu::qmp::{Qmp, QmpError};
+use serde_json::{Value, json};
+
+pub use lan::Lan;
+
+use crate::error::{FileContext, LabError, Result, SystemContext};
+use crate::guest::{Guest, GuestSpec};
+use crate::hosts::{Host, Hosts, Link, Outside, RUN_DIR};
+use crate::program;
+use crate::setup::{Image, Kit, Qemu};
+
+/// No multiple of 256 KiB: with other sizes TCG loses writes, as it has more RAM than this
+/// (docs/TESTING.md).
+const MEMORY: &str = "524440k,slots=4,maxmem=2G";
+/// A file of the guest that nothing writes to any more.
+const KEPT: &str = "/var/tmp/kept";
+const DATA_BYTES: u64 = 32 << 20;
+const MIB: u64 = 1 << 20;
+/// The guest takes its root from a disk, without a boot loader.
+const WORDS: &str = "root=/dev/vda rw";
+/// Longest time until QEMU answers at its socket, or has written a stream.
+const QEMU_MAX: Duration = Duration::from_secs(120);
+
+/// The devices of a machine besides its disk of data, its network card and its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// A q35 with virtio devices and places for more, under the small kernel.
+    Virtio,
+    /// The same with devices that exist outside of QEMU too, under the large kernel.
+    Devices,
+}
+
+impl Machine {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio",
+            Self::Devices => "devices",
+        }
+    }
+
+    fn devices(self) -> &'static [&'static str] {
+        match self {
+            Self::Virtio => &[],
+            Self::Devices => &[
+                "ide-hd,bus=ide.1,drive=sata,id=sata",
+                "VGA",
+                "virtio-gpu-pci",
+                "qemu-xhci",
+                "usb-tablet",
+                "i6300esb,id=dog",
+                "e1000e,netdev=second,romfile=,id=second",
+            ],
+        }
+    }
+}
+
+/// Devices of every machine.
+const DEVICES: [&str; 9] = [
+    "virtio-blk-pci,drive=root,id=root",
+    "virtio-blk-pci,drive=data,id=data",
+    "virtio-scsi-pci,id=scsi",
+    "scsi-cd,drive=cd,id=cd",
+    "virtio-rng-pci,id=rng",
+    "virtio-balloon-pci,id=balloon",
+    "virtio-serial-pci,id=serial",
+    "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
+    "pcie-root-port,id=spare,chassis=10",
+];
+
+/// The images of a VM's disks: paths that both hosts see.
+#[derive(Clone, Debug)]
+pub struct Disks {
+    /// The guest's system.
+    pub root: PathBuf,
+    /// A disk without content.
+    pub data: PathBuf,
+    /// What the SATA disk of [`Machine::Devices`] holds.
+    pub sata: PathBuf,
+}
+
+impl Disks {
+    fn within(dir: &Path) -> Self {
+        let path = |name: &str| dir.join(format!("files-{name}"));
+        Self { root: path("root"), data: path("data"), sata: path("sata") }
+    }
+
+    fn make(&self, format: &str, behind: &Path) -> Result<()> {
+        let mut make = program::command("qemu-img");
+        make.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(behind);
+        program::output(make.arg(&self.root))?;
+        for path in [&self.data, &self.sata] {
+            let file = fs::File::create(path).at("create", path)?;
+            file.set_len(DATA_BYTES).at("extend", path)?;
+        }
+        Ok(())
+    }
+}
+
+/// A VM that has booted, as a stream of QEMU's.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    machine: Machine,
+    image: Image,
+    /// The QEMU that wrote it.
+    pub qemu: Qemu,
+    home: PathBuf,
+}
+
+impl Snapshot {
+    /// Finds or makes it.
+    ///
+    /// # Errors
+    /// If the guest doesn't boot; with what it lacks.
+    pub fn of(kit: &Kit, image: Image, machine: Machine, qemu: Qemu) -> Result<Self> {
+        let home = image.home.join(format!("{}-{}", machine.name(), qemu.version));
+        let snapshot = Self { machine, image, qemu, home };
+        let home = &snapshot.home;
+        let spec = snapshot.spec("field", &Disks::within(home));
+        let recipe = spec.argv(kit, &snapshot.qemu.program).join("\n");
+        let made_by = home.join("recipe");
+        if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
+            return Ok(snapshot);
+        }
+        if home.is_dir() {
+            fs::remove_dir_all(home).at("remove", home)?;
+        }
+        fs::create_dir_all(home).at("create", home)?;
+        let version = snapshot.qemu.version;
+        eprintln!("field: booting {} with QEMU {version} (a minute or two, once)", machine.name());
+        snapshot.boot(kit, spec)?;
+        // Last: without it, the next run makes all of it again.
+        fs::write(&made_by, recipe).at("write", &made_by)?;
+        Ok(snapshot)
+    }
+
+    fn boot(&self, kit: &Kit, spec: GuestSpec) -> Result<()> {
+        let disks = Disks::within(&self.home);
+        disks.make("raw", &self.image.disk)?;
+        let hosts = Hosts::new(Link::unshaped())?;
+        let _lan = Lan::join(&hosts)?;
+        let argv = spec.argv(kit, &self.qemu.program);
+        let mut qemu = start(&hosts.a, &argv)?;
+        let guest = Guest::meet(spec, &hosts.a)?;
+        guest.ask("sh systemctl is-system-running --wait")?;
+        guest.ask(&format!(
+            "sh head -c 4M /dev/urandom >{KEPT} && sha256sum {KEPT} >{KEPT}.sum && sync"
+        ))?;
+        let qmp = monitor(&hosts.a, &guest.spec.name)?;
+        let ask = |command: &str, arguments: Value| {
+            qmp.execute(command, arguments).map_err(|error| fault(&error))
+        };
+        ask("stop", json!({}))?;
+        ask("migrate", json!({ "uri": format!("file:{}", self.state().display()) }))?;
+        let until = Instant::now() + QEMU_MAX;
+        loop {
+            let status = ask("query-migrate", json!({}))?["status"].clone();
+            match status.as_str() {
+                Some("completed") => break,
+                Some("failed") => return Err(silent("the guest's stream")),
+                _ if Instant::now() > until => return Err(silent("the guest's stream")),
+                _ => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+        let _ = qmp.execute("quit", json!({}));
+        qemu.wait().doing("wait for QEMU").map(drop)
+    }
+
+    fn state(&self) -> PathBuf {
+        self.home.join("state")
+    }
+
+    /// QEMU's argument by which a VM starts from it, paused.
+    #[must_use]
+    pub fn incoming(&self) -> String {
+        format!("file:{}", self.state().display())
+    }
+
+    /// Makes disks in a directory, as they were in that moment.
+    ///
+    /// # Errors
+    /// If `qemu-img` fails.
+    pub fn disks(&self, dir: &Path) -> Result<Disks> {
+        let disks = Disks::within(dir);
+        disks.make("qcow2", &Disks::within(&self.home).root)?;
+        Ok(disks)
+    }
+
+    /// The VM with these disks.
+    #[must_use]
+    pub fn spec(&self, name: &str, disks: &Disks) -> GuestSpec {
+        let orders = Orders {
+            seed: 5,
+            random_bytes: 8 * MIB,
+            text_bytes: 8 * MIB,
+            working_set_bytes: 16 * MIB,
+            rate: 500_000,
+            write_step_ms: 20,
+            tick_ms: 20,
+            // On the disk, and in the page cache.
+            file_bytes: 8 * MIB,
+            file_rate: 100_000,
+            ..Orders::default()
+        };
+        let mut spec = GuestSpec::new(name, MEMORY, orders);
+        let kernel = match self.machine {
+            Machine::Virtio => &self.image.small,
+            Machine::Devices => &self.image.large,
+        };
+        spec.machine = self.qemu.machine();
+        spec.kernel = Some(kernel.image.clone());
+        spec.initrd = Some(kernel.initrd.clone());
+        spec.kernel_words = WORDS;
+        spec.no_reboot = false;
+        spec.extra = self.arguments(name, disks);
+        spec
+    }
+
+    fn arguments(&self, name: &str, disks: &Disks) -> Vec<String> {
+        let Disks { root, data, sata } = disks;
+        let mut options = vec![
+            ("-smp", "1,maxcpus=2".to_owned()),
+            ("-drive", format!("file={},format=qcow2,if=none,id=root", root.display())),
+            ("-drive", format!("file={},format=raw,if=none,id=data", data.display())),
+            ("-drive", "if=none,id=cd,media=cdrom,readonly=on".to_owned()),
+            ("-chardev", format!("socket,id=agent,path={RUN_DIR}/{name}.agent,server=on,wait=off")),
+            ("-qmp", format!("unix:{RUN_DIR}/{name}.monitor,server=on,wait=off")),
+        ];
+        if self.machine == Machine::Devices {
+            let drive = format!("file={},format=raw,if=none,id=sata", sata.display());
+            options.push(("-drive", drive));
+            options.push(("-netdev", "hubport,id=second,hubid=0".to_owned()));
+        }
+        let devices = DEVICES.iter().chain(self.machine.devices());
+        options.extend(devices.map(|device| ("-device", (*device).to_owned())));
+        let words = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+        words.chain(Outside::arguments()).collect()
+    }
+}
+
+/// A command for the guest that succeeds if a file that nothing has written to since the snapshot
+/// is as it was.
+#[must_use]
+pub fn check_kept() -> String {
+    format!("sh sha256sum --quiet --check {KEPT}.sum")
+}
+
+fn start(host: &Host, argv: &[String]) -> Result<Child> {
+    let mut command = host.command(&argv[0]);
+    command.args(&argv[1..]).stdin(Stdio::null());
+    command.spawn().doing("start QEMU")
+}
+
+/// A connection to the QMP socket of the VM's owner on its host, which takes one at a time.
+///
+/// # Errors
+/// If QEMU doesn't answer.
+pub fn monitor(host: &Host, name: &str) -> Result<Arc<Qmp>> {
+    let path = host.run_dir.join(format!("{name}.monitor"));
+    let until = Instant::now() + QEMU_MAX;
+    loop {
+        match Qmp::connect(&path, QEMU_MAX) {
+            Ok(qmp) => return Ok(qmp),
+            Err(error) if Instant::now() > until => return Err(fault(&error)),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+fn fault(error: &QmpError) -> LabError {
+    LabError::Text { what: "QEMU's answer", text: error.to_string() }
+}
+
+fn silent(what: &str) -> LabError {
+    LabError::Silent { what: what.to_owned(), waited: QEMU_MAX, detail: String::new() }
+}

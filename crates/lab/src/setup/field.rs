@@ -1,0 +1,228 @@
+//! Guests as people have them, for the field lab: a Debian of some release with systemd, made by
+//! mmdebstrap from the system's sources, in an image that QEMU boots. The lab's check runs in it as
+//! a service.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use super::apt::{Scratch, debian_mirror};
+use super::initramfs::linked_statically;
+use super::{install, repository, say, store};
+use crate::error::{FileContext, LabError, Result};
+use crate::program;
+
+/// Programs of the field lab, each with its Debian package.
+const PROGRAMS: [(&str, &str); 3] =
+    [("mmdebstrap", "mmdebstrap"), ("mke2fs", "e2fsprogs"), ("dnsmasq", "dnsmasq-base")];
+
+/// What is installed in a guest besides the essential packages: two kernels, a small one for
+/// virtio, and one with drivers for all devices.
+const PACKAGES: &str = "systemd,systemd-sysv,udev,dbus,kmod,linux-image-cloud-amd64,\
+     linux-image-amd64,zstd,initramfs-tools,qemu-guest-agent,openssh-server,kexec-tools,iproute2,\
+     pciutils";
+
+/// Before the kernels are installed, whose initramfs would otherwise hold the drivers of all
+/// disks, and take ten seconds longer to boot under TCG.
+const BEFORE_KERNELS: &str = "mkdir -p \"$1/etc/initramfs-tools/conf.d\" \
+     \"$1/usr/share/initramfs-tools/modules.d\"; \
+     echo MODULES=list >\"$1/etc/initramfs-tools/conf.d/lab\"; \
+     printf 'virtio_pci\\nvirtio_blk\\next4\\n' >\"$1/usr/share/initramfs-tools/modules.d/lab\"";
+
+const IMAGE_BYTES: &str = "3G";
+
+/// Files of the guest, as its owner would write them.
+const FILES: [(&str, &str); 6] = [
+    ("etc/hostname", "field\n"),
+    ("etc/fstab", "/dev/vda / ext4 noatime 0 1\n"),
+    // Whatever the card is called, also one that is plugged later.
+    ("etc/systemd/network/10-cards.network", "[Match]\nName=en* eth*\n\n[Network]\nDHCP=ipv4\n"),
+    (
+        "etc/systemd/system/lab-guest.service",
+        "[Unit]\nDescription=The lab's check\n\n[Service]\nExecStart=/usr/local/sbin/lab-guest\n\
+         Restart=always\n\n[Install]\nWantedBy=multi-user.target\n",
+    ),
+    // A kernel is loaded by the test that needs it.
+    ("etc/default/kexec", "LOAD_KEXEC=false\n"),
+    // Each takes a part of the boot under TCG, and no test uses it.
+    ("etc/modprobe.d/lab.conf", "blacklist pcspkr\nblacklist joydev\nblacklist i2c_i801\n"),
+];
+
+const ENABLED: [&str; 3] = ["systemd-networkd", "lab-guest", "droveway-guest"];
+/// What would work in the background, at times that no test chooses.
+const MASKED: [&str; 8] = [
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "kexec-load.service",
+    "systemd-networkd-wait-online.service",
+];
+
+/// A release of Debian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Debian 11.
+    Bullseye,
+    /// Debian 12.
+    Bookworm,
+    /// Debian 13.
+    Trixie,
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bullseye => "bullseye",
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        })
+    }
+}
+
+/// A kernel of an image, with its initramfs.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// The kernel.
+    pub image: PathBuf,
+    /// Its initramfs.
+    pub initrd: PathBuf,
+}
+
+/// An installed guest.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Its directory, where what is made of it may be kept.
+    pub home: PathBuf,
+    /// Its disk: a file system, without partitions.
+    pub disk: PathBuf,
+    /// The kernel for virtio alone.
+    pub small: Kernel,
+    /// The kernel with drivers for all devices.
+    pub large: Kernel,
+}
+
+/// Finds or makes the image of a release.
+///
+/// # Errors
+/// Names what is missing and not available.
+pub(super) fn image(release: Release) -> Result<Image> {
+    if !program::root() {
+        let text = "an image with all of Debian's files needs root: run it as root or with sudo";
+        return Err(LabError::Unsupported(text.to_owned()));
+    }
+    let store = store::create()?.join("field");
+    fs::create_dir_all(&store).at("create", &store)?;
+    let programs = [
+        ("usr/local/sbin/lab-guest", linked_statically(&super::store(), "lab-guest")?),
+        ("usr/sbin/droveway-guest", linked_statically(&super::store(), "droveway-guest")?),
+    ];
+    let home = store.join(release.to_string());
+    let image = Image {
+        disk: home.join("disk"),
+        small: kernel(&home, "small"),
+        large: kernel(&home, "large"),
+        home,
+    };
+    let mut recipe =
+        format!("{PACKAGES}\n{BEFORE_KERNELS}\n{FILES:?}\n{ENABLED:?}\n{MASKED:?}\n").into_bytes();
+    recipe.extend(programs.iter().flat_map(|(_, bytes)| bytes));
+    if fs::read(image.home.join("recipe")).is_ok_and(|old| old == recipe) {
+        return Ok(image);
+    }
+    install::missing(&PROGRAMS)?;
+    let root = root(&store, release)?;
+    for (path, bytes) in &programs {
+        write(&root, path, bytes, 0o755)?;
+    }
+    furnish(&root)?;
+    if image.home.is_dir() {
+        fs::remove_dir_all(&image.home).at("remove", &image.home)?;
+    }
+    let new = Scratch::new(&store, "image")?;
+    take_kernels(&root, &new.0)?;
+    let mut make = program::command("mke2fs");
+    make.args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(new.0.join("disk")).arg(IMAGE_BYTES);
+    program::output(&mut make)?;
+    fs::write(new.0.join("recipe"), recipe).at("write", new.0.join("recipe"))?;
+    fs::rename(&new.0, &image.home).at("create", &image.home)?;
+    Ok(image)
+}
+
+fn kernel(home: &Path, name: &str) -> Kernel {
+    Kernel {
+        image: home.join(format!("{name}-vmlinuz")),
+        initrd: home.join(format!("{name}-initrd")),
+    }
+}
+
+/// A root of the release, which is kept, since it takes minutes to make.
+fn root(store: &Path, release: Release) -> Result<PathBuf> {
+    let root = store.join(format!("{release}-root"));
+    let made_by = store.join(format!("{release}-root.recipe"));
+    let recipe = format!("{PACKAGES}\n{BEFORE_KERNELS}\n");
+    if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
+        return Ok(root);
+    }
+    say(&format!("making a root of Debian {release} for guests (some minutes, once)"));
+    if root.is_dir() {
+        fs::remove_dir_all(&root).at("remove", &root)?;
+    }
+    let mut make = program::command("mmdebstrap");
+    make.args(["--mode=root", "--variant=minbase", &format!("--include={PACKAGES}")]);
+    make.arg(format!("--essential-hook={BEFORE_KERNELS}"));
+    make.arg(release.to_string()).arg(&root).arg(debian_mirror()?);
+    program::output(&mut make)?;
+    fs::write(&made_by, recipe).at("write", &made_by)?;
+    Ok(root)
+}
+
+fn furnish(root: &Path) -> Result<()> {
+    for (path, text) in FILES {
+        write(root, path, text.as_bytes(), 0o644)?;
+    }
+    // As the package has it; an installation by hand is below /usr/local.
+    let unit = repository().join("crates/guest/dist/droveway-guest.service");
+    let unit = fs::read_to_string(&unit).at("read", &unit)?.replace("/usr/local/", "/usr/");
+    write(root, "usr/lib/systemd/system/droveway-guest.service", unit.as_bytes(), 0o644)?;
+    let mut enable = program::command("chroot");
+    program::output(enable.arg(root).args(["systemctl", "--quiet", "enable"]).args(ENABLED))?;
+    for unit in MASKED {
+        let link = root.join("etc/systemd/system").join(unit);
+        let _ = fs::remove_file(&link);
+        symlink("/dev/null", &link).at("create", &link)?;
+    }
+    Ok(())
+}
+
+fn write(root: &Path, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+    let path = root.join(path);
+    let dir = path.parent().unwrap_or(root);
+    fs::create_dir_all(dir).at("create", dir)?;
+    fs::write(&path, bytes).at("write", &path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).at("change", &path)
+}
+
+/// Copies both kernels out of a root.
+fn take_kernels(root: &Path, to: &Path) -> Result<()> {
+    let boot = root.join("boot");
+    for entry in fs::read_dir(&boot).at("list", &boot)? {
+        let path = entry.at("list", &boot)?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let which = if file.contains("cloud") { "small" } else { "large" };
+        let part = match file.split_once('-') {
+            Some(("vmlinuz", _)) => "vmlinuz",
+            Some(("initrd.img", _)) => "initrd",
+            _ => continue,
+        };
+        let kept = to.join(format!("{which}-{part}"));
+        fs::copy(&path, &kept).at("copy", &path)?;
+    }
+    let missing = || LabError::Missing { what: format!("a kernel in {}", boot.display()) };
+    let kernels = ["small", "large"].map(|name| kernel(to, name));
+    let all = kernels.iter().flat_map(|kernel| [&kernel.image, &kernel.initrd]);
+    if all.into_iter().all(|path| path.is_file()) { Ok(()) } else { Err(missing()) }
+}
