@@ -28,6 +28,7 @@ help:
 	@echo '  make unit | end-to-end [SUITE=moves::]   one part, or those with this name'
 	@echo '  make steady         end-to-end tests RUNS=5 times: which are unsteady'
 	@echo '  make fuzz           every parser, FUZZ_SECONDS=600 each'
+	@echo '  make field          a Debian, and what it and its owner do after moves'
 	@echo '  make faults         N=1000 faults in the middle of migrations, by SEED=1'
 	@echo 'Test with other programs'
 	@echo '  make libvirt-test   with real libvirts; some four minutes'
@@ -157,6 +158,12 @@ fuzz: toolchain
 faults: setup
 	$(CARGO) build --bin droveway --bin faults
 	@$(AS_ROOT) $(DEBUG)/faults $(N) $(SEED)
+
+# Goes on where the last run has ended; at most 40 minutes.
+.PHONY: field
+field: setup
+	$(CARGO) build --bin droveway --bin field
+	@$(DEBUG)/field
 
 bench: toolchain
 	@$(LAB) bench

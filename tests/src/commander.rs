@@ -139,6 +139,15 @@ fn carrying_with(world: &mut World, top: &str, carry: &str) {
     world.tell_agents_also(&["--config", &format!("{RUN_DIR}/agent.toml")]);
 }
 
+/// Runs a VM that comes from a stream, once it is loaded.
+pub(crate) fn resume(qmp: &Qmp) {
+    until("the VM is loaded", || {
+        let status = qmp.execute("query-status", json!({})).unwrap();
+        status["status"] == "paused"
+    });
+    qmp.execute("cont", json!({})).unwrap();
+}
+
 /// Two agents that carry, and QEMUs that they don't manage.
 pub struct Commander {
     /// The hosts and their agents.
@@ -173,15 +182,40 @@ impl Commander {
         [top, carry]: [&str; 2],
     ) -> Self {
         carrying_with(&mut world, top, carry);
-        let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
-        let mut commander =
-            Self { world, spec, guest, program: program.to_owned(), qemus: [None, None] };
+        let mut commander = Self::listening(world, spec, program);
         commander.start(Side::A, &[]);
         commander.guest.wait_boot(commander.world.host(Side::A)).unwrap();
         commander
     }
 
-    fn start(&mut self, side: Side, more: &[&str]) {
+    /// Starts a guest on host A from a stream of QEMU's.
+    ///
+    /// # Panics
+    /// If anything fails.
+    #[must_use]
+    pub fn resumed(
+        mut world: World,
+        spec: GuestSpec,
+        program: &std::path::Path,
+        incoming: &str,
+    ) -> Self {
+        carrying(&mut world);
+        let mut commander = Self::listening(world, spec, program);
+        commander.start(Side::A, &["-incoming", incoming]);
+        resume(&commander.at(Side::A).qmp);
+        commander
+    }
+
+    fn listening(world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
+        let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
+        Self { world, spec, guest, program: program.to_owned(), qemus: [None, None] }
+    }
+
+    /// Starts its QEMU on a host, with these arguments besides the usual ones.
+    ///
+    /// # Panics
+    /// If it doesn't answer.
+    pub fn start(&mut self, side: Side, more: &[&str]) {
         let host = self.world.host(side);
         let argv = self.spec.argv(&self.world.kit, &self.program);
         let mut command = host.command(&argv[0]);

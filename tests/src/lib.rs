@@ -6,6 +6,7 @@ pub mod browser;
 pub mod commander;
 pub mod disk;
 pub mod faults;
+pub mod field;
 pub mod files;
 mod goal;
 pub mod hostile;

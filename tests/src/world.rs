@@ -153,8 +153,11 @@ pub fn assert_intact(guest: &Guest) {
         fatal(Kind::RanTwice, detail);
     }
     let orders = &guest.spec.orders;
-    let filled =
-        orders.random_bytes + orders.text_bytes + orders.zero_bytes + orders.working_set_bytes;
+    let filled = orders.random_bytes
+        + orders.text_bytes
+        + orders.zero_bytes
+        + orders.working_set_bytes
+        + orders.file_bytes;
     assert_eq!(checked.pages, filled / 4096, "{checked:?}");
 }
 
@@ -241,6 +244,15 @@ impl World {
         run.push("--");
         run.extend(argv.iter().map(String::as_str));
         self.says(Side::A, &run);
+    }
+
+    /// Has the agent on a host start a guest's QEMU, with the lab's QEMU and the owner's socket.
+    pub fn run_at(&self, side: Side, spec: &GuestSpec) {
+        let argv = spec.argv(&self.kit, &self.kit.qemu);
+        let own = own_qmp_argument(&spec.name);
+        let words = argv.iter().chain(&own).map(String::as_str);
+        let run: Vec<&str> = ["run", spec.name.as_str(), "--"].into_iter().chain(words).collect();
+        self.says(side, &run);
     }
 
     fn output(&self, side: Side, args: &[&str]) -> Output {

@@ -28,6 +28,7 @@ mod disk_faults;
 mod disks;
 mod doctor;
 mod faults;
+mod field;
 mod free_memory;
 mod gang;
 mod holdings;

@@ -110,10 +110,6 @@ pub struct Image {
 /// # Errors
 /// Names what is missing and not available.
 pub(super) fn image(release: Release) -> Result<Image> {
-    if !program::root() {
-        let text = "an image with all of Debian's files needs root: run it as root or with sudo";
-        return Err(LabError::Unsupported(text.to_owned()));
-    }
     let store = store::create()?.join("field");
     fs::create_dir_all(&store).at("create", &store)?;
     let programs = [
@@ -133,6 +129,11 @@ pub(super) fn image(release: Release) -> Result<Image> {
     if fs::read(image.home.join("recipe")).is_ok_and(|old| old == recipe) {
         return Ok(image);
     }
+    if !is_root_of_all() {
+        let text = "files of all of Debian's users need root, not a user namespace: run it as \
+                    root or with sudo";
+        return Err(LabError::Unsupported(text.to_owned()));
+    }
     install::missing(&PROGRAMS)?;
     let root = root(&store, release)?;
     for (path, bytes) in &programs {
@@ -150,6 +151,12 @@ pub(super) fn image(release: Release) -> Result<Image> {
     fs::write(new.0.join("recipe"), recipe).at("write", new.0.join("recipe"))?;
     fs::rename(&new.0, &image.home).at("create", &image.home)?;
     Ok(image)
+}
+
+/// Whether this is root outside of user namespaces.
+fn is_root_of_all() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    program::root() && map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn kernel(home: &Path, name: &str) -> Kernel {

@@ -1,0 +1,107 @@
+//! `field [PART OF A NAME]...`: moves a Debian as people have it, has its owner and itself do what
+//! they do, and prints a table of what came of it. It keeps results, tries what is missing or has
+//! failed, and ends after 40 minutes; the next run goes on. With parts of names it tries only rows
+//! that have one of them, but those in any case.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use end_to_end::field::{self, DEVICE_ROWS, Field, ROWS, Results, Row, START_AGAIN, WAYS, Way};
+use lab::field::{Machine, Snapshot};
+use lab::{agent, program};
+
+const RUN_MAX: Duration = Duration::from_secs(40 * 60);
+const DEPTHS: [u32; 3] = [1, 2, 3];
+
+fn main() -> ExitCode {
+    let parts: Vec<String> = std::env::args().skip(1).collect();
+    let started = Instant::now();
+    let snapshots = [Machine::Virtio, Machine::Devices].map(field::snapshot);
+    let [virtio, devices] = match snapshots {
+        [Ok(virtio), Ok(devices)] => [virtio, devices],
+        [Err(error), _] | [_, Err(error)] => {
+            eprintln!("field: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let version = program::output(std::process::Command::new(agent::binary()).arg("--version"));
+    let version = version.unwrap_or_default();
+    let key = format!("Debian 12 in QEMU {}, {}", virtio.qemu.version, version.trim());
+    let results = Results::new(target().join("field/results"), key);
+    let of_virtio: Vec<&Row> = ROWS.iter().chain([&START_AGAIN]).collect();
+    let of_devices: Vec<&Row> = DEVICE_ROWS.iter().collect();
+    let mut is_whole = true;
+    'all: for moves in DEPTHS {
+        for way in WAYS {
+            let chosen = |row: &&Row| {
+                if parts.is_empty() {
+                    !results.of(way, moves, row).is_some_and(|cell| cell.lives)
+                } else {
+                    parts.iter().any(|part| row.name.contains(part))
+                }
+            };
+            for (snapshot, rows) in [(&virtio, &of_virtio), (&devices, &of_devices)] {
+                let due: Vec<&Row> = rows.iter().copied().filter(chosen).collect();
+                is_whole &= run(snapshot, way, moves, &due, &results, started);
+            }
+            if !is_whole && started.elapsed() > RUN_MAX {
+                println!("field: 40 minutes are over; run it again for what is missing");
+                break 'all;
+            }
+        }
+    }
+    let rows = [of_virtio, of_devices].concat();
+    println!("{}", results.table(&rows, &DEPTHS));
+    if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Tries rows one after the other, with a new VM after one that has failed. Returns whether all
+/// went well.
+fn run(
+    snapshot: &Snapshot,
+    way: Way,
+    moves: u32,
+    rows: &[&Row],
+    results: &Results,
+    started: Instant,
+) -> bool {
+    let (mut vm, mut all_live) = (None, true);
+    for row in rows {
+        if started.elapsed() > RUN_MAX {
+            return false;
+        }
+        let began = Instant::now();
+        let tried = catch_unwind(AssertUnwindSafe(|| {
+            let vm = vm.get_or_insert_with(|| Field::moved(snapshot, way, moves));
+            vm.run(row)
+        }));
+        let done = tried.unwrap_or_else(|panic| Err(message(&*panic)));
+        let lives = done.is_ok();
+        let detail = done.unwrap_or_else(|why| why);
+        let shown = if lives { "lives" } else { "FAILS" };
+        let seconds = began.elapsed().as_secs();
+        println!("{}, {moves}: {}: {shown} ({seconds} s) {detail}", way.name(), row.name);
+        results.keep(way, moves, row, lives, detail);
+        if !lives {
+            all_live = false;
+            // What is broken may break its end, too.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(vm.take())));
+        }
+    }
+    all_live
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic").trim().to_owned()
+}
+
+/// Cargo's output directory, in which this program is.
+fn target() -> PathBuf {
+    let here = std::env::current_exe().unwrap_or_default();
+    here.ancestors().nth(2).map(PathBuf::from).unwrap_or_default()
+}

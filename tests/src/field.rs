@@ -1,0 +1,294 @@
+//! The field lab: a guest as people have them, moved one to three times, and what its owner and its
+//! guest do after that.
+
+mod results;
+mod rows;
+
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lab::error::LabError;
+use lab::field::{self, Lan, Machine, Snapshot};
+use lab::guest::Guest;
+use lab::hosts::{Host, Link};
+use lab::setup::{self, Release};
+use qemu::qmp::Qmp;
+
+use crate::commander::{Commander, resume};
+use crate::{Side, World, assert_intact};
+
+pub use results::{Cell, Results};
+pub use rows::{DEVICE_ROWS, ROWS, Row, START_AGAIN, named};
+
+/// Its VM's name.
+const NAME: &str = "web1";
+/// Where QEMU's own migration listens: no agent carries from there.
+const PORT: u16 = 4444;
+/// Longest time until a change shows in a guest, whose services may be starting.
+const SHOWS_MAX: Duration = Duration::from_secs(240);
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Who moves the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// Agents, as `droveway migrate` has them.
+    Own,
+    /// QEMU, whose stream agents carry.
+    Carried,
+    /// QEMU alone, for comparison.
+    Qemu,
+}
+
+/// QEMU's kind of stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Several channels.
+    Multifd,
+    /// One connection.
+    Classic,
+}
+
+/// How a VM has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// By whom.
+    pub mover: Mover,
+    /// In which kind of stream.
+    pub stream: Stream,
+}
+
+/// All ways, as the table's columns.
+pub const WAYS: [Way; 6] = [
+    Way { mover: Mover::Own, stream: Stream::Multifd },
+    Way { mover: Mover::Own, stream: Stream::Classic },
+    Way { mover: Mover::Carried, stream: Stream::Multifd },
+    Way { mover: Mover::Carried, stream: Stream::Classic },
+    Way { mover: Mover::Qemu, stream: Stream::Multifd },
+    Way { mover: Mover::Qemu, stream: Stream::Classic },
+];
+
+impl Way {
+    /// Its column's name.
+    #[must_use]
+    pub fn name(self) -> String {
+        let mover = match self.mover {
+            Mover::Own => "own",
+            Mover::Carried => "carried",
+            Mover::Qemu => "QEMU's own",
+        };
+        format!("{mover}, {}", self.tap())
+    }
+
+    fn tap(self) -> &'static str {
+        match self.stream {
+            Stream::Multifd => "multifd",
+            Stream::Classic => "classic",
+        }
+    }
+
+    fn channels(self) -> u8 {
+        match self.stream {
+            Stream::Multifd => 4,
+            Stream::Classic => 0,
+        }
+    }
+}
+
+/// Who has the VM's QEMUs.
+enum Managed {
+    /// Agents; the first QEMU was adopted.
+    Agents { world: Box<World>, guest: Box<Guest>, first: Child },
+    /// A commander.
+    Commander(Box<Commander>),
+}
+
+/// What a row reports: what is worth knowing if it went well, else why not.
+pub type Done = Result<String, String>;
+
+/// A moved VM.
+pub struct Field {
+    managed: Managed,
+    /// The guests' network.
+    pub lan: Lan,
+    way: Way,
+    side: Side,
+}
+
+/// The snapshot from which all start, which is made if it is missing.
+///
+/// # Errors
+/// If it can't be made.
+pub fn snapshot(machine: Machine) -> Result<Snapshot, LabError> {
+    let kit = setup::ensure()?;
+    let image = setup::field_image(Release::Bookworm)?;
+    let qemu = kit.own_qemu();
+    Snapshot::of(&kit, image, machine, qemu)
+}
+
+impl Field {
+    /// Has the snapshot's VM go on at A, and moves it so many times.
+    ///
+    /// # Panics
+    /// If it doesn't arrive well.
+    #[must_use]
+    pub fn moved(snapshot: &Snapshot, way: Way, moves: u32) -> Self {
+        let world = World::new(Link::one(1000));
+        let lan = Lan::join(&world.hosts).unwrap();
+        let disks = snapshot.disks(&world.hosts.a.run_dir).unwrap();
+        let spec = snapshot.spec(NAME, &disks);
+        let (program, incoming) = (snapshot.qemu.program.as_path(), snapshot.incoming());
+        let managed = if way.mover == Mover::Own {
+            let more = ["-incoming", incoming.as_str()];
+            let first = world.start_unmanaged(Side::A, &spec, program, &more);
+            resume(&field::monitor(&world.hosts.a, NAME).unwrap());
+            let guest = Guest::listen(spec, &world.hosts.a).unwrap();
+            world.attach(NAME);
+            Managed::Agents { world: Box::new(world), guest: Box::new(guest), first }
+        } else {
+            let commander = Commander::resumed(world, spec, program, &incoming);
+            Managed::Commander(Box::new(commander))
+        };
+        let mut field = Self { managed, lan, way, side: Side::A };
+        field.guest().wait_beat(SHOWS_MAX).unwrap();
+        for _ in 0..moves {
+            field.move_on();
+        }
+        field
+    }
+
+    /// Moves it to the other host.
+    ///
+    /// # Panics
+    /// If it doesn't arrive well.
+    pub fn move_on(&mut self) {
+        let (from, way) = (self.side, self.way);
+        match &mut self.managed {
+            Managed::Agents { world, guest, first } => {
+                let report = world.migrate(guest, from, &["--tap", way.tap()]);
+                assert_eq!(report.tap, way.tap(), "{:?}", report.notes);
+                // Reaps it once it has left.
+                let _ = first.try_wait();
+            }
+            Managed::Commander(commander) => {
+                let mut commands = commander.way(from, false, way.channels());
+                if way.mover == Mover::Carried {
+                    drop(commander.migrate(from, &commands));
+                } else {
+                    let there = commander.world.host(from.other()).addresses[0];
+                    commands.uris = [(); 2].map(|()| format!("tcp:{there}:{PORT}"));
+                    commander.begin(from, &commands);
+                    assert_eq!(commander.follow(from), "completed", "{}", commander.logs());
+                    commander.run_there(from);
+                    assert_intact(&commander.guest);
+                }
+            }
+        }
+        self.side = from.other();
+    }
+
+    /// Its guest.
+    #[must_use]
+    pub fn guest(&self) -> &Guest {
+        match &self.managed {
+            Managed::Agents { guest, .. } => guest,
+            Managed::Commander(commander) => &commander.guest,
+        }
+    }
+
+    fn world(&self) -> &World {
+        match &self.managed {
+            Managed::Agents { world, .. } => world,
+            Managed::Commander(commander) => &commander.world,
+        }
+    }
+
+    fn host(&self) -> &Host {
+        self.world().host(self.side)
+    }
+
+    /// The QMP connection of its owner.
+    fn qmp(&self) -> Result<Arc<Qmp>, String> {
+        field::monitor(self.host(), NAME).map_err(|error| error.to_string())
+    }
+
+    /// The output of a line that a shell in the guest runs.
+    fn sh(&self, line: &str) -> Done {
+        self.guest().ask(&format!("sh {line}")).map_err(|error| error.to_string())
+    }
+
+    /// Runs a line in the guest a second later, when it may no longer be able to answer.
+    fn sh_later(&self, line: &str) -> Done {
+        self.sh(&format!("(sleep 1; {line}) >/dev/null 2>&1 &"))
+    }
+
+    /// Waits for a state that no event reports.
+    fn shows(&self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<(), String> {
+        let end = Instant::now() + SHOWS_MAX;
+        while !is_so(self) {
+            if Instant::now() > end {
+                return Err(format!("not within {SHOWS_MAX:?}: {what}"));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Asserts that it lives: its guest runs, memory and files are as they were written, and its
+    /// network answers.
+    ///
+    /// # Errors
+    /// If the network doesn't answer, or a file isn't as it was.
+    ///
+    /// # Panics
+    /// If it doesn't run, or a page is wrong.
+    pub fn lives(&self) -> Result<(), String> {
+        if let Managed::Agents { world, .. } = &self.managed {
+            let vm = world.vm(self.side, NAME).ok_or("the agent no longer lists it")?;
+            world.assert_runs(self.side, &vm);
+        }
+        assert_intact(self.guest());
+        self.guest().ask(&field::check_kept()).map_err(|error| error.to_string())?;
+        self.shows("the guest's SSH server answers", |field| field.lan.greets())
+    }
+
+    /// Does what a row says.
+    ///
+    /// # Errors
+    /// If it doesn't work, or the VM doesn't live on.
+    pub fn run(&mut self, row: &Row) -> Done {
+        let told = (row.act)(self)?;
+        self.lives()?;
+        Ok(told)
+    }
+
+    /// Starts its QEMU again where it was, after it has ended.
+    fn start_again(&mut self) {
+        let side = self.side;
+        match &mut self.managed {
+            Managed::Agents { world, guest, first } => {
+                let _ = first.try_wait();
+                world.wait_dead(side, NAME);
+                world.says(side, &["stop", NAME]);
+                guest.expect_on(world.host(side)).unwrap();
+                world.run_at(side, &guest.spec);
+            }
+            Managed::Commander(commander) => {
+                crate::until("QEMU has ended", || {
+                    commander.qemus[side as usize].as_mut().is_none_or(|one| one.has_ended())
+                });
+                commander.guest.expect_on(commander.world.host(side)).unwrap();
+                commander.start(side, &[]);
+            }
+        }
+    }
+}
+
+impl Drop for Field {
+    fn drop(&mut self) {
+        if let Managed::Agents { first, .. } = &mut self.managed {
+            let _ = first.kill();
+            let _ = first.wait();
+        }
+    }
+}

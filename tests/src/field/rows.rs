@@ -1,0 +1,447 @@
+//! What owners and guests do with a VM. Each leaves it as it was.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use qemu::qmp::{Event, Qmp};
+use serde_json::{Value, json};
+
+use super::{Done, Field, NAME, SHOWS_MAX};
+use crate::MIB;
+
+/// Something that is done after a move.
+pub struct Row {
+    /// What, in the table.
+    pub name: &'static str,
+    /// Does it.
+    pub act: fn(&mut Field) -> Done,
+}
+
+const fn row(name: &'static str, act: fn(&mut Field) -> Done) -> Row {
+    Row { name, act }
+}
+
+/// All of them, in the order in which a VM goes through them: what ends its QEMU is last.
+pub static ROWS: [Row; 25] = [
+    row("serial console", serial_console),
+    row("guest agent (virtio-serial)", guest_agent),
+    row("QMP commands of its owner", owners_commands),
+    row("link down and up (QMP)", link_down_and_up),
+    row("network down and up", network_down_and_up),
+    row("DHCP lease renewed", lease_renewed),
+    row("virtio-net unbound and bound", |field| rebind(field, "virtio_net", ALL)),
+    row("virtio-blk unbound and bound", |field| rebind(field, "virtio_blk", DATA)),
+    row("virtio-scsi unbound and bound", |field| rebind(field, "virtio_scsi", ALL)),
+    row("virtio-rng unbound and bound", rng),
+    row("virtio-balloon unbound and bound", |field| rebind(field, "virtio_balloon", ALL)),
+    row("virtio-serial unbound and bound", virtio_serial),
+    row("balloon down and up", balloon),
+    row("NIC plugged and unplugged", nic),
+    row("disk plugged and unplugged", disk),
+    row("memory plugged and unplugged", memory),
+    row("vCPU plugged and unplugged", vcpu),
+    row("disk resized", disk_resized),
+    row("snapshot taken and committed", snapshot),
+    row("medium changed", medium),
+    row("standstill of five seconds", standstill),
+    row("S3 suspend and wake-up", suspend),
+    row("kexec", kexec),
+    row("reboot from inside", |field| boots(field, |field| field.sh_later("systemctl reboot"))),
+    row("`system_reset`", |field| boots(field, |field| ask(field, "system_reset", json!({})))),
+];
+
+/// The last one: with it, the VM's QEMU ends.
+pub static START_AGAIN: Row = row("shutdown, and started again", start_again);
+
+/// Those of [`lab::field::Machine::Devices`].
+pub static DEVICE_ROWS: [Row; 8] = [
+    row("e1000e down and up", |field| {
+        field.sh(&format!("{SECOND}; ip link set $c down && sleep 1 && ip link set $c up"))?;
+        second_has_a_carrier(field)
+    }),
+    row("e1000e unbound and bound", |field| {
+        rebind_pci(field, "e1000e")?;
+        second_has_a_carrier(field)
+    }),
+    row("SATA disk written and read", sata),
+    row("AHCI unbound and bound", |field| {
+        rebind_pci(field, "ahci")?;
+        sata(field)
+    }),
+    row("xHCI unbound and bound, with its tablet", |field| {
+        rebind_pci(field, "xhci_hcd")?;
+        field.shows("the tablet is there", |field| {
+            field.sh("grep Tablet /proc/bus/input/devices").is_ok()
+        })?;
+        Ok(String::new())
+    }),
+    row("virtio-gpu unbound and bound", |field| rebind(field, "virtio_gpu", ALL)),
+    row("watchdog", watchdog),
+    row("reboot with these devices", |field| {
+        boots(field, |field| field.sh_later("systemctl reboot"))
+    }),
+];
+
+/// The row of this name.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn named(name: &str) -> &'static Row {
+    ROWS.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name:?}"))
+}
+
+const MARK: &str = "field-mark";
+/// The name of the card of the guests' network, in `$c`.
+const CARD: &str = "c=$(ip -br link | awk '/52:54:00:77:00:01/ { print $1 }')";
+/// The devices of a driver that a line unbinds, in `$d`.
+const ALL: &str = "d=$(ls -d virtio*)";
+const DATA: &str = "d=$(basename $(readlink -f /sys/block/vdb/device))";
+/// The name of the second card, in `$c`.
+const SECOND: &str = "c=$(for i in /sys/class/net/*; do \
+     readlink $i/device/driver | grep -q e1000e && basename $i; done)";
+const PLUGGED_MAC: &str = "52:54:00:77:00:09";
+const PLUG: &str = "plug";
+const STANDSTILL: Duration = Duration::from_secs(5);
+
+fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
+    qmp.execute(command, arguments).map_err(|error| format!("{command}: {error}"))
+}
+
+fn ask(field: &Field, command: &str, arguments: Value) -> Done {
+    execute(&*field.qmp()?, command, arguments).map(|_| String::new())
+}
+
+/// Does something after which QEMU sends an event.
+fn awaits(
+    field: &Field,
+    qmp: &Qmp,
+    is_it: impl Fn(&Event) -> bool,
+    act: impl FnOnce(&Field) -> Result<(), String>,
+) -> Result<Event, String> {
+    let events = qmp.events();
+    act(field)?;
+    let end = Instant::now() + SHOWS_MAX;
+    loop {
+        let event = events.recv_deadline(end).map_err(|_| "QEMU sends no event".to_owned())?;
+        if is_it(&event) {
+            return Ok(event);
+        }
+    }
+}
+
+fn serial_console(field: &mut Field) -> Done {
+    field.sh(&format!("echo {MARK} >/dev/ttyS0"))?;
+    field.shows("the console shows it", |field| {
+        field.guest().spec.console(field.host()).contains(MARK)
+    })?;
+    Ok(String::new())
+}
+
+fn guest_agent(field: &mut Field) -> Done {
+    let said = |error: std::io::Error| format!("the guest agent's port: {error}");
+    field.shows("the guest agent runs", |field| {
+        field.sh("systemctl is-active qemu-guest-agent").is_ok()
+    })?;
+    let path = field.host().run_dir.join(format!("{NAME}.agent"));
+    let mut stream = UnixStream::connect(path).map_err(said)?;
+    stream.set_read_timeout(Some(SHOWS_MAX)).map_err(said)?;
+    stream.write_all(b"{\"execute\":\"guest-ping\"}\n").map_err(said)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).map_err(said)?;
+    if answer.contains("return") { Ok(String::new()) } else { Err(answer) }
+}
+
+fn owners_commands(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    for command in ["query-status", "query-block", "query-pci", "query-migrate", "query-cpus-fast"]
+    {
+        execute(&qmp, command, json!({}))?;
+    }
+    let registers = json!({ "command-line": "info registers" });
+    execute(&qmp, "human-monitor-command", registers)?;
+    let announced = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
+    execute(&qmp, "announce-self", announced)?;
+    execute(&qmp, "stop", json!({}))?;
+    execute(&qmp, "cont", json!({}))?;
+    Ok(String::new())
+}
+
+fn link_down_and_up(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    execute(&qmp, "set_link", json!({ "name": "outside", "up": false }))?;
+    let carrier = |field: &Field, what: &str| {
+        field.sh(&format!("{CARD}; cat /sys/class/net/$c/carrier")).is_ok_and(|it| it == what)
+    };
+    field.shows("the guest's link is down", |field| carrier(field, "0"))?;
+    execute(&qmp, "set_link", json!({ "name": "outside", "up": true }))?;
+    field.shows("the guest's link is up", |field| carrier(field, "1"))?;
+    Ok(String::new())
+}
+
+fn network_down_and_up(field: &mut Field) -> Done {
+    field.sh(&format!("{CARD}; ip link set $c down && sleep 1 && ip link set $c up"))
+}
+
+fn lease_renewed(field: &mut Field) -> Done {
+    let before = field.lan.leases();
+    field.sh(&format!("{CARD}; networkctl renew $c"))?;
+    field.shows("the DHCP server renews the lease", |field| field.lan.leases() > before)?;
+    Ok(String::new())
+}
+
+fn rebind(field: &Field, driver: &str, devices: &str) -> Done {
+    field.sh(&format!(
+        "cd /sys/bus/virtio/drivers/{driver} && {devices} && \
+         for i in $d; do echo $i >unbind || exit 1; done && sleep 1 && \
+         for i in $d; do echo $i >bind || exit 1; done && echo $d"
+    ))?;
+    Ok(String::new())
+}
+
+fn rebind_pci(field: &Field, driver: &str) -> Done {
+    field.sh(&format!(
+        "cd /sys/bus/pci/drivers/{driver} && d=$(ls -d 0000:*) && \
+         for i in $d; do echo $i >unbind || exit 1; done && sleep 1 && \
+         for i in $d; do echo $i >bind || exit 1; done"
+    ))
+}
+
+fn second_has_a_carrier(field: &Field) -> Done {
+    field.shows("the second card has a carrier", |field| {
+        let carrier =
+            field.sh(&format!("{SECOND}; ip link set $c up; cat /sys/class/net/$c/carrier"));
+        carrier.is_ok_and(|it| it == "1")
+    })?;
+    Ok(String::new())
+}
+
+fn sata(field: &mut Field) -> Done {
+    let disk = "/dev/$(ls /sys/block | grep ^sd)";
+    field.shows("the disk is there", |field| field.sh(&format!("test -b {disk}")).is_ok())?;
+    field.sh(&format!(
+        "head -c 4M /dev/urandom >/tmp/x && dd if=/tmp/x of={disk} bs=1M oflag=direct 2>&1 && \
+         dd if={disk} bs=1M count=4 iflag=direct 2>/dev/null | cmp - /tmp/x && rm /tmp/x"
+    ))?;
+    Ok(String::new())
+}
+
+/// A program that opens the watchdog and then hangs.
+fn watchdog(field: &mut Field) -> Done {
+    let find = "w=/dev/$(basename $(dirname $(grep -l i6300 /sys/class/watchdog/*/identity)))";
+    boots(field, |field| field.sh_later(&format!("{find}; exec 3>$w; sleep 1000")))
+}
+
+fn rng(field: &mut Field) -> Done {
+    rebind(field, "virtio_rng", ALL)?;
+    field.sh("dd if=/dev/hwrng of=/dev/null bs=64 count=4 2>&1")?;
+    Ok(String::new())
+}
+
+fn virtio_serial(field: &mut Field) -> Done {
+    rebind(field, "virtio_console", ALL)?;
+    field.sh("systemctl restart qemu-guest-agent")?;
+    guest_agent(field)
+}
+
+fn balloon(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let now = || {
+        let known = execute(&qmp, "query-balloon", json!({}));
+        known.ok().and_then(|it| it["actual"].as_u64()).unwrap_or_default()
+    };
+    let all = now();
+    let less = all - 64 * MIB;
+    execute(&qmp, "balloon", json!({ "value": less }))?;
+    field.shows("the guest gives memory back", |_| now() <= less + MIB)?;
+    execute(&qmp, "balloon", json!({ "value": all }))?;
+    field.shows("the guest has all of its memory again", |_| now() == all)?;
+    Ok(String::new())
+}
+
+/// Has the guest release a device.
+fn unplug(field: &Field, qmp: &Qmp) -> Result<(), String> {
+    let ended = |event: &Event| {
+        let refused = ["MEM_UNPLUG_ERROR", "DEVICE_UNPLUG_GUEST_ERROR", "DEVICE_DELETED"];
+        refused.contains(&event.name.as_str()) && event.data["device"] == PLUG
+    };
+    let event =
+        awaits(field, qmp, ended, |_| execute(qmp, "device_del", json!({ "id": PLUG })).map(drop))?;
+    match event.name.as_str() {
+        "DEVICE_DELETED" => Ok(()),
+        name => Err(format!("{name}: {}", event.data)),
+    }
+}
+
+fn nic(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    execute(&qmp, "netdev_add", json!({ "type": "hubport", "id": PLUG, "hubid": 7 }))?;
+    let device = json!({ "driver": "virtio-net-pci", "id": PLUG, "netdev": PLUG, "bus": "spare",
+        "mac": PLUGGED_MAC, "romfile": "" });
+    execute(&qmp, "device_add", device)?;
+    let seen = |field: &Field| field.sh(&format!("ip -br link | grep {PLUGGED_MAC}")).is_ok();
+    field.shows("the guest has the card", seen)?;
+    unplug(field, &qmp)?;
+    field.shows("the guest has lost the card", |field| !seen(field))?;
+    execute(&qmp, "netdev_del", json!({ "id": PLUG }))?;
+    Ok(String::new())
+}
+
+/// A file for a disk, with the mark in it, at a path that both hosts see.
+fn medium_file(field: &Field, name: &str, mark: &str) -> Result<String, String> {
+    let path = field.world().hosts.a.run_dir.join(format!("files-{name}"));
+    let mut content = mark.as_bytes().to_vec();
+    content.resize(usize::try_from(16 * MIB).expect("small"), 0);
+    std::fs::write(&path, content).map_err(|error| error.to_string())?;
+    Ok(path.display().to_string())
+}
+
+fn disk(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let path = medium_file(field, "plugged", "")?;
+    let file = json!({ "driver": "file", "filename": path });
+    execute(&qmp, "blockdev-add", json!({ "driver": "raw", "node-name": PLUG, "file": file }))?;
+    let device = json!({ "driver": "virtio-blk-pci", "id": PLUG, "drive": PLUG, "bus": "spare" });
+    execute(&qmp, "device_add", device)?;
+    field.shows("the guest has the disk", |field| field.sh("test -b /dev/vdc").is_ok())?;
+    field.sh(&format!("echo {MARK} | dd of=/dev/vdc bs=512 conv=sync,fsync 2>&1"))?;
+    unplug(field, &qmp)?;
+    field.shows("the guest has lost the disk", |field| field.sh("test -b /dev/vdc").is_err())?;
+    execute(&qmp, "blockdev-del", json!({ "node-name": PLUG }))?;
+    let written = std::fs::read(&path).map_err(|error| error.to_string())?;
+    if written.starts_with(MARK.as_bytes()) { Ok(String::new()) } else { Err("not written".into()) }
+}
+
+fn memory(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let total = |field: &Field| {
+        let said = field.sh("awk '/^MemTotal/ { print $2 }' /proc/meminfo");
+        said.ok().and_then(|it| it.parse::<u64>().ok()).unwrap_or_default()
+    };
+    let before = total(field);
+    let backend = json!({ "qom-type": "memory-backend-ram", "id": PLUG, "size": 128 * MIB });
+    execute(&qmp, "object-add", backend)?;
+    execute(&qmp, "device_add", json!({ "driver": "pc-dimm", "id": PLUG, "memdev": PLUG }))?;
+    field.shows("the guest uses the memory", |field| {
+        let _ = field.sh("for b in /sys/devices/system/memory/memory*/state; do \
+             grep -q offline $b && echo online_movable >$b; done; true");
+        total(field) >= before + 100 * 1024
+    })?;
+    unplug(field, &qmp)?;
+    execute(&qmp, "object-del", json!({ "id": PLUG }))?;
+    field.shows("the guest has lost the memory", |field| total(field) <= before)?;
+    Ok(String::new())
+}
+
+fn vcpu(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let all = execute(&qmp, "query-hotpluggable-cpus", json!({}))?;
+    let all = all.as_array().cloned().unwrap_or_default();
+    let free = all.iter().find(|one| one["qom-path"].is_null()).ok_or("no place for a vCPU")?;
+    let mut device = free["props"].clone();
+    device["driver"] = free["type"].clone();
+    device["id"] = PLUG.into();
+    execute(&qmp, "device_add", device)?;
+    field.shows("the guest uses the vCPU", |field| {
+        let _ = field.sh("echo 1 >/sys/devices/system/cpu/cpu1/online");
+        field.sh("nproc").is_ok_and(|it| it == "2")
+    })?;
+    unplug(field, &qmp)?;
+    field.shows("the guest has lost the vCPU", |field| {
+        field.sh("nproc").is_ok_and(|it| it == "1")
+    })?;
+    Ok(String::new())
+}
+
+fn disk_resized(field: &mut Field) -> Done {
+    let size = 48 * MIB;
+    ask(field, "block_resize", json!({ "device": "data", "size": size }))?;
+    field.shows("the guest sees the new size", |field| {
+        field.sh("blockdev --getsize64 /dev/vdb").is_ok_and(|it| it == size.to_string())
+    })?;
+    Ok(String::new())
+}
+
+fn snapshot(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let path = field.world().hosts.a.run_dir.join("files-snapshot").display().to_string();
+    let taken = json!({ "device": "root", "snapshot-file": path, "format": "qcow2" });
+    execute(&qmp, "blockdev-snapshot-sync", taken)?;
+    field.sh("head -c 2M /dev/urandom >/var/tmp/more && sync && rm /var/tmp/more")?;
+    let of_job = |name: &'static str| {
+        move |event: &Event| event.name == name && event.data["device"] == PLUG
+    };
+    awaits(field, &qmp, of_job("BLOCK_JOB_READY"), |_| {
+        let commit = json!({ "job-id": PLUG, "device": "root" });
+        execute(&qmp, "block-commit", commit).map(drop)
+    })?;
+    let ended = awaits(field, &qmp, of_job("BLOCK_JOB_COMPLETED"), |_| {
+        execute(&qmp, "block-job-complete", json!({ "device": PLUG })).map(drop)
+    })?;
+    if ended.data["error"].is_null() { Ok(String::new()) } else { Err(ended.data.to_string()) }
+}
+
+fn medium(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    for mark in ["first", "second"] {
+        let path = medium_file(field, mark, mark)?;
+        let medium = json!({ "id": "cd", "filename": path, "format": "raw", "force": true });
+        execute(&qmp, "blockdev-change-medium", medium)?;
+        field.shows("the guest reads the medium", |field| {
+            let read =
+                format!("dd if=/dev/sr0 bs=2048 count=1 2>/dev/null | head -c {}", mark.len());
+            field.sh(&read).is_ok_and(|it| it == mark)
+        })?;
+    }
+    execute(&qmp, "eject", json!({ "id": "cd", "force": true }))?;
+    Ok(String::new())
+}
+
+/// The guest's clock lags afterwards, unless something in the guest sets it: that is documented.
+fn standstill(field: &mut Field) -> Done {
+    let clock = |field: &Field| -> Result<f64, String> {
+        field.sh("date +%s.%N")?.parse().map_err(|_| "the guest's clock".to_owned())
+    };
+    let (before, started) = (clock(field)?, Instant::now());
+    let qmp = field.qmp()?;
+    execute(&qmp, "stop", json!({}))?;
+    std::thread::sleep(STANDSTILL);
+    execute(&qmp, "cont", json!({}))?;
+    let lag = started.elapsed().as_secs_f64() - (clock(field)? - before);
+    Ok(format!("the guest's clock is {lag:.0} s late"))
+}
+
+fn suspend(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let is =
+        |what: &str| execute(&qmp, "query-status", json!({})).is_ok_and(|it| it["status"] == what);
+    field.sh_later("systemctl suspend")?;
+    field.shows("the guest is suspended", |_| is("suspended"))?;
+    execute(&qmp, "system_wakeup", json!({}))?;
+    field.shows("the guest is awake", |_| is("running"))?;
+    Ok(String::new())
+}
+
+/// Does something after which the guest boots.
+fn boots(field: &mut Field, act: impl FnOnce(&mut Field) -> Done) -> Done {
+    let before = field.guest().pulse().boots;
+    act(field)?;
+    field.guest().wait_boots(before + 1).map_err(|error| error.to_string())?;
+    Ok(String::new())
+}
+
+fn kexec(field: &mut Field) -> Done {
+    field.sh(
+        "k=$(uname -r); kexec --load /boot/vmlinuz-$k --initrd=/boot/initrd.img-$k --reuse-cmdline",
+    )?;
+    boots(field, |field| field.sh_later("systemctl kexec"))
+}
+
+fn start_again(field: &mut Field) -> Done {
+    boots(field, |field| {
+        field.sh_later("systemctl poweroff")?;
+        field.start_again();
+        Ok(String::new())
+    })
+}

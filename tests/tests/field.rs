@@ -1,0 +1,47 @@
+//! The most telling rows of the field lab's table (docs/TESTING.md): a Debian as people have it
+//! lives on after its moves.
+
+use end_to_end::field::{self, Field, Mover, Row, Stream, Way};
+use end_to_end::note;
+use lab::field::Machine;
+use marks::runs;
+
+/// Rows after which the guest goes on without a boot, which would take half a minute of a core.
+const QUICK: [&str; 9] = [
+    "DHCP lease renewed",
+    "link down and up (QMP)",
+    "virtio-net unbound and bound",
+    "virtio-blk unbound and bound",
+    "balloon down and up",
+    "NIC plugged and unplugged",
+    "vCPU plugged and unplugged",
+    "snapshot taken and committed",
+    "S3 suspend and wake-up",
+];
+const REBOOT: &str = "reboot from inside";
+
+fn live(mover: Mover, stream: Stream, rows: &[&str]) {
+    let snapshot = match field::snapshot(Machine::Virtio) {
+        Ok(snapshot) => snapshot,
+        Err(error) => return note(&format!("no Debian was moved: {error}")),
+    };
+    let mut vm = Field::moved(&snapshot, Way { mover, stream }, 2);
+    for row in rows {
+        let row: &Row = field::named(row);
+        if let Err(why) = vm.run(row) {
+            panic!("{}: {why}", row.name);
+        }
+    }
+}
+
+#[test]
+fn a_debian_lives_on_after_two_moves() {
+    let rows: Vec<&str> = QUICK.into_iter().chain([REBOOT]).collect();
+    live(Mover::Own, Stream::Multifd, &rows);
+}
+
+#[runs(fills)]
+#[test]
+fn a_carried_debian_lives_on_after_two_moves() {
+    live(Mover::Carried, Stream::Classic, &QUICK);
+}
