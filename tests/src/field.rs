@@ -15,7 +15,7 @@ use lab::hosts::{Host, Link};
 use lab::setup::{self, Release};
 use qemu::qmp::Qmp;
 
-use crate::commander::{Commander, resume};
+use crate::commander::{Commanded, Commander, resume};
 use crate::{Side, World, assert_intact};
 
 pub use results::{Cell, Results};
@@ -275,7 +275,7 @@ impl Field {
             }
             Managed::Commander(commander) => {
                 crate::until("QEMU has ended", || {
-                    commander.qemus[side as usize].as_mut().is_none_or(|one| one.has_ended())
+                    commander.qemus[side as usize].as_mut().is_none_or(Commanded::has_ended)
                 });
                 commander.guest.expect_on(commander.world.host(side)).unwrap();
                 commander.start(side, &[]);
