@@ -133,12 +133,20 @@ impl Field {
     /// If it doesn't arrive well.
     #[must_use]
     pub fn moved(snapshot: &Snapshot, way: Way, moves: u32) -> Self {
-        let world = World::new(Link::one(1000));
+        let mut world = World::new(Link::one(1000));
         let lan = Lan::join(&world.hosts).unwrap();
         let disks = snapshot.disks(&world.hosts.a.run_dir).unwrap();
         let spec = snapshot.spec(NAME, &disks);
         let (program, incoming) = (snapshot.qemu.program.as_path(), snapshot.incoming());
         let managed = if way.mover == Mover::Own {
+            // An adopted QEMU's command line names the program that the kit's wrapper has started.
+            if let Some(variable) = snapshot.qemu.environment() {
+                world.start_agents_by(&["env", &variable]);
+                for side in [Side::A, Side::B] {
+                    world.kill_agent(side);
+                    world.start_agent(side);
+                }
+            }
             let more = ["-incoming", incoming.as_str()];
             let first = world.start_unmanaged(Side::A, &spec, program, &more);
             resume(&field::monitor(&world.hosts.a, NAME).unwrap());

@@ -219,6 +219,13 @@ pub struct Qemu {
 }
 
 impl Qemu {
+    /// The environment variable, `NAME=VALUE`, without which another start of a running QEMU of
+    /// this kind lacks devices that are modules; none for the distribution's.
+    #[must_use]
+    pub fn environment(&self) -> Option<String> {
+        qemus::environment(&self.program)
+    }
+
     /// Its own newest machine type, which `q35` stands for.
     #[must_use]
     pub fn machine(&self) -> String {

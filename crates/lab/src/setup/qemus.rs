@@ -32,6 +32,14 @@ pub(super) fn places(store: &Path) -> [PathBuf; 4] {
     [wrapper(&newer), newer.join(PROGRAM), wrapper(&current), current.join(PROGRAM)]
 }
 
+/// The environment variable that the wrapper of an unpacked QEMU sets, and its value. A process
+/// that the wrapper has started does not show it on its command line.
+pub(super) fn environment(program: &Path) -> Option<String> {
+    let home = program.parent()?.parent()?;
+    let modules = home.join(LIBRARIES).join("qemu");
+    modules.is_dir().then(|| format!("QEMU_MODULE_DIR={}", modules.display()))
+}
+
 /// QEMU 10.0 from Debian's backports.
 pub(super) fn newer(store: &Path) -> Result<PathBuf> {
     let home = store.join(NEWER);
