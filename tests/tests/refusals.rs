@@ -59,6 +59,13 @@ fn hosts_that_are_not_there() {
 }
 
 #[test]
+fn a_device_that_qemu_cannot_migrate() {
+    let refusing = Refusing::new(&["-device", "nvme,serial=one"]);
+    refusing.refuses(&["host-b"], &["non-migratable device", "nvme"]);
+    refusing.stayed();
+}
+
+#[test]
 fn a_name_that_is_taken() {
     let refusing = Refusing::new(&[]);
     let world = &refusing.world;
