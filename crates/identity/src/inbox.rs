@@ -1,5 +1,7 @@
 //! Records from the peer: sealed bytes in, opened bytes out. No I/O.
 
+use page::Buffer;
+
 use crate::keys::Keys;
 use crate::messages::Messages;
 use crate::record::{
@@ -24,7 +26,7 @@ const CLOSE_NOTIFY: u8 = 0;
 /// Received bytes that are sealed, or opened and not yet taken.
 pub(crate) struct Inbox {
     key: TrafficKey,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     /// Opened, not taken: `buffer[opened.0..opened.1]`.
     opened: (usize, usize),
     /// Sealed: `buffer[sealed.0..sealed.1]`.
@@ -49,7 +51,7 @@ pub(crate) enum Taken {
 impl Inbox {
     /// `came` is what was received after the handshake.
     pub(crate) fn new(key: TrafficKey, came: &[u8]) -> Self {
-        let mut buffer = vec![0; BUFFER_BYTES_MIN + came.len()];
+        let mut buffer = Buffer::new(BUFFER_BYTES_MIN + came.len());
         buffer[..came.len()].copy_from_slice(came);
         let messages = Messages::default();
         Self { key, buffer, opened: (0, 0), sealed: (0, came.len()), messages, idle: 0, end: None }
@@ -154,7 +156,9 @@ impl Inbox {
         self.sealed.1 = (self.sealed.1 + bytes).min(self.buffer.len());
         // A peer that fills the buffer at once has more to send.
         if self.sealed.1 == self.buffer.len() && self.buffer.len() < BUFFER_BYTES_MAX {
-            self.buffer.resize((self.buffer.len() * 2).min(BUFFER_BYTES_MAX), 0);
+            let mut larger = Buffer::new((self.buffer.len() * 2).min(BUFFER_BYTES_MAX));
+            larger[..self.buffer.len()].copy_from_slice(&self.buffer);
+            self.buffer = larger;
         }
     }
 }

@@ -8,7 +8,7 @@
 //! All little-endian. With all bits set it is the whole page, and `base` is
 //! meaningless.
 
-use crate::{BATCH_PAGES, DecodeError, Epoch, PAGE_BYTES};
+use crate::{BATCH_PAGES, Buffer, DecodeError, Epoch, PAGE_BYTES};
 
 /// Parts of a page.
 pub const PARTS: usize = 32;
@@ -96,15 +96,17 @@ fn bytes_of(changed: u32) -> usize {
 /// Writes the deltas of a batch's pages, one after the other.
 #[derive(Debug, Default)]
 pub struct DeltaWriter {
-    bytes: Vec<u8>,
+    buffer: Buffer,
+    /// Bytes of the buffer that are in use.
+    filled: usize,
     pages: usize,
 }
 
 impl DeltaWriter {
     /// Starts a batch of `pages` pages and discards the previous one.
     pub fn begin(&mut self, pages: usize) {
-        self.bytes.clear();
-        self.bytes.resize(pages * ENTRY_BYTES, 0);
+        self.filled = pages * ENTRY_BYTES;
+        self.buffer.room(self.filled + pages * PAGE_BYTES)[..self.filled].fill(0);
         self.pages = 0;
     }
 
@@ -112,13 +114,14 @@ impl DeltaWriter {
     /// with no base, all parts.
     pub fn push(&mut self, page: &[u8], base: Option<(Epoch, u32)>) {
         let (base, changed) = base.unwrap_or((Epoch(0), WHOLE));
-        let entry = &mut self.bytes[self.pages * ENTRY_BYTES..][..ENTRY_BYTES];
+        let entry = &mut self.buffer[self.pages * ENTRY_BYTES..][..ENTRY_BYTES];
         entry[..4].copy_from_slice(&changed.to_le_bytes());
         entry[4..].copy_from_slice(&base.0.to_le_bytes());
         self.pages += 1;
         for (nth, part) in page.chunks_exact(PART_BYTES).enumerate() {
             if changed >> nth & 1 == 1 {
-                self.bytes.extend_from_slice(part);
+                self.buffer[self.filled..][..PART_BYTES].copy_from_slice(part);
+                self.filled += PART_BYTES;
             }
         }
     }
@@ -126,7 +129,7 @@ impl DeltaWriter {
     /// The encoded deltas.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.buffer[..self.filled]
     }
 }
 

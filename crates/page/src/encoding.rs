@@ -9,7 +9,7 @@
 use zstd::bulk::{Compressor, Decompressor};
 
 use crate::doubt::{Doubt, probed};
-use crate::{BATCH_PAGES, BLOCK_BYTES_MAX, Batch, BlockBatch, Deltas, PAGE_BYTES};
+use crate::{BATCH_PAGES, BLOCK_BYTES_MAX, Batch, BlockBatch, Buffer, Deltas, PAGE_BYTES};
 
 #[cfg(test)]
 mod tests;
@@ -148,7 +148,7 @@ impl Encoded<'_> {
 /// RAM and disk blocks compress differently, so it judges each by its own history.
 #[derive(Default)]
 pub struct Encoder {
-    gathered: Vec<u8>,
+    gathered: Buffer,
     packer: Packer,
     pages: Doubt,
     blocks: Doubt,
@@ -169,7 +169,7 @@ impl Encoder {
         let parts = probed(bodies.len()).map(|nth| batch.bytes_of(bodies[nth]));
         packer.pack_if_worth(wanted, pages, bodies.len(), parts, || match batch.contiguous() {
             Some(bodies) => bodies,
-            None => gather(batch, gathered),
+            None => lay_out(batch.bodies().iter().map(|body| batch.bytes_of(*body)), gathered),
         })
     }
 
@@ -192,8 +192,8 @@ impl Encoder {
 #[derive(Default)]
 struct Packer {
     zstd: Option<Compressor<'static>>,
-    packed: Vec<u8>,
-    probe: Vec<u8>,
+    packed: Buffer,
+    probe: Buffer,
 }
 
 impl Packer {
@@ -228,9 +228,8 @@ impl Packer {
 
     fn shrink<'b>(&mut self, wanted: Encoding, parts: impl Iterator<Item = &'b [u8]>) -> bool {
         let mut probe = std::mem::take(&mut self.probe);
-        probe.clear();
-        parts.for_each(|part| probe.extend_from_slice(part));
-        let shrinks = self.pack(wanted, &probe).encoding != Encoding::Raw;
+        let probed = lay_out(parts, &mut probe);
+        let shrinks = self.pack(wanted, probed).encoding != Encoding::Raw;
         self.probe = probe;
         shrinks
     }
@@ -242,18 +241,17 @@ impl Packer {
         let worth = bytes.len() - bytes.len() / SHRINK_WORTH;
         // lz4_flex wants room for the worst case before it begins.
         let room = lz4_flex::block::get_maximum_output_size(BODIES_BYTES_MAX);
-        self.packed.resize(room, 0);
+        let room = self.packed.room(room);
         let packed_bytes = match wanted {
             Encoding::Raw => None,
-            Encoding::Lz4 => lz4_flex::block::compress_into(bytes, &mut self.packed).ok(),
+            Encoding::Lz4 => lz4_flex::block::compress_into(bytes, room).ok(),
             Encoding::Zstd => {
                 // With only the room that is worth using, zstd gives up early.
-                let packed = &mut self.packed[..worth];
                 self.zstd
                     .get_or_insert_with(|| {
                         Compressor::new(ZSTD_LEVEL).expect("zstd has this level")
                     })
-                    .compress_to_buffer(bytes, packed)
+                    .compress_to_buffer(bytes, &mut room[..worth])
                     .ok()
             }
         };
@@ -266,22 +264,23 @@ impl Packer {
     }
 }
 
-/// Copies non-contiguous bodies (a classic stream has records between them) one after
-/// the other.
-fn gather<'a>(batch: &Batch, gathered: &'a mut Vec<u8>) -> &'a [u8] {
-    gathered.clear();
-    gathered.reserve_exact(BODIES_BYTES_MAX);
-    for &body in batch.bodies() {
-        gathered.extend_from_slice(batch.bytes_of(body));
+/// Copies pages that are apart from each other (a classic stream has records between its
+/// bodies) one after the other.
+fn lay_out<'a, 'b>(pages: impl Iterator<Item = &'b [u8]>, into: &'a mut Buffer) -> &'a [u8] {
+    let into = into.room(BODIES_BYTES_MAX);
+    let mut filled = 0;
+    for page in pages {
+        into[filled..][..page.len()].copy_from_slice(page);
+        filled += page.len();
     }
-    gathered
+    &into[..filled]
 }
 
 /// Decodes a peer's data; one per lane's receiver.
 #[derive(Default)]
 pub struct Decoder {
     zstd: Option<Decompressor<'static>>,
-    bodies: Vec<u8>,
+    bodies: Buffer,
 }
 
 impl Decoder {
@@ -338,8 +337,7 @@ impl Decoder {
             Encoding::Raw => Ok(input),
             Encoding::Lz4 | Encoding::Zstd if bytes_max == 0 => Ok(input),
             Encoding::Lz4 | Encoding::Zstd => {
-                self.bodies.resize(BODIES_BYTES_MAX, 0);
-                let room = &mut self.bodies[..bytes_max];
+                let room = &mut self.bodies.room(BODIES_BYTES_MAX)[..bytes_max];
                 let bytes = unpack(&mut self.zstd, encoding, input, room);
                 let bytes = bytes.ok_or(DecodeError::Corrupt { encoding, bodies })?;
                 Ok(&self.bodies[..bytes])

@@ -14,10 +14,12 @@ mod address;
 mod batch;
 mod block_batch;
 mod budget;
+mod buffer;
 mod delta;
 mod doubt;
 mod encoding;
 mod fill;
+mod heap;
 mod pool;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
@@ -26,9 +28,11 @@ pub use block_batch::{
     BLOCK_BYTES_MAX, BlockBatch, BlockIssuer, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX, Extent, Piece,
 };
 pub use budget::{Budget, BudgetFull};
+pub use buffer::Buffer;
 pub use delta::{Delta, DeltaWriter, Deltas, PART_BYTES, PARTS};
 pub use encoding::{
     DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
 };
 pub use fill::{filled_with, is_zero};
+pub use heap::give_back_freed_memory;
 pub use pool::{Pool, PoolClosed, Room};

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use crate::batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
 use crate::block_batch::{BlockBatch, Extent};
 use crate::budget::{Budget, BudgetFull, Seat};
+use crate::buffer::Buffer;
 
 /// The buffers of a batch, which the pool keeps for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    pub(crate) bytes: Box<[u8]>,
+    pub(crate) bytes: Buffer,
     pub(crate) bodies: Vec<Body>,
     pub(crate) fills: Vec<Fill>,
     pub(crate) extents: Vec<Extent>,
@@ -86,7 +87,7 @@ impl Pool {
     fn take_slot(&self) -> Result<Slot, PoolClosed> {
         let slot = self.budget.take(&self.seat)?;
         Ok(slot.unwrap_or_else(|| Slot {
-            bytes: vec![0; SLOT_BYTES].into_boxed_slice(),
+            bytes: Buffer::new(SLOT_BYTES),
             bodies: Vec::with_capacity(BATCH_PAGES),
             fills: Vec::with_capacity(BATCH_PAGES),
             extents: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use page::{BATCH_PAGES, Deltas, Fill, PAGE_BYTES, PageIndex, is_zero};
+use page::{BATCH_PAGES, Buffer, Deltas, Fill, PAGE_BYTES, PageIndex, is_zero};
 use ram::{Mapping, Piece, RamError};
 
 use crate::place::{Fingerprints, Place};
@@ -40,7 +40,7 @@ impl Mapped<'_> {
         &self,
         pages: &[PageIndex],
         deltas: Deltas<'_>,
-        bodies: &mut Vec<u8>,
+        bodies: &mut Buffer,
     ) -> Placed {
         let Place { block, gate, .. } = self.place;
         let span = block.span_of_pages(pages)?;
@@ -48,7 +48,7 @@ impl Mapped<'_> {
             let (bytes, pages) = (deltas.iter().len() * PAGE_BYTES, pages.len());
             return Err(PlaceError::WrongLength { bytes, pages });
         }
-        bodies.resize(pages.len() * PAGE_BYTES, 0);
+        let bodies = bodies.room(pages.len() * PAGE_BYTES);
         let _guard = block.lock.lock(span);
         gate.check()?;
         let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];

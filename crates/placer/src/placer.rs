@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use audit::{Delivery, Hash, Ledger};
-use page::{BlockId, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
+use page::{BlockId, Buffer, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
 
 use crate::block::{Block, BlockPlan, Placement};
 use crate::inline::Inline;
@@ -175,7 +175,7 @@ impl Placer {
         epoch: Epoch,
         pages: &[PageIndex],
         deltas: Deltas<'_>,
-        bodies: &mut Vec<u8>,
+        bodies: &mut Buffer,
     ) -> Result<(), PlaceError> {
         let place = self.place(block, epoch, Delivery::Body)?;
         let Placement::Mapped(mapping) = &place.block.placement else {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use audit::{Delivery, Hash};
 use common::QemuEnd;
-use page::{BlockId, DeltaWriter, Deltas, Epoch, PAGE_BYTES, PART_BYTES, PageIndex};
+use page::{BlockId, Buffer, DeltaWriter, Deltas, Epoch, PAGE_BYTES, PART_BYTES, PageIndex};
 use placer::{BlockPlan, Feeder, PlaceError, Placement, Placer};
 use ram::Mapping;
 
@@ -59,7 +59,7 @@ impl Arrival {
         writer.push(&body(byte), base.map(|base| (Epoch(base), 1 << part)));
         let deltas = Deltas::parse(1, writer.bytes()).unwrap();
         let pages = [PageIndex(page)];
-        self.placer.place_deltas(BLOCK, Epoch(epoch), &pages, deltas, &mut Vec::new())
+        self.placer.place_deltas(BLOCK, Epoch(epoch), &pages, deltas, &mut Buffer::default())
     }
 
     /// The first byte of each part.
@@ -133,10 +133,15 @@ fn a_delta_to_what_is_not_here_is_refused_and_changes_nothing() {
 fn there_are_as_many_deltas_as_pages_and_none_inline() {
     let arrival = arrival();
     let deltas = Deltas::parse(0, &[]).unwrap();
-    let placed =
-        arrival.placer.place_deltas(BLOCK, Epoch(1), &[PageIndex(1)], deltas, &mut Vec::new());
+    let placed = arrival.placer.place_deltas(
+        BLOCK,
+        Epoch(1),
+        &[PageIndex(1)],
+        deltas,
+        &mut Buffer::default(),
+    );
     assert!(matches!(placed, Err(PlaceError::WrongLength { .. })));
     let (placer, _qemu) = placer(Placement::Inline);
-    let placed = placer.place_deltas(BLOCK, Epoch(1), &[], deltas, &mut Vec::new());
+    let placed = placer.place_deltas(BLOCK, Epoch(1), &[], deltas, &mut Buffer::default());
     assert!(matches!(placed, Err(PlaceError::NoBase { .. })));
 }

@@ -1,5 +1,7 @@
 //! Memory for direct I/O.
 
+use page::Buffer as Mapped;
+
 /// The alignment of the memory, and the largest that a device may require of
 /// requests.
 pub const ALIGNMENT_MAX: usize = 64 << 10;
@@ -7,15 +9,18 @@ pub const ALIGNMENT_MAX: usize = 64 << 10;
 /// Bytes that begin at an aligned address.
 #[derive(Debug, Default)]
 pub struct Buffer {
-    bytes: Vec<u8>,
+    bytes: Mapped,
     from: usize,
 }
 
 impl Buffer {
     /// Zeroes, which take no memory before they are written.
+    ///
+    /// # Panics
+    /// If the system has no memory for them.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        let all = vec![0; bytes + ALIGNMENT_MAX];
+        let all = Mapped::new(bytes + ALIGNMENT_MAX);
         let from = all.as_ptr().align_offset(ALIGNMENT_MAX);
         Self { bytes: all, from }
     }

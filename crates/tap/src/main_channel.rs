@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use page::{BATCH_PAGES, Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PagesMut};
+use page::{BATCH_PAGES, Batch, BlockId, Buffer, Epoch, PAGE_BYTES, PageIndex, PagesMut};
 use stream::{Progress, RECORD_BYTES_MAX, Sink, Splitter, Step, StreamKind};
 
 use crate::error::TapError;
@@ -36,6 +36,7 @@ const FILL_RUNS_MAX: usize = 1024;
 
 /// Most bytes of the main channel that may have been read before the tap.
 pub(crate) const READ_BEFORE_BYTES_MAX: usize = READ_BYTES;
+const _: () = assert!(READ_BEFORE_BYTES_MAX <= BATCH_READ_BYTES);
 
 /// Reads the main channel to its end; `before` was already read. Returns the number of
 /// epochs that it counted, if it was split.
@@ -55,7 +56,7 @@ pub(crate) fn run(
         told_last: false,
     };
     match shared.channels {
-        Channels::Classic => reader.classic(before),
+        Channels::Classic => reader.classic(&before),
         Channels::Multifd(_) => reader.beside_channels(&before),
     }
 }
@@ -101,20 +102,20 @@ struct Idling {
 
 impl Reader<'_> {
     /// Reads a classic stream, which has the pages in it.
-    fn classic(&mut self, before: Vec<u8>) -> Result<Option<Epoch>, TapError> {
+    fn classic(&mut self, before: &[u8]) -> Result<Option<Epoch>, TapError> {
         let mut splitter = self.shared.splitter(StreamKind::Classic);
         let mut idle = before.is_empty();
         // The incomplete record at the end of a batch, carried over to the next.
-        let mut carry = before;
+        let (mut carry, mut carried) = (Buffer::new(BATCH_READ_BYTES), before.len());
+        carry[..carried].copy_from_slice(before);
         loop {
             // Between batches it holds no buffer while QEMU sends nothing.
             if idle {
                 wait(self.socket, None)?;
             }
             let mut batch = self.shared.pool.take()?;
-            let mut filled = carry.len();
-            batch.buffer_mut()[..filled].copy_from_slice(&carry);
-            carry.clear();
+            let mut filled = carried;
+            batch.buffer_mut()[..filled].copy_from_slice(&carry[..filled]);
             let mut start = 0;
             let mut ended = false;
             idle = false;
@@ -149,13 +150,14 @@ impl Reader<'_> {
                 }
                 break progress.step;
             };
-            carry.extend_from_slice(&batch.buffer()[start..filled]);
+            carried = filled - start;
+            carry[..carried].copy_from_slice(&batch.buffer()[start..filled]);
             self.hand_on(batch)?;
             if ended {
                 splitter.finish()?;
             }
             if let Next::PassOn(part) = self.follow(step, &splitter)? {
-                self.pass_on(part, carry)?;
+                self.pass_on(part, &carry[..carried])?;
                 return Ok((part == Unsplit::Tail).then(|| splitter.epoch()));
             }
         }
@@ -206,7 +208,7 @@ impl Reader<'_> {
         let shared = self.shared;
         let mut splitter = shared.splitter(StreamKind::Multifd);
         let mut filling = Filling::new(shared, self.number);
-        let mut buffer: Vec<u8> = vec![0; READ_BYTES.max(RECORD_BYTES_MAX)];
+        let mut buffer = Buffer::new(READ_BYTES.max(RECORD_BYTES_MAX));
         buffer[..before.len()].copy_from_slice(before);
         let (mut start, mut filled) = (0, before.len());
         loop {
@@ -221,7 +223,7 @@ impl Reader<'_> {
             if !matches!(step, Step::More { .. }) {
                 filling.hand_on()?;
                 if let Next::PassOn(part) = self.follow(step, &splitter)? {
-                    self.pass_on(part, buffer[start..filled].to_vec())?;
+                    self.pass_on(part, &buffer[start..filled])?;
                     return Ok((part == Unsplit::Tail).then(|| splitter.epoch()));
                 }
                 continue;
@@ -300,7 +302,7 @@ impl Reader<'_> {
     }
 
     /// Passes on everything to the end, starting with the bytes already read.
-    fn pass_on(&self, part: Unsplit, mut buffer: Vec<u8>) -> Result<(), TapError> {
+    fn pass_on(&self, part: Unsplit, before: &[u8]) -> Result<(), TapError> {
         let output = &self.shared.output;
         let pass = |bytes: &[u8]| match part {
             _ if bytes.is_empty() => Ok(()),
@@ -308,8 +310,8 @@ impl Reader<'_> {
             Unsplit::Rest => output.rest(bytes, None),
             Unsplit::Tail => output.tail(bytes),
         };
-        pass(&buffer)?;
-        buffer.resize(READ_BYTES, 0);
+        pass(before)?;
+        let mut buffer = Buffer::new(READ_BYTES);
         while let Found::Bytes(count) = read_some(self.socket, &mut buffer)? {
             self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
             pass(&buffer[..count])?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use audit::Delivery;
 use identity::{Closer, Connection, Reader, Writer};
-use page::{Decoder, Encoding, PAGE_BYTES};
+use page::{Buffer, Decoder, Encoding, PAGE_BYTES};
 use placer::{PlaceError, Placer};
 use wire::{BatchHeader, BlockHeader, LaneHeader, Tables, WireError};
 
@@ -70,10 +70,10 @@ pub struct Incoming {
     // Buffers reused for each batch.
     table_bytes: Vec<u8>,
     tables: Tables,
-    payload: Vec<u8>,
+    payload: Buffer,
     decoder: Decoder,
     /// The pages that deltas are applied to.
-    bodies: Vec<u8>,
+    bodies: Buffer,
 }
 
 impl Incoming {
@@ -90,9 +90,9 @@ impl Incoming {
             acknowledged: 0,
             table_bytes: Vec::new(),
             tables: Tables::default(),
-            payload: Vec::new(),
+            payload: Buffer::default(),
             decoder: Decoder::default(),
-            bodies: Vec::new(),
+            bodies: Buffer::default(),
         }
     }
 
@@ -167,14 +167,17 @@ impl Incoming {
         let pages = &self.tables.pages;
         // The payload is read before it is placed, so that no thread waits for the
         // source while it holds a range of RAM.
-        if header.deltas || encoding != Encoding::Raw {
-            self.payload.resize(header.payload_bytes as usize, 0);
-            self.reader.read_exact(&mut self.payload)?;
-        }
+        let payload = if header.deltas || encoding != Encoding::Raw {
+            let payload = self.payload.room(header.payload_bytes as usize);
+            self.reader.read_exact(payload)?;
+            payload
+        } else {
+            &mut []
+        };
         if header.deltas {
             let deltas = self
                 .decoder
-                .decode_deltas(encoding, &self.payload, pages.len())
+                .decode_deltas(encoding, payload, pages.len())
                 .map_err(|error| LaneEnd::Decode(error.to_string()))?;
             placer.place_deltas(header.block, header.epoch, pages, deltas, &mut self.bodies)?;
             return Ok(&self.tables);
@@ -188,21 +191,15 @@ impl Incoming {
             // is.
             placer.check(header.block, pages)?;
             for pages in pages.chunks(PLACED_AT_ONCE) {
-                self.payload.resize(pages.len() * PAGE_BYTES, 0);
-                self.reader.read_exact(&mut self.payload)?;
-                placer.place_bodies(
-                    header.block,
-                    header.epoch,
-                    pages,
-                    &self.payload,
-                    Delivery::Body,
-                )?;
+                let bodies = self.payload.room(pages.len() * PAGE_BYTES);
+                self.reader.read_exact(bodies)?;
+                placer.place_bodies(header.block, header.epoch, pages, bodies, Delivery::Body)?;
             }
             return Ok(&self.tables);
         }
         let bytes = self
             .decoder
-            .decode(encoding, &self.payload, pages.len())
+            .decode(encoding, payload, pages.len())
             .map_err(|error| LaneEnd::Decode(error.to_string()))?;
         placer.place_bodies(header.block, header.epoch, pages, bytes, Delivery::Body)?;
         Ok(&self.tables)
@@ -226,10 +223,10 @@ impl Incoming {
             }
             self.reader.read_exact(batch.data_mut())?;
         } else {
-            self.payload.resize(payload_bytes, 0);
-            self.reader.read_exact(&mut self.payload)?;
+            let payload = self.payload.room(payload_bytes);
+            self.reader.read_exact(payload)?;
             self.decoder
-                .decode_blocks(encoding, &self.payload, batch.data_mut())
+                .decode_blocks(encoding, payload, batch.data_mut())
                 .map_err(|error| LaneEnd::Decode(error.to_string()))?;
         }
         Ok(sink.take(batch)?)

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use audit::HandedOver;
-use page::{BATCH_PAGES, Batch, PAGE_BYTES, PageIndex, is_zero};
+use page::{BATCH_PAGES, Batch, Buffer, PAGE_BYTES, PageIndex, is_zero};
 use ram::Numbered;
 
 use crate::reluctance::Reluctance;
@@ -34,12 +34,12 @@ const PASSED_BY_MAX: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Filtering {
     reluctance: Reluctance,
-    scratch: Vec<u8>,
+    scratch: Buffer,
 }
 
 impl Default for Filtering {
     fn default() -> Self {
-        Self { reluctance: Reluctance::up_to(PASSED_BY_MAX), scratch: Vec::new() }
+        Self { reluctance: Reluctance::up_to(PASSED_BY_MAX), scratch: Buffer::default() }
     }
 }
 
@@ -61,8 +61,7 @@ impl Filtering {
             return 0;
         }
         let bytes = batch.bodies().len() * PAGE_BYTES;
-        self.scratch.resize(self.scratch.len().max(bytes), 0);
-        let now = &mut self.scratch[..bytes];
+        let now = self.scratch.room(bytes);
         let pages = batch.bodies().iter().map(|body| body.page);
         // A QEMU that has ended is noticed elsewhere.
         if !ram.read(batch.block, pages, now) {

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use page::PAGE_BYTES;
+use page::{Buffer, PAGE_BYTES};
 use parking_lot::Mutex;
 
 use super::{Stop, TURN_PAGES, cpu_time, idle};
@@ -42,7 +42,7 @@ pub(super) struct Found {
 /// Buffers for a turn.
 #[derive(Default)]
 pub(super) struct Hashing {
-    bytes: Vec<u8>,
+    bytes: Buffer,
     pages: Vec<u64>,
 }
 
@@ -60,11 +60,11 @@ impl Hashing {
             let pages = if *present { &mut self.pages } else { &mut found.nothing };
             pages.push(page);
         }
-        self.bytes.resize(READ_PAGES * PAGE_BYTES, 0);
+        let bytes = self.bytes.room(READ_PAGES * PAGE_BYTES);
         let mut rest = &self.pages[..];
         while !rest.is_empty() {
             let now = &rest[..rest.len().min(READ_PAGES)];
-            let into = &mut self.bytes[..now.len() * PAGE_BYTES];
+            let into = &mut bytes[..now.len() * PAGE_BYTES];
             let read = seat.holder.read_many(now, into).min(now.len());
             for (page, bytes) in now[..read].iter().zip(into.chunks_exact(PAGE_BYTES)) {
                 if page::is_zero(bytes) {
@@ -80,6 +80,9 @@ impl Hashing {
                 rest = &rest[1..];
             }
         }
+        // The next turn may come after this VM has left. The buffer stays: a thread that may
+        // stop anywhere for seconds should not have the kernel change mappings.
+        bytes.fill(0);
         turn
     }
 }

@@ -2,13 +2,13 @@
 
 use audit::Delivery;
 use content::{Index, Key, Name};
-use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
+use page::{BlockId, Buffer, Epoch, PAGE_BYTES, PageIndex};
 use placer::{PlaceError, Placer};
 
 /// Copies of up to a batch of pages, in buffers that are reused.
 #[derive(Default)]
 pub(super) struct Copies {
-    bytes: Vec<u8>,
+    bytes: Buffer,
     found: Vec<bool>,
     pages: Vec<PageIndex>,
 }
@@ -23,15 +23,14 @@ impl Copies {
         names: &[Name],
         pages: impl Iterator<Item = PageIndex>,
     ) -> u128 {
-        let bytes = names.len() * PAGE_BYTES;
-        self.bytes.resize(self.bytes.len().max(bytes), 0);
-        index.find(names, key, &mut self.bytes[..bytes], &mut self.found);
+        let bytes = self.bytes.room(names.len() * PAGE_BYTES);
+        index.find(names, key, bytes, &mut self.found);
         self.pages.clear();
         let mut here = 0;
         for (nth, page) in pages.enumerate().filter(|(nth, _)| self.found[*nth]) {
             here |= 1 << nth;
             let from = nth * PAGE_BYTES;
-            self.bytes.copy_within(from..from + PAGE_BYTES, self.pages.len() * PAGE_BYTES);
+            bytes.copy_within(from..from + PAGE_BYTES, self.pages.len() * PAGE_BYTES);
             self.pages.push(page);
         }
         here

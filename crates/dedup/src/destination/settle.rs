@@ -25,7 +25,11 @@ pub(super) fn run(exchange: &Weak<Exchange>, come: &Receiver<Vec<(Name, Waiter)>
         let Some(exchange) = exchange.upgrade() else { return };
         let waiters = match come {
             Ok(waiters) => waiters,
-            Err(RecvTimeoutError::Timeout) => Vec::new(),
+            Err(RecvTimeoutError::Timeout) => {
+                // This thread outlives all guests: nothing of the last one stays.
+                copies = Copies::default();
+                Vec::new()
+            }
             Err(RecvTimeoutError::Disconnected) => return,
         };
         let is_due = looked.elapsed() >= LOOK;

@@ -10,7 +10,7 @@ use content::{Domain, Name};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use directory::HostName;
 use identity::{Closer, Connection, Reader, Security, Writer};
-use page::{Decoder, Encoding, PAGE_BYTES};
+use page::{Buffer, Decoder, Encoding, PAGE_BYTES};
 use parking_lot::Mutex;
 use transport::{Endpoint, connect};
 use wire::{HasHeader, Kind, Wants, WireError};
@@ -226,7 +226,7 @@ struct Taking {
     line: Weak<Line>,
     exchange: Weak<Exchange>,
     names: Vec<u8>,
-    payload: Vec<u8>,
+    payload: Buffer,
     decoder: Decoder,
 }
 
@@ -240,14 +240,14 @@ impl Taking {
             self.names.resize(header.names_bytes(), 0);
             reader.read_exact(&mut self.names)?;
             let (here, not_here) = header.names(&self.names)?;
-            self.payload.resize(header.payload_bytes as usize, 0);
-            reader.read_exact(&mut self.payload)?;
+            let payload = self.payload.room(header.payload_bytes as usize);
+            reader.read_exact(payload)?;
             let bodies = match Encoding::try_from(header.encoding)? {
-                Encoding::Raw if self.payload.len() != here.len() * PAGE_BYTES => {
+                Encoding::Raw if payload.len() != here.len() * PAGE_BYTES => {
                     return Err(WireError::Contradiction("raw content of another length").into());
                 }
-                Encoding::Raw => &self.payload[..],
-                encoding => self.decoder.decode(encoding, &self.payload, here.len())?,
+                Encoding::Raw => payload,
+                encoding => self.decoder.decode(encoding, payload, here.len())?,
             };
             let Some(exchange) = self.exchange.upgrade() else { return Ok(()) };
             if let Some(line) = self.line.upgrade() {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use content::{Domain, Name};
 use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use identity::{Connection, Writer};
-use page::{BATCH_PAGES, Encoder, Encoding, PAGE_BYTES};
+use page::{BATCH_PAGES, Buffer, Encoder, Encoding, PAGE_BYTES};
 use transport::Overflow;
 use wire::{HasHeader, Wants, WireError};
 
@@ -120,7 +120,7 @@ struct Answering {
 /// Buffers that are reused.
 #[derive(Default)]
 struct Work {
-    bytes: Vec<u8>,
+    bytes: Buffer,
     found: Vec<bool>,
     here: Vec<Name>,
     not_here: Vec<Name>,
@@ -199,9 +199,8 @@ impl Answering {
     fn find(&mut self, domain: &Domain, names: &[Name]) -> usize {
         let key = self.sharing.key(domain);
         let Work { bytes, found, here, not_here, .. } = &mut self.work;
-        let length = names.len() * PAGE_BYTES;
-        bytes.resize(bytes.len().max(length), 0);
-        self.sharing.exchange.index.find(names, &key, &mut bytes[..length], found);
+        let bytes = bytes.room(names.len() * PAGE_BYTES);
+        self.sharing.exchange.index.find(names, &key, bytes, found);
         here.clear();
         not_here.clear();
         for (nth, (name, found)) in names.iter().zip(&*found).enumerate() {

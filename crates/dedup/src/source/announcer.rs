@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use content::Name;
 use data_threads::DataThreads;
-use page::{BATCH_PAGES, BlockId, Epoch, PAGE_BYTES, PageIndex, is_zero};
+use page::{BATCH_PAGES, BlockId, Buffer, Epoch, PAGE_BYTES, PageIndex, is_zero};
 
 use super::guest_page_cache::{GuestPageCache, OnDisk};
 use super::naming::Naming;
@@ -73,7 +73,7 @@ struct Telling<'a> {
 
 impl Telling<'_> {
     fn run(&self) {
-        let mut bytes = vec![0; BATCH_PAGES * PAGE_BYTES];
+        let mut bytes = Buffer::new(BATCH_PAGES * PAGE_BYTES);
         let mut part = 0;
         while let Some(mut rows) = self.cached.wait(part) {
             data_threads::point();

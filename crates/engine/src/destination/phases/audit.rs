@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use audit::{BlockLedger, Hash, Ledger};
-use page::{BATCH_PAGES, BlockId, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, BlockId, Buffer, PAGE_BYTES, PageIndex};
 use placer::Placer;
 use ram::{DataRanges, Mapping, RamError};
 use wire::{AuditOrder, Cost, ToDestination, ToSource};
@@ -177,14 +177,14 @@ struct RereadBlock<'b> {
     block: &'b BlockLedger,
     mapping: &'b Mapping,
     data: DataRanges,
-    bytes: Vec<u8>,
+    bytes: Buffer,
     read: u64,
 }
 
 impl<'b> RereadBlock<'b> {
     fn new(block: &'b BlockLedger, mapping: &'b Mapping) -> Result<Self, RamError> {
         let data = mapping.data_ranges()?;
-        let bytes = vec![0; BATCH_PAGES * PAGE_BYTES];
+        let bytes = Buffer::new(BATCH_PAGES * PAGE_BYTES);
         Ok(Self { block, mapping, data, bytes, read: 0 })
     }
 

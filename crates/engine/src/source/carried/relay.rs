@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use api::{Phase, Report};
 use crossbeam_channel::{Receiver, at, bounded, never, select, tick};
+use page::Buffer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
@@ -383,7 +384,7 @@ fn pass(
         link.non_ram(true, bytes).map_err(gone)
     };
     forward(before)?;
-    let mut buffer = vec![0; READ_BYTES];
+    let mut buffer = Buffer::new(READ_BYTES);
     loop {
         match socket.read(&mut buffer) {
             Ok(0) => {
