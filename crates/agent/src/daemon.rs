@@ -128,12 +128,17 @@ pub enum AgentError {
 /// # Errors
 /// If it can't start, in words for the operator.
 pub fn run(flags: &Flags) -> Result<(), AgentError> {
-    // First, because SIGHUP ends an agent that does not handle it.
+    // Before there are threads.
+    let gives_back = page::give_back_freed_memory();
+    // Early, because SIGHUP ends an agent that does not handle it.
     let (runtime, hangups) = runtime()?;
     let config = Config::new(flags)?;
     log::begin();
     for exposure in config.passwords.iter().filter_map(Password::exposure) {
         tracing::warn!("{exposure}");
+    }
+    if !gives_back {
+        tracing::warn!("the C library keeps freed memory: the agent grows with each move");
     }
     if let Err(error) = qemu::launch::raise_open_files() {
         tracing::warn!(%error, "the limit of open files stays as it is: LimitNOFILE= in the unit");
