@@ -14,6 +14,7 @@ pub mod liar;
 pub mod libvirt;
 pub mod memory;
 mod moving;
+pub mod pattern;
 pub mod proxmox;
 pub mod proxy;
 mod racks;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use qemu::process::Process;
+use qemu::qmp::Qmp;
 use ram::Mapping;
 use serde_json::json;
 
@@ -70,13 +71,20 @@ impl Drop for Full {
 /// If it can't be reached.
 #[must_use]
 pub fn guest_ram(world: &World, side: Side, name: &str, bytes: u64) -> Mapping {
+    ram_of(&world.own_qmp(side, name), world.vm(side, name).unwrap().pid, bytes)
+}
+
+/// The same of this QEMU.
+///
+/// # Panics
+/// If it can't be reached.
+#[must_use]
+pub fn ram_of(qmp: &Qmp, pid: u32, bytes: u64) -> Mapping {
     let command = json!({ "command-line": "gpa2hva 0" });
-    let qmp = world.own_qmp(side, name);
     let answer = qmp.execute("human-monitor-command", command).unwrap();
     let text = answer.as_str().unwrap().trim().to_owned();
     let address = text.rsplit_once("0x").expect("an address").1;
     let address = u64::from_str_radix(address, 16).unwrap();
-    let pid = world.vm(side, name).unwrap().pid;
     let process = Process::now(pid).unwrap();
     Mapping::of_process(process.pidfd(), pid, address, bytes).unwrap()
 }

@@ -33,6 +33,7 @@ mod free_memory;
 mod gang;
 mod holdings;
 mod hostile;
+mod kept_memory;
 mod kubevirt;
 mod kvm;
 mod lanes;
