@@ -2,7 +2,7 @@
 //! contenders take turns, each with new hosts, a new guest and a new disk.
 
 pub mod figures;
-mod files;
+pub(crate) mod files;
 mod goals;
 pub mod helper;
 mod one;

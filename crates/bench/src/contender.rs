@@ -1,5 +1,6 @@
 //! The contenders: QEMU's own migration in its best settings, and Droveway.
 
+mod carried;
 mod droveway;
 pub mod gang;
 mod qemu;
@@ -8,7 +9,9 @@ mod virsh;
 
 use std::time::{Duration, Instant};
 
+pub use carried::Carried;
 pub use droveway::{Droveway, Options};
+pub(crate) use droveway::{anonymous_bytes, certify};
 pub use qemu::{Mode, Qemu};
 pub use virsh::{Virsh, Way, can_compress};
 

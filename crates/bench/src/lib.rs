@@ -15,6 +15,7 @@ pub mod neighbour;
 pub mod paired;
 pub mod path;
 pub mod plain_tcp;
+pub mod rest;
 pub mod result;
 mod rounds;
 pub mod scenario;

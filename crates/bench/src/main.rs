@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use bench::cache::scenarios::Links;
 use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
+use bench::scenario::Scenario;
 use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, path, simulate};
+use bench::{demo, path, rest, simulate};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -286,15 +287,14 @@ fn bench(
         cache::helper::run(kit, runs)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let is_right = |run: &Run| !run.ok || (run.intact && run.disk_intact.unwrap_or(true));
-    let all_right = |outcome: &Outcome| {
-        outcome.contenders.values().flat_map(|contender| &contender.runs).all(is_right)
-    };
     let contest = scenario::all().into_iter().find(|one| one.name == name);
     let sweep = writers::sweeps().into_iter().find(|one| one.name == name);
     let gang = gang::scenarios::all().into_iter().find(|one| one.name == name);
     let cache = cache::scenarios::all().into_iter().find(|one| one.name == name);
     let right = match (contest, sweep, gang, cache) {
+        (Some(contest), ..) if contest.name == scenario::FOOTPRINT => {
+            footprint(kit, &contest, runs, only)?
+        }
         (Some(contest), ..) => all_right(&contest::run(kit, &contest, runs, only)?),
         (.., Some(cache)) => all_right(&cache::run(kit, &cache, links, runs, only)?),
         (_, None, Some(gang), _) => all_right(&gang::run(kit, gang, conditions, runs, only)?),
@@ -312,4 +312,24 @@ fn bench(
     }
     eprintln!("lab: a guest's memory or disk came out wrong");
     Ok(ExitCode::FAILURE)
+}
+
+/// Whether all guests that arrived were intact.
+fn all_right(outcome: &Outcome) -> bool {
+    let is_right = |run: &Run| !run.ok || (run.intact && run.disk_intact.unwrap_or(true));
+    outcome.contenders.values().flat_map(|contender| &contender.runs).all(is_right)
+}
+
+/// Agents' memory while a VM moves, and at rest after many moves.
+fn footprint(kit: &Kit, contest: &Scenario, runs: u32, only: &[String]) -> Result<bool, LabError> {
+    let (at_rest, moving): (Vec<_>, Vec<_>) =
+        only.iter().cloned().partition(|name| name == rest::NAME);
+    let mut right = true;
+    if only.is_empty() || !moving.is_empty() {
+        right = all_right(&contest::run(kit, contest, runs, &moving)?);
+    }
+    if only.is_empty() || !at_rest.is_empty() {
+        rest::run(kit)?;
+    }
+    Ok(right)
 }

@@ -18,12 +18,12 @@ const MORE_BYTES: u64 = 96 * MIB;
 const MORE_FILES: u64 = 20_000;
 
 /// The image. Dropping it removes it.
-pub(super) struct Files {
+pub(crate) struct Files {
     dir: TempDir,
 }
 
 impl Files {
-    pub(super) fn make(layout: &Layout) -> Result<Self> {
+    pub(crate) fn make(layout: &Layout) -> Result<Self> {
         let files = Self { dir: hosts::scratch("files")? };
         let below = files.dir.path().join("files");
         fs::create_dir(&below).at("make", &below)?;
@@ -45,7 +45,7 @@ impl Files {
     }
 
     /// Path of the image.
-    pub(super) fn image(&self) -> PathBuf {
+    pub(crate) fn image(&self) -> PathBuf {
         Path::new(self.dir.path()).join("image")
     }
 }

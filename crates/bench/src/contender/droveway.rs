@@ -34,7 +34,7 @@ fn nic_speeds(host: &Host, mbit_per_s: Option<u32>) -> Vec<String> {
 
 /// Gives both hosts certificates for their agents; returns the arguments with which agents use
 /// them.
-pub(super) fn certify(hosts: &Hosts) -> Result<[String; 2]> {
+pub(crate) fn certify(hosts: &Hosts) -> Result<[String; 2]> {
     let certificates = Certificates::new()?;
     for host in [&hosts.a, &hosts.b] {
         certificates.give(host, peer_name(hosts, host))?;
@@ -131,8 +131,18 @@ impl Contender for Droveway {
 
 /// Peak memory of a process.
 fn peak_bytes(pid: u32) -> Option<u64> {
+    memory(pid, "VmHWM:")
+}
+
+/// Anonymous memory of a process.
+pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
+    memory(pid, "RssAnon:")
+}
+
+/// The kernel's figure of this name.
+fn memory(pid: u32, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kib << 10)
 }
