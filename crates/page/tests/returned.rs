@@ -10,15 +10,14 @@ const NOT_DUMPED: &str = "dd";
 
 /// Whether a buffer is mapped at this address.
 fn is_mapped(address: usize) -> bool {
-    let number = |text| usize::from_str_radix(text, 16).unwrap();
+    let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
     let range = |line: &str| {
         let (from, to) = line.split(' ').next()?.split_once('-')?;
         Some(number(from)..number(to))
     };
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = smaps.lines();
-    let has_it = |line: &str| range(line).is_some_and(|range| range.contains(&address));
-    if !lines.any(has_it) {
+    if !lines.any(|line| range(line).is_some_and(|range| range.contains(&address))) {
         return false;
     }
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
