@@ -121,7 +121,7 @@ fn serve(
     }
     match begun {
         Begun::Unknown => serve_unknown(shared, socket, number),
-        Begun::Main(before) => main(shared, socket, number, before),
+        Begun::Main(before) => main(shared, socket, number, &before),
         Begun::Channel(id, before) => multifd(shared, socket, number, (id, &before)),
     }
 }
@@ -146,7 +146,7 @@ fn serve_unknown(shared: &Shared, socket: &UnixStream, number: usize) -> Result<
             Err(TapError::Connection("a multifd channel, though multifd is off"))
         }
         stream::multifd::MAGIC => multifd(shared, socket, number, (channel::number(socket)?, &[])),
-        _ => main(shared, socket, number, Vec::new()),
+        _ => main(shared, socket, number, &[]),
     }
 }
 
@@ -155,7 +155,7 @@ fn main(
     shared: &Shared,
     socket: &UnixStream,
     number: usize,
-    before: Vec<u8>,
+    before: &[u8],
 ) -> Result<(), TapError> {
     shared.begin_main(socket)?;
     let outcome = main_channel::run(shared, socket, number, before);

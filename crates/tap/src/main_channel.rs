@@ -44,7 +44,7 @@ pub(crate) fn run(
     shared: &Shared,
     socket: &UnixStream,
     number: usize,
-    before: Vec<u8>,
+    before: &[u8],
 ) -> Result<Option<Epoch>, TapError> {
     shared.counters.stream_bytes.fetch_add(before.len() as u64, Relaxed);
     let mut reader = Reader {
@@ -56,8 +56,8 @@ pub(crate) fn run(
         told_last: false,
     };
     match shared.channels {
-        Channels::Classic => reader.classic(&before),
-        Channels::Multifd(_) => reader.beside_channels(&before),
+        Channels::Classic => reader.classic(before),
+        Channels::Multifd(_) => reader.beside_channels(before),
     }
 }
 
