@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod churn;
+pub mod count;
 pub mod disk;
 pub mod files;
 pub mod memory;

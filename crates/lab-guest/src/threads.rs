@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use lab_guest::burn::{self, Burner};
 use lab_guest::cache::Load;
+use lab_guest::count::Count;
 use lab_guest::random::Random;
 
 use crate::{Guest, lock, system};
@@ -33,6 +34,10 @@ pub(crate) fn tick(guest: &Guest) {
     }
     let mut last = Instant::now();
     let period = guest.orders.tick();
+    let mut count = match Count::new() {
+        Ok(count) => count,
+        Err(error) => return eprintln!("guest: no heartbeats: {error}"),
+    };
     loop {
         thread::sleep(period.saturating_sub(last.elapsed()));
         let now = Instant::now();
@@ -40,7 +45,11 @@ pub(crate) fn tick(guest: &Guest) {
         last = now;
         let gap_us = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX);
         guest.worst_tick_us.fetch_max(gap_us, Ordering::Relaxed);
-        let ticks = guest.ticks.fetch_add(1, Ordering::Relaxed) + 1;
+        let ticks = match count.step() {
+            Ok(ticks) => ticks,
+            Err(error) => return eprintln!("guest: no more heartbeats: {error}"),
+        };
+        guest.ticks.store(ticks, Ordering::Relaxed);
         if ticks.is_multiple_of(COUNT_EVERY_TICKS) {
             if !guest.is_met.load(Ordering::Relaxed) {
                 guest.say(&guest.greeting());

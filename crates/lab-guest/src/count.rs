@@ -1,0 +1,57 @@
+//! The number of beats, which a moved guest must not forget.
+
+use std::io;
+
+use memmap2::MmapMut;
+
+const BYTES: usize = size_of::<u64>();
+
+/// A count in a page of its own.
+///
+/// QEMU's TCG can lose the mark of a page that was just written, and then sees no write to it until
+/// the page leaves its TLB. So that a moved guest does not go back to an earlier count, the page
+/// leaves the TLB after each step, and is marked once more (docs/TESTING.md, "Wrong pages").
+#[derive(Debug)]
+pub struct Count(Option<MmapMut>);
+
+impl Count {
+    /// From zero on.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn new() -> io::Result<Self> {
+        MmapMut::map_anon(BYTES).map(|page| Self(Some(page)))
+    }
+
+    /// Counts, and returns the new number.
+    ///
+    /// # Errors
+    /// If the kernel refuses to change the page's protection; the count is unusable then.
+    pub fn step(&mut self) -> io::Result<u64> {
+        let mut page = self.0.take().ok_or(io::ErrorKind::Other)?;
+        let mut bytes = [0; BYTES];
+        bytes.copy_from_slice(&page[..BYTES]);
+        let next = u64::from_ne_bytes(bytes) + 1;
+        put(&mut page, next);
+        let mut page = page.make_read_only()?.make_mut()?;
+        put(&mut page, next);
+        self.0 = Some(page);
+        Ok(next)
+    }
+}
+
+fn put(page: &mut MmapMut, count: u64) {
+    page[..BYTES].copy_from_slice(&count.to_ne_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_step_is_one_more() {
+        let mut count = Count::new().unwrap();
+        let steps: Vec<u64> = (0..3).map(|_| count.step().unwrap()).collect();
+        assert_eq!(steps, [1, 2, 3]);
+    }
+}
