@@ -15,6 +15,7 @@ use lab::libvirt::WAITS_AT;
 use qemu::qmp::{Event, Qmp};
 use serde_json::{Value, json};
 
+use crate::world::assert_arrived;
 use crate::{Side, World, assert_intact, own_qmp_argument, until};
 
 /// Longest time that a migration may take.
@@ -342,9 +343,9 @@ impl Commander {
     /// If it isn't intact, or the agent reports another outcome.
     pub fn arrive(&mut self, from: Side) -> api::Report {
         self.run_there(from);
-        assert_intact(&self.guest);
         let report = self.report(from);
         assert_eq!(report.outcome, api::Outcome::Done, "{}", self.logs());
+        assert_arrived(&self.guest, &self.world.kit, &report.audit);
         report
     }
 

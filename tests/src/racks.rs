@@ -7,7 +7,7 @@ use lab::hosts::{Layout, RackHost, Racks};
 use lab::setup::{self, Kit};
 
 use crate::moving::{Moving, complete};
-use crate::world::assert_intact;
+use crate::world::assert_arrived;
 
 /// Two hosts that VMs leave, and any number of hosts to which they move.
 pub struct RackWorld {
@@ -122,7 +122,7 @@ impl RackWorld {
         let ended = moving.wait();
         assert_eq!(ended.report.outcome, Outcome::Done, "{}\n{}", ended.said, self.logs());
         ended.assert_audited();
-        assert_intact(guest);
+        assert_arrived(guest, &self.kit, &ended.report.audit);
         ended.report
     }
 

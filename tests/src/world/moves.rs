@@ -9,7 +9,7 @@ use lab::fatal::{Kind, fatal};
 use lab::guest::Guest;
 use qemu::qmp::Qmp;
 
-use super::{Side, World, assert_intact, until, until_gone};
+use super::{Side, World, assert_arrived, assert_intact, until, until_gone};
 use crate::moving::{Moving, complete};
 
 const QMP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ impl World {
         assert!(ended.success, "{}", ended.said);
         ended.assert_audited();
         self.assert_moved(guest, from);
-        self.assert_intact(guest);
+        assert_arrived(guest, &self.kit, &ended.report.audit);
         ended.report
     }
 
