@@ -128,7 +128,8 @@ impl Snapshot {
         let snapshot = Self { machine, image, qemu, home };
         let home = &snapshot.home;
         let spec = snapshot.spec("field", &Disks::within(home));
-        let recipe = spec.argv(kit, &snapshot.qemu.program).join("\n");
+        let argv = spec.argv(kit, &snapshot.qemu.program).join("\n");
+        let recipe = format!("{argv}\n{}\n", Outside::MAC);
         let made_by = home.join("recipe");
         if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
             return Ok(snapshot);

@@ -377,7 +377,9 @@ fn disk_resized(field: &mut Field) -> Done {
 
 fn snapshot(field: &mut Field) -> Done {
     let qmp = field.qmp()?;
-    let path = field.world().hosts.a.run_dir.join("files-snapshot").display().to_string();
+    let disk = |name: &str| field.world().hosts.a.run_dir.join(name).display().to_string();
+    // The image below this one is every test's.
+    let (path, base) = (disk("files-snapshot"), disk("files-root"));
     let taken = json!({ "device": "root", "snapshot-file": path, "format": "qcow2" });
     execute(&qmp, "blockdev-snapshot-sync", taken)?;
     field.sh("head -c 2M /dev/urandom >/var/tmp/more && sync && rm /var/tmp/more")?;
@@ -385,7 +387,7 @@ fn snapshot(field: &mut Field) -> Done {
         move |event: &Event| event.name == name && event.data["device"] == PLUG
     };
     awaits(field, &qmp, of_job("BLOCK_JOB_READY"), |_| {
-        let commit = json!({ "job-id": PLUG, "device": "root" });
+        let commit = json!({ "job-id": PLUG, "device": "root", "base": base });
         execute(&qmp, "block-commit", commit).map(drop)
     })?;
     let ended = awaits(field, &qmp, of_job("BLOCK_JOB_COMPLETED"), |_| {

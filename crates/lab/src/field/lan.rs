@@ -37,6 +37,8 @@ impl Lan {
         let log = fs::File::create(log(&outside)).doing("make the DHCP server's log")?;
         let mut serve = outside.host.command("dnsmasq");
         serve.args(["--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--user=root"]);
+        // It renews leases that the guest had from the server of another test.
+        serve.arg("--dhcp-authoritative");
         serve.args(["--log-facility=-", "--log-dhcp", "--no-ping", "--bind-interfaces"]);
         serve.arg(format!("--dhcp-range={RANGE}")).arg(format!("--dhcp-host={CARD}"));
         serve.arg(format!("--dhcp-leasefile={}", dir.join("leases").display()));

@@ -21,6 +21,9 @@ pub struct Outside {
 }
 
 impl Outside {
+    /// Its address on the link, always the same: a guest that goes on from a snapshot knows it.
+    pub const MAC: &str = "52:54:00:77:00:fe";
+
     /// Makes the host, and on each other host a bridge with a tap device for a VM.
     ///
     /// # Errors
@@ -28,7 +31,7 @@ impl Outside {
     pub fn join(hosts: &Hosts) -> Result<Self> {
         let name = format!("{}c", hosts.a.name.trim_end_matches('a'));
         let outside = Host::new(&name, vec![CLIENTS], false)?;
-        outside.ip(&["link", "add", BRIDGE, "type", "bridge"])?;
+        outside.ip(&["link", "add", BRIDGE, "address", Self::MAC, "type", "bridge"])?;
         outside.ip(&["addr", "add", &format!("{CLIENTS}/24"), "dev", BRIDGE])?;
         outside.ip(&["link", "set", BRIDGE, "up"])?;
         for (host, port) in [(&hosts.a, "to-a"), (&hosts.b, "to-b")] {
