@@ -28,7 +28,8 @@ help:
 	@echo '  make unit | end-to-end [SUITE=moves::]   one part, or those with this name'
 	@echo '  make steady         end-to-end tests RUNS=5 times: which are unsteady'
 	@echo '  make fuzz           every parser, FUZZ_SECONDS=600 each'
-	@echo '  make field          a Debian, and what it and its owner do after moves'
+	@echo '  make field          a Debian, and what it and its owner do after moves;'
+	@echo '                      RELEASE=trixie ROWS=balloon'
 	@echo '  make faults         N=1000 faults in the middle of migrations, by SEED=1'
 	@echo 'Test with other programs'
 	@echo '  make libvirt-test   with real libvirts; some four minutes'
@@ -44,6 +45,7 @@ help:
 	@echo '  make packages       .deb and .rpm into target/packages'
 	@echo '  make packages-test  installs them in a fresh root'
 	@echo '  make ansible-test   the Ansible role against two fresh roots'
+	@echo '  make install-test   as install.md says, on two fresh hosts with systemd'
 	@echo 'Set up'
 	@echo '  make setup          installs what is missing; the others do it too'
 	@echo '  make clean          removes what was built, unpacked, or left by a killed lab'
@@ -141,6 +143,11 @@ packages-test: packages
 ansible-test: packages
 	@scripts/ansible-test
 
+# The commands of docs/operations/install.md, on two fresh hosts with systemd.
+.PHONY: install-test
+install-test: packages
+	@scripts/install-test
+
 .PHONY: test-all test-others
 test: toolchain
 	@MAKE="$(MAKE)" scripts/test promised
@@ -163,7 +170,7 @@ faults: setup
 .PHONY: field
 field: setup
 	$(CARGO) build --bin droveway --bin field
-	@$(DEBUG)/field
+	@$(DEBUG)/field $(RELEASE) $(ROWS)
 
 bench: toolchain
 	@$(LAB) bench

@@ -119,9 +119,9 @@ pub struct Field {
 ///
 /// # Errors
 /// If it can't be made.
-pub fn snapshot(machine: Machine) -> Result<Snapshot, LabError> {
+pub fn snapshot(release: Release, machine: Machine) -> Result<Snapshot, LabError> {
     let kit = setup::ensure()?;
-    let image = setup::field_image(Release::Bookworm)?;
+    let image = setup::field_image(release)?;
     let qemu = kit.own_qemu();
     Snapshot::of(&kit, image, machine, qemu)
 }

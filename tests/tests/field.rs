@@ -4,6 +4,7 @@
 use end_to_end::field::{self, Field, Mover, Row, Stream, Way};
 use end_to_end::note;
 use lab::field::Machine;
+use lab::setup::Release;
 use marks::runs;
 
 /// Rows after which the guest goes on without a boot, which would take half a minute of a core.
@@ -21,7 +22,7 @@ const QUICK: [&str; 9] = [
 const REBOOT: &str = "reboot from inside";
 
 fn live(mover: Mover, stream: Stream, rows: &[&str]) {
-    let snapshot = match field::snapshot(Machine::Virtio) {
+    let snapshot = match field::snapshot(Release::Bookworm, Machine::Virtio) {
         Ok(snapshot) => snapshot,
         Err(error) => return note(&format!("no Debian was moved: {error}")),
     };

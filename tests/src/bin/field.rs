@@ -1,7 +1,7 @@
-//! `field [PART OF A NAME]...`: moves a Debian as people have it, has its owner and itself do what
-//! they do, and prints a table of what came of it. It keeps results, tries what is missing or has
-//! failed, and ends after 40 minutes; the next run goes on. With parts of names it tries only rows
-//! that have one of them, but those in any case.
+//! `field [RELEASE] [PART OF A NAME]...`: moves a Debian as people have it, bookworm unless another
+//! release is named, has its owner and itself do what they do, and prints a table of what came of
+//! it. It keeps results, tries what is missing or has failed, and ends after 40 minutes; the next
+//! run goes on. With parts of names it tries only rows that have one of them, but those in any case.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,15 +11,25 @@ use std::time::{Duration, Instant};
 
 use end_to_end::field::{self, DEVICE_ROWS, Field, ROWS, Results, Row, START_AGAIN, WAYS, Way};
 use lab::field::{Machine, Snapshot};
+use lab::setup::Release;
 use lab::{agent, program};
 
 const RUN_MAX: Duration = Duration::from_secs(40 * 60);
 const DEPTHS: [u32; 3] = [1, 2, 3];
 
 fn main() -> ExitCode {
-    let parts: Vec<String> = std::env::args().skip(1).collect();
+    let mut parts: Vec<String> = std::env::args().skip(1).collect();
+    let named = parts.first().and_then(|first| Release::named(first));
+    let release = match named {
+        Some(release) => {
+            parts.remove(0);
+            release
+        }
+        None => Release::Bookworm,
+    };
     let started = Instant::now();
-    let snapshots = [Machine::Virtio, Machine::Devices].map(field::snapshot);
+    let snapshots =
+        [Machine::Virtio, Machine::Devices].map(|machine| field::snapshot(release, machine));
     let [virtio, devices] = match snapshots {
         [Ok(virtio), Ok(devices)] => [virtio, devices],
         [Err(error), _] | [_, Err(error)] => {
@@ -29,7 +39,8 @@ fn main() -> ExitCode {
     };
     let version = program::output(std::process::Command::new(agent::binary()).arg("--version"));
     let version = version.unwrap_or_default();
-    let key = format!("Debian 12 in QEMU {}, {}", virtio.qemu.version, version.trim());
+    let key =
+        format!("Debian {} in QEMU {}, {}", release.number(), virtio.qemu.version, version.trim());
     let results = Results::new(target().join("field/results"), key);
     let of_virtio: Vec<&Row> = ROWS.iter().chain([&START_AGAIN]).collect();
     let of_devices: Vec<&Row> = DEVICE_ROWS.iter().collect();

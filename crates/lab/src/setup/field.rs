@@ -73,6 +73,27 @@ pub enum Release {
     Trixie,
 }
 
+impl Release {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Bullseye, Self::Bookworm, Self::Trixie];
+
+    /// The release of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|release| release.to_string() == name)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Bullseye => 11,
+            Self::Bookworm => 12,
+            Self::Trixie => 13,
+        }
+    }
+}
+
 impl fmt::Display for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
