@@ -30,6 +30,7 @@ mod registry;
 mod renewal;
 mod scopes;
 mod service_manager;
+mod shares;
 mod socket;
 mod state;
 mod user;
