@@ -14,6 +14,7 @@ mod daemon;
 mod denied;
 mod events;
 mod examiner;
+mod few;
 mod gangs;
 mod holdings;
 mod http;
@@ -41,6 +42,7 @@ mod webhook;
 
 pub use carry::DoorsError;
 pub use daemon::{AgentError, run};
+pub use few::Few;
 pub use name::NameError;
 pub use qemu::secrets;
 pub use socket::SocketError;
