@@ -89,6 +89,7 @@ impl Arrivals {
         }
         check_domain(&order.share_domain.0)?;
         check_overrides(&order.overrides).map_err(|error| Denied::Asked(error.to_string()))?;
+        self.settlers.have_room()?;
         let claim = self.registry.expect(&order.vm, &order.migration)?;
         let shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();

@@ -133,7 +133,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     // Early, because SIGHUP ends an agent that does not handle it.
     let (runtime, hangups) = runtime()?;
     let config = Config::new(flags)?;
-    log::begin();
+    let _log = log::begin().map_err(|source| local_error("starting the log", source))?;
     for exposure in config.passwords.iter().filter_map(Password::exposure) {
         tracing::warn!("{exposure}");
     }

@@ -4,6 +4,7 @@
 //! The examiner gathers facts here, asks other agents for theirs, and answers their questions. The
 //! crate `doctor` judges the facts.
 
+mod recent;
 pub(crate) mod sight;
 pub(crate) mod vms;
 
@@ -16,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use api::{ErrorCode, Examination, Finding};
 use doctor::{LaneMet, Meeting, Unmet};
 use engine::{Endpoint, ExamineError, Examined, LaneError, Local, Peer};
-use facts::host::{Facts, Kvm, Network, Program};
+use facts::host::{Facts, Kvm, Network, Program, VmFacts};
 use identity::Security;
 use qemu::probe::Probes;
 use qemu::room::host_memory;
@@ -28,6 +29,7 @@ use crate::denied::Denied;
 use crate::migrations::Routes;
 use crate::parallel::at_once;
 use crate::registry::Registry;
+use recent::Recent;
 
 /// For an answer that takes no work.
 const GREETING_MAX: Duration = Duration::from_secs(5);
@@ -49,6 +51,8 @@ pub(crate) struct Examiner {
     carry: Option<Carry>,
     passwords: Vec<Password>,
     probes: Probes,
+    /// The VMs here, for other hosts.
+    vms: Recent<Vec<VmFacts>>,
 }
 
 impl Examiner {
@@ -62,7 +66,8 @@ impl Examiner {
         passwords: Vec<Password>,
     ) -> Self {
         let probes = Probes::new(Arc::clone(&local.programs)).kept_in(registry.state().probes());
-        Self { registry, local, routes, listen, nic_speeds, carry, passwords, probes }
+        let vms = Recent::default();
+        Self { registry, local, routes, listen, nic_speeds, carry, passwords, probes, vms }
     }
 
     /// The QEMU programs and their capabilities.
@@ -91,7 +96,7 @@ impl Examiner {
 
     /// Examines this host, and whether its peers answer.
     pub(crate) fn examine_host(&self) -> Examination {
-        let mut findings = doctor::of_host(&self.facts(&[], &[]));
+        let mut findings = doctor::of_host(&self.facts(self.ask_vms(), &[], &[]));
         findings.extend(self.greet_peers());
         Examination { of: self.local.agent.clone(), findings }
     }
@@ -104,7 +109,7 @@ impl Examiner {
             Ok(meeting) => meeting,
             Err(unmet) => return Ok(Examination { findings: vec![silent(&of, name, &unmet)], of }),
         };
-        let here = self.facts(&[], &[]);
+        let here = self.facts(self.ask_vms(), &[], &[]);
         let taps = here.vms.iter().flat_map(|vm| &vm.taps).take(TAPS_MAX).cloned().collect();
         let question = Question::Facts { programs: used(&here), taps };
         let findings = match self.ask(name, direct(&peer), question, FACTS_MAX) {
@@ -128,7 +133,8 @@ impl Examiner {
                 filler: filler.chars().take(FILLER_BYTES).collect(),
             }),
             Part::Read(Question::Facts { programs, taps }) => {
-                Answer::Facts(Box::new(self.facts(&programs, &taps)))
+                let vms = self.vms.get(|| self.ask_vms());
+                Answer::Facts(Box::new(self.facts(vms, &programs, &taps)))
             }
             Part::Read(Question::Comes { target }) => {
                 let carrying = self.local.carrying.as_ref();
@@ -138,9 +144,12 @@ impl Examiner {
         }
     }
 
-    fn facts(&self, asked: &[(String, String)], taps: &[String]) -> Facts {
+    fn ask_vms(&self) -> Vec<VmFacts> {
+        vms::facts(&self.registry, &host_memory())
+    }
+
+    fn facts(&self, vms: Vec<VmFacts>, asked: &[(String, String)], taps: &[String]) -> Facts {
         let memory = host_memory();
-        let vms = vms::facts(&self.registry, &memory);
         // An agent that carries others' migrations may lack the device that their VMs use.
         let starts_none = self.carry.is_some() && vms.is_empty();
         let kvm = match sight::kvm(self.registry.qemu_user()) {

@@ -10,7 +10,6 @@ mod people;
 mod predict;
 mod progress;
 mod routes;
-mod shares;
 
 use std::sync::{Arc, LazyLock};
 

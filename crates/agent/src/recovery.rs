@@ -48,6 +48,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(4);
 /// For the effects of an operator's decision: QEMU may have to end.
 const RESOLVE_MAX: Duration = Duration::from_secs(60);
 
+/// The most journals for one more VM to arrive: each is a file, and a thread until both hosts agree.
+const JOURNALS_MAX: usize = 2048;
+
 /// The unfinished switchovers of this host.
 pub(crate) struct Settlers {
     pub(crate) registry: Arc<Registry>,
@@ -126,6 +129,18 @@ impl Settlers {
                     }
                 }
             }
+        }
+    }
+
+    /// Whether one more VM may arrive. Its source decides how long its journal stays.
+    pub(crate) fn have_room(&self) -> Result<(), Denied> {
+        match self.journals.count() {
+            Ok(count) if count < JOURNALS_MAX => Ok(()),
+            Ok(count) => Err(Denied::Conflict(format!(
+                "there are {count} switchovers there that are running or not settled: let the \
+                 agents of their other hosts be reached, or decide with `droveway resolve`"
+            ))),
+            Err(error) => Err(Denied::Local(error.to_string())),
         }
     }
 

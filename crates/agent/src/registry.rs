@@ -40,6 +40,10 @@ pub(crate) use claim::Claim;
 pub(crate) use found::Held;
 pub(crate) use living::Living;
 
+/// The most VMs here, with those in doubt and those that arrive, for one more to arrive. Each has a
+/// QEMU, a connection to it and a directory, and other hosts decide how many there are.
+const VMS_MAX: usize = 1024;
+
 /// The operation in progress on a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Busy {
@@ -339,6 +343,12 @@ impl Registry {
         let mut slots = self.slots.lock();
         if let Some(slot) = slots.get(name) {
             return Err(in_the_way(name, &slot.busy));
+        }
+        if matches!(busy, Busy::Arriving(_)) && slots.len() >= VMS_MAX {
+            return Err(Denied::Conflict(format!(
+                "there are {VMS_MAX} VMs there, with those in doubt and those that arrive: no \
+                 other host can send more"
+            )));
         }
         slots.insert(name.to_owned(), Slot { vm: None, busy, promised: None });
         let dir = self.state.vm(name);

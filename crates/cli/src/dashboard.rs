@@ -10,7 +10,9 @@ mod pages;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use agent::Few;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
@@ -26,6 +28,12 @@ use crate::commands::agents::Agents;
 use crate::output::{eprint_line, print_line};
 use crate::problem::Problem;
 use gate::Gate;
+
+/// Connections at a time. Any user of this machine may connect, and would otherwise use up the open
+/// files of the dashboard, which then answers nobody.
+const CONNECTIONS_MAX: usize = 64;
+/// The longest duration of one: a browser connects again.
+const CONNECTION_MAX: Duration = Duration::from_secs(600);
 
 const STYLE: &str = include_str!("dashboard/style.css");
 const SCRIPT: &str = include_str!("dashboard/script.js");
@@ -54,11 +62,15 @@ pub(crate) async fn serve(listen: SocketAddr, agents: Agents) -> Result<(), Prob
     let watching = tokio::spawn(Arc::clone(&cluster).watch());
     let app = router(Arc::new(Dashboard { gate, cluster }));
     let served = tokio::select! {
-        served = async { axum::serve(listener, app).await } => served,
+        served = async { axum::serve(few(listener), app).await } => served,
         stopped = tokio::signal::ctrl_c() => stopped,
     };
     watching.abort();
     served.map_err(|source| Problem::Local { what: format!("serving {address}"), source })
+}
+
+fn few(listener: TcpListener) -> Few {
+    Few::new(listener, CONNECTIONS_MAX, CONNECTION_MAX)
 }
 
 /// Prints the next address that opens the pages.

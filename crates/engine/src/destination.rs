@@ -9,7 +9,6 @@ mod nic_use;
 mod orders;
 mod phases;
 mod postcopies;
-mod tail;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -30,7 +29,6 @@ use crate::host::{Host, Local};
 use connections::{Connections, Place};
 use lanes::ArrivingLanes;
 use postcopies::Postcopies;
-use tail::TailBudget;
 
 /// The time in which a peer that has connected must identify itself.
 const PREAMBLE_MAX: Duration = Duration::from_secs(5);
@@ -51,7 +49,6 @@ pub(crate) struct Shared {
     arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
     connections: Arc<Connections>,
     postcopies: Arc<Postcopies>,
-    tails: Arc<TailBudget>,
 }
 
 impl Shared {
@@ -81,7 +78,6 @@ pub fn serve(
         arrivals: Mutex::default(),
         connections: Connections::new(hosts),
         postcopies: Arc::default(),
-        tails: Arc::default(),
     });
     let accepting = thread::Builder::new().name("peers".to_owned()).spawn({
         let shared = Arc::clone(&shared);

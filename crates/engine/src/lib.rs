@@ -15,6 +15,7 @@ mod predict;
 mod report_builder;
 mod resources;
 mod source;
+mod tail;
 mod waits;
 mod watch;
 

@@ -194,3 +194,38 @@ impl std::io::Write for Counting<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    use wire::{ToDestination, ToSource};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_sends_more_than_is_read_waits() {
+        const SENT: usize = 50;
+        for waits_max in [HEARD_MAX, HEARD_AT_ONCE_MAX] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let connection = Connection::plain(listener.accept().unwrap().0);
+            let (_link, hear): (Link<ToSource>, Receiver<Heard<ToDestination>>) = match waits_max {
+                HEARD_MAX => Link::start(connection, "peer"),
+                _ => Link::start_with(connection, "peer", Some),
+            }
+            .unwrap();
+            for _ in 0..SENT {
+                Frame::write_non_ram(false, &[1], &mut peer).unwrap();
+            }
+            while hear.len() < waits_max {
+                thread::yield_now();
+            }
+            for _ in 0..SENT {
+                assert!(hear.len() <= waits_max);
+                assert!(matches!(hear.recv().unwrap(), Heard::Tail(bytes) if bytes == [1]));
+            }
+        }
+    }
+}

@@ -198,6 +198,8 @@ impl ReportBuilder {
 
 #[cfg(test)]
 mod tests {
+    use api::{DiskReport, LaneReport};
+
     use super::*;
 
     #[test]
@@ -214,6 +216,50 @@ mod tests {
             notes.len()
         };
         assert_eq!([Some(36.0), Some(301.0), None].map(notes), [1, 2, 2]);
+    }
+
+    /// With all that a peer and an operator may cause.
+    #[test]
+    fn a_report_has_a_size_that_it_does_not_exceed() {
+        const LANES_MAX: usize = 64;
+        const DISKS_MAX: usize = 256;
+        let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
+        let watch = Arc::new(Watch::new(progress, Bounds::default()));
+        let builder = ReportBuilder::new(watch, 300);
+        let rate = 123_456_789.123_456_79;
+        for nth in 0..3 * SAMPLES_MAX {
+            let sample = Sample {
+                at_s: nth as f64 / 17.0,
+                delivered_bytes_per_s: rate,
+                wire_bytes_per_s: rate,
+                dirty_bytes_per_s: rate,
+                share: 1.0 / 3.0,
+                left_bytes: u64::MAX,
+                pool_bytes: u64::MAX,
+                lanes_bytes_per_s: vec![rate; LANES_MAX],
+            };
+            builder.sample(sample, |_| {});
+        }
+        let every_second: Vec<String> = (0..1024).step_by(2).map(|cpu| cpu.to_string()).collect();
+        let bounds = Bounds { cpus: every_second.join(",").parse().ok(), ..Bounds::default() };
+        assert!(bounds.cpus.is_some());
+        (0..2 * CHANGES_MAX).for_each(|_| builder.rebound(&bounds));
+        for nth in 0..2 * NOTES_MAX {
+            // Two bytes of JSON for each.
+            builder.note(format!("{nth}{}", "\"".repeat(4096)));
+        }
+        builder.tell(|report| {
+            report.lanes =
+                vec![LaneReport { name: "f".repeat(100), ..LaneReport::default() }; LANES_MAX];
+            let name = "d".repeat(1024);
+            report.disks = vec![DiskReport { name, ..DiskReport::default() }; DISKS_MAX];
+        });
+        let report = builder.end(Outcome::Failed(String::from(Reason::new("w".repeat(1 << 20)))));
+        assert!(report.samples.len() > SAMPLES_MAX / 2 && report.samples.len() <= SAMPLES_MAX);
+        let counts = (report.notes.len(), report.bounds_changes.len());
+        assert_eq!(counts, (NOTES_MAX, CHANGES_MAX));
+        let bytes = serde_json::to_vec(&report).unwrap().len();
+        assert!(bytes < 3 << 20, "{bytes}");
     }
 
     /// As on a busy host, where the sampler is first.

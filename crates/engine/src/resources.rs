@@ -6,8 +6,9 @@ use std::sync::Arc;
 use page::{Budget, BudgetFull, Pool, SLOT_BYTES};
 
 use crate::network::Network;
+use crate::tail::TailBudget;
 
-/// Resources that all migrations of an agent share: buffers, and its NICs.
+/// Resources that all migrations of an agent share: buffers, memory for device state, and its NICs.
 ///
 /// Outgoing and incoming migrations have separate buffers: otherwise two migrations that cross
 /// between two hosts would wait for each other.
@@ -16,6 +17,9 @@ pub struct Resources {
     pool_bytes: usize,
     outgoing: Arc<Budget>,
     incoming: Arc<Budget>,
+    /// For VMs that leave, where their migrations are carried.
+    pub(crate) leaving_tails: Arc<TailBudget>,
+    pub(crate) coming_tails: Arc<TailBudget>,
     pub(crate) network: Arc<Network>,
 }
 
@@ -66,7 +70,14 @@ impl Resources {
     #[must_use]
     pub fn with_speeds(pool_bytes: usize, speeds: Vec<(IpAddr, u64)>) -> Arc<Self> {
         let (outgoing, incoming) = (Budget::new(pool_bytes), Budget::new(pool_bytes));
-        Arc::new(Self { pool_bytes, outgoing, incoming, network: Network::new(speeds) })
+        Arc::new(Self {
+            pool_bytes,
+            outgoing,
+            incoming,
+            leaving_tails: Arc::default(),
+            coming_tails: Arc::default(),
+            network: Network::new(speeds),
+        })
     }
 
     /// The buffers of outgoing and of incoming migrations.

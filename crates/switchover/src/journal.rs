@@ -164,6 +164,15 @@ impl JournalDir {
         self.path(migration, side).try_exists().unwrap_or(true)
     }
 
+    /// How many journals there are, readable or not.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    pub fn count(&self) -> Result<usize, JournalError> {
+        let entries = fs::read_dir(&self.dir);
+        Ok(entries.map_err(|source| failed(&self.dir, "reading it", source))?.count())
+    }
+
     pub(crate) fn reopen<R: Keeps>(&self, path: PathBuf) -> Result<Reopened<R>, JournalError> {
         let io = |what| {
             let path = path.clone();

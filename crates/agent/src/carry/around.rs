@@ -3,19 +3,39 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::shares::{Share, Shares};
+
+/// Connections that are relayed at a time, and those of one door, where a VM may have broken out of
+/// its QEMU. Each has two threads; a migration has one for each of its channels.
+const CONNECTIONS_MAX: usize = 256;
+const CONNECTIONS_OF_ONE_MAX: usize = 64;
+
 /// The connections that are relayed so.
-#[derive(Default)]
 pub(super) struct Around {
+    places: Arc<Shares>,
     number: Mutex<usize>,
     changed: Condvar,
 }
 
+impl Default for Around {
+    fn default() -> Self {
+        let places = Shares::new(CONNECTIONS_MAX, CONNECTIONS_OF_ONE_MAX);
+        Self { places, number: Mutex::default(), changed: Condvar::new() }
+    }
+}
+
 impl Around {
+    /// A place for a connection to this door, as long as it is relayed; none if there are too many.
+    pub(super) fn place(&self, door: &str) -> Option<Share> {
+        self.places.take(door)
+    }
+
     /// Relays both directions until both have ended, or one has failed.
     pub(super) fn pass(&self, one: &UnixStream, other: &UnixStream) -> io::Result<()> {
         *self.number.lock() += 1;
@@ -62,7 +82,6 @@ fn copy(mut from: &UnixStream, mut to: &UnixStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
@@ -83,6 +102,19 @@ mod tests {
         qemu.read_to_string(&mut heard).unwrap();
         assert_eq!(heard, "back");
         passing.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn no_door_has_all_places() {
+        let around = Around::default();
+        let of_one = std::iter::from_fn(|| around.place("a")).take(CONNECTIONS_MAX + 1);
+        let mut places: Vec<Share> = of_one.collect();
+        assert_eq!(places.len(), CONNECTIONS_OF_ONE_MAX);
+        let others = (0..CONNECTIONS_MAX).filter_map(|nth| around.place(&format!("b{nth}")));
+        places.extend(others);
+        assert_eq!(places.len(), CONNECTIONS_MAX);
+        drop(places);
+        assert!(around.place("a").is_some());
     }
 
     #[test]

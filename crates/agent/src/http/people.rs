@@ -25,9 +25,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::shares::Shares;
 use super::{Api, BODY_BYTES_MAX, answer, router};
 use crate::denied::Denied;
+use crate::shares::Shares;
 use held::{Held, Requests};
 
 /// Connections at a time that are not authenticated yet, from this host and from addresses that

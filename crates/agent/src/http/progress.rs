@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use super::answer::refusal;
 use super::blocking;
 use super::people::Caller;
-use super::shares::{Share, Shares};
 use crate::denied::Denied;
 use crate::gangs::Gangs;
 use crate::migrations::Migrations;
+use crate::shares::{Share, Shares};
 
 /// Watchers at a time, at the socket and as many over TCP: those of one can't keep the other's
 /// away. Each uses a blocking thread, and everything else that waits for QEMU or a file uses the

@@ -243,6 +243,23 @@ fn memory_that_is_promised_to_an_arriving_vm_is_not_promised_again() {
 }
 
 #[test]
+fn no_vm_arrives_where_there_are_too_many() {
+    let dir = TestDir::new();
+    let registry = open(dir.path());
+    let expect = |name: &str| registry.expect(name, "deadbeef");
+    let mut claims: Vec<Claim> =
+        (0..VMS_MAX).map(|nth| expect(&format!("vm{nth}")).unwrap()).collect();
+    registry.unsettled("vm0");
+    let refused = expect("web1").map(drop).unwrap_err();
+    assert!(refused.to_string().contains("1024 VMs"), "{refused}");
+    assert!(registry.is_free("web1") && !registry.state().vm("web1").exists());
+    // The operator of this host decides.
+    drop(registry.claim("web1", Busy::Starting).unwrap());
+    claims.pop();
+    drop(expect("web1").unwrap());
+}
+
+#[test]
 fn half_an_arrival_is_removed_after_a_crash() {
     for standing in [Some(Standing::Arriving), None] {
         let dir = TestDir::new();

@@ -1,8 +1,14 @@
 //! Pages as a browser gets them, for example answers of agents.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
 use axum::body::Body;
 use axum::http::Request;
+use axum::serve::Listener;
 use http_body_util::BodyExt;
+use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 use super::*;
@@ -64,6 +70,25 @@ async fn text(answer: Response) -> (StatusCode, String) {
     let status = answer.status();
     let body = answer.into_body().collect().await.unwrap().to_bytes();
     (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn connections_beyond_the_bound_wait() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut few = few(listener);
+    let mut clients = Vec::new();
+    for _ in 0..=CONNECTIONS_MAX {
+        clients.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut served = Vec::new();
+    for _ in 0..CONNECTIONS_MAX {
+        served.push(few.accept().await);
+    }
+    let mut next = pin!(few.accept());
+    assert!(poll_fn(|context| Poll::Ready(next.as_mut().poll(context))).await.is_pending());
+    served.pop();
+    next.await;
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use super::outbox::Told;
 
 /// The most pages that one VM waits for. Each costs some 150 bytes here and at the source. More
 /// are sent at once.
-const WAITING_MAX: usize = 1 << 20;
+pub(super) const WAITING_MAX: usize = 1 << 20;
 /// The most names that are accepted per page of the VM.
 const NAMED_PER_PAGE: u64 = 4;
 

@@ -21,6 +21,7 @@ use wire::{Answer, LaneHeader, Late, Names};
 use super::drained::Drained;
 use super::in_flight::Claim;
 use super::outbox::Told;
+use super::recipient::WAITING_MAX;
 use super::*;
 use crate::rack::{DirectoryAt, Rack};
 
@@ -105,6 +106,22 @@ fn inline_pages_wait_for_no_other_vm() {
     let (alone, _hears) = admit(&exchange).unwrap();
     assert_eq!(said(&alone, MAPPED, 0), (1, 0));
     assert_eq!(said(&alone, INLINE, 2), (0, 1), "it holds up nobody else");
+}
+
+#[test]
+fn what_a_vm_can_not_wait_for_is_sent_at_once() {
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let admit = || exchange.admit(key(), None, arriving(), &threads).unwrap();
+    let ((one, _hears_one), (other, _hears_other)) = (admit(), admit());
+    assert_eq!(said(&one, MAPPED, 0), (1, 0), "it brings it");
+    let recipient = other.recipient();
+    recipient.wait(&mut recipient.tickets.lock(), 7, WAITING_MAX);
+    assert_eq!(said(&other, MAPPED, 1), (1, 0));
+    // One of those that it waits for is placed.
+    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
+    recipient.settled(place, false);
+    assert_eq!(said(&other, MAPPED, 2), (0, 1));
 }
 
 #[test]

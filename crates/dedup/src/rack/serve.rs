@@ -257,3 +257,55 @@ impl Answering {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use content::NAME_BYTES;
+
+    use super::*;
+    use crate::destination::Provider;
+
+    fn name(number: usize) -> Name {
+        let mut bytes = [0; NAME_BYTES];
+        bytes[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        Name(bytes)
+    }
+
+    #[test]
+    fn a_peer_waits_for_so_many_contents_and_no_more() {
+        const BEYOND: usize = BATCH_PAGES / 2;
+        let sharing = Sharing::start(b"secret".to_vec(), None).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_reader, writer) = Connection::plain(stream).into_halves();
+        let (come, in_flight) = unbounded();
+        let mut answering = Answering {
+            sharing: Arc::clone(&sharing),
+            writer,
+            come,
+            waiting: Arc::default(),
+            work: Work::default(),
+        };
+        let names: Vec<Name> = (0..WAITING_MAX + BEYOND).map(name).collect();
+        for name in &names {
+            let mut arriving = sharing.exchange.in_flight.lock();
+            arriving.claim(*name, Provider::Vm(1), Instant::now(), || None);
+        }
+        let mut wait = |names: &[Name]| {
+            answering.work.not_here = names.to_vec();
+            answering.wait(&Domain::default()).len()
+        };
+        let absent: usize = names.chunks(BATCH_PAGES).map(&mut wait).sum();
+        assert_eq!(absent, BEYOND);
+        // One that arrives makes room for another.
+        let waiters = sharing.exchange.in_flight.lock().came(&names[0]);
+        for waiter in waiters {
+            let Waiter::Remote(peer) = waiter else { panic!("nobody else waits") };
+            peer.here(names[0]);
+        }
+        assert!(matches!(in_flight.try_recv(), Ok(Come::Here(_, name)) if name == names[0]));
+        assert_eq!(wait(&names[WAITING_MAX..]), BEYOND - 1);
+    }
+}

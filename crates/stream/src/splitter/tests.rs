@@ -115,6 +115,29 @@ impl Sink for Ignore {
 }
 
 #[test]
+fn a_head_without_end_is_refused_before_it_is_too_long() {
+    let mut header = Vec::new();
+    write::header(&mut header, None);
+    // Commands of the longest kind.
+    let mut command = vec![kind::COMMAND];
+    command.extend_from_slice(&command::POSTCOPY_ADVISE.to_be_bytes());
+    command.extend_from_slice(&u16::MAX.to_be_bytes());
+    command.resize(command.len() + usize::from(u16::MAX), 7);
+    let mut splitter = Splitter::new(StreamKind::Classic);
+    assert_eq!(splitter.push(&header, &mut Ignore).unwrap().consumed, header.len());
+    let mut kept_bytes = header.len();
+    let error = loop {
+        match splitter.push(&command, &mut Ignore) {
+            Ok(progress) => kept_bytes += progress.consumed,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, StreamError::HeadTooLong);
+    assert!(kept_bytes <= HEAD_BYTES_MAX && kept_bytes + command.len() > HEAD_BYTES_MAX);
+    assert!(splitter.head.len() <= HEAD_BYTES_MAX && splitter.whole.len() <= HEAD_BYTES_MAX);
+}
+
+#[test]
 fn a_multifd_head_is_complete_with_the_last_word_of_setup() {
     let head = setup(true);
     let taken = split(StreamKind::Multifd, &head[..head.len() - 5], 1000, 5).unwrap_err().0;

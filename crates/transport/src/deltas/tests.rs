@@ -175,6 +175,15 @@ fn records_go_to_pages_that_are_sent_again() {
 }
 
 #[test]
+fn records_take_so_much_memory_and_no_more() {
+    let bytes = |ram_bytes| Deltas::pages_max(ram_bytes) * size_of::<Record>() as u64;
+    for (ram_bytes, most) in [(0, 64 << 20), (16 << 30, 256 << 20), (u64::MAX, 1 << 30)] {
+        let bytes = bytes(ram_bytes);
+        assert!(bytes <= most && bytes > most - 1000, "{bytes} of {most}");
+    }
+}
+
+#[test]
 fn pages_of_a_block_without_tables_go_whole() {
     let (deltas, pool) = (Deltas::default(), Pool::new(8 * SLOT_BYTES));
     let endless = Announced { name: "ram".to_owned(), bytes: u64::MAX >> 4 };

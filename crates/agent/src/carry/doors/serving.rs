@@ -113,7 +113,13 @@ impl Shared {
 
     /// Relays the connection as if there were no agent.
     fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
-        let (door, way) = (post.door.to_string(), post.door.replaces().map(Replaced::go_around));
+        let door = post.door.to_string();
+        let Some(_place) = self.around.place(&door) else {
+            self.leave(post);
+            tracing::error!(door, why, "not carried, and not relayed: too many others are");
+            return;
+        };
+        let way = post.door.replaces().map(Replaced::go_around);
         self.leave(post);
         let Some(way) = way else { return };
         tracing::info!(door, why, "not carried, but passed on");

@@ -18,7 +18,7 @@ use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use crate::http::shares::Share;
+use crate::shares::Share;
 
 /// How long a connection may have no request that is being answered.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -150,7 +150,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
     use super::*;
-    use crate::http::shares::Shares;
+    use crate::shares::Shares;
 
     fn held() -> (Held<DuplexStream>, DuplexStream) {
         let (stream, client) = duplex(16);

@@ -1,6 +1,7 @@
 //! Journals that an earlier run left: of a VM that has lost its name to another since, of one that
 //! came and was leaving, and of one that was taken back.
 
+use std::fs;
 use std::sync::Barrier;
 
 use api::{ErrorCode, Outcome, ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
@@ -13,7 +14,7 @@ use switchover::journal::{Journal, JournalDir, Listed, Opened, Side};
 use switchover::{Kept, MigrationId};
 use test_scope::TestDir;
 
-use super::super::{Desk, Settlers};
+use super::super::{Desk, JOURNALS_MAX, Settlers};
 use super::*;
 use crate::events::{Events, Limits};
 use crate::migrations::History;
@@ -74,6 +75,25 @@ fn take_up(registry: &Arc<Registry>, journals: &JournalDir) {
 
 fn stop(registry: &Registry) {
     registry.stop("web1", StopHow { force: true, timeout_s: 0 }).unwrap();
+}
+
+#[test]
+fn no_vm_arrives_where_too_many_switchovers_are_not_settled() {
+    let dir = TestDir::new();
+    let state = StateDir::open(dir.path()).unwrap();
+    let registry = Arc::new(Registry::open(state, &Held::default()).unwrap());
+    let journals = JournalDir::open(&registry.state().journals()).unwrap();
+    let settlers = settlers(&registry, &journals);
+    let file = |nth| registry.state().journals().join(format!("m{nth}.destination"));
+    for nth in 1..JOURNALS_MAX {
+        fs::write(file(nth), "").unwrap();
+    }
+    settlers.have_room().unwrap();
+    fs::write(file(0), "").unwrap();
+    let refused = settlers.have_room().unwrap_err().to_string();
+    assert!(refused.contains("2048 switchovers"), "{refused}");
+    fs::remove_file(file(0)).unwrap();
+    settlers.have_room().unwrap();
 }
 
 #[test]

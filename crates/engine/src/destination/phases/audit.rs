@@ -12,8 +12,8 @@ use super::End;
 use super::connect::{Connected, ended};
 use super::prepare::Prepared;
 use super::receive::{Delivered, Opened};
-use crate::destination::tail::Tail;
 use crate::link::Heard;
+use crate::tail::Tail;
 
 /// Digests in one message.
 const DIGESTS_AT_ONCE: usize = 1 << 14;

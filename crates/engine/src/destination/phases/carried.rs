@@ -35,10 +35,10 @@ use crate::caught::caught;
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::destination::postcopies::Relayed;
-use crate::destination::tail::Tail;
 use crate::error::LinkError;
 use crate::link::{CARRIED_DEAD_AFTER, Heard};
 use crate::resources::Pools;
+use crate::tail::Tail;
 use back::{Back, Closed};
 use channels::Channels;
 use in_order::{InOrder, Written};
@@ -374,7 +374,7 @@ impl Carried<'_> {
         let found = Found::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;
         let _telling = telling.map_err(End::failed)?;
-        let tail = Tail::new(&connected.shared.tails);
+        let tail = Tail::new(&local.resources.coming_tails);
         self.split = Some(Split { feeder, opened, ram, tail: Some(tail), _telling, pools });
         Ok(())
     }

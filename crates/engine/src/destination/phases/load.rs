@@ -21,8 +21,8 @@ use super::prepare::Prepared;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::nic_use::Telling;
-use crate::destination::tail::Tail;
 use crate::link::Heard;
+use crate::tail::Tail;
 
 /// When a QEMU that hung has ended, the thread that waited for it returns at once.
 const BACK_MAX: Duration = Duration::from_secs(2);

@@ -15,8 +15,8 @@ use super::connect::{Connected, ended};
 use super::prepare::Prepared;
 use super::sharing::Found;
 use crate::destination::by_name::ByName;
-use crate::destination::tail::Tail;
 use crate::link::Heard;
+use crate::tail::Tail;
 use crate::waits::Silence;
 
 /// The time in which a source that reads has accepted what is being written.
@@ -80,7 +80,7 @@ impl<'a, 's> Prepared<'a, 's> {
     /// Receives pages by the lanes and the non-RAM stream here, until the source says that it is
     /// complete.
     pub(super) fn take_stream(mut self) -> Result<Delivered<'a, 's>, End> {
-        let tail = Tail::new(&self.connected.shared.tails);
+        let tail = Tail::new(&self.connected.shared.local.resources.coming_tails);
         let mut streamed = Streamed { opened: None, tail, whole_bytes: 0 };
         let sharing = self.found.shares.as_ref().map(|shares| Arc::clone(&shares.sharing));
         match self.hear_stream(&mut streamed) {

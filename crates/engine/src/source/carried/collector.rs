@@ -22,12 +22,11 @@ use crate::error::LinkError;
 use crate::link::Link;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::Lanes;
+use crate::tail::{self, TailBudget};
 
 /// The divisor of the data that fits the downtime goal: less than that after a sweep proves
 /// that little is dirty.
 const SURELY: u64 = 2;
-/// Most bytes after RAM that are kept here during the audit.
-const KEPT_BYTES_MAX: usize = 256 << 20;
 
 pub(super) struct Collector {
     pub(super) state: Arc<StreamState>,
@@ -54,8 +53,8 @@ pub(super) struct Collector {
 
 /// The stream after the pages that go on lanes. While the destination compares those, it is
 /// sent nothing else.
-#[derive(Default)]
 pub(super) struct Tail {
+    budget: Arc<TailBudget>,
     waits: Mutex<Waits>,
     changed: Condvar,
 }
@@ -64,13 +63,17 @@ pub(super) struct Tail {
 struct Waits {
     /// All pages are placed. Until then the destination keeps what arrives.
     placed: bool,
-    /// Bytes kept here during the comparison.
-    kept: Option<Vec<u8>>,
+    /// What is kept here during the comparison.
+    kept: Option<tail::Tail>,
     /// The migration is over.
     ended: bool,
 }
 
 impl Tail {
+    pub(super) fn new(budget: &Arc<TailBudget>) -> Self {
+        Self { budget: Arc::clone(budget), waits: Mutex::default(), changed: Condvar::new() }
+    }
+
     /// Reports that everything is placed. If there is an audit, later bytes are kept until
     /// [`Tail::go_on`].
     pub(super) fn placed(
@@ -80,7 +83,7 @@ impl Tail {
     ) -> Result<(), LinkError> {
         let mut waits = self.waits.lock();
         if !audit.is_empty() {
-            waits.kept = Some(Vec::new());
+            waits.kept = Some(tail::Tail::new(&self.budget));
         }
         waits.placed = true;
         self.changed.notify_all();
@@ -90,9 +93,9 @@ impl Tail {
     /// Continues after a successful audit.
     pub(super) fn go_on(&self, link: &Link<ToDestination>) -> Result<(), LinkError> {
         let mut waits = self.waits.lock();
-        let bytes = waits.kept.take().unwrap_or_default();
+        let kept = waits.kept.take();
         self.changed.notify_all();
-        link.non_ram(false, &bytes)
+        link.non_ram(false, kept.as_ref().map_or(&[], tail::Tail::bytes))
     }
 
     /// Ends all waiting.
@@ -102,17 +105,19 @@ impl Tail {
     }
 
     fn pass(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
-        match &mut self.waits.lock().kept {
-            Some(kept) if kept.len() + bytes.len() > KEPT_BYTES_MAX => Err(Stopped),
-            Some(kept) => {
-                kept.extend_from_slice(bytes);
-                Ok(())
-            }
-            None => link.non_ram(false, bytes).map_err(|_| Stopped),
+        let mut waits = self.waits.lock();
+        let Some(kept) = &mut waits.kept else {
+            return link.non_ram(false, bytes).map_err(|_| Stopped);
+        };
+        if kept.push(bytes).is_ok() {
+            return Ok(());
         }
+        // There is no room for it, or no memory.
+        drop(waits);
+        self.pass_on(link, bytes)
     }
 
-    /// The same for more bytes than can be kept: waits until they can go straight to QEMU.
+    /// The same for what is not kept: waits until it can go straight to QEMU.
     fn pass_on(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
         let mut waits = self.waits.lock();
         while !(waits.ended || waits.placed && waits.kept.is_none()) {
@@ -253,5 +258,84 @@ impl Output for Collector {
 
     fn threads(&self) -> Option<Arc<DataThreads>> {
         Some(Arc::clone(&self.threads))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    use identity::Connection;
+    use wire::{Frame, ToSource, read_frame};
+
+    use super::*;
+
+    static PIECE: [u8; 1 << 20] = [7; 1 << 20];
+
+    /// A link to a destination, and the connection's other end.
+    fn link() -> (Link<ToDestination>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (there, _) = listener.accept().unwrap();
+        let (link, _) = Link::start::<ToSource>(Connection::plain(here), "peer").unwrap();
+        (link, there)
+    }
+
+    /// How many bytes of a tail come before the connection ends.
+    fn tail_bytes(mut there: &TcpStream) -> usize {
+        let mut count = 0;
+        while let Ok(Some(frame)) = read_frame(&mut there) {
+            if let Frame::Tail(bytes) = frame {
+                count += bytes.len();
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn all_that_is_kept_during_audits_has_a_limit_and_the_rest_waits() {
+        const EACH: usize = 24;
+        let max_bytes = 16 << 20;
+        let budget = Arc::new(TailBudget::new(max_bytes));
+        let tails: Vec<Tail> = (0..3).map(|_| Tail::new(&budget)).collect();
+        let (links, theirs): (Vec<_>, Vec<_>) = tails.iter().map(|_| link()).unzip();
+        for (tail, link) in tails.iter().zip(&links) {
+            tail.placed(link, vec![1]).unwrap();
+        }
+        let kept_bytes = || {
+            let kept = |tail: &Tail| tail.waits.lock().kept.as_ref().map(|it| it.bytes().len());
+            tails.iter().filter_map(kept).sum::<usize>()
+        };
+        thread::scope(|scope| {
+            let read: Vec<_> =
+                theirs.iter().map(|there| scope.spawn(move || tail_bytes(there))).collect();
+            let passing: Vec<_> = tails
+                .iter()
+                .zip(&links)
+                .map(|(tail, link)| {
+                    scope.spawn(move || (0..EACH).try_for_each(|_| tail.pass(link, &PIECE)))
+                })
+                .collect();
+            // Each has its own part, and one of them all that is shared.
+            let most = max_bytes + tails.len() * (2 << 20);
+            while kept_bytes() < most {
+                thread::yield_now();
+            }
+            assert_eq!((kept_bytes(), budget.borrowed_bytes()), (most, max_bytes));
+            assert!(passing.iter().all(|passing| !passing.is_finished()));
+            // The last audit does not end well.
+            for (tail, link) in tails.iter().zip(&links).take(2) {
+                tail.go_on(link).unwrap();
+            }
+            tails[2].end();
+            let ends: Vec<_> = passing.into_iter().map(|one| one.join().unwrap()).collect();
+            assert_eq!(ends, [Ok(()), Ok(()), Err(Stopped)]);
+            links.iter().for_each(Link::close);
+            let read: Vec<_> = read.into_iter().map(|read| read.join().unwrap()).collect();
+            assert_eq!(read, [EACH << 20, EACH << 20, 0]);
+        });
+        drop(tails);
+        assert_eq!(budget.borrowed_bytes(), 0);
     }
 }

@@ -94,7 +94,7 @@ impl Split {
         if let Some(channels) = &self.channels {
             self.agents.say(&ToDestination::Channels(channels.clone()))?;
         }
-        let tail = Arc::<Tail>::default();
+        let tail = Arc::new(Tail::new(&self.agents.local.resources.leaving_tails));
         let passes = Arc::new(Passes::new(match &self.channels {
             None => Order::Pages,
             Some(channels) if channels.sync_by_section => Order::Sections,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 /// The places, and who has how many.
-pub(super) struct Shares {
+pub(crate) struct Shares {
     all_max: usize,
     of_one_max: usize,
     /// By the caller's name; callers without a place are removed.
@@ -14,18 +14,18 @@ pub(super) struct Shares {
 }
 
 /// A place, which is free again when this is dropped.
-pub(super) struct Share {
+pub(crate) struct Share {
     shares: Arc<Shares>,
     name: String,
 }
 
 impl Shares {
-    pub(super) fn new(all_max: usize, of_one_max: usize) -> Arc<Self> {
+    pub(crate) fn new(all_max: usize, of_one_max: usize) -> Arc<Self> {
         Arc::new(Self { all_max, of_one_max, taken: Mutex::default() })
     }
 
     /// Takes a place for a caller; none if all are taken, or all that one caller may have.
-    pub(super) fn take(self: &Arc<Self>, name: &str) -> Option<Share> {
+    pub(crate) fn take(self: &Arc<Self>, name: &str) -> Option<Share> {
         let mut taken = self.taken.lock();
         let all: usize = taken.values().sum();
         let of_one = taken.get(name).copied().unwrap_or_default();
@@ -38,7 +38,7 @@ impl Shares {
 
     /// How many places are free.
     #[cfg(test)]
-    pub(super) fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         self.all_max - self.taken.lock().values().sum::<usize>()
     }
 }
