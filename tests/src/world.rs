@@ -182,7 +182,7 @@ pub fn assert_intact(guest: &Guest) {
 
 /// The same for a guest that has just moved. If the audit proves that each page is at the
 /// destination as QEMU handed it over, then what is missing was never handed over, and no code of
-/// ours can have lost it: QEMU's TCG has (docs/TESTING.md, "Wrong pages"). A repetition excuses
+/// ours can have lost it: QEMU's TCG has (docs/TESTING-RESULTS.md, "Wrong pages"). A repetition excuses
 /// that.
 ///
 /// # Panics

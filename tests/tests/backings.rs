@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 /// Former content of files.
 const STALE: u8 = 0xa7;
 /// 64 MiB and a page: QEMU's TCG loses writes to all RAM blocks but the first if their
-/// sizes are multiples of 256 KiB (docs/TESTING.md, "Wrong pages").
+/// sizes are multiples of 256 KiB (docs/TESTING-RESULTS.md, "Wrong pages").
 const NODE_BYTES: u64 = 64 * MIB + PAGE as u64;
 
 /// Files of a host's own, by backend.

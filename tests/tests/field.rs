@@ -1,5 +1,5 @@
-//! The most telling rows of the field lab's table (docs/TESTING.md): a Debian as people have it
-//! lives on after its moves.
+//! The most telling rows of the field lab's table (docs/TESTING-RESULTS.md): a Debian as people
+//! have it lives on after its moves.
 
 use end_to_end::field::{self, Field, Mover, Row, Stream, Way};
 use end_to_end::note;

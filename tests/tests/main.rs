@@ -46,6 +46,7 @@ mod libvirt_setup;
 mod libvirt_storage;
 mod managers;
 mod memory;
+mod messages;
 mod moves;
 mod owner;
 mod page_cache;

@@ -91,7 +91,7 @@ fn speak(mut talk: Talk<'_, '_>, clock: &Clock, mut act: impl FnMut() -> Next) -
 
 /// QEMU's TCG can lose the mark of a page that was just written, and then sees no write to it until
 /// its TLB is flushed, which nothing else does here. So that a moved guest does not go back to an
-/// earlier state, `state` is marked once more (docs/TESTING.md, "Wrong pages").
+/// earlier state, `state` is marked once more (docs/TESTING-RESULTS.md, "Wrong pages").
 fn wait<T>(next: Next, clock: &Clock, state: &mut T) {
     if let Next::At(until) = next {
         clock.sleep_until(until, || {

@@ -10,7 +10,7 @@ const BYTES: usize = size_of::<u64>();
 ///
 /// QEMU's TCG can lose the mark of a page that was just written, and then sees no write to it until
 /// the page leaves its TLB. So that a moved guest does not go back to an earlier count, the page
-/// leaves the TLB after each step, and is marked once more (docs/TESTING.md, "Wrong pages").
+/// leaves the TLB after each step, and is marked once more (docs/TESTING-RESULTS.md, "Wrong pages").
 #[derive(Debug)]
 pub struct Count(Option<MmapMut>);
 
