@@ -60,8 +60,16 @@ fn hosts_that_are_not_there() {
 
 #[test]
 fn a_device_that_qemu_cannot_migrate() {
-    let refusing = Refusing::new(&["-device", "nvme,serial=one"]);
-    refusing.refuses(&["host-b"], &["non-migratable device", "nvme"]);
+    let mut refusing = Refusing::new(&["-device", "nvme,serial=one"]);
+    let device = "0000:00:01.0/nvme";
+    let alone = refusing.world.tells(Side::A, &["doctor"]);
+    assert!(alone.contains(device), "{alone}");
+    let pair = refusing.world.refuses(Side::A, &["doctor", "host-b"]);
+    assert!(pair.contains(device), "{pair}");
+    // Before the destination is asked.
+    refusing.world.kill_agent(Side::B);
+    refusing.refuses(&["host-b"], &["can't be moved: non-migratable device", device]);
+    refusing.world.start_agent(Side::B);
     refusing.stayed();
 }
 

@@ -9,7 +9,7 @@ use qemu::lost_writes;
 use qemu::probe::Verdict;
 
 use crate::Findings;
-use crate::host::of_destination;
+use crate::host::{BLOCKED, of_destination};
 use facts::host::{Carries, Facts, Kvm, Program, Tap, Tsc, VmFacts};
 use wire::examine::Reached;
 
@@ -192,6 +192,9 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
         );
     } else if let Some(program) = there.program(&vm.program, &vm.accelerator) {
         qemu(vm, there, program, findings);
+    }
+    for reason in &vm.blockers {
+        findings.error("vm", format!("{} can't be moved: {reason}.", vm.name), BLOCKED);
     }
     if vm.loses_writes {
         findings.error(
@@ -397,7 +400,11 @@ mod tests {
     #[test]
     fn what_keeps_a_vm_from_going_is_an_error() {
         type Change = fn(&mut Facts, &mut Facts, &mut Meeting);
-        let table: [(Change, &str); 12] = [
+        let table: [(Change, &str); 13] = [
+            (
+                |here, _, _| here.vms[0].blockers = vec!["non-migratable device: x/nvme".into()],
+                "web1 can't be moved: non-migratable device: x/nvme.",
+            ),
             (
                 |here, there, _| with_tap(here, there, Tap::Missing),
                 "web1: the tap t0 is missing at b",

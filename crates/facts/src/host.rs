@@ -246,6 +246,9 @@ pub struct VmFacts {
     /// Whether its QEMU has root's rights.
     #[serde(default)]
     pub runs_as_root: bool,
+    /// Why its QEMU can't migrate it, each with the device; empty if nothing is known.
+    #[serde(default)]
+    pub blockers: Vec<String>,
     /// Whether its QEMU loses what its guest writes while it moves.
     #[serde(default)]
     pub loses_writes: bool,

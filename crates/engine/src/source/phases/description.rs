@@ -43,6 +43,7 @@ impl Context<'_> {
             }
             self.report_builder.note(lost_writes::WHY);
         }
+        outgoing::check_blockers(qmp)?;
         self.was_running = outgoing::runs(qmp)?;
         // Before the files, so that a change between the two is noticed later.
         let node_names = shape::node_names(qmp, NAMES_MAX)?;
