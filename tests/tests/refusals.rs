@@ -107,6 +107,29 @@ fn a_qemu_that_does_not_start_or_is_another_machine() {
     drop(refusing.world.migrate(&refusing.guest, Side::A, &[]));
 }
 
+/// Like one whose storage hangs: it waits for a client that does not come.
+#[test]
+fn a_qemu_that_hangs_at_its_start() {
+    let late = format!("socket,id=late,wait=off,path={RUN_DIR}/late,server=on");
+    let mut refusing = Refusing::new(&["-chardev", &late]);
+    let file = refusing.world.host(Side::B).run_dir.join("short.toml");
+    fs::write(&file, "[waits]\nprepare = 20\n").unwrap();
+    refusing.world.restart_agent_with(Side::B, &["--config", file.to_str().unwrap()]);
+    // Without `wait=off`, which this option takes the place of.
+    let hangs = ["--set", "late,wait=late,logappend"];
+    let mut moving = refusing.world.begin(&refusing.guest, Side::A, &hangs);
+    moving.wait_line("waiting for host-b to check the VM and start its QEMU");
+    let ended = moving.wait();
+    assert!(!ended.success, "{}", ended.said);
+    for reason in ["used no CPU time for 5 s", "waiting for connection on"] {
+        assert!(ended.said.contains(reason), "{reason:?} is not in: {}", ended.said);
+    }
+    refusing.world.assert_only(Side::B, &[]);
+    refusing.world.remove_own_sockets(Side::B, "web1");
+    refusing.stayed();
+    drop(refusing.world.migrate(&refusing.guest, Side::A, &[]));
+}
+
 /// A device was plugged in since, which the command line lacks.
 #[test]
 fn a_vm_that_is_not_what_its_command_line_says() {
