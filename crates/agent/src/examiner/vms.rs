@@ -52,6 +52,7 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
                 taps.map(|tap| tap.name).collect()
             })
             .unwrap_or_default(),
+        environment: machine.missing_environment(),
         blockers: outgoing::blockers(&machine.qmp).unwrap_or_default(),
         loses_writes: machine.qmp.loses_writes().unwrap_or(false),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
