@@ -3,6 +3,7 @@
 RUNS ?= 5
 FUZZ_SECONDS ?= 600
 N ?= 1000
+MOVES ?= 200
 SEED ?= 1
 CARGO ?= cargo
 # By name, not by package: cargo then builds programs with the features that all packages need
@@ -31,6 +32,7 @@ help:
 	@echo '  make field          a Debian, and what it and its owner do after moves;'
 	@echo '                      RELEASE=trixie ROWS=balloon'
 	@echo '  make faults         N=1000 faults in the middle of migrations, by SEED=1'
+	@echo '  make long-life      a VM under load that moves MOVES=200 times, and what agents hold then'
 	@echo 'Test with other programs'
 	@echo '  make libvirt-test   with real libvirts; some four minutes'
 	@echo '  make kubevirt-test  with the proxies of KubeVirt; needs Go'
@@ -171,6 +173,11 @@ faults: setup
 field: setup
 	$(CARGO) build --bin droveway --bin field
 	@$(DEBUG)/field $(RELEASE) $(ROWS)
+
+.PHONY: long-life
+long-life: setup
+	$(CARGO) build --bin droveway --bin long-life
+	@$(AS_ROOT) $(DEBUG)/long-life $(MOVES)
 
 bench: toolchain
 	@$(LAB) bench

@@ -12,6 +12,7 @@ mod goal;
 pub mod hostile;
 pub mod liar;
 pub mod libvirt;
+pub mod long_life;
 pub mod memory;
 mod moving;
 pub mod pattern;

@@ -44,6 +44,7 @@ mod libvirt_faults;
 mod libvirt_native;
 mod libvirt_setup;
 mod libvirt_storage;
+mod long_life;
 mod managers;
 mod memory;
 mod messages;

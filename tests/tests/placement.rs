@@ -26,9 +26,17 @@ fn an_adopted_vm_moves_and_comes_back() {
     assert_eq!((vm.attached, vm.pid), (true, adopted.id()));
     let moving = world.begin(&guest, Side::A, &[]);
     adopted.wait().unwrap();
-    assert_eq!(world.arrive(&guest, Side::A, moving).placement, "mapped");
+    let report = world.arrive(&guest, Side::A, moving);
+    assert_eq!(report.placement, "mapped");
+    // The script that starts an unpacked QEMU sets a variable for it.
+    let is_set = world.kit.own_qemu().environment().is_some();
+    let is_noted =
+        |report: &Report| report.notes.iter().any(|note| note.contains("QEMU_MODULE_DIR"));
+    assert_eq!(is_noted(&report), is_set, "{:?}", report.notes);
     assert!(!world.vm(Side::B, "web1").unwrap().attached);
-    assert_eq!(world.migrate(&guest, Side::B, &[]).placement, "mapped");
+    let report = world.migrate(&guest, Side::B, &[]);
+    assert_eq!(report.placement, "mapped");
+    assert!(!is_noted(&report), "an agent has started it: {:?}", report.notes);
 }
 
 /// Another program started both QEMUs.

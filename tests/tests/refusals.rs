@@ -60,8 +60,16 @@ fn hosts_that_are_not_there() {
 
 #[test]
 fn a_device_that_qemu_cannot_migrate() {
-    let refusing = Refusing::new(&["-device", "nvme,serial=one"]);
-    refusing.refuses(&["host-b"], &["non-migratable device", "nvme"]);
+    let mut refusing = Refusing::new(&["-device", "nvme,serial=one"]);
+    let device = "0000:00:01.0/nvme";
+    let alone = refusing.world.tells(Side::A, &["doctor"]);
+    assert!(alone.contains(device), "{alone}");
+    let pair = refusing.world.refuses(Side::A, &["doctor", "host-b"]);
+    assert!(pair.contains(device), "{pair}");
+    // Before the destination is asked.
+    refusing.world.kill_agent(Side::B);
+    refusing.refuses(&["host-b"], &["can't be moved: non-migratable device", device]);
+    refusing.world.start_agent(Side::B);
     refusing.stayed();
 }
 
@@ -95,6 +103,29 @@ fn a_qemu_that_does_not_start_or_is_another_machine() {
     // QEMU starts, but would not be the same VM.
     refusing.refuses(&["host-b", "--set", "256M=128M"], &["RAM"]);
     refusing.refuses(&["host-b", "--set", "virtio-rng-pci=virtio-balloon-pci"], &["here"]);
+    refusing.stayed();
+    drop(refusing.world.migrate(&refusing.guest, Side::A, &[]));
+}
+
+/// Like one whose storage hangs: it waits for a client that does not come.
+#[test]
+fn a_qemu_that_hangs_at_its_start() {
+    let late = format!("socket,id=late,wait=off,path={RUN_DIR}/late,server=on");
+    let mut refusing = Refusing::new(&["-chardev", &late]);
+    let file = refusing.world.host(Side::B).run_dir.join("short.toml");
+    fs::write(&file, "[waits]\nprepare = 20\n").unwrap();
+    refusing.world.restart_agent_with(Side::B, &["--config", file.to_str().unwrap()]);
+    // Without `wait=off`, which this option takes the place of.
+    let hangs = ["--set", "late,wait=late,logappend"];
+    let mut moving = refusing.world.begin(&refusing.guest, Side::A, &hangs);
+    moving.wait_line("waiting for host-b to check the VM and start its QEMU");
+    let ended = moving.wait();
+    assert!(!ended.success, "{}", ended.said);
+    for reason in ["used no CPU time for 5 s", "waiting for connection on"] {
+        assert!(ended.said.contains(reason), "{reason:?} is not in: {}", ended.said);
+    }
+    refusing.world.assert_only(Side::B, &[]);
+    refusing.world.remove_own_sockets(Side::B, "web1");
     refusing.stayed();
     drop(refusing.world.migrate(&refusing.guest, Side::A, &[]));
 }

@@ -41,6 +41,8 @@ const DISKS_MAX: usize = 256;
 const UNSHOWN_MAX: usize = 8;
 /// What is left for a QEMU to start, however long everything before it took.
 const UP_LEAST: Duration = Duration::from_secs(5);
+/// A QEMU that does nothing at its start is ended after this part of `prepare`.
+const IDLE_PARTS: u32 = 4;
 
 /// This host as a destination.
 pub(crate) struct Arrivals {
@@ -53,6 +55,8 @@ pub(crate) struct Arrivals {
     promises: Promises,
     /// How long an order may take until its QEMU answers.
     prepare_max: Duration,
+    /// How long its QEMU may do nothing until it answers.
+    idle_max: Duration,
 }
 
 impl Arrivals {
@@ -72,6 +76,7 @@ impl Arrivals {
             promises: Promises::default(),
             // A source that waits as long is still there to hear why it took too long.
             prepare_max: waits.prepare - waits.prepare / 8,
+            idle_max: waits.prepare / IDLE_PARTS,
         }
     }
 
@@ -167,6 +172,7 @@ impl Arrivals {
             guest_port: if order.guest_port { GuestPort::Needed } else { GuestPort::None },
             knows_legacy_ack: probes.knows_legacy_ack(&wanted.argv, &wanted.cwd),
             up_max: until.saturating_duration_since(Instant::now()).max(UP_LEAST),
+            idle_max: self.idle_max,
         };
         let explain = |error| wanted.explain(error, machine, probes);
         machine::start_told(&start, &|pid| claim.launched(pid)).map_err(explain)

@@ -19,6 +19,7 @@ use doctor::{LaneMet, Meeting, Unmet};
 use engine::{Endpoint, ExamineError, Examined, LaneError, Local, Peer};
 use facts::host::{Facts, Kvm, Network, Program, VmFacts};
 use identity::Security;
+use qemu::environment;
 use qemu::probe::Probes;
 use qemu::room::host_memory;
 use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached, TAPS_MAX};
@@ -194,6 +195,7 @@ impl Examiner {
             exposed: self.passwords.iter().filter_map(Password::exposure).collect(),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,
+            environment: environment::own(),
             taps: taps.iter().take(TAPS_MAX).map(|tap| (tap.clone(), sight::tap(tap))).collect(),
         }
     }

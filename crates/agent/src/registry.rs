@@ -176,6 +176,7 @@ impl Registry {
             guest_port: if request.guest_port { GuestPort::Wanted } else { GuestPort::None },
             knows_legacy_ack: probes.knows_legacy_ack(&request.argv, cwd),
             up_max: machine::UP_MAX,
+            idle_max: machine::UP_MAX,
         };
         let machine = machine::start_told(&start, &|pid| claim.launched(pid))?;
         let vm = claim.fill(machine, &request.share_domain)?;

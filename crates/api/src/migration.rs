@@ -235,6 +235,9 @@ pub struct Progress {
     pub time_left_s: Option<f64>,
     /// What limits it now.
     pub limit: Limit,
+    /// What it waits for in its first phase, if it has asked the destination for something.
+    #[serde(default)]
+    pub waits_for: Option<String>,
     /// Features that are not used, and why.
     pub notes: Vec<String>,
     /// Set once it ended.
@@ -267,6 +270,7 @@ impl Progress {
             disk_left_bytes: 0,
             time_left_s: None,
             limit: Limit::Unknown,
+            waits_for: None,
             notes: Vec::new(),
             outcome: None,
             in_doubt: false,

@@ -22,10 +22,20 @@ const SHARED_LEAST: u64 = 1 << 30;
 /// Clock sources that cost a system call each time, and drift.
 const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 
+/// What to do about a VM with a device that QEMU can't migrate.
+pub(crate) const BLOCKED: &str =
+    "unplug that device, or shut the VM down here and start it at the other host";
+
 /// Judges the facts of one host.
 #[must_use]
 pub fn of_host(facts: &Facts) -> Vec<Finding> {
-    of_destination(facts, &[])
+    let mut findings = Findings::of(&facts.host);
+    findings.list = of_destination(facts, &[]);
+    for (vm, reason) in facts.vms.iter().flat_map(|vm| vm.blockers.iter().map(move |why| (vm, why)))
+    {
+        findings.warning("vm", format!("{} can't be moved: {reason}.", vm.name), BLOCKED);
+    }
+    findings.list
 }
 
 /// Judges the facts of a host to which these VMs may come.
@@ -472,7 +482,12 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 31] = [
+        let table: [(Change, Severity, &str); 32] = [
+            (
+                |f| f.vms[0].blockers = vec!["non-migratable device: x/nvme".to_owned()],
+                Severity::Warning,
+                "web1 can't be moved: non-migratable device: x/nvme.",
+            ),
             (
                 |f| {
                     let open_address = Some("10.0.0.2".to_owned());

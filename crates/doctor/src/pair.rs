@@ -9,7 +9,7 @@ use qemu::lost_writes;
 use qemu::probe::Verdict;
 
 use crate::Findings;
-use crate::host::of_destination;
+use crate::host::{BLOCKED, of_destination};
 use facts::host::{Carries, Facts, Kvm, Program, Tap, Tsc, VmFacts};
 use wire::examine::Reached;
 
@@ -193,6 +193,9 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
     } else if let Some(program) = there.program(&vm.program, &vm.accelerator) {
         qemu(vm, there, program, findings);
     }
+    for reason in &vm.blockers {
+        findings.error("vm", format!("{} can't be moved: {reason}.", vm.name), BLOCKED);
+    }
     if vm.loses_writes {
         findings.error(
             "vm",
@@ -201,6 +204,7 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
              the same",
         );
     }
+    environment(vm, there, findings);
     taps(vm, there, findings);
     memory::of_one(vm, there, findings);
     if findings.list.len() == before {
@@ -208,6 +212,24 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
         let version = program.and_then(|program| Some(program.known.as_ref()?.version_text()));
         let by = version.map_or_else(String::new, |version| format!(", to QEMU {version}"));
         findings.ok("vm", format!("{} can go to {}{by}.", vm.name, there.host));
+    }
+}
+
+/// Whether the VM's QEMU would find the code that it has here.
+fn environment(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
+    let lacks = |name: &&String| !there.environment.contains(name);
+    let missing: Vec<&str> = vm.environment.iter().filter(lacks).map(String::as_str).collect();
+    if !missing.is_empty() {
+        findings.note(
+            "vm",
+            format!(
+                "{}: its QEMU was started with {}, and the agent at {} starts QEMU without.",
+                vm.name,
+                missing.join(", "),
+                there.host
+            ),
+            "if its QEMU needs that, set it for the agents (Environment= in their units)",
+        );
     }
 }
 
@@ -397,7 +419,11 @@ mod tests {
     #[test]
     fn what_keeps_a_vm_from_going_is_an_error() {
         type Change = fn(&mut Facts, &mut Facts, &mut Meeting);
-        let table: [(Change, &str); 12] = [
+        let table: [(Change, &str); 13] = [
+            (
+                |here, _, _| here.vms[0].blockers = vec!["non-migratable device: x/nvme".into()],
+                "web1 can't be moved: non-migratable device: x/nvme.",
+            ),
             (
                 |here, there, _| with_tap(here, there, Tap::Missing),
                 "web1: the tap t0 is missing at b",
@@ -446,11 +472,16 @@ mod tests {
         here.vms[0].taps = vec!["t0".to_owned(), "t1".to_owned(), "t2".to_owned()];
         there.taps = vec![("t0".to_owned(), Tap::Alone), ("t1".to_owned(), Tap::Connected)];
         here.vms.push(vm("web2", 3 << 29));
+        here.vms[0].environment = ["LD_A", "QEMU_B"].map(str::to_owned).to_vec();
+        there.environment = vec!["LD_A".to_owned()];
         let known = there.programs[0].known.as_mut().unwrap();
         known.cpus[0].unavailable = vec!["hle".to_owned(), "rtm".to_owned()];
         let found = of_pair(&here, &there, &meeting());
         assert!(errors(&found).is_empty(), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("not all can go there")), "{found:#?}");
+        let text =
+            "web1: its QEMU was started with QEMU_B, and the agent at b starts QEMU without.";
+        assert!(found.iter().any(|one| one.text == text), "{found:#?}");
         let taps: Vec<&Finding> = found.iter().filter(|one| one.text.contains("tap")).collect();
         assert!(matches!(taps[..], [one] if one.text.contains("t0 is on no bridge")), "{taps:#?}");
         assert!(found.iter().all(|one| one.about != "carry"), "{found:#?}");

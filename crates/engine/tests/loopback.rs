@@ -43,6 +43,7 @@ fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
         up_max: UP_MAX,
+        idle_max: UP_MAX,
     };
     Arc::new(start(&started).unwrap())
 }

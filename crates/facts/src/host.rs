@@ -46,6 +46,9 @@ pub struct Facts {
     pub programs: Vec<Program>,
     /// The VMs here.
     pub vms: Vec<VmFacts>,
+    /// Names of variables in the environment of QEMUs that the agent starts, of those that decide
+    /// which code QEMU loads.
+    pub environment: Vec<String>,
     /// The taps that another host asked for, by their names.
     pub taps: Vec<(String, Tap)>,
 }
@@ -246,6 +249,12 @@ pub struct VmFacts {
     /// Whether its QEMU has root's rights.
     #[serde(default)]
     pub runs_as_root: bool,
+    /// Names of such variables with which its QEMU was started, and that the agent's own QEMUs lack.
+    #[serde(default)]
+    pub environment: Vec<String>,
+    /// Why its QEMU can't migrate it, each with the device; empty if nothing is known.
+    #[serde(default)]
+    pub blockers: Vec<String>,
     /// Whether its QEMU loses what its guest writes while it moves.
     #[serde(default)]
     pub loses_writes: bool,

@@ -7,6 +7,7 @@ pub mod command_line;
 pub mod commanded;
 pub mod dirty_rate;
 pub mod disks;
+pub mod environment;
 pub mod export;
 pub mod fuzzing;
 pub mod guest_disks;

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::command_line::CommandLine;
+use crate::environment;
 use crate::process::{Process, ProcessError, ProcessId, command_line_of};
 use crate::qmp::{Qmp, QmpError};
 use crate::shape;
@@ -122,6 +123,20 @@ impl Machine {
         let running = command_line_of(self.process.pid());
         running.map_or(true, |argv| CommandLine::waited(&argv))
             && shape::has_virtio_net(&self.qmp).unwrap_or(true)
+    }
+
+    /// Variables of its environment that a QEMU lacks which an agent starts with its command line:
+    /// see [`environment::not_inherited`].
+    #[must_use]
+    pub fn missing_environment(&self) -> Vec<String> {
+        let pid = self.process.pid();
+        let running = command_line_of(pid).unwrap_or_default();
+        // A script on the command line sets at the destination what it has set here.
+        if running.first() == self.argv.first() {
+            environment::not_inherited(pid)
+        } else {
+            Vec::new()
+        }
     }
 
     /// Whether another program started it.

@@ -6,6 +6,7 @@
 
 mod acknowledgement;
 mod before;
+mod blockers;
 mod ending;
 mod progress;
 mod settings;
@@ -28,6 +29,7 @@ pub(crate) use settings::Settings;
 use wanted::{BANDWIDTH_HELD_BACK, BANDWIDTH_MAX, DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
 pub use acknowledgement::Hold;
+pub use blockers::{blockers, check_blockers};
 pub use ending::{announce, make_up, resume};
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
@@ -123,12 +125,7 @@ impl Outgoing {
                 now.status
             )));
         }
-        if !now.blocked.is_empty() {
-            return Err(QmpError::Migration(format!(
-                "this VM can't be moved: {}",
-                now.blocked.join("; ")
-            )));
-        }
+        check_blockers(&qmp)?;
         let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
         if let Some(before) = Before::read(&machine.dir)? {
             // Of a migration whose end no agent has seen.

@@ -160,6 +160,13 @@ impl Process {
         self.pidfd.as_fd()
     }
 
+    /// The CPU time that its threads have used, in the kernel's ticks; none if it has exited.
+    pub(crate) fn cpu_ticks(&self) -> Option<u64> {
+        let stat = stat(self.id.pid).ok()?;
+        let mut used = stat.split_ascii_whitespace().skip(11).map(str::parse::<u64>);
+        Some(used.next()?.ok()? + used.next()?.ok()?)
+    }
+
     fn ended_within(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
@@ -271,14 +278,20 @@ fn pidfd(pid: u32) -> Result<OwnedFd, ProcessError> {
     })
 }
 
-/// Field 22 of `/proc/PID/stat`. The name before it may hold spaces and
-/// brackets and be no UTF-8, so fields are counted after the last bracket.
+/// Field 22 of `/proc/PID/stat`.
 fn start_time(pid: u32) -> Result<u64, ProcessError> {
+    let stat = stat(pid)?;
+    let field = stat.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok());
+    field.ok_or_else(|| not_seen(pid, io::ErrorKind::InvalidData.into()))
+}
+
+/// The fields of `/proc/PID/stat` from the third on. The name before them may hold spaces and
+/// brackets and be no UTF-8, so fields are counted after the last bracket.
+fn stat(pid: u32) -> Result<String, ProcessError> {
     let stat = fs::read(proc_path(pid, "stat")).map_err(|source| not_seen(pid, source))?;
     let stat = String::from_utf8_lossy(&stat);
-    let field = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19));
-    let strange = || not_seen(pid, io::ErrorKind::InvalidData.into());
-    field.and_then(|field| field.parse().ok()).ok_or_else(strange)
+    let rest = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned());
+    rest.ok_or_else(|| not_seen(pid, io::ErrorKind::InvalidData.into()))
 }
 
 /// The id of the host's current boot.
@@ -315,6 +328,13 @@ mod tests {
         assert!(matches!(Process::find(&earlier), Err(ProcessError::Gone { .. })));
         let other_boot = ProcessId { boot: "other".to_owned(), ..me.id().clone() };
         assert!(matches!(Process::find(&other_boot), Err(ProcessError::Gone { .. })));
+    }
+
+    #[test]
+    fn cpu_time_grows_while_a_process_works() {
+        let me = Process::now(std::process::id()).unwrap();
+        let before = me.cpu_ticks().unwrap();
+        while me.cpu_ticks().unwrap() == before {}
     }
 
     #[test]

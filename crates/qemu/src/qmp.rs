@@ -83,11 +83,24 @@ impl Qmp {
     /// (QEMU serves one client at a time), or if one of the steps takes longer
     /// than `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Arc<Self>, QmpError> {
-        let connect = |source| QmpError::Connect { path: path.to_owned(), source };
-        let stream = takeover::connect(path, timeout).map_err(|error| match error.kind() {
+        Self::greeted(path, Self::reach(path, timeout)?, timeout)
+    }
+
+    /// The first step of [`Qmp::connect`]: a connection on which QEMU has not answered yet.
+    pub(crate) fn reach(path: &Path, timeout: Duration) -> Result<UnixStream, QmpError> {
+        takeover::connect(path, timeout).map_err(|source| match source.kind() {
             io::ErrorKind::TimedOut => QmpError::NoGreeting { path: path.to_owned() },
-            _ => connect(error),
-        })?;
+            _ => QmpError::Connect { path: path.to_owned(), source },
+        })
+    }
+
+    /// The other steps of [`Qmp::connect`]. They end when the connection is shut down.
+    pub(crate) fn greeted(
+        path: &Path,
+        stream: UnixStream,
+        timeout: Duration,
+    ) -> Result<Arc<Self>, QmpError> {
+        let connect = |source| QmpError::Connect { path: path.to_owned(), source };
         stream.set_write_timeout(Some(TIMEOUT)).map_err(connect)?;
         let peer_pid = rustix::net::sockopt::socket_peercred(stream.as_fd())
             .ok()

@@ -52,6 +52,14 @@ pub(crate) fn has_virtio_net(qmp: &Qmp) -> Result<bool, QmpError> {
     query::has_virtio_net(qmp)
 }
 
+/// The paths and kinds of plugged devices whose kind begins so.
+///
+/// # Errors
+/// If QEMU doesn't answer.
+pub(crate) fn plugged(qmp: &Qmp, kind: &str) -> Result<Vec<(String, String)>, QmpError> {
+    query::plugged(qmp, kind)
+}
+
 /// How the VM that waits at the destination differs from the one `here`, in
 /// sentences for the operator; empty if it may be loaded. File names of the VM
 /// `here` are compared after `overrides` are applied.

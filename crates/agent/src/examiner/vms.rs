@@ -5,6 +5,7 @@ use std::path::Path;
 use facts::host::VmFacts;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
+use qemu::outgoing;
 use qemu::process::user_of;
 use qemu::qmp::MemoryBackend;
 use qemu::ram_blocks::RamBlocks;
@@ -51,6 +52,8 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
                 taps.map(|tap| tap.name).collect()
             })
             .unwrap_or_default(),
+        environment: machine.missing_environment(),
+        blockers: outgoing::blockers(&machine.qmp).unwrap_or_default(),
         loses_writes: machine.qmp.loses_writes().unwrap_or(false),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }

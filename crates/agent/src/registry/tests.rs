@@ -66,6 +66,7 @@ fn leave(dir: &Path, standing: Option<Standing>, incoming: bool, run: bool) -> M
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
         up_max: UP_MAX,
+        idle_max: UP_MAX,
     };
     let machine = machine::start(&start).unwrap();
     if run {

@@ -27,6 +27,7 @@ pub(crate) fn moving(vm: &str) -> Progress {
         disk_left_bytes: 0,
         time_left_s: Some(5.5),
         limit: Limit::Network,
+        waits_for: None,
         notes: Vec::new(),
         outcome: None,
         in_doubt: false,

@@ -145,8 +145,11 @@ fn memory(progress: &Progress) -> Vec<String> {
     let left = format!("{} left", amount::size(progress.left_bytes));
     let percent = format!("{:.0} %", progress.percent.clamp(0.0, 100.0));
     match progress.phase {
-        // Nothing is measured yet, or the last measurements no longer apply.
-        Phase::Prepare | Phase::Loaded | Phase::Committed | Phase::Running => Vec::new(),
+        Phase::Prepare => {
+            progress.waits_for.iter().map(|what| format!("waiting for {what}")).collect()
+        }
+        // The last measurements no longer apply.
+        Phase::Loaded | Phase::Committed | Phase::Running => Vec::new(),
         Phase::Stopped => vec![percent, left],
         Phase::FirstPass | Phase::LaterPass => vec![
             percent,
@@ -222,6 +225,7 @@ mod tests {
             disk_left_bytes: 0,
             time_left_s: Some(0.4),
             limit: Limit::Network,
+            waits_for: None,
             notes: Vec::new(),
             outcome: None,
             in_doubt: false,
@@ -278,5 +282,8 @@ mod tests {
         ] {
             assert_eq!(plain(&Progress { phase, ..progress() }), text);
         }
+        let waits_for = Some("host-b to start its QEMU".to_owned());
+        let preparing = Progress { phase: Phase::Prepare, waits_for, ..progress() };
+        assert_eq!(plain(&preparing), "  1.42 s  preparing · waiting for host-b to start its QEMU");
     }
 }

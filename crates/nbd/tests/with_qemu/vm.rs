@@ -50,6 +50,7 @@ impl Vm {
             guest_port: qemu::machine::GuestPort::None,
             knows_legacy_ack: false,
             up_max: qemu::machine::UP_MAX,
+            idle_max: qemu::machine::UP_MAX,
         };
         let machine = qemu::machine::start(&start).unwrap();
         let events = machine.qmp.events();

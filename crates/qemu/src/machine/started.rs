@@ -1,13 +1,16 @@
 //! Starts a VM's QEMU with a QMP socket for the agent.
 
 use std::fs;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 
 use super::{Machine, StartError};
@@ -23,6 +26,8 @@ pub const UP_MAX: Duration = Duration::from_secs(300);
 /// can't have one.
 pub const NO_GUEST_PORT: &str = "the VM has no port for a helper in the guest";
 const GONE_WAIT: Duration = Duration::from_secs(10);
+/// How often a QEMU that has not answered yet is checked for work that it does.
+const CHECK_EACH: Duration = Duration::from_secs(1);
 
 /// What to start.
 #[derive(Debug)]
@@ -50,6 +55,9 @@ pub struct Start<'a> {
     pub knows_legacy_ack: bool,
     /// How long it may take until it answers.
     pub up_max: Duration,
+    /// How long it may use no CPU time until it answers: it hangs then, or waits for storage or
+    /// for a client of one of its sockets.
+    pub idle_max: Duration,
 }
 
 /// Who requests the start of a QEMU.
@@ -168,7 +176,7 @@ fn start_line(
     };
     let process = process.inspect_err(|_| remove_both())?;
     launched(process.pid());
-    let qmp = connect(&process, &socket, start.up_max, &log, logged).inspect_err(|_| {
+    let qmp = connect(&process, &socket, start, &log, logged).inspect_err(|_| {
         give_up(&process);
         remove_both();
     })?;
@@ -224,15 +232,20 @@ fn listen(socket: &Path) -> Result<UnixListener, StartError> {
 fn connect(
     process: &Process,
     socket: &Path,
-    up_max: Duration,
+    start: &Start<'_>,
     log: &Path,
     logged: u64,
 ) -> Result<Arc<Qmp>, StartError> {
-    let error = match Qmp::connect(socket, up_max) {
-        Ok(qmp) => return Ok(qmp),
+    let Start { up_max, idle_max, .. } = *start;
+    let (connected, is_idle) = connect_unless_idle(process, socket, up_max, idle_max);
+    let error = match connected {
+        Ok(qmp) if !is_idle => return Ok(qmp),
+        // It answered just when its connection was shut down.
+        Ok(_) => QmpError::Closed,
         Err(error) => error,
     };
-    let ended = matches!(error, QmpError::Closed | QmpError::Connect { .. })
+    let ended = !is_idle
+        && matches!(error, QmpError::Closed | QmpError::Connect { .. })
         && process.wait_gone(GONE_WAIT).is_ok();
     let words = log_tail(log, logged);
     if ended {
@@ -240,11 +253,69 @@ fn connect(
         return Err(StartError::Ended { words });
     }
     let why = match error {
+        _ if is_idle => format!(
+            "no greeting, and it has used no CPU time for {} s: it hangs, or waits for storage or \
+             for a client of one of its sockets",
+            idle_max.as_secs()
+        ),
         // No other program has this socket.
         QmpError::NoGreeting { .. } => format!("no greeting within {} s", up_max.as_secs()),
         error => error.to_string(),
     };
     Err(StartError::Silent { why, words: words.unwrap_or_else(|| "nothing".to_owned()) })
+}
+
+/// Connects to a QEMU that has just been started. The flag says whether the wait was ended because
+/// it did nothing.
+fn connect_unless_idle(
+    process: &Process,
+    socket: &Path,
+    up_max: Duration,
+    idle_max: Duration,
+) -> (Result<Arc<Qmp>, QmpError>, bool) {
+    let refused = |source| QmpError::Connect { path: socket.to_owned(), source };
+    let reached = Qmp::reach(socket, up_max);
+    let both = reached.and_then(|stream| Ok((stream.try_clone().map_err(refused)?, stream)));
+    let (watched, stream) = match both {
+        Ok(both) => both,
+        Err(error) => return (Err(error), false),
+    };
+    let (answered, answers) = bounded::<()>(0);
+    thread::scope(|scope| {
+        let watch = move || {
+            let is_idle = becomes_idle(process, idle_max, &answers);
+            if is_idle {
+                // A QEMU that waits for storage can't even be killed: this ends the wait for it.
+                let _ = watched.shutdown(Shutdown::Both);
+            }
+            is_idle
+        };
+        let watcher =
+            match thread::Builder::new().name("start-idle".into()).spawn_scoped(scope, watch) {
+                Ok(watcher) => watcher,
+                Err(error) => return (Err(refused(error)), false),
+            };
+        let connected = Qmp::greeted(socket, stream, up_max);
+        drop(answered);
+        let is_idle = watcher.join().unwrap_or(false);
+        (connected, is_idle)
+    })
+}
+
+/// Waits until a QEMU has answered, or has used no CPU time for so long; returns whether it is the
+/// latter. One that touches its memory works, however long that takes.
+fn becomes_idle(process: &Process, idle_max: Duration, answers: &Receiver<()>) -> bool {
+    let (mut used, mut worked) = (None, Instant::now());
+    while answers.recv_timeout(CHECK_EACH) == Err(RecvTimeoutError::Timeout) {
+        let now = process.cpu_ticks();
+        // Where that can't be read, only `up_max` bounds the wait.
+        if now != used || now.is_none() {
+            (used, worked) = (now, Instant::now());
+        } else if worked.elapsed() >= idle_max {
+            return true;
+        }
+    }
+    false
 }
 
 fn give_up(process: &Process) {

@@ -130,19 +130,24 @@ fn children(qmp: &Qmp, path: &str) -> Result<Vec<(String, String)>, QmpError> {
     Ok(children.collect())
 }
 
-pub(super) fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
+/// The paths and kinds of plugged devices whose kind begins so.
+pub(super) fn plugged(qmp: &Qmp, kind: &str) -> Result<Vec<(String, String)>, QmpError> {
+    let mut found = Vec::new();
     for path in [NAMED, ANONYMOUS] {
-        for (name, kind) in children(qmp, path)? {
-            if !kind.starts_with("virtio-balloon") {
-                continue;
-            }
-            let hint = json!({ "path": format!("{path}/{name}"), "property": "free-page-hint" });
-            match qmp.execute("qom-get", hint) {
-                Ok(answer) if answer.as_bool() == Some(true) => return Ok(true),
-                // A balloon without this property can't report anything.
-                Ok(_) | Err(QmpError::Refused { .. }) => {}
-                Err(error) => return Err(error),
-            }
+        let of_kind = children(qmp, path)?.into_iter().filter(|(_, its)| its.starts_with(kind));
+        found.extend(of_kind.map(|(name, its)| (format!("{path}/{name}"), its)));
+    }
+    Ok(found)
+}
+
+pub(super) fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
+    for (path, _) in plugged(qmp, "virtio-balloon")? {
+        let hint = json!({ "path": path, "property": "free-page-hint" });
+        match qmp.execute("qom-get", hint) {
+            Ok(answer) if answer.as_bool() == Some(true) => return Ok(true),
+            // A balloon without this property can't report anything.
+            Ok(_) | Err(QmpError::Refused { .. }) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(false)

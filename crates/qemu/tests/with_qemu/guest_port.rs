@@ -22,6 +22,7 @@ fn try_start(arguments: &str, guest_port: GuestPort, incoming: bool) -> Result<V
         guest_port,
         knows_legacy_ack: false,
         up_max: UP_MAX,
+        idle_max: UP_MAX,
     })?;
     Ok(Vm { machine: Some(machine), dir })
 }

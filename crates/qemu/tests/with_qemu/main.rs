@@ -98,6 +98,7 @@ fn try_start_by(program: &str, arguments: &str, dir: &Path) -> Result<Machine, S
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
         up_max: UP_MAX,
+        idle_max: UP_MAX,
     };
     qemu::machine::start(&start)
 }
@@ -136,6 +137,7 @@ fn wait_for(arguments: &str, machine: &str) -> Vm {
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
         up_max: UP_MAX,
+        idle_max: UP_MAX,
     };
     let machine = qemu::machine::start(&start).unwrap();
     Vm { machine: Some(machine), dir }

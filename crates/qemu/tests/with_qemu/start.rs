@@ -1,10 +1,11 @@
 use qemu::ram_blocks::RamBlocks;
 use std::cell::Cell;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use qemu::launch::bound_log;
-use qemu::machine::{self, By, GuestPort, Start, StartError};
+use qemu::machine::{self, By, GuestPort, Start, StartError, UP_MAX};
 use qemu::qmp::RunState;
 use serde_json::json;
 
@@ -111,8 +112,25 @@ fn a_refused_start_has_qemu_s_message_and_leaves_nothing() {
 /// Like a QEMU with `-serial unix:w.sock,server`, which waits for a client.
 #[test]
 fn a_qemu_that_does_not_answer_is_ended_and_its_words_are_told() {
-    let dir = tempfile::tempdir().unwrap();
     let script = "echo QEMU waiting for connection on: disconnected:unix:w.sock; exec sleep 1000";
+    let error = silent(script, Duration::from_secs(2), UP_MAX);
+    assert!(error.contains("no greeting within 2 s"), "{error}");
+    assert!(error.contains("waiting for connection on: disconnected:unix:w.sock"), "{error}");
+}
+
+/// One that works, as while it touches its memory, gets all of its time.
+#[test]
+fn a_qemu_that_does_nothing_at_its_start_is_ended_before_its_time_is_over() {
+    let (long, idle_max) = (Duration::from_secs(6), Duration::from_secs(2));
+    let hangs = silent("kill -STOP $$", UP_MAX, idle_max);
+    assert!(hangs.contains("has used no CPU time for 2 s"), "{hangs}");
+    let works = silent("while :; do :; done", long, idle_max);
+    assert!(works.contains("no greeting within 6 s"), "{works}");
+}
+
+/// The reason why such a script does not start as a QEMU, of which nothing is left.
+fn silent(script: &str, up_max: Duration, idle_max: Duration) -> String {
+    let dir = tempfile::tempdir().unwrap();
     let argv = ["sh", "-c", script].map(str::to_owned);
     let start = Start {
         name: "test",
@@ -125,16 +143,16 @@ fn a_qemu_that_does_not_answer_is_ended_and_its_words_are_told() {
         user: None,
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
-        up_max: Duration::from_secs(2),
+        up_max,
+        idle_max,
     };
     let launched = Cell::new(None);
     let error = machine::start_told(&start, &|pid| launched.set(Some(pid))).unwrap_err();
-    assert!(launched.get().is_some(), "its process is told, though it never answers");
+    let pid = launched.get().expect("its process is told, though it never answers");
     assert!(matches!(error, StartError::Silent { .. }), "{error}");
-    let error = error.to_string();
-    assert!(error.contains("no greeting within 2 s"), "{error}");
-    assert!(error.contains("waiting for connection on: disconnected:unix:w.sock"), "{error}");
     assert!(!dir.path().join("qmp").exists());
+    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "it is ended");
+    error.to_string()
 }
 
 #[test]

@@ -193,6 +193,7 @@ fn an_arrival_that_cannot_be_noted_stays_and_is_noted_later() {
         guest_port: GuestPort::None,
         knows_legacy_ack: false,
         up_max: UP_MAX,
+        idle_max: UP_MAX,
     };
     let pid = claim.fill(machine::start(&start).unwrap(), "").unwrap().machine().unwrap();
     let pid = pid.process.pid();

@@ -43,6 +43,10 @@ impl Context<'_> {
             }
             self.report_builder.note(lost_writes::WHY);
         }
+        outgoing::check_blockers(qmp)?;
+        if self.request.incoming_qmp.is_none() {
+            self.note_environment();
+        }
         self.was_running = outgoing::runs(qmp)?;
         // Before the files, so that a change between the two is noticed later.
         let node_names = shape::node_names(qmp, NAMES_MAX)?;
@@ -61,6 +65,18 @@ impl Context<'_> {
         self.check_wanted()?;
         let drives = Drives { staying, node_names };
         Ok((drives, Description { shape, chosen, files, cleanup }))
+    }
+
+    /// Before the destination starts its QEMU, which may fail for want of it.
+    fn note_environment(&self) {
+        let names = self.vm.machine.missing_environment();
+        if !names.is_empty() {
+            self.report_builder.note(format!(
+                "the VM's QEMU was started with {}, and agents start QEMU with their own \
+                 environment: if it needs that, set it for the agents",
+                names.join(", ")
+            ));
+        }
     }
 }
 

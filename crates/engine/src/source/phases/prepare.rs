@@ -1,6 +1,7 @@
 //! The destination checks the order and starts a waiting QEMU, while QEMU here is set up
 //! for its migration; then a journal is opened.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use ::audit::Hash;
@@ -126,7 +127,13 @@ impl<'m> Connected<'m> {
 impl<'m> Ordered<'m> {
     /// Waits while the destination starts its QEMU.
     pub(crate) fn wait_prepared(mut self) -> Result<(Prepared<'m>, SetUp), Failed<'m>> {
-        let there = match self.connected.hear_prepared() {
+        let report_builder = Arc::clone(&self.connected.context.report_builder);
+        let waits_for =
+            format!("{} to check the VM and start its QEMU", self.connected.context.peer.name);
+        report_builder.watch().update(|progress| progress.waits_for = Some(waits_for));
+        let prepared = self.connected.hear_prepared();
+        report_builder.watch().update(|progress| progress.waits_for = None);
+        let there = match prepared {
             Ok(there) => there,
             Err(error) => return Err(Failed::new(self, error)),
         };
