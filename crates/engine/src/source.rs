@@ -4,6 +4,7 @@
 //! goes on here, and the destination's QEMU ends. `switchover::source` alone decides
 //! who owns the VM, and keeps a journal; `phases/effects.rs` carries out its decisions.
 
+mod audit;
 mod blackout;
 mod by_name;
 pub(crate) mod carried;

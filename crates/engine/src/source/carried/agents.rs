@@ -15,11 +15,10 @@ use super::from_disks::Reading;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
-use crate::source::by_name;
 use crate::source::context::sched_params;
 use crate::source::disks::room::DiskRoom;
-use crate::source::phases::audit;
 use crate::source::phases::start::{first_encoding, lane_endpoints, token};
+use crate::source::{audit, by_name};
 
 /// Time for an agent to connect to a socket on its own host, or to report why
 /// not.

@@ -1,7 +1,7 @@
 //! Handles the messages of the destination's agent while pages are sent, and its QEMU's
 //! answers.
 
-use api::{Audited, Phase};
+use api::Phase;
 use switchover::Reason;
 use wire::{Late, ToSource};
 
@@ -9,7 +9,7 @@ use super::running::Running;
 use super::way_back::Passed;
 use crate::error::MigrationError;
 use crate::link::Heard;
-use crate::source::phases::audit::{Compared, UNASKED};
+use crate::source::audit::Compared;
 
 impl Running<'_> {
     pub(super) fn hear(&mut self, heard: Heard<ToSource>) -> Result<(), MigrationError> {
@@ -66,26 +66,12 @@ impl Running<'_> {
 
     fn compare(&mut self, heard: &ToSource) -> Result<(), MigrationError> {
         let lost = |why: String| self.split.agents.lost(why);
-        match self.comparison.compare(&self.handed_over, heard) {
+        match self.audit.hear(heard)? {
             None => Err(lost("it sent a message out of turn".to_owned())),
             Some(Compared::Waits) => Ok(()),
             Some(Compared::Asks(said)) => self.split.agents.say(&said),
-            Some(Compared::Unasked) => Err(lost(UNASKED.to_owned())),
-            Some(Compared::Same { reread_pages, unproved_pages }) => {
-                let pages = self.handed_over.ledger().map_or(0, ::audit::Ledger::pages);
-                let same = Audited::Same { pages, reread_pages, unproved_pages };
-                self.report_builder.tell(|report| report.audit = same);
+            Some(Compared::Same) => {
                 self.tail.go_on(&self.split.agents.link).map_err(|error| lost(error.to_string()))
-            }
-            Some(Compared::Differs { pages, examples }) => {
-                for example in &examples {
-                    tracing::error!("the audit found a difference: {example}");
-                }
-                let first = examples.first().cloned().unwrap_or_default();
-                let found = Audited::Differences { pages, examples };
-                self.report_builder.tell(|report| report.audit = found);
-                let host = self.split.agents.peer.name.clone();
-                Err(MigrationError::Audit { host, pages, first })
             }
         }
     }

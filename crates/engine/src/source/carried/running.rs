@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use ::audit::{HandedOver, NotKept};
-use api::{Audited, Phase};
+use api::Phase;
 use crossbeam_channel::{Receiver, Sender, at, never, select};
 use data_threads::DataThreads;
 use dedup::source::Stage;
@@ -27,12 +26,12 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
+use crate::source::audit::SourceAudit;
 use crate::source::context::{no_thread, sched_params};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::{self, Lanes};
-use crate::source::phases::audit::Comparison;
 use crate::source::prefault::Prefault;
 
 /// Time for the destination's last messages; a QEMU that has loaded its VM closes at
@@ -45,8 +44,7 @@ pub(super) struct Running<'r> {
     pub(super) report_builder: &'r Arc<ReportBuilder>,
     pub(super) notices: (Sender<Notice>, Receiver<Notice>),
     pub(super) threads: Arc<DataThreads>,
-    pub(super) handed_over: Arc<HandedOver>,
-    pub(super) comparison: Comparison,
+    pub(super) audit: SourceAudit,
     pub(super) state: Arc<StreamState>,
     pub(super) lanes: Arc<Lanes>,
     /// None: pages don't go by name.
@@ -200,22 +198,10 @@ impl Running<'_> {
         spawned.map(drop).map_err(no_thread)
     }
 
-    fn placed(&self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
+    fn placed(&mut self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
         placed?;
-        let totals = self.audit_totals();
-        let said = self.tail.placed(&self.split.agents.link, totals);
+        let said = self.tail.placed(&self.split.agents.link, self.audit.begin());
         said.map_err(|error| self.split.agents.lost(error.to_string()))
-    }
-
-    fn audit_totals(&self) -> Vec<u64> {
-        let why = match self.handed_over.ledger() {
-            Ok(ledger) => return ledger.totals(),
-            Err(NotKept::NotWanted) => "it is turned off: `audit` under [carry]",
-            Err(NotKept::NoMemory) => "this host has no memory for it: 8 bytes for each page",
-            Err(NotKept::NoBlocks) => "QEMU's stream was passed through whole",
-        };
-        self.report_builder.tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
-        Vec::new()
     }
 
     /// Handles the end of QEMU's connections, or an error in its stream.

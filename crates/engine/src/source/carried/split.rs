@@ -25,11 +25,11 @@ use super::way_back::WayBack;
 use crate::caught::caught;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
+use crate::source::audit::SourceAudit;
 use crate::source::context::{local as local_error, no_thread, sched_params};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::lanes::{self, Lanes};
-use crate::source::phases::audit::{self, Comparison};
 use crate::source::prefault::Prefault;
 
 /// A migration whose pages will go on lanes.
@@ -78,9 +78,9 @@ impl Split {
         let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
             let _ = tell.send(Notice::Panicked(thread.to_owned()));
         });
-        let handed_over =
-            audit::handed_over(self.agents.request.audit, self.agents.carrying.hash.as_deref())
-                .ok_or_else(|| self.agents.lost(audit::UNKNOWN_HASH.to_owned()))?;
+        let audited = (self.agents.request.audit, "it is turned off: `audit` under [carry]");
+        let (hash, host) = (self.agents.carrying.hash.as_deref(), &self.agents.peer.name);
+        let audit = SourceAudit::new(audited, hash, host, report_builder)?;
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
@@ -106,7 +106,7 @@ impl Split {
         let way_back = Arc::new(WayBack::new(back));
         let collector = Arc::new(Collector {
             state: Arc::clone(&state),
-            handed_over: Arc::clone(&handed_over),
+            handed_over: Arc::clone(audit.handed_over()),
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&self.agents.link),
             notices: notices.0.clone(),
@@ -152,8 +152,7 @@ impl Split {
             report_builder,
             notices,
             threads,
-            handed_over,
-            comparison: Comparison::default(),
+            audit,
             state,
             lanes,
             stage,

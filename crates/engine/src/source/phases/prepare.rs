@@ -15,7 +15,6 @@ use switchover::source::{Driver, Event as Step};
 use switchover::{MigrationId, Reason};
 use wire::{Prepare, ToDestination, ToSource};
 
-use super::audit;
 use super::connect::Connected;
 use super::description::Description;
 use super::journaled::{Journaled, Reversible};
@@ -23,6 +22,7 @@ use super::listening::{Happening, Listening};
 use super::start::SetUp;
 use super::{Ended, Failed, Undo};
 use crate::error::MigrationError;
+use crate::source::audit;
 use crate::source::context::{local, sched_params};
 use crate::source::disks::Chosen;
 use crate::source::from_disks::FromDisks;

@@ -17,12 +17,12 @@ use tap::{Channels, Tap};
 use transport::{Endpoint, LanesPlan, StaleFilter};
 use wire::Token;
 
-use super::audit;
 use super::connect::Connected;
 use super::prepare::Prepared;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
+use crate::source::audit::SourceAudit;
 use crate::source::context::{Context, no_thread};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
@@ -56,7 +56,7 @@ pub(super) struct Started {
     pub(super) sampler: Ticking,
     pub(super) pacing: Pacing,
     pub(super) socket: Rendezvous,
-    pub(super) handed_over: Arc<HandedOver>,
+    pub(super) audit: SourceAudit,
     pub(super) stops: Arc<OurStops>,
     pub(super) prefault: Option<Prefault>,
     /// Whether the guest may report free pages.
@@ -122,20 +122,22 @@ impl Prepared<'_> {
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&self.connected.pools, goal, traits));
         let (numbered, stops) = (Arc::<Numbered>::default(), Arc::<OurStops>::default());
-        let handed_over = audit::handed_over(request.audit, self.there.hash.as_deref())
-            .ok_or_else(|| context.lost(audit::UNKNOWN_HASH))?;
-        let naming = self.naming(&numbered, &handed_over, traits.held).map(Arc::new);
+        let audited = (request.audit, "it was turned off (--audit off)");
+        let (hash, host) = (self.there.hash.as_deref(), &context.peer.name);
+        let audit = SourceAudit::new(audited, hash, host, &context.report_builder)?;
+        let handed_over = audit.handed_over();
+        let naming = self.naming(&numbered, handed_over, traits.held).map(Arc::new);
         let hints = self.hints_free_pages();
         let (flow, tap) = Flow::start(FlowPlan {
             listener,
             channels,
             held: traits.held,
             state: Arc::clone(&state),
-            lanes: self.lanes_plan(&numbered, &handed_over, hints)?,
+            lanes: self.lanes_plan(&numbered, handed_over, hints)?,
             ram: self.ram.clone(),
             numbered,
             naming,
-            handed_over: Arc::clone(&handed_over),
+            handed_over: Arc::clone(handed_over),
             stops: Arc::clone(&stops),
             control: &self.connected.control,
             notices: &context.notices,
@@ -162,18 +164,7 @@ impl Prepared<'_> {
         });
         let sampler = sampler.map_err(no_thread)?;
         let pacing = self.pace(&flow)?;
-        Ok(Started {
-            outgoing,
-            flow,
-            tap,
-            sampler,
-            pacing,
-            socket,
-            handed_over,
-            stops,
-            prefault,
-            hints,
-        })
+        Ok(Started { outgoing, flow, tap, sampler, pacing, socket, audit, stops, prefault, hints })
     }
 
     /// Whether the guest may report free pages to QEMU. If QEMU doesn't answer, it may.

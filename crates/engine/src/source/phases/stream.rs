@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use ::audit::HandedOver;
 use qemu::outgoing::Outgoing;
 use qemu::qmp::{QmpError, RunState};
 use qemu::rendezvous::Rendezvous;
@@ -18,6 +17,7 @@ use super::journaled::{Journaled, Reversible};
 use super::prepare::Prepared;
 use super::start::{SetUp, Started};
 use crate::error::MigrationError;
+use crate::source::audit::SourceAudit;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::throttle::OurStops;
@@ -48,8 +48,7 @@ pub(crate) struct Streaming<'m> {
     pub(crate) pacing: Pacing,
     /// The socket that QEMU connects to.
     _socket: Rendezvous,
-    /// The pages that QEMU handed over, for the audit.
-    pub(crate) handed_over: Arc<HandedOver>,
+    pub(crate) audit: SourceAudit,
     /// Stops of the VM for throttling.
     pub(crate) stops: Arc<OurStops>,
     /// None: no hole has to be filled.
@@ -72,7 +71,7 @@ impl<'m> Journaled<Prepared<'m>> {
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
         let Started { outgoing, flow, tap, sampler, pacing, socket, .. } = started;
-        let Started { handed_over, stops, prefault, hints, .. } = started;
+        let Started { audit, stops, prefault, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -83,7 +82,7 @@ impl<'m> Journaled<Prepared<'m>> {
             sampler,
             pacing,
             _socket: socket,
-            handed_over,
+            audit,
             stops,
             prefault,
             hints,
