@@ -6,6 +6,7 @@
 
 mod audit;
 mod blackout;
+mod bounds;
 mod by_name;
 pub(crate) mod carried;
 mod collector;

@@ -9,7 +9,7 @@ use api::{Phase, Priority};
 use transport::Delivered;
 use wire::ToDestination;
 
-use super::context::sched_params;
+use super::bounds::sched_params;
 use super::phases::connect::Connected;
 use crate::error::MigrationError;
 

@@ -15,7 +15,7 @@ use super::from_disks::Reading;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
-use crate::source::context::sched_params;
+use crate::source::bounds::sched_params;
 use crate::source::disks::room::DiskRoom;
 use crate::source::phases::start::{first_encoding, lane_endpoints, token};
 use crate::source::{audit, by_name};

@@ -21,7 +21,8 @@ use super::piece_size::{self, Fitting};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::context::{no_thread, sched_params};
+use crate::source::bounds::{rebind, sched_params};
+use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::compression::Compression;
 use crate::source::control::sampler::ticking::{self, Ticking};
@@ -158,12 +159,8 @@ impl ByLanes {
         agents: &Agents,
         report_builder: &ReportBuilder,
     ) -> Result<(), MigrationError> {
-        let bounds = report_builder.watch().bounds();
-        report_builder.rebound(&bounds);
-        let params = sched_params(&bounds, false);
-        self.threads.set(&params);
-        self.pacing.set(pace_bounds(&bounds));
-        agents.say(&ToDestination::Terms(params))
+        let terms = rebind(report_builder, &self.threads, Some(&self.pacing), false);
+        agents.say(&ToDestination::Terms(terms))
     }
 
     /// Ends waits for the lanes and for buffers.

@@ -27,8 +27,9 @@ use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::audit::SourceAudit;
-use crate::source::context::{no_thread, sched_params};
-use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::bounds::rebind;
+use crate::source::context::no_thread;
+use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::{self, Lanes};
@@ -255,12 +256,9 @@ impl Running<'_> {
 
     /// Applies the operator's new bounds at both ends.
     fn rebind(&self) -> Result<(), MigrationError> {
-        let bounds = self.report_builder.watch().bounds();
-        self.report_builder.rebound(&bounds);
-        let params = sched_params(&bounds, self.stopped.is_some());
-        self.threads.set(&params);
-        self.pacing.set(pace_bounds(&bounds));
-        if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(params)) }
+        let stands_still = self.stopped.is_some();
+        let terms = rebind(self.report_builder, &self.threads, Some(&self.pacing), stands_still);
+        if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(terms)) }
     }
 
     /// Closes everything of the migration at once, and reports its figures.

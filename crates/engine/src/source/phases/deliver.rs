@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use api::{Bounds, Phase};
+use api::Phase;
 use crossbeam_channel::{at, select};
 use qemu::qmp::Event;
 use switchover::source::Event as Step;
@@ -18,7 +18,7 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::blackout::Missing;
 use crate::source::context::Notice;
-use crate::source::control::pacing::pace_bounds;
+use crate::source::control::pacing::Pacing;
 use crate::waits::Pulse;
 
 /// Interval at which a waiting migration checks for progress.
@@ -257,8 +257,8 @@ impl<'m> Listening<'m> for Streaming<'m> {
         None
     }
 
-    fn rebound(&self, bounds: &Bounds) {
-        self.pacing.set(pace_bounds(bounds));
+    fn pacing(&self) -> Option<&Pacing> {
+        Some(&self.pacing)
     }
 
     fn goal(&self) -> Duration {

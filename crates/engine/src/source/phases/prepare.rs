@@ -23,7 +23,8 @@ use super::start::SetUp;
 use super::{Ended, Failed, Undo};
 use crate::error::MigrationError;
 use crate::source::audit;
-use crate::source::context::{local, sched_params};
+use crate::source::bounds::sched_params;
+use crate::source::context::local;
 use crate::source::disks::Chosen;
 use crate::source::from_disks::FromDisks;
 
