@@ -27,7 +27,7 @@ use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::audit::SourceAudit;
-use crate::source::bounds::rebind;
+use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
@@ -141,6 +141,10 @@ impl Running<'_> {
                 let _ = self.split.agents.link.set_dead_after(transport::DEAD_AFTER);
                 self.stopped = Some(Instant::now());
                 self.report_builder.enter(Phase::Stopped);
+                if let Some(terms) = reschedule(self.report_builder, &self.threads, true) {
+                    // A destination that misses this is only slower.
+                    let _ = self.split.agents.say(&ToDestination::Terms(terms));
+                }
             }
             Notice::Unsplittable(why) => {
                 self.way_back.let_stop();
