@@ -21,6 +21,7 @@ use super::piece_size::{self, Fitting};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
+use crate::source::accounting::Costs;
 use crate::source::bounds::{rebind, sched_params};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
@@ -170,17 +171,13 @@ impl ByLanes {
     }
 
     /// Ends the lanes, and reports their figures.
-    pub(super) fn end(self, report_builder: &ReportBuilder) {
+    pub(super) fn end(self, control_bytes: u64, report_builder: &ReportBuilder) {
         let Self { lanes, pools, pacing, sampler, .. } = self;
         // Before the report is changed, because these threads also change it.
         drop((sampler, pacing));
         let cpu = lanes.stop();
-        report_builder.tell(|report| {
-            report.cpu_source_s += cpu.as_secs_f64();
-            report.wire_bytes += lanes.wire_bytes();
-            report.pool_high_water_bytes[0] = pools.high_water_bytes();
-            report.lanes = lanes::reports(&lanes);
-        });
+        let costs = Costs { lanes: &lanes, pools: &pools, control_bytes, cpu };
+        report_builder.tell(|report| costs.account(report));
     }
 }
 

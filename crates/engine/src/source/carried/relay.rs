@@ -113,12 +113,13 @@ impl Relay {
         if let Some(forth) = forth {
             let _ = forth.join();
         }
+        let control_bytes = agents.link.wire_bytes();
         report_builder.tell(|report| {
             report.residue_bytes = passed.bytes.load(Relaxed);
-            report.wire_bytes = agents.link.wire_bytes();
+            report.wire_bytes = control_bytes;
         });
         if let Some(by_lanes) = by_lanes {
-            by_lanes.end(report_builder);
+            by_lanes.end(control_bytes, report_builder);
         }
         outcome.or_go_on()
     }

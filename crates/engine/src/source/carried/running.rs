@@ -26,13 +26,14 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
+use crate::source::accounting::Costs;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::StreamState;
-use crate::source::lanes::{self, Lanes};
+use crate::source::lanes::Lanes;
 use crate::source::prefault::Prefault;
 
 /// Time for the destination's last messages; a QEMU that has loaded its VM closes at
@@ -280,17 +281,7 @@ impl Running<'_> {
         drop(pacing);
         let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
         let cpu = lanes.stop() + tap.cpu() + prefaulting;
-        let (body_bytes, fill_bytes) = state.taken();
-        report_builder.tell(|report| {
-            report.ram_bytes = state.ram_bytes();
-            (report.body_bytes, report.fill_bytes) = (body_bytes, fill_bytes);
-            report.delta_bytes = lanes.delta_bytes();
-            report.named_bytes = lanes.delivered().found_bytes;
-            report.residue_bytes = state.residue_bytes.load(Relaxed);
-            report.wire_bytes = lanes.wire_bytes() + control_bytes;
-            report.cpu_source_s = cpu.as_secs_f64();
-            report.pool_high_water_bytes[0] = pools.high_water_bytes();
-            report.lanes = lanes::reports(&lanes);
-        });
+        let costs = Costs { lanes: &lanes, pools: &pools, control_bytes, cpu };
+        report_builder.tell(|report| costs.account_stream(&state, report));
     }
 }

@@ -17,6 +17,7 @@ use super::journaled::{Journaled, Reversible};
 use super::prepare::Prepared;
 use super::start::{SetUp, Started};
 use crate::error::MigrationError;
+use crate::source::accounting::Costs;
 use crate::source::audit::SourceAudit;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
@@ -25,7 +26,6 @@ use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::Flow;
 use crate::source::from_disks::FromDisks;
 use crate::source::hinting::Hinting;
-use crate::source::lanes;
 use crate::source::prefault::Prefault;
 
 /// QEMU completes before the destination loads, and only `cont` has it take a VM back.
@@ -265,21 +265,12 @@ impl<'m> Reversible<'m> for Streaming<'m> {
 
     fn account(&self) {
         let Self { connected, flow: Flow { state, lanes, tap, .. }, .. } = self;
-        let control_bytes = connected.control.link.wire_bytes();
-        let cpu = self.cpu + tap.cpu();
-        let (body_bytes, fill_bytes) = state.taken();
-        connected.context.report_builder.tell(|report| {
-            report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
-            report.body_bytes = body_bytes;
-            report.fill_bytes = fill_bytes;
-            report.dropped_bytes = lanes.delivered().dropped_bytes;
-            report.delta_bytes = lanes.delta_bytes();
-            report.named_bytes = lanes.delivered().found_bytes;
-            report.residue_bytes = state.residue_bytes.load(Relaxed);
-            report.wire_bytes = lanes.wire_bytes() + control_bytes;
-            report.cpu_source_s = cpu.as_secs_f64();
-            report.pool_high_water_bytes[0] = connected.pools.high_water_bytes();
-            report.lanes = lanes::reports(lanes);
-        });
+        let costs = Costs {
+            lanes,
+            pools: &connected.pools,
+            control_bytes: connected.control.link.wire_bytes(),
+            cpu: self.cpu + tap.cpu(),
+        };
+        connected.context.report_builder.tell(|report| costs.account_stream(state, report));
     }
 }
