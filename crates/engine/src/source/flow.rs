@@ -3,29 +3,22 @@
 //! It sends QEMU no command and needs no journal, so it can also carry a migration that
 //! another program commands.
 
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use audit::HandedOver;
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
-use dedup::source::{Announcer, Naming, Stage};
-use parking_lot::Mutex;
-use qemu::ram_blocks::RamBlocks;
-use ram::Numbered;
-use stream::GlobalState;
-use tap::{Channels, Tap};
+use dedup::source::{Naming, Stage};
+use tap::Tap;
 use transport::LanesPlan;
+use wire::ToDestination;
 
-use super::collector::Collector;
-use super::connection::Control;
 use super::context::{Notice, local, no_thread};
 use super::control::stream_state::StreamState;
-use super::control::throttle::OurStops;
 use super::lanes::{self, Lanes};
 use crate::error::MigrationError;
+use crate::link::Link;
 
 /// The path of pages, from its start to the end of the migration.
 pub(crate) struct Flow {
@@ -34,67 +27,34 @@ pub(crate) struct Flow {
     /// None: pages don't go by name.
     pub(crate) stage: Option<Arc<Stage>>,
     pub(crate) tap: tap::Stopper,
-    /// The VM's state at its stop, from QEMU's stream.
-    pub(crate) global_state: Arc<Mutex<GlobalState>>,
-    /// Ends before the lanes do. None: no page is announced ahead of QEMU.
-    announcer: Option<Announcer>,
 }
 
 /// The parts of a flow.
 pub(crate) struct FlowPlan<'p> {
-    /// The socket that QEMU connects to.
-    pub(crate) listener: UnixListener,
-    pub(crate) channels: Channels,
-    /// QEMU does not end its migration before the tap allows it.
-    pub(crate) held: bool,
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: LanesPlan,
-    /// The VM's memory, as far as this agent can read it ...
-    pub(crate) ram: RamBlocks,
-    /// ... and the same by block number, once QEMU has announced its blocks.
-    pub(crate) numbered: Arc<Numbered>,
-    pub(crate) naming: Option<Arc<Naming>>,
-    pub(crate) handed_over: Arc<HandedOver>,
-    pub(crate) stops: Arc<OurStops>,
-    pub(crate) control: &'p Control,
-    pub(crate) notices: &'p Sender<Notice>,
+    pub(crate) naming: Option<&'p Arc<Naming>>,
+    pub(crate) link: &'p Arc<Link<ToDestination>>,
     pub(crate) threads: &'p Arc<DataThreads>,
 }
 
 impl Flow {
-    /// Starts lanes and tap. The returned tap is for [`Flow::wait_in_background`].
-    pub(crate) fn start(plan: FlowPlan<'_>) -> Result<(Self, Tap), MigrationError> {
-        let FlowPlan { state, naming, control, threads, held, .. } = plan;
+    /// Starts the lanes, and the tap that `open` makes for them. The returned tap is for
+    /// [`Flow::wait_in_background`].
+    pub(crate) fn start(
+        plan: FlowPlan<'_>,
+        open: impl FnOnce(&Arc<Lanes>) -> Result<Tap, MigrationError>,
+    ) -> Result<(Self, Tap), MigrationError> {
+        let FlowPlan { state, naming, link, threads, .. } = plan;
         let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(threads))));
         let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
-        let stage = naming.as_ref().map(stage);
-        lanes::start(&lanes, stage.as_ref(), &control.link)
+        let stage = naming.map(stage);
+        lanes::start(&lanes, stage.as_ref(), link)
             .map_err(|error| local("starting the lanes' threads", error))?;
-        control.disk_room.is_for(&lanes);
-        state.set_useful_bytes(
-            lanes.useful_bytes(naming.as_ref().is_some_and(|naming| naming.asks())),
-        );
+        state.set_useful_bytes(lanes.useful_bytes(naming.is_some_and(|naming| naming.asks())));
         state.adjust_pool();
-        let global_state = Arc::<Mutex<GlobalState>>::default();
-        let collector = Arc::new(Collector {
-            state: Arc::clone(&state),
-            ram: plan.ram,
-            numbered: plan.numbered,
-            handed_over: plan.handed_over,
-            naming,
-            lanes: Arc::clone(&lanes),
-            link: Arc::clone(&control.link),
-            notices: plan.notices.clone(),
-            stops: plan.stops,
-            global_state: Arc::clone(&global_state),
-            threads: Arc::clone(threads),
-        });
-        let tap =
-            Tap::start(plan.listener, plan.channels, held, Arc::clone(&state.pool), collector)
-                .map_err(|error| MigrationError::Tap(error.to_string()))?;
-        let announcer = stage.as_ref().map(|stage| Announcer::start(stage, threads)).transpose();
-        let announcer = announcer.map_err(no_thread)?.flatten();
-        Ok((Self { state, lanes, stage, tap: tap.stopper(), global_state, announcer }, tap))
+        let tap = open(&lanes)?;
+        Ok((Self { state, lanes, stage, tap: tap.stopper() }, tap))
     }
 
     /// Notifies the leading thread when the tap has ended and everything is placed: the
@@ -147,7 +107,6 @@ impl Flow {
     /// Ends the flow, and returns the CPU time that the lanes used. With `in_order`
     /// everything was delivered; otherwise what QEMU still writes is discarded.
     pub(crate) fn stop(&mut self, in_order: bool) -> Duration {
-        self.announcer = None;
         if in_order {
             self.tap.cut();
             self.lanes.finish()

@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use ::audit::HandedOver;
 use api::{Compress, TapChoice};
+use dedup::source::Announcer;
 use page::Encoding;
+use parking_lot::Mutex;
 use policy::switchover::is_missed;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::{self, Device};
 use ram::Numbered;
+use stream::GlobalState;
 use tap::{Channels, Tap};
 use transport::{Endpoint, LanesPlan, StaleFilter};
 use wire::Token;
@@ -23,6 +26,7 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
 use crate::source::audit::SourceAudit;
+use crate::source::collector::Collector;
 use crate::source::context::{Context, no_thread};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
@@ -52,6 +56,8 @@ pub(crate) struct SetUp {
 pub(super) struct Started {
     pub(super) outgoing: Arc<Outgoing>,
     pub(super) flow: Flow,
+    pub(super) announcer: Option<Announcer>,
+    pub(super) global_state: Arc<Mutex<GlobalState>>,
     pub(super) tap: Tap,
     pub(super) sampler: Ticking,
     pub(super) pacing: Pacing,
@@ -128,21 +134,37 @@ impl Prepared<'_> {
         let handed_over = audit.handed_over();
         let naming = self.naming(&numbered, handed_over, traits.held).map(Arc::new);
         let hints = self.hints_free_pages();
-        let (flow, tap) = Flow::start(FlowPlan {
-            listener,
-            channels,
-            held: traits.held,
+        let global_state = Arc::<Mutex<GlobalState>>::default();
+        let control = &self.connected.control;
+        let plan = FlowPlan {
             state: Arc::clone(&state),
             lanes: self.lanes_plan(&numbered, handed_over, hints)?,
-            ram: self.ram.clone(),
-            numbered,
-            naming,
-            handed_over: Arc::clone(handed_over),
-            stops: Arc::clone(&stops),
-            control: &self.connected.control,
-            notices: &context.notices,
+            naming: naming.as_ref(),
+            link: &control.link,
             threads: &context.threads,
+        };
+        let (flow, tap) = Flow::start(plan, |lanes| {
+            control.disk_room.is_for(lanes);
+            let collector = Collector {
+                state: Arc::clone(&state),
+                ram: self.ram.clone(),
+                numbered: Arc::clone(&numbered),
+                handed_over: Arc::clone(handed_over),
+                naming: naming.clone(),
+                lanes: Arc::clone(lanes),
+                link: Arc::clone(&control.link),
+                notices: context.notices.clone(),
+                stops: Arc::clone(&stops),
+                global_state: Arc::clone(&global_state),
+                threads: Arc::clone(&context.threads),
+            };
+            let (held, pool) = (traits.held, Arc::clone(&state.pool));
+            Tap::start(listener, channels, held, pool, Arc::new(collector))
+                .map_err(|error| MigrationError::Tap(error.to_string()))
         })?;
+        let announcer = flow.stage.as_ref();
+        let announcer = announcer.map(|stage| Announcer::start(stage, &context.threads));
+        let announcer = announcer.transpose().map_err(no_thread)?.flatten();
         let fixed = self.fixed_cost(goal);
         let brakes = self.brakes(&flow, &stops, traits.held);
         let prefault = self.prefault(hints, &state);
@@ -164,7 +186,20 @@ impl Prepared<'_> {
         });
         let sampler = sampler.map_err(no_thread)?;
         let pacing = self.pace(&flow)?;
-        Ok(Started { outgoing, flow, tap, sampler, pacing, socket, audit, stops, prefault, hints })
+        Ok(Started {
+            outgoing,
+            flow,
+            announcer,
+            global_state,
+            tap,
+            sampler,
+            pacing,
+            socket,
+            audit,
+            stops,
+            prefault,
+            hints,
+        })
     }
 
     /// Whether the guest may report free pages to QEMU. If QEMU doesn't answer, it may.

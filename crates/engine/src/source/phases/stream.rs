@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use dedup::source::Announcer;
+use parking_lot::Mutex;
 use qemu::outgoing::Outgoing;
 use qemu::qmp::{QmpError, RunState};
 use qemu::rendezvous::Rendezvous;
+use stream::GlobalState;
 use switchover::source::Event as Step;
 use tap::Tap;
 
@@ -44,6 +47,10 @@ pub(crate) struct Streaming<'m> {
     /// Whether QEMU's migration was started.
     began: bool,
     pub(crate) flow: Flow,
+    /// Ends before the lanes do. None: no page is announced ahead of QEMU.
+    announcer: Option<Announcer>,
+    /// The VM's state at its stop, from QEMU's stream.
+    global_state: Arc<Mutex<GlobalState>>,
     sampler: Ticking,
     pub(crate) pacing: Pacing,
     /// The socket that QEMU connects to.
@@ -70,8 +77,8 @@ impl<'m> Journaled<Prepared<'m>> {
         };
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
-        let Started { outgoing, flow, tap, sampler, pacing, socket, .. } = started;
-        let Started { audit, stops, prefault, hints, .. } = started;
+        let Started { outgoing, flow, announcer, global_state, tap, sampler, .. } = started;
+        let Started { pacing, socket, audit, stops, prefault, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -79,6 +86,8 @@ impl<'m> Journaled<Prepared<'m>> {
             outgoing,
             began: false,
             flow,
+            announcer,
+            global_state,
             sampler,
             pacing,
             _socket: socket,
@@ -148,13 +157,14 @@ impl Streaming<'_> {
         self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
         self.sampler.stop();
         self.pacing.stop();
+        self.announcer = None;
         self.cpu += self.flow.stop(in_order);
     }
 
     /// Whether the VM was already paused when QEMU stopped it, and not by a throttling
     /// stop. Known once QEMU's stream has arrived.
     pub(super) fn was_paused(&self) -> bool {
-        let global_state = self.flow.global_state.lock();
+        let global_state = self.global_state.lock();
         let paused = global_state.state().is_some_and(|state| PAUSED.contains(&state));
         paused && self.stops.last().is_none()
     }
