@@ -95,6 +95,13 @@ impl Flow {
         Ok(())
     }
 
+    /// Ends the flow of a migration that this agent can't cancel: see [`tap::Stopper::hang_up`].
+    pub(crate) fn hang_up(&self, limit: Duration) {
+        self.lanes.shut();
+        self.state.whole.end_pace();
+        self.tap.hang_up(limit);
+    }
+
     /// Stops waiting for the destination: closes the lanes, and discards what QEMU
     /// still writes.
     pub(crate) fn let_go(&self) {

@@ -19,7 +19,7 @@ impl Running<'_> {
             Heard::Message(ToSource::Placement { mapped, inline }) => {
                 let how = if mapped.is_empty() { "inline" } else { "mapped" };
                 tracing::debug!(?mapped, ?inline, "placement");
-                if let Some(deltas) = self.lanes.deltas() {
+                if let Some(deltas) = self.flow.lanes.deltas() {
                     deltas.take_for(&mapped);
                 }
                 self.report_builder.tell(|report| report.placement = how.to_owned());
@@ -34,14 +34,14 @@ impl Running<'_> {
                 Ok(())
             }
             Heard::Message(ToSource::Share) => {
-                if let Some(stage) = &self.stage {
+                if let Some(stage) = &self.flow.stage {
                     stage.naming().wake();
                 }
                 Ok(())
             }
             Heard::Message(ToSource::Late { batches }) => {
                 for Late { ticket, wanted, more } in batches {
-                    if let Some(stage) = &self.stage {
+                    if let Some(stage) = &self.flow.stage {
                         stage.late(ticket, wanted, more);
                     }
                 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use api::Phase;
 use crossbeam_channel::{Receiver, Sender, at, never, select};
 use data_threads::DataThreads;
-use dedup::source::Stage;
 use wire::ToDestination;
 
 use super::caller::{CLOSED_MAX, CLOSING_MAX};
@@ -32,8 +31,7 @@ use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
-use crate::source::control::stream_state::StreamState;
-use crate::source::lanes::Lanes;
+use crate::source::flow::Flow;
 use crate::source::prefault::Prefault;
 
 /// Time for the destination's last messages; a QEMU that has loaded its VM closes at
@@ -47,17 +45,13 @@ pub(super) struct Running<'r> {
     pub(super) notices: (Sender<Notice>, Receiver<Notice>),
     pub(super) threads: Arc<DataThreads>,
     pub(super) audit: SourceAudit,
-    pub(super) state: Arc<StreamState>,
-    pub(super) lanes: Arc<Lanes>,
-    /// None: pages don't go by name.
-    pub(super) stage: Option<Arc<Stage>>,
+    pub(super) flow: Flow,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
     /// QEMU's main connection.
     pub(super) main: UnixStream,
     /// The return path on it.
     pub(super) way_back: Arc<WayBack>,
-    pub(super) tap: tap::Stopper,
     pub(super) pacing: Pacing,
     /// The destination has reported its costs.
     pub(super) is_accounted: bool,
@@ -73,9 +67,9 @@ pub(super) struct Running<'r> {
 impl Running<'_> {
     pub(super) fn sampler(&self) -> Result<Ticking, MigrationError> {
         let watched = sampler::Watched {
-            state: Arc::clone(&self.state),
-            lanes: Arc::clone(&self.lanes),
-            stage: self.stage.clone(),
+            state: Arc::clone(&self.flow.state),
+            lanes: Arc::clone(&self.flow.lanes),
+            stage: self.flow.stage.clone(),
             report_builder: Arc::clone(self.report_builder),
             compress: self.split.agents.request.compress,
             convergence: Convergence::new(
@@ -160,7 +154,7 @@ impl Running<'_> {
                 self.report_builder.note(format!(
                     "from its {} on, the stream is passed through as it is, without audit and \
                      throttling: {why}",
-                    if self.state.first_pass_over.load(Relaxed) {
+                    if self.flow.state.first_pass_over.load(Relaxed) {
                         "later passes"
                     } else {
                         "first pass"
@@ -168,7 +162,7 @@ impl Running<'_> {
                 ));
             }
             Notice::RamOver => {
-                if let Some(stage) = &self.stage {
+                if let Some(stage) = &self.flow.stage {
                     // The VM stands still.
                     stage.end_naming();
                 }
@@ -188,7 +182,7 @@ impl Running<'_> {
 
     /// Waits for the barrier in the background.
     fn wait_placed(&self) -> Result<(), MigrationError> {
-        let (lanes, notices) = (Arc::clone(&self.lanes), self.notices.0.clone());
+        let (lanes, notices) = (Arc::clone(&self.flow.lanes), self.notices.0.clone());
         let host = self.split.agents.peer.name.clone();
         let guard = lanes.guard();
         let wait = move || {
@@ -268,20 +262,18 @@ impl Running<'_> {
 
     /// Closes everything of the migration at once, and reports its figures.
     pub(super) fn close(self) {
-        let Self {
-            split, report_builder, state, lanes, tail, tap, pools, pacing, prefault, ..
-        } = self;
+        let Self { split, report_builder, flow, tail, pools, pacing, prefault, .. } = self;
         // First end all writing to the destination, so that no thread waits for it.
         let control_bytes = split.agents.link.wire_bytes();
-        lanes.shut();
+        flow.lanes.shut();
         split.agents.link.close();
         tail.end();
-        state.whole.end_pace();
-        tap.hang_up(CLOSING_MAX);
+        flow.hang_up(CLOSING_MAX);
         drop(pacing);
         let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
+        let Flow { state, lanes, tap, .. } = &flow;
         let cpu = lanes.stop() + tap.cpu() + prefaulting;
-        let costs = Costs { lanes: &lanes, pools: &pools, control_bytes, cpu };
-        report_builder.tell(|report| costs.account_stream(&state, report));
+        let costs = Costs { lanes, pools: &pools, control_bytes, cpu };
+        report_builder.tell(|report| costs.account_stream(state, report));
     }
 }

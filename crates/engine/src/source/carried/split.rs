@@ -1,13 +1,13 @@
 //! A carried migration whose pages go on lanes: its state before they do, and its
 //! start.
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use data_threads::{DataThreads, Guard};
-use dedup::source::Stage;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
 use tap::{Taken, Tap, TapError};
@@ -30,7 +30,7 @@ use crate::source::bounds::sched_params;
 use crate::source::context::{local as local_error, no_thread};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::stream_state::{StreamState, Traits};
-use crate::source::lanes::{self, Lanes};
+use crate::source::flow::{Flow, FlowPlan};
 use crate::source::prefault::Prefault;
 
 /// A migration whose pages will go on lanes.
@@ -85,16 +85,9 @@ impl Split {
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
-        let lanes = Arc::new(Lanes::new(self.agents.lanes_plan()?, Some(Arc::clone(&threads))));
+        let lanes = self.agents.lanes_plan()?;
         let reading = self.read_disks(&pools, report_builder)?;
         let naming = self.agents.naming(reading.as_ref());
-        let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
-        let stage = naming.as_ref().map(stage);
-        lanes::start(&lanes, stage.as_ref(), &self.agents.link)
-            .map_err(|error| local_error("starting the lanes' threads", error))?;
-        if let Some(channels) = &self.channels {
-            self.agents.say(&ToDestination::Channels(channels.clone()))?;
-        }
         let tail = Arc::<Tail>::default();
         let passes = Arc::new(Passes::new(match &self.channels {
             None => Order::Pages,
@@ -105,36 +98,40 @@ impl Split {
         let back = main.and_then(|main| Ok((main.try_clone()?, main)));
         let (back, main) = back.map_err(|error| local_error("keeping QEMU's connection", error))?;
         let way_back = Arc::new(WayBack::new(back));
-        let collector = Arc::new(Collector {
-            state: Arc::clone(&state),
-            handed_over: Arc::clone(audit.handed_over()),
-            lanes: Arc::clone(&lanes),
-            link: Arc::clone(&self.agents.link),
-            notices: notices.0.clone(),
-            threads: Arc::clone(&threads),
-            tail: Arc::clone(&tail),
-            passes: Arc::clone(&passes),
-            way_back: Arc::clone(&way_back),
-            fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
-            first_swept: AtomicBool::new(false),
-            is_in_postcopy: AtomicBool::new(false),
-            ram_over: AtomicBool::new(false),
-            naming,
-        });
         let prefault = self.prefault(&state, &threads, report_builder);
-        let (socket, channels) = std::mem::take(&mut self.caller).take_over();
-        let channels = channels.into_iter().map(Channel::into_taken).collect();
-        let before = std::mem::take(&mut self.before);
-        let taken = Taken { main: socket, before, channels };
-        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector).map_err(|refused| {
-            let (error, taken) = *refused;
-            refuse_taken(taken);
-            unread(&error)
+        let link = Arc::clone(&self.agents.link);
+        let plan = FlowPlan {
+            state: Arc::clone(&state),
+            lanes,
+            naming: naming.as_ref(),
+            link: &link,
+            threads: &threads,
+        };
+        let (flow, tap) = Flow::start(plan, |lanes| {
+            if let Some(channels) = &self.channels {
+                self.agents.say(&ToDestination::Channels(channels.clone()))?;
+            }
+            let collector = Collector {
+                state: Arc::clone(&state),
+                handed_over: Arc::clone(audit.handed_over()),
+                lanes: Arc::clone(lanes),
+                link: Arc::clone(&link),
+                notices: notices.0.clone(),
+                threads: Arc::clone(&threads),
+                tail: Arc::clone(&tail),
+                passes: Arc::clone(&passes),
+                way_back: Arc::clone(&way_back),
+                fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
+                first_swept: AtomicBool::new(false),
+                is_in_postcopy: AtomicBool::new(false),
+                ram_over: AtomicBool::new(false),
+                naming: naming.clone(),
+            };
+            self.take_over(&state, collector)
         })?;
-        let stopper = tap.stopper();
         let network = &self.agents.local.resources.network;
         let pacing = Pacing::start(
-            Arc::clone(&lanes),
+            Arc::clone(&flow.lanes),
             network,
             pace_bounds(&bounds),
             Arc::clone(&threads),
@@ -142,26 +139,21 @@ impl Split {
             Some(Arc::clone(&state)),
         );
         let pacing = pacing.map_err(no_thread);
-        let waiting = wait_for_end(tap, lanes.guard(), notices.0.clone());
-        let (pacing, ()) = pacing.and_then(|pacing| Ok((pacing, waiting?))).inspect_err(|_| {
-            lanes.shut();
-            state.whole.end_pace();
-            stopper.hang_up(CLOSING_MAX);
-        })?;
+        let waiting = wait_for_end(tap, flow.lanes.guard(), notices.0.clone());
+        let (pacing, ()) = pacing
+            .and_then(|pacing| Ok((pacing, waiting?)))
+            .inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
         Ok(Running {
             split: self,
             report_builder,
             notices,
             threads,
             audit,
-            state,
-            lanes,
-            stage,
+            flow,
             tail,
             passes,
             main,
             way_back,
-            tap: stopper,
             pacing,
             is_accounted: false,
             stopped: None,
@@ -173,6 +165,23 @@ impl Split {
 }
 
 impl Split {
+    /// Has a tap read QEMU's connections from now on.
+    fn take_over(
+        &mut self,
+        state: &StreamState,
+        collector: Collector,
+    ) -> Result<Tap, MigrationError> {
+        let (main, channels) = mem::take(&mut self.caller).take_over();
+        let channels = channels.into_iter().map(Channel::into_taken).collect();
+        let taken = Taken { main, before: mem::take(&mut self.before), channels };
+        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), Arc::new(collector));
+        tap.map_err(|refused| {
+            let (error, taken) = *refused;
+            refuse_taken(taken);
+            unread(&error)
+        })
+    }
+
     /// Starts prefaulting, if QEMU's RAM can be found.
     fn prefault(
         &self,
