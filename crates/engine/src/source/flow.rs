@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::{Naming, Stage};
 use tap::Tap;
 use transport::LanesPlan;
 use wire::ToDestination;
 
-use super::context::{Notice, local, no_thread};
+use super::context::{local, no_thread};
 use super::control::stream_state::StreamState;
 use super::lanes::{self, Lanes};
 use crate::error::MigrationError;
@@ -39,8 +38,8 @@ pub(crate) struct FlowPlan<'p> {
 }
 
 impl Flow {
-    /// Starts the lanes, and the tap that `open` makes for them. The returned tap is for
-    /// [`Flow::wait_in_background`].
+    /// Starts the lanes, and the tap that `open` makes for them. The returned tap is to be
+    /// joined.
     pub(crate) fn start(
         plan: FlowPlan<'_>,
         open: impl FnOnce(&Arc<Lanes>) -> Result<Tap, MigrationError>,
@@ -57,39 +56,30 @@ impl Flow {
         Ok((Self { state, lanes, stage, tap: tap.stopper() }, tap))
     }
 
-    /// Notifies the leading thread when the tap has ended and everything is placed: the
-    /// barrier.
-    pub(crate) fn wait_in_background(
+    /// The barrier: waits on a thread of its own for `read`, which returns when QEMU has handed
+    /// over all of its pages, and then until they are placed.
+    pub(crate) fn wait_in_background<T: Send + 'static>(
         &self,
-        tap: Tap,
         host: String,
-        notices: Sender<Notice>,
+        read: impl FnOnce(&Lanes) -> Result<T, MigrationError> + Send + 'static,
+        notify: impl FnOnce(Result<T, MigrationError>) + Send + 'static,
     ) -> Result<(), MigrationError> {
         let (lanes, stage) = (Arc::clone(&self.lanes), self.stage.clone());
         let guard = lanes.guard();
         let wait = move || {
             let _guard = guard;
-            let lanes_failed = |source| MigrationError::Lanes { host: host.clone(), source };
-            let outcome = tap
-                .join()
-                // A tap whose batch was refused doesn't know the reason.
-                .map_err(|error| {
-                    lanes
-                        .failure()
-                        .map_or_else(|| MigrationError::Tap(error.to_string()), lanes_failed)
-                })
-                .and_then(|summary| {
-                    if let Some(stage) = stage {
-                        // The VM stands still.
-                        stage.end_naming();
-                    }
-                    lanes.wait_drained().map_err(lanes_failed)?;
-                    // The destination ends the lanes when it loads, which must not
-                    // count as a failure.
-                    lanes.close();
-                    Ok(summary)
-                });
-            let _ = notices.send(Notice::Delivered(outcome));
+            notify(read(&lanes).and_then(|read| {
+                if let Some(stage) = stage {
+                    // The VM stands still.
+                    stage.end_naming();
+                }
+                let placed = lanes.wait_drained();
+                placed.map_err(|source| MigrationError::Lanes { host, source })?;
+                // The destination ends the lanes when it loads, which must not count as a
+                // failure.
+                lanes.close();
+                Ok(read)
+            }));
         };
         data_threads::spawn("barrier", wait).map_err(no_thread)?;
         Ok(())

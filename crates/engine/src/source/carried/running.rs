@@ -162,11 +162,11 @@ impl Running<'_> {
                 ));
             }
             Notice::RamOver => {
-                if let Some(stage) = &self.flow.stage {
-                    // The VM stands still.
-                    stage.end_naming();
-                }
-                self.wait_placed()?;
+                let (host, notices) = (self.split.agents.peer.name.clone(), self.notices.0.clone());
+                let notify = move |placed| {
+                    let _ = notices.send(Notice::Placed(placed));
+                };
+                self.flow.wait_in_background(host, |_| Ok(()), notify)?;
             }
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => {
@@ -178,24 +178,6 @@ impl Running<'_> {
             Notice::Ended(_) => {}
         }
         Ok(())
-    }
-
-    /// Waits for the barrier in the background.
-    fn wait_placed(&self) -> Result<(), MigrationError> {
-        let (lanes, notices) = (Arc::clone(&self.flow.lanes), self.notices.0.clone());
-        let host = self.split.agents.peer.name.clone();
-        let guard = lanes.guard();
-        let wait = move || {
-            let _guard = guard;
-            let placed = lanes.wait_drained();
-            // The destination ends the lanes when it loads, which must not count as a
-            // failure.
-            lanes.close();
-            let placed = placed.map_err(|source| MigrationError::Lanes { host, source });
-            let _ = notices.send(Notice::Placed(placed));
-        };
-        let spawned = data_threads::spawn("barrier", wait);
-        spawned.map(drop).map_err(no_thread)
     }
 
     fn placed(&mut self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {

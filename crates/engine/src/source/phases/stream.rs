@@ -22,6 +22,7 @@ use super::start::{SetUp, Started};
 use crate::error::MigrationError;
 use crate::source::accounting::Costs;
 use crate::source::audit::SourceAudit;
+use crate::source::context::Notice;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::throttle::OurStops;
@@ -29,6 +30,7 @@ use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::Flow;
 use crate::source::from_disks::FromDisks;
 use crate::source::hinting::Hinting;
+use crate::source::lanes::Lanes;
 use crate::source::prefault::Prefault;
 
 /// QEMU completes before the destination loads, and only `cont` has it take a VM back.
@@ -111,7 +113,18 @@ impl Streaming<'_> {
     fn begin(&mut self, tap: Tap, chosen: Option<&Chosen>) -> Result<(), MigrationError> {
         let context = &self.connected.context;
         let (host, notices) = (context.peer.name.clone(), context.notices.clone());
-        self.flow.wait_in_background(tap, host, notices)?;
+        let lanes_host = host.clone();
+        let read = move |lanes: &Lanes| {
+            tap.join().map_err(|error| match lanes.failure() {
+                // A tap whose batch was refused doesn't know the reason.
+                Some(source) => MigrationError::Lanes { host: lanes_host, source },
+                None => MigrationError::Tap(error.to_string()),
+            })
+        };
+        let notify = move |delivered| {
+            let _ = notices.send(Notice::Delivered(delivered));
+        };
+        self.flow.wait_in_background(host, read, notify)?;
         self.disks = chosen.map(|chosen| self.start_disks(chosen)).transpose()?;
         // A QEMU that can't be held, or whose VM is paused, reaches its switchover as soon
         // as memory is sent. So its migration starts after the disks.
