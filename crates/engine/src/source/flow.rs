@@ -11,13 +11,16 @@ use data_threads::DataThreads;
 use dedup::source::{Naming, Stage};
 use tap::Tap;
 use transport::LanesPlan;
-use wire::ToDestination;
+use wire::{Late, ToDestination};
 
 use super::context::{local, no_thread};
+use super::control::pacing::{Pacing, pace_bounds};
 use super::control::stream_state::StreamState;
 use super::lanes::{self, Lanes};
 use crate::error::MigrationError;
 use crate::link::Link;
+use crate::network::Network;
+use crate::report_builder::ReportBuilder;
 
 /// The path of pages, from its start to the end of the migration.
 pub(crate) struct Flow {
@@ -54,6 +57,41 @@ impl Flow {
         state.adjust_pool();
         let tap = open(&lanes)?;
         Ok((Self { state, lanes, stage, tap: tap.stopper() }, tap))
+    }
+
+    /// Paces the lanes from now on, and the stream if it is passed through whole.
+    pub(crate) fn pace(
+        &self,
+        network: &Arc<Network>,
+        threads: &Arc<DataThreads>,
+        report_builder: &Arc<ReportBuilder>,
+    ) -> Result<Pacing, MigrationError> {
+        let bounds = pace_bounds(&report_builder.watch().bounds());
+        let (lanes, threads) = (Arc::clone(&self.lanes), Arc::clone(threads));
+        let (report_builder, state) = (Arc::clone(report_builder), Some(Arc::clone(&self.state)));
+        Pacing::start(lanes, network, bounds, threads, report_builder, state).map_err(no_thread)
+    }
+
+    /// The destination writes pages of the `mapped` blocks into QEMU's memory.
+    pub(crate) fn note_placement(
+        &self,
+        (mapped, inline): (&[String], &[String]),
+        report_builder: &ReportBuilder,
+    ) {
+        let how = if mapped.is_empty() { "inline" } else { "mapped" };
+        tracing::debug!(?mapped, ?inline, "placement");
+        if let Some(deltas) = self.lanes.deltas() {
+            deltas.take_for(mapped);
+        }
+        report_builder.tell(|report| report.placement = how.to_owned());
+    }
+
+    /// The fate of deferred pages of these batches.
+    pub(crate) fn late(&self, batches: Vec<Late>) {
+        let Some(stage) = &self.stage else { return };
+        for Late { ticket, wanted, more } in batches {
+            stage.late(ticket, wanted, more);
+        }
     }
 
     /// The barrier: waits on a thread of its own for `read`, which returns when QEMU has handed

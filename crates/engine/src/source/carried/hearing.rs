@@ -3,7 +3,7 @@
 
 use api::Phase;
 use switchover::Reason;
-use wire::{Late, ToSource};
+use wire::ToSource;
 
 use super::running::Running;
 use super::way_back::Passed;
@@ -17,12 +17,7 @@ impl Running<'_> {
         match heard {
             Heard::Back(bytes) => self.back(&bytes),
             Heard::Message(ToSource::Placement { mapped, inline }) => {
-                let how = if mapped.is_empty() { "inline" } else { "mapped" };
-                tracing::debug!(?mapped, ?inline, "placement");
-                if let Some(deltas) = self.flow.lanes.deltas() {
-                    deltas.take_for(&mapped);
-                }
-                self.report_builder.tell(|report| report.placement = how.to_owned());
+                self.flow.note_placement((&mapped, &inline), self.report_builder);
                 Ok(())
             }
             Heard::Message(ToSource::NicUse(used)) => {
@@ -40,11 +35,7 @@ impl Running<'_> {
                 Ok(())
             }
             Heard::Message(ToSource::Late { batches }) => {
-                for Late { ticket, wanted, more } in batches {
-                    if let Some(stage) = &self.flow.stage {
-                        stage.late(ticket, wanted, more);
-                    }
-                }
+                self.flow.late(batches);
                 Ok(())
             }
             Heard::Message(ToSource::Cost(cost)) => {

@@ -28,7 +28,6 @@ use crate::report_builder::ReportBuilder;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::sched_params;
 use crate::source::context::{local as local_error, no_thread};
-use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan};
 use crate::source::prefault::Prefault;
@@ -130,15 +129,7 @@ impl Split {
             self.take_over(&state, collector)
         })?;
         let network = &self.agents.local.resources.network;
-        let pacing = Pacing::start(
-            Arc::clone(&flow.lanes),
-            network,
-            pace_bounds(&bounds),
-            Arc::clone(&threads),
-            Arc::clone(report_builder),
-            Some(Arc::clone(&state)),
-        );
-        let pacing = pacing.map_err(no_thread);
+        let pacing = flow.pace(network, &threads, report_builder);
         let waiting = wait_for_end(tap, flow.lanes.guard(), notices.0.clone());
         let (pacing, ()) = pacing
             .and_then(|pacing| Ok((pacing, waiting?)))

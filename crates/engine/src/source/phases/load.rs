@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use api::Phase;
 use switchover::Envelope;
-use wire::{ToDestination, ToSource};
+use wire::ToDestination;
 
 use super::Failed;
 use super::deliver::Delivered;
@@ -51,9 +51,6 @@ impl Journaled<Streaming<'_>> {
                     break said;
                 }
                 Happening::Said(said) => return Err(self.phase.connected.said_early(&said)),
-                Happening::Peer(ToSource::Placement { mapped, inline }) => {
-                    self.phase.note_placement(&mapped, &inline);
-                }
                 Happening::Peer(other) => match self.phase.audit.hear(&other)? {
                     Some(Compared::Asks(said)) => self.phase.connected.send(&said)?,
                     Some(Compared::Waits | Compared::Same) => {}

@@ -28,7 +28,7 @@ use crate::predict;
 use crate::source::audit::SourceAudit;
 use crate::source::collector::Collector;
 use crate::source::context::{Context, no_thread};
-use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
@@ -185,7 +185,8 @@ impl Prepared<'_> {
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
-        let pacing = self.pace(&flow)?;
+        let network = &context.local.resources.network;
+        let pacing = flow.pace(network, &context.threads, &context.report_builder)?;
         Ok(Started {
             outgoing,
             flow,
@@ -251,16 +252,6 @@ impl Prepared<'_> {
             slicing: if held { Ok(slicing) } else { Err(not_held) },
             report_builder: Arc::clone(&context.report_builder),
         }
-    }
-
-    fn pace(&self, flow: &Flow) -> Result<Pacing, MigrationError> {
-        let context = &self.connected.context;
-        let bounds = pace_bounds(&context.report_builder.watch().bounds());
-        let network = &context.local.resources.network;
-        let (lanes, threads) = (Arc::clone(&flow.lanes), Arc::clone(&context.threads));
-        let report_builder = Arc::clone(&context.report_builder);
-        let state = Some(Arc::clone(&flow.state));
-        Pacing::start(lanes, network, bounds, threads, report_builder, state).map_err(no_thread)
     }
 
     fn channels(&self, kind: StreamKind) -> Channels {
