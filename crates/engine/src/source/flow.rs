@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use data_threads::DataThreads;
 use dedup::source::{Naming, Stage};
-use tap::Tap;
+use tap::{Tap, TapError};
 use transport::LanesPlan;
 use wire::{Late, ToDestination};
 
@@ -38,6 +38,14 @@ pub(crate) struct FlowPlan<'p> {
     pub(crate) naming: Option<&'p Arc<Naming>>,
     pub(crate) link: &'p Arc<Link<ToDestination>>,
     pub(crate) threads: &'p Arc<DataThreads>,
+}
+
+/// Why a tap has failed. One whose batch was refused doesn't know the reason, which the lanes do.
+pub(crate) fn tap_failed(error: &TapError, lanes: &Lanes, host: String) -> MigrationError {
+    match lanes.failure() {
+        Some(source) => MigrationError::Lanes { host, source },
+        None => MigrationError::Tap(error.to_string()),
+    }
 }
 
 impl Flow {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use data_threads::{DataThreads, Guard};
+use data_threads::DataThreads;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
 use tap::{Taken, Tap, TapError};
@@ -29,7 +29,8 @@ use crate::source::audit::SourceAudit;
 use crate::source::bounds::sched_params;
 use crate::source::context::{local as local_error, no_thread};
 use crate::source::control::stream_state::{StreamState, Traits};
-use crate::source::flow::{Flow, FlowPlan};
+use crate::source::flow::{Flow, FlowPlan, tap_failed};
+use crate::source::lanes::Lanes;
 use crate::source::prefault::Prefault;
 
 /// A migration whose pages will go on lanes.
@@ -130,7 +131,8 @@ impl Split {
         })?;
         let network = &self.agents.local.resources.network;
         let pacing = flow.pace(network, &threads, report_builder);
-        let waiting = wait_for_end(tap, flow.lanes.guard(), notices.0.clone());
+        let host = self.agents.peer.name.clone();
+        let waiting = wait_for_end(tap, &flow.lanes, host, notices.0.clone());
         let (pacing, ()) = pacing
             .and_then(|pacing| Ok((pacing, waiting?)))
             .inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
@@ -169,7 +171,7 @@ impl Split {
         tap.map_err(|refused| {
             let (error, taken) = *refused;
             refuse_taken(taken);
-            unread(&error)
+            of_stream(&error).unwrap_or_else(|| MigrationError::Tap(error.to_string()))
         })
     }
 
@@ -189,20 +191,25 @@ impl Split {
     }
 }
 
-fn unread(error: &TapError) -> MigrationError {
-    let why = error.to_string();
-    if error.is_of_stream() { MigrationError::Unsplittable(why) } else { MigrationError::Tap(why) }
+/// The error of a stream that the agents can't read, if it is one.
+fn of_stream(error: &TapError) -> Option<MigrationError> {
+    error.is_of_stream().then(|| MigrationError::Unsplittable(error.to_string()))
 }
 
 /// Notifies when QEMU has closed its connections.
 fn wait_for_end(
     tap: Tap,
-    guard: Option<Guard>,
+    lanes: &Arc<Lanes>,
+    host: String,
     notices: Sender<Notice>,
 ) -> Result<(), MigrationError> {
+    let lanes = Arc::clone(lanes);
+    let guard = lanes.guard();
     let wait = move || {
         let _guard = guard;
-        let ended = tap.join().map_err(|error| unread(&error));
+        let ended = tap
+            .join()
+            .map_err(|error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, &lanes, host)));
         let _ = notices.send(Notice::Ended(ended));
     };
     let spawned = data_threads::spawn("carry-end", wait);

@@ -27,7 +27,7 @@ use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
-use crate::source::flow::Flow;
+use crate::source::flow::{Flow, tap_failed};
 use crate::source::from_disks::FromDisks;
 use crate::source::hinting::Hinting;
 use crate::source::lanes::Lanes;
@@ -114,13 +114,8 @@ impl Streaming<'_> {
         let context = &self.connected.context;
         let (host, notices) = (context.peer.name.clone(), context.notices.clone());
         let lanes_host = host.clone();
-        let read = move |lanes: &Lanes| {
-            tap.join().map_err(|error| match lanes.failure() {
-                // A tap whose batch was refused doesn't know the reason.
-                Some(source) => MigrationError::Lanes { host: lanes_host, source },
-                None => MigrationError::Tap(error.to_string()),
-            })
-        };
+        let read =
+            move |lanes: &Lanes| tap.join().map_err(|error| tap_failed(&error, lanes, lanes_host));
         let notify = move |delivered| {
             let _ = notices.send(Notice::Delivered(delivered));
         };
