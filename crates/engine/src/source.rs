@@ -4,7 +4,6 @@
 //! goes on here, and the destination's QEMU ends. `switchover::source` alone decides
 //! who owns the VM, and keeps a journal; `phases/effects.rs` carries out its decisions.
 
-mod accounting;
 mod audit;
 mod blackout;
 mod bounds;

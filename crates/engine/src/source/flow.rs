@@ -21,6 +21,7 @@ use crate::error::MigrationError;
 use crate::link::Link;
 use crate::network::Network;
 use crate::report_builder::ReportBuilder;
+use crate::resources::Pools;
 
 /// The path of pages, from its start to the end of the migration.
 pub(crate) struct Flow {
@@ -129,6 +130,29 @@ impl Flow {
         };
         data_threads::spawn("barrier", wait).map_err(no_thread)?;
         Ok(())
+    }
+
+    /// Reports the figures, once the flow has ended. `cpu` is what other threads than the tap's
+    /// used.
+    pub(crate) fn account(
+        &self,
+        pools: &Pools,
+        control_bytes: u64,
+        cpu: Duration,
+        report_builder: &ReportBuilder,
+    ) {
+        let Self { state, lanes, tap, .. } = self;
+        let (delivered, (body_bytes, fill_bytes)) = (lanes.delivered(), state.taken());
+        report_builder.tell(|report| {
+            report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
+            report.body_bytes = body_bytes;
+            report.fill_bytes = fill_bytes;
+            report.dropped_bytes = delivered.dropped_bytes;
+            report.delta_bytes = lanes.delta_bytes();
+            report.named_bytes = delivered.found_bytes;
+            report.residue_bytes = state.residue_bytes.load(Relaxed);
+            lanes::account(lanes, pools, control_bytes, cpu + tap.cpu(), report);
+        });
     }
 
     /// Ends the flow of a migration that this agent can't cancel: see [`tap::Stopper::hang_up`].

@@ -21,7 +21,6 @@ use super::piece_size::{self, Fitting};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::accounting::Costs;
 use crate::source::bounds::{rebind, sched_params};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
@@ -176,8 +175,7 @@ impl ByLanes {
         // Before the report is changed, because these threads also change it.
         drop((sampler, pacing));
         let cpu = lanes.stop();
-        let costs = Costs { lanes: &lanes, pools: &pools, control_bytes, cpu };
-        report_builder.tell(|report| costs.account(report));
+        report_builder.tell(|report| lanes::account(&lanes, &pools, control_bytes, cpu, report));
     }
 }
 

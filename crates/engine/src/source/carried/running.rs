@@ -25,7 +25,6 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::accounting::Costs;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
@@ -253,9 +252,7 @@ impl Running<'_> {
         flow.hang_up(CLOSING_MAX);
         drop(pacing);
         let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
-        let Flow { state, lanes, tap, .. } = &flow;
-        let cpu = lanes.stop() + tap.cpu() + prefaulting;
-        let costs = Costs { lanes, pools: &pools, control_bytes, cpu };
-        report_builder.tell(|report| costs.account_stream(state, report));
+        let cpu = prefaulting + flow.lanes.stop();
+        flow.account(&pools, control_bytes, cpu, report_builder);
     }
 }

@@ -20,7 +20,6 @@ use super::journaled::{Journaled, Reversible};
 use super::prepare::Prepared;
 use super::start::{SetUp, Started};
 use crate::error::MigrationError;
-use crate::source::accounting::Costs;
 use crate::source::audit::SourceAudit;
 use crate::source::context::Notice;
 use crate::source::control::pacing::Pacing;
@@ -282,13 +281,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
     }
 
     fn account(&self) {
-        let Self { connected, flow: Flow { state, lanes, tap, .. }, .. } = self;
-        let costs = Costs {
-            lanes,
-            pools: &connected.pools,
-            control_bytes: connected.control.link.wire_bytes(),
-            cpu: self.cpu + tap.cpu(),
-        };
-        connected.context.report_builder.tell(|report| costs.account_stream(state, report));
+        let Connected { context, pools, control, .. } = &self.connected;
+        self.flow.account(pools, control.link.wire_bytes(), self.cpu, &context.report_builder);
     }
 }
