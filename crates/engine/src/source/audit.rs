@@ -241,3 +241,66 @@ pub(crate) fn ordered(audit: Audit) -> wire::AuditOrder {
         Audit::Deep => wire::AuditOrder::Deep,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use api::{Bounds, Outcome, Progress};
+
+    use super::*;
+    use crate::watch::Watch;
+
+    const AUDITED: ToSource = ToSource::Audited { reread_pages: 0 };
+
+    fn audit(audit: Audit, chosen: Option<&str>) -> Result<SourceAudit, MigrationError> {
+        let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
+        let watch = Arc::new(Watch::new(progress, Bounds::default()));
+        let report_builder = Arc::new(ReportBuilder::new(watch, 300));
+        SourceAudit::new((audit, "it was turned off"), chosen, "host-b", &report_builder)
+    }
+
+    #[test]
+    fn a_result_counts_once_and_only_if_there_is_an_audit() {
+        let mut audited = audit(Audit::On, None).unwrap();
+        audited.handed_over().announce([16].into_iter());
+        assert!(audited.hear(&AUDITED).unwrap().is_none(), "nothing is compared yet");
+        assert_eq!(audited.begin().len(), 1);
+        assert!(audited.is_open());
+        assert!(matches!(audited.hear(&AUDITED).unwrap(), Some(Compared::Same)));
+        assert!(!audited.is_open() && audited.hear(&AUDITED).unwrap().is_none());
+
+        for (setting, why) in [(Audit::Off, "turned off"), (Audit::On, "passed through whole")] {
+            let mut none = audit(setting, None).unwrap();
+            assert!(none.begin().is_empty() && !none.is_open());
+            assert!(none.hear(&AUDITED).unwrap().is_none());
+            let found = none.report_builder.end(Outcome::Done).audit;
+            assert!(
+                matches!(&found, Audited::Nothing { why: said } if said.contains(why)),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_was_not_requested_ends_the_migration() {
+        assert!(matches!(audit(Audit::On, Some("rot13")), Err(MigrationError::PeerLost { .. })));
+        let mut audited = audit(Audit::On, None).unwrap();
+        audited.handed_over().announce([16].into_iter());
+        audited.begin();
+        let entries = ToSource::AuditEntries { block: 0, range: 0, entries: vec![0; 16] };
+        assert!(matches!(audited.hear(&entries), Err(MigrationError::PeerLost { .. })));
+    }
+
+    #[test]
+    fn a_difference_is_reported_with_its_page() {
+        let mut audited = audit(Audit::On, None).unwrap();
+        audited.handed_over().announce([16].into_iter());
+        audited.begin();
+        let wrong = ToSource::AuditReread { pages: 2, examples: vec![(0, 7)] };
+        let Err(MigrationError::Audit { pages: 2, first, .. }) = audited.hear(&wrong) else {
+            panic!("two pages differ");
+        };
+        assert!(first.contains("page 7"), "{first}");
+        let found = audited.report_builder.end(Outcome::Done).audit;
+        assert!(matches!(found, Audited::Differences { pages: 2, .. }), "{found:?}");
+    }
+}
