@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use audit::HandedOver;
 use data_threads::DataThreads;
 use dedup::source::{Naming, Stage};
 use tap::{Tap, TapError};
@@ -17,6 +18,7 @@ use super::context::{local, no_thread};
 use super::control::pacing::{Pacing, pace_bounds};
 use super::control::stream_state::StreamState;
 use super::lanes::{self, Lanes};
+use super::pages::Pages;
 use crate::error::MigrationError;
 use crate::link::Link;
 use crate::network::Network;
@@ -36,7 +38,9 @@ pub(crate) struct Flow {
 pub(crate) struct FlowPlan<'p> {
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: LanesPlan,
-    pub(crate) naming: Option<&'p Arc<Naming>>,
+    /// None: pages don't go by name.
+    pub(crate) naming: Option<Arc<Naming>>,
+    pub(crate) handed_over: &'p Arc<HandedOver>,
     pub(crate) link: &'p Arc<Link<ToDestination>>,
     pub(crate) threads: &'p Arc<DataThreads>,
 }
@@ -50,21 +54,29 @@ pub(crate) fn tap_failed(error: &TapError, lanes: &Lanes, host: String) -> Migra
 }
 
 impl Flow {
-    /// Starts the lanes, and the tap that `open` makes for them. The returned tap is to be
+    /// Starts the lanes, and the tap that `open` makes for their pages. The returned tap is to be
     /// joined.
     pub(crate) fn start(
         plan: FlowPlan<'_>,
-        open: impl FnOnce(&Arc<Lanes>) -> Result<Tap, MigrationError>,
+        open: impl FnOnce(Pages) -> Result<Tap, MigrationError>,
     ) -> Result<(Self, Tap), MigrationError> {
         let FlowPlan { state, naming, link, threads, .. } = plan;
         let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(threads))));
         let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
-        let stage = naming.map(stage);
+        let stage = naming.as_ref().map(stage);
         lanes::start(&lanes, stage.as_ref(), link)
             .map_err(|error| local("starting the lanes' threads", error))?;
-        state.set_useful_bytes(lanes.useful_bytes(naming.is_some_and(|naming| naming.asks())));
+        let asks = naming.as_ref().is_some_and(|naming| naming.asks());
+        state.set_useful_bytes(lanes.useful_bytes(asks));
         state.adjust_pool();
-        let tap = open(&lanes)?;
+        let tap = open(Pages {
+            state: Arc::clone(&state),
+            lanes: Arc::clone(&lanes),
+            link: Arc::clone(link),
+            handed_over: Arc::clone(plan.handed_over),
+            naming,
+            threads: Arc::clone(threads),
+        })?;
         Ok((Self { state, lanes, stage, tap: tap.stopper() }, tap))
     }
 

@@ -28,7 +28,7 @@ use crate::source::bounds::sched_params;
 use crate::source::collector::Collector;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan};
-use crate::source::lanes::Lanes;
+use crate::source::pages::Pages;
 use crate::watch::Watch;
 
 const PAGES: u64 = 512;
@@ -59,7 +59,7 @@ impl Parts {
     }
 
     /// Follows the events of one migration.
-    fn report(mut self, output: impl FnOnce(&Self, &Arc<Lanes>) -> Arc<dyn Output>) -> Report {
+    fn report(mut self, output: impl FnOnce(Pages) -> Arc<dyn Output>) -> Report {
         // No lane takes anything.
         let lanes = LanesPlan {
             endpoints: Vec::new(),
@@ -74,12 +74,13 @@ impl Parts {
             state: Arc::clone(&self.state),
             lanes,
             naming: None,
+            handed_over: self.audit.handed_over(),
             link: &self.link,
             threads: &self.threads,
         };
         let mut events = None;
-        let (flow, _tap) = Flow::start(plan, |lanes| {
-            let output = output(&self, lanes);
+        let (flow, _tap) = Flow::start(plan, |pages| {
+            let output = output(pages);
             events = Some(Arc::clone(&output));
             // Its QEMU sends nothing; the events are below.
             let taken = Taken {
@@ -161,29 +162,20 @@ fn link() -> Arc<Link<ToDestination>> {
 
 #[test]
 fn the_same_events_give_the_same_report() {
-    let own = Parts::new().report(|parts, lanes| {
+    let own = Parts::new().report(|pages| {
         Arc::new(Collector {
-            state: Arc::clone(&parts.state),
+            pages,
             ram: RamBlocks::default(),
             numbered: Arc::default(),
-            handed_over: Arc::clone(parts.audit.handed_over()),
-            naming: None,
-            lanes: Arc::clone(lanes),
-            link: Arc::clone(&parts.link),
             notices: unbounded().0,
             stops: Arc::default(),
             global_state: Arc::default(),
-            threads: Arc::clone(&parts.threads),
         })
     });
-    let carried = Parts::new().report(|parts, lanes| {
+    let carried = Parts::new().report(|pages| {
         Arc::new(collector::Collector {
-            state: Arc::clone(&parts.state),
-            handed_over: Arc::clone(parts.audit.handed_over()),
-            lanes: Arc::clone(lanes),
-            link: Arc::clone(&parts.link),
+            pages,
             notices: unbounded().0,
-            threads: Arc::clone(&parts.threads),
             tail: Arc::<Tail>::default(),
             passes: Arc::new(Passes::new(Order::Pages)),
             way_back: Arc::new(WayBack::new(UnixStream::pair().unwrap().0)),
@@ -191,7 +183,6 @@ fn the_same_events_give_the_same_report() {
             first_swept: false.into(),
             is_in_postcopy: false.into(),
             ram_over: false.into(),
-            naming: None,
         })
     });
     let page = PAGE_BYTES as u64;

@@ -87,7 +87,6 @@ impl Split {
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = self.agents.lanes_plan()?;
         let reading = self.read_disks(&pools, report_builder)?;
-        let naming = self.agents.naming(reading.as_ref());
         let tail = Arc::<Tail>::default();
         let passes = Arc::new(Passes::new(match &self.channels {
             None => Order::Pages,
@@ -103,21 +102,18 @@ impl Split {
         let plan = FlowPlan {
             state: Arc::clone(&state),
             lanes,
-            naming: naming.as_ref(),
+            naming: self.agents.naming(reading.as_ref()),
+            handed_over: audit.handed_over(),
             link: &link,
             threads: &threads,
         };
-        let (flow, tap) = Flow::start(plan, |lanes| {
+        let (flow, tap) = Flow::start(plan, |pages| {
             if let Some(channels) = &self.channels {
                 self.agents.say(&ToDestination::Channels(channels.clone()))?;
             }
             let collector = Collector {
-                state: Arc::clone(&state),
-                handed_over: Arc::clone(audit.handed_over()),
-                lanes: Arc::clone(lanes),
-                link: Arc::clone(&link),
+                pages,
                 notices: notices.0.clone(),
-                threads: Arc::clone(&threads),
                 tail: Arc::clone(&tail),
                 passes: Arc::clone(&passes),
                 way_back: Arc::clone(&way_back),
@@ -125,7 +121,6 @@ impl Split {
                 first_swept: AtomicBool::new(false),
                 is_in_postcopy: AtomicBool::new(false),
                 ram_over: AtomicBool::new(false),
-                naming: naming.clone(),
             };
             self.take_over(&state, collector)
         })?;

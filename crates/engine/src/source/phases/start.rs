@@ -139,24 +139,20 @@ impl Prepared<'_> {
         let plan = FlowPlan {
             state: Arc::clone(&state),
             lanes: self.lanes_plan(&numbered, handed_over, hints)?,
-            naming: naming.as_ref(),
+            naming,
+            handed_over,
             link: &control.link,
             threads: &context.threads,
         };
-        let (flow, tap) = Flow::start(plan, |lanes| {
-            control.disk_room.is_for(lanes);
+        let (flow, tap) = Flow::start(plan, |pages| {
+            control.disk_room.is_for(&pages.lanes);
             let collector = Collector {
-                state: Arc::clone(&state),
+                pages,
                 ram: self.ram.clone(),
-                numbered: Arc::clone(&numbered),
-                handed_over: Arc::clone(handed_over),
-                naming: naming.clone(),
-                lanes: Arc::clone(lanes),
-                link: Arc::clone(&control.link),
+                numbered,
                 notices: context.notices.clone(),
                 stops: Arc::clone(&stops),
                 global_state: Arc::clone(&global_state),
-                threads: Arc::clone(&context.threads),
             };
             let (held, pool) = (traits.held, Arc::clone(&state.pool));
             Tap::start(listener, channels, held, pool, Arc::new(collector))
