@@ -17,7 +17,7 @@ use crate::host::{Local, Peer};
 use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
 use crate::source::bounds::sched_params;
 use crate::source::disks::room::DiskRoom;
-use crate::source::phases::start::{first_encoding, lane_endpoints, token};
+use crate::source::phases::start::lanes_plan;
 use crate::source::{audit, by_name};
 
 /// Time for an agent to connect to a socket on its own host, or to report why
@@ -119,19 +119,10 @@ impl Agents {
     }
 
     pub(super) fn lanes_plan(&self) -> Result<LanesPlan, MigrationError> {
-        let token = token(&self.carrying.token).ok_or_else(|| {
-            self.lost("it named the migration in a way that cannot be read".to_owned())
-        })?;
-        Ok(LanesPlan {
-            endpoints: lane_endpoints(&self.local, &self.peer, self.request.lanes),
-            peer: self.peer.name.clone(),
-            security: self.local.security.clone(),
-            token,
-            encoding: first_encoding(self.request.compress),
-            // Only QEMU knows which pages are dirty again.
-            stale_filter: None,
-            deltas: self.carrying.deltas.then(Arc::default),
-        })
+        let Self { local, peer, request, carrying, .. } = self;
+        // Nothing is filtered: only QEMU knows which pages are dirty again.
+        let plan = lanes_plan(local, peer, (request.lanes, request.compress), &carrying.token)?;
+        Ok(LanesPlan { deltas: carrying.deltas.then(Arc::default), ..plan })
     }
 
     pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {

@@ -267,26 +267,42 @@ impl Prepared<'_> {
         handed_over: &Arc<HandedOver>,
         hints: bool,
     ) -> Result<LanesPlan, MigrationError> {
-        let context = &self.connected.context;
-        let token = token(&self.there.token)
-            .ok_or_else(|| context.lost("it named the migration in a way that cannot be read"))?;
-        let handed_over = Arc::clone(handed_over);
-        let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
+        let Context { local, peer, request, .. } = &self.connected.context;
+        let stale_filter =
+            StaleFilter { ram: Arc::clone(ram), handed_over: Arc::clone(handed_over) };
         Ok(LanesPlan {
-            endpoints: lane_endpoints(context.local, context.peer, context.request.lanes),
-            peer: context.peer.name.clone(),
-            security: context.local.security.clone(),
-            token,
-            encoding: first_encoding(context.request.compress),
             // Free page hints clear dirty bits, so a dropped page would not be sent again.
             stale_filter: Some(stale_filter).filter(|_| !hints),
             deltas: self.there.deltas.then(Arc::default),
+            ..lanes_plan(local, peer, (request.lanes, request.compress), &self.there.token)?
         })
     }
 }
 
+/// The plan for lanes, of which there are as many as requested.
+pub(crate) fn lanes_plan(
+    local: &Local,
+    peer: &Peer,
+    (lanes, compress): (Option<u16>, Compress),
+    token: &str,
+) -> Result<LanesPlan, MigrationError> {
+    let token = parse_token(token).ok_or_else(|| MigrationError::PeerLost {
+        host: peer.name.clone(),
+        why: "it named the migration in a way that cannot be read".to_owned(),
+    })?;
+    Ok(LanesPlan {
+        endpoints: lane_endpoints(local, peer, lanes),
+        peer: peer.name.clone(),
+        security: local.security.clone(),
+        token,
+        encoding: first_encoding(compress),
+        stale_filter: None,
+        deltas: None,
+    })
+}
+
 /// The initial encoding of bodies, until the bottleneck is known.
-pub(crate) fn first_encoding(compress: Compress) -> Encoding {
+fn first_encoding(compress: Compress) -> Encoding {
     match compress {
         Compress::Off => Encoding::Raw,
         Compress::Lz4 => Encoding::Lz4,
@@ -297,7 +313,7 @@ pub(crate) fn first_encoding(compress: Compress) -> Encoding {
 }
 
 /// The endpoints of `lanes` lanes, or of the default number.
-pub(crate) fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
+fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let nics = local.nics.len().max(peer.nics.len());
     let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
@@ -306,7 +322,7 @@ pub(crate) fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> 
 }
 
 /// Parses a migration's token from the destination.
-pub(crate) fn token(hex: &str) -> Option<Token> {
+fn parse_token(hex: &str) -> Option<Token> {
     let number = u128::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 32)?;
     Some(Token(number.to_be_bytes()))
 }
