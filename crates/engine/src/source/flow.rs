@@ -115,6 +115,21 @@ impl Flow {
         }
     }
 
+    /// Does on a thread of its own what the migration depends on.
+    pub(crate) fn in_background(
+        &self,
+        name: &str,
+        work: impl FnOnce(&Lanes) + Send + 'static,
+    ) -> Result<(), MigrationError> {
+        let lanes = Arc::clone(&self.lanes);
+        let guard = lanes.guard();
+        let thread = data_threads::spawn(name, move || {
+            let _guard = guard;
+            work(&lanes);
+        });
+        thread.map(drop).map_err(no_thread)
+    }
+
     /// The barrier: waits on a thread of its own for `read`, which returns when QEMU has handed
     /// over all of its pages, and then until they are placed.
     pub(crate) fn wait_in_background<T: Send + 'static>(
@@ -123,11 +138,9 @@ impl Flow {
         read: impl FnOnce(&Lanes) -> Result<T, MigrationError> + Send + 'static,
         notify: impl FnOnce(Result<T, MigrationError>) + Send + 'static,
     ) -> Result<(), MigrationError> {
-        let (lanes, stage) = (Arc::clone(&self.lanes), self.stage.clone());
-        let guard = lanes.guard();
-        let wait = move || {
-            let _guard = guard;
-            notify(read(&lanes).and_then(|read| {
+        let stage = self.stage.clone();
+        self.in_background("barrier", move |lanes| {
+            notify(read(lanes).and_then(|read| {
                 if let Some(stage) = stage {
                     // The VM stands still.
                     stage.end_naming();
@@ -139,9 +152,7 @@ impl Flow {
                 lanes.close();
                 Ok(read)
             }));
-        };
-        data_threads::spawn("barrier", wait).map_err(no_thread)?;
-        Ok(())
+        })
     }
 
     /// Reports the figures, once the flow has ended. `cpu` is what other threads than the tap's

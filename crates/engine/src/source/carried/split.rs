@@ -27,10 +27,9 @@ use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::sched_params;
-use crate::source::context::{local as local_error, no_thread};
+use crate::source::context::local as local_error;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, tap_failed};
-use crate::source::lanes::Lanes;
 use crate::source::prefault::Prefault;
 
 /// A migration whose pages will go on lanes.
@@ -126,8 +125,12 @@ impl Split {
         })?;
         let network = &self.agents.local.resources.network;
         let pacing = flow.pace(network, &threads, report_builder);
-        let host = self.agents.peer.name.clone();
-        let waiting = wait_for_end(tap, &flow.lanes, host, notices.0.clone());
+        let (host, notify) = (self.agents.peer.name.clone(), notices.0.clone());
+        let waiting = flow.in_background("carry-end", move |lanes| {
+            let failed =
+                |error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, lanes, host));
+            let _ = notify.send(Notice::Ended(tap.join().map_err(failed)));
+        });
         let (pacing, ()) = pacing
             .and_then(|pacing| Ok((pacing, waiting?)))
             .inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
@@ -189,24 +192,4 @@ impl Split {
 /// The error of a stream that the agents can't read, if it is one.
 fn of_stream(error: &TapError) -> Option<MigrationError> {
     error.is_of_stream().then(|| MigrationError::Unsplittable(error.to_string()))
-}
-
-/// Notifies when QEMU has closed its connections.
-fn wait_for_end(
-    tap: Tap,
-    lanes: &Arc<Lanes>,
-    host: String,
-    notices: Sender<Notice>,
-) -> Result<(), MigrationError> {
-    let lanes = Arc::clone(lanes);
-    let guard = lanes.guard();
-    let wait = move || {
-        let _guard = guard;
-        let ended = tap
-            .join()
-            .map_err(|error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, &lanes, host)));
-        let _ = notices.send(Notice::Ended(ended));
-    };
-    let spawned = data_threads::spawn("carry-end", wait);
-    spawned.map(drop).map_err(no_thread)
 }
