@@ -135,6 +135,18 @@ impl Agents {
         MigrationError::DestinationFailed { host: self.peer.name.clone(), reason }
     }
 
+    /// Interprets an unexpected message.
+    pub(super) fn ended(&self, heard: Heard<ToSource>) -> MigrationError {
+        match heard {
+            Heard::Message(ToSource::Refused { reason }) => MigrationError::DestinationFailed {
+                host: self.peer.name.clone(),
+                reason: switchover::Reason::new(reason).into(),
+            },
+            Heard::Gone(error) => self.lost(error.to_string()),
+            _ => self.lost("it sent a message out of turn".to_owned()),
+        }
+    }
+
     pub(super) fn lost(&self, why: String) -> MigrationError {
         MigrationError::PeerLost { host: self.peer.name.clone(), why }
     }

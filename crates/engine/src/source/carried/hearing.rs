@@ -2,7 +2,6 @@
 //! answers.
 
 use api::Phase;
-use switchover::Reason;
 use wire::ToSource;
 
 use super::running::Running;
@@ -13,7 +12,6 @@ use crate::source::audit::Compared;
 
 impl Running<'_> {
     pub(super) fn hear(&mut self, heard: Heard<ToSource>) -> Result<(), MigrationError> {
-        let host = || self.split.agents.peer.name.clone();
         match heard {
             Heard::Back(bytes) => self.back(&bytes),
             Heard::Message(ToSource::Placement { mapped, inline }) => {
@@ -43,26 +41,21 @@ impl Running<'_> {
                 self.is_accounted = true;
                 Ok(())
             }
-            Heard::Message(ToSource::Refused { reason }) => {
-                let reason = Reason::new(reason).into();
-                Err(MigrationError::DestinationFailed { host: host(), reason })
-            }
-            Heard::Message(other) => self.compare(&other),
             // Everything was answered: QEMU here is about to close.
             Heard::Gone(_) if self.is_loaded() => Ok(()),
-            Heard::Gone(error) => Err(self.split.agents.lost(error.to_string())),
-            _ => Err(self.split.agents.lost("it sent a message out of turn".to_owned())),
+            Heard::Message(other) => self.compare(other),
+            other => Err(self.split.agents.ended(other)),
         }
     }
 
-    fn compare(&mut self, heard: &ToSource) -> Result<(), MigrationError> {
-        let lost = |why: String| self.split.agents.lost(why);
-        match self.audit.hear(heard)? {
-            None => Err(lost("it sent a message out of turn".to_owned())),
+    fn compare(&mut self, heard: ToSource) -> Result<(), MigrationError> {
+        let agents = &self.split.agents;
+        match self.audit.hear(&heard)? {
+            None => Err(agents.ended(Heard::Message(heard))),
             Some(Compared::Waits) => Ok(()),
-            Some(Compared::Asks(said)) => self.split.agents.say(&said),
+            Some(Compared::Asks(said)) => agents.say(&said),
             Some(Compared::Same) => {
-                self.tail.go_on(&self.split.agents.link).map_err(|error| lost(error.to_string()))
+                self.tail.go_on(&agents.link).map_err(|error| agents.lost(error.to_string()))
             }
         }
     }
