@@ -32,6 +32,8 @@ pub(crate) struct Flow {
     /// None: pages don't go by name.
     pub(crate) stage: Option<Arc<Stage>>,
     pub(crate) tap: tap::Stopper,
+    pub(crate) threads: Arc<DataThreads>,
+    report_builder: Arc<ReportBuilder>,
 }
 
 /// The parts of a flow.
@@ -43,6 +45,7 @@ pub(crate) struct FlowPlan<'p> {
     pub(crate) handed_over: &'p Arc<HandedOver>,
     pub(crate) link: &'p Arc<Link<ToDestination>>,
     pub(crate) threads: &'p Arc<DataThreads>,
+    pub(crate) report_builder: &'p Arc<ReportBuilder>,
 }
 
 /// Why a tap has failed. One whose batch was refused doesn't know the reason, which the lanes do.
@@ -77,34 +80,27 @@ impl Flow {
             naming,
             threads: Arc::clone(threads),
         })?;
-        Ok((Self { state, lanes, stage, tap: tap.stopper() }, tap))
+        let (threads, report_builder) = (Arc::clone(threads), Arc::clone(plan.report_builder));
+        Ok((Self { state, lanes, stage, tap: tap.stopper(), threads, report_builder }, tap))
     }
 
     /// Paces the lanes from now on, and the stream if it is passed through whole.
-    pub(crate) fn pace(
-        &self,
-        network: &Arc<Network>,
-        threads: &Arc<DataThreads>,
-        report_builder: &Arc<ReportBuilder>,
-    ) -> Result<Pacing, MigrationError> {
-        let bounds = pace_bounds(&report_builder.watch().bounds());
-        let (lanes, threads) = (Arc::clone(&self.lanes), Arc::clone(threads));
-        let (report_builder, state) = (Arc::clone(report_builder), Some(Arc::clone(&self.state)));
+    pub(crate) fn pace(&self, network: &Arc<Network>) -> Result<Pacing, MigrationError> {
+        let bounds = pace_bounds(&self.report_builder.watch().bounds());
+        let (lanes, state) = (Arc::clone(&self.lanes), Some(Arc::clone(&self.state)));
+        let (threads, report_builder) =
+            (Arc::clone(&self.threads), Arc::clone(&self.report_builder));
         Pacing::start(lanes, network, bounds, threads, report_builder, state).map_err(no_thread)
     }
 
     /// The destination writes pages of the `mapped` blocks into QEMU's memory.
-    pub(crate) fn note_placement(
-        &self,
-        (mapped, inline): (&[String], &[String]),
-        report_builder: &ReportBuilder,
-    ) {
+    pub(crate) fn note_placement(&self, mapped: &[String], inline: &[String]) {
         let how = if mapped.is_empty() { "inline" } else { "mapped" };
         tracing::debug!(?mapped, ?inline, "placement");
         if let Some(deltas) = self.lanes.deltas() {
             deltas.take_for(mapped);
         }
-        report_builder.tell(|report| report.placement = how.to_owned());
+        self.report_builder.tell(|report| report.placement = how.to_owned());
     }
 
     /// The fate of deferred pages of these batches.
@@ -157,16 +153,10 @@ impl Flow {
 
     /// Reports the figures, once the flow has ended. `cpu` is what other threads than the tap's
     /// used.
-    pub(crate) fn account(
-        &self,
-        pools: &Pools,
-        control_bytes: u64,
-        cpu: Duration,
-        report_builder: &ReportBuilder,
-    ) {
+    pub(crate) fn account(&self, pools: &Pools, control_bytes: u64, cpu: Duration) {
         let Self { state, lanes, tap, .. } = self;
         let (delivered, (body_bytes, fill_bytes)) = (lanes.delivered(), state.taken());
-        report_builder.tell(|report| {
+        self.report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
             report.body_bytes = body_bytes;
             report.fill_bytes = fill_bytes;

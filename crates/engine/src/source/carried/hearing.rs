@@ -15,7 +15,7 @@ impl Running<'_> {
         match heard {
             Heard::Back(bytes) => self.back(&bytes),
             Heard::Message(ToSource::Placement { mapped, inline }) => {
-                self.flow.note_placement((&mapped, &inline), self.report_builder);
+                self.flow.note_placement(&mapped, &inline);
                 Ok(())
             }
             Heard::Message(ToSource::NicUse(used)) => {

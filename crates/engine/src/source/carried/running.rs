@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use api::Phase;
 use crossbeam_channel::{Receiver, Sender, at, never, select};
-use data_threads::DataThreads;
 use wire::ToDestination;
 
 use super::caller::{CLOSED_MAX, CLOSING_MAX};
@@ -42,7 +41,6 @@ pub(super) struct Running<'r> {
     pub(super) split: &'r mut Split,
     pub(super) report_builder: &'r Arc<ReportBuilder>,
     pub(super) notices: (Sender<Notice>, Receiver<Notice>),
-    pub(super) threads: Arc<DataThreads>,
     pub(super) audit: SourceAudit,
     pub(super) flow: Flow,
     pub(super) tail: Arc<Tail>,
@@ -135,7 +133,7 @@ impl Running<'_> {
                 let _ = self.split.agents.link.set_dead_after(transport::DEAD_AFTER);
                 self.stopped = Some(Instant::now());
                 self.report_builder.enter(Phase::Stopped);
-                if let Some(terms) = reschedule(self.report_builder, &self.threads, true) {
+                if let Some(terms) = reschedule(self.report_builder, &self.flow.threads, true) {
                     // A destination that misses this is only slower.
                     let _ = self.split.agents.say(&ToDestination::Terms(terms));
                 }
@@ -237,13 +235,14 @@ impl Running<'_> {
     /// Applies the operator's new bounds at both ends.
     fn rebind(&self) -> Result<(), MigrationError> {
         let stands_still = self.stopped.is_some();
-        let terms = rebind(self.report_builder, &self.threads, Some(&self.pacing), stands_still);
+        let terms =
+            rebind(self.report_builder, &self.flow.threads, Some(&self.pacing), stands_still);
         if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(terms)) }
     }
 
     /// Closes everything of the migration at once, and reports its figures.
     pub(super) fn close(self) {
-        let Self { split, report_builder, flow, tail, pools, pacing, prefault, .. } = self;
+        let Self { split, flow, tail, pools, pacing, prefault, .. } = self;
         // First end all writing to the destination, so that no thread waits for it.
         let control_bytes = split.agents.link.wire_bytes();
         flow.lanes.shut();
@@ -253,6 +252,6 @@ impl Running<'_> {
         drop(pacing);
         let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
         let cpu = prefaulting + flow.lanes.stop();
-        flow.account(&pools, control_bytes, cpu, report_builder);
+        flow.account(&pools, control_bytes, cpu);
     }
 }

@@ -77,6 +77,7 @@ impl Parts {
             handed_over: self.audit.handed_over(),
             link: &self.link,
             threads: &self.threads,
+            report_builder: &self.report_builder,
         };
         let mut events = None;
         let (flow, _tap) = Flow::start(plan, |pages| {
@@ -103,10 +104,10 @@ impl Parts {
             assert_eq!(matches!(compared, Some(Compared::Same)), audited);
             assert_eq!(self.audit.is_open(), !audited);
         }
-        flow.note_placement((&["pc.ram".to_owned()], &[]), &self.report_builder);
+        flow.note_placement(&["pc.ram".to_owned()], &[]);
         flow.tap.cut();
         flow.lanes.stop();
-        flow.account(&self.pools, self.link.wire_bytes(), Duration::ZERO, &self.report_builder);
+        flow.account(&self.pools, self.link.wire_bytes(), Duration::ZERO);
         self.report_builder.end(Outcome::Done)
     }
 

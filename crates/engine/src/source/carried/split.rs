@@ -105,6 +105,7 @@ impl Split {
             handed_over: audit.handed_over(),
             link: &link,
             threads: &threads,
+            report_builder,
         };
         let (flow, tap) = Flow::start(plan, |pages| {
             if let Some(channels) = &self.channels {
@@ -123,8 +124,7 @@ impl Split {
             };
             self.take_over(&state, collector)
         })?;
-        let network = &self.agents.local.resources.network;
-        let pacing = flow.pace(network, &threads, report_builder);
+        let pacing = flow.pace(&self.agents.local.resources.network);
         let (host, notify) = (self.agents.peer.name.clone(), notices.0.clone());
         let waiting = flow.in_background("carry-end", move |lanes| {
             let failed =
@@ -138,7 +138,6 @@ impl Split {
             split: self,
             report_builder,
             notices,
-            threads,
             audit,
             flow,
             tail,

@@ -235,8 +235,7 @@ impl<'m> Listening<'m> for Streaming<'m> {
             ToSource::NicUse(used) => self.pacing.hear(used),
             ToSource::Late { batches } => self.flow.late(batches),
             ToSource::Placement { mapped, inline } => {
-                let report_builder = &self.connected.context.report_builder;
-                self.flow.note_placement((&mapped, &inline), report_builder);
+                self.flow.note_placement(&mapped, &inline);
             }
             message => return Some(message),
         }

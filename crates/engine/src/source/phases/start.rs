@@ -143,6 +143,7 @@ impl Prepared<'_> {
             handed_over,
             link: &control.link,
             threads: &context.threads,
+            report_builder: &context.report_builder,
         };
         let (flow, tap) = Flow::start(plan, |pages| {
             control.disk_room.is_for(&pages.lanes);
@@ -163,7 +164,8 @@ impl Prepared<'_> {
         let announcer = announcer.transpose().map_err(no_thread)?.flatten();
         let fixed = self.fixed_cost(goal);
         let brakes = self.brakes(&flow, &stops, traits.held);
-        let prefault = self.prefault(hints, &state);
+        let (threads, report_builder) = (&context.threads, &context.report_builder);
+        let prefault = Prefault::start(hints, &self.ram, &state, threads, report_builder);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = sampler::start(Watched {
             state,
@@ -181,8 +183,7 @@ impl Prepared<'_> {
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
-        let network = &context.local.resources.network;
-        let pacing = flow.pace(network, &context.threads, &context.report_builder)?;
+        let pacing = flow.pace(&context.local.resources.network)?;
         Ok(Started {
             outgoing,
             flow,
@@ -206,11 +207,6 @@ impl Prepared<'_> {
             tracing::warn!(%error, "whether the guest reports free pages isn't known");
             true
         })
-    }
-
-    fn prefault(&self, hints: bool, state: &Arc<StreamState>) -> Option<Prefault> {
-        let Context { threads, report_builder, .. } = &self.connected.context;
-        Prefault::start(hints, &self.ram, state, threads, report_builder)
     }
 
     /// The downtime without pages to plan with; notes one that leaves too little time for them.

@@ -281,7 +281,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
     }
 
     fn account(&self) {
-        let Connected { context, pools, control, .. } = &self.connected;
-        self.flow.account(pools, control.link.wire_bytes(), self.cpu, &context.report_builder);
+        let Connected { pools, control, .. } = &self.connected;
+        self.flow.account(pools, control.link.wire_bytes(), self.cpu);
     }
 }
