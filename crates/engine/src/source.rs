@@ -4,7 +4,9 @@
 //! goes on here, and the destination's QEMU ends. `switchover::source` alone decides
 //! who owns the VM, and keeps a journal; `phases/effects.rs` carries out its decisions.
 
+mod audit;
 mod blackout;
+mod bounds;
 mod by_name;
 pub(crate) mod carried;
 mod collector;
@@ -16,6 +18,7 @@ mod flow;
 mod from_disks;
 mod hinting;
 mod lanes;
+mod pages;
 mod phases;
 mod prefault;
 mod saying;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use api::{Phase, Priority};
+use api::Phase;
 use transport::Delivered;
 use wire::ToDestination;
 
-use super::context::sched_params;
+use super::bounds::reschedule;
 use super::phases::connect::Connected;
 use crate::error::MigrationError;
 
@@ -113,21 +113,17 @@ impl Connected<'_> {
         self.stands_still(at);
     }
 
-    /// Raises the priority of the data threads. While the VM ran, its data gave way to
-    /// other work; now the VM waits for it, so no thread that carries it may be nicer
-    /// than the agent, at either end.
+    /// Raises the priority of the data threads, for which the VM now waits.
     pub(crate) fn stands_still(&mut self, at: Instant) {
         let context = &mut self.context;
         let had_begun = context.blackout.has_begun();
         context.blackout.begins(at, context.was_running);
-        let bounds = context.report_builder.watch().bounds();
-        if had_begun || bounds.priority != Priority::Low {
-            return;
+        if !had_begun
+            && let Some(terms) = reschedule(&context.report_builder, &context.threads, true)
+        {
+            // A destination that misses this is only slower.
+            let _ = self.control.send(&ToDestination::Terms(terms));
         }
-        let params = sched_params(&bounds, true);
-        context.threads.set(&params);
-        // A destination that misses this is only slower.
-        let _ = self.control.send(&ToDestination::Terms(params));
     }
 
     /// Takes back [`Connected::stands_still`]: the VM runs again, or its stop was not for its
@@ -136,11 +132,10 @@ impl Connected<'_> {
         let context = &mut self.context;
         let had_begun = context.blackout.has_begun();
         undo(&mut context.blackout);
-        let bounds = context.report_builder.watch().bounds();
-        if had_begun && bounds.priority == Priority::Low {
-            let params = sched_params(&bounds, false);
-            context.threads.set(&params);
-            let _ = self.control.send(&ToDestination::Terms(params));
+        if had_begun
+            && let Some(terms) = reschedule(&context.report_builder, &context.threads, false)
+        {
+            let _ = self.control.send(&ToDestination::Terms(terms));
         }
     }
 

@@ -35,6 +35,8 @@ mod piece_size;
 mod process;
 mod relay;
 mod running;
+#[cfg(test)]
+mod same_report;
 mod sampler;
 mod setup;
 mod split;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{Bounds, MigrateRequest, Priority};
+use api::MigrateRequest;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use data_threads::{DataThreads, SchedParams};
+use data_threads::DataThreads;
 use qemu::qmp::Event;
 
 use super::blackout::Blackout;
+use super::bounds::sched_params;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::report_builder::ReportBuilder;
@@ -120,13 +121,6 @@ impl<'m> Context<'m> {
     pub(crate) fn lost(&self, why: impl Into<String>) -> MigrationError {
         MigrationError::PeerLost { host: self.peer.name.clone(), why: why.into() }
     }
-}
-
-/// How data threads are scheduled: once the VM is stopped, they are no nicer than the
-/// agent.
-pub(crate) fn sched_params(bounds: &Bounds, stands_still: bool) -> SchedParams {
-    let least = if stands_still { Priority::Normal } else { Priority::Low };
-    SchedParams { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
 }
 
 /// An error of this host.

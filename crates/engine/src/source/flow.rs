@@ -3,29 +3,27 @@
 //! It sends QEMU no command and needs no journal, so it can also carry a migration that
 //! another program commands.
 
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use audit::HandedOver;
-use crossbeam_channel::Sender;
 use data_threads::DataThreads;
-use dedup::source::{Announcer, Naming, Stage};
-use parking_lot::Mutex;
-use qemu::ram_blocks::RamBlocks;
-use ram::Numbered;
-use stream::GlobalState;
-use tap::{Channels, Tap};
+use dedup::source::{Naming, Stage};
+use tap::{Tap, TapError};
 use transport::LanesPlan;
+use wire::{Late, ToDestination};
 
-use super::collector::Collector;
-use super::connection::Control;
-use super::context::{Notice, local, no_thread};
+use super::context::{local, no_thread};
+use super::control::pacing::{Pacing, pace_bounds};
 use super::control::stream_state::StreamState;
-use super::control::throttle::OurStops;
 use super::lanes::{self, Lanes};
+use super::pages::Pages;
 use crate::error::MigrationError;
+use crate::link::Link;
+use crate::network::Network;
+use crate::report_builder::ReportBuilder;
+use crate::resources::Pools;
 
 /// The path of pages, from its start to the end of the migration.
 pub(crate) struct Flow {
@@ -34,105 +32,147 @@ pub(crate) struct Flow {
     /// None: pages don't go by name.
     pub(crate) stage: Option<Arc<Stage>>,
     pub(crate) tap: tap::Stopper,
-    /// The VM's state at its stop, from QEMU's stream.
-    pub(crate) global_state: Arc<Mutex<GlobalState>>,
-    /// Ends before the lanes do. None: no page is announced ahead of QEMU.
-    announcer: Option<Announcer>,
+    pub(crate) threads: Arc<DataThreads>,
+    report_builder: Arc<ReportBuilder>,
 }
 
 /// The parts of a flow.
 pub(crate) struct FlowPlan<'p> {
-    /// The socket that QEMU connects to.
-    pub(crate) listener: UnixListener,
-    pub(crate) channels: Channels,
-    /// QEMU does not end its migration before the tap allows it.
-    pub(crate) held: bool,
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: LanesPlan,
-    /// The VM's memory, as far as this agent can read it ...
-    pub(crate) ram: RamBlocks,
-    /// ... and the same by block number, once QEMU has announced its blocks.
-    pub(crate) numbered: Arc<Numbered>,
+    /// None: pages don't go by name.
     pub(crate) naming: Option<Arc<Naming>>,
-    pub(crate) handed_over: Arc<HandedOver>,
-    pub(crate) stops: Arc<OurStops>,
-    pub(crate) control: &'p Control,
-    pub(crate) notices: &'p Sender<Notice>,
+    pub(crate) handed_over: &'p Arc<HandedOver>,
+    pub(crate) link: &'p Arc<Link<ToDestination>>,
     pub(crate) threads: &'p Arc<DataThreads>,
+    pub(crate) report_builder: &'p Arc<ReportBuilder>,
+}
+
+/// Why a tap has failed. One whose batch was refused doesn't know the reason, which the lanes do.
+pub(crate) fn tap_failed(error: &TapError, lanes: &Lanes, host: String) -> MigrationError {
+    match lanes.failure() {
+        Some(source) => MigrationError::Lanes { host, source },
+        None => MigrationError::Tap(error.to_string()),
+    }
 }
 
 impl Flow {
-    /// Starts lanes and tap. The returned tap is for [`Flow::wait_in_background`].
-    pub(crate) fn start(plan: FlowPlan<'_>) -> Result<(Self, Tap), MigrationError> {
-        let FlowPlan { state, naming, control, threads, held, .. } = plan;
+    /// Starts the lanes, and the tap that `open` makes for their pages. The returned tap is to be
+    /// joined.
+    pub(crate) fn start(
+        plan: FlowPlan<'_>,
+        open: impl FnOnce(Pages) -> Result<Tap, MigrationError>,
+    ) -> Result<(Self, Tap), MigrationError> {
+        let FlowPlan { state, naming, link, threads, .. } = plan;
         let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(threads))));
         let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
         let stage = naming.as_ref().map(stage);
-        lanes::start(&lanes, stage.as_ref(), &control.link)
+        lanes::start(&lanes, stage.as_ref(), link)
             .map_err(|error| local("starting the lanes' threads", error))?;
-        control.disk_room.is_for(&lanes);
-        state.set_useful_bytes(
-            lanes.useful_bytes(naming.as_ref().is_some_and(|naming| naming.asks())),
-        );
+        let asks = naming.as_ref().is_some_and(|naming| naming.asks());
+        state.set_useful_bytes(lanes.useful_bytes(asks));
         state.adjust_pool();
-        let global_state = Arc::<Mutex<GlobalState>>::default();
-        let collector = Arc::new(Collector {
+        let tap = open(Pages {
             state: Arc::clone(&state),
-            ram: plan.ram,
-            numbered: plan.numbered,
-            handed_over: plan.handed_over,
-            naming,
             lanes: Arc::clone(&lanes),
-            link: Arc::clone(&control.link),
-            notices: plan.notices.clone(),
-            stops: plan.stops,
-            global_state: Arc::clone(&global_state),
+            link: Arc::clone(link),
+            handed_over: Arc::clone(plan.handed_over),
+            naming,
             threads: Arc::clone(threads),
-        });
-        let tap =
-            Tap::start(plan.listener, plan.channels, held, Arc::clone(&state.pool), collector)
-                .map_err(|error| MigrationError::Tap(error.to_string()))?;
-        let announcer = stage.as_ref().map(|stage| Announcer::start(stage, threads)).transpose();
-        let announcer = announcer.map_err(no_thread)?.flatten();
-        Ok((Self { state, lanes, stage, tap: tap.stopper(), global_state, announcer }, tap))
+        })?;
+        let (threads, report_builder) = (Arc::clone(threads), Arc::clone(plan.report_builder));
+        Ok((Self { state, lanes, stage, tap: tap.stopper(), threads, report_builder }, tap))
     }
 
-    /// Notifies the leading thread when the tap has ended and everything is placed: the
-    /// barrier.
-    pub(crate) fn wait_in_background(
+    /// Paces the lanes from now on, and the stream if it is passed through whole.
+    pub(crate) fn pace(&self, network: &Arc<Network>) -> Result<Pacing, MigrationError> {
+        let bounds = pace_bounds(&self.report_builder.watch().bounds());
+        let (lanes, state) = (Arc::clone(&self.lanes), Some(Arc::clone(&self.state)));
+        let (threads, report_builder) =
+            (Arc::clone(&self.threads), Arc::clone(&self.report_builder));
+        Pacing::start(lanes, network, bounds, threads, report_builder, state).map_err(no_thread)
+    }
+
+    /// The destination writes pages of the `mapped` blocks into QEMU's memory.
+    pub(crate) fn note_placement(&self, mapped: &[String], inline: &[String]) {
+        let how = if mapped.is_empty() { "inline" } else { "mapped" };
+        tracing::debug!(?mapped, ?inline, "placement");
+        if let Some(deltas) = self.lanes.deltas() {
+            deltas.take_for(mapped);
+        }
+        self.report_builder.tell(|report| report.placement = how.to_owned());
+    }
+
+    /// The fate of deferred pages of these batches.
+    pub(crate) fn late(&self, batches: Vec<Late>) {
+        let Some(stage) = &self.stage else { return };
+        for Late { ticket, wanted, more } in batches {
+            stage.late(ticket, wanted, more);
+        }
+    }
+
+    /// Does on a thread of its own what the migration depends on.
+    pub(crate) fn in_background(
         &self,
-        tap: Tap,
-        host: String,
-        notices: Sender<Notice>,
+        name: &str,
+        work: impl FnOnce(&Lanes) + Send + 'static,
     ) -> Result<(), MigrationError> {
-        let (lanes, stage) = (Arc::clone(&self.lanes), self.stage.clone());
+        let lanes = Arc::clone(&self.lanes);
         let guard = lanes.guard();
-        let wait = move || {
+        let thread = data_threads::spawn(name, move || {
             let _guard = guard;
-            let lanes_failed = |source| MigrationError::Lanes { host: host.clone(), source };
-            let outcome = tap
-                .join()
-                // A tap whose batch was refused doesn't know the reason.
-                .map_err(|error| {
-                    lanes
-                        .failure()
-                        .map_or_else(|| MigrationError::Tap(error.to_string()), lanes_failed)
-                })
-                .and_then(|summary| {
-                    if let Some(stage) = stage {
-                        // The VM stands still.
-                        stage.end_naming();
-                    }
-                    lanes.wait_drained().map_err(lanes_failed)?;
-                    // The destination ends the lanes when it loads, which must not
-                    // count as a failure.
-                    lanes.close();
-                    Ok(summary)
-                });
-            let _ = notices.send(Notice::Delivered(outcome));
-        };
-        data_threads::spawn("barrier", wait).map_err(no_thread)?;
-        Ok(())
+            work(&lanes);
+        });
+        thread.map(drop).map_err(no_thread)
+    }
+
+    /// The barrier: waits on a thread of its own for `read`, which returns when QEMU has handed
+    /// over all of its pages, and then until they are placed.
+    pub(crate) fn wait_in_background<T: Send + 'static>(
+        &self,
+        host: String,
+        read: impl FnOnce(&Lanes) -> Result<T, MigrationError> + Send + 'static,
+        notify: impl FnOnce(Result<T, MigrationError>) + Send + 'static,
+    ) -> Result<(), MigrationError> {
+        let stage = self.stage.clone();
+        self.in_background("barrier", move |lanes| {
+            notify(read(lanes).and_then(|read| {
+                if let Some(stage) = stage {
+                    // The VM stands still.
+                    stage.end_naming();
+                }
+                let placed = lanes.wait_drained();
+                placed.map_err(|source| MigrationError::Lanes { host, source })?;
+                // The destination ends the lanes when it loads, which must not count as a
+                // failure.
+                lanes.close();
+                Ok(read)
+            }));
+        })
+    }
+
+    /// Reports the figures, once the flow has ended. `cpu` is what other threads than the tap's
+    /// used.
+    pub(crate) fn account(&self, pools: &Pools, control_bytes: u64, cpu: Duration) {
+        let Self { state, lanes, tap, .. } = self;
+        let (delivered, (body_bytes, fill_bytes)) = (lanes.delivered(), state.taken());
+        self.report_builder.tell(|report| {
+            report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
+            report.body_bytes = body_bytes;
+            report.fill_bytes = fill_bytes;
+            report.dropped_bytes = delivered.dropped_bytes;
+            report.delta_bytes = lanes.delta_bytes();
+            report.named_bytes = delivered.found_bytes;
+            report.residue_bytes = state.residue_bytes.load(Relaxed);
+            lanes::account(lanes, pools, control_bytes, cpu + tap.cpu(), report);
+        });
+    }
+
+    /// Ends the flow of a migration that this agent can't cancel: see [`tap::Stopper::hang_up`].
+    pub(crate) fn hang_up(&self, limit: Duration) {
+        self.lanes.shut();
+        self.state.whole.end_pace();
+        self.tap.hang_up(limit);
     }
 
     /// Stops waiting for the destination: closes the lanes, and discards what QEMU
@@ -147,7 +187,6 @@ impl Flow {
     /// Ends the flow, and returns the CPU time that the lanes used. With `in_order`
     /// everything was delivered; otherwise what QEMU still writes is discarded.
     pub(crate) fn stop(&mut self, in_order: bool) -> Duration {
-        self.announcer = None;
         if in_order {
             self.tap.cut();
             self.lanes.finish()

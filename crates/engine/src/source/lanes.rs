@@ -3,26 +3,38 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use api::{LaneReport, Limit};
+use api::{LaneReport, Limit, Report};
 use dedup::source::{Errand, Stage};
 use transport::{Endpoint, LaneMeter, Sender, Sent, Work, run_plain};
 use wire::ToDestination;
 
 use crate::link::Link;
+use crate::resources::Pools;
 
 /// Lanes that can also carry the deduplication stage's loads.
 pub(crate) type Lanes = transport::Lanes<Errand>;
 
-/// Each lane's counters, for the report.
-pub(crate) fn reports(lanes: &Lanes) -> Vec<LaneReport> {
-    let report = |(endpoint, meter): (Endpoint, &LaneMeter)| LaneReport {
+/// Reports what a migration has cost at this end: its bytes, by lanes and the control connection,
+/// buffers, and CPU time.
+pub(crate) fn account(
+    lanes: &Lanes,
+    pools: &Pools,
+    control_bytes: u64,
+    cpu: Duration,
+    report: &mut Report,
+) {
+    report.wire_bytes = lanes.wire_bytes() + control_bytes;
+    report.cpu_source_s = cpu.as_secs_f64();
+    report.pool_high_water_bytes[0] = pools.high_water_bytes();
+    let of_lane = |(endpoint, meter): (Endpoint, &LaneMeter)| LaneReport {
         name: endpoint.to_string(),
         wire_bytes: meter.wire_bytes.load(Relaxed),
         batches: meter.batches.load(Relaxed),
         deaths: meter.deaths.load(Relaxed),
     };
-    lanes.meters().map(report).collect()
+    report.lanes = lanes.meters().map(of_lane).collect();
 }
 
 /// Decides whether lanes note the content of all pages, so that pages sent again can go

@@ -7,7 +7,6 @@
 //!     -> Journaled<Streaming> -> Delivered -> Loaded -> (committed) -> Ended
 //! ```
 
-pub(crate) mod audit;
 mod commit;
 pub(crate) mod connect;
 mod deliver;

@@ -15,11 +15,10 @@ use super::from_disks::Reading;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
-use crate::source::by_name;
-use crate::source::context::sched_params;
+use crate::source::bounds::sched_params;
 use crate::source::disks::room::DiskRoom;
-use crate::source::phases::audit;
-use crate::source::phases::start::{first_encoding, lane_endpoints, token};
+use crate::source::phases::start::lanes_plan;
+use crate::source::{audit, by_name};
 
 /// Time for an agent to connect to a socket on its own host, or to report why
 /// not.
@@ -120,19 +119,10 @@ impl Agents {
     }
 
     pub(super) fn lanes_plan(&self) -> Result<LanesPlan, MigrationError> {
-        let token = token(&self.carrying.token).ok_or_else(|| {
-            self.lost("it named the migration in a way that cannot be read".to_owned())
-        })?;
-        Ok(LanesPlan {
-            endpoints: lane_endpoints(&self.local, &self.peer, self.request.lanes),
-            peer: self.peer.name.clone(),
-            security: self.local.security.clone(),
-            token,
-            encoding: first_encoding(self.request.compress),
-            // Only QEMU knows which pages are dirty again.
-            stale_filter: None,
-            deltas: self.carrying.deltas.then(Arc::default),
-        })
+        let Self { local, peer, request, carrying, .. } = self;
+        // Nothing is filtered: only QEMU knows which pages are dirty again.
+        let plan = lanes_plan(local, peer, (request.lanes, request.compress), &carrying.token)?;
+        Ok(LanesPlan { deltas: carrying.deltas.then(Arc::default), ..plan })
     }
 
     pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
@@ -143,6 +133,18 @@ impl Agents {
     pub(super) fn closed_early(&self) -> MigrationError {
         let reason = "its QEMU closed its connection before it had loaded the VM".to_owned();
         MigrationError::DestinationFailed { host: self.peer.name.clone(), reason }
+    }
+
+    /// Interprets an unexpected message.
+    pub(super) fn ended(&self, heard: Heard<ToSource>) -> MigrationError {
+        match heard {
+            Heard::Message(ToSource::Refused { reason }) => MigrationError::DestinationFailed {
+                host: self.peer.name.clone(),
+                reason: switchover::Reason::new(reason).into(),
+            },
+            Heard::Gone(error) => self.lost(error.to_string()),
+            _ => self.lost("it sent a message out of turn".to_owned()),
+        }
     }
 
     pub(super) fn lost(&self, why: String) -> MigrationError {

@@ -21,7 +21,8 @@ use super::piece_size::{self, Fitting};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::context::{no_thread, sched_params};
+use crate::source::bounds::{rebind, sched_params};
+use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::compression::Compression;
 use crate::source::control::sampler::ticking::{self, Ticking};
@@ -158,12 +159,8 @@ impl ByLanes {
         agents: &Agents,
         report_builder: &ReportBuilder,
     ) -> Result<(), MigrationError> {
-        let bounds = report_builder.watch().bounds();
-        report_builder.rebound(&bounds);
-        let params = sched_params(&bounds, false);
-        self.threads.set(&params);
-        self.pacing.set(pace_bounds(&bounds));
-        agents.say(&ToDestination::Terms(params))
+        let terms = rebind(report_builder, &self.threads, Some(&self.pacing), false);
+        agents.say(&ToDestination::Terms(terms))
     }
 
     /// Ends waits for the lanes and for buffers.
@@ -173,17 +170,12 @@ impl ByLanes {
     }
 
     /// Ends the lanes, and reports their figures.
-    pub(super) fn end(self, report_builder: &ReportBuilder) {
+    pub(super) fn end(self, control_bytes: u64, report_builder: &ReportBuilder) {
         let Self { lanes, pools, pacing, sampler, .. } = self;
         // Before the report is changed, because these threads also change it.
         drop((sampler, pacing));
         let cpu = lanes.stop();
-        report_builder.tell(|report| {
-            report.cpu_source_s += cpu.as_secs_f64();
-            report.wire_bytes += lanes.wire_bytes();
-            report.pool_high_water_bytes[0] = pools.high_water_bytes();
-            report.lanes = lanes::reports(&lanes);
-        });
+        report_builder.tell(|report| lanes::account(&lanes, &pools, control_bytes, cpu, report));
     }
 }
 

@@ -4,24 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
-use audit::HandedOver;
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
-use dedup::source::{Naming, after};
-use page::{Batch, Epoch, PAGE_BYTES};
+use page::{Batch, Epoch};
 use parking_lot::{Condvar, Mutex};
 use policy::switchover::budget_bytes;
 use tap::{Head, Output, Stopped, Unsplittable};
 use transport::DEAD_AFTER;
-use wire::{Announced, ToDestination};
+use wire::ToDestination;
 
 use super::notice::Notice;
 use super::passes::Passes;
 use super::way_back::WayBack;
 use crate::error::LinkError;
 use crate::link::Link;
-use crate::source::control::stream_state::StreamState;
-use crate::source::lanes::Lanes;
+use crate::source::pages::Pages;
 use crate::tail::{self, TailBudget};
 
 /// The divisor of the data that fits the downtime goal: less than that after a sweep proves
@@ -29,12 +26,8 @@ use crate::tail::{self, TailBudget};
 const SURELY: u64 = 2;
 
 pub(super) struct Collector {
-    pub(super) state: Arc<StreamState>,
-    pub(super) handed_over: Arc<HandedOver>,
-    pub(super) lanes: Arc<Lanes>,
-    pub(super) link: Arc<Link<ToDestination>>,
+    pub(super) pages: Pages,
     pub(super) notices: Sender<Notice>,
-    pub(super) threads: Arc<DataThreads>,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
     pub(super) way_back: Arc<WayBack>,
@@ -47,8 +40,6 @@ pub(super) struct Collector {
     pub(super) is_in_postcopy: AtomicBool,
     /// No page may arrive any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
-    /// None: pages don't go by name.
-    pub(super) naming: Option<Arc<Naming>>,
 }
 
 /// The stream after the pages that go on lanes. While the destination compares those, it is
@@ -144,33 +135,19 @@ impl Collector {
     }
 
     fn count(&self, bytes: &[u8]) -> u64 {
-        self.state.residue_bytes.fetch_add(bytes.len() as u64, Relaxed)
+        self.pages.state.residue_bytes.fetch_add(bytes.len() as u64, Relaxed)
     }
 }
 
 impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
-        let ram_bytes = head.blocks.iter().map(|block| block.bytes).sum();
-        self.state.announce_ram(ram_bytes, head.epoch_by_section);
-        self.handed_over.announce(head.blocks.iter().map(|block| block.bytes / PAGE_BYTES as u64));
-        let announced =
-            |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
-        let blocks: Vec<Announced> = head.blocks.iter().map(announced).collect();
-        if let Some(naming) = &self.naming {
-            naming.announce(&blocks, head.epoch_by_section);
-        }
-        if let Some(deltas) = self.lanes.deltas() {
-            deltas.announce(&blocks);
-        }
-        let said =
-            ToDestination::Blocks { blocks, ram_section: head.ram_section, footers: head.footers };
-        self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)?;
+        self.pages.announce(head)?;
         self.notice(Notice::FirstPassBegins);
         Ok(())
     }
 
     fn arrived(&self, batch: &Batch, first: usize) {
-        self.handed_over.bodies(batch, &batch.bodies()[first..], after(batch.epoch));
+        self.pages.arrived(batch, first);
     }
 
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
@@ -180,11 +157,9 @@ impl Output for Collector {
             self.notice(Notice::PageAfterRam);
             return Err(Stopped);
         }
-        batch.epoch = after(batch.epoch);
-        self.state.took(&batch);
+        self.pages.took(&mut batch);
         self.passes.took(&batch);
-        self.handed_over.fills(&batch, batch.epoch);
-        self.lanes.submit(batch).map_err(|_| Stopped)
+        self.pages.lanes.submit(batch).map_err(|_| Stopped)
     }
 
     fn idles(&self) {
@@ -195,15 +170,15 @@ impl Output for Collector {
     /// pays for each search, so it gets the permission at once.
     fn all_before(&self, _: Epoch) {
         let Some(swept_bytes) = self.passes.epoch_ended() else { return };
-        let (bodies, fills) = self.state.taken();
+        let (bodies, fills) = self.pages.state.taken();
         let was_first =
-            bodies + fills < self.state.ram_bytes() || !self.first_swept.swap(true, Relaxed);
+            bodies + fills < self.pages.state.ram_bytes() || !self.first_swept.swap(true, Relaxed);
         if was_first || !self.way_back.is_kept() {
             return;
         }
-        let left_bytes = self.lanes.delivered().backlog_bytes + swept_bytes;
-        let budget = |rate| budget_bytes(rate, self.state.goal(), self.fixed);
-        if self.state.bodies_per_s().is_none_or(|rate| left_bytes <= budget(rate) / SURELY) {
+        let left_bytes = self.pages.lanes.delivered().backlog_bytes + swept_bytes;
+        let budget = |rate| budget_bytes(rate, self.pages.state.goal(), self.fixed);
+        if self.pages.state.bodies_per_s().is_none_or(|rate| left_bytes <= budget(rate) / SURELY) {
             self.let_stop();
         }
     }
@@ -211,7 +186,7 @@ impl Output for Collector {
     fn last_section(&self) {
         self.passes.end();
         // The VM stands still, and goes on here if the destination is silent.
-        let _ = self.link.set_dead_after(DEAD_AFTER);
+        let _ = self.pages.link.set_dead_after(DEAD_AFTER);
     }
 
     fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {
@@ -219,7 +194,7 @@ impl Output for Collector {
         if self.count(bytes) == 0 {
             self.notice(Notice::TailBegins);
         }
-        self.tail.pass(&self.link, bytes)
+        self.tail.pass(&self.pages.link, bytes)
     }
 
     /// Goes the same way as the tail. The first piece is short, and RAM is over only after
@@ -228,17 +203,17 @@ impl Output for Collector {
         self.count(bytes);
         self.passes.end();
         let Some(reason) = reason else {
-            let pass_on = |piece: &[u8]| self.tail.pass_on(&self.link, piece);
+            let pass_on = |piece: &[u8]| self.tail.pass_on(&self.pages.link, piece);
             return if self.is_in_postcopy.load(Relaxed) {
                 pass_on(bytes)
             } else {
-                self.state.whole.write(bytes, pass_on)
+                self.pages.state.whole.write(bytes, pass_on)
             };
         };
         let turns = matches!(reason, Unsplittable::Postcopy { .. });
         self.is_in_postcopy.store(turns, Relaxed);
         self.notice(Notice::SplitEnds(reason.to_string()));
-        self.tail.pass(&self.link, bytes)
+        self.tail.pass(&self.pages.link, bytes)
     }
 
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped> {
@@ -247,8 +222,8 @@ impl Output for Collector {
         }
         self.count(bytes);
         self.passes.end();
-        let pass_on = |piece: &[u8]| self.link.non_ram(true, piece).map_err(|_| Stopped);
-        self.state.whole.write(bytes, pass_on)
+        let pass_on = |piece: &[u8]| self.pages.link.non_ram(true, piece).map_err(|_| Stopped);
+        self.pages.state.whole.write(bytes, pass_on)
     }
 
     fn ram_over(&self) {
@@ -257,7 +232,7 @@ impl Output for Collector {
     }
 
     fn threads(&self) -> Option<Arc<DataThreads>> {
-        Some(Arc::clone(&self.threads))
+        Some(Arc::clone(&self.pages.threads))
     }
 }
 

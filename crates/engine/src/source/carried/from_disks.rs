@@ -55,14 +55,8 @@ impl Split {
         self.agents.say(&ToDestination::Storage(from.order.clone()))?;
         let (disks, more) = match self.agents.hear.recv_timeout(ANSWER_MAX) {
             Ok(Heard::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
-            Ok(Heard::Message(ToSource::Refused { reason })) => {
-                let (host, reason) =
-                    (self.agents.peer.name.clone(), switchover::Reason::new(reason).into());
-                return Err(MigrationError::DestinationFailed { host, reason });
-            }
             Ok(Heard::Back(bytes)) if bytes.is_empty() => return Err(self.agents.closed_early()),
-            Ok(Heard::Gone(error)) => return Err(self.agents.lost(error.to_string())),
-            Ok(_) => return Err(self.agents.lost("it sent a message out of turn".to_owned())),
+            Ok(other) => return Err(self.agents.ended(other)),
             Err(_) => {
                 let why = "it did not say in time which disks it reads".to_owned();
                 return Err(self.agents.lost(why));

@@ -1,28 +1,21 @@
 //! Handles the messages of the destination's agent while pages are sent, and its QEMU's
 //! answers.
 
-use api::{Audited, Phase};
-use switchover::Reason;
-use wire::{Late, ToSource};
+use api::Phase;
+use wire::ToSource;
 
 use super::running::Running;
 use super::way_back::Passed;
 use crate::error::MigrationError;
 use crate::link::Heard;
-use crate::source::phases::audit::{Compared, UNASKED};
+use crate::source::audit::Compared;
 
 impl Running<'_> {
     pub(super) fn hear(&mut self, heard: Heard<ToSource>) -> Result<(), MigrationError> {
-        let host = || self.split.agents.peer.name.clone();
         match heard {
             Heard::Back(bytes) => self.back(&bytes),
             Heard::Message(ToSource::Placement { mapped, inline }) => {
-                let how = if mapped.is_empty() { "inline" } else { "mapped" };
-                tracing::debug!(?mapped, ?inline, "placement");
-                if let Some(deltas) = self.lanes.deltas() {
-                    deltas.take_for(&mapped);
-                }
-                self.report_builder.tell(|report| report.placement = how.to_owned());
+                self.flow.note_placement(&mapped, &inline);
                 Ok(())
             }
             Heard::Message(ToSource::NicUse(used)) => {
@@ -34,17 +27,13 @@ impl Running<'_> {
                 Ok(())
             }
             Heard::Message(ToSource::Share) => {
-                if let Some(stage) = &self.stage {
+                if let Some(stage) = &self.flow.stage {
                     stage.naming().wake();
                 }
                 Ok(())
             }
             Heard::Message(ToSource::Late { batches }) => {
-                for Late { ticket, wanted, more } in batches {
-                    if let Some(stage) = &self.stage {
-                        stage.late(ticket, wanted, more);
-                    }
-                }
+                self.flow.late(batches);
                 Ok(())
             }
             Heard::Message(ToSource::Cost(cost)) => {
@@ -52,40 +41,21 @@ impl Running<'_> {
                 self.is_accounted = true;
                 Ok(())
             }
-            Heard::Message(ToSource::Refused { reason }) => {
-                let reason = Reason::new(reason).into();
-                Err(MigrationError::DestinationFailed { host: host(), reason })
-            }
-            Heard::Message(other) => self.compare(&other),
             // Everything was answered: QEMU here is about to close.
             Heard::Gone(_) if self.is_loaded() => Ok(()),
-            Heard::Gone(error) => Err(self.split.agents.lost(error.to_string())),
-            _ => Err(self.split.agents.lost("it sent a message out of turn".to_owned())),
+            Heard::Message(other) => self.compare(other),
+            other => Err(self.split.agents.ended(other)),
         }
     }
 
-    fn compare(&mut self, heard: &ToSource) -> Result<(), MigrationError> {
-        let lost = |why: String| self.split.agents.lost(why);
-        match self.comparison.compare(&self.handed_over, heard) {
-            None => Err(lost("it sent a message out of turn".to_owned())),
+    fn compare(&mut self, heard: ToSource) -> Result<(), MigrationError> {
+        let agents = &self.split.agents;
+        match self.audit.hear(&heard)? {
+            None => Err(agents.ended(Heard::Message(heard))),
             Some(Compared::Waits) => Ok(()),
-            Some(Compared::Asks(said)) => self.split.agents.say(&said),
-            Some(Compared::Unasked) => Err(lost(UNASKED.to_owned())),
-            Some(Compared::Same { reread_pages, unproved_pages }) => {
-                let pages = self.handed_over.ledger().map_or(0, ::audit::Ledger::pages);
-                let same = Audited::Same { pages, reread_pages, unproved_pages };
-                self.report_builder.tell(|report| report.audit = same);
-                self.tail.go_on(&self.split.agents.link).map_err(|error| lost(error.to_string()))
-            }
-            Some(Compared::Differs { pages, examples }) => {
-                for example in &examples {
-                    tracing::error!("the audit found a difference: {example}");
-                }
-                let first = examples.first().cloned().unwrap_or_default();
-                let found = Audited::Differences { pages, examples };
-                self.report_builder.tell(|report| report.audit = found);
-                let host = self.split.agents.peer.name.clone();
-                Err(MigrationError::Audit { host, pages, first })
+            Some(Compared::Asks(said)) => agents.say(&said),
+            Some(Compared::Same) => {
+                self.tail.go_on(&agents.link).map_err(|error| agents.lost(error.to_string()))
             }
         }
     }

@@ -9,7 +9,6 @@ use crossbeam_channel::{Receiver, RecvError, bounded, select};
 use qemu::commanded::has_vfio_device;
 use rustix::event::{PollFd, PollFlags, poll};
 use stream::multifd::{INIT_BYTES, Init, MAGIC};
-use wire::ToSource;
 use wire::carry::{Channels, Target};
 
 use super::agents::Agents;
@@ -125,13 +124,7 @@ impl Opening {
                 Err(self.agents.lost("what waits there has closed its connection".to_owned()))
             }
             Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
-            Ok(Heard::Message(ToSource::Refused { reason })) => {
-                let reason = switchover::Reason::new(reason).into();
-                let host = self.agents.peer.name.clone();
-                Err(MigrationError::DestinationFailed { host, reason })
-            }
-            Ok(Heard::Gone(error)) => Err(self.agents.lost(error.to_string())),
-            Ok(_) => Err(self.agents.lost("it sent a message out of turn".to_owned())),
+            Ok(other) => Err(self.agents.ended(other)),
             Err(_) => Err(self.agents.lost("the connection has ended".to_owned())),
         }
     }

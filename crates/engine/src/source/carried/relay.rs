@@ -113,12 +113,13 @@ impl Relay {
         if let Some(forth) = forth {
             let _ = forth.join();
         }
+        let control_bytes = agents.link.wire_bytes();
         report_builder.tell(|report| {
             report.residue_bytes = passed.bytes.load(Relaxed);
-            report.wire_bytes = agents.link.wire_bytes();
+            report.wire_bytes = control_bytes;
         });
         if let Some(by_lanes) = by_lanes {
-            by_lanes.end(report_builder);
+            by_lanes.end(control_bytes, report_builder);
         }
         outcome.or_go_on()
     }
@@ -203,7 +204,6 @@ impl Following<'_> {
             select! {
                 recv(self.agents.hear) -> heard => match heard {
                     Ok(Heard::Gone(_)) if heard_all => return Ok(()),
-                    Ok(Heard::Gone(error)) => return Err(self.agents.lost(error.to_string())),
                     Ok(heard) => if self.hear(heard)? {
                         heard_all = true;
                         if self.passed.is_loaded() {
@@ -261,18 +261,13 @@ impl Following<'_> {
                 self.write(&bytes)?;
                 self.passed.back(&bytes);
             }
-            Heard::Message(ToSource::Refused { reason }) => {
-                let reason = switchover::Reason::new(reason).into();
-                let host = self.agents.peer.name.clone();
-                return Err(MigrationError::DestinationFailed { host, reason });
-            }
             Heard::Message(ToSource::Note { text }) => self.report_builder.note(text),
             Heard::Message(ToSource::NicUse(used)) => {
                 if let Some(by_lanes) = self.by_lanes {
                     by_lanes.hear(used);
                 }
             }
-            _ => return Err(self.agents.lost("it sent a message out of turn".to_owned())),
+            other => return Err(self.agents.ended(other)),
         }
         Ok(false)
     }

@@ -7,11 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use ::audit::{HandedOver, NotKept};
-use api::{Audited, Phase};
+use api::Phase;
 use crossbeam_channel::{Receiver, Sender, at, never, select};
-use data_threads::DataThreads;
-use dedup::source::Stage;
 use wire::ToDestination;
 
 use super::caller::{CLOSED_MAX, CLOSING_MAX};
@@ -27,12 +24,12 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::context::{no_thread, sched_params};
-use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::audit::SourceAudit;
+use crate::source::bounds::{rebind, reschedule};
+use crate::source::context::no_thread;
+use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
-use crate::source::control::stream_state::StreamState;
-use crate::source::lanes::{self, Lanes};
-use crate::source::phases::audit::Comparison;
+use crate::source::flow::Flow;
 use crate::source::prefault::Prefault;
 
 /// Time for the destination's last messages; a QEMU that has loaded its VM closes at
@@ -44,20 +41,14 @@ pub(super) struct Running<'r> {
     pub(super) split: &'r mut Split,
     pub(super) report_builder: &'r Arc<ReportBuilder>,
     pub(super) notices: (Sender<Notice>, Receiver<Notice>),
-    pub(super) threads: Arc<DataThreads>,
-    pub(super) handed_over: Arc<HandedOver>,
-    pub(super) comparison: Comparison,
-    pub(super) state: Arc<StreamState>,
-    pub(super) lanes: Arc<Lanes>,
-    /// None: pages don't go by name.
-    pub(super) stage: Option<Arc<Stage>>,
+    pub(super) audit: SourceAudit,
+    pub(super) flow: Flow,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
     /// QEMU's main connection.
     pub(super) main: UnixStream,
     /// The return path on it.
     pub(super) way_back: Arc<WayBack>,
-    pub(super) tap: tap::Stopper,
     pub(super) pacing: Pacing,
     /// The destination has reported its costs.
     pub(super) is_accounted: bool,
@@ -73,9 +64,9 @@ pub(super) struct Running<'r> {
 impl Running<'_> {
     pub(super) fn sampler(&self) -> Result<Ticking, MigrationError> {
         let watched = sampler::Watched {
-            state: Arc::clone(&self.state),
-            lanes: Arc::clone(&self.lanes),
-            stage: self.stage.clone(),
+            state: Arc::clone(&self.flow.state),
+            lanes: Arc::clone(&self.flow.lanes),
+            stage: self.flow.stage.clone(),
             report_builder: Arc::clone(self.report_builder),
             compress: self.split.agents.request.compress,
             convergence: Convergence::new(
@@ -142,6 +133,10 @@ impl Running<'_> {
                 let _ = self.split.agents.link.set_dead_after(transport::DEAD_AFTER);
                 self.stopped = Some(Instant::now());
                 self.report_builder.enter(Phase::Stopped);
+                if let Some(terms) = reschedule(self.report_builder, &self.flow.threads, true) {
+                    // A destination that misses this is only slower.
+                    let _ = self.split.agents.say(&ToDestination::Terms(terms));
+                }
             }
             Notice::Unsplittable(why) => {
                 self.way_back.let_stop();
@@ -156,7 +151,7 @@ impl Running<'_> {
                 self.report_builder.note(format!(
                     "from its {} on, the stream is passed through as it is, without audit and \
                      throttling: {why}",
-                    if self.state.first_pass_over.load(Relaxed) {
+                    if self.flow.state.first_pass_over.load(Relaxed) {
                         "later passes"
                     } else {
                         "first pass"
@@ -164,11 +159,11 @@ impl Running<'_> {
                 ));
             }
             Notice::RamOver => {
-                if let Some(stage) = &self.stage {
-                    // The VM stands still.
-                    stage.end_naming();
-                }
-                self.wait_placed()?;
+                let (host, notices) = (self.split.agents.peer.name.clone(), self.notices.0.clone());
+                let notify = move |placed| {
+                    let _ = notices.send(Notice::Placed(placed));
+                };
+                self.flow.wait_in_background(host, |_| Ok(()), notify)?;
             }
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => {
@@ -182,40 +177,10 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Waits for the barrier in the background.
-    fn wait_placed(&self) -> Result<(), MigrationError> {
-        let (lanes, notices) = (Arc::clone(&self.lanes), self.notices.0.clone());
-        let host = self.split.agents.peer.name.clone();
-        let guard = lanes.guard();
-        let wait = move || {
-            let _guard = guard;
-            let placed = lanes.wait_drained();
-            // The destination ends the lanes when it loads, which must not count as a
-            // failure.
-            lanes.close();
-            let placed = placed.map_err(|source| MigrationError::Lanes { host, source });
-            let _ = notices.send(Notice::Placed(placed));
-        };
-        let spawned = data_threads::spawn("barrier", wait);
-        spawned.map(drop).map_err(no_thread)
-    }
-
-    fn placed(&self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
+    fn placed(&mut self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
         placed?;
-        let totals = self.audit_totals();
-        let said = self.tail.placed(&self.split.agents.link, totals);
+        let said = self.tail.placed(&self.split.agents.link, self.audit.begin());
         said.map_err(|error| self.split.agents.lost(error.to_string()))
-    }
-
-    fn audit_totals(&self) -> Vec<u64> {
-        let why = match self.handed_over.ledger() {
-            Ok(ledger) => return ledger.totals(),
-            Err(NotKept::NotWanted) => "it is turned off: `audit` under [carry]",
-            Err(NotKept::NoMemory) => "this host has no memory for it: 8 bytes for each page",
-            Err(NotKept::NoBlocks) => "QEMU's stream was passed through whole",
-        };
-        self.report_builder.tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
-        Vec::new()
     }
 
     /// Handles the end of QEMU's connections, or an error in its stream.
@@ -269,40 +234,24 @@ impl Running<'_> {
 
     /// Applies the operator's new bounds at both ends.
     fn rebind(&self) -> Result<(), MigrationError> {
-        let bounds = self.report_builder.watch().bounds();
-        self.report_builder.rebound(&bounds);
-        let params = sched_params(&bounds, self.stopped.is_some());
-        self.threads.set(&params);
-        self.pacing.set(pace_bounds(&bounds));
-        if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(params)) }
+        let stands_still = self.stopped.is_some();
+        let terms =
+            rebind(self.report_builder, &self.flow.threads, Some(&self.pacing), stands_still);
+        if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(terms)) }
     }
 
     /// Closes everything of the migration at once, and reports its figures.
     pub(super) fn close(self) {
-        let Self {
-            split, report_builder, state, lanes, tail, tap, pools, pacing, prefault, ..
-        } = self;
+        let Self { split, flow, tail, pools, pacing, prefault, .. } = self;
         // First end all writing to the destination, so that no thread waits for it.
         let control_bytes = split.agents.link.wire_bytes();
-        lanes.shut();
+        flow.lanes.shut();
         split.agents.link.close();
         tail.end();
-        state.whole.end_pace();
-        tap.hang_up(CLOSING_MAX);
+        flow.hang_up(CLOSING_MAX);
         drop(pacing);
         let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
-        let cpu = lanes.stop() + tap.cpu() + prefaulting;
-        let (body_bytes, fill_bytes) = state.taken();
-        report_builder.tell(|report| {
-            report.ram_bytes = state.ram_bytes();
-            (report.body_bytes, report.fill_bytes) = (body_bytes, fill_bytes);
-            report.delta_bytes = lanes.delta_bytes();
-            report.named_bytes = lanes.delivered().found_bytes;
-            report.residue_bytes = state.residue_bytes.load(Relaxed);
-            report.wire_bytes = lanes.wire_bytes() + control_bytes;
-            report.cpu_source_s = cpu.as_secs_f64();
-            report.pool_high_water_bytes[0] = pools.high_water_bytes();
-            report.lanes = lanes::reports(&lanes);
-        });
+        let cpu = prefaulting + flow.lanes.stop();
+        flow.account(&pools, control_bytes, cpu);
     }
 }

@@ -1,13 +1,13 @@
 //! A carried migration whose pages go on lanes: its state before they do, and its
 //! start.
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use data_threads::{DataThreads, Guard};
-use dedup::source::Stage;
+use data_threads::DataThreads;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
 use tap::{Taken, Tap, TapError};
@@ -25,11 +25,11 @@ use super::way_back::WayBack;
 use crate::caught::caught;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
-use crate::source::context::{local as local_error, no_thread, sched_params};
-use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::audit::SourceAudit;
+use crate::source::bounds::sched_params;
+use crate::source::context::local as local_error;
 use crate::source::control::stream_state::{StreamState, Traits};
-use crate::source::lanes::{self, Lanes};
-use crate::source::phases::audit::{self, Comparison};
+use crate::source::flow::{Flow, FlowPlan, tap_failed};
 use crate::source::prefault::Prefault;
 
 /// A migration whose pages will go on lanes.
@@ -78,22 +78,14 @@ impl Split {
         let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
             let _ = tell.send(Notice::Panicked(thread.to_owned()));
         });
-        let handed_over =
-            audit::handed_over(self.agents.request.audit, self.agents.carrying.hash.as_deref())
-                .ok_or_else(|| self.agents.lost(audit::UNKNOWN_HASH.to_owned()))?;
+        let audited = (self.agents.request.audit, "it is turned off: `audit` under [carry]");
+        let (hash, host) = (self.agents.carrying.hash.as_deref(), &self.agents.peer.name);
+        let audit = SourceAudit::new(audited, hash, host, report_builder)?;
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
-        let lanes = Arc::new(Lanes::new(self.agents.lanes_plan()?, Some(Arc::clone(&threads))));
+        let lanes = self.agents.lanes_plan()?;
         let reading = self.read_disks(&pools, report_builder)?;
-        let naming = self.agents.naming(reading.as_ref());
-        let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
-        let stage = naming.as_ref().map(stage);
-        lanes::start(&lanes, stage.as_ref(), &self.agents.link)
-            .map_err(|error| local_error("starting the lanes' threads", error))?;
-        if let Some(channels) = &self.channels {
-            self.agents.say(&ToDestination::Channels(channels.clone()))?;
-        }
         let tail = Arc::new(Tail::new(&self.agents.local.resources.leaving_tails));
         let passes = Arc::new(Passes::new(match &self.channels {
             None => Order::Pages,
@@ -104,64 +96,54 @@ impl Split {
         let back = main.and_then(|main| Ok((main.try_clone()?, main)));
         let (back, main) = back.map_err(|error| local_error("keeping QEMU's connection", error))?;
         let way_back = Arc::new(WayBack::new(back));
-        let collector = Arc::new(Collector {
-            state: Arc::clone(&state),
-            handed_over: Arc::clone(&handed_over),
-            lanes: Arc::clone(&lanes),
-            link: Arc::clone(&self.agents.link),
-            notices: notices.0.clone(),
-            threads: Arc::clone(&threads),
-            tail: Arc::clone(&tail),
-            passes: Arc::clone(&passes),
-            way_back: Arc::clone(&way_back),
-            fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
-            first_swept: AtomicBool::new(false),
-            is_in_postcopy: AtomicBool::new(false),
-            ram_over: AtomicBool::new(false),
-            naming,
-        });
         let prefault = self.prefault(&state, &threads, report_builder);
-        let (socket, channels) = std::mem::take(&mut self.caller).take_over();
-        let channels = channels.into_iter().map(Channel::into_taken).collect();
-        let before = std::mem::take(&mut self.before);
-        let taken = Taken { main: socket, before, channels };
-        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector).map_err(|refused| {
-            let (error, taken) = *refused;
-            refuse_taken(taken);
-            unread(&error)
+        let link = Arc::clone(&self.agents.link);
+        let plan = FlowPlan {
+            state: Arc::clone(&state),
+            lanes,
+            naming: self.agents.naming(reading.as_ref()),
+            handed_over: audit.handed_over(),
+            link: &link,
+            threads: &threads,
+            report_builder,
+        };
+        let (flow, tap) = Flow::start(plan, |pages| {
+            if let Some(channels) = &self.channels {
+                self.agents.say(&ToDestination::Channels(channels.clone()))?;
+            }
+            let collector = Collector {
+                pages,
+                notices: notices.0.clone(),
+                tail: Arc::clone(&tail),
+                passes: Arc::clone(&passes),
+                way_back: Arc::clone(&way_back),
+                fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
+                first_swept: AtomicBool::new(false),
+                is_in_postcopy: AtomicBool::new(false),
+                ram_over: AtomicBool::new(false),
+            };
+            self.take_over(&state, collector)
         })?;
-        let stopper = tap.stopper();
-        let network = &self.agents.local.resources.network;
-        let pacing = Pacing::start(
-            Arc::clone(&lanes),
-            network,
-            pace_bounds(&bounds),
-            Arc::clone(&threads),
-            Arc::clone(report_builder),
-            Some(Arc::clone(&state)),
-        );
-        let pacing = pacing.map_err(no_thread);
-        let waiting = wait_for_end(tap, lanes.guard(), notices.0.clone());
-        let (pacing, ()) = pacing.and_then(|pacing| Ok((pacing, waiting?))).inspect_err(|_| {
-            lanes.shut();
-            state.whole.end_pace();
-            stopper.hang_up(CLOSING_MAX);
-        })?;
+        let pacing = flow.pace(&self.agents.local.resources.network);
+        let (host, notify) = (self.agents.peer.name.clone(), notices.0.clone());
+        let waiting = flow.in_background("carry-end", move |lanes| {
+            let failed =
+                |error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, lanes, host));
+            let _ = notify.send(Notice::Ended(tap.join().map_err(failed)));
+        });
+        let (pacing, ()) = pacing
+            .and_then(|pacing| Ok((pacing, waiting?)))
+            .inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
         Ok(Running {
             split: self,
             report_builder,
             notices,
-            threads,
-            handed_over,
-            comparison: Comparison::default(),
-            state,
-            lanes,
-            stage,
+            audit,
+            flow,
             tail,
             passes,
             main,
             way_back,
-            tap: stopper,
             pacing,
             is_accounted: false,
             stopped: None,
@@ -173,6 +155,23 @@ impl Split {
 }
 
 impl Split {
+    /// Has a tap read QEMU's connections from now on.
+    fn take_over(
+        &mut self,
+        state: &StreamState,
+        collector: Collector,
+    ) -> Result<Tap, MigrationError> {
+        let (main, channels) = mem::take(&mut self.caller).take_over();
+        let channels = channels.into_iter().map(Channel::into_taken).collect();
+        let taken = Taken { main, before: mem::take(&mut self.before), channels };
+        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), Arc::new(collector));
+        tap.map_err(|refused| {
+            let (error, taken) = *refused;
+            refuse_taken(taken);
+            of_stream(&error).unwrap_or_else(|| MigrationError::Tap(error.to_string()))
+        })
+    }
+
     /// Starts prefaulting, if QEMU's RAM can be found.
     fn prefault(
         &self,
@@ -189,22 +188,7 @@ impl Split {
     }
 }
 
-fn unread(error: &TapError) -> MigrationError {
-    let why = error.to_string();
-    if error.is_of_stream() { MigrationError::Unsplittable(why) } else { MigrationError::Tap(why) }
-}
-
-/// Notifies when QEMU has closed its connections.
-fn wait_for_end(
-    tap: Tap,
-    guard: Option<Guard>,
-    notices: Sender<Notice>,
-) -> Result<(), MigrationError> {
-    let wait = move || {
-        let _guard = guard;
-        let ended = tap.join().map_err(|error| unread(&error));
-        let _ = notices.send(Notice::Ended(ended));
-    };
-    let spawned = data_threads::spawn("carry-end", wait);
-    spawned.map(drop).map_err(no_thread)
+/// The error of a stream that the agents can't read, if it is one.
+fn of_stream(error: &TapError) -> Option<MigrationError> {
+    error.is_of_stream().then(|| MigrationError::Unsplittable(error.to_string()))
 }

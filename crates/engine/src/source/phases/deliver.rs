@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use api::{Bounds, Phase};
+use api::Phase;
 use crossbeam_channel::{at, select};
 use qemu::qmp::Event;
 use switchover::source::Event as Step;
-use wire::{Late, ToSource};
+use wire::ToSource;
 
 use super::Failed;
 use super::connect::Connected;
@@ -18,7 +18,7 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::blackout::Missing;
 use crate::source::context::Notice;
-use crate::source::control::pacing::pace_bounds;
+use crate::source::control::pacing::Pacing;
 use crate::waits::Pulse;
 
 /// Interval at which a waiting migration checks for progress.
@@ -57,9 +57,6 @@ impl<'m> Journaled<Streaming<'m>> {
                 }
                 Some(Happening::Notice(notice)) => self.notice(notice)?,
                 Some(Happening::Qemu(event)) => self.follow(&event)?,
-                Some(Happening::Peer(ToSource::Placement { mapped, inline })) => {
-                    self.phase.note_placement(&mapped, &inline);
-                }
                 Some(Happening::Peer(other)) => {
                     return Err(self.phase.connected.unexpected(&other));
                 }
@@ -210,15 +207,6 @@ impl Streaming<'_> {
         Err(MigrationError::Stalled { host: context.peer.name.clone(), waited })
     }
 
-    pub(crate) fn note_placement(&self, mapped: &[String], inline: &[String]) {
-        let how = if mapped.is_empty() { "inline" } else { "mapped" };
-        tracing::debug!(?mapped, ?inline, "placement");
-        if let Some(deltas) = self.flow.lanes.deltas() {
-            deltas.take_for(mapped);
-        }
-        self.connected.context.report_builder.tell(|report| report.placement = how.to_owned());
-    }
-
     /// Notes that a QEMU that was held stopped the VM by itself: more was in flight than
     /// the downtime goal has room for.
     fn note_broken_hold(&self) {
@@ -245,20 +233,17 @@ impl<'m> Listening<'m> for Streaming<'m> {
                 }
             }
             ToSource::NicUse(used) => self.pacing.hear(used),
-            ToSource::Late { batches } => {
-                if let Some(stage) = &self.flow.stage {
-                    for Late { ticket, wanted, more } in batches {
-                        stage.late(ticket, wanted, more);
-                    }
-                }
+            ToSource::Late { batches } => self.flow.late(batches),
+            ToSource::Placement { mapped, inline } => {
+                self.flow.note_placement(&mapped, &inline);
             }
             message => return Some(message),
         }
         None
     }
 
-    fn rebound(&self, bounds: &Bounds) {
-        self.pacing.set(pace_bounds(bounds));
+    fn pacing(&self) -> Option<&Pacing> {
+        Some(&self.pacing)
     }
 
     fn goal(&self) -> Duration {

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use api::Bounds;
 use crossbeam_channel::{at, never, select};
 use qemu::qmp::Event;
 use switchover::{Envelope, Reason};
@@ -12,7 +11,9 @@ use super::connect::Connected;
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::blackout::Missing;
-use crate::source::context::{Notice, sched_params};
+use crate::source::bounds::rebind;
+use crate::source::context::{Context, Notice};
+use crate::source::control::pacing::Pacing;
 
 /// An event that the phase must handle.
 pub(crate) enum Happening {
@@ -42,8 +43,8 @@ pub(crate) trait Listening<'m> {
     /// thread.
     fn hand_on(&self, message: ToSource) -> Option<ToSource>;
 
-    /// Applies the operator's new bounds.
-    fn rebound(&self, bounds: &Bounds);
+    /// What paces the lanes; none before there are any.
+    fn pacing(&self) -> Option<&Pacing>;
 
     /// The accepted downtime.
     fn goal(&self) -> Duration;
@@ -86,9 +87,13 @@ pub(crate) trait Listening<'m> {
                 }
                 Woken::By(happening) => return Ok(Some(happening)),
                 Woken::Rebound => {
-                    let bounds = connected.rebind();
-                    self.rebound(&bounds);
-                    connected.say_bounds(&bounds)?;
+                    let Context { report_builder, threads, blackout, committed, .. } = context;
+                    let stands_still = blackout.has_begun();
+                    let terms = rebind(report_builder, threads, self.pacing(), stands_still);
+                    // After the commit no data thread is left.
+                    if !committed {
+                        connected.send(&ToDestination::Terms(terms))?;
+                    }
                 }
                 Woken::BlackoutBound => return Err(connected.blackout_error(max, self.missing())),
                 Woken::Late => return Ok(None),
@@ -135,26 +140,6 @@ impl Connected<'_> {
         }
     }
 
-    /// Applies the operator's new bounds at this end.
-    fn rebind(&self) -> Bounds {
-        let context = &self.context;
-        let bounds = context.report_builder.watch().bounds();
-        tracing::info!(?bounds, "other bounds");
-        context.report_builder.rebound(&bounds);
-        context.threads.set(&sched_params(&bounds, context.blackout.has_begun()));
-        bounds
-    }
-
-    /// Sends the new bounds to the other end.
-    fn say_bounds(&self, bounds: &Bounds) -> Result<(), MigrationError> {
-        // After the commit no data thread is left.
-        if self.context.committed {
-            return Ok(());
-        }
-        let params = sched_params(bounds, self.context.blackout.has_begun());
-        self.send(&ToDestination::Terms(params))
-    }
-
     /// The error for a destination that refuses.
     pub(crate) fn refused(&self, reason: String) -> MigrationError {
         let host = self.context.peer.name.clone();
@@ -192,7 +177,9 @@ impl<'m> Listening<'m> for Connected<'m> {
         }
     }
 
-    fn rebound(&self, _: &Bounds) {}
+    fn pacing(&self) -> Option<&Pacing> {
+        None
+    }
 
     fn goal(&self) -> Duration {
         Duration::ZERO

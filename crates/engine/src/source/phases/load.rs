@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use api::Phase;
 use switchover::Envelope;
-use wire::{ToDestination, ToSource};
+use wire::ToDestination;
 
 use super::Failed;
-use super::audit::Comparison;
 use super::deliver::Delivered;
 use super::journaled::Journaled;
 use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
+use crate::source::audit::Compared;
 
 /// The destination reports that it has loaded the VM.
 pub(crate) struct Loaded<'m> {
@@ -36,9 +36,7 @@ impl Journaled<Streaming<'_>> {
     fn wait_loaded(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
         let residue_bytes = self.phase.flow.state.residue_bytes.load(Relaxed);
         self.phase.connected.context.blackout.loads();
-        let mut comparison = Comparison::default();
-        let totals = self.phase.audit_totals();
-        let complete = ToDestination::Complete { residue_bytes, audit: totals.clone() };
+        let complete = ToDestination::Complete { residue_bytes, audit: self.phase.audit.begin() };
         self.phase.connected.send(&complete)?;
         // Now, because it takes no time of its own while the destination loads.
         self.phase.connected.check_drives()?;
@@ -46,18 +44,16 @@ impl Journaled<Streaming<'_>> {
         let said = loop {
             match self.phase.next(until)? {
                 Happening::Said(said) if said.message == switchover::ToSource::Loaded => {
-                    if !totals.is_empty() && !comparison.is_over() {
+                    if self.phase.audit.is_open() {
                         return Err(self.phase.connected.said_early(&said));
                     }
                     self.phase.connected.context.report_builder.enter(Phase::Loaded);
                     break said;
                 }
                 Happening::Said(said) => return Err(self.phase.connected.said_early(&said)),
-                Happening::Peer(ToSource::Placement { mapped, inline }) => {
-                    self.phase.note_placement(&mapped, &inline);
-                }
-                Happening::Peer(other) => match comparison.hear(&self.phase, &other) {
-                    Some(outcome) => outcome?,
+                Happening::Peer(other) => match self.phase.audit.hear(&other)? {
+                    Some(Compared::Asks(said)) => self.phase.connected.send(&said)?,
+                    Some(Compared::Waits | Compared::Same) => {}
                     None => return Err(self.phase.connected.unexpected(&other)),
                 },
                 Happening::Qemu(event) => self.follow(&event)?,

@@ -16,7 +16,6 @@ use switchover::source::{Driver, Event as Step};
 use switchover::{MigrationId, Reason};
 use wire::{Prepare, ToDestination, ToSource};
 
-use super::audit;
 use super::connect::Connected;
 use super::description::Description;
 use super::journaled::{Journaled, Reversible};
@@ -24,7 +23,9 @@ use super::listening::{Happening, Listening};
 use super::start::SetUp;
 use super::{Ended, Failed, Undo};
 use crate::error::MigrationError;
-use crate::source::context::{local, sched_params};
+use crate::source::audit;
+use crate::source::bounds::sched_params;
+use crate::source::context::local;
 use crate::source::disks::Chosen;
 use crate::source::from_disks::FromDisks;
 

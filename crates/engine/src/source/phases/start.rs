@@ -7,24 +7,28 @@ use std::time::Duration;
 
 use ::audit::HandedOver;
 use api::{Compress, TapChoice};
+use dedup::source::Announcer;
 use page::Encoding;
+use parking_lot::Mutex;
 use policy::switchover::is_missed;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::{self, Device};
 use ram::Numbered;
+use stream::GlobalState;
 use tap::{Channels, Tap};
 use transport::{Endpoint, LanesPlan, StaleFilter};
 use wire::Token;
 
-use super::audit;
 use super::connect::Connected;
 use super::prepare::Prepared;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
+use crate::source::audit::SourceAudit;
+use crate::source::collector::Collector;
 use crate::source::context::{Context, no_thread};
-use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
@@ -52,11 +56,13 @@ pub(crate) struct SetUp {
 pub(super) struct Started {
     pub(super) outgoing: Arc<Outgoing>,
     pub(super) flow: Flow,
+    pub(super) announcer: Option<Announcer>,
+    pub(super) global_state: Arc<Mutex<GlobalState>>,
     pub(super) tap: Tap,
     pub(super) sampler: Ticking,
     pub(super) pacing: Pacing,
     pub(super) socket: Rendezvous,
-    pub(super) handed_over: Arc<HandedOver>,
+    pub(super) audit: SourceAudit,
     pub(super) stops: Arc<OurStops>,
     pub(super) prefault: Option<Prefault>,
     /// Whether the guest may report free pages.
@@ -122,28 +128,44 @@ impl Prepared<'_> {
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&self.connected.pools, goal, traits));
         let (numbered, stops) = (Arc::<Numbered>::default(), Arc::<OurStops>::default());
-        let handed_over = audit::handed_over(request.audit, self.there.hash.as_deref())
-            .ok_or_else(|| context.lost(audit::UNKNOWN_HASH))?;
-        let naming = self.naming(&numbered, &handed_over, traits.held).map(Arc::new);
+        let audited = (request.audit, "it was turned off (--audit off)");
+        let (hash, host) = (self.there.hash.as_deref(), &context.peer.name);
+        let audit = SourceAudit::new(audited, hash, host, &context.report_builder)?;
+        let handed_over = audit.handed_over();
+        let naming = self.naming(&numbered, handed_over, traits.held).map(Arc::new);
         let hints = self.hints_free_pages();
-        let (flow, tap) = Flow::start(FlowPlan {
-            listener,
-            channels,
-            held: traits.held,
+        let global_state = Arc::<Mutex<GlobalState>>::default();
+        let control = &self.connected.control;
+        let plan = FlowPlan {
             state: Arc::clone(&state),
-            lanes: self.lanes_plan(&numbered, &handed_over, hints)?,
-            ram: self.ram.clone(),
-            numbered,
+            lanes: self.lanes_plan(&numbered, handed_over, hints)?,
             naming,
-            handed_over: Arc::clone(&handed_over),
-            stops: Arc::clone(&stops),
-            control: &self.connected.control,
-            notices: &context.notices,
+            handed_over,
+            link: &control.link,
             threads: &context.threads,
+            report_builder: &context.report_builder,
+        };
+        let (flow, tap) = Flow::start(plan, |pages| {
+            control.disk_room.is_for(&pages.lanes);
+            let collector = Collector {
+                pages,
+                ram: self.ram.clone(),
+                numbered,
+                notices: context.notices.clone(),
+                stops: Arc::clone(&stops),
+                global_state: Arc::clone(&global_state),
+            };
+            let (held, pool) = (traits.held, Arc::clone(&state.pool));
+            Tap::start(listener, channels, held, pool, Arc::new(collector))
+                .map_err(|error| MigrationError::Tap(error.to_string()))
         })?;
+        let announcer = flow.stage.as_ref();
+        let announcer = announcer.map(|stage| Announcer::start(stage, &context.threads));
+        let announcer = announcer.transpose().map_err(no_thread)?.flatten();
         let fixed = self.fixed_cost(goal);
         let brakes = self.brakes(&flow, &stops, traits.held);
-        let prefault = self.prefault(hints, &state);
+        let (threads, report_builder) = (&context.threads, &context.report_builder);
+        let prefault = Prefault::start(hints, &self.ram, &state, threads, report_builder);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = sampler::start(Watched {
             state,
@@ -161,15 +183,17 @@ impl Prepared<'_> {
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
-        let pacing = self.pace(&flow)?;
+        let pacing = flow.pace(&context.local.resources.network)?;
         Ok(Started {
             outgoing,
             flow,
+            announcer,
+            global_state,
             tap,
             sampler,
             pacing,
             socket,
-            handed_over,
+            audit,
             stops,
             prefault,
             hints,
@@ -183,11 +207,6 @@ impl Prepared<'_> {
             tracing::warn!(%error, "whether the guest reports free pages isn't known");
             true
         })
-    }
-
-    fn prefault(&self, hints: bool, state: &Arc<StreamState>) -> Option<Prefault> {
-        let Context { threads, report_builder, .. } = &self.connected.context;
-        Prefault::start(hints, &self.ram, state, threads, report_builder)
     }
 
     /// The downtime without pages to plan with; notes one that leaves too little time for them.
@@ -227,16 +246,6 @@ impl Prepared<'_> {
         }
     }
 
-    fn pace(&self, flow: &Flow) -> Result<Pacing, MigrationError> {
-        let context = &self.connected.context;
-        let bounds = pace_bounds(&context.report_builder.watch().bounds());
-        let network = &context.local.resources.network;
-        let (lanes, threads) = (Arc::clone(&flow.lanes), Arc::clone(&context.threads));
-        let report_builder = Arc::clone(&context.report_builder);
-        let state = Some(Arc::clone(&flow.state));
-        Pacing::start(lanes, network, bounds, threads, report_builder, state).map_err(no_thread)
-    }
-
     fn channels(&self, kind: StreamKind) -> Channels {
         let (channels, tap) = match kind {
             StreamKind::Classic | StreamKind::Whole | StreamKind::Multifd(0) => {
@@ -254,26 +263,42 @@ impl Prepared<'_> {
         handed_over: &Arc<HandedOver>,
         hints: bool,
     ) -> Result<LanesPlan, MigrationError> {
-        let context = &self.connected.context;
-        let token = token(&self.there.token)
-            .ok_or_else(|| context.lost("it named the migration in a way that cannot be read"))?;
-        let handed_over = Arc::clone(handed_over);
-        let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
+        let Context { local, peer, request, .. } = &self.connected.context;
+        let stale_filter =
+            StaleFilter { ram: Arc::clone(ram), handed_over: Arc::clone(handed_over) };
         Ok(LanesPlan {
-            endpoints: lane_endpoints(context.local, context.peer, context.request.lanes),
-            peer: context.peer.name.clone(),
-            security: context.local.security.clone(),
-            token,
-            encoding: first_encoding(context.request.compress),
             // Free page hints clear dirty bits, so a dropped page would not be sent again.
             stale_filter: Some(stale_filter).filter(|_| !hints),
             deltas: self.there.deltas.then(Arc::default),
+            ..lanes_plan(local, peer, (request.lanes, request.compress), &self.there.token)?
         })
     }
 }
 
+/// The plan for lanes, of which there are as many as requested.
+pub(crate) fn lanes_plan(
+    local: &Local,
+    peer: &Peer,
+    (lanes, compress): (Option<u16>, Compress),
+    token: &str,
+) -> Result<LanesPlan, MigrationError> {
+    let token = parse_token(token).ok_or_else(|| MigrationError::PeerLost {
+        host: peer.name.clone(),
+        why: "it named the migration in a way that cannot be read".to_owned(),
+    })?;
+    Ok(LanesPlan {
+        endpoints: lane_endpoints(local, peer, lanes),
+        peer: peer.name.clone(),
+        security: local.security.clone(),
+        token,
+        encoding: first_encoding(compress),
+        stale_filter: None,
+        deltas: None,
+    })
+}
+
 /// The initial encoding of bodies, until the bottleneck is known.
-pub(crate) fn first_encoding(compress: Compress) -> Encoding {
+fn first_encoding(compress: Compress) -> Encoding {
     match compress {
         Compress::Off => Encoding::Raw,
         Compress::Lz4 => Encoding::Lz4,
@@ -284,7 +309,7 @@ pub(crate) fn first_encoding(compress: Compress) -> Encoding {
 }
 
 /// The endpoints of `lanes` lanes, or of the default number.
-pub(crate) fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
+fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let nics = local.nics.len().max(peer.nics.len());
     let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
@@ -293,7 +318,7 @@ pub(crate) fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> 
 }
 
 /// Parses a migration's token from the destination.
-pub(crate) fn token(hex: &str) -> Option<Token> {
+fn parse_token(hex: &str) -> Option<Token> {
     let number = u128::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 32)?;
     Some(Token(number.to_be_bytes()))
 }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use ::audit::HandedOver;
+use dedup::source::Announcer;
+use parking_lot::Mutex;
 use qemu::outgoing::Outgoing;
 use qemu::qmp::{QmpError, RunState};
 use qemu::rendezvous::Rendezvous;
+use stream::GlobalState;
 use switchover::source::Event as Step;
 use tap::Tap;
 
@@ -18,14 +20,16 @@ use super::journaled::{Journaled, Reversible};
 use super::prepare::Prepared;
 use super::start::{SetUp, Started};
 use crate::error::MigrationError;
+use crate::source::audit::SourceAudit;
+use crate::source::context::Notice;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
-use crate::source::flow::Flow;
+use crate::source::flow::{Flow, tap_failed};
 use crate::source::from_disks::FromDisks;
 use crate::source::hinting::Hinting;
-use crate::source::lanes;
+use crate::source::lanes::Lanes;
 use crate::source::prefault::Prefault;
 
 /// QEMU completes before the destination loads, and only `cont` has it take a VM back.
@@ -44,12 +48,15 @@ pub(crate) struct Streaming<'m> {
     /// Whether QEMU's migration was started.
     began: bool,
     pub(crate) flow: Flow,
+    /// Ends before the lanes do. None: no page is announced ahead of QEMU.
+    announcer: Option<Announcer>,
+    /// The VM's state at its stop, from QEMU's stream.
+    global_state: Arc<Mutex<GlobalState>>,
     sampler: Ticking,
     pub(crate) pacing: Pacing,
     /// The socket that QEMU connects to.
     _socket: Rendezvous,
-    /// The pages that QEMU handed over, for the audit.
-    pub(crate) handed_over: Arc<HandedOver>,
+    pub(crate) audit: SourceAudit,
     /// Stops of the VM for throttling.
     pub(crate) stops: Arc<OurStops>,
     /// None: no hole has to be filled.
@@ -71,8 +78,8 @@ impl<'m> Journaled<Prepared<'m>> {
         };
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
-        let Started { outgoing, flow, tap, sampler, pacing, socket, .. } = started;
-        let Started { handed_over, stops, prefault, hints, .. } = started;
+        let Started { outgoing, flow, announcer, global_state, tap, sampler, .. } = started;
+        let Started { pacing, socket, audit, stops, prefault, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -80,10 +87,12 @@ impl<'m> Journaled<Prepared<'m>> {
             outgoing,
             began: false,
             flow,
+            announcer,
+            global_state,
             sampler,
             pacing,
             _socket: socket,
-            handed_over,
+            audit,
             stops,
             prefault,
             hints,
@@ -103,7 +112,13 @@ impl Streaming<'_> {
     fn begin(&mut self, tap: Tap, chosen: Option<&Chosen>) -> Result<(), MigrationError> {
         let context = &self.connected.context;
         let (host, notices) = (context.peer.name.clone(), context.notices.clone());
-        self.flow.wait_in_background(tap, host, notices)?;
+        let lanes_host = host.clone();
+        let read =
+            move |lanes: &Lanes| tap.join().map_err(|error| tap_failed(&error, lanes, lanes_host));
+        let notify = move |delivered| {
+            let _ = notices.send(Notice::Delivered(delivered));
+        };
+        self.flow.wait_in_background(host, read, notify)?;
         self.disks = chosen.map(|chosen| self.start_disks(chosen)).transpose()?;
         // A QEMU that can't be held, or whose VM is paused, reaches its switchover as soon
         // as memory is sent. So its migration starts after the disks.
@@ -149,13 +164,14 @@ impl Streaming<'_> {
         self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
         self.sampler.stop();
         self.pacing.stop();
+        self.announcer = None;
         self.cpu += self.flow.stop(in_order);
     }
 
     /// Whether the VM was already paused when QEMU stopped it, and not by a throttling
     /// stop. Known once QEMU's stream has arrived.
     pub(super) fn was_paused(&self) -> bool {
-        let global_state = self.flow.global_state.lock();
+        let global_state = self.global_state.lock();
         let paused = global_state.state().is_some_and(|state| PAUSED.contains(&state));
         paused && self.stops.last().is_none()
     }
@@ -265,22 +281,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
     }
 
     fn account(&self) {
-        let Self { connected, flow: Flow { state, lanes, tap, .. }, .. } = self;
-        let control_bytes = connected.control.link.wire_bytes();
-        let cpu = self.cpu + tap.cpu();
-        let (body_bytes, fill_bytes) = state.taken();
-        connected.context.report_builder.tell(|report| {
-            report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
-            report.body_bytes = body_bytes;
-            report.fill_bytes = fill_bytes;
-            report.dropped_bytes = lanes.delivered().dropped_bytes;
-            report.delta_bytes = lanes.delta_bytes();
-            report.named_bytes = lanes.delivered().found_bytes;
-            report.residue_bytes = state.residue_bytes.load(Relaxed);
-            report.wire_bytes = lanes.wire_bytes() + control_bytes;
-            report.cpu_source_s = cpu.as_secs_f64();
-            report.pool_high_water_bytes[0] = connected.pools.high_water_bytes();
-            report.lanes = lanes::reports(lanes);
-        });
+        let Connected { pools, control, .. } = &self.connected;
+        self.flow.account(pools, control.link.wire_bytes(), self.cpu);
     }
 }
