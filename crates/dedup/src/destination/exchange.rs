@@ -20,7 +20,7 @@ pub(crate) struct Exchange {
     pub(crate) index: Arc<Index>,
     pub(crate) in_flight: Mutex<InFlight<Waiter>>,
     /// The numbers of the VMs that arrive.
-    pub(super) arriving: Mutex<HashSet<u64>>,
+    pub(crate) arriving: Mutex<HashSet<u64>>,
     pub(super) last: AtomicU64,
     /// The same VMs, as long as they exist.
     recipients: Mutex<Vec<Weak<Recipient>>>,

@@ -261,6 +261,7 @@ impl Answering {
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
 
     use content::NAME_BYTES;
 
@@ -289,9 +290,12 @@ mod tests {
             work: Work::default(),
         };
         let names: Vec<Name> = (0..WAITING_MAX + BEYOND).map(name).collect();
+        // A slow machine doesn't make it lost or late.
+        let since = Instant::now() + Duration::from_secs(3600);
+        sharing.exchange.arriving.lock().insert(1);
         for name in &names {
-            let mut arriving = sharing.exchange.in_flight.lock();
-            arriving.claim(*name, Provider::Vm(1), Instant::now(), || None);
+            let mut in_flight = sharing.exchange.in_flight.lock();
+            in_flight.claim(*name, Provider::Vm(1), since, || None);
         }
         let mut wait = |names: &[Name]| {
             answering.work.not_here = names.to_vec();
