@@ -110,7 +110,7 @@ fn a_qemu_that_does_not_start_or_is_another_machine() {
 /// Like one whose storage hangs: it waits for a client that does not come.
 #[test]
 fn a_qemu_that_hangs_at_its_start() {
-    let late = format!("socket,id=late,wait=off,path={RUN_DIR}/late,server=on");
+    let late = format!("socket,id=late,wait=off,path={RUN_DIR}/late.own,server=on");
     let mut refusing = Refusing::new(&["-chardev", &late]);
     let file = refusing.world.host(Side::B).run_dir.join("short.toml");
     fs::write(&file, "[waits]\nprepare = 20\n").unwrap();
@@ -125,7 +125,9 @@ fn a_qemu_that_hangs_at_its_start() {
         assert!(ended.said.contains(reason), "{reason:?} is not in: {}", ended.said);
     }
     refusing.world.assert_only(Side::B, &[]);
-    refusing.world.remove_own_sockets(Side::B, "web1");
+    for name in ["web1", "late"] {
+        refusing.world.remove_own_sockets(Side::B, name);
+    }
     refusing.stayed();
     drop(refusing.world.migrate(&refusing.guest, Side::A, &[]));
 }

@@ -28,8 +28,8 @@ pub(crate) enum Display {
     },
     /// In a file or a pipe.
     Lines {
-        /// The phase and time of the last line.
-        last: Option<(Phase, f64)>,
+        /// The phase and time of the last line, and whether it says what is waited for.
+        last: Option<(Phase, f64, bool)>,
     },
 }
 
@@ -78,11 +78,14 @@ impl Shown for Display {
                 lower.set_position(permille(progress.percent));
             }
             Self::Lines { last } => {
-                let due = last.is_none_or(|(phase, at)| {
-                    phase != progress.phase || progress.elapsed_s >= at + pause_s(at, LINE_EVERY_S)
+                let waits = progress.waits_for.is_some();
+                let due = last.is_none_or(|(phase, at, waited)| {
+                    phase != progress.phase
+                        || waits && !waited
+                        || progress.elapsed_s >= at + pause_s(at, LINE_EVERY_S)
                 });
                 if due {
-                    *last = Some((progress.phase, progress.elapsed_s));
+                    *last = Some((progress.phase, progress.elapsed_s, waits));
                     eprint_line(format_args!("{}", plain(progress)));
                 }
             }
