@@ -1,5 +1,7 @@
 //! The operator's bounds, as this end applies them.
 
+use std::sync::Arc;
+
 use api::{Bounds, Priority};
 use data_threads::{DataThreads, SchedParams};
 
@@ -11,6 +13,15 @@ use crate::report_builder::ReportBuilder;
 pub(crate) fn sched_params(bounds: &Bounds, stands_still: bool) -> SchedParams {
     let least = if stands_still { Priority::Normal } else { Priority::Low };
     SchedParams { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
+}
+
+/// The data threads at this end. `panicked` receives the name of each that panics.
+pub(crate) fn bounded_threads(
+    report_builder: &ReportBuilder,
+    panicked: impl Fn(String) + Send + Sync + 'static,
+) -> Arc<DataThreads> {
+    let params = sched_params(&report_builder.watch().bounds(), false);
+    DataThreads::new(params, move |thread| panicked(thread.to_owned()))
 }
 
 /// Schedules the data threads for a VM that has stopped for its switchover, or runs again.
@@ -52,8 +63,6 @@ pub(crate) fn rebind(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use api::Progress;
 
     use super::*;
@@ -63,9 +72,9 @@ mod tests {
     fn only_what_gave_way_is_hurried_for_a_vm_that_stands_still() {
         let hurried = |priority| {
             let bounds = Bounds { priority, ..Bounds::default() };
-            let threads = DataThreads::new(sched_params(&bounds, false), |_| {});
             let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
             let report_builder = ReportBuilder::new(Arc::new(Watch::new(progress, bounds)), 300);
+            let threads = bounded_threads(&report_builder, |_| {});
             let priority_of = |stands_still| {
                 reschedule(&report_builder, &threads, stands_still).map(|terms| terms.priority)
             };

@@ -9,7 +9,7 @@ use data_threads::DataThreads;
 use qemu::qmp::Event;
 
 use super::blackout::Blackout;
-use super::bounds::sched_params;
+use super::bounds::bounded_threads;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::report_builder::ReportBuilder;
@@ -74,12 +74,9 @@ impl<'m> Context<'m> {
         let qemu_events = vm.machine.qmp.events_named(&FOLLOWED);
         let (notices, noticed) = unbounded();
         let panicked: Sender<Notice> = notices.clone();
-        let threads = DataThreads::new(
-            sched_params(&report_builder.watch().bounds(), false),
-            move |thread| {
-                let _ = panicked.send(Notice::Panicked(thread.to_owned()));
-            },
-        );
+        let threads = bounded_threads(&report_builder, move |thread| {
+            let _ = panicked.send(Notice::Panicked(thread));
+        });
         Self {
             local,
             peer,

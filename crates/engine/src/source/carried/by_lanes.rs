@@ -21,7 +21,7 @@ use super::piece_size::{self, Fitting};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::bounds::{rebind, sched_params};
+use crate::source::bounds::{bounded_threads, rebind};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::compression::Compression;
@@ -91,9 +91,9 @@ impl ByLanes {
         };
         let bounds = report_builder.watch().bounds();
         let (tell, panicked): (Sender<String>, _) = bounded(1);
-        let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
+        let threads = bounded_threads(report_builder, move |thread| {
             // Only the first matters.
-            let _ = tell.try_send(thread.to_owned());
+            let _ = tell.try_send(thread);
         });
         let lanes = Arc::new(Lanes::new(agents.lanes_plan()?, Some(Arc::clone(&threads))));
         let count = lanes.meters().count();

@@ -24,7 +24,7 @@ use crate::link::Link;
 use crate::report_builder::ReportBuilder;
 use crate::resources::{Pools, Resources};
 use crate::source::audit::{Compared, SourceAudit};
-use crate::source::bounds::sched_params;
+use crate::source::bounds::bounded_threads;
 use crate::source::collector::Collector;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan};
@@ -49,11 +49,10 @@ impl Parts {
         let pools = Resources::new(64 << 20).leaving(false).unwrap();
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let state = Arc::new(StreamState::new(&pools, Duration::from_millis(300), traits));
-        let bounds = Bounds::default();
-        let threads = DataThreads::new(sched_params(&bounds, false), |_| {});
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
-        let watch = Arc::new(Watch::new(progress, bounds));
+        let watch = Arc::new(Watch::new(progress, Bounds::default()));
         let report_builder = Arc::new(ReportBuilder::new(watch, 300));
+        let threads = bounded_threads(&report_builder, |_| {});
         let audit = (Audit::On, "it is turned off");
         let audit = SourceAudit::new(audit, None, "host-b", &report_builder).unwrap();
         Self { pools, state, link: link(), threads, report_builder, audit }

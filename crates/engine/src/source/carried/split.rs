@@ -26,7 +26,7 @@ use crate::caught::caught;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::source::audit::SourceAudit;
-use crate::source::bounds::sched_params;
+use crate::source::bounds::bounded_threads;
 use crate::source::context::local as local_error;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, tap_failed};
@@ -74,9 +74,8 @@ impl Split {
         let pools = self.agents.local.resources.leaving(false)?;
         let notices = unbounded();
         let tell: Sender<Notice> = notices.0.clone();
-        let bounds = report_builder.watch().bounds();
-        let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
-            let _ = tell.send(Notice::Panicked(thread.to_owned()));
+        let threads = bounded_threads(report_builder, move |thread| {
+            let _ = tell.send(Notice::Panicked(thread));
         });
         let audited = (self.agents.request.audit, "it is turned off: `audit` under [carry]");
         let (hash, host) = (self.agents.carrying.hash.as_deref(), &self.agents.peer.name);
