@@ -23,7 +23,7 @@ use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::bounds::{bounded_threads, rebind};
 use crate::source::context::no_thread;
-use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::compression::Compression;
 use crate::source::control::sampler::ticking::{self, Ticking};
 use crate::source::control::sampler::window::{Counts, Window};
@@ -89,7 +89,6 @@ impl ByLanes {
                 return Ok(None);
             }
         };
-        let bounds = report_builder.watch().bounds();
         let (tell, panicked): (Sender<String>, _) = bounded(1);
         let threads = bounded_threads(report_builder, move |thread| {
             // Only the first matters.
@@ -107,7 +106,6 @@ impl ByLanes {
         let pacing = Pacing::start(
             Arc::clone(&lanes),
             &agents.local.resources.network,
-            pace_bounds(&bounds),
             Arc::clone(&threads),
             Arc::clone(report_builder),
             None,

@@ -19,7 +19,7 @@ impl Running<'_> {
                 Ok(())
             }
             Heard::Message(ToSource::NicUse(used)) => {
-                self.pacing.hear(used);
+                self.flow.pacing.hear(used);
                 Ok(())
             }
             Heard::Message(ToSource::Note { text }) => {

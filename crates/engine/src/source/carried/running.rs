@@ -27,10 +27,8 @@ use crate::resources::Pools;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
-use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::flow::Flow;
-use crate::source::prefault::Prefault;
 
 /// Time for the destination's last messages; a QEMU that has loaded its VM closes at
 /// once.
@@ -49,7 +47,6 @@ pub(super) struct Running<'r> {
     pub(super) main: UnixStream,
     /// The return path on it.
     pub(super) way_back: Arc<WayBack>,
-    pub(super) pacing: Pacing,
     /// The destination has reported its costs.
     pub(super) is_accounted: bool,
     /// When RAM ended.
@@ -57,8 +54,6 @@ pub(super) struct Running<'r> {
     pub(super) pools: Pools,
     /// Kept until the end.
     pub(super) _reading: Option<Reading>,
-    /// Runs until the end, or until it has met QEMU.
-    pub(super) prefault: Option<Prefault>,
 }
 
 impl Running<'_> {
@@ -235,23 +230,23 @@ impl Running<'_> {
     /// Applies the operator's new bounds at both ends.
     fn rebind(&self) -> Result<(), MigrationError> {
         let stands_still = self.stopped.is_some();
-        let terms =
-            rebind(self.report_builder, &self.flow.threads, Some(&self.pacing), stands_still);
+        let Flow { threads, pacing, .. } = &self.flow;
+        let terms = rebind(self.report_builder, threads, Some(pacing), stands_still);
         if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(terms)) }
     }
 
     /// Closes everything of the migration at once, and reports its figures.
     pub(super) fn close(self) {
-        let Self { split, flow, tail, pools, pacing, prefault, .. } = self;
+        let Self { split, mut flow, tail, pools, .. } = self;
         // First end all writing to the destination, so that no thread waits for it.
         let control_bytes = split.agents.link.wire_bytes();
         flow.lanes.shut();
         split.agents.link.close();
         tail.end();
         flow.hang_up(CLOSING_MAX);
-        drop(pacing);
-        let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
-        let cpu = prefaulting + flow.lanes.stop();
-        flow.account(&pools, control_bytes, cpu);
+        flow.pacing.stop();
+        flow.end_prefault();
+        flow.stop(false);
+        flow.account(&pools, control_bytes);
     }
 }

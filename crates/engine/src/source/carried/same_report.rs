@@ -21,6 +21,7 @@ use super::collector::{self, Tail};
 use super::passes::{Order, Passes};
 use super::way_back::WayBack;
 use crate::link::Link;
+use crate::network::Network;
 use crate::report_builder::ReportBuilder;
 use crate::resources::{Pools, Resources};
 use crate::source::audit::{Compared, SourceAudit};
@@ -38,6 +39,7 @@ const PAGES: u64 = 512;
 struct Parts {
     pools: Pools,
     state: Arc<StreamState>,
+    network: Arc<Network>,
     link: Arc<Link<ToDestination>>,
     threads: Arc<DataThreads>,
     report_builder: Arc<ReportBuilder>,
@@ -46,7 +48,8 @@ struct Parts {
 
 impl Parts {
     fn new() -> Self {
-        let pools = Resources::new(64 << 20).leaving(false).unwrap();
+        let resources = Resources::new(64 << 20);
+        let (pools, network) = (resources.leaving(false).unwrap(), Arc::clone(&resources.network));
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let state = Arc::new(StreamState::new(&pools, Duration::from_millis(300), traits));
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
@@ -55,7 +58,7 @@ impl Parts {
         let threads = bounded_threads(&report_builder, |_| {});
         let audit = (Audit::On, "it is turned off");
         let audit = SourceAudit::new(audit, None, "host-b", &report_builder).unwrap();
-        Self { pools, state, link: link(), threads, report_builder, audit }
+        Self { pools, state, network, link: link(), threads, report_builder, audit }
     }
 
     /// Follows the events of one migration.
@@ -76,6 +79,7 @@ impl Parts {
             naming: None,
             handed_over: self.audit.handed_over(),
             link: &self.link,
+            network: &self.network,
             threads: &self.threads,
             report_builder: &self.report_builder,
         };
@@ -107,7 +111,7 @@ impl Parts {
         flow.note_placement(&["pc.ram".to_owned()], &[]);
         flow.tap.cut();
         flow.lanes.stop();
-        flow.account(&self.pools, self.link.wire_bytes(), Duration::ZERO);
+        flow.account(&self.pools, self.link.wire_bytes());
         self.report_builder.end(Outcome::Done)
     }
 

@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use data_threads::DataThreads;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
+use qemu::ram_blocks::RamBlocks;
 use tap::{Taken, Tap, TapError};
 use wire::ToDestination;
 use wire::carry::Channels;
@@ -30,7 +30,6 @@ use crate::source::bounds::bounded_threads;
 use crate::source::context::local as local_error;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, tap_failed};
-use crate::source::prefault::Prefault;
 
 /// A migration whose pages will go on lanes.
 pub struct Split {
@@ -95,18 +94,20 @@ impl Split {
         let back = main.and_then(|main| Ok((main.try_clone()?, main)));
         let (back, main) = back.map_err(|error| local_error("keeping QEMU's connection", error))?;
         let way_back = Arc::new(WayBack::new(back));
-        let prefault = self.prefault(&state, &threads, report_builder);
+        let ram = self.ram();
         let link = Arc::clone(&self.agents.link);
+        let network = Arc::clone(&self.agents.local.resources.network);
         let plan = FlowPlan {
             state: Arc::clone(&state),
             lanes,
             naming: self.agents.naming(reading.as_ref()),
             handed_over: audit.handed_over(),
             link: &link,
+            network: &network,
             threads: &threads,
             report_builder,
         };
-        let (flow, tap) = Flow::start(plan, |pages| {
+        let (mut flow, tap) = Flow::start(plan, |pages| {
             if let Some(channels) = &self.channels {
                 self.agents.say(&ToDestination::Channels(channels.clone()))?;
             }
@@ -123,16 +124,16 @@ impl Split {
             };
             self.take_over(&state, collector)
         })?;
-        let pacing = flow.pace(&self.agents.local.resources.network);
+        if let Some((hints, ram)) = ram {
+            flow.prefault(hints, &ram);
+        }
         let (host, notify) = (self.agents.peer.name.clone(), notices.0.clone());
         let waiting = flow.in_background("carry-end", move |lanes| {
             let failed =
                 |error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, lanes, host));
             let _ = notify.send(Notice::Ended(tap.join().map_err(failed)));
         });
-        let (pacing, ()) = pacing
-            .and_then(|pacing| Ok((pacing, waiting?)))
-            .inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
+        waiting.inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
         Ok(Running {
             split: self,
             report_builder,
@@ -143,12 +144,10 @@ impl Split {
             passes,
             main,
             way_back,
-            pacing,
             is_accounted: false,
             stopped: None,
             pools,
             _reading: reading,
-            prefault,
         })
     }
 }
@@ -171,19 +170,13 @@ impl Split {
         })
     }
 
-    /// Starts prefaulting, if QEMU's RAM can be found.
-    fn prefault(
-        &self,
-        state: &Arc<StreamState>,
-        threads: &Arc<DataThreads>,
-        report_builder: &Arc<ReportBuilder>,
-    ) -> Option<Prefault> {
+    /// QEMU's RAM, and whether its guest may report free pages; none if it can't be found.
+    fn ram(&self) -> Option<(bool, RamBlocks)> {
         let qemu = process::of(self.caller.main()).ok()?;
         let vm = Commanded::of_process(qemu.pid).ok()?;
         let blocks = vm.memory().ok()?.blocks;
         let ram = vm.ram(blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
-        let hints = CommandLine::may_hint_free_pages(vm.argv());
-        Prefault::start(hints, &ram, state, threads, report_builder)
+        Some((CommandLine::may_hint_free_pages(vm.argv()), ram))
     }
 }
 

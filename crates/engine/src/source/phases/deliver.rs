@@ -232,7 +232,7 @@ impl<'m> Listening<'m> for Streaming<'m> {
                     disks.flushed(ticket, error);
                 }
             }
-            ToSource::NicUse(used) => self.pacing.hear(used),
+            ToSource::NicUse(used) => self.flow.pacing.hear(used),
             ToSource::Late { batches } => self.flow.late(batches),
             ToSource::Placement { mapped, inline } => {
                 self.flow.note_placement(&mapped, &inline);
@@ -243,7 +243,7 @@ impl<'m> Listening<'m> for Streaming<'m> {
     }
 
     fn pacing(&self) -> Option<&Pacing> {
-        Some(&self.pacing)
+        Some(&self.flow.pacing)
     }
 
     fn goal(&self) -> Duration {

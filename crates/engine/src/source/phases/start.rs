@@ -28,12 +28,10 @@ use crate::predict;
 use crate::source::audit::SourceAudit;
 use crate::source::collector::Collector;
 use crate::source::context::{Context, no_thread};
-use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
-use crate::source::prefault::Prefault;
 
 /// Number of QEMU's multifd channels. QEMU's threads copy pages into the tap's socket, and
 /// more than four only compete with the tap's threads for cores.
@@ -60,11 +58,9 @@ pub(super) struct Started {
     pub(super) global_state: Arc<Mutex<GlobalState>>,
     pub(super) tap: Tap,
     pub(super) sampler: Ticking,
-    pub(super) pacing: Pacing,
     pub(super) socket: Rendezvous,
     pub(super) audit: SourceAudit,
     pub(super) stops: Arc<OurStops>,
-    pub(super) prefault: Option<Prefault>,
     /// Whether the guest may report free pages.
     pub(super) hints: bool,
 }
@@ -142,10 +138,11 @@ impl Prepared<'_> {
             naming,
             handed_over,
             link: &control.link,
+            network: &context.local.resources.network,
             threads: &context.threads,
             report_builder: &context.report_builder,
         };
-        let (flow, tap) = Flow::start(plan, |pages| {
+        let (mut flow, tap) = Flow::start(plan, |pages| {
             control.disk_room.is_for(&pages.lanes);
             let collector = Collector {
                 pages,
@@ -164,8 +161,7 @@ impl Prepared<'_> {
         let announcer = announcer.transpose().map_err(no_thread)?.flatten();
         let fixed = self.fixed_cost(goal);
         let brakes = self.brakes(&flow, &stops, traits.held);
-        let (threads, report_builder) = (&context.threads, &context.report_builder);
-        let prefault = Prefault::start(hints, &self.ram, &state, threads, report_builder);
+        flow.prefault(hints, &self.ram);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = sampler::start(Watched {
             state,
@@ -183,7 +179,6 @@ impl Prepared<'_> {
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
-        let pacing = flow.pace(&context.local.resources.network)?;
         Ok(Started {
             outgoing,
             flow,
@@ -191,11 +186,9 @@ impl Prepared<'_> {
             global_state,
             tap,
             sampler,
-            pacing,
             socket,
             audit,
             stops,
-            prefault,
             hints,
         })
     }

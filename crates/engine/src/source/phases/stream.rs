@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dedup::source::Announcer;
 use parking_lot::Mutex;
@@ -22,7 +22,6 @@ use super::start::{SetUp, Started};
 use crate::error::MigrationError;
 use crate::source::audit::SourceAudit;
 use crate::source::context::Notice;
-use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
@@ -30,7 +29,6 @@ use crate::source::flow::{Flow, tap_failed};
 use crate::source::from_disks::FromDisks;
 use crate::source::hinting::Hinting;
 use crate::source::lanes::Lanes;
-use crate::source::prefault::Prefault;
 
 /// QEMU completes before the destination loads, and only `cont` has it take a VM back.
 const GIVEN_UP: &str = "QEMU had given the paused VM up when its move failed (postmigrate): before \
@@ -53,20 +51,15 @@ pub(crate) struct Streaming<'m> {
     /// The VM's state at its stop, from QEMU's stream.
     global_state: Arc<Mutex<GlobalState>>,
     sampler: Ticking,
-    pub(crate) pacing: Pacing,
     /// The socket that QEMU connects to.
     _socket: Rendezvous,
     pub(crate) audit: SourceAudit,
     /// Stops of the VM for throttling.
     pub(crate) stops: Arc<OurStops>,
-    /// None: no hole has to be filled.
-    prefault: Option<Prefault>,
     /// Whether the guest may report free pages.
     hints: bool,
     /// While QEMU is held back for them, or since.
     hinting: Option<Hinting>,
-    /// CPU time of the lanes and of prefaulting.
-    cpu: Duration,
 }
 
 impl<'m> Journaled<Prepared<'m>> {
@@ -79,7 +72,7 @@ impl<'m> Journaled<Prepared<'m>> {
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
         let Started { outgoing, flow, announcer, global_state, tap, sampler, .. } = started;
-        let Started { pacing, socket, audit, stops, prefault, hints, .. } = started;
+        let Started { socket, audit, stops, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -90,14 +83,11 @@ impl<'m> Journaled<Prepared<'m>> {
             announcer,
             global_state,
             sampler,
-            pacing,
             _socket: socket,
             audit,
             stops,
-            prefault,
             hints,
             hinting: None,
-            cpu: Duration::ZERO,
         };
         let mut journaled = Journaled { phase: streaming, driver, fate };
         match journaled.phase.begin(tap, chosen.as_ref()) {
@@ -161,11 +151,11 @@ impl Streaming<'_> {
             self.connected.control.cut_if_stuck();
         }
         self.hinting = None;
-        self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
+        self.flow.end_prefault();
         self.sampler.stop();
-        self.pacing.stop();
+        self.flow.pacing.stop();
         self.announcer = None;
-        self.cpu += self.flow.stop(in_order);
+        self.flow.stop(in_order);
     }
 
     /// Whether the VM was already paused when QEMU stopped it, and not by a throttling
@@ -231,7 +221,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
             disks.shut();
         }
         self.connected.control.cut_if_stuck();
-        self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
+        self.flow.end_prefault();
         self.sampler.stop();
     }
 
@@ -282,6 +272,6 @@ impl<'m> Reversible<'m> for Streaming<'m> {
 
     fn account(&self) {
         let Connected { pools, control, .. } = &self.connected;
-        self.flow.account(pools, control.link.wire_bytes(), self.cpu);
+        self.flow.account(pools, control.link.wire_bytes());
     }
 }
