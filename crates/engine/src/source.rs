@@ -18,6 +18,7 @@ mod flow;
 mod from_disks;
 mod hinting;
 mod lanes;
+mod notice;
 mod pages;
 mod phases;
 mod prefault;

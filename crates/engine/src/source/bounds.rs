@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use api::{Bounds, Priority};
+use crossbeam_channel::Sender;
 use data_threads::{DataThreads, SchedParams};
 
 use super::control::pacing::{Pacing, pace_bounds};
+use super::notice::Notice;
 use crate::report_builder::ReportBuilder;
 
 /// How data threads are scheduled: once the VM is stopped, they are no nicer than the
@@ -15,13 +17,16 @@ pub(crate) fn sched_params(bounds: &Bounds, stands_still: bool) -> SchedParams {
     SchedParams { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
 }
 
-/// The data threads at this end. `panicked` receives the name of each that panics.
+/// The data threads at this end. A panic of one is a notice.
 pub(crate) fn bounded_threads(
     report_builder: &ReportBuilder,
-    panicked: impl Fn(String) + Send + Sync + 'static,
+    notices: &Sender<Notice>,
 ) -> Arc<DataThreads> {
     let params = sched_params(&report_builder.watch().bounds(), false);
-    DataThreads::new(params, move |thread| panicked(thread.to_owned()))
+    let notices = notices.clone();
+    DataThreads::new(params, move |thread| {
+        let _ = notices.send(Notice::Panicked(thread.to_owned()));
+    })
 }
 
 /// Schedules the data threads for a VM that has stopped for its switchover, or runs again.
@@ -64,6 +69,7 @@ pub(crate) fn rebind(
 #[cfg(test)]
 mod tests {
     use api::Progress;
+    use crossbeam_channel::unbounded;
 
     use super::*;
     use crate::watch::Watch;
@@ -74,7 +80,7 @@ mod tests {
             let bounds = Bounds { priority, ..Bounds::default() };
             let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
             let report_builder = ReportBuilder::new(Arc::new(Watch::new(progress, bounds)), 300);
-            let threads = bounded_threads(&report_builder, |_| {});
+            let threads = bounded_threads(&report_builder, &unbounded().0);
             let priority_of = |stands_still| {
                 reschedule(&report_builder, &threads, stands_still).map(|terms| terms.priority)
             };

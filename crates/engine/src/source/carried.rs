@@ -27,7 +27,6 @@ mod convergence;
 mod first_packets;
 mod from_disks;
 mod hearing;
-mod notice;
 mod opening;
 mod passed;
 mod passes;

@@ -14,8 +14,8 @@ use ram::Numbered;
 use stream::GlobalState;
 use tap::{Head, Output, Stopped};
 
-use super::context::Notice;
 use super::control::throttle::OurStops;
+use super::notice::Notice;
 use super::pages::Pages;
 
 pub(crate) struct Collector {

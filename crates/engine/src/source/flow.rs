@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use audit::HandedOver;
+use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::{Naming, Stage};
 use qemu::ram_blocks::RamBlocks;
@@ -19,6 +20,7 @@ use super::context::{local, no_thread};
 use super::control::pacing::Pacing;
 use super::control::stream_state::StreamState;
 use super::lanes::{self, Lanes};
+use super::notice::Notice;
 use super::pages::Pages;
 use super::prefault::Prefault;
 use crate::error::MigrationError;
@@ -41,6 +43,7 @@ pub(crate) struct Flow {
     prefault: Option<Prefault>,
     /// CPU time of threads that have ended, without the tap's.
     cpu: Duration,
+    notices: Sender<Notice>,
     report_builder: Arc<ReportBuilder>,
 }
 
@@ -53,6 +56,7 @@ pub(crate) struct FlowPlan<'p> {
     pub(crate) handed_over: &'p Arc<HandedOver>,
     pub(crate) link: &'p Arc<Link<ToDestination>>,
     pub(crate) network: &'p Arc<Network>,
+    pub(crate) notices: &'p Sender<Notice>,
     pub(crate) threads: &'p Arc<DataThreads>,
     pub(crate) report_builder: &'p Arc<ReportBuilder>,
 }
@@ -107,6 +111,7 @@ impl Flow {
             pacing,
             prefault: None,
             cpu: Duration::ZERO,
+            notices: plan.notices.clone(),
             report_builder,
         };
         Ok((flow, tap))
@@ -158,15 +163,14 @@ impl Flow {
 
     /// The barrier: waits on a thread of its own for `read`, which returns when QEMU has handed
     /// over all of its pages, and then until they are placed.
-    pub(crate) fn wait_in_background<T: Send + 'static>(
+    pub(crate) fn wait_in_background(
         &self,
         host: String,
-        read: impl FnOnce(&Lanes) -> Result<T, MigrationError> + Send + 'static,
-        notify: impl FnOnce(Result<T, MigrationError>) + Send + 'static,
+        read: impl FnOnce(&Lanes) -> Result<(), MigrationError> + Send + 'static,
     ) -> Result<(), MigrationError> {
-        let stage = self.stage.clone();
+        let (stage, notices) = (self.stage.clone(), self.notices.clone());
         self.in_background("barrier", move |lanes| {
-            notify(read(lanes).and_then(|read| {
+            let placed = read(lanes).and_then(|()| {
                 if let Some(stage) = stage {
                     // The VM stands still.
                     stage.end_naming();
@@ -176,8 +180,9 @@ impl Flow {
                 // The destination ends the lanes when it loads, which must not count as a
                 // failure.
                 lanes.close();
-                Ok(read)
-            }));
+                Ok(())
+            });
+            let _ = notices.send(Notice::Placed(placed));
         })
     }
 

@@ -13,11 +13,11 @@ use tap::{Head, Output, Stopped, Unsplittable};
 use transport::DEAD_AFTER;
 use wire::ToDestination;
 
-use super::notice::Notice;
 use super::passes::Passes;
 use super::way_back::WayBack;
 use crate::error::LinkError;
 use crate::link::Link;
+use crate::source::notice::Notice;
 use crate::source::pages::Pages;
 use crate::tail::{self, TailBudget};
 

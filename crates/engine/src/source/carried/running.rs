@@ -8,14 +8,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use api::Phase;
-use crossbeam_channel::{Receiver, Sender, at, never, select};
+use crossbeam_channel::{Receiver, at, never, select};
 use wire::ToDestination;
 
 use super::caller::{CLOSED_MAX, CLOSING_MAX};
 use super::collector::Tail;
 use super::convergence::Convergence;
 use super::from_disks::Reading;
-use super::notice::Notice;
 use super::passes::Passes;
 use super::split::Split;
 use super::way_back::WayBack;
@@ -29,6 +28,7 @@ use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::flow::Flow;
+use crate::source::notice::Notice;
 
 /// Time for the destination's last messages; a QEMU that has loaded its VM closes at
 /// once.
@@ -38,7 +38,7 @@ const REST_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Running<'r> {
     pub(super) split: &'r mut Split,
     pub(super) report_builder: &'r Arc<ReportBuilder>,
-    pub(super) notices: (Sender<Notice>, Receiver<Notice>),
+    pub(super) notices: Receiver<Notice>,
     pub(super) audit: SourceAudit,
     pub(super) flow: Flow,
     pub(super) tail: Arc<Tail>,
@@ -98,13 +98,13 @@ impl Running<'_> {
                     }
                     Err(_) => return Err(self.split.agents.lost("the connection has ended".to_owned())),
                 },
-                recv(self.notices.1) -> notice => match notice {
+                recv(self.notices) -> notice => match notice {
                     Ok(Notice::Ended(ended)) => {
                         self.ended(ended)?;
                         return self.hear_the_rest();
                     }
                     Ok(notice) => self.notice(notice)?,
-                    Err(_) => unreachable!("this struct holds a sender"),
+                    Err(_) => unreachable!("the flow holds a sender"),
                 },
                 // Too late for a VM that is loaded: it belongs to the destination.
                 recv(watch.cancelled()) -> _ => if !self.is_loaded() {
@@ -154,11 +154,8 @@ impl Running<'_> {
                 ));
             }
             Notice::RamOver => {
-                let (host, notices) = (self.split.agents.peer.name.clone(), self.notices.0.clone());
-                let notify = move |placed| {
-                    let _ = notices.send(Notice::Placed(placed));
-                };
-                self.flow.wait_in_background(host, |_| Ok(()), notify)?;
+                let host = self.split.agents.peer.name.clone();
+                self.flow.wait_in_background(host, |_| Ok(()))?;
             }
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => {
@@ -167,7 +164,8 @@ impl Running<'_> {
                 ));
             }
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
-            Notice::Ended(_) => {}
+            // Ended is awaited above, and the others concern the agent's own migrations.
+            Notice::Ended(_) | Notice::DisksReady | Notice::Disks(_) | Notice::Stalled(_) => {}
         }
         Ok(())
     }
@@ -179,7 +177,7 @@ impl Running<'_> {
     }
 
     /// Handles the end of QEMU's connections, or an error in its stream.
-    fn ended(&self, ended: Result<tap::Summary, MigrationError>) -> Result<(), MigrationError> {
+    fn ended(&self, ended: Result<(), MigrationError>) -> Result<(), MigrationError> {
         if self.is_loaded() {
             return Ok(());
         }
@@ -212,7 +210,7 @@ impl Running<'_> {
     fn wait_closed(&self) {
         let until = Instant::now() + CLOSED_MAX;
         loop {
-            match self.notices.1.recv_deadline(until) {
+            match self.notices.recv_deadline(until) {
                 Ok(Notice::Ended(_)) => return,
                 Ok(_) => {}
                 Err(_) => return self.leave_qemu(),

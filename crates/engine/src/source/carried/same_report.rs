@@ -55,7 +55,7 @@ impl Parts {
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
         let watch = Arc::new(Watch::new(progress, Bounds::default()));
         let report_builder = Arc::new(ReportBuilder::new(watch, 300));
-        let threads = bounded_threads(&report_builder, |_| {});
+        let threads = bounded_threads(&report_builder, &unbounded().0);
         let audit = (Audit::On, "it is turned off");
         let audit = SourceAudit::new(audit, None, "host-b", &report_builder).unwrap();
         Self { pools, state, network, link: link(), threads, report_builder, audit }
@@ -80,6 +80,7 @@ impl Parts {
             handed_over: self.audit.handed_over(),
             link: &self.link,
             network: &self.network,
+            notices: &unbounded().0,
             threads: &self.threads,
             report_builder: &self.report_builder,
         };

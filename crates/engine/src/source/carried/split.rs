@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::unbounded;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
 use qemu::ram_blocks::RamBlocks;
@@ -17,7 +17,6 @@ use wire::carry::Channels;
 use super::agents::Agents;
 use super::caller::{CLOSING_MAX, Caller, Channel, refuse_taken};
 use super::collector::{Collector, Tail};
-use super::notice::Notice;
 use super::passes::{Order, Passes};
 use super::process;
 use super::running::Running;
@@ -30,6 +29,7 @@ use crate::source::bounds::bounded_threads;
 use crate::source::context::local as local_error;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, tap_failed};
+use crate::source::notice::Notice;
 
 /// A migration whose pages will go on lanes.
 pub struct Split {
@@ -71,11 +71,8 @@ impl Split {
         report_builder: &'r Arc<ReportBuilder>,
     ) -> Result<Running<'r>, MigrationError> {
         let pools = self.agents.local.resources.leaving(false)?;
-        let notices = unbounded();
-        let tell: Sender<Notice> = notices.0.clone();
-        let threads = bounded_threads(report_builder, move |thread| {
-            let _ = tell.send(Notice::Panicked(thread));
-        });
+        let (notices, noticed) = unbounded();
+        let threads = bounded_threads(report_builder, &notices);
         let audited = (self.agents.request.audit, "it is turned off: `audit` under [carry]");
         let (hash, host) = (self.agents.carrying.hash.as_deref(), &self.agents.peer.name);
         let audit = SourceAudit::new(audited, hash, host, report_builder)?;
@@ -104,6 +101,7 @@ impl Split {
             handed_over: audit.handed_over(),
             link: &link,
             network: &network,
+            notices: &notices,
             threads: &threads,
             report_builder,
         };
@@ -113,7 +111,7 @@ impl Split {
             }
             let collector = Collector {
                 pages,
-                notices: notices.0.clone(),
+                notices: notices.clone(),
                 tail: Arc::clone(&tail),
                 passes: Arc::clone(&passes),
                 way_back: Arc::clone(&way_back),
@@ -127,17 +125,17 @@ impl Split {
         if let Some((hints, ram)) = ram {
             flow.prefault(hints, &ram);
         }
-        let (host, notify) = (self.agents.peer.name.clone(), notices.0.clone());
+        let (host, notify) = (self.agents.peer.name.clone(), notices.clone());
         let waiting = flow.in_background("carry-end", move |lanes| {
             let failed =
                 |error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, lanes, host));
-            let _ = notify.send(Notice::Ended(tap.join().map_err(failed)));
+            let _ = notify.send(Notice::Ended(tap.join().map(drop).map_err(failed)));
         });
         waiting.inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
         Ok(Running {
             split: self,
             report_builder,
-            notices,
+            notices: noticed,
             audit,
             flow,
             tail,

@@ -33,8 +33,8 @@ use super::stream_state::StreamState;
 use super::throttle::Throttling;
 use super::whole::{DEVICES_WAIT, Patience};
 use crate::report_builder::ReportBuilder;
-use crate::source::context::Notice;
 use crate::source::lanes::{self, Lanes};
+use crate::source::notice::Notice;
 
 /// This many samples after the first pass follow each other quickly.
 const SOON_LOOKS: u32 = 10;

@@ -17,8 +17,8 @@ use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::blackout::Missing;
-use crate::source::context::Notice;
 use crate::source::control::pacing::Pacing;
+use crate::source::notice::Notice;
 use crate::waits::Pulse;
 
 /// Interval at which a waiting migration checks for progress.
@@ -49,7 +49,7 @@ impl<'m> Journaled<Streaming<'m>> {
                     self.note_owner();
                     look = Instant::now() + LOOK;
                 }
-                Some(Happening::Notice(Notice::Delivered(outcome))) => {
+                Some(Happening::Notice(Notice::Placed(outcome))) => {
                     outcome.map_err(|error| self.last_word(error))?;
                     self.hear_stream();
                     self.phase.note_broken_hold();
@@ -94,7 +94,12 @@ impl<'m> Journaled<Streaming<'m>> {
             }
             Notice::Stalled(why) => return Err(MigrationError::NotFollowed(why)),
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
-            Notice::Delivered(_) => {}
+            // Placed is awaited above, and the others concern carried migrations.
+            Notice::Placed(_)
+            | Notice::SplitEnds(_)
+            | Notice::RamOver
+            | Notice::PageAfterRam
+            | Notice::Ended(_) => {}
         }
         Ok(())
     }

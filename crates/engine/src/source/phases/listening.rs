@@ -12,8 +12,9 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::blackout::Missing;
 use crate::source::bounds::rebind;
-use crate::source::context::{Context, Notice};
+use crate::source::context::Context;
 use crate::source::control::pacing::Pacing;
+use crate::source::notice::Notice;
 
 /// An event that the phase must handle.
 pub(crate) enum Happening {

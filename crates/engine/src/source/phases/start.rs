@@ -139,6 +139,7 @@ impl Prepared<'_> {
             handed_over,
             link: &control.link,
             network: &context.local.resources.network,
+            notices: &context.notices,
             threads: &context.threads,
             report_builder: &context.report_builder,
         };

@@ -21,7 +21,6 @@ use super::prepare::Prepared;
 use super::start::{SetUp, Started};
 use crate::error::MigrationError;
 use crate::source::audit::SourceAudit;
-use crate::source::context::Notice;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
@@ -101,14 +100,12 @@ impl Streaming<'_> {
     /// Starts the barrier, the disks, and QEMU's migration.
     fn begin(&mut self, tap: Tap, chosen: Option<&Chosen>) -> Result<(), MigrationError> {
         let context = &self.connected.context;
-        let (host, notices) = (context.peer.name.clone(), context.notices.clone());
+        let host = context.peer.name.clone();
         let lanes_host = host.clone();
-        let read =
-            move |lanes: &Lanes| tap.join().map_err(|error| tap_failed(&error, lanes, lanes_host));
-        let notify = move |delivered| {
-            let _ = notices.send(Notice::Delivered(delivered));
+        let read = move |lanes: &Lanes| {
+            tap.join().map(drop).map_err(|error| tap_failed(&error, lanes, lanes_host))
         };
-        self.flow.wait_in_background(host, read, notify)?;
+        self.flow.wait_in_background(host, read)?;
         self.disks = chosen.map(|chosen| self.start_disks(chosen)).transpose()?;
         // A QEMU that can't be held, or whose VM is paused, reaches its switchover as soon
         // as memory is sent. So its migration starts after the disks.
