@@ -19,7 +19,7 @@ mod from_disks;
 mod hinting;
 mod lanes;
 mod notice;
-mod pages;
+mod own;
 mod phases;
 mod prefault;
 mod saying;

@@ -22,11 +22,11 @@
 mod agents;
 mod by_lanes;
 mod caller;
-mod collector;
 mod convergence;
 mod first_packets;
 mod from_disks;
 mod hearing;
+mod observed;
 mod opening;
 mod passed;
 mod passes;
@@ -39,6 +39,7 @@ mod same_report;
 mod sampler;
 mod setup;
 mod split;
+mod tail;
 mod waiting;
 mod way_back;
 

@@ -16,12 +16,12 @@ use tap::{Tap, TapError};
 use transport::LanesPlan;
 use wire::{Late, ToDestination};
 
+use super::collector::Collector;
 use super::context::{local, no_thread};
 use super::control::pacing::Pacing;
 use super::control::stream_state::StreamState;
 use super::lanes::{self, Lanes};
 use super::notice::Notice;
-use super::pages::Pages;
 use super::prefault::Prefault;
 use crate::error::MigrationError;
 use crate::link::Link;
@@ -70,11 +70,11 @@ pub(crate) fn tap_failed(error: &TapError, lanes: &Lanes, host: String) -> Migra
 }
 
 impl Flow {
-    /// Starts the lanes, their pacing, and the tap that `open` makes for their pages. The returned
-    /// tap is to be joined.
+    /// Starts the lanes, their pacing, and the tap that `open` makes for a collector. The
+    /// returned tap is to be joined.
     pub(crate) fn start(
         plan: FlowPlan<'_>,
-        open: impl FnOnce(Pages) -> Result<Tap, MigrationError>,
+        open: impl FnOnce(Collector) -> Result<Tap, MigrationError>,
     ) -> Result<(Self, Tap), MigrationError> {
         let FlowPlan { state, naming, link, .. } = plan;
         let (threads, report_builder) = (Arc::clone(plan.threads), Arc::clone(plan.report_builder));
@@ -94,13 +94,14 @@ impl Flow {
             Some(Arc::clone(&state)),
         )
         .map_err(no_thread)?;
-        let tap = open(Pages {
+        let tap = open(Collector {
             state: Arc::clone(&state),
             lanes: Arc::clone(&lanes),
             link: Arc::clone(link),
             handed_over: Arc::clone(plan.handed_over),
             naming,
             threads: Arc::clone(&threads),
+            notices: plan.notices.clone(),
         })?;
         let flow = Self {
             state,

@@ -12,11 +12,11 @@ use crossbeam_channel::{Receiver, at, never, select};
 use wire::ToDestination;
 
 use super::caller::{CLOSED_MAX, CLOSING_MAX};
-use super::collector::Tail;
 use super::convergence::Convergence;
 use super::from_disks::Reading;
 use super::passes::Passes;
 use super::split::Split;
+use super::tail::Tail;
 use super::way_back::WayBack;
 use super::{process, sampler};
 use crate::error::MigrationError;

@@ -17,8 +17,9 @@ use tap::{Block, Head, Output, Taken, Tap};
 use transport::LanesPlan;
 use wire::{ToDestination, ToSource, Token};
 
-use super::collector::{self, Tail};
+use super::observed::Observed;
 use super::passes::{Order, Passes};
+use super::tail::Tail;
 use super::way_back::WayBack;
 use crate::link::Link;
 use crate::network::Network;
@@ -29,7 +30,7 @@ use crate::source::bounds::bounded_threads;
 use crate::source::collector::Collector;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan};
-use crate::source::pages::Pages;
+use crate::source::own::Own;
 use crate::tail::TailBudget;
 use crate::watch::Watch;
 
@@ -62,7 +63,7 @@ impl Parts {
     }
 
     /// Follows the events of one migration.
-    fn report(mut self, output: impl FnOnce(Pages) -> Arc<dyn Output>) -> Report {
+    fn report(mut self, output: impl FnOnce(Collector) -> Arc<dyn Output>) -> Report {
         // No lane takes anything.
         let lanes = LanesPlan {
             endpoints: Vec::new(),
@@ -85,8 +86,8 @@ impl Parts {
             report_builder: &self.report_builder,
         };
         let mut events = None;
-        let (flow, _tap) = Flow::start(plan, |pages| {
-            let output = output(pages);
+        let (flow, _tap) = Flow::start(plan, |collector| {
+            let output = output(collector);
             events = Some(Arc::clone(&output));
             // Its QEMU sends nothing; the events are below.
             let taken = Taken {
@@ -168,20 +169,18 @@ fn link() -> Arc<Link<ToDestination>> {
 
 #[test]
 fn the_same_events_give_the_same_report() {
-    let own = Parts::new().report(|pages| {
-        Arc::new(Collector {
-            pages,
+    let own = Parts::new().report(|collector| {
+        Arc::new(Own {
+            collector,
             ram: RamBlocks::default(),
             numbered: Arc::default(),
-            notices: unbounded().0,
             stops: Arc::default(),
             global_state: Arc::default(),
         })
     });
-    let carried = Parts::new().report(|pages| {
-        Arc::new(collector::Collector {
-            pages,
-            notices: unbounded().0,
+    let carried = Parts::new().report(|collector| {
+        Arc::new(Observed {
+            collector,
             tail: Arc::new(Tail::new(&Arc::new(TailBudget::new(0)))),
             passes: Arc::new(Passes::new(Order::Pages)),
             way_back: Arc::new(WayBack::new(UnixStream::pair().unwrap().0)),

@@ -16,10 +16,11 @@ use wire::carry::Channels;
 
 use super::agents::Agents;
 use super::caller::{CLOSING_MAX, Caller, Channel, refuse_taken};
-use super::collector::{Collector, Tail};
+use super::observed::Observed;
 use super::passes::{Order, Passes};
 use super::process;
 use super::running::Running;
+use super::tail::Tail;
 use super::way_back::WayBack;
 use crate::caught::caught;
 use crate::error::MigrationError;
@@ -105,13 +106,12 @@ impl Split {
             threads: &threads,
             report_builder,
         };
-        let (mut flow, tap) = Flow::start(plan, |pages| {
+        let (mut flow, tap) = Flow::start(plan, |collector| {
             if let Some(channels) = &self.channels {
                 self.agents.say(&ToDestination::Channels(channels.clone()))?;
             }
-            let collector = Collector {
-                pages,
-                notices: notices.clone(),
+            let output = Observed {
+                collector,
                 tail: Arc::clone(&tail),
                 passes: Arc::clone(&passes),
                 way_back: Arc::clone(&way_back),
@@ -120,7 +120,7 @@ impl Split {
                 is_in_postcopy: AtomicBool::new(false),
                 ram_over: AtomicBool::new(false),
             };
-            self.take_over(&state, collector)
+            self.take_over(&state, output)
         })?;
         if let Some((hints, ram)) = ram {
             flow.prefault(hints, &ram);
@@ -152,15 +152,11 @@ impl Split {
 
 impl Split {
     /// Has a tap read QEMU's connections from now on.
-    fn take_over(
-        &mut self,
-        state: &StreamState,
-        collector: Collector,
-    ) -> Result<Tap, MigrationError> {
+    fn take_over(&mut self, state: &StreamState, output: Observed) -> Result<Tap, MigrationError> {
         let (main, channels) = mem::take(&mut self.caller).take_over();
         let channels = channels.into_iter().map(Channel::into_taken).collect();
         let taken = Taken { main, before: mem::take(&mut self.before), channels };
-        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), Arc::new(collector));
+        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), Arc::new(output));
         tap.map_err(|refused| {
             let (error, taken) = *refused;
             refuse_taken(taken);

@@ -26,12 +26,12 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
 use crate::source::audit::SourceAudit;
-use crate::source::collector::Collector;
 use crate::source::context::{Context, no_thread};
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
+use crate::source::own::Own;
 
 /// Number of QEMU's multifd channels. QEMU's threads copy pages into the tap's socket, and
 /// more than four only compete with the tap's threads for cores.
@@ -143,18 +143,17 @@ impl Prepared<'_> {
             threads: &context.threads,
             report_builder: &context.report_builder,
         };
-        let (mut flow, tap) = Flow::start(plan, |pages| {
-            control.disk_room.is_for(&pages.lanes);
-            let collector = Collector {
-                pages,
+        let (mut flow, tap) = Flow::start(plan, |collector| {
+            control.disk_room.is_for(&collector.lanes);
+            let output = Own {
+                collector,
                 ram: self.ram.clone(),
                 numbered,
-                notices: context.notices.clone(),
                 stops: Arc::clone(&stops),
                 global_state: Arc::clone(&global_state),
             };
             let (held, pool) = (traits.held, Arc::clone(&state.pool));
-            Tap::start(listener, channels, held, pool, Arc::new(collector))
+            Tap::start(listener, channels, held, pool, Arc::new(output))
                 .map_err(|error| MigrationError::Tap(error.to_string()))
         })?;
         let announcer = flow.stage.as_ref();
