@@ -21,6 +21,7 @@
 
 mod agents;
 mod by_lanes;
+mod by_passes;
 mod caller;
 mod convergence;
 mod first_packets;
@@ -36,7 +37,6 @@ mod relay;
 mod running;
 #[cfg(test)]
 mod same_report;
-mod sampler;
 mod setup;
 mod split;
 mod tail;

@@ -44,7 +44,7 @@ pub(crate) struct Flow {
     /// CPU time of threads that have ended, without the tap's.
     cpu: Duration,
     notices: Sender<Notice>,
-    report_builder: Arc<ReportBuilder>,
+    pub(crate) report_builder: Arc<ReportBuilder>,
 }
 
 /// The parts of a flow.

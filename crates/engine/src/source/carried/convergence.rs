@@ -15,6 +15,7 @@ use super::CarryRequest;
 use super::passes::{Passes, Seen};
 use super::process::Qemu;
 use crate::report_builder::ReportBuilder;
+use crate::source::control::sampler::Shown;
 use crate::source::control::throttle::{Brakes, Throttling, Vcpus, settings};
 
 /// Why a VM is not stopped for moments where cgroups are unavailable.
@@ -48,15 +49,11 @@ pub(super) struct Flowing {
 /// The current state of convergence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Come {
-    pub(super) pass: u32,
-    pub(super) dirty_bytes_per_s: f64,
-    pub(super) share: f64,
+    pub(super) shown: Shown,
     /// The VM is throttled, or about to be, and may converge by that.
     pub(super) helped: bool,
     /// None if unknown.
     pub(super) to_come: Option<ToCome>,
-    pub(super) left_bytes: u64,
-    pub(super) time_left: Option<Duration>,
 }
 
 /// What QEMU still has dirty.
@@ -123,13 +120,17 @@ impl Convergence {
                 flowing.pending_bytes
             };
         let mut come = Come {
-            pass: seen.pass,
-            dirty_bytes_per_s: counted.dirty.map_or(0.0, |dirty| dirty.bytes_per_s),
-            share: 1.0,
+            shown: Shown {
+                pass: seen.pass,
+                ram_bytes: flowing.ram_bytes,
+                left_bytes,
+                dirty_bytes_per_s: counted.dirty.map_or(0.0, |dirty| dirty.bytes_per_s),
+                share: 1.0,
+                time_left_s: None,
+                held: false,
+            },
             helped: false,
             to_come: self.to_come(&counted, &seen),
-            left_bytes,
-            time_left: None,
         };
         if self.passes.is_over() {
             self.throttling.lift();
@@ -145,14 +146,14 @@ impl Convergence {
                 first_pass_over: flowing.first_pass_over,
                 used_cpus: 0.0,
             });
-            come.share = self.throttling.share(&decision);
+            come.shown.share = self.throttling.share(&decision);
             let is_for_good = matches!(decision.why, Why::Nothing | Why::Unneeded);
             let can_help = self.allowed && !self.throttling.is_missing();
             come.helped = can_help && !is_for_good && decision.stalled.is_none();
-            come.time_left = decision.time_left;
-            self.tell(&decision, come.share);
+            come.shown.time_left_s = decision.time_left.map(|time| time.as_secs_f64());
+            self.tell(&decision, come.shown.share);
         }
-        self.share = come.share;
+        self.share = come.shown.share;
         come
     }
 

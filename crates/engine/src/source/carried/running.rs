@@ -11,14 +11,16 @@ use api::Phase;
 use crossbeam_channel::{Receiver, at, never, select};
 use wire::ToDestination;
 
+use super::by_passes::ByPasses;
 use super::caller::{CLOSED_MAX, CLOSING_MAX};
 use super::convergence::Convergence;
 use super::from_disks::Reading;
 use super::passes::Passes;
+use super::process;
 use super::split::Split;
 use super::tail::Tail;
+use super::waiting::Waiting;
 use super::way_back::WayBack;
-use super::{process, sampler};
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
@@ -26,6 +28,7 @@ use crate::resources::Pools;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
+use crate::source::control::sampler::Sampler;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::flow::Flow;
 use crate::source::notice::Notice;
@@ -58,12 +61,8 @@ pub(super) struct Running<'r> {
 
 impl Running<'_> {
     pub(super) fn sampler(&self) -> Result<Ticking, MigrationError> {
-        let watched = sampler::Watched {
-            state: Arc::clone(&self.flow.state),
-            lanes: Arc::clone(&self.flow.lanes),
-            stage: self.flow.stage.clone(),
-            report_builder: Arc::clone(self.report_builder),
-            compress: self.split.agents.request.compress,
+        let deciding = ByPasses {
+            sampler: Sampler::new(&self.flow, self.split.agents.request.compress),
             convergence: Convergence::new(
                 Arc::clone(&self.passes),
                 process::of(&self.main),
@@ -74,8 +73,9 @@ impl Running<'_> {
             passes: Arc::clone(&self.passes),
             way_back: Arc::clone(&self.way_back),
             fixed: self.split.agents.local.fixed_cost.expected(&self.split.agents.peer.name),
+            waiting: Waiting::default(),
         };
-        sampler::start(watched).map_err(no_thread)
+        deciding.start().map_err(no_thread)
     }
 
     /// Follows both ends until QEMU has closed its connections after the destination's

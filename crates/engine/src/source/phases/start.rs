@@ -27,7 +27,9 @@ use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
 use crate::source::audit::SourceAudit;
 use crate::source::context::{Context, no_thread};
-use crate::source::control::sampler::{self, Watched, ticking::Ticking};
+use crate::source::control::by_progress::{self, Watched};
+use crate::source::control::sampler::Sampler;
+use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
@@ -163,14 +165,10 @@ impl Prepared<'_> {
         let brakes = self.brakes(&flow, &stops, traits.held);
         flow.prefault(hints, &self.ram);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
-        let sampler = sampler::start(Watched {
-            state,
-            by_name: flow.stage.clone(),
-            lanes: Arc::clone(&flow.lanes),
-            report_builder: Arc::clone(&context.report_builder),
+        let sampler = by_progress::start(Watched {
+            sampler: Sampler::new(&flow, request.compress),
             qemu: Arc::clone(&outgoing) as _,
             tap: flow.tap.clone(),
-            compress: request.compress,
             used_bytes: predict::used(context.vm.machine.process.pid()),
             fixed,
             blackout_max: request.blackout_max_s.map(Duration::from_secs),
