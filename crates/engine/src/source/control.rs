@@ -5,7 +5,6 @@ pub(crate) mod by_progress;
 mod hold;
 pub(crate) mod limit;
 pub(crate) mod pacing;
-mod qemu_migration;
 pub(crate) mod sampler;
 pub(crate) mod stream_state;
 pub(crate) mod throttle;

@@ -13,9 +13,8 @@ use policy::switchover::{
     Allowance, FinishInput, accepted, allowance, budget_bytes, predicted_blackout,
 };
 use policy::throttle::{Look as Followed, Stall, Step, Why};
-use qemu::outgoing::Progress;
+use qemu::outgoing::{Outgoing, Progress};
 
-use super::qemu_migration::QemuMigration;
 use super::sampler::ticking::{self, Ticking};
 use super::sampler::window::Window;
 use super::sampler::{Sampler, Shown};
@@ -34,7 +33,7 @@ const HOLD: Duration = Duration::from_millis(300);
 
 pub(crate) struct Watched {
     pub(crate) sampler: Sampler,
-    pub(crate) qemu: Arc<dyn QemuMigration>,
+    pub(crate) qemu: Arc<Outgoing>,
     pub(crate) tap: tap::Stopper,
     /// Memory that the VM has used, with what QEMU itself uses; none if unknown.
     pub(crate) used_bytes: Option<u64>,

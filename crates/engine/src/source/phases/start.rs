@@ -167,7 +167,7 @@ impl Prepared<'_> {
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = by_progress::start(Watched {
             sampler: Sampler::new(&flow, request.compress),
-            qemu: Arc::clone(&outgoing) as _,
+            qemu: Arc::clone(&outgoing),
             tap: flow.tap.clone(),
             used_bytes: predict::used(context.vm.machine.process.pid()),
             fixed,
