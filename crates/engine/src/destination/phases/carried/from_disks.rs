@@ -7,7 +7,7 @@ use ::storage::{Look, OpenError};
 use qemu::process::ProcessError;
 use wire::{StorageOrder, ToSource};
 
-use super::Carried;
+use super::{Carried, Incoming};
 use crate::destination::phases::End;
 use crate::destination::phases::connect::Connected;
 use crate::destination::phases::storage::{self, Waiting};
@@ -43,8 +43,9 @@ impl Carried<'_> {
 
     /// The source could send this many of the pages for which disks are read.
     pub(super) fn spare(&self, pages: u64) {
-        let by_name = self.split.as_ref().and_then(|split| split.opened.by_name.as_ref());
-        if let Some(by_name) = by_name {
+        if let Incoming::Split(split) = &self.incoming
+            && let Some(by_name) = &split.opened.by_name
+        {
             by_name.spare(pages);
         }
     }
