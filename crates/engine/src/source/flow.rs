@@ -14,7 +14,7 @@ use dedup::source::{Naming, Stage};
 use qemu::ram_blocks::RamBlocks;
 use tap::{Tap, TapError};
 use transport::LanesPlan;
-use wire::{Late, ToDestination};
+use wire::{Late, ToDestination, ToSource};
 
 use super::collector::Collector;
 use super::context::{local, no_thread};
@@ -129,22 +129,31 @@ impl Flow {
         self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
     }
 
+    /// Handles a message of the destination that concerns the flow; returns others.
+    pub(crate) fn hear(&self, message: ToSource) -> Option<ToSource> {
+        match message {
+            ToSource::NicUse(used) => self.pacing.hear(used),
+            ToSource::Placement { mapped, inline } => self.note_placement(&mapped, &inline),
+            ToSource::Late { batches } => {
+                if let Some(stage) = &self.stage {
+                    for Late { ticket, wanted, more } in batches {
+                        stage.late(ticket, wanted, more);
+                    }
+                }
+            }
+            message => return Some(message),
+        }
+        None
+    }
+
     /// The destination writes pages of the `mapped` blocks into QEMU's memory.
-    pub(crate) fn note_placement(&self, mapped: &[String], inline: &[String]) {
+    fn note_placement(&self, mapped: &[String], inline: &[String]) {
         let how = if mapped.is_empty() { "inline" } else { "mapped" };
         tracing::debug!(?mapped, ?inline, "placement");
         if let Some(deltas) = self.lanes.deltas() {
             deltas.take_for(mapped);
         }
         self.report_builder.tell(|report| report.placement = how.to_owned());
-    }
-
-    /// The fate of deferred pages of these batches.
-    pub(crate) fn late(&self, batches: Vec<Late>) {
-        let Some(stage) = &self.stage else { return };
-        for Late { ticket, wanted, more } in batches {
-            stage.late(ticket, wanted, more);
-        }
     }
 
     /// Does on a thread of its own what the migration depends on.

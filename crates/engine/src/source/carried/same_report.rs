@@ -110,7 +110,8 @@ impl Parts {
             assert_eq!(matches!(compared, Some(Compared::Same)), audited);
             assert_eq!(self.audit.is_open(), !audited);
         }
-        flow.note_placement(&["pc.ram".to_owned()], &[]);
+        let mapped = vec!["pc.ram".to_owned()];
+        assert!(flow.hear(ToSource::Placement { mapped, inline: Vec::new() }).is_none());
         flow.tap.cut();
         flow.lanes.stop();
         flow.account(&self.pools, self.link.wire_bytes());

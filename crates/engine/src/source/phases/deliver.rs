@@ -236,15 +236,10 @@ impl<'m> Listening<'m> for Streaming<'m> {
                 if let Some(disks) = &self.disks {
                     disks.flushed(ticket, error);
                 }
+                None
             }
-            ToSource::NicUse(used) => self.flow.pacing.hear(used),
-            ToSource::Late { batches } => self.flow.late(batches),
-            ToSource::Placement { mapped, inline } => {
-                self.flow.note_placement(&mapped, &inline);
-            }
-            message => return Some(message),
+            message => self.flow.hear(message),
         }
-        None
     }
 
     fn pacing(&self) -> Option<&Pacing> {
