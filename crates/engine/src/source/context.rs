@@ -93,8 +93,8 @@ impl<'m> Context<'m> {
         MigrationError::TooLong { allowed }
     }
 
-    pub(crate) fn lost(&self, why: impl Into<String>) -> MigrationError {
-        MigrationError::PeerLost { host: self.peer.name.clone(), why: why.into() }
+    pub(crate) fn lost(&self, why: impl std::fmt::Display) -> MigrationError {
+        MigrationError::lost(&self.peer.name, why)
     }
 }
 

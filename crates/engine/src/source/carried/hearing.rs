@@ -43,7 +43,7 @@ impl Running<'_> {
             Some(Compared::Waits) => Ok(()),
             Some(Compared::Asks(said)) => agents.say(&said),
             Some(Compared::Same) => {
-                self.tail.go_on(&agents.link).map_err(|error| agents.lost(error.to_string()))
+                self.tail.go_on(&agents.link).map_err(|error| agents.lost(error))
             }
         }
     }

@@ -96,7 +96,7 @@ impl Running<'_> {
                         self.wait_closed();
                         return Ok(());
                     }
-                    Err(_) => return Err(self.split.agents.lost("the connection has ended".to_owned())),
+                    Err(_) => return Err(self.split.agents.lost("the connection has ended")),
                 },
                 recv(self.notices) -> notice => match notice {
                     Ok(Notice::Ended(ended)) => {
@@ -173,7 +173,7 @@ impl Running<'_> {
     fn placed(&mut self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
         placed?;
         let said = self.tail.placed(&self.split.agents.link, self.audit.begin());
-        said.map_err(|error| self.split.agents.lost(error.to_string()))
+        said.map_err(|error| self.split.agents.lost(error))
     }
 
     /// Handles the end of QEMU's connections, or an error in its stream.

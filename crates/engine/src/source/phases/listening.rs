@@ -125,7 +125,7 @@ impl Connected<'_> {
             recv(self.control.hear) -> heard => match heard {
                 Ok(Heard::Message(ToSource::Refused { reason })) => Err(self.refused(reason)),
                 Ok(Heard::Message(message)) => Ok(Woken::By(Happening::Peer(message))),
-                Ok(Heard::Gone(error)) => Err(context.lost(error.to_string())),
+                Ok(Heard::Gone(error)) => Err(context.lost(error)),
                 Ok(_) => Err(context.lost("it sent device state, which only a source does")),
                 Err(_) => Err(context.lost("the connection has ended")),
             },

@@ -273,10 +273,8 @@ pub(crate) fn lanes_plan(
     (lanes, compress): (Option<u16>, Compress),
     token: &str,
 ) -> Result<LanesPlan, MigrationError> {
-    let token = parse_token(token).ok_or_else(|| MigrationError::PeerLost {
-        host: peer.name.clone(),
-        why: "it named the migration in a way that cannot be read".to_owned(),
-    })?;
+    let why = "it named the migration in a way that cannot be read";
+    let token = parse_token(token).ok_or_else(|| MigrationError::lost(&peer.name, why))?;
     Ok(LanesPlan {
         endpoints: lane_endpoints(local, peer, lanes),
         peer: peer.name.clone(),
