@@ -45,7 +45,7 @@ pub(crate) struct ArrivingLanes {
     peer: Option<String>,
     cpu_ns: AtomicU64,
     threads: Arc<DataThreads>,
-    network: Arc<Network>,
+    pub(super) network: Arc<Network>,
     migration: u64,
     /// By lane number, from its first connection on.
     counted: Mutex<Vec<Option<Counted>>>,

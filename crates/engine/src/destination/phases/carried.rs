@@ -223,7 +223,11 @@ impl Carried<'_> {
                     }
                     Heard::Tail(piece) => self.tail(&piece)?,
                     Heard::Message(ToDestination::Placed { audit }) => self.placed(&audit)?,
-                    Heard::Message(ToDestination::Spare { pages }) => self.spare(pages),
+                    Heard::Message(ToDestination::Spare { pages }) => {
+                        if let Incoming::Split(split) = &self.incoming {
+                            split.opened.spare(pages);
+                        }
+                    }
                     Heard::Message(ToDestination::Terms(terms)) => {
                         self.connected.lanes.threads().set(&terms);
                     }
@@ -279,15 +283,13 @@ impl Carried<'_> {
 
     /// Relays the stream by lanes from now on.
     fn relay_by_lanes(&self) -> Result<ByLanes, End> {
-        let Connected { lanes, shared, link, .. } = self.connected;
+        let Connected { lanes, link, .. } = self.connected;
         let (tell, told) = unbounded();
         let relayed = self.relayed.by_another();
         let started = InOrder::start(&self.socket, lanes.threads(), tell, relayed);
         let in_order = started.map_err(End::failed)?;
         lanes.with_disks(in_order.sink());
-        let network = Arc::clone(&shared.local.resources.network);
-        let _telling =
-            Telling::start(Arc::clone(lanes), network, Arc::clone(link)).map_err(End::failed)?;
+        let _telling = Telling::start(lanes, link).map_err(End::failed)?;
         Ok(ByLanes { in_order, told, ended: false, _telling })
     }
 
@@ -381,9 +383,7 @@ impl Carried<'_> {
         for text in ram.notes.iter().cloned() {
             connected.say(&ToSource::Note { text })?;
         }
-        let network = Arc::clone(&local.resources.network);
-        let telling =
-            Telling::start(Arc::clone(&connected.lanes), network, Arc::clone(&connected.link));
+        let telling = Telling::start(&connected.lanes, &connected.link);
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
         let found = Found::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;

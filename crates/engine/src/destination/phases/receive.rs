@@ -41,6 +41,13 @@ pub(super) struct Opened {
 }
 
 impl Opened {
+    /// The source could send this many of the pages for which disks are read.
+    pub(super) fn spare(&self, pages: u64) {
+        if let Some(by_name) = &self.by_name {
+            by_name.spare(pages);
+        }
+    }
+
     /// The cost of pages sent by name.
     pub(super) fn cost(&self) -> Cost {
         self.by_name.as_ref().map(|by_name| by_name.cost()).unwrap_or_default()
@@ -124,9 +131,8 @@ impl<'a, 's> Prepared<'a, 's> {
                     fed.map_err(|error| End::failed(self.incoming.explain(&error)))?;
                 }
                 Heard::Message(ToDestination::Spare { pages }) => {
-                    let opened = streamed.opened.as_ref();
-                    if let Some(by_name) = opened.and_then(|opened| opened.by_name.as_ref()) {
-                        by_name.spare(pages);
+                    if let Some(opened) = &streamed.opened {
+                        opened.spare(pages);
                     }
                 }
                 Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match &self.disks {

@@ -7,7 +7,7 @@ use ::storage::{Look, OpenError};
 use qemu::process::ProcessError;
 use wire::{StorageOrder, ToSource};
 
-use super::{Carried, Incoming};
+use super::Carried;
 use crate::destination::phases::End;
 use crate::destination::phases::connect::Connected;
 use crate::destination::phases::storage::{self, Waiting};
@@ -39,14 +39,5 @@ impl Carried<'_> {
         let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: LOOK_MAX };
         let waiting = looking.wait().ok_or_else(|| stalled().to_string())?;
         waiting.map_err(|error| error.to_string())
-    }
-
-    /// The source could send this many of the pages for which disks are read.
-    pub(super) fn spare(&self, pages: u64) {
-        if let Incoming::Split(split) = &self.incoming
-            && let Some(by_name) = &split.opened.by_name
-        {
-            by_name.spare(pages);
-        }
     }
 }
