@@ -1,5 +1,10 @@
 //! The agent's start, service and shutdown.
 
+mod log;
+mod rack;
+mod renewal;
+mod service_manager;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -19,28 +24,25 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::arrivals::Arrivals;
+use crate::api::socket::{ApiSocket, SocketError};
+use crate::api::webhook;
+use crate::api::{Api, CachedText, Port, Watchers, router, serve_metrics};
 use crate::carry::{Doors, DoorsError, Reopener};
 use crate::config::{Carry, Config, ConfigError, Flags, Manager, Password, PeerEntry, Webhook};
 use crate::events::{Events, Limits, Reader};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
-use crate::holdings::Holdings;
-use crate::http::{Api, CachedText, Port, Watchers, router, serve_metrics};
-use crate::log;
-use crate::migrations::{History, Migrations, Routes};
+use crate::moves::arrivals::Arrivals;
+use crate::moves::migrations::{History, Migrations, Routes};
+use crate::moves::recovery::{Settlers, kept};
 use crate::peers::{self, Peers, PeersFile, Told};
-use crate::rack::{RackError, rack};
-use crate::recovery::{Settlers, kept};
-use crate::registry::Registry;
-use crate::renewal;
-use crate::scopes::Scopes;
-use crate::service_manager;
-use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
-use crate::vm_logs;
-use crate::webhook;
+use crate::vms::holdings::Holdings;
+use crate::vms::logs;
+use crate::vms::registry::Registry;
+use crate::vms::scopes::Scopes;
+use rack::{RackError, rack};
 
 /// How long a stopping agent waits for responses that are being written.
 const ANSWERS_WAIT: Duration = Duration::from_secs(5);
@@ -149,7 +151,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     };
     let state = StateDir::open(&config.state)?;
     // Before the search for VMs, which waits for QEMUs that hang.
-    runtime.spawn(vm_logs::bound(state.vms()));
+    runtime.spawn(logs::bound(state.vms()));
     let listener = TcpListener::bind(config.listen)
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
     check_nics(&config.nics)?;

@@ -88,7 +88,7 @@ impl Events {
     pub(crate) fn new(limits: Limits) -> std::io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             limits,
-            start: crate::migrations::random_id()?,
+            start: crate::moves::migrations::random_id()?,
             ring: Mutex::default(),
             newest: watch::Sender::default(),
             readers: Arc::new(Semaphore::new(limits.readers)),

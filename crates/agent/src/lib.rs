@@ -7,44 +7,30 @@
 
 #![forbid(unsafe_code)]
 
-mod arrivals;
+mod api;
 mod carry;
 pub mod config;
 mod daemon;
 mod denied;
 mod events;
 mod examiner;
-mod few;
 mod gangs;
-mod holdings;
-mod http;
-mod log;
 mod metrics;
-mod migrations;
+mod moves;
 mod name;
 mod parallel;
 mod peers;
-mod rack;
-mod record;
-mod recovery;
-mod registry;
-mod renewal;
-mod scopes;
-mod service_manager;
 mod shares;
-mod socket;
 mod state;
 mod user;
-mod vm;
-mod vm_logs;
+mod vms;
 mod watched;
-mod webhook;
 
+pub use self::api::few::Few;
+pub use self::api::socket::SocketError;
 pub use carry::DoorsError;
 pub use daemon::{AgentError, run};
-pub use few::Few;
 pub use name::NameError;
 pub use qemu::secrets;
-pub use socket::SocketError;
 pub use state::StateError;
 pub use user::UserError;

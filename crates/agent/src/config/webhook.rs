@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{ConfigError, secrets};
-use crate::webhook::Secret;
+use crate::api::webhook::Secret;
 
 /// Where distributions keep the CAs that they trust: Debian and its derivatives, then
 /// Fedora and its derivatives.

@@ -15,7 +15,7 @@ use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 use wire::Word;
 
 use super::restart::came_as;
-use crate::registry::{Claim, Registry};
+use crate::vms::registry::{Claim, Registry};
 
 /// `cont` opens the disks: a slow storage network may take seconds.
 const CONT_MAX: Duration = Duration::from_secs(30);

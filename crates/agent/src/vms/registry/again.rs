@@ -14,8 +14,8 @@ use qemu::qmp::{QmpError, RunState};
 
 use super::{Busy, Registry, found, images, in_the_way, unknown, unreached};
 use crate::denied::Denied;
-use crate::record::{self, Record};
-use crate::vm::{Place, Vm};
+use crate::vms::record::{self, Record};
+use crate::vms::vm::{Place, Vm};
 
 impl Registry {
     /// Whether the operator has to say what this VM is.

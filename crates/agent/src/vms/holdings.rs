@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use dedup::destination::Sharing;
 use engine::{Domain, Sample};
 
-use crate::vm::Vm;
+use crate::vms::vm::Vm;
 
 /// The known content of this host's VMs; dropping it ends its thread.
 #[derive(Debug)]

@@ -29,13 +29,13 @@ use qemu::probe::Probes;
 use qemu::qmp::QmpError;
 
 use crate::denied::Denied;
-use crate::holdings::Holdings;
 use crate::name;
 use crate::parallel::at_once;
-use crate::record;
-use crate::scopes::Scopes;
 use crate::state::StateDir;
-use crate::vm::{Place, Vm};
+use crate::vms::holdings::Holdings;
+use crate::vms::record;
+use crate::vms::scopes::Scopes;
+use crate::vms::vm::{Place, Vm};
 pub(crate) use claim::Claim;
 pub(crate) use found::Held;
 pub(crate) use living::Living;

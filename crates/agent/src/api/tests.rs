@@ -15,9 +15,9 @@ use tower::ServiceExt;
 use super::*;
 use crate::events::Limits;
 use crate::gangs::OrderHandler;
-use crate::migrations::{History, Routes};
-use crate::registry::Held;
+use crate::moves::migrations::{History, Routes};
 use crate::state::StateDir;
+use crate::vms::registry::Held;
 
 struct Site {
     api: Api,

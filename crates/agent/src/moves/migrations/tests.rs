@@ -15,8 +15,8 @@ use super::*;
 use crate::config::PeerEntry;
 use crate::events::Limits;
 use crate::peers::Peers;
-use crate::registry::Held;
 use crate::state::StateDir;
+use crate::vms::registry::Held;
 
 struct Site {
     registry: Arc<Registry>,

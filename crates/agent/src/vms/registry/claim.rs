@@ -9,9 +9,9 @@ use qemu::machine::Machine;
 
 use super::{Busy, Registry, Slot, images, promised};
 use crate::denied::Denied;
-use crate::record::{Record, Standing};
 use crate::state;
-use crate::vm::Vm;
+use crate::vms::record::{Record, Standing};
+use crate::vms::vm::Vm;
 
 /// The claim of a name for a VM.
 ///

@@ -11,8 +11,8 @@ use switchover::{Doubt, Envelope, Found, ToDestination};
 use wire::Word;
 
 use super::Settlers;
-use crate::migrations::History;
-use crate::registry::Registry;
+use crate::moves::migrations::History;
+use crate::vms::registry::Registry;
 
 pub(super) struct SourceEffects {
     registry: Arc<Registry>,

@@ -17,10 +17,10 @@ use test_scope::TestDir;
 use super::super::{Desk, JOURNALS_MAX, Settlers};
 use super::*;
 use crate::events::{Events, Limits};
-use crate::migrations::History;
+use crate::moves::migrations::History;
 use crate::peers::Peers;
-use crate::registry::{Held, Registry};
 use crate::state::StateDir;
+use crate::vms::registry::{Held, Registry};
 
 /// A host with a VM, `web1`: a QEMU without a guest.
 fn host(dir: &TestDir) -> Arc<Registry> {

@@ -13,7 +13,7 @@ use api::VmStatus;
 use parking_lot::Mutex;
 use qemu::machine::{self, Machine, StartError};
 
-use crate::record::{self, Record, Standing};
+use crate::vms::record::{self, Record, Standing};
 
 use alive::Qemu;
 pub(crate) use alive::with_log;

@@ -27,11 +27,11 @@ use wire::{Inquiry, Part, Prepare, Word, gang};
 use crate::denied::Denied;
 use crate::examiner::{Examiner, sight, vms};
 use crate::gangs::OrderHandler;
+use crate::moves::recovery::Settlers;
 use crate::name;
 use crate::peers::Peers;
-use crate::record::Standing;
-use crate::recovery::Settlers;
-use crate::registry::{Claim, Registry, check_domain};
+use crate::vms::record::Standing;
+use crate::vms::registry::{Claim, Registry, check_domain};
 use fitness::Wanted;
 use told::Told;
 

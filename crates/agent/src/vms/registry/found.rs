@@ -15,9 +15,9 @@ use qemu::qmp::{QmpError, RunState};
 use super::{images, remove_dir};
 use crate::name;
 use crate::parallel::by_threads;
-use crate::record::{self, Record, RecordError, Standing};
 use crate::state::StateDir;
-use crate::vm::{Vm, unrecorded, with_log};
+use crate::vms::record::{self, Record, RecordError, Standing};
+use crate::vms::vm::{Vm, unrecorded, with_log};
 
 /// VMs that are searched for in parallel: a QEMU that does not answer takes seconds, and a
 /// host may have hundreds.

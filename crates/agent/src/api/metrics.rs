@@ -17,8 +17,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::{Api, answer};
+use crate::api::few::Few;
 use crate::denied::Denied;
-use crate::few::Few;
 use crate::metrics::Now;
 pub(crate) use cached::CachedText;
 

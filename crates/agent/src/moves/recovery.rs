@@ -32,10 +32,10 @@ use wire::{Inquiry, Word};
 
 use crate::denied::Denied;
 use crate::events::{self, Events};
-use crate::migrations::History;
+use crate::moves::migrations::History;
 use crate::peers::Peers;
-use crate::registry::Registry;
-use crate::vm::Vm;
+use crate::vms::registry::Registry;
+use crate::vms::vm::Vm;
 use case::Case;
 use destination_effects::{DestinationEffects, Place};
 use source_effects::SourceEffects;

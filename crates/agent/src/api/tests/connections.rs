@@ -40,7 +40,7 @@ async fn one_person_does_not_have_all_connections() {
     };
     let (ann, bob) = (person("ann"), person("bob"));
     let mut open = Vec::new();
-    for _ in 0..crate::http::people::KNOWN_OF_ONE_MAX {
+    for _ in 0..crate::api::people::KNOWN_OF_ONE_MAX {
         let (stream, said) = ask(at, &ann).await;
         assert!(said.starts_with("HTTP/1.1 200"), "{said}");
         open.push(stream);

@@ -43,8 +43,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::record::{Record, Standing};
-    use crate::vm::Vm;
+    use crate::vms::record::{Record, Standing};
+    use crate::vms::vm::Vm;
 
     const GIB: u64 = 1 << 30;
 

@@ -10,7 +10,7 @@ use serde_json::json;
 use test_scope::TestDir;
 
 use super::*;
-use crate::record::{Record, Standing};
+use crate::vms::record::{Record, Standing};
 
 mod left_alone;
 
@@ -318,7 +318,7 @@ fn vms_are_scanned_from_their_start_and_after_a_restart_of_the_agent() {
     let dir = TestDir::new();
     let sharing = || dedup::destination::Sharing::start(b"secret".to_vec(), None).unwrap();
     let open = || {
-        let holdings = crate::holdings::Holdings::start(sharing(), 1.0).unwrap();
+        let holdings = crate::vms::holdings::Holdings::start(sharing(), 1.0).unwrap();
         let registry = Registry::open(StateDir::open(dir.path()).unwrap(), &Held::default());
         Arc::new(registry.unwrap().with_holdings(Some(holdings)))
     };

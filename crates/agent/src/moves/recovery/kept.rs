@@ -7,7 +7,7 @@ use serde::Deserialize;
 use switchover::Kept;
 use switchover::journal::Opened;
 
-use crate::registry::Held;
+use crate::vms::registry::Held;
 
 /// The VMs of unfinished switchovers.
 pub(crate) fn held(kept: &[Kept]) -> Held {

@@ -45,7 +45,7 @@ pub(crate) struct Record {
     pub(crate) machine: Option<machine::Record>,
     pub(crate) ram_bytes: u64,
     pub(crate) qemu: String,
-    /// See [`crate::vm::Vm::share_domain`].
+    /// See [`crate::vms::vm::Vm::share_domain`].
     #[serde(default)]
     pub(crate) share_domain: String,
 }

@@ -16,7 +16,7 @@ use super::blocking;
 use super::people::Caller;
 use crate::denied::Denied;
 use crate::gangs::Gangs;
-use crate::migrations::Migrations;
+use crate::moves::migrations::Migrations;
 use crate::shares::{Share, Shares};
 
 /// Watchers at a time, at the socket and as many over TCP: those of one can't keep the other's

@@ -4,12 +4,15 @@
 mod answer;
 mod document;
 mod events;
+pub(crate) mod few;
 mod gangs;
 mod metrics;
 mod people;
 mod predict;
 mod progress;
 mod routes;
+pub(crate) mod socket;
+pub(crate) mod webhook;
 
 use std::sync::{Arc, LazyLock};
 
@@ -32,10 +35,10 @@ use crate::denied::Denied;
 use crate::events::Events;
 use crate::examiner::Examiner;
 use crate::gangs::Gangs;
-use crate::migrations::Migrations;
+use crate::moves::migrations::Migrations;
+use crate::moves::recovery::Settlers;
 use crate::peers::Peers;
-use crate::recovery::Settlers;
-use crate::registry::Registry;
+use crate::vms::registry::Registry;
 use answer::Answer;
 pub(crate) use metrics::{CachedText, serve as serve_metrics};
 use people::Caller;

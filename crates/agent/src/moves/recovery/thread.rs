@@ -16,7 +16,7 @@ use super::Settlers;
 use super::case::Case;
 use crate::denied::Denied;
 use crate::events::shortened;
-use crate::vm::Vm;
+use crate::vms::vm::Vm;
 
 /// For the other side's answer: it may have to write to disk and to ask its QEMU.
 const ANSWER_MAX: Duration = Duration::from_secs(6);
@@ -228,10 +228,10 @@ mod tests {
     use super::super::source_effects::SourceEffects;
     use super::*;
     use crate::events::{Events, Limits};
-    use crate::migrations::History;
+    use crate::moves::migrations::History;
     use crate::peers::Peers;
-    use crate::registry::{Held, Registry};
     use crate::state::StateDir;
+    use crate::vms::registry::{Held, Registry};
 
     #[test]
     fn a_doubt_says_why_the_other_side_cannot_be_asked() {
