@@ -9,7 +9,7 @@ mod nic_speed;
 mod peers;
 mod percent;
 mod secrets;
-mod webhook;
+pub(crate) mod webhook;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

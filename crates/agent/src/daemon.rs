@@ -4,6 +4,7 @@ mod log;
 mod rack;
 mod renewal;
 mod service_manager;
+mod this_host;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -33,9 +34,9 @@ use crate::events::{Events, Limits, Reader};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::moves::arrivals::Arrivals;
-use crate::moves::migrations::{History, Migrations, Routes};
+use crate::moves::migrations::{History, Migrations};
 use crate::moves::recovery::{Settlers, kept};
-use crate::peers::{self, Peers, PeersFile, Told};
+use crate::peers::{self, Peers, PeersFile, Routes, Told};
 use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
 use crate::vms::holdings::Holdings;
@@ -43,6 +44,7 @@ use crate::vms::logs;
 use crate::vms::registry::Registry;
 use crate::vms::scopes::Scopes;
 use rack::{RackError, rack};
+use this_host::ThisHost;
 
 /// How long a stopping agent waits for responses that are being written.
 const ANSWERS_WAIT: Duration = Duration::from_secs(5);
@@ -241,11 +243,15 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.rack.clone(),
     ));
     let gangs = Arc::new(Gangs::new(&order_handler, &events));
-    let arrivals =
-        Arrivals::new(&settlers, &examiner, &order_handler, peers.clone(), &config.waits);
-    let arrivals = Arc::new(arrivals);
+    let this_host = Arc::new(ThisHost {
+        arrivals: Arrivals::new(&settlers, &examiner, peers.clone(), &config.waits),
+        settlers: Arc::clone(&settlers),
+        examiner: Arc::clone(&examiner),
+        order_handler,
+        peers: peers.clone(),
+    });
     let server =
-        engine::serve(listener, hosts(&config.peers, &kept_hosts), arrivals, local.clone())
+        engine::serve(listener, hosts(&config.peers, &kept_hosts), this_host, local.clone())
             .map_err(|source| local_error("listening to peers", source))?;
     let doors = match &config.carry {
         Some(carry) => {

@@ -27,8 +27,8 @@ use wire::{Part, Reply};
 
 use crate::config::{Carry, NicSpeed, Password};
 use crate::denied::Denied;
-use crate::moves::migrations::Routes;
 use crate::parallel::at_once;
+use crate::peers::Routes;
 use crate::vms::registry::Registry;
 use recent::Recent;
 

@@ -15,6 +15,7 @@ mod denied;
 mod events;
 mod examiner;
 mod gangs;
+mod id;
 mod metrics;
 mod moves;
 mod name;

@@ -15,7 +15,8 @@ use tower::ServiceExt;
 use super::*;
 use crate::events::Limits;
 use crate::gangs::OrderHandler;
-use crate::moves::migrations::{History, Routes};
+use crate::moves::migrations::History;
+use crate::peers::Routes;
 use crate::state::StateDir;
 use crate::vms::registry::Held;
 

@@ -4,13 +4,9 @@
 //! Headers and signature are those of [Standard Webhooks](https://www.standardwebhooks.com),
 //! for which libraries exist.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use aws_lc_rs::hmac;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use tokio::time::sleep;
 use ureq::Proxy;
 use ureq::http::StatusCode;
@@ -23,30 +19,6 @@ use crate::events::Reader;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-
-/// The key that signs events.
-#[derive(Clone)]
-pub(crate) struct Secret(hmac::Key);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
-impl Secret {
-    /// Parses `whsec_` followed by base64.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let bytes = BASE64.decode(text.strip_prefix("whsec_")?).ok()?;
-        let is_long_enough = (24..=64).contains(&bytes.len());
-        is_long_enough.then(|| Self(hmac::Key::new(hmac::HMAC_SHA256, &bytes)))
-    }
-
-    fn sign(&self, id: &str, at_unix_s: u64, body: &str) -> String {
-        let tag = hmac::sign(&self.0, format!("{id}.{at_unix_s}.{body}").as_bytes());
-        format!("v1,{}", BASE64.encode(tag))
-    }
-}
 
 /// The result of one attempt.
 #[derive(Debug, PartialEq, Eq)]

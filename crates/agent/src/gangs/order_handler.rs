@@ -20,9 +20,9 @@ use super::sampled;
 use crate::denied::Denied;
 use crate::examiner::{Examiner, vms};
 use crate::moves::arrivals::fitness;
-use crate::moves::migrations::{Migrations, Routes};
+use crate::moves::migrations::Migrations;
 use crate::parallel::at_once;
-use crate::peers::Peers;
+use crate::peers::{Peers, Routes};
 use crate::vms::registry::Registry;
 
 /// How long one query about a migration may wait.

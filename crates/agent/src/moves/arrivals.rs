@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Arriving, Host, Refusal, Unsettled, Waits};
+use engine::{Arriving, Waits};
 use qemu::command_line::{check_overrides, overridden};
 use qemu::disks::{self as images, GoesOn, PreparedImage, Promises};
 use qemu::launch::User;
@@ -20,13 +20,10 @@ use qemu::programs::Programs;
 use qemu::qmp::RunState;
 use qemu::room::host_memory;
 use qemu::shape;
-use switchover::MigrationId;
-use wire::examine::{self, Question};
-use wire::{Inquiry, Part, Prepare, Word, gang};
+use wire::{Part, Prepare};
 
 use crate::denied::Denied;
 use crate::examiner::{Examiner, sight, vms};
-use crate::gangs::OrderHandler;
 use crate::moves::recovery::Settlers;
 use crate::name;
 use crate::peers::Peers;
@@ -49,7 +46,6 @@ pub(crate) struct Arrivals {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
     examiner: Arc<Examiner>,
-    order_handler: Arc<OrderHandler>,
     peers: Peers,
     /// The room for the disks that arrive.
     promises: Promises,
@@ -63,7 +59,6 @@ impl Arrivals {
     pub(crate) fn new(
         settlers: &Arc<Settlers>,
         examiner: &Arc<Examiner>,
-        order_handler: &Arc<OrderHandler>,
         peers: Peers,
         waits: &Waits,
     ) -> Self {
@@ -71,13 +66,21 @@ impl Arrivals {
             registry: Arc::clone(&settlers.registry),
             settlers: Arc::clone(settlers),
             examiner: Arc::clone(examiner),
-            order_handler: Arc::clone(order_handler),
             peers,
             promises: Promises::default(),
             // A source that waits as long is still there to hear why it took too long.
             prepare_max: waits.prepare - waits.prepare / 8,
             idle_max: waits.prepare / IDLE_PARTS,
         }
+    }
+
+    /// Starts a QEMU for a VM that another host sends, if the VM fits here.
+    pub(crate) fn receive(
+        &self,
+        order: &Prepare,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Box<dyn Arriving>, Denied> {
+        Ok(Box::new(self.admit(order, goes_on)?))
     }
 
     fn admit(&self, order: &Prepare, goes_on: GoesOn<'_>) -> Result<Arrival, Denied> {
@@ -176,39 +179,6 @@ impl Arrivals {
         };
         let explain = |error| wanted.explain(error, machine, probes);
         machine::start_told(&start, &|pid| claim.launched(pid)).map_err(explain)
-    }
-}
-
-impl Host for Arrivals {
-    fn receive(&self, order: &Prepare, goes_on: GoesOn<'_>) -> Result<Box<dyn Arriving>, Refusal> {
-        match self.admit(order, goes_on) {
-            Ok(arrival) => Ok(Box::new(arrival)),
-            Err(denied) => Err(Refusal(denied.to_string())),
-        }
-    }
-
-    fn settle(&self, left: Unsettled) {
-        self.settlers.coming(left);
-    }
-
-    fn take_up(&self, vm: &str, migration: &MigrationId) -> bool {
-        self.settlers.take_up_after_fault(vm, self.settlers.kept_of(migration))
-    }
-
-    fn answer(&self, inquiry: Inquiry) -> Option<Word> {
-        self.settlers.answer(inquiry)
-    }
-
-    fn admits(&self, host: &str) -> bool {
-        self.peers.admit(host)
-    }
-
-    fn examine(&self, question: Part<Question>) -> examine::Answer {
-        self.examiner.answer(question)
-    }
-
-    fn obey(&self, from: &str, order: &Part<gang::Order>) -> Result<gang::Answer, Refusal> {
-        self.order_handler.obey(from, order).map_err(|denied| Refusal(denied.to_string()))
     }
 }
 

@@ -20,32 +20,21 @@ use parking_lot::{Condvar, MutexGuard};
 
 use crate::denied::Denied;
 use crate::events::Events;
+use crate::id::{is_id, random_id};
 use crate::metrics::Metrics;
 use crate::moves::recovery::Settlers;
+use crate::peers::Routes;
 use crate::vms::registry::Registry;
 use crate::vms::vm::Vm;
 use ended::fault;
 use happenings::{began, ended};
 pub(crate) use history::History;
-use reports::Reports;
-pub(crate) use reports::random_id;
-pub(crate) use routes::Routes;
 use table::Table;
+pub(crate) use table::What;
 
 /// The function that moves a VM: the engine's, or a test's with chosen faults.
 pub(crate) type Mover =
     dyn Fn(&Local, &Peer, SourceVm, &MigrateRequest, &Arc<Watch>) -> Migrated + Send + Sync;
-
-/// What is listed as a migration; all but VMs only where another program commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// A VM.
-    Migration,
-    /// A VM's disk, which is copied before and while the VM moves.
-    Disk,
-    /// Another connection of a VM that moves: a multifd channel, or one for urgent pages.
-    Connection,
-}
 
 /// Migrations that leave this host.
 pub(crate) struct Migrations {
@@ -117,7 +106,7 @@ impl Migrations {
         id: &str,
         request: MigrateRequest,
     ) -> Result<(), Denied> {
-        if !Reports::is_id(id) {
+        if !is_id(id) {
             return Err(Denied::Asked("that is not a migration's id".to_owned()));
         }
         match self.show(id) {
@@ -229,8 +218,8 @@ impl Migrations {
 
     fn unused_id(&self, table: &Table) -> Result<String, Denied> {
         for _ in 0..16 {
-            let id = reports::random_id()
-                .map_err(|error| Denied::Local(format!("no random id: {error}")))?;
+            let id =
+                random_id().map_err(|error| Denied::Local(format!("no random id: {error}")))?;
             if !table.entries.contains_key(&id) && !self.history.reports.has(&id) {
                 return Ok(id);
             }

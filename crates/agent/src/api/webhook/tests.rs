@@ -6,6 +6,7 @@ use api::{Event, Happening};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::*;
+use crate::config::webhook::Secret;
 use crate::events::{Events, Limits};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";

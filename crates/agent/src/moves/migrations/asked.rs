@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use api::{ErrorCode, Outcome, Phase, Progress, Report};
 use engine::Watch;
 
+use super::Migrations;
 use super::ended::ended_progress;
-use super::table::{Entry, has_ended};
-use super::{Migrations, What};
+use super::table::{Entry, What, has_ended};
 use crate::denied::Denied;
 
 /// How long to wait for the report of a migration that has ended.

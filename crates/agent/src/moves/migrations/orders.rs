@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use api::{Bounds, BoundsChange, Progress};
 use engine::Watch;
 
-use super::table::{Entry, is_committed, too_late};
-use super::{Migrations, What};
+use super::Migrations;
+use super::table::{Entry, What, is_committed, too_late};
 use crate::denied::Denied;
 
 /// How long a stopping agent waits for carried migrations that it has cancelled.

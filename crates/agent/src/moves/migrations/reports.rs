@@ -2,18 +2,17 @@
 
 use std::cmp::Reverse;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::{Outcome, Progress, Report};
 
+use crate::id::is_id;
 use crate::state;
 
 /// The most reports to keep; one is some 100 KB.
 const KEPT_MAX: usize = 500;
-/// Hex digits of an id.
-const ID_DIGITS: usize = 8;
 
 /// The directory of reports.
 pub(super) struct Reports {
@@ -65,18 +64,13 @@ impl Reports {
         Ok(files)
     }
 
-    /// Whether the text may be a migration's id.
-    pub(super) fn is_id(id: &str) -> bool {
-        id.len() == ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit())
-    }
-
     pub(super) fn has(&self, id: &str) -> bool {
         self.path(id).is_some_and(|path| path.exists())
     }
 
     /// The path of a report; none if `id`, which comes from a caller of the API, is not an id.
     fn path(&self, id: &str) -> Option<PathBuf> {
-        Self::is_id(id).then(|| self.dir.join(format!("{id}.json")))
+        is_id(id).then(|| self.dir.join(format!("{id}.json")))
     }
 
     /// Removes the oldest reports, except the one that was just saved.
@@ -95,13 +89,6 @@ impl Reports {
         }
         Ok(())
     }
-}
-
-/// A random id, short enough to type.
-pub(crate) fn random_id() -> io::Result<String> {
-    let mut bytes = [0; ID_DIGITS / 2];
-    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(format!("{:08x}", u32::from_be_bytes(bytes)))
 }
 
 /// A report without the engine's figures.
@@ -172,12 +159,5 @@ mod tests {
             assert!(reports.has("00000000"), "{at:?}");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), KEPT_MAX);
         }
-    }
-
-    #[test]
-    fn ids_are_short_and_differ() {
-        let ids: std::collections::HashSet<String> =
-            (0..64).map(|_| random_id().unwrap()).collect();
-        assert!(ids.len() > 60 && ids.iter().all(|id| id.len() == ID_DIGITS));
     }
 }

@@ -8,14 +8,6 @@ use engine::Peer;
 use super::Migrations;
 use crate::config::PeerEntry;
 use crate::denied::Denied;
-use crate::peers::Peers;
-
-/// The hosts that VMs can move to.
-#[derive(Clone, Debug)]
-pub(crate) struct Routes {
-    pub(crate) peers: Peers,
-    pub(crate) insecure_plaintext: bool,
-}
 
 impl Migrations {
     /// A host that VMs can move to.
@@ -39,19 +31,6 @@ impl Migrations {
             return Err(Denied::Coded(ErrorCode::NotEncrypted, text));
         }
         Ok(Peer { name: peer.name, address: peer.address, nics: peer.nics })
-    }
-}
-
-impl Routes {
-    fn no_such_host(&self, name: &str) -> String {
-        let peers = self.peers.now();
-        let known: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
-        if known.is_empty() {
-            return format!(
-                "there is no host `{name}`: this agent has no peers, give it --peers FILE"
-            );
-        }
-        format!("there is no host `{name}` in the peers file; there is: {}", known.join(", "))
     }
 }
 

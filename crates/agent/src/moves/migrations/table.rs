@@ -8,12 +8,22 @@ use api::{ErrorCode, Phase, Progress, Report};
 use engine::Watch;
 use switchover::source::Outcome;
 
-use super::What;
 use super::ended::ended_progress;
 use crate::denied::Denied;
 
 /// Ended migrations that are listed; older ones are still found by their id.
 pub(super) const LISTED_MAX: usize = 100;
+
+/// What is listed as a migration; all but VMs only where another program commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A VM.
+    Migration,
+    /// A VM's disk, which is copied before and while the VM moves.
+    Disk,
+    /// Another connection of a VM that moves: a multifd channel, or one for urgent pages.
+    Connection,
+}
 
 #[derive(Default)]
 pub(super) struct Table {
