@@ -16,7 +16,8 @@ use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{ConfigError, secrets};
+use super::error::ConfigError;
+use super::secrets;
 
 /// Where distributions keep the CAs that they trust: Debian and its derivatives, then
 /// Fedora and its derivatives.
