@@ -23,8 +23,6 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
 use parking_lot::Mutex;
-use qemu::machine;
-use serde::Deserialize;
 use switchover::Kept;
 use switchover::journal::{JournalDir, Opened, Side};
 use switchover::{MigrationId, Resolution, source};
@@ -39,7 +37,7 @@ use crate::vms::vm::Vm;
 use case::Case;
 use destination_effects::{DestinationEffects, Place};
 use source_effects::SourceEffects;
-use thread::{Request, Settler};
+use thread::{Request, Settler, is_about};
 
 /// For an answer to a peer that waits on its connection: less than the peer waits.
 ///
@@ -76,12 +74,6 @@ impl Desk {
     fn is_of(&self, vm: &str, known: Option<&Vm>) -> bool {
         self.opened.vm == vm && known.is_none_or(|known| is_about(&self.opened, known))
     }
-}
-
-/// Whether a switchover is of the VM that has its name here, as far as that is known.
-fn is_about(opened: &Opened, vm: &Vm) -> bool {
-    let qemu = machine::Record::deserialize(&opened.qemu).ok();
-    qemu.is_none_or(|qemu| vm.may_be_of(&qemu))
 }
 
 impl Settlers {
@@ -201,7 +193,7 @@ impl Settlers {
             self.registry.unsettled(&vm.name);
         }
         let machine = vm.machine().filter(|_| !decided);
-        let effects = SourceEffects::new(self, &opened, machine, !decided);
+        let effects = SourceEffects::new(&self.registry, &self.history, &opened, machine, !decided);
         self.open_desk(opened, Side::Source, move |_| Some(Case::Source(driver, effects)));
     }
 

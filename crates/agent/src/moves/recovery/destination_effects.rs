@@ -9,12 +9,11 @@ use engine::Arriving;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::outgoing;
-use qemu::qmp::QmpError;
+use qemu::qmp::{QmpError, RunState};
 use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 use wire::Word;
 
-use super::restart::came_as;
 use crate::vms::registry::{Claim, Registry};
 
 /// `cont` opens the disks: a slow storage network may take seconds.
@@ -169,5 +168,13 @@ impl Effects for DestinationEffects {
 
     fn noted(&mut self) -> Result<(), Reason> {
         Ok(self.registry.note_here(&self.vm)?)
+    }
+}
+
+/// The state of a VM's QEMU at the destination.
+pub(super) fn came_as(machine: &Machine) -> Found {
+    match machine.qmp.run_state() {
+        Ok(RunState::InMigrate | RunState::Paused | RunState::Prelaunch) | Err(_) => Found::Stopped,
+        Ok(_) => Found::Runs,
     }
 }

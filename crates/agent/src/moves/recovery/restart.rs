@@ -13,7 +13,7 @@ use switchover::journal::{Opened, Reopened};
 use switchover::{Found, destination, source};
 
 use super::case::Case;
-use super::destination_effects::{DestinationEffects, Place};
+use super::destination_effects::{DestinationEffects, Place, came_as};
 use super::source_effects::SourceEffects;
 use super::thread::{Request, Settler};
 
@@ -28,7 +28,8 @@ pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Opti
     let found = machine.as_deref().map_or(Found::Gone, left_as);
     let noted = kept.noted();
     let Settler { settlers, opened, .. } = settler;
-    let mut effects = SourceEffects::new(settlers, opened, machine, settler.holds());
+    let mut effects =
+        SourceEffects::new(&settlers.registry, &settlers.history, opened, machine, settler.holds());
     let driver = source::Driver::restart(kept, found, &mut effects);
     effects.restarted(noted, found);
     Some(Case::Source(driver, effects))
@@ -66,14 +67,6 @@ pub(super) fn coming(
 fn left_as(machine: &Machine) -> Found {
     match machine.qmp.run_state() {
         Ok(RunState::FinishMigrate | RunState::PostMigrate) | Err(_) => Found::Stopped,
-        Ok(_) => Found::Runs,
-    }
-}
-
-/// The state of a VM's QEMU at the destination.
-pub(super) fn came_as(machine: &Machine) -> Found {
-    match machine.qmp.run_state() {
-        Ok(RunState::InMigrate | RunState::Paused | RunState::Prelaunch) | Err(_) => Found::Stopped,
         Ok(_) => Found::Runs,
     }
 }

@@ -10,7 +10,6 @@ use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
 use switchover::{Doubt, Envelope, Found, ToDestination};
 use wire::Word;
 
-use super::Settlers;
 use crate::moves::migrations::History;
 use crate::vms::registry::Registry;
 
@@ -27,12 +26,13 @@ pub(super) struct SourceEffects {
 
 impl SourceEffects {
     pub(super) fn new(
-        settlers: &Settlers,
+        registry: &Arc<Registry>,
+        history: &Arc<History>,
         opened: &Opened,
         machine: Option<Arc<Machine>>,
         holds: bool,
     ) -> Self {
-        let (registry, history) = (Arc::clone(&settlers.registry), Arc::clone(&settlers.history));
+        let (registry, history) = (Arc::clone(registry), Arc::clone(history));
         let (opened, outbox) = (opened.clone(), VecDeque::new());
         Self { registry, history, opened, machine, holds, outbox }
     }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use api::Happening;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use identity::Connection;
+use qemu::machine;
+use serde::Deserialize;
 use switchover::journal::{Opened, Side};
 use switchover::{Doubt, Resolution, Wait};
 use transport::{Endpoint, connect};
@@ -100,7 +102,7 @@ impl Settler {
 
     /// Whether this switchover is of the VM that has its name here, as far as that is known.
     pub(super) fn is_about(&self, vm: &Vm) -> bool {
-        super::is_about(&self.opened, vm)
+        is_about(&self.opened, vm)
     }
 
     /// What is in doubt and what to do, and why the other side can't be asked, if that is so: an
@@ -186,6 +188,12 @@ impl Settler {
     }
 }
 
+/// Whether a switchover is of the VM that has its name here, as far as that is known.
+pub(super) fn is_about(opened: &Opened, vm: &Vm) -> bool {
+    let qemu = machine::Record::deserialize(&opened.qemu).ok();
+    qemu.is_none_or(|qemu| vm.may_be_of(&qemu))
+}
+
 fn hear(told: Request, case: &mut Case, vm: &str) {
     match told {
         Request::Word(word, reply) => {
@@ -264,7 +272,8 @@ mod tests {
         );
         let (_tell, told) = unbounded();
         let settler = Settler::new(settlers, opened, Side::Source, told);
-        let mut effects = SourceEffects::new(&settler.settlers, &settler.opened, None, false);
+        let Settlers { registry, history, .. } = &*settler.settlers;
+        let mut effects = SourceEffects::new(registry, history, &settler.opened, None, false);
         let driver = source::Driver::restart(kept, Found::Gone, &mut effects);
         let mut case = Case::Source(driver, effects);
         settler.deliver(&mut case);
