@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::events::Limits;
 use crate::gangs::OrderHandler;
-use crate::moves::migrations::History;
+use crate::moves::history::History;
 use crate::peers::Routes;
 use crate::state::StateDir;
 use crate::vms::registry::Held;

@@ -2,13 +2,9 @@
 //! with their reports.
 
 mod asked;
-mod ended;
 mod happenings;
-mod history;
 mod orders;
-mod reports;
 mod routes;
-mod table;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,15 +18,14 @@ use crate::denied::Denied;
 use crate::events::Events;
 use crate::id::{is_id, random_id};
 use crate::metrics::Metrics;
+use crate::moves::history::ended::fault;
+use crate::moves::history::table::Table;
+use crate::moves::history::{History, What};
 use crate::moves::recovery::Settlers;
 use crate::peers::Routes;
 use crate::vms::registry::Registry;
 use crate::vms::vm::Vm;
-use ended::fault;
 use happenings::{began, ended};
-pub(crate) use history::History;
-use table::Table;
-pub(crate) use table::What;
 
 /// The function that moves a VM: the engine's, or a test's with chosen faults.
 pub(crate) type Mover =

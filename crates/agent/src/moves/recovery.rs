@@ -30,7 +30,7 @@ use wire::{Inquiry, Word};
 
 use crate::denied::Denied;
 use crate::events::{self, Events};
-use crate::moves::migrations::History;
+use crate::moves::history::History;
 use crate::peers::Peers;
 use crate::vms::registry::Registry;
 use crate::vms::vm::Vm;

@@ -7,9 +7,10 @@ use api::{ErrorCode, Outcome, Phase, Progress, Report};
 use engine::Watch;
 
 use super::Migrations;
-use super::ended::ended_progress;
-use super::table::{Entry, What, has_ended};
 use crate::denied::Denied;
+use crate::moves::history::What;
+use crate::moves::history::ended::ended_progress;
+use crate::moves::history::table::{Entry, has_ended};
 
 /// How long to wait for the report of a migration that has ended.
 const REPORT_WAIT: Duration = Duration::from_secs(30);

@@ -7,8 +7,9 @@ use api::{Bounds, BoundsChange, Progress};
 use engine::Watch;
 
 use super::Migrations;
-use super::table::{Entry, What, is_committed, too_late};
 use crate::denied::Denied;
+use crate::moves::history::What;
+use crate::moves::history::table::{Entry, is_committed, too_late};
 
 /// How long a stopping agent waits for carried migrations that it has cancelled.
 const CANCELLED_WAIT: Duration = Duration::from_secs(30);

@@ -10,10 +10,11 @@ use switchover::journal::{Journal, JournalDir, Listed, Opened};
 use switchover::source::Record;
 use test_scope::TestDir;
 
-use super::table::Entry;
 use super::*;
 use crate::config::PeerEntry;
 use crate::events::Limits;
+use crate::moves::history::reports;
+use crate::moves::history::table::Entry;
 use crate::peers::Peers;
 use crate::state::StateDir;
 use crate::vms::registry::Held;

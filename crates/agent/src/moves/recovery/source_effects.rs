@@ -10,7 +10,7 @@ use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
 use switchover::{Doubt, Envelope, Found, ToDestination};
 use wire::Word;
 
-use crate::moves::migrations::History;
+use crate::moves::history::History;
 use crate::vms::registry::Registry;
 
 pub(super) struct SourceEffects {

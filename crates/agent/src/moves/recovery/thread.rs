@@ -236,7 +236,7 @@ mod tests {
     use super::super::source_effects::SourceEffects;
     use super::*;
     use crate::events::{Events, Limits};
-    use crate::moves::migrations::History;
+    use crate::moves::history::History;
     use crate::peers::Peers;
     use crate::state::StateDir;
     use crate::vms::registry::{Held, Registry};

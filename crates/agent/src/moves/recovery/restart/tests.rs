@@ -17,7 +17,7 @@ use test_scope::TestDir;
 use super::super::{Desk, JOURNALS_MAX, Settlers};
 use super::*;
 use crate::events::{Events, Limits};
-use crate::moves::migrations::History;
+use crate::moves::history::History;
 use crate::peers::Peers;
 use crate::state::StateDir;
 use crate::vms::registry::{Held, Registry};

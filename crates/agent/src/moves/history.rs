@@ -3,6 +3,10 @@
 //! A switchover may be settled after its migration has ended, or after a restart of the agent:
 //! then the report is changed, or written.
 
+pub(super) mod ended;
+pub(super) mod reports;
+pub(super) mod table;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,9 +16,10 @@ use parking_lot::Mutex;
 use switchover::journal::{Listed, Opened};
 use switchover::source::Outcome;
 
-use super::ended::ended_progress;
-use super::reports::Reports;
-use super::table::{LISTED_MAX, Table};
+use ended::ended_progress;
+use reports::Reports;
+pub(crate) use table::What;
+use table::{LISTED_MAX, Table};
 
 /// The migrations from this host, running and ended.
 pub(crate) struct History {

@@ -12,7 +12,7 @@ use super::ended::ended_progress;
 use crate::denied::Denied;
 
 /// Ended migrations that are listed; older ones are still found by their id.
-pub(super) const LISTED_MAX: usize = 100;
+pub(in crate::moves) const LISTED_MAX: usize = 100;
 
 /// What is listed as a migration; all but VMs only where another program commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,29 +26,29 @@ pub(crate) enum What {
 }
 
 #[derive(Default)]
-pub(super) struct Table {
-    pub(super) entries: BTreeMap<String, Entry>,
+pub(in crate::moves) struct Table {
+    pub(in crate::moves) entries: BTreeMap<String, Entry>,
     /// Ended ones that were started by an earlier run of the agent, the latest first.
-    pub(super) earlier: Vec<Progress>,
+    pub(in crate::moves) earlier: Vec<Progress>,
     begun: u64,
-    pub(super) closing: bool,
+    pub(in crate::moves) closing: bool,
 }
 
-pub(super) struct Entry {
+pub(in crate::moves) struct Entry {
     /// They count up in the order in which migrations began.
-    pub(super) number: u64,
-    pub(super) what: What,
-    pub(super) watch: Arc<Watch>,
+    pub(in crate::moves) number: u64,
+    pub(in crate::moves) what: What,
+    pub(in crate::moves) watch: Arc<Watch>,
     /// None for one that is carried, which runs on a thread of its door.
-    pub(super) thread: Option<JoinHandle<()>>,
-    pub(super) report: Option<Arc<Report>>,
+    pub(in crate::moves) thread: Option<JoinHandle<()>>,
+    pub(in crate::moves) report: Option<Arc<Report>>,
     /// How its switchover was settled, if that was before its report was kept.
-    pub(super) settled: Option<Outcome>,
+    pub(in crate::moves) settled: Option<Outcome>,
 }
 
 impl Table {
     /// All running migrations, and the last ended ones; the latest first.
-    pub(super) fn list(&self) -> Vec<Progress> {
+    pub(in crate::moves) fn list(&self) -> Vec<Progress> {
         let mut entries: Vec<&Entry> = self.entries.values().collect();
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.number));
         let earlier = LISTED_MAX.saturating_sub(entries.len());
@@ -56,7 +56,7 @@ impl Table {
         entries.into_iter().map(Entry::progress).chain(earlier).collect()
     }
 
-    pub(super) fn add(
+    pub(in crate::moves) fn add(
         &mut self,
         id: &str,
         what: What,
@@ -84,7 +84,7 @@ impl Table {
 
     /// Whether a running migration is past its point of no return. A VM in post-copy may have
     /// several connections, which are listed one by one: none of them may be broken off.
-    pub(super) fn has_committed(&self, running: &Progress) -> bool {
+    pub(in crate::moves) fn has_committed(&self, running: &Progress) -> bool {
         self.entries.values().any(|entry| {
             let other = entry.progress();
             let is_of_it = (&other.vm, &other.to) == (&running.vm, &running.to);
@@ -94,7 +94,7 @@ impl Table {
 }
 
 impl Entry {
-    pub(super) fn progress(&self) -> Progress {
+    pub(in crate::moves) fn progress(&self) -> Progress {
         if let Some(report) = self.report.as_ref().filter(|one| one.settled_unix_s.is_some()) {
             return ended_progress(report);
         }
@@ -107,15 +107,15 @@ impl Entry {
 }
 
 /// Whether a migration is running past its point of no return.
-pub(super) fn is_committed(progress: &Progress) -> bool {
+pub(in crate::moves) fn is_committed(progress: &Progress) -> bool {
     progress.outcome.is_none() && progress.phase >= Phase::Committed
 }
 
-pub(super) fn too_late(Progress { vm, to, .. }: &Progress) -> Denied {
+pub(in crate::moves) fn too_late(Progress { vm, to, .. }: &Progress) -> Denied {
     let text = format!("it is too late: {vm} already belongs to {to}");
     Denied::Coded(ErrorCode::MigrationCommitted, text)
 }
 
-pub(super) fn has_ended(id: &str) -> Denied {
+pub(in crate::moves) fn has_ended(id: &str) -> Denied {
     Denied::Coded(ErrorCode::MigrationEnded, format!("migration {id} has ended"))
 }

@@ -6,7 +6,7 @@ use engine::{Migrated, Watch};
 use super::reports::empty;
 
 /// The result of a migration for which the engine gave no report.
-pub(super) fn fault(watch: &Watch, why: &str) -> Migrated {
+pub(in crate::moves) fn fault(watch: &Watch, why: &str) -> Migrated {
     let progress = watch.progress().1;
     let why = format!("{why}. `droveway show {}` says how the VM is", progress.vm);
     let report = empty(&progress, Outcome::Failed(why));
@@ -14,7 +14,7 @@ pub(super) fn fault(watch: &Watch, why: &str) -> Migrated {
 }
 
 /// The last state of a migration of which only the report is left.
-pub(super) fn ended_progress(report: &Report) -> Progress {
+pub(in crate::moves) fn ended_progress(report: &Report) -> Progress {
     let done = report.outcome == Outcome::Done;
     Progress {
         phase: report.phases.last().map_or(Phase::Prepare, |last| last.phase),

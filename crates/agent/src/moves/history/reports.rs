@@ -15,23 +15,23 @@ use crate::state;
 const KEPT_MAX: usize = 500;
 
 /// The directory of reports.
-pub(super) struct Reports {
+pub(in crate::moves) struct Reports {
     dir: PathBuf,
 }
 
 impl Reports {
-    pub(super) fn new(dir: PathBuf) -> Self {
+    pub(in crate::moves) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
 
-    pub(super) fn save(&self, report: &Report) -> io::Result<()> {
+    pub(in crate::moves) fn save(&self, report: &Report) -> io::Result<()> {
         let path = self.path(&report.id).ok_or_else(|| io::Error::other("not an id"))?;
         let text = serde_json::to_vec(report).map_err(io::Error::other)?;
         state::replace(&path, &text)?;
         self.prune(&path)
     }
 
-    pub(super) fn read(&self, id: &str) -> io::Result<Option<Report>> {
+    pub(in crate::moves) fn read(&self, id: &str) -> io::Result<Option<Report>> {
         let Some(path) = self.path(id) else { return Ok(None) };
         match fs::read(path) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
@@ -41,7 +41,7 @@ impl Reports {
     }
 
     /// The reports that were saved last, at most `most`.
-    pub(super) fn newest(&self, most: usize) -> io::Result<impl Iterator<Item = Report>> {
+    pub(in crate::moves) fn newest(&self, most: usize) -> io::Result<impl Iterator<Item = Report>> {
         let mut files = self.files()?;
         files.sort_by_key(|(at, _)| Reverse(*at));
         let read = |path: PathBuf| {
@@ -64,7 +64,7 @@ impl Reports {
         Ok(files)
     }
 
-    pub(super) fn has(&self, id: &str) -> bool {
+    pub(in crate::moves) fn has(&self, id: &str) -> bool {
         self.path(id).is_some_and(|path| path.exists())
     }
 
@@ -92,7 +92,7 @@ impl Reports {
 }
 
 /// A report without the engine's figures.
-pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
+pub(in crate::moves) fn empty(progress: &Progress, outcome: Outcome) -> Report {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     Report::empty(progress, now, outcome)
 }
