@@ -4,47 +4,44 @@ use api::{ErrorBody, ErrorCode};
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
 
 use crate::denied::Denied;
 
-/// The result of a request, with the status to use on success.
-pub(super) struct Answer<T> {
-    outcome: Result<T, Denied>,
-    success: StatusCode,
+/// The result of a request.
+pub(super) type Answer<T> = Result<Json<T>, Denied>;
+
+/// The result of a request that creates something.
+pub(super) type Created<T> = Result<(StatusCode, Json<T>), Denied>;
+
+pub(super) fn created<T>(value: T) -> (StatusCode, Json<T>) {
+    (StatusCode::CREATED, Json(value))
 }
 
-impl<T> Answer<T> {
-    /// The result of a request that creates something.
-    pub(super) fn created(outcome: Result<T, Denied>) -> Self {
-        Self { outcome, success: StatusCode::CREATED }
-    }
-
-    pub(super) fn denied(denied: Denied) -> Self {
-        Err(denied).into()
-    }
-}
-
-impl<T> From<Result<T, Denied>> for Answer<T> {
-    fn from(outcome: Result<T, Denied>) -> Self {
-        Self { outcome, success: StatusCode::OK }
-    }
-}
-
-impl<T: Serialize> IntoResponse for Answer<T> {
+impl IntoResponse for Denied {
     fn into_response(self) -> Response {
-        match self.outcome {
-            Ok(value) => (self.success, Json(value)).into_response(),
-            Err(denied) => refusal(&denied),
-        }
+        error(self.code(), &self.to_string())
     }
-}
-
-pub(super) fn refusal(denied: &Denied) -> Response {
-    error(denied.code(), &denied.to_string())
 }
 
 pub(super) fn error(code: ErrorCode, text: &str) -> Response {
     let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, Json(ErrorBody { error: text.to_owned(), code: Some(code) })).into_response()
+}
+
+pub(super) async fn no_route() -> Response {
+    let text = "there is no such path in the API: is the agent as new as the command?";
+    error(ErrorCode::NoSuchPath, text)
+}
+
+pub(super) async fn no_method() -> Response {
+    error(ErrorCode::MethodNotAllowed, "this path takes another method")
+}
+
+/// Runs `work` on a blocking thread: QEMU is asked over blocking sockets, and may be slow.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Denied> + Send + 'static,
+) -> Result<T, Denied> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(Denied::Local("a fault in the agent; its log says more".to_owned()))
+    })
 }

@@ -19,8 +19,8 @@ use utoipa::openapi::{
 };
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::people::needed;
+use super::caller::needed;
+use super::parts::Api;
 
 const JSON: &str = "application/json";
 

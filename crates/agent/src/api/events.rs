@@ -13,8 +13,9 @@ use http_body_util::channel::{Channel, Sender};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::people::Caller;
-use super::{Api, answer};
+use super::caller::Caller;
+use super::parts::Api;
+use crate::denied::Denied;
 use crate::events::{Limits, Reader};
 
 /// The header with which a reader resumes.
@@ -28,17 +29,10 @@ pub(super) async fn events(
     State(api): State<Api>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
-) -> Response {
-    let place = caller.map(|Extension(caller)| api.watchers.read_events(&caller)).transpose();
-    let place = match place {
-        Ok(place) => place,
-        Err(denied) => return answer::refusal(&denied),
-    };
+) -> Result<Response, Denied> {
+    let place = caller.map(|Extension(caller)| api.watchers.read_events(&caller)).transpose()?;
     let last = headers.get(LAST_EVENT_ID).map(|last| last.to_str().unwrap_or_default());
-    let reader = match api.events.read(last) {
-        Ok(reader) => reader,
-        Err(denied) => return answer::refusal(&denied),
-    };
+    let reader = api.events.read(last)?;
     let limits = api.events.limits();
     let (frames, body) = Channel::<Bytes, Infallible>::new(FRAMES_MAX);
     let (held, dropped) = oneshot::channel::<()>();
@@ -56,7 +50,7 @@ pub(super) async fn events(
         }
     });
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
-    (headers, Body::new(body)).into_response()
+    Ok((headers, Body::new(body)).into_response())
 }
 
 /// Sends events until there are no more, or the reader has disconnected or takes none.

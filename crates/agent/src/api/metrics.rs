@@ -16,8 +16,8 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::{Api, answer};
-use crate::api::few::Few;
+use super::few::Few;
+use super::parts::Api;
 use crate::denied::Denied;
 use crate::metrics::Now;
 pub(crate) use cached::CachedText;
@@ -31,14 +31,13 @@ const CONNECTION_MAX: Duration = Duration::from_secs(60);
 /// Prometheus' text format, which all its readers accept.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-pub(super) async fn metrics(State(api): State<Api>) -> Response {
+pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Denied> {
     let cached = api.metrics.clone();
-    match cached.read(move || collected(&api)).await {
-        Some(text) => ([(CONTENT_TYPE, TEXT)], text).into_response(),
-        None => answer::refusal(&Denied::Local(
-            "the metrics can't be collected now: the agent's log may say more".to_owned(),
-        )),
-    }
+    let text = cached.read(move || collected(&api)).await.ok_or_else(|| {
+        let text = "the metrics can't be collected now: the agent's log may say more";
+        Denied::Local(text.to_owned())
+    })?;
+    Ok(([(CONTENT_TYPE, TEXT)], text).into_response())
 }
 
 fn collected(api: &Api) -> String {

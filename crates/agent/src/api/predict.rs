@@ -3,7 +3,7 @@
 use api::{ErrorCode, GuestHelper, PredictRequest, Prediction};
 use engine::{Domain, MigrationError, SourceVm};
 
-use super::Api;
+use super::parts::Api;
 use crate::denied::Denied;
 
 impl Api {

@@ -11,9 +11,8 @@ use http_body_util::channel::{Channel, Sender};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::answer::refusal;
-use super::blocking;
-use super::people::Caller;
+use super::answer::blocking;
+use super::caller::Caller;
 use crate::denied::Denied;
 use crate::gangs::Gangs;
 use crate::moves::migrations::Migrations;
@@ -60,7 +59,7 @@ impl Watchers {
     /// Takes a place. Over TCP there is a caller.
     fn take(&self, caller: Option<&Caller>) -> Result<Share, Denied> {
         let (place, max) = match caller {
-            Some(caller) => (self.over_tcp.take(caller.name()), WATCHERS_OF_ONE_MAX),
+            Some(caller) => (self.over_tcp.take(&caller.name), WATCHERS_OF_ONE_MAX),
             None => (self.at_socket.take(""), WATCHERS_MAX),
         };
         place.ok_or_else(|| {
@@ -75,7 +74,7 @@ impl Watchers {
 
     /// Takes a place for a caller that reads events over TCP.
     pub(super) fn read_events(&self, caller: &Caller) -> Result<Share, Denied> {
-        self.readers_over_tcp.take(caller.name()).ok_or_else(|| {
+        self.readers_over_tcp.take(&caller.name).ok_or_else(|| {
             let text = format!(
                 "{READERS_OF_ONE_MAX} readers follow this agent's events over TCP already: end one \
                  of them"
@@ -134,7 +133,7 @@ pub(super) async fn of_migration(
     id: String,
     watchers: &Watchers,
     caller: Option<&Caller>,
-) -> Response {
+) -> Result<Response, Denied> {
     stream(OfMigration(migrations, id), watchers, caller).await
 }
 
@@ -143,23 +142,20 @@ pub(super) async fn of_gang(
     id: String,
     watchers: &Watchers,
     caller: Option<&Caller>,
-) -> Response {
+) -> Result<Response, Denied> {
     stream(OfGang(gangs, id), watchers, caller).await
 }
 
-async fn stream<S: Watched>(watched: S, watchers: &Watchers, caller: Option<&Caller>) -> Response {
-    let place = match watchers.take(caller) {
-        Ok(place) => place,
-        Err(denied) => return refusal(&denied),
-    };
+async fn stream<S: Watched>(
+    watched: S,
+    watchers: &Watchers,
+    caller: Option<&Caller>,
+) -> Result<Response, Denied> {
+    let place = watchers.take(caller)?;
     let watched = Arc::new(watched);
     let first = {
         let watched = Arc::clone(&watched);
-        blocking(move || watched.show()).await
-    };
-    let first = match first {
-        Ok(state) => state,
-        Err(denied) => return refusal(&denied),
+        blocking(move || watched.show()).await?
     };
     let (mut lines, body) = Channel::<Bytes, std::io::Error>::new(LINES_MAX);
     let stuck = watchers.stuck;
@@ -180,7 +176,7 @@ async fn stream<S: Watched>(watched: S, watchers: &Watchers, caller: Option<&Cal
             }
         }
     });
-    ([(CONTENT_TYPE, "application/x-ndjson")], Body::new(body)).into_response()
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::new(body)).into_response())
 }
 
 async fn send(
@@ -231,7 +227,7 @@ mod tests {
     }
 
     async fn watch(last: u64, watchers: &Watchers) -> Response {
-        stream(Counting { last }, watchers, None).await
+        stream(Counting { last }, watchers, None).await.into_response()
     }
 
     #[tokio::test]
@@ -247,13 +243,14 @@ mod tests {
         let person = Caller::example(Role::Observe);
         for of_person in 0..=WATCHERS_OF_ONE_MAX {
             let over_tcp = stream(Counting { last: u64::MAX }, &watchers, Some(&person)).await;
+            let over_tcp = over_tcp.into_response();
             let status: u16 = if of_person < WATCHERS_OF_ONE_MAX { 200 } else { 503 };
             assert_eq!(over_tcp.status(), status);
             watching.push(over_tcp);
         }
         let another = Caller::named("bob", Role::Observe);
         let over_tcp = stream(Counting { last: 0 }, &watchers, Some(&another)).await;
-        assert_eq!(over_tcp.status(), 200, "nor is one person in another's");
+        assert_eq!(over_tcp.into_response().status(), 200, "nor is one person in another's");
         watching.truncate(WATCHERS_MAX);
         watching.pop();
         while free(&watchers) == 0 {

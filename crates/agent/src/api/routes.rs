@@ -1,13 +1,17 @@
 //! All routes of the API, each with its part of the OpenAPI document.
 
+use std::sync::LazyLock;
+
 use api::{
     AttachRequest, Bounds, BoundsChange, Event, Examination, GangProgress, GangReport, GangRequest,
     GangStarted, HostCensus, HostInfo, MigrateRequest, MigrationStarted, PredictRequest,
     Prediction, Progress, Report, ResolveRequest, RunRequest, StopHow, Stopped, VmSummary,
 };
+use axum::Json;
+use serde_json::Value;
 
-use super::document::Route;
-use super::{events, gangs, metrics, openapi};
+use super::document::{self, Route};
+use super::{events, gangs, host, metrics, migrations, vms};
 
 /// The complete list of routes.
 pub(super) fn routes() -> Vec<Route> {
@@ -18,7 +22,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::get("/v1/openapi.json", "openapi", openapi)
             .about("This document")
             .answers_any(),
-        Route::get("/v1/host", "host", super::host)
+        Route::get("/v1/host", "host", host::show)
             .about("This host, and the hosts that it knows")
             .answers::<HostInfo>(),
         Route::get("/v1/hosts/{host}", "census", gangs::census)
@@ -28,62 +32,62 @@ pub(super) fn routes() -> Vec<Route> {
             .about("What happens at this host, as server-sent events")
             .continues()
             .streams::<Event>("text/event-stream"),
-        Route::get("/v1/doctor", "doctor", super::doctor)
+        Route::get("/v1/doctor", "doctor", host::examine)
             .about("What is wrong with this host for migrations")
             .answers::<Examination>(),
-        Route::get("/v1/doctor/{host}", "doctor_of_pair", super::doctor_of_pair)
+        Route::get("/v1/doctor/{host}", "doctor_of_pair", host::examine_pair)
             .about("Which VMs of this host can go to another one, and why not")
             .answers::<Examination>(),
-        Route::get("/v1/vms", "list_vms", super::list)
+        Route::get("/v1/vms", "list_vms", vms::list)
             .about("The VMs of this host")
             .answers_many::<VmSummary>(),
-        Route::post("/v1/vms", "run_vm", super::run)
+        Route::post("/v1/vms", "run_vm", vms::run)
             .about("Starts a VM")
             .takes::<RunRequest>()
             .makes::<VmSummary>(),
-        Route::post("/v1/vms/attach", "attach_vm", super::attach)
+        Route::post("/v1/vms/attach", "attach_vm", vms::attach)
             .about("Adopts a VM that runs already")
             .takes::<AttachRequest>()
             .makes::<VmSummary>(),
-        Route::get("/v1/vms/{name}", "show_vm", super::show)
+        Route::get("/v1/vms/{name}", "show_vm", vms::show)
             .about("One VM, with what its guest's helper says")
             .answers::<VmSummary>(),
-        Route::delete("/v1/vms/{name}", "stop_vm", super::stop)
+        Route::delete("/v1/vms/{name}", "stop_vm", vms::stop)
             .about("Shuts a VM down")
             .asks::<StopHow>()
             .answers::<Stopped>(),
-        Route::post("/v1/vms/{name}/resolve", "resolve_vm", super::resolve)
+        Route::post("/v1/vms/{name}/resolve", "resolve_vm", vms::resolve)
             .about(
                 "Decides which host a VM in doubt belongs to. Answers with the VM, or null if it is \
                  no longer here",
             )
             .takes::<ResolveRequest>()
             .answers_optionally::<VmSummary>(),
-        Route::post("/v1/vms/{name}/predict", "predict", super::predict)
+        Route::post("/v1/vms/{name}/predict", "predict", vms::predict)
             .about("Watches a VM for some seconds, and says what moving it would take")
             .takes::<PredictRequest>()
             .answers::<Prediction>(),
-        Route::get("/v1/migrations", "list_migrations", super::migrations)
+        Route::get("/v1/migrations", "list_migrations", migrations::list)
             .about("Migrations from this host, the latest first")
             .answers_many::<Progress>(),
-        Route::post("/v1/migrations", "migrate", super::migrate)
+        Route::post("/v1/migrations", "migrate", migrations::start)
             .about("Begins to move a VM")
             .takes::<MigrateRequest>()
             .makes::<MigrationStarted>(),
-        Route::get("/v1/migrations/{id}", "show_migration", super::migration)
+        Route::get("/v1/migrations/{id}", "show_migration", migrations::show)
             .about("Where a migration is, or how it ended")
             .answers::<Progress>(),
-        Route::patch("/v1/migrations/{id}", "set_bounds", super::set)
+        Route::patch("/v1/migrations/{id}", "set_bounds", migrations::set)
             .about("Changes what a migration may use. Answers with what it may use from now on")
             .takes::<BoundsChange>()
             .answers::<Bounds>(),
-        Route::get("/v1/migrations/{id}/progress", "watch_migration", super::watch)
+        Route::get("/v1/migrations/{id}/progress", "watch_migration", migrations::watch)
             .about("Where a migration is, line by line, until it has ended")
             .streams::<Progress>("application/x-ndjson"),
-        Route::post("/v1/migrations/{id}/cancel", "cancel_migration", super::cancel)
+        Route::post("/v1/migrations/{id}/cancel", "cancel_migration", migrations::cancel)
             .about("Has a migration end with its VM here")
             .answers_null(),
-        Route::get("/v1/migrations/{id}/report", "report", super::report)
+        Route::get("/v1/migrations/{id}/report", "report", migrations::report)
             .about("How a migration went")
             .answers::<Report>(),
         Route::get("/v1/gangs", "list_gangs", gangs::list)
@@ -109,4 +113,11 @@ pub(super) fn routes() -> Vec<Route> {
             .about("How a gang went")
             .answers::<GangReport>(),
     ]
+}
+
+/// The document, which never changes while the agent runs.
+pub(super) static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document::of(routes()));
+
+async fn openapi() -> Json<&'static Value> {
+    Json(&DOCUMENT)
 }

@@ -5,20 +5,27 @@ mod metrics;
 mod openapi;
 mod secrets;
 
+use std::sync::Arc;
+
+use api::{ErrorCode, Examination, HostInfo};
 use axum::body::Body as AxumBody;
 use axum::http::Request;
 use engine::Local;
 use http_body_util::BodyExt;
+use identity::Identity;
 use switchover::journal::JournalDir;
 use tower::ServiceExt;
 
 use super::*;
-use crate::events::Limits;
-use crate::gangs::OrderHandler;
+use crate::events::{Events, Limits};
+use crate::examiner::Examiner;
+use crate::gangs::{Gangs, OrderHandler};
 use crate::moves::history::History;
-use crate::peers::Routes;
+use crate::moves::migrations::Migrations;
+use crate::moves::recovery::Settlers;
+use crate::peers::{Peers, Routes};
 use crate::state::StateDir;
-use crate::vms::registry::Held;
+use crate::vms::registry::{Held, Registry};
 
 struct Site {
     api: Api,

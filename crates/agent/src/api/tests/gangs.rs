@@ -3,9 +3,13 @@
 use std::net::TcpListener;
 use std::{fs, thread};
 
-use api::{GangOptions, GangOutcome, GangReport, GangRequest, MoveReport, MoveState};
+use api::{
+    GangOptions, GangOutcome, GangReport, GangRequest, MoveReport, MoveState, RunRequest, StopHow,
+};
 
 use super::*;
+use crate::config::PeerEntry;
+use crate::denied::Denied;
 
 const ID: &str = "g0000000a";
 

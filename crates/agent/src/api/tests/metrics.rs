@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::Outcome;
+use api::{Outcome, Progress, Report};
 
 use super::*;
 

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path as FilePath;
 
-use api::{GangOutcome, GapReason, Happening, MigrationResult, Phase};
+use api::{GangOutcome, GapReason, Happening, MigrateRequest, MigrationResult, Phase};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::routes::DOCUMENT;
 
 const RENEW: &str = "RENEW_OPENAPI";
 

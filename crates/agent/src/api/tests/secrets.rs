@@ -6,6 +6,7 @@ use identity::Role;
 use serde_json::json;
 
 use super::*;
+use crate::api::caller::Caller;
 
 /// A host with a VM that was started with a secret, and whose QEMU has ended with a message that
 /// repeats it.
