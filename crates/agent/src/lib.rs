@@ -1,9 +1,10 @@
 //! The agent: the daemon that serves the API of one host and owns its VMs.
 //!
-//! [`run`] is the whole daemon, and [`config`] its configuration. `registry` keeps the VMs,
-//! `migrations` those that leave, `arrivals` those that arrive, `gangs` those that move
-//! together. `recovery` settles switchovers that were interrupted. `http` is the API over
-//! all of them. QEMU and the engine block and have their own threads; only the API is async.
+//! [`run`] is the whole daemon, and [`config`] its configuration. `vms` keeps the VMs; `moves` has
+//! those that leave and arrive, and settles switchovers that were interrupted; `gangs` moves many
+//! together, `carry` what others command. `api` serves all of it. A module uses only those on the
+//! floors below it, as `floors` lists them. QEMU and the engine block and have their own threads;
+//! only the API is async.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,8 @@ mod daemon;
 mod denied;
 mod events;
 mod examiner;
+#[cfg(test)]
+mod floors;
 mod gangs;
 mod id;
 mod metrics;
