@@ -27,9 +27,9 @@ use wire::{Part, Reply};
 
 use crate::config::{Carry, NicSpeed, Password};
 use crate::denied::Denied;
-use crate::migrations::Routes;
 use crate::parallel::at_once;
-use crate::registry::Registry;
+use crate::peers::Routes;
+use crate::vms::registry::Registry;
 use recent::Recent;
 
 /// For an answer that takes no work.

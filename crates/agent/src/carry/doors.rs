@@ -28,7 +28,7 @@ use super::posts::{Post, Posts};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
 use crate::examiner::Examiner;
-use crate::migrations::Migrations;
+use crate::moves::migrations::Migrations;
 use crate::user::{self, UserError};
 
 /// Doors at which connections are accepted at a time. The others take turns: a user who keeps

@@ -13,7 +13,7 @@ use qemu::room::{HostMemory, Needs};
 use qemu::shape::{self, Memory};
 
 use crate::parallel::at_once;
-use crate::registry::{Living, Registry};
+use crate::vms::registry::{Living, Registry};
 
 /// The facts of all VMs whose QEMU lives; this asks QEMU, and so may wait for a busy one.
 pub(super) fn facts(registry: &Registry, memory: &HostMemory) -> Vec<VmFacts> {
