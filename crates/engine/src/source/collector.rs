@@ -15,7 +15,6 @@ use stream::GlobalState;
 use tap::{Head, Output, Stopped};
 
 use super::context::Notice;
-use super::control::throttle::OurStops;
 use super::pages::Pages;
 
 pub(crate) struct Collector {
@@ -24,7 +23,6 @@ pub(crate) struct Collector {
     pub(crate) ram: RamBlocks,
     pub(crate) numbered: Arc<Numbered>,
     pub(crate) notices: Sender<Notice>,
-    pub(crate) stops: Arc<OurStops>,
     pub(crate) global_state: Arc<Mutex<GlobalState>>,
 }
 
@@ -85,10 +83,6 @@ impl Output for Collector {
             self.notice(Notice::Unsplittable(reason.to_owned()));
         }
         self.pages.state.whole.write(bytes, |piece| self.non_ram(true, piece))
-    }
-
-    fn ram_ended(&self) -> bool {
-        self.stops.end()
     }
 
     fn threads(&self) -> Option<Arc<DataThreads>> {

@@ -170,7 +170,6 @@ fn the_same_events_give_the_same_report() {
             ram: RamBlocks::default(),
             numbered: Arc::default(),
             notices: unbounded().0,
-            stops: Arc::default(),
             global_state: Arc::default(),
         })
     });

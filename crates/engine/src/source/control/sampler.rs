@@ -275,18 +275,7 @@ impl Sampling {
 
     /// Chases the guest with QEMU's passes, if QEMU can be held meanwhile.
     fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
-        let Watched { state, by_name, fixed, throttling, .. } = &self.watched;
-        if throttling.is_sliced(self.share) {
-            // QEMU may end by itself, and then what is in flight has to fit the goal.
-            state.end_chase();
-            state.adjust_pool();
-            if let Some(by_name) = by_name
-                && state.first_pass_over.load(Relaxed)
-            {
-                by_name.end_naming();
-            }
-            return Stage::Chasing;
-        }
+        let Watched { state, by_name, fixed, .. } = &self.watched;
         let Some(chase) = &mut self.chase else { return Stage::Over };
         if self.deliveries.last().delivered.awaited_bytes > 0 {
             // The VM would be stopped while the destination waits for that content.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dedup::source::Announcer;
 use parking_lot::Mutex;
 use qemu::outgoing::Outgoing;
-use qemu::qmp::{QmpError, RunState};
+use qemu::qmp::QmpError;
 use qemu::rendezvous::Rendezvous;
 use stream::GlobalState;
 use switchover::source::Event as Step;
@@ -24,7 +24,6 @@ use crate::source::audit::SourceAudit;
 use crate::source::context::Notice;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
-use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::{Flow, tap_failed};
 use crate::source::from_disks::FromDisks;
@@ -57,8 +56,6 @@ pub(crate) struct Streaming<'m> {
     /// The socket that QEMU connects to.
     _socket: Rendezvous,
     pub(crate) audit: SourceAudit,
-    /// Stops of the VM for throttling.
-    pub(crate) stops: Arc<OurStops>,
     /// None: no hole has to be filled.
     prefault: Option<Prefault>,
     /// Whether the guest may report free pages.
@@ -79,7 +76,7 @@ impl<'m> Journaled<Prepared<'m>> {
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
         let Started { outgoing, flow, announcer, global_state, tap, sampler, .. } = started;
-        let Started { pacing, socket, audit, stops, prefault, hints, .. } = started;
+        let Started { pacing, socket, audit, prefault, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -93,7 +90,6 @@ impl<'m> Journaled<Prepared<'m>> {
             pacing,
             _socket: socket,
             audit,
-            stops,
             prefault,
             hints,
             hinting: None,
@@ -168,12 +164,11 @@ impl Streaming<'_> {
         self.cpu += self.flow.stop(in_order);
     }
 
-    /// Whether the VM was already paused when QEMU stopped it, and not by a throttling
-    /// stop. Known once QEMU's stream has arrived.
+    /// Whether the VM was already paused when QEMU stopped it. Known once QEMU's stream has
+    /// arrived.
     pub(super) fn was_paused(&self) -> bool {
         let global_state = self.global_state.lock();
-        let paused = global_state.state().is_some_and(|state| PAUSED.contains(&state));
-        paused && self.stops.last().is_none()
+        global_state.state().is_some_and(|state| PAUSED.contains(&state))
     }
 
     fn back_out_qemu(&self, run: bool) -> Result<(), QmpError> {
@@ -191,26 +186,10 @@ impl Streaming<'_> {
         // stay open and are read until it closes them.
         outcome?;
         self.flow.tap.cut();
-        if run {
-            return self.end_slice();
-        }
-        if self.outgoing.has_given_up() {
+        if !run && self.outgoing.has_given_up() {
             self.connected.context.report_builder.note(GIVEN_UP);
         }
         Ok(())
-    }
-
-    /// Resumes a VM that QEMU found in a throttling stop: QEMU takes it for paused and
-    /// leaves it so.
-    fn end_slice(&self) -> Result<(), QmpError> {
-        let qmp = &self.connected.context.vm.machine.qmp;
-        if !self.stops.any() {
-            return Ok(());
-        }
-        match qmp.run_state()? {
-            RunState::Running | RunState::Shutdown => Ok(()),
-            _ => qmp.cont(),
-        }
     }
 }
 
