@@ -139,7 +139,6 @@ impl Parts {
             output.all_before(Epoch(epoch.0 + 1));
         }
         output.tail(b"de").unwrap();
-        output.ram_ended();
         output.ram_over();
         output.tail(b"vices").unwrap();
     }
