@@ -4,7 +4,6 @@
 mod hold;
 pub(crate) mod limit;
 pub(crate) mod pacing;
-mod qemu_migration;
 pub(crate) mod sampler;
 pub(crate) mod stream_state;
 pub(crate) mod throttle;

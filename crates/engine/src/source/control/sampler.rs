@@ -20,7 +20,7 @@ use policy::switchover::{
     Allowance, FinishInput, accepted, allowance, budget_bytes, predicted_blackout,
 };
 use policy::throttle::{Look as Followed, Stall, Step, Why};
-use qemu::outgoing::Progress;
+use qemu::outgoing::{Outgoing, Progress};
 
 use deliveries::Deliveries;
 use ticking::Ticking;
@@ -28,7 +28,6 @@ use window::Window;
 
 use super::limit::{PeerShare, Seen};
 use super::pacing::pace_bounds;
-use super::qemu_migration::QemuMigration;
 use super::stream_state::StreamState;
 use super::throttle::Throttling;
 use super::whole::{DEVICES_WAIT, Patience};
@@ -50,7 +49,7 @@ pub(crate) struct Watched {
     pub(crate) by_name: Option<Arc<ByName>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) report_builder: Arc<ReportBuilder>,
-    pub(crate) qemu: Arc<dyn QemuMigration>,
+    pub(crate) qemu: Arc<Outgoing>,
     pub(crate) tap: tap::Stopper,
     pub(crate) compress: Compress,
     /// Memory that the VM has used, with what QEMU itself uses; none if unknown.

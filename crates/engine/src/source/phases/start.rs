@@ -170,7 +170,7 @@ impl Prepared<'_> {
             by_name: flow.stage.clone(),
             lanes: Arc::clone(&flow.lanes),
             report_builder: Arc::clone(&context.report_builder),
-            qemu: Arc::clone(&outgoing) as _,
+            qemu: Arc::clone(&outgoing),
             tap: flow.tap.clone(),
             compress: request.compress,
             used_bytes: predict::used(context.vm.machine.process.pid()),
