@@ -21,7 +21,7 @@ mod period;
 mod scheduling;
 mod used;
 
-pub use error::QuotaError;
+pub use error::{NoteError, QuotaError};
 pub use memory::memory_left;
 pub use note::{Left, Notes};
 pub use period::{CPUS_MIN, Quota};
