@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use transport::{Endpoint, connect};
 use wire::Kind;
 
-pub(crate) use claims::{Batch, Claims};
+pub(crate) use claims::{Batch, Claims, Fate};
 use line::Line;
 use publisher::Publisher;
 pub(crate) use serve::RemoteWaiter;

@@ -20,6 +20,7 @@ mod doubt;
 mod encoding;
 mod fill;
 mod heap;
+mod page_set;
 mod pool;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
@@ -35,4 +36,5 @@ pub use encoding::{
 };
 pub use fill::{filled_with, is_zero};
 pub use heap::give_back_freed_memory;
+pub use page_set::PageSet;
 pub use pool::{Pool, PoolClosed, Room};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use audit::Delivery;
 use identity::{Closer, Connection, Reader, Writer};
-use page::{Buffer, Decoder, Encoding, PAGE_BYTES};
+use page::{Buffer, DecodeError, Decoder, Encoding, PAGE_BYTES};
 use placer::{PlaceError, Placer};
 use wire::{BatchHeader, BlockHeader, LaneHeader, Tables, WireError};
 
@@ -34,7 +34,7 @@ pub enum LaneEnd {
     Place(#[from] PlaceError),
     /// An unknown encoding, or bytes that can't be decoded.
     #[error("the source sent a batch that cannot be decoded: {0}")]
-    Decode(String),
+    Decode(#[from] DecodeError),
     /// The sink refused disk blocks.
     #[error(transparent)]
     Blocks(TakeError),
@@ -162,8 +162,7 @@ impl Incoming {
         if self.tables.pages.is_empty() {
             return Ok(&self.tables);
         }
-        let encoding = Encoding::try_from(header.encoding)
-            .map_err(|_| LaneEnd::Decode(format!("unknown encoding {}", header.encoding)))?;
+        let encoding = Encoding::try_from(header.encoding)?;
         let pages = &self.tables.pages;
         // The payload is read before it is placed, so that no thread waits for the
         // source while it holds a range of RAM.
@@ -175,17 +174,14 @@ impl Incoming {
             &mut []
         };
         if header.deltas {
-            let deltas = self
-                .decoder
-                .decode_deltas(encoding, payload, pages.len())
-                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+            let deltas = self.decoder.decode_deltas(encoding, payload, pages.len())?;
             placer.place_deltas(header.block, header.epoch, pages, deltas, &mut self.bodies)?;
             return Ok(&self.tables);
         }
         if encoding == Encoding::Raw {
             if header.payload_bytes as usize != pages.len() * PAGE_BYTES {
-                let (bytes, pages) = (header.payload_bytes, pages.len());
-                return Err(LaneEnd::Decode(format!("{bytes} bytes are not {pages} pages")));
+                let (bytes, bodies) = (header.payload_bytes as usize, pages.len());
+                return Err(DecodeError::WrongLength { bytes, bodies }.into());
             }
             // The batch is checked as a whole: if it can't be placed, no piece of it
             // is.
@@ -197,10 +193,7 @@ impl Incoming {
             }
             return Ok(&self.tables);
         }
-        let bytes = self
-            .decoder
-            .decode(encoding, payload, pages.len())
-            .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+        let bytes = self.decoder.decode(encoding, payload, pages.len())?;
         placer.place_bodies(header.block, header.epoch, pages, bytes, Delivery::Body)?;
         Ok(&self.tables)
     }
@@ -214,8 +207,7 @@ impl Incoming {
         self.read_tables(header.table_bytes())?;
         let mut batch = sink.room()?;
         header.fill(&self.table_bytes, &mut batch)?;
-        let encoding = Encoding::try_from(header.encoding)
-            .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+        let encoding = Encoding::try_from(header.encoding)?;
         let payload_bytes = header.payload_bytes as usize;
         if encoding == Encoding::Raw {
             if payload_bytes != batch.data().len() {
@@ -225,9 +217,7 @@ impl Incoming {
         } else {
             let payload = self.payload.room(payload_bytes);
             self.reader.read_exact(payload)?;
-            self.decoder
-                .decode_blocks(encoding, payload, batch.data_mut())
-                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+            self.decoder.decode_blocks(encoding, payload, batch.data_mut())?;
         }
         Ok(sink.take(batch)?)
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use content::{Key, Member, Name};
 use crossbeam_channel::Sender;
-use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex, PageSet};
 use parking_lot::Mutex;
 use placer::Placer;
 use wire::Late;
@@ -207,22 +207,18 @@ impl Recipient {
         self.asked.lock().len() < BATCH_PAGES
     }
 
-    /// Which of these were requested before, on a connection that has died since, as bits.
+    /// Which of these were requested before, on a connection that has died since.
     pub(crate) fn has_asked(
         &self,
         block: BlockId,
         epoch: Epoch,
         pages: &[PageIndex],
         names: &[Name],
-    ) -> u128 {
+    ) -> PageSet {
         let asked = self.asked.lock();
-        let mut before = 0;
-        for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
-            if asked.get(&(block, *page)) == Some(&(epoch, *name)) {
-                before |= 1 << nth;
-            }
-        }
-        before
+        let is_asked = |page, name| asked.get(&(block, page)) == Some(&(epoch, name));
+        let pages = pages.iter().zip(names).enumerate();
+        pages.filter(|(_, (page, name))| is_asked(**page, **name)).map(|(nth, _)| nth).collect()
     }
 
     /// Its source has sent these pages. Returns the names of those that were requested, and

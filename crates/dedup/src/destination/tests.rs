@@ -63,7 +63,7 @@ fn heard(source: &mut TcpStream) -> (u128, u128) {
     let mut answer = [0; Answer::BYTES];
     source.read_exact(&mut answer).unwrap();
     let Answer { wanted, later, .. } = Answer::parse(&answer).unwrap();
-    (wanted, later)
+    (wanted.bits(), later.bits())
 }
 
 /// Its source names a page on a new lane. Returns both ends.

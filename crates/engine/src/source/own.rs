@@ -13,14 +13,12 @@ use stream::GlobalState;
 use tap::{Head, Output, Stopped};
 
 use super::collector::Collector;
-use super::control::throttle::OurStops;
 
 pub(crate) struct Own {
     pub(crate) collector: Collector,
     /// The VM's memory, as far as this agent can read it.
     pub(crate) ram: RamBlocks,
     pub(crate) numbered: Arc<Numbered>,
-    pub(crate) stops: Arc<OurStops>,
     pub(crate) global_state: Arc<Mutex<GlobalState>>,
 }
 
@@ -62,10 +60,6 @@ impl Output for Own {
 
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped> {
         self.collector.whole(bytes, reason)
-    }
-
-    fn ram_ended(&self) -> bool {
-        self.stops.end()
     }
 
     fn threads(&self) -> Option<Arc<DataThreads>> {

@@ -48,9 +48,9 @@ impl ShutDown {
 
 /// QEMU's events about the end of its guest.
 ///
-/// STOPs have a receiver of their own: a VM that is throttled by stops causes 20 a second. If its
-/// status is not asked for meanwhile, they overflow the receiver, which is lost then. A common one
-/// would be lost to SHUTDOWNs too.
+/// STOPs have a receiver of their own: a program that pauses the VM again and again causes many.
+/// If the status is not queried meanwhile, they overflow the receiver, which is lost then. A common
+/// one would be lost to SHUTDOWNs too.
 #[derive(Debug)]
 pub(super) struct Ends {
     shutdowns: Receiver<Event>,

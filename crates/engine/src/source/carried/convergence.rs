@@ -1,8 +1,8 @@
 //! Throttles a carried VM that does not converge, with the same controller and cgroups as
 //! for the agent's own migrations, from counts of passes.
 //!
-//! QEMU isn't queried, so the VM can't be stopped for moments either. The consequence is up
-//! to libvirt, or another program that commands both QEMUs.
+//! QEMU isn't queried. The consequence is up to libvirt, or another program that commands both
+//! QEMUs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +17,6 @@ use super::process::Qemu;
 use crate::report_builder::ReportBuilder;
 use crate::source::control::sampler::Shown;
 use crate::source::control::throttle::{Brakes, Throttling, Vcpus, settings};
-
-/// Why a VM is not stopped for moments where cgroups are unavailable.
-const NOT_OURS: &str = "it is stopped only by those who command its QEMU";
 
 pub(super) struct Convergence {
     passes: Arc<Passes>,
@@ -85,7 +82,6 @@ impl Convergence {
         let brakes = Brakes {
             vcpus: vcpus.inspect_err(|why| tracing::info!(why, "a VM that is carried")),
             notes,
-            slicing: Err(NOT_OURS),
             report_builder: Arc::clone(&report_builder),
         };
         let settings = of_request(request);
@@ -190,7 +186,8 @@ impl Convergence {
             );
         }
         // A VM that can't be throttled at all was noted already.
-        let is_done = self.allowed && share <= decision.share;
+        let can_be = self.allowed && !self.throttling.is_missing();
+        let is_done = can_be && share <= decision.share;
         if let Some(stall) = decision.stalled.filter(|_| is_done)
             && !std::mem::replace(&mut self.told_stall, true)
         {

@@ -145,7 +145,6 @@ impl Parts {
             output.all_before(Epoch(epoch.0 + 1));
         }
         output.tail(b"de").unwrap();
-        output.ram_ended();
         output.ram_over();
         output.tail(b"vices").unwrap();
     }
@@ -175,7 +174,6 @@ fn the_same_events_give_the_same_report() {
             collector,
             ram: RamBlocks::default(),
             numbered: Arc::default(),
-            stops: Arc::default(),
             global_state: Arc::default(),
         })
     });

@@ -240,19 +240,8 @@ impl Deciding {
 
     /// Chases the guest with QEMU's passes, if QEMU can be held meanwhile.
     fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
-        let Watched { sampler, fixed, throttling, .. } = &self.watched;
+        let Watched { sampler, fixed, .. } = &self.watched;
         let Sampler { state, by_name, .. } = sampler;
-        if throttling.is_sliced(self.share) {
-            // QEMU may end by itself, and then what is in flight has to fit the goal.
-            state.end_chase();
-            state.adjust_pool();
-            if let Some(by_name) = by_name
-                && state.first_pass_over.load(Relaxed)
-            {
-                by_name.end_naming();
-            }
-            return Stage::Chasing;
-        }
         let Some(chase) = &mut self.chase else { return Stage::Over };
         if sampler.delivered().awaited_bytes > 0 {
             // The VM would be stopped while the destination waits for that content.

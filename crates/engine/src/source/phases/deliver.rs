@@ -74,8 +74,7 @@ impl<'m> Journaled<Streaming<'m>> {
                 context.report_builder.enter(Phase::Stopped);
                 context.stop_unclear = false;
                 connected.stands_still(Instant::now());
-                // QEMU reports no stop for a VM that its owner had paused, or that was in a
-                // throttling stop.
+                // QEMU reports no stop for a VM that its owner had paused.
                 let run = connected.context.was_running;
                 self.step(Step::Stopped { run });
             }
@@ -180,7 +179,6 @@ impl Streaming<'_> {
     /// Follows a QEMU event. True: QEMU has stopped the VM for its switchover.
     fn follow(&mut self, event: &Event) -> Result<bool, MigrationError> {
         match (event.name.as_str(), event.data["status"].as_str()) {
-            ("STOP", _) if self.stops.take_slice(event.at) => return Ok(false),
             ("MIGRATION", Some("pre-switchover")) => {
                 let context = &self.connected.context;
                 if let Some(disks) = &mut self.disks {

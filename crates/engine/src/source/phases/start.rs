@@ -31,7 +31,7 @@ use crate::source::control::by_progress::{self, Watched};
 use crate::source::control::sampler::Sampler;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::{StreamState, Traits};
-use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
+use crate::source::control::throttle::{self, Brakes, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
 use crate::source::own::Own;
 
@@ -62,7 +62,6 @@ pub(super) struct Started {
     pub(super) sampler: Ticking,
     pub(super) socket: Rendezvous,
     pub(super) audit: SourceAudit,
-    pub(super) stops: Arc<OurStops>,
     /// Whether the guest may report free pages.
     pub(super) hints: bool,
 }
@@ -125,7 +124,7 @@ impl Prepared<'_> {
         };
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&self.connected.pools, goal, traits));
-        let (numbered, stops) = (Arc::<Numbered>::default(), Arc::<OurStops>::default());
+        let numbered = Arc::<Numbered>::default();
         let audited = (request.audit, "it was turned off (--audit off)");
         let (hash, host) = (self.there.hash.as_deref(), &context.peer.name);
         let audit = SourceAudit::new(audited, hash, host, &context.report_builder)?;
@@ -151,7 +150,6 @@ impl Prepared<'_> {
                 collector,
                 ram: self.ram.clone(),
                 numbered,
-                stops: Arc::clone(&stops),
                 global_state: Arc::clone(&global_state),
             };
             let (held, pool) = (traits.held, Arc::clone(&state.pool));
@@ -162,7 +160,7 @@ impl Prepared<'_> {
         let announcer = announcer.map(|stage| Announcer::start(stage, &context.threads));
         let announcer = announcer.transpose().map_err(no_thread)?.flatten();
         let fixed = self.fixed_cost(goal);
-        let brakes = self.brakes(&flow, &stops, traits.held);
+        let brakes = self.brakes();
         flow.prefault(hints, &self.ram);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = by_progress::start(Watched {
@@ -177,18 +175,7 @@ impl Prepared<'_> {
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
-        Ok(Started {
-            outgoing,
-            flow,
-            announcer,
-            global_state,
-            tap,
-            sampler,
-            socket,
-            audit,
-            stops,
-            hints,
-        })
+        Ok(Started { outgoing, flow, announcer, global_state, tap, sampler, socket, audit, hints })
     }
 
     /// Whether the guest may report free pages to QEMU. If QEMU doesn't answer, it may.
@@ -216,23 +203,14 @@ impl Prepared<'_> {
         local.fixed_cost.expected(&peer.name)
     }
 
-    fn brakes(&self, flow: &Flow, stops: &Arc<OurStops>, held: bool) -> Brakes {
+    fn brakes(&self) -> Brakes {
         let context = &self.connected.context;
-        let machine = &context.vm.machine;
-        let vcpus = Vcpus::of(machine);
-        let slicing = Slicing {
-            qmp: Arc::clone(&machine.qmp),
-            stops: Arc::clone(stops),
-            tap: flow.tap.clone(),
-        };
-        let not_held = "its QEMU can't be held, so stopping it for moments is not safe";
         Brakes {
-            vcpus: vcpus.map_err(|error| {
+            vcpus: Vcpus::of(&context.vm.machine).map_err(|error| {
                 tracing::warn!(%error, "no vCPUs to be seen");
                 "its vCPUs can't be seen".to_owned()
             }),
             notes: context.local.slowed.clone(),
-            slicing: if held { Ok(slicing) } else { Err(not_held) },
             report_builder: Arc::clone(&context.report_builder),
         }
     }

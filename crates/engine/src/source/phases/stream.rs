@@ -8,7 +8,7 @@ use std::time::Instant;
 use dedup::source::Announcer;
 use parking_lot::Mutex;
 use qemu::outgoing::Outgoing;
-use qemu::qmp::{QmpError, RunState};
+use qemu::qmp::QmpError;
 use qemu::rendezvous::Rendezvous;
 use stream::GlobalState;
 use switchover::source::Event as Step;
@@ -22,7 +22,6 @@ use super::start::{SetUp, Started};
 use crate::error::MigrationError;
 use crate::source::audit::SourceAudit;
 use crate::source::control::sampler::ticking::Ticking;
-use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::{Flow, tap_failed};
 use crate::source::from_disks::FromDisks;
@@ -53,8 +52,6 @@ pub(crate) struct Streaming<'m> {
     /// The socket that QEMU connects to.
     _socket: Rendezvous,
     pub(crate) audit: SourceAudit,
-    /// Stops of the VM for throttling.
-    pub(crate) stops: Arc<OurStops>,
     /// Whether the guest may report free pages.
     hints: bool,
     /// While QEMU is held back for them, or since.
@@ -71,7 +68,7 @@ impl<'m> Journaled<Prepared<'m>> {
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
         let Started { outgoing, flow, announcer, global_state, tap, sampler, .. } = started;
-        let Started { socket, audit, stops, hints, .. } = started;
+        let Started { socket, audit, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -84,7 +81,6 @@ impl<'m> Journaled<Prepared<'m>> {
             sampler,
             _socket: socket,
             audit,
-            stops,
             hints,
             hinting: None,
         };
@@ -155,12 +151,11 @@ impl Streaming<'_> {
         self.flow.stop(in_order);
     }
 
-    /// Whether the VM was already paused when QEMU stopped it, and not by a throttling
-    /// stop. Known once QEMU's stream has arrived.
+    /// Whether the VM was already paused when QEMU stopped it. Known once QEMU's stream has
+    /// arrived.
     pub(super) fn was_paused(&self) -> bool {
         let global_state = self.global_state.lock();
-        let paused = global_state.state().is_some_and(|state| PAUSED.contains(&state));
-        paused && self.stops.last().is_none()
+        global_state.state().is_some_and(|state| PAUSED.contains(&state))
     }
 
     fn back_out_qemu(&self, run: bool) -> Result<(), QmpError> {
@@ -178,26 +173,10 @@ impl Streaming<'_> {
         // stay open and are read until it closes them.
         outcome?;
         self.flow.tap.cut();
-        if run {
-            return self.end_slice();
-        }
-        if self.outgoing.has_given_up() {
+        if !run && self.outgoing.has_given_up() {
             self.connected.context.report_builder.note(GIVEN_UP);
         }
         Ok(())
-    }
-
-    /// Resumes a VM that QEMU found in a throttling stop: QEMU takes it for paused and
-    /// leaves it so.
-    fn end_slice(&self) -> Result<(), QmpError> {
-        let qmp = &self.connected.context.vm.machine.qmp;
-        if !self.stops.any() {
-            return Ok(());
-        }
-        match qmp.run_state()? {
-            RunState::Running | RunState::Shutdown => Ok(()),
-            _ => qmp.cont(),
-        }
     }
 }
 
