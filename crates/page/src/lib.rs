@@ -21,6 +21,7 @@ mod encoding;
 mod fill;
 mod heap;
 mod pool;
+mod reserve;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 pub use batch::{BATCH_PAGES, Batch, Body, Fill, PagesMut, SLOT_BYTES};
@@ -36,3 +37,4 @@ pub use encoding::{
 pub use fill::{filled_with, is_zero};
 pub use heap::give_back_freed_memory;
 pub use pool::{Pool, PoolClosed, Room};
+pub use reserve::{Borrowed, Reserve};
