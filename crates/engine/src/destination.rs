@@ -317,7 +317,7 @@ fn serve_one(
                 return Ok(());
             };
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
-            dedup::rack::serve(sharing, connection)?;
+            dedup::rack::serve(sharing, connection, &shared.local.resources.served)?;
         }
         Kind::Orders => {
             if !place.orders(connection.peer()) {

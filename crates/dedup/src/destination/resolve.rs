@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use content::{Domain, Key, Name};
 use data_threads::DataThreads;
-use page::{BlockId, Epoch, Fill, PageIndex};
+use page::{BlockId, Epoch, Fill, PageIndex, Reserve};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
 use transport::{Incoming, LaneEnd, Question};
@@ -43,6 +43,10 @@ pub struct Arriving {
     pub disks: Option<Disks>,
     /// Its source names no page until there may be content to find.
     pub sleeps: bool,
+    /// Memory that it shares with all others that arrive, of [`NAMED_BYTES_MAX`].
+    ///
+    /// [`NAMED_BYTES_MAX`]: super::NAMED_BYTES_MAX
+    pub memory: Arc<Reserve>,
 }
 
 impl Exchange {
@@ -55,7 +59,7 @@ impl Exchange {
         self: &Arc<Self>,
         key: Key,
         in_rack: Option<&Domain>,
-        Arriving { placer, blocks, disks, sleeps }: Arriving,
+        Arriving { placer, blocks, disks, sleeps, memory }: Arriving,
         threads: &Arc<DataThreads>,
     ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
@@ -66,7 +70,8 @@ impl Exchange {
         })?);
         let (tell, outbox) = Outbox::new();
         let held = (member, blocks);
-        let recipient = Arc::new(Recipient::new(number, key, placer, held, tell, sleeps));
+        let recipient = Recipient::new((number, key), placer, held, tell, sleeps, &memory);
+        let recipient = Arc::new(recipient);
         let claims = self
             .rack
             .as_ref()
@@ -135,9 +140,9 @@ impl Resolving {
     fn claim(&self, mut batch: Batch, here: u128, question: Question) -> Result<(), PlaceError> {
         let recipient = &self.recipient;
         if !recipient.may_claim(batch.pages.len()) {
+            // Its source sends them, as if there were no other provider. Nothing is noted.
             let all = u128::MAX >> (128 - batch.pages.len().clamp(1, 128));
-            batch.wanted = all & !here;
-            batch.answer(&self.exchange, recipient, question);
+            question.answer(all & !here, 0);
             return Ok(());
         }
         let Batch { header: NamedHeader { block, epoch, ticket, .. }, .. } = batch;
