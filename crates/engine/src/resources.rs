@@ -6,13 +6,14 @@ use std::sync::Arc;
 use dedup::destination::NAMED_BYTES_MAX;
 use dedup::rack::SERVED_BYTES_MAX;
 use page::{Budget, BudgetFull, Pool, Reserve, SLOT_BYTES};
-use transport::Deltas;
+use transport::{Deltas, Unpackers};
 
+use crate::destination::LANES_MAX;
 use crate::network::Network;
 use crate::tail::TAILS_BYTES_MAX;
 
-/// Resources that all migrations of an agent share: buffers, memory for device state, for pages by
-/// name and for deltas, and its NICs.
+/// Resources that all migrations of an agent share: buffers, memory for device state, for what lanes
+/// receive, for pages by name and for deltas, and its NICs.
 ///
 /// Outgoing and incoming migrations have separate buffers: otherwise two migrations that cross
 /// between two hosts would wait for each other.
@@ -28,6 +29,8 @@ pub struct Resources {
     pub(crate) deltas: Arc<Reserve>,
     /// For pages of arriving VMs that are sent by name.
     pub(crate) named: Arc<Reserve>,
+    /// For what lanes receive, until it is placed.
+    pub(crate) unpackers: Arc<Reserve>,
     /// For content that other hosts of the rack wait for.
     pub(crate) served: Arc<Reserve>,
     pub(crate) network: Arc<Network>,
@@ -88,6 +91,7 @@ impl Resources {
             coming_tails: Reserve::new(TAILS_BYTES_MAX),
             deltas: Reserve::new(Deltas::ALL_BYTES_MAX),
             named: Reserve::new(NAMED_BYTES_MAX),
+            unpackers: Reserve::new(Unpackers::bytes_max(LANES_MAX)),
             served: Reserve::new(SERVED_BYTES_MAX),
             network: Network::new(speeds),
         })

@@ -8,7 +8,7 @@ use placer::{PlaceError, Placer};
 /// Copies of up to a batch of pages, in buffers that are reused.
 #[derive(Default)]
 pub(super) struct Copies {
-    bytes: Buffer,
+    pub(super) bytes: Buffer,
     found: Vec<bool>,
     pages: Vec<PageIndex>,
 }

@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use content::{Domain, Key, Name};
 use data_threads::DataThreads;
-use page::{BlockId, Epoch, Fill, PageIndex, Reserve};
-use parking_lot::Mutex;
+use page::{BlockId, Buffer, Epoch, Fill, PageIndex, Reserve};
 use placer::{PlaceError, Placer};
-use transport::{Incoming, LaneEnd, Question};
+use transport::{Incoming, LaneEnd};
 use wire::{NamedHeader, NamedTables, Tables};
 
 use super::blocks::Blocks;
@@ -29,8 +28,6 @@ pub struct Resolving {
     claims: Option<Claims>,
     /// Those of its disks that are read here.
     disk_readers: Option<DiskReaders>,
-    /// The lanes' buffers, reused for each batch.
-    spare: Mutex<Vec<Copies>>,
 }
 
 /// A VM that arrives, and whose pages may be sent by name.
@@ -82,8 +79,7 @@ impl Exchange {
         self.met(&recipient);
         let exchange = Arc::clone(self);
         let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
-        let resolving =
-            Resolving { exchange, recipient, claims, disk_readers, spare: Mutex::default() };
+        let resolving = Resolving { exchange, recipient, claims, disk_readers };
         Ok((resolving, outbox))
     }
 }
@@ -97,21 +93,22 @@ impl Resolving {
     /// Copies content that is here into the VM's RAM. Returns which pages were placed, as bits.
     fn place_held(
         &self,
+        buffer: &mut Buffer,
         header: NamedHeader,
         pages: &[PageIndex],
         names: &[Name],
     ) -> Result<u128, PlaceError> {
         let Recipient { key, placer, .. } = &*self.recipient;
-        let mut copies = self.spare.lock().pop().unwrap_or_default();
+        let mut copies = Copies { bytes: std::mem::take(buffer), ..Copies::default() };
         let here = copies.find(&self.exchange.index, key, names, pages.iter().copied());
         let placed = copies.place(placer, header.block, header.epoch);
-        self.spare.lock().push(copies);
+        *buffer = copies.bytes;
         placed.map(|()| here)
     }
 
     /// As [`Self::place_held`], for claimed content that arrived between the look-up and the
     /// claim. No provider need send it.
-    fn place_new(&self, batch: &mut Batch) -> Result<(), PlaceError> {
+    fn place_new(&self, lane: &Incoming, batch: &mut Batch) -> Result<(), PlaceError> {
         let Batch { header, pages, names, ours, .. } = batch;
         let is_new = |nth: &usize| *ours >> nth & 1 == 1 && self.exchange.index.has(&names[*nth]);
         let new: Vec<usize> = (0..names.len()).filter(is_new).collect();
@@ -120,7 +117,8 @@ impl Resolving {
         }
         let new_pages: Vec<PageIndex> = new.iter().map(|nth| pages[*nth]).collect();
         let new_names: Vec<Name> = new.iter().map(|nth| names[*nth]).collect();
-        let placed = self.place_held(*header, &new_pages, &new_names)?;
+        let place = |buffer: &mut _| self.place_held(buffer, *header, &new_pages, &new_names);
+        let placed = lane.with_buffer(place)?;
         let mut over = Vec::with_capacity(new.len());
         for (at, nth) in new.iter().enumerate().filter(|(at, _)| placed >> at & 1 == 1) {
             *ours &= !(1 << nth);
@@ -137,7 +135,8 @@ impl Resolving {
     }
 
     /// Claims what is not here, and answers: at once, or after the rack has been queried.
-    fn claim(&self, mut batch: Batch, here: u128, question: Question) -> Result<(), PlaceError> {
+    fn claim(&self, lane: &Incoming, mut batch: Batch, here: u128) -> Result<(), PlaceError> {
+        let question = lane.question();
         let recipient = &self.recipient;
         if !recipient.may_claim(batch.pages.len()) {
             // Its source sends them, as if there were no other provider. Nothing is noted.
@@ -182,7 +181,7 @@ impl Resolving {
             recipient.wait(&mut tickets, ticket, batch.later.count_ones() as usize);
         }
         drop(tickets);
-        self.place_new(&mut batch)?;
+        self.place_new(lane, &mut batch)?;
         if let Some(disk_readers) = disk_readers {
             let stored = self.have_read(disk_readers, &batch);
             (batch.later, batch.ours) = (batch.later | stored, batch.ours & !stored);
@@ -274,10 +273,11 @@ impl Resolving {
             self.recipient.placer.place_fills(header.block, header.epoch, &named.fills)?;
             self.filled(header.block, header.epoch, &named.fills);
         }
-        let question = lane.question();
-        self.recipient.placer.check(header.block, &named.pages)?;
-        let here = self.place_held(header, &named.pages, &named.names)?;
-        Ok(self.claim(Batch::new(header, named), here, question)?)
+        let NamedTables { pages, names, .. } = &named;
+        self.recipient.placer.check(header.block, pages)?;
+        let place = |buffer: &mut _| self.place_held(buffer, header, pages, names);
+        let here = lane.with_buffer(place)?;
+        Ok(self.claim(lane, Batch::new(header, named), here)?)
     }
 
     /// The source has sent these pages as bytes, and they are placed. They may have been

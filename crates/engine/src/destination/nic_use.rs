@@ -48,9 +48,12 @@ fn tell(lanes: &ArrivingLanes, network: &Network, link: &Link<ToSource>, stopped
     let ticks = tick(EVERY);
     loop {
         select! {
-            recv(ticks) -> _ => if tell_once(lanes, network, link).is_err() {
-                return; // The connection is lost, which the leading thread notices.
-            },
+            recv(ticks) -> _ => {
+                lanes.trim();
+                if tell_once(lanes, network, link).is_err() {
+                    return; // The connection is lost, which the leading thread notices.
+                }
+            }
             recv(stopped) -> _ => {
                 let _ = tell_refusals(lanes, link);
                 return;
