@@ -25,7 +25,7 @@ pub(crate) use claims::{Batch, Claims, Fate};
 use line::Line;
 use publisher::Publisher;
 pub(crate) use serve::RemoteWaiter;
-pub use serve::serve;
+pub use serve::{SERVED_BYTES_MAX, serve};
 
 /// The longest wait for the directory. Its answer may be queued behind others' content in a full
 /// network card.

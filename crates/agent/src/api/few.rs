@@ -4,17 +4,20 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 /// The pause after a failed accept, such as for lack of open files.
 const RETRY: Duration = Duration::from_millis(200);
+
+/// The longest time for a request that is in progress when the time of its connection is over.
+const REQUEST_MAX: Duration = Duration::from_secs(60);
 
 /// A listener that bounds the number of connections and their duration.
 #[derive(Debug)]
@@ -25,7 +28,8 @@ pub struct Few {
 }
 
 impl Few {
-    /// At most so many connections at a time, and each for so long; others wait in the kernel.
+    /// At most so many connections at a time, and each for so long, or until the request is answered
+    /// that is in progress then; others wait in the kernel.
     #[must_use]
     pub fn new(listener: TcpListener, connections_max: usize, connection_max: Duration) -> Self {
         Self { listener, places: Arc::new(Semaphore::new(connections_max)), connection_max }
@@ -42,7 +46,15 @@ impl Listener for Few {
             match (self.listener.accept().await, place) {
                 (Ok((stream, address)), Ok(place)) => {
                     let over = Box::pin(sleep(self.connection_max));
-                    return (Held { stream, over, _place: place }, address);
+                    let held = Held {
+                        stream,
+                        over,
+                        is_over: false,
+                        is_requested: false,
+                        is_answered: false,
+                        _place: place,
+                    };
+                    return (held, address);
                 }
                 _ => sleep(RETRY).await,
             }
@@ -59,7 +71,32 @@ impl Listener for Few {
 pub struct Held {
     stream: TcpStream,
     over: Pin<Box<Sleep>>,
+    /// Its time is over, and only a request may be answered.
+    is_over: bool,
+    /// Something was read since the last answer...
+    is_requested: bool,
+    /// ... and something written since. Once that is flushed, it is the answer.
+    is_answered: bool,
     _place: OwnedSemaphorePermit,
+}
+
+impl Held {
+    /// An error when the connection is to end.
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.over.as_mut().poll(context).is_ready() {
+            if self.is_over || !self.is_requested {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.is_over = true;
+            self.over.as_mut().reset(Instant::now() + REQUEST_MAX);
+            // The timer wakes this task again.
+            return self.check(context);
+        }
+        if self.is_over && !self.is_requested {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
 }
 
 impl AsyncRead for Held {
@@ -68,10 +105,11 @@ impl AsyncRead for Held {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.over.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        self.check(context)?;
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        self.is_requested |= buffer.filled().len() > before;
+        Poll::Ready(read)
     }
 }
 
@@ -81,14 +119,18 @@ impl AsyncWrite for Held {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.over.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        self.check(context)?;
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes));
+        self.is_answered |= written.is_ok();
+        Poll::Ready(written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = ready!(Pin::new(&mut self.stream).poll_flush(context));
+        if std::mem::take(&mut self.is_answered) {
+            self.is_requested = false;
+        }
+        Poll::Ready(flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -101,7 +143,7 @@ mod tests {
     use std::future::poll_fn;
     use std::pin::pin;
 
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 
@@ -129,5 +171,30 @@ mod tests {
         let read = held.read(&mut [0; 1]).await;
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(client);
+    }
+
+    #[tokio::test]
+    async fn a_request_in_progress_is_answered_first() {
+        const TIME: Duration = Duration::from_millis(1);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut few = Few::new(listener, 1, TIME);
+        let (mut held, _) = few.accept().await;
+        client.write_all(b"GET").await.unwrap();
+        // Its time may be over before anything was read, on a slow machine.
+        held.is_requested = true;
+        held.read_exact(&mut [0; 3]).await.unwrap();
+        sleep(10 * TIME).await;
+        {
+            let mut more = [0; 1];
+            let mut reading = pin!(held.read(&mut more));
+            let read = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
+            assert!(read.is_pending(), "{read:?}");
+        }
+        held.write_all(b"200").await.unwrap();
+        held.flush().await.unwrap();
+        let read = held.read(&mut [0; 1]).await;
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        client.read_exact(&mut [0; 3]).await.unwrap();
     }
 }

@@ -8,12 +8,17 @@ use placer::{PlaceError, Placer};
 /// Copies of up to a batch of pages, in buffers that are reused.
 #[derive(Default)]
 pub(super) struct Copies {
-    bytes: Buffer,
+    pub(super) bytes: Buffer,
     found: Vec<bool>,
     pages: Vec<PageIndex>,
 }
 
 impl Copies {
+    /// Copies will lie in this buffer.
+    pub(super) fn within(bytes: Buffer) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
     /// Copies the content of those names that are found here, and notes their `pages`. Returns
     /// which were found.
     pub(super) fn find(

@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use content::{Domain, Key, Name};
 use data_threads::DataThreads;
-use page::{BlockId, Epoch, Fill, PageIndex, PageSet};
-use parking_lot::Mutex;
+use page::{BlockId, Buffer, Epoch, Fill, PageIndex, PageSet, Reserve};
 use placer::{PlaceError, Placer};
-use transport::{Incoming, LaneEnd, Question};
+use transport::{Incoming, LaneEnd};
 use wire::{NamedHeader, NamedTables, Tables};
 
 use super::blocks::Blocks;
@@ -29,8 +28,6 @@ pub struct Resolving {
     claims: Option<Claims>,
     /// Those of its disks that are read here.
     disk_readers: Option<DiskReaders>,
-    /// The lanes' buffers, reused for each batch.
-    spare: Mutex<Vec<Copies>>,
 }
 
 /// A VM that arrives, and whose pages may be sent by name.
@@ -43,6 +40,10 @@ pub struct Arriving {
     pub disks: Option<Disks>,
     /// Its source names no page until there may be content to find.
     pub sleeps: bool,
+    /// Memory that it shares with all others that arrive, of [`NAMED_BYTES_MAX`].
+    ///
+    /// [`NAMED_BYTES_MAX`]: super::NAMED_BYTES_MAX
+    pub memory: Arc<Reserve>,
 }
 
 impl Exchange {
@@ -55,7 +56,7 @@ impl Exchange {
         self: &Arc<Self>,
         key: Key,
         in_rack: Option<&Domain>,
-        Arriving { placer, blocks, disks, sleeps }: Arriving,
+        Arriving { placer, blocks, disks, sleeps, memory }: Arriving,
         threads: &Arc<DataThreads>,
     ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
@@ -66,7 +67,8 @@ impl Exchange {
         })?);
         let (tell, outbox) = Outbox::new();
         let held = (member, blocks);
-        let recipient = Arc::new(Recipient::new(number, key, placer, held, tell, sleeps));
+        let recipient = Recipient::new((number, key), placer, held, tell, sleeps, &memory);
+        let recipient = Arc::new(recipient);
         let claims = self
             .rack
             .as_ref()
@@ -77,8 +79,7 @@ impl Exchange {
         self.met(&recipient);
         let exchange = Arc::clone(self);
         let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
-        let resolving =
-            Resolving { exchange, recipient, claims, disk_readers, spare: Mutex::default() };
+        let resolving = Resolving { exchange, recipient, claims, disk_readers };
         Ok((resolving, outbox))
     }
 }
@@ -92,21 +93,22 @@ impl Resolving {
     /// Copies content that is here into the VM's RAM. Returns which pages were placed.
     fn place_held(
         &self,
+        buffer: &mut Buffer,
         header: NamedHeader,
         pages: &[PageIndex],
         names: &[Name],
     ) -> Result<PageSet, PlaceError> {
         let Recipient { key, placer, .. } = &*self.recipient;
-        let mut copies = self.spare.lock().pop().unwrap_or_default();
+        let mut copies = Copies::within(std::mem::take(buffer));
         let here = copies.find(&self.exchange.index, key, names, pages.iter().copied());
         let placed = copies.place(placer, header.block, header.epoch);
-        self.spare.lock().push(copies);
+        *buffer = copies.bytes;
         placed.map(|()| here)
     }
 
     /// As [`Self::place_held`], for claimed content that arrived between the look-up and the
     /// claim. No provider need send it.
-    fn place_new(&self, batch: &mut Batch) -> Result<(), PlaceError> {
+    fn place_new(&self, lane: &Incoming, batch: &mut Batch) -> Result<(), PlaceError> {
         let Batch { header, pages, names, fates, .. } = batch;
         let ours = fates.are(Fate::Ours).iter();
         let new: Vec<usize> = ours.filter(|nth| self.exchange.index.has(&names[*nth])).collect();
@@ -115,7 +117,8 @@ impl Resolving {
         }
         let new_pages: Vec<PageIndex> = new.iter().map(|nth| pages[*nth]).collect();
         let new_names: Vec<Name> = new.iter().map(|nth| names[*nth]).collect();
-        let placed = self.place_held(*header, &new_pages, &new_names)?;
+        let place = |buffer: &mut _| self.place_held(buffer, *header, &new_pages, &new_names);
+        let placed = lane.with_buffer(place)?;
         placed.of(&new).for_each(|nth| fates.set(*nth, Fate::Placed));
         let over: Vec<Name> = placed.of(&new_names).copied().collect();
         self.exchange.wake_waiters(&over);
@@ -129,12 +132,13 @@ impl Resolving {
     }
 
     /// Claims what is not here, and answers: at once, or after the rack has been queried.
-    fn claim(&self, mut batch: Batch, here: PageSet, question: Question) -> Result<(), PlaceError> {
+    fn claim(&self, lane: &Incoming, mut batch: Batch, here: PageSet) -> Result<(), PlaceError> {
+        let question = lane.question();
         let recipient = &self.recipient;
         let lacks = PageSet::all(batch.pages.len()).without(here);
         if !recipient.may_claim(batch.pages.len()) {
-            batch.fates.set_all(lacks, Fate::Wanted);
-            batch.answer(&self.exchange, recipient, question);
+            // Its source sends them, as if there were no other provider. Nothing is noted.
+            question.answer(lacks, PageSet::NONE);
             return Ok(());
         }
         let Batch { header: NamedHeader { block, epoch, ticket, .. }, .. } = batch;
@@ -176,7 +180,7 @@ impl Resolving {
             recipient.wait(&mut tickets, ticket, later.len());
         }
         drop(tickets);
-        self.place_new(&mut batch)?;
+        self.place_new(lane, &mut batch)?;
         if let Some(disk_readers) = disk_readers {
             let stored = self.have_read(disk_readers, &batch);
             batch.fates.set_all(stored, Fate::Later);
@@ -268,10 +272,11 @@ impl Resolving {
             self.recipient.placer.place_fills(header.block, header.epoch, &named.fills)?;
             self.filled(header.block, header.epoch, &named.fills);
         }
-        let question = lane.question();
-        self.recipient.placer.check(header.block, &named.pages)?;
-        let here = self.place_held(header, &named.pages, &named.names)?;
-        Ok(self.claim(Batch::new(header, named), here, question)?)
+        let NamedTables { pages, names, .. } = &named;
+        self.recipient.placer.check(header.block, pages)?;
+        let place = |buffer: &mut _| self.place_held(buffer, header, pages, names);
+        let here = lane.with_buffer(place)?;
+        Ok(self.claim(lane, Batch::new(header, named), here)?)
     }
 
     /// The source has sent these pages as bytes, and they are placed. They may have been

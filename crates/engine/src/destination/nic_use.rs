@@ -47,9 +47,12 @@ fn tell(lanes: &ArrivingLanes, link: &Link<ToSource>, stopped: &Receiver<()>) {
     let ticks = tick(EVERY);
     loop {
         select! {
-            recv(ticks) -> _ => if tell_once(lanes, link).is_err() {
-                return; // The connection is lost, which the leading thread notices.
-            },
+            recv(ticks) -> _ => {
+                lanes.trim();
+                if tell_once(lanes, link).is_err() {
+                    return; // The connection is lost, which the leading thread notices.
+                }
+            }
             recv(stopped) -> _ => {
                 let _ = tell_refusals(lanes, link);
                 return;

@@ -197,7 +197,9 @@ impl Connected<'_> {
         let placer = Arc::new(audit.of_placer(placer)?);
         let threads = self.lanes.threads();
         let reads_nothing = found.reads_for_mapped_only() && mappings.iter().all(Option::is_none);
-        let admitted = found.admit(Arc::clone(&placer), held, threads).map_err(End::failed)?;
+        let memory = &self.shared.local.resources.named;
+        let admitted = found.admit(Arc::clone(&placer), held, threads, memory);
+        let admitted = admitted.map_err(End::failed)?;
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;
         self.lanes.open(Arc::clone(&placer), by_name.clone());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::audit::Hash;
 use crossbeam_channel::Receiver;
 use dedup::source::{Naming, Plan, Waits};
-use transport::LanesPlan;
+use transport::{Deltas, LanesPlan};
 use wire::carry::{Carry, Carrying, Target};
 use wire::{SharingOrder, ToDestination, ToSource};
 
@@ -115,7 +115,8 @@ impl Agents {
         let Self { local, peer, request, carrying, .. } = self;
         // Nothing is filtered: only QEMU knows which pages are dirty again.
         let plan = lanes_plan(local, peer, (request.lanes, request.compress), &carrying.token)?;
-        Ok(LanesPlan { deltas: carrying.deltas.then(Arc::default), ..plan })
+        let deltas = carrying.deltas.then(|| Arc::new(Deltas::new(&local.resources.deltas)));
+        Ok(LanesPlan { deltas, ..plan })
     }
 
     pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {

@@ -11,7 +11,7 @@ use api::{Audit, Bounds, Outcome, Progress, Report};
 use crossbeam_channel::unbounded;
 use data_threads::DataThreads;
 use identity::{Connection, Security};
-use page::{Batch, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{Batch, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, Reserve, SLOT_BYTES};
 use qemu::ram_blocks::RamBlocks;
 use tap::{Block, Head, Output, Taken, Tap};
 use transport::LanesPlan;
@@ -31,7 +31,6 @@ use crate::source::collector::Collector;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan};
 use crate::source::own::Own;
-use crate::tail::TailBudget;
 use crate::watch::Watch;
 
 const PAGES: u64 = 512;
@@ -180,7 +179,7 @@ fn the_same_events_give_the_same_report() {
     let carried = Parts::new().report(|collector| {
         Arc::new(Observed {
             collector,
-            tail: Arc::new(Tail::new(&Arc::new(TailBudget::new(0)))),
+            tail: Arc::new(Tail::new(&Reserve::new(0))),
             passes: Arc::new(Passes::new(Order::Pages)),
             way_back: Arc::new(WayBack::new(UnixStream::pair().unwrap().0)),
             fixed: Duration::ZERO,

@@ -3,18 +3,19 @@
 
 use std::sync::Arc;
 
+use page::Reserve;
 use parking_lot::{Condvar, Mutex};
 use tap::Stopped;
 use wire::ToDestination;
 
 use crate::error::LinkError;
 use crate::link::Link;
-use crate::tail::{self, TailBudget};
+use crate::tail;
 
 /// The stream after the pages that go on lanes. While the destination compares those, it is
 /// sent nothing else.
 pub(super) struct Tail {
-    budget: Arc<TailBudget>,
+    memory: Arc<Reserve>,
     waits: Mutex<Waits>,
     changed: Condvar,
 }
@@ -30,8 +31,8 @@ struct Waits {
 }
 
 impl Tail {
-    pub(super) fn new(budget: &Arc<TailBudget>) -> Self {
-        Self { budget: Arc::clone(budget), waits: Mutex::default(), changed: Condvar::new() }
+    pub(super) fn new(memory: &Arc<Reserve>) -> Self {
+        Self { memory: Arc::clone(memory), waits: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Reports that everything is placed. If there is an audit, later bytes are kept until
@@ -43,7 +44,7 @@ impl Tail {
     ) -> Result<(), LinkError> {
         let mut waits = self.waits.lock();
         if !audit.is_empty() {
-            waits.kept = Some(tail::Tail::new(&self.budget));
+            waits.kept = Some(tail::Tail::new(&self.memory));
         }
         waits.placed = true;
         self.changed.notify_all();
@@ -128,8 +129,8 @@ mod tests {
     fn all_that_is_kept_during_audits_has_a_limit_and_the_rest_waits() {
         const EACH: usize = 24;
         let max_bytes = 16 << 20;
-        let budget = Arc::new(TailBudget::new(max_bytes));
-        let tails: Vec<Tail> = (0..3).map(|_| Tail::new(&budget)).collect();
+        let reserve = Reserve::new(max_bytes);
+        let tails: Vec<Tail> = (0..3).map(|_| Tail::new(&reserve)).collect();
         let (links, theirs): (Vec<_>, Vec<_>) = tails.iter().map(|_| link()).unzip();
         for (tail, link) in tails.iter().zip(&links) {
             tail.placed(link, vec![1]).unwrap();
@@ -153,7 +154,7 @@ mod tests {
             while kept_bytes() < most {
                 thread::yield_now();
             }
-            assert_eq!((kept_bytes(), budget.borrowed_bytes()), (most, max_bytes));
+            assert_eq!((kept_bytes(), reserve.borrowed_bytes()), (most, max_bytes));
             assert!(passing.iter().all(|passing| !passing.is_finished()));
             // The last audit does not end well.
             for (tail, link) in tails.iter().zip(&links).take(2) {
@@ -167,6 +168,6 @@ mod tests {
             assert_eq!(read, [EACH << 20, EACH << 20, 0]);
         });
         drop(tails);
-        assert_eq!(budget.borrowed_bytes(), 0);
+        assert_eq!(reserve.borrowed_bytes(), 0);
     }
 }

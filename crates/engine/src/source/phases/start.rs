@@ -17,7 +17,7 @@ use qemu::shape::{self, Device};
 use ram::Numbered;
 use stream::GlobalState;
 use tap::{Channels, Tap};
-use transport::{Endpoint, LanesPlan, StaleFilter};
+use transport::{Deltas, Endpoint, LanesPlan, StaleFilter};
 use wire::Token;
 
 use super::connect::Connected;
@@ -238,7 +238,7 @@ impl Prepared<'_> {
         Ok(LanesPlan {
             // Free page hints clear dirty bits, so a dropped page would not be sent again.
             stale_filter: Some(stale_filter).filter(|_| !hints),
-            deltas: self.there.deltas.then(Arc::default),
+            deltas: self.there.deltas.then(|| Arc::new(Deltas::new(&local.resources.deltas))),
             ..lanes_plan(local, peer, (request.lanes, request.compress), &self.there.token)?
         })
     }
