@@ -244,11 +244,11 @@ fn carried_connections_have_so_many_threads() {
         assert!(now <= before + carried * THREADS_OF_ONE, "{now} threads for {carried}");
     }
     drop(clients);
-    until("their threads have ended", || {
-        both(&world).into_iter().zip(before).all(|(now, before)| now <= before + 8)
-    });
     world.host(Side::B).within(|| {
         TcpStream::connect((WAITS_AT, at)).unwrap().write_all(&[1]).unwrap();
     });
     server.join().unwrap();
+    until("their threads have ended", || {
+        both(&world).into_iter().zip(before).all(|(now, before)| now <= before + 8)
+    });
 }
