@@ -4,11 +4,17 @@ use lab::guest::{GuestSpec, System};
 use lab::hosts::RUN_DIR;
 use lab_guest::orders::Orders;
 
+/// Time between beats of Linux guests. Under TCG each beat of one takes two milliseconds of CPU time:
+/// with fifty of them in a second, a tenth of a core for as long as the test takes.
+const LINUX_TICK_MS: u64 = 100;
+
 /// A Linux guest with `memory` that holds 32 MiB of content and rewrites 16 MiB of it at `rate`
 /// bytes per second.
 #[must_use]
 pub fn guest(memory: &str, rate: u64) -> GuestSpec {
-    GuestSpec::new("web1", memory, orders(rate))
+    let mut spec = GuestSpec::new("web1", memory, orders(rate));
+    spec.orders.tick_ms = LINUX_TICK_MS;
+    spec
 }
 
 /// The same without an operating system, for all that doesn't depend on one.
@@ -41,8 +47,12 @@ pub fn twin(system: System, name: &str, memory: &str, common_bytes: u64, rate: u
     let mut spec = GuestSpec { system, ..bare(memory, rate) };
     spec.name = name.to_owned();
     spec.orders.random_bytes = common_bytes;
-    spec.orders.text_bytes = if system == System::Linux { 0 } else { 48 << 20 };
+    spec.orders.text_bytes = 48 << 20;
     spec.orders.working_set_bytes = 8 << 20;
+    if system == System::Linux {
+        spec.orders.text_bytes = 0;
+        spec.orders.tick_ms = LINUX_TICK_MS;
+    }
     spec
 }
 
