@@ -14,6 +14,9 @@ use crate::error::{FileContext, LabError, Result, SystemContext};
 /// Longest time until a healthy guest sends its counts.
 const COUNT_MAX: Duration = Duration::from_secs(2);
 
+/// What a greeting begins with.
+const GREETING: &str = "boot ";
+
 const THE_PORT: &str = "the guest's port";
 
 /// The state of a guest.
@@ -155,6 +158,10 @@ impl Heard {
     fn hear(&self, line: &str, port: &UnixStream, socket: u32) {
         let now = Instant::now();
         let mut state = self.lock();
+        // A guest that was reset in the middle of a beat greets in the rest of that line. The beats
+        // that follow would be taken for those of the boot before.
+        let greeting = line.starts_with(['.', '=']).then(|| line.find(GREETING)).flatten();
+        let line = greeting.map_or(line, |at| &line[at..]);
         if let Some(rest) = line.strip_prefix(['.', '=']) {
             state.pulse.gap = state.pulse.gap.max(now - state.pulse.last_beat);
             state.pulse.last_beat = now;
@@ -175,7 +182,7 @@ impl Heard {
             if let Ok(port) = port.try_clone() {
                 state.port = Some((socket, port));
             }
-        } else if let Some(rest) = line.strip_prefix("boot ") {
+        } else if let Some(rest) = line.strip_prefix(GREETING) {
             // The guest repeats its greeting until it is sent a line. If the socket is gone, it is
             // answered on the next one.
             let _gone = (&*port).write_all(b"\n");
@@ -325,6 +332,20 @@ mod tests {
         assert_eq!((heard.pulse().twice, heard.pulse().behind), (1, 1));
         heard.hear("boot def lab.seed=1", &port, 1);
         assert_eq!(heard.pulse().boots, 2);
+    }
+
+    #[test]
+    fn a_guest_that_was_reset_within_a_beat_has_booted_and_beats_anew() {
+        let heard = Heard::default();
+        let (port, _other) = UnixStream::pair().unwrap();
+        for line in ["boot abc", ".1", ".2", "q1 ok boot def", ".boot def", ".1", ".2"] {
+            heard.hear(line, &port, 1);
+        }
+        assert_eq!((heard.pulse().boots, heard.pulse().twice), (2, 0));
+        for line in ["=3 7boot ghi", ".1", ".2"] {
+            heard.hear(line, &port, 1);
+        }
+        assert_eq!((heard.pulse().boots, heard.pulse().twice), (3, 0));
     }
 
     #[test]
