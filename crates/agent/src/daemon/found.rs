@@ -1,4 +1,4 @@
-//! The fourth step: the VMs that are here.
+//! The VMs that are here.
 
 use std::sync::Arc;
 

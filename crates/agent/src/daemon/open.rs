@@ -1,4 +1,4 @@
-//! The sixth step: agents of other hosts, and programs that move VMs themselves, are served.
+//! The agent is open to agents of other hosts, and to programs that move VMs themselves.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The first steps: what the process needs before it has threads, and its configuration.
+//! The process: what it needs before it has threads, and its configuration.
 
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};

@@ -1,5 +1,5 @@
-//! The third step: what one agent alone can have. A second agent that is started by mistake fails
-//! here with a clear error, and touches no VM.
+//! What one agent alone can have. A second agent that is started by mistake fails here with a clear
+//! error, and touches no VM.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;

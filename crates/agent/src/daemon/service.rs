@@ -1,4 +1,4 @@
-//! The last step: the API is served until a signal arrives, and then all ends in order.
+//! The API is served until a signal arrives, and then all ends in order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

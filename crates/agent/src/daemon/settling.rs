@@ -1,4 +1,4 @@
-//! The fifth step: unfinished switchovers are settled.
+//! The switchovers that an earlier run of the agent left: each is settled by a thread.
 
 use std::net::IpAddr;
 use std::sync::Arc;
