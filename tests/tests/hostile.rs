@@ -160,7 +160,7 @@ fn invalid_pages_end_their_migration() {
         (Pages { fills: &[(u32::MAX, u32::MAX)], ..sound }, "pages from"),
         (Pages { payload: &two, ..sound }, "a payload"),
         (Pages { payload: &page[..4095], ..sound }, "cannot be decoded"),
-        (Pages { encoding: 9, ..sound }, "unknown encoding"),
+        (Pages { encoding: 9, ..sound }, "encoding 9, which this version does not know"),
         (Pages { encoding: 1, ..sound }, "cannot be decoded"),
         (Pages { encoding: 2, payload: &zstd, ..sound }, "cannot be decoded"),
     ];
