@@ -19,10 +19,9 @@ use crate::memory::guest_ram;
 use crate::{MIB, Side, World, assert_no_page_is_wrong, guest, own_qmp_argument, until};
 
 /// The guest's memory.
-pub const RAM_BYTES: u64 = 192 * MIB;
-/// Bytes of files on each disk. The guest reads and checks all of them several times in each test,
-/// under TCG.
-const FILES_BYTES: u64 = 8 * MIB;
+pub const RAM_BYTES: u64 = 256 * MIB;
+/// Bytes of files on each disk.
+const FILES_BYTES: u64 = 16 * MIB;
 const EXT4_BYTES: u64 = 128 * MIB;
 /// The smallest disk on which XFS can be made.
 const XFS_BYTES: u64 = 304 * MIB;
@@ -125,10 +124,6 @@ pub fn with_helper(kit: &Kit, name: &str) -> GuestSpec {
     spec.name = name.to_owned();
     spec.initrd = Some(setup::helper_initrd(kit).unwrap());
     spec.orders.files_bytes = FILES_BYTES;
-    // Files are what is looked at.
-    spec.orders.random_bytes = 2 * MIB;
-    spec.orders.text_bytes = 2 * MIB;
-    spec.orders.working_set_bytes = 4 * MIB;
     spec
 }
 
