@@ -164,7 +164,7 @@ fn another_user_does_not_block_carried_migrations() {
     let log = || world.agent(Side::A).log_text();
     let refused = || {
         let log = world.agent(Side::A).whole_log();
-        let refused = log.lines().filter(|line| line.contains("turned away"));
+        let refused = log.lines().filter(|line| line.contains("rejected a connection"));
         let counts =
             refused.filter_map(|line| line.split_once(" connections=")?.1.split(' ').next());
         counts.map(|count| count.parse::<usize>().unwrap()).sum::<usize>()

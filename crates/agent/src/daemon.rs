@@ -138,10 +138,15 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         tracing::warn!("{exposure}");
     }
     if !gives_back {
-        tracing::warn!("the C library keeps freed memory: the agent grows with each move");
+        tracing::warn!(
+            "cannot make the C library release freed memory: the agent grows with each move"
+        );
     }
     if let Err(error) = qemu::launch::raise_open_files() {
-        tracing::warn!(%error, "the limit of open files stays as it is: LimitNOFILE= in the unit");
+        tracing::warn!(
+            %error,
+            "cannot raise the limit of open files: set LimitNOFILE= in the unit"
+        );
     }
     let identity = match &config.tls {
         Some(dir) => Some(Arc::new(identify(&config.name, dir)?)),
@@ -202,7 +207,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let webhook = config.webhook.clone().and_then(|webhook| {
         let reader = events.read(None);
         let reader =
-            reader.inspect_err(|denied| tracing::error!(%denied, "no events for the webhook"));
+            reader.inspect_err(|denied| tracing::error!(%denied, "the webhook sends no events"));
         Some((webhook, reader.ok()?))
     });
     let peers = Peers::new(config.peers.clone(), config.peers_file.as_deref());
@@ -406,7 +411,7 @@ fn serve(
             let serving = serve_metrics(listener, api.clone(), closed.clone());
             tokio::spawn(async {
                 if let Err(error) = serving.await {
-                    tracing::error!(%error, "metrics are not served any more");
+                    tracing::error!(%error, "the listener for metrics has failed");
                 }
             })
         });
@@ -414,7 +419,7 @@ fn serve(
             let serving = port.serve(api.clone(), closed.clone());
             tokio::spawn(async {
                 if let Err(error) = serving.await {
-                    tracing::error!(%error, "the API is not served over TCP any more");
+                    tracing::error!(%error, "the API's TCP listener has failed");
                 }
             })
         });
@@ -471,7 +476,7 @@ fn serve(
             if vms > 0 {
                 tracing::error!(
                     vms,
-                    "broken off in post-copy: VMs that run here stop now, until their \
+                    "aborting migrations in post-copy: VMs that run here stop now, until their \
                      managers resume their migrations"
                 );
             }
@@ -528,8 +533,8 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     };
     let Some(secret) = secret.map_err(AgentError::Certificate)? else {
         tracing::warn!(
-            "VMs that arrive here share no content: content.key is missing beside the certificate; \
-             issue the certificate again"
+            "VMs that arrive here share no content: content.key is missing next to the \
+             certificate; issue the certificate again"
         );
         return Ok(None);
     };

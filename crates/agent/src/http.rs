@@ -269,7 +269,7 @@ async fn no_route() -> Response {
 }
 
 async fn no_method() -> Response {
-    answer::error(ErrorCode::MethodNotAllowed, "this path takes another method")
+    answer::error(ErrorCode::MethodNotAllowed, "this path has another method")
 }
 
 impl Api {
@@ -299,7 +299,7 @@ impl Api {
         } else {
             format!("it is at {}", hosts.join(" and at "))
         };
-        let text = format!("there is no VM `{vm}` here: {place}. Give the command at its host");
+        let text = format!("there is no VM `{vm}` here: {place}. Run the command on that host");
         Denied::Coded(ErrorCode::NoSuchVm, text)
     }
 }
@@ -308,9 +308,9 @@ impl Api {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Denied> + Send + 'static,
 ) -> Result<T, Denied> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
-        Err(Denied::Local("a fault in the agent; its log says more".to_owned()))
-    })
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|_| Err(Denied::Local("a fault in the agent; see its log".to_owned())))
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]

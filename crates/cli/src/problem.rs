@@ -22,7 +22,7 @@ pub(crate) enum Problem {
     /// The agent's host can't be connected to.
     #[error(
         "no agent answers at {at}: {why}. Is that host up, does its agent run with `api-listen`, \
-         and does the firewall let it be reached?"
+         and does the firewall allow the connection?"
     )]
     Unreached {
         /// The agent's address.

@@ -131,7 +131,7 @@ fn who_may_coordinate_is_up_to_each_host() {
     a.more = vec!["--config".to_owned(), dir.join("a.toml").display().to_string()];
     a.start();
     let why = c.refuses(&["evacuate", "a", "--to", "b"]);
-    assert!(why.contains("c is not one of the coordinators that a takes orders from"), "{why}");
+    assert!(why.contains("c is not one of the coordinators that a accepts orders from"), "{why}");
     assert!(b.says(&["evacuate", "a", "--to", "b"]).contains("1 VM moved."));
     a.assert_clean();
 }

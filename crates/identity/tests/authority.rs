@@ -37,7 +37,7 @@ fn files_are_replaced_only_on_request() {
     let cluster = Cluster::new();
     let before = fs::read(cluster.path().join("ca.key")).unwrap();
     let said = Authority::create(&cluster.path(), 10).unwrap_err().to_string();
-    assert!(said.contains("ca.key is there already: a CA is never replaced"), "{said}");
+    assert!(said.contains("ca.key already exists: a CA is never replaced"), "{said}");
     assert_eq!(fs::read(cluster.path().join("ca.key")).unwrap(), before);
 
     let authority = Authority::open(&cluster.path()).unwrap();

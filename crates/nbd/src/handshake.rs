@@ -275,7 +275,7 @@ impl Info {
                 let sizes = BlockSizes { minimum, preferred, maximum: content.u32()? };
                 let sound = minimum.is_power_of_two() && minimum <= MINIMUM_MAX;
                 if !sound || sizes.maximum < minimum {
-                    let text = format!("block sizes that nobody can keep to: {sizes:?}");
+                    let text = format!("invalid block sizes: {sizes:?}");
                     return Err(ProtocolError::Unexpected(text));
                 }
                 Self::BlockSizes(sizes)

@@ -53,7 +53,7 @@ pub type GoesOn<'g> = &'g dyn Fn() -> Result<(), String>;
 
 /// An image that is not proven to be shared by both hosts. Its text is for the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{image} is not shown to be the same at both hosts: {}", reason.for_peer())]
+#[error("{image} can't be proved to be the same at both hosts: {}", reason.for_peer())]
 pub struct NotShared {
     /// The image, as it is called at the destination.
     pub image: String,

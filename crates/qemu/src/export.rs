@@ -140,7 +140,7 @@ impl Exports {
         if outcome.is_err()
             && let Err(error) = exports.stop()
         {
-            tracing::warn!(%error, "exports of disks stay behind in QEMU");
+            tracing::warn!(%error, "cannot remove exports of disks from QEMU");
         }
         outcome.map(|()| exports)
     }
@@ -295,7 +295,7 @@ fn checked(image: &PreparedImage, disk: &Disk, shape: &Shape) -> Result<File, St
     }
     let mut used = PathBuf::from(&disk.file);
     if used.is_relative() {
-        let pid = shape.pid.ok_or("QEMU's process can't be seen from here")?;
+        let pid = shape.pid.ok_or("QEMU's process is not visible from here")?;
         used = directory_of(pid).map_err(|error| error.to_string())?.join(used);
     }
     let words = |error: io::Error| format!("{}: {error}", image.path.display());

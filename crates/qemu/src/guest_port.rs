@@ -53,7 +53,7 @@ pub enum GuestError {
         source: io::Error,
     },
     /// QEMU closed the port, or another client has it.
-    #[error("the guest's port was closed while its helper was asked")]
+    #[error("the guest's port was closed during the query of its helper")]
     Closed,
     /// The VM has no port, or none that can be used.
     #[error(transparent)]
@@ -66,7 +66,7 @@ pub enum GuestError {
     Taken,
     /// The helper doesn't greet.
     #[error(
-        "nobody answered at the guest's port within {waited:?}: its helper doesn't run, or hangs"
+        "nothing answered at the guest's port within {waited:?}: its helper doesn't run, or hangs"
     )]
     Absent {
         /// How long that was.

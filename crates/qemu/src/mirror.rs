@@ -353,7 +353,7 @@ impl Drop for Mirrors {
             return;
         }
         if let Err(error) = self.undo() {
-            tracing::warn!(%error, "disk mirrors stay behind in QEMU");
+            tracing::warn!(%error, "cannot remove disk mirrors from QEMU");
         }
     }
 }

@@ -54,7 +54,7 @@ fn may_move(state: &RunState) -> Result<bool, String> {
         RunState::Paused | RunState::Prelaunch => Ok(false),
         // QEMU leaves it so only by `cont`, and so does a move of a paused VM that is undone.
         RunState::PostMigrate => Err(format!(
-            "an earlier migration of the VM ended after QEMU had given the VM up ({state}). If it \
+            "an earlier migration of the VM ended after QEMU had released the VM ({state}). If it \
              runs nowhere else, `cont` it in QEMU's monitor, and `stop` it again if it is to stay \
              paused"
         )),
@@ -272,7 +272,7 @@ impl Outgoing {
         match self.settled()? {
             RunState::PostMigrate => Ok(()),
             state => Err(QmpError::Migration(format!(
-                "it says that all was sent, and yet the VM is {state}"
+                "it reports that all was sent, and yet the VM is {state}"
             ))),
         }
     }

@@ -81,7 +81,7 @@ pub enum Unsplittable {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The first bytes are not QEMU's.
-    #[error("not a migration stream of QEMU: it begins with {magic:#010x}, version {version}")]
+    #[error("not a migration stream of QEMU: it starts with {magic:#010x}, version {version}")]
     NotAStream {
         /// The first four bytes.
         magic: u32,
@@ -114,7 +114,11 @@ pub enum StreamError {
     },
     /// Footers are present or absent contrary to the machine type, after the
     /// splitter has already predicted them for the destination.
-    #[error("QEMU's section footers are switched {}, against its machine type; migrate with the classic stream", if *.sent { "on" } else { "off" })]
+    #[error(
+        "QEMU's section footers are switched {}, against its machine type; migrate with the \
+         classic stream",
+        if *.sent { "on" } else { "off" }
+    )]
     Footers {
         /// Whether QEMU sends footers.
         sent: bool,
@@ -198,7 +202,7 @@ pub enum StreamError {
     /// An unsplittable stream, detected when it was too late to pass it on
     /// whole: pages were taken out, or are on multifd channels.
     #[error(
-        "the stream can't be split, and it is too late to pass it on whole: {0}; migrate without \
+        "the stream can't be split, and it is too late to relay it unchanged: {0}; migrate without \
          that, or with the classic stream from the start"
     )]
     Late(Unsplittable),

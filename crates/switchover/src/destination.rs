@@ -294,7 +294,7 @@ impl Machine {
 
     fn late(&mut self) -> Vec<Action> {
         match self.state {
-            State::Arriving => self.end(Reason::new("the VM did not come in time")),
+            State::Arriving => self.end(Reason::new("the VM did not arrive in time")),
             State::Loaded => {
                 let said = self.say(ToSource::Loaded);
                 match self.doubt {

@@ -17,7 +17,7 @@ pub enum TapError {
     #[error("a multifd channel of QEMU can't be read: {0}")]
     Multifd(#[from] MultifdError),
     /// A connection ended in the middle of a record.
-    #[error("QEMU's stream ends in the middle of {what}; QEMU broke off, its log says why")]
+    #[error("QEMU's stream ends in the middle of {what}; QEMU aborted the migration, see its log")]
     Truncated {
         /// What it ended in.
         what: &'static str,
@@ -28,7 +28,7 @@ pub enum TapError {
     /// QEMU ended the main channel without making all its connections.
     #[error(
         "QEMU made {connected} connections and ended the migration; it has fewer multifd channels \
-         than were asked for"
+         than requested"
     )]
     ChannelsMissing {
         /// Connections that it made, including the main channel.

@@ -404,7 +404,7 @@ impl Beside<'_, '_> {
 
 impl Sink for Beside<'_, '_> {
     fn body(&mut self, _: BlockId, _: PageIndex, _: usize) -> ControlFlow<()> {
-        self.noted(Err(TapError::Connection("pages on the main channel beside multifd")))
+        self.noted(Err(TapError::Connection("pages on the main channel next to multifd")))
     }
 
     fn fill(&mut self, block: BlockId, page: PageIndex, byte: u8) -> ControlFlow<()> {

@@ -64,8 +64,9 @@ impl Posts {
             tracing::error!(
                 place,
                 hosts = hosts.join(", "),
-                "several hosts would have this socket, so none has it, and migrations by it fail \
-                 to connect here: set `sockets` under [carry] to 1, or rename a host"
+                "several hosts map to this socket, so the agent does not listen there, and \
+                 migrations to it fail to connect: set `sockets` under [carry] to 1, or rename a \
+                 host"
             );
         }
         let Self { wanted, open, .. } = self;
@@ -76,7 +77,7 @@ impl Posts {
                 peer,
                 %place,
                 %error,
-                "cannot stand for a host: its migrations fail to connect here; tried again"
+                "cannot listen for a host: migrations to it fail to connect here; retrying"
             );
         });
     }

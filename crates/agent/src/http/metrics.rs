@@ -36,7 +36,7 @@ pub(super) async fn metrics(State(api): State<Api>) -> Response {
     match cached.read(move || collected(&api)).await {
         Some(text) => ([(CONTENT_TYPE, TEXT)], text).into_response(),
         None => answer::refusal(&Denied::Local(
-            "the metrics can't be collected now: the agent's log may say more".to_owned(),
+            "the metrics can't be collected now: see the agent's log".to_owned(),
         )),
     }
 }

@@ -22,7 +22,7 @@ impl Migrations {
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         let here = &self.local.agent;
         if name == here {
-            let text = format!("{name} is this host: the VM is there already");
+            let text = format!("{name} is this host: the VM is already there");
             return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
         }
         let Some(peer) = self.routes.peers.named(name) else {
@@ -48,7 +48,7 @@ impl Routes {
         let known: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
         if known.is_empty() {
             return format!(
-                "there is no host `{name}`: this agent has no peers, give it --peers FILE"
+                "there is no host `{name}`: this agent has no peers file, set --peers FILE"
             );
         }
         format!("there is no host `{name}` in the peers file; there is: {}", known.join(", "))

@@ -87,7 +87,7 @@ pub(crate) struct MigrateArgs {
     /// Move it even to a host where a tap of its network cards is missing, or down
     #[arg(long)]
     accept_missing_taps: bool,
-    /// What is compared before the source gives the VM up
+    /// What is compared before the source releases the VM
     #[arg(long, value_enum, default_value_t = AuditArg::On)]
     audit: AuditArg,
     /// Print the report as JSON on standard output, and nothing else there

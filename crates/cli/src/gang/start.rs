@@ -29,7 +29,7 @@ pub(crate) struct StartArgs {
     /// Cancel the gang at the first VM that fails: those that have not moved yet stay
     #[arg(long)]
     pub(crate) atomic: bool,
-    /// Only say where each VM goes, and what is expected to cross the network
+    /// Only print where each VM goes, and what is expected to cross the network
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print the report (or the plan, or the list) as JSON on standard output,

@@ -73,8 +73,8 @@ async fn answered<T>(
 /// what begins.
 pub(crate) fn leave_unanswered(shows: &str) -> ExitCode {
     eprint_line(format_args!(
-        "droveway: not waiting any longer. The agent has not answered; it may begin all the same: \
-         `{shows}` says whether it has"
+        "droveway: not waiting any longer. The agent has not answered; it may start anyway: \
+         `{shows}` shows whether it has"
     ));
     ExitCode::from(INTERRUPTED)
 }
@@ -82,8 +82,8 @@ pub(crate) fn leave_unanswered(shows: &str) -> ExitCode {
 /// Tells a user who leaves while a VM is being stopped.
 pub(crate) fn leave_stopping(name: &str) -> ExitCode {
     eprint_line(format_args!(
-        "droveway: not waiting any longer. {name} is stopped all the same: `droveway list` says \
-         whether it is still there"
+        "droveway: not waiting any longer. {name} is stopped anyway: `droveway list` shows whether \
+         it is still there"
     ));
     ExitCode::from(INTERRUPTED)
 }

@@ -76,7 +76,7 @@ impl SourceAudit {
         let hash = chosen.map_or_else(|| Some(Hash::default()), Hash::named);
         let hash = hash.ok_or_else(|| MigrationError::PeerLost {
             host: host.to_owned(),
-            why: "it chose a hash for the audit that it was not offered".to_owned(),
+            why: "it chose a hash for the audit that was not offered".to_owned(),
         })?;
         Ok(Self {
             host: host.to_owned(),
@@ -103,7 +103,7 @@ impl SourceAudit {
             }
             Err(NotKept::NotWanted) => self.turned_off,
             Err(NotKept::NoMemory) => "this host has no memory for it: 8 bytes for each page",
-            Err(NotKept::NoBlocks) => "QEMU's stream was passed through whole",
+            Err(NotKept::NoBlocks) => "QEMU's stream was relayed unchanged",
         };
         self.report(Audited::Nothing { why: why.to_owned() });
         Vec::new()
@@ -253,7 +253,7 @@ mod tests {
         assert!(matches!(audited.hear(&AUDITED).unwrap(), Some(Compared::Same)));
         assert!(!audited.is_open() && audited.hear(&AUDITED).unwrap().is_none());
 
-        for (setting, why) in [(Audit::Off, "turned off"), (Audit::On, "passed through whole")] {
+        for (setting, why) in [(Audit::Off, "turned off"), (Audit::On, "relayed unchanged")] {
             let mut none = audit(setting, None).unwrap();
             assert!(none.begin().is_empty() && !none.is_open());
             assert!(none.hear(&AUDITED).unwrap().is_none());

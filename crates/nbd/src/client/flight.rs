@@ -94,7 +94,7 @@ impl<T> Flight<T> {
             .get_mut(place)
             .and_then(|flying| flying.take_if(|flying| flying.cookie == reply.cookie));
         let Some(Flying { operation, part, .. }) = flying else {
-            let text = format!("an answer to nothing: {:#x}", reply.cookie);
+            let text = format!("a reply to no request: {:#x}", reply.cookie);
             return Err(ProtocolError::Unexpected(text));
         };
         self.free_places.push(place);

@@ -85,7 +85,7 @@ pub(super) fn challenge(
             (image.file.clone(), network::proof(driver, &image.file))
         }
         driver => {
-            let reason = format!("Droveway can't tell for the driver {driver}");
+            let reason = format!("Droveway can't compare images of the driver {driver}");
             (image.file.clone(), impossible(reason))
         }
     };
@@ -123,7 +123,7 @@ fn is_remote(path: &Path) -> bool {
 
 /// The image's absolute path, if QEMU has the file at that path open.
 fn local(image: &Image, pid: Option<u32>) -> Result<PathBuf, String> {
-    let pid = pid.ok_or("QEMU's process can't be seen from here")?;
+    let pid = pid.ok_or("QEMU's process is not visible from here")?;
     let mut path = PathBuf::from(&image.file);
     if path.is_relative() {
         path = directory_of(pid).map_err(|error| error.to_string())?.join(path);
@@ -160,7 +160,7 @@ fn local_proof(
             let (bytes, hash) = content(path, goes_on)?;
             Ok(Proof::Content { bytes, hash })
         }
-        Err(error) => Err(format!("no file can be made beside it: {error}")),
+        Err(error) => Err(format!("no file can be created next to it: {error}")),
     }
 }
 
@@ -214,7 +214,7 @@ pub(super) fn content_of(file: File, goes_on: GoesOn<'_>) -> Result<(u64, String
     let bytes = file.metadata().map_err(text)?.len();
     if bytes > CONTENT_BYTES_MAX {
         return Err(format!(
-            "no file can be made beside it, and with {bytes} bytes it is too large to compare"
+            "no file can be created next to it, and with {bytes} bytes it is too large to compare"
         ));
     }
     // Of a file that grows no more than shows that it differs.

@@ -43,7 +43,7 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
     if !file.starts_with(PREFIX) || file.contains('/') || image.contains('/') {
         return unsure("the source's challenge can't be understood");
     }
-    let Ok(real) = path.canonicalize() else { return unsure("its directory can't be told") };
+    let Ok(real) = path.canonicalize() else { return unsure("its directory can't be determined") };
     let Some(folder) = real.parent() else { return unsure("it is in no directory") };
     let mut found = String::new();
     let read = open_plain(&folder.join(file))
@@ -60,7 +60,7 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
             Kinship::Same
         }
         (Ok(_), Ok(_)) => Kinship::Other,
-        _ => unsure("the source's image can't be seen beside it"),
+        _ => unsure("the source's image is not visible next to it"),
     }
 }
 

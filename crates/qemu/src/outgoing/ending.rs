@@ -184,7 +184,7 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            let why = "QEMU has not let go of the migration before; try again";
+            let why = "QEMU has not released the previous migration; try again";
             return Err(QmpError::Migration(why.to_owned()));
         }
         // There is no event for it.

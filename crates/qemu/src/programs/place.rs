@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "qemu-programs: `{0}` is not a path of programs: write an absolute path, in whose last part a \
-     * may stand for any letters, such as /opt/qemu/bin/qemu-system-*"
+     * matches any letters, such as /opt/qemu/bin/qemu-system-*"
 )]
 pub struct PlaceError(String);
 

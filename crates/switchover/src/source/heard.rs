@@ -46,7 +46,7 @@ impl Machine {
             }
             ToSource::Refused { reason } | ToSource::Lost { reason } => self.abort(reason),
             ToSource::Running => {
-                self.abort(Reason::new("the destination says that it runs the VM, unasked"))
+                self.abort(Reason::new("the destination runs the VM without permission"))
             }
             ToSource::Unknown => {
                 self.abort(Reason::new("the destination's agent knows nothing of this migration"))

@@ -25,7 +25,7 @@ impl Machine {
         };
         let actions = match (phase, found) {
             (Phase::Opened | Phase::Stopped, Found::Gone) => {
-                self.reason = Reason::new("its QEMU was gone when the agent was restarted");
+                self.reason = Reason::new("its QEMU had exited when the agent was restarted");
                 self.died()
             }
             (Phase::Opened | Phase::Stopped, _) => self.abort(self.reason.clone()),

@@ -411,7 +411,8 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Phase::RunsThereToo, Found::Stopped), [both]);
     let said = say(ToDestination::Aborted { reason: "the agent was restarted".into() });
     assert_eq!(restart(Phase::RunsThereToo, Found::Runs), [said]);
-    let lost = || Outcome::Lost { reason: "its QEMU was gone when the agent was restarted".into() };
+    let lost =
+        || Outcome::Lost { reason: "its QEMU had exited when the agent was restarted".into() };
     assert_eq!(restart(Phase::Stopped, Found::Gone), forgets(lost()));
     assert_eq!(restart(Phase::Dropped, Found::Stopped), [Action::QemuQuit]);
     assert_eq!(restart(Phase::Dropped, Found::Gone), [go()]);

@@ -99,7 +99,7 @@ fn described(host: &str, plan: &GangPlan, choice: &Choice, gate: &Gate) -> Marku
                     input type="hidden" name="disks" value=(choice.disks.value());
                     p {
                         button { "Evacuate " (host) }
-                        span.quiet { " It is planned anew then, as hosts are at that moment." }
+                        span.quiet { " It is planned again then, as hosts are at that moment." }
                     }
                 }
             }
@@ -250,7 +250,8 @@ fn ribbon(from_y: f64, to_y: f64, height: f64) -> String {
     let (a, b) = (tenths(from_y), tenths(to_y));
     let (c, d) = (tenths(to_y + height - 1.0), tenths(from_y + height - 1.0));
     format!(
-        "M{left} {a}C{middle} {a} {middle} {b} {right} {b}V{c}C{middle} {c} {middle} {d} {left} {d}Z"
+        "M{left} {a}C{middle} {a} {middle} {b} {right} {b}V{c}C{middle} {c} {middle} {d} {left} \
+         {d}Z"
     )
 }
 

@@ -58,7 +58,7 @@ fn host_row(name: &str, host: &HostState, racks: bool, most: u64) -> Markup {
                 td.n { "—" } td.n { "—" } td.n { "—" }
                 td.wide {
                     @if let Some(problem) = &host.problem { span.bad { (problem) } }
-                    @else { span.quiet { "not asked yet" } }
+                    @else { span.quiet { "not queried yet" } }
                 }
             }
             td.n {

@@ -208,7 +208,7 @@ impl Sending {
             let mut piece = self.piece()?;
             let piece_bytes = self.piece_bytes.load(Relaxed);
             let count = fill(socket, &mut piece.room_mut()[..piece_bytes])
-                .map_err(|error| format!("the connection here broke off: {error}"))?;
+                .map_err(|error| format!("the connection here broke: {error}"))?;
             if count == 0 {
                 passed.closed();
                 return Ok(self.offset);

@@ -18,7 +18,7 @@ use crate::report_builder::ReportBuilder;
 use crate::source::control::throttle::{Brakes, Throttling, Vcpus, settings};
 
 /// Why a VM is not stopped for moments where cgroups are unavailable.
-const NOT_OURS: &str = "it is stopped only by those who command its QEMU";
+const NOT_OURS: &str = "only its manager stops it";
 
 pub(super) struct Convergence {
     passes: Arc<Passes>,
@@ -221,9 +221,8 @@ fn stalled(stall: &Stall) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
         "the VM does not converge: it writes {:.0} MiB/s with {:.0} % of its CPU time, and {:.0} \
-         MiB/s are delivered. Allow a longer downtime (virsh \
-         migrate-setmaxdowntime), or stop the VM; `throttle-floor` under [carry] in the agent's file \
-         says how far it is throttled",
+         MiB/s are delivered. Allow a longer downtime (virsh migrate-setmaxdowntime), or stop the \
+         VM; `throttle-floor` under [carry] in the agent's file bounds throttling",
         mib(stall.dirty_bytes_per_s),
         stall.share * 100.0,
         mib(stall.delivered_bytes_per_s),

@@ -140,7 +140,7 @@ impl Sampling {
         };
         if self.waiting.is_over(state, left) && way_back.let_stop() {
             report_builder.note(format!(
-                "QEMU waited {:.1} s after its first pass until it was told that it may stop the VM",
+                "QEMU waited {:.1} s after its first pass until it was allowed to stop the VM",
                 self.waiting.time().as_secs_f64()
             ));
         }

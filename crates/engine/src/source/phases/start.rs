@@ -92,7 +92,7 @@ impl Connected<'_> {
             context.report_builder.note(
                 "this QEMU stops the VM by itself: only small buffers keep it from doing so too \
                  early. Started by `droveway run`, or with -global \
-                 migration.switchover-ack-legacy=on, it waits until it may",
+                 migration.switchover-ack-legacy=on, it waits for the agent",
             );
         }
         Ok(SetUp { outgoing, kind, listener, socket })
@@ -237,8 +237,8 @@ impl Prepared<'_> {
         let not_held = "its QEMU can't be held, so stopping it for moments is not safe";
         Brakes {
             vcpus: vcpus.map_err(|error| {
-                tracing::warn!(%error, "no vCPUs to be seen");
-                "its vCPUs can't be seen".to_owned()
+                tracing::warn!(%error, "it has no visible vCPUs");
+                "its vCPUs are not visible".to_owned()
             }),
             notes: context.local.slowed.clone(),
             slicing: if held { Ok(slicing) } else { Err(not_held) },
@@ -284,7 +284,7 @@ pub(crate) fn lanes_plan(
 ) -> Result<LanesPlan, MigrationError> {
     let token = parse_token(token).ok_or_else(|| MigrationError::PeerLost {
         host: peer.name.clone(),
-        why: "it named the migration in a way that cannot be read".to_owned(),
+        why: "it sent a migration ID that cannot be read".to_owned(),
     })?;
     Ok(LanesPlan {
         endpoints: lane_endpoints(local, peer, lanes),
