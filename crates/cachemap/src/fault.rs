@@ -61,7 +61,7 @@ pub enum Fault {
     /// A frame ends within a value.
     #[error("a frame of the guest's helper is cut short")]
     CutShort,
-    /// A frame goes on after its end.
+    /// A frame continues after its end.
     #[error("a frame of the guest's helper has data after its end")]
     TooMuch,
     /// Not a number.

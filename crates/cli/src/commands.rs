@@ -1,4 +1,4 @@
-//! The command line and its commands, each with its arguments beside the code that runs it.
+//! The command line and its commands, each with its arguments next to the code that runs it.
 
 pub(crate) mod agent;
 pub(crate) mod agents;

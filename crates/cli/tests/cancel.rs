@@ -11,7 +11,7 @@ use host::{Host, Hosts, kill, text};
 /// Enough RAM that QEMU takes seconds to scan its zero pages.
 const LARGE: &str = "-m 3072";
 
-/// Begins a migration and waits for its first pass.
+/// Starts a migration and waits for its first pass.
 fn begin(host: &Host) -> (Child, BufReader<std::process::ChildStderr>) {
     let mut child = host
         .command(&["migrate", "web1", "b"])

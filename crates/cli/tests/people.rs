@@ -12,7 +12,7 @@ use host::{Hosts, text};
 
 const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
 
-/// A host named `localhost`, by which it is reached, with a CA beside it.
+/// A host named `localhost`, by which it is reached, with a CA next to it.
 struct Site {
     hosts: Hosts,
     port: u16,

@@ -187,7 +187,7 @@ impl Authority {
     }
 
     /// Makes a key and its certificate, and writes both, with the CA's
-    /// certificate beside them.
+    /// certificate next to them.
     ///
     /// # Errors
     /// If files exist and must not be replaced, or can't be written.

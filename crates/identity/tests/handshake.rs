@@ -42,7 +42,7 @@ fn hears(one: &mut Connection, other: &mut Connection) {
     assert_eq!(&heard, b"ping");
 }
 
-/// Existing connections go on with the certificate that they began with.
+/// Existing connections continue with the certificate that they started with.
 #[test]
 fn renewing_a_certificate_disturbs_no_connection() {
     let cluster = Cluster::new();

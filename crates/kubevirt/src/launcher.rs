@@ -133,7 +133,7 @@ impl Launcher {
         }
     }
 
-    /// The directory of the VM's sockets; none if no migration has begun yet.
+    /// The directory of the VM's sockets; none if no migration has started yet.
     ///
     /// # Errors
     /// If the pod's files can't be accessed, or the pod has ended.

@@ -21,7 +21,7 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// The protocol's limit on an export's minimum block size.
 const MINIMUM_MAX: u32 = 64 << 10;
 
-/// The server replies to options that it doesn't know, and goes on.
+/// The server replies to options that it doesn't know, and continues.
 pub const FIXED_NEWSTYLE: u16 = 1;
 /// The 124 zero bytes after EXPORT_NAME's answer are left out.
 pub const NO_ZEROES: u16 = 1 << 1;

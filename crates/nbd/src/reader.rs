@@ -209,7 +209,7 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
                 }
                 continue;
             };
-            // Before another thread could go on reading in the middle of a reply.
+            // Before another thread could continue reading in the middle of a reply.
             state.broken.get_or_insert(why.clone());
             drop(state);
             self.break_off(why);

@@ -193,7 +193,7 @@ pub enum FeederError {
     /// Pages before the head: QEMU could not tell what they belong to.
     #[error("pages arrived before the head of the stream")]
     NoHead,
-    /// A second head: a stream begins once.
+    /// A second head: a stream starts once.
     #[error("the head of the stream arrived twice")]
     SecondHead,
 }

@@ -3,7 +3,7 @@
 //! A file of the same name at the destination may be a stale copy, and a VM
 //! that runs from it silently loses data. So for each image the source
 //! makes a challenge that only a host with the same storage can meet: a file
-//! with a nonce beside the image, or the identity that a block device's
+//! with a nonce next to the image, or the identity that a block device's
 //! hardware or volume manager gives it, or, where nothing writes to the image,
 //! its content.
 //!

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::process::proc_path;
 
-/// How names of such variables begin.
+/// How names of such variables start.
 const PREFIXES: [&str; 3] = ["LD_", "QEMU_", "GLIBC_TUNABLES"];
 /// A process may overwrite its environment, as long as it is.
 const BYTES_MAX: u64 = 1 << 20;

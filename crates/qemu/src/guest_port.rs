@@ -32,7 +32,7 @@ const READ_BYTES: usize = 64 << 10;
 const PART_PAGES_LEAST: u64 = 1024;
 const PART_SHARE: u64 = 2;
 const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
-/// Below this, memory has no gap on any machine type that QEMU has: q35's begins
+/// Below this, memory has no gap on any machine type that QEMU has: q35's starts
 /// at 2 GiB at the lowest. Above it, the gap goes up to 4 GiB.
 const GAP_BEGINS_MIN: u64 = 2 << 30;
 const GAP_ENDS: u64 = 4 << 30;

@@ -71,7 +71,7 @@ pub fn hold(machine: &Machine) -> Result<Hold, QmpError> {
     acknowledgement::of(machine, &Settings::of(&machine.qmp)?, kind)
 }
 
-/// Whether this event begins a pass over RAM after the first.
+/// Whether this event starts a pass over RAM after the first.
 #[must_use]
 pub fn ends_first_pass(event: &Event) -> bool {
     event.name == "MIGRATION_PASS" && event.data["pass"].as_u64() >= Some(2)
@@ -93,7 +93,7 @@ impl Outgoing {
     /// settings.
     ///
     /// # Errors
-    /// If something in the VM blocks migration, if a migration is going on, or if
+    /// If something in the VM blocks migration, if a migration is continuing, or if
     /// QEMU refuses a setting. Nothing has changed then.
     pub fn new(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
         Self::prepare(machine, kind, socket, false)
@@ -210,7 +210,7 @@ impl Outgoing {
         &self.events
     }
 
-    /// Events for the passes that begin from now on: see [`ends_first_pass`].
+    /// Events for the passes that start from now on: see [`ends_first_pass`].
     #[must_use]
     pub fn passes(&self) -> Receiver<Event> {
         self.qmp.events_named(&["MIGRATION_PASS"])

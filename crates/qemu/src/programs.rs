@@ -29,7 +29,7 @@ pub const USUAL: [&str; 6] = [
     "/usr/local/bin/qemu-system-*",
     "/usr/local/bin/qemu-kvm",
 ];
-/// Where QEMU's tools are, unless they are beside it or in PATH.
+/// Where QEMU's tools are, unless they are next to it or in PATH.
 const TOOLS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 /// Most characters that are shown of a name that a peer chose.
 const SHOWN_MAX: usize = 200;
@@ -133,7 +133,7 @@ impl Programs {
         })
     }
 
-    /// One of QEMU's tools: the one beside `qemu`, which was found here, or the
+    /// One of QEMU's tools: the one next to `qemu`, which was found here, or the
     /// system's.
     ///
     /// # Errors

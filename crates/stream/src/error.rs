@@ -77,7 +77,7 @@ pub enum Unsplittable {
 }
 
 /// An error in a main stream. QEMU at the source, or another process that wrote
-/// to its socket, is to blame; the source VM can go on.
+/// to its socket, is to blame; the source VM can continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The first bytes are not QEMU's.
@@ -94,7 +94,7 @@ pub enum StreamError {
         /// The place where it ended.
         place: &'static str,
     },
-    /// A byte that begins no record.
+    /// A byte that starts no record.
     #[error("unknown record {kind:#04x} in QEMU's stream")]
     UnknownRecord {
         /// The byte.

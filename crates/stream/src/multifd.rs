@@ -34,7 +34,7 @@ const FLAGS_COMPRESSION: u32 = 0b11_1110;
 const FLAG_DEVICE_STATE: u32 = 1 << 6;
 
 /// An error on a multifd channel. QEMU at the source, or another process that wrote to its
-/// socket, is to blame; the source VM can go on.
+/// socket, is to blame; the source VM can continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MultifdError {
     /// Not a multifd channel, or one that is out of sync.

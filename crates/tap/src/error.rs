@@ -7,7 +7,7 @@ use stream::multifd::MultifdError;
 
 use crate::output::Stopped;
 
-/// An error that ends a tap. The source VM can go on after each of them.
+/// An error that ends a tap. The source VM can continue after each of them.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The main stream breaks QEMU's rules, or the tap's limits.

@@ -337,7 +337,7 @@ impl Reader<'_> {
 /// tables.
 struct InPlace<'b> {
     pages: PagesMut<'b>,
-    /// The buffer offset where the splitter began.
+    /// The buffer offset where the splitter started.
     base: usize,
     epoch: Epoch,
     fill_pages: &'b mut u64,
@@ -383,7 +383,7 @@ impl Sink for InPlace<'_> {
     }
 }
 
-/// Takes the zero pages that the main channel carries beside multifd channels.
+/// Takes the zero pages that the main channel carries next to multifd channels.
 struct Beside<'s, 't> {
     filling: &'s mut Filling<'t>,
     epoch: Epoch,

@@ -94,7 +94,7 @@ pub trait Output: Send + Sync + 'static {
         Err(Stopped)
     }
 
-    /// RAM's last section has begun: QEMU has stopped the VM. Called once, unless that
+    /// RAM's last section has started: QEMU has stopped the VM. Called once, unless that
     /// section has already ended when it is seen.
     fn last_section(&self) {}
 

@@ -66,7 +66,7 @@ pub enum LaneError {
 }
 
 impl LaneError {
-    /// Whether the peer may take a connection in a moment: it is busy or starts anew, or the
+    /// Whether the peer may take a connection in a moment: it is busy or starts again, or the
     /// network failed.
     #[must_use]
     pub fn may_pass(&self) -> bool {

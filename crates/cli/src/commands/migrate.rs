@@ -155,7 +155,7 @@ pub(crate) async fn run(client: &Client, args: MigrateArgs) -> Result<ExitCode, 
     match report.and_then(|report| tell(&report, json)) {
         Ok(()) => {}
         // An agent that is stopping cancels its migrations first, and may have ended by now.
-        // The outcome is known all the same.
+        // The outcome is known anyway.
         Err(problem) => {
             eprint_line(format_args!("droveway: {}", summary::without_report(&last)));
             eprint_line(format_args!("droveway: no report: {problem}"));

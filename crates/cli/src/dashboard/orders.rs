@@ -1,4 +1,4 @@
-//! Orders from forms: to move a VM, to plan and begin an evacuation, to cancel.
+//! Orders from forms: to move a VM, to plan and start an evacuation, to cancel.
 //!
 //! Also requests to agents for a single page.
 

@@ -31,7 +31,7 @@ pub(crate) trait Shown {
     const UNSEEN: &str;
 
     fn show(&mut self, state: &Self::State);
-    /// Prints a message beside the progress.
+    /// Prints a message next to the progress.
     fn say(&self, text: &str);
     fn is_over(state: &Self::State) -> bool;
 }

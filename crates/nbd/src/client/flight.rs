@@ -54,7 +54,7 @@ impl<T> Flight<T> {
         }
     }
 
-    /// Begins an operation. Only one at a time is being launched; each of the
+    /// Starts an operation. Only one at a time is being launched; each of the
     /// others has at least one part in flight.
     pub(crate) fn begin(&mut self, tag: T) -> Operation {
         let free = self.operations.iter().position(Option::is_none);

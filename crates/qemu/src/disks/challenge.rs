@@ -12,7 +12,7 @@ use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, GoesOn, Proof, block_device, 
 use crate::process::{directory_of, proc_path};
 use crate::shape::{Image, Shape};
 
-/// How the names of nonces' files begin, in the images' own directories.
+/// How the names of nonces' files start, in the images' own directories.
 pub(super) const PREFIX: &str = ".droveway-";
 
 /// Protocols whose names mean the same service at every host.
@@ -41,7 +41,7 @@ const COPIES_BYTES_MAX: u64 = 64 << 20;
 
 /// Challenges for all images of a live VM, and a guard that removes their files
 /// again: keep it until the destination has answered. `id` names the migration.
-/// Images whose content is read may take minutes; once that doesn't go on, they have
+/// Images whose content is read may take minutes; once that doesn't continue, they have
 /// no proof.
 #[must_use]
 pub fn challenges(shape: &Shape, id: &str, goes_on: GoesOn<'_>) -> (Vec<Challenge>, Cleanup) {
@@ -165,7 +165,7 @@ fn local_proof(
 }
 
 fn nonce(path: &Path, bytes: u64, id: &str, cleanup: &mut Cleanup) -> std::io::Result<Proof> {
-    // Beside the file itself, not beside a link to it.
+    // Next to the file itself, not next to a link to it.
     let real = path.canonicalize()?;
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
     let (Some(image), Some(folder)) = (name(&real), real.parent()) else {

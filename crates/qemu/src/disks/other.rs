@@ -1,5 +1,5 @@
 //! Proves that an image is another one than the source's: copying an image onto
-//! itself begins with zeroing it.
+//! itself starts with zeroing it.
 
 use std::fs;
 use std::io::Read;
@@ -37,7 +37,7 @@ pub(super) fn compare(path: &Path, proof: &Proof) -> Kinship {
     }
 }
 
-/// The source's nonce is beside the image only if both hosts see the same directory.
+/// The source's nonce is next to the image only if both hosts see the same directory.
 fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
     let unsure = |reason: &str| Kinship::Unsure(reason.to_owned());
     if !file.starts_with(PREFIX) || file.contains('/') || image.contains('/') {

@@ -6,7 +6,7 @@
 use super::{Challenge, Proof};
 use crate::shape::{Device, Shape};
 
-/// How the types of their devices begin.
+/// How the types of their devices start.
 const KINDS: [&str; 3] = ["vhost-user-blk", "vhost-user-scsi", "vhost-scsi"];
 
 /// A challenge for each device with such disks, which no host can meet.

@@ -15,7 +15,7 @@ const NODES_MAX: usize = 200;
 /// Drivers whose nodes read the same as the node below.
 const FILTERS: [&str; 4] = ["throttle", "copy-on-read", "compress", "preallocate"];
 
-/// How file names begin that only QEMU's process can use.
+/// How file names start that only QEMU's process can use.
 const HANDED_OVER: [&str; 3] = ["/proc/", "/dev/fd/", "/dev/fdset/"];
 
 /// Options of a protocol that refer to what only its QEMU has: keys and certificates.

@@ -22,7 +22,7 @@ use crate::qmp::{Qmp, QmpError};
 /// How long a QEMU may take until it answers, for an operator who waits. It answers when
 /// the machine is built; with `prealloc=on` it touches all RAM before, at some GB/s.
 pub const UP_MAX: Duration = Duration::from_secs(300);
-/// How the note begins for a VM that should have a port for the helper in its guest, and
+/// How the note starts for a VM that should have a port for the helper in its guest, and
 /// can't have one.
 pub const NO_GUEST_PORT: &str = "the VM has no port for a helper in the guest";
 const GONE_WAIT: Duration = Duration::from_secs(10);

@@ -71,7 +71,7 @@ impl Before {
             }
             other => other?,
         }
-        // QEMU restores none of them while a migration goes on: the file is kept.
+        // QEMU restores none of them while a migration continues: the file is kept.
         if Progress::query(qmp, PROGRESS_WAIT)?.status.is_going_on() {
             let why = "it still migrates: its settings are restored when that has ended";
             return Err(QmpError::Migration(why.to_owned()));

@@ -16,7 +16,7 @@ pub struct PlaceError(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     dir: PathBuf,
-    /// What the name begins with, and ends with if there is a `*` between.
+    /// What the name starts with, and ends with if there is a `*` between.
     begins: String,
     ends: Option<String>,
 }

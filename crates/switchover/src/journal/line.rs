@@ -131,7 +131,7 @@ fn line_at(bytes: &[u8]) -> Option<(Line, usize)> {
     Some((serde_json::from_slice(json).ok()?, length + 1))
 }
 
-/// Whether a line begins anywhere in `bytes`.
+/// Whether a line starts anywhere in `bytes`.
 fn holds_a_line(bytes: &[u8]) -> bool {
     let begins = bytes.windows(SUM_DIGITS + 2).enumerate().filter(|(_, window)| {
         let (digits, json) = window.split_at(SUM_DIGITS);

@@ -39,7 +39,7 @@ impl Machine {
             (Phase::Reclaimed(By::Destination), found) => {
                 self.resume_here(State::Reclaiming, found)
             }
-            // The VM went on, and its owner is responsible for it since.
+            // The VM continued, and its owner is responsible for it since.
             (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
                 self.state = State::TakenBack;
                 vec![self.say_aborted()]

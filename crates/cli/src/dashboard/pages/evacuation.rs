@@ -22,7 +22,7 @@ const THICK: f64 = 14.0;
 const TOP: f64 = 12.0;
 /// The least height of all VMs together; many VMs need more.
 const HEIGHT: f64 = 300.0;
-/// The least height of a VM, so that its name beside it is legible.
+/// The least height of a VM, so that its name next to it is legible.
 const VM_MIN: f64 = 18.0;
 /// The gap between two destinations.
 const GAP: f64 = 34.0;
@@ -259,7 +259,7 @@ fn tenths(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// A name shortened to fit beside the drawing; the table has the whole name.
+/// A name shortened to fit next to the drawing; the table has the whole name.
 fn short(name: &str) -> String {
     const LETTERS_MAX: usize = 20;
     if name.chars().count() <= LETTERS_MAX {
