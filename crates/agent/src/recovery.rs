@@ -263,7 +263,7 @@ impl Settlers {
                 let of = &desk.opened.peer;
                 tracing::warn!(
                     from,
-                    of,
+                    expected = of,
                     %id,
                     "ignoring a switchover message for another host's migration"
                 );

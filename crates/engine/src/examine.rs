@@ -62,7 +62,7 @@ pub fn examine(
     question: Question,
     within: Duration,
 ) -> Result<Examined, ExamineError> {
-    tracing::debug!(peer, way = %endpoint, "asking");
+    tracing::debug!(peer, route = %endpoint, "querying");
     let mut stream = connect(endpoint, peer, &local.security, Kind::Control)?;
     stream.set_write_timeout(Some(within)).map_err(WireError::from)?;
     let asked = Instant::now();
