@@ -77,7 +77,7 @@ pub(crate) fn run(args: &CaArgs) -> Result<ExitCode, Problem> {
 fn init(InitArgs { dir, days }: &InitArgs) -> Result<String, AuthorityError> {
     let validity = Authority::create(dir, *days)?;
     Ok(format!(
-        "A CA is in {}, {validity}.\nWhoever has its ca.key can pose as any host: back it up, and \
+        "A CA is in {}, {validity}.\nAnyone with its ca.key can pose as any host: back it up, and \
          keep it secret.\nNext: droveway ca issue HOST --dir {0}\n",
         dir.display()
     ))
