@@ -273,6 +273,12 @@ pub struct Pages<'p> {
 impl Pages<'_> {
     /// Sends it. An agent that has hung up is no error.
     pub fn send(&self, lane: &mut Connection) {
+        let _ = lane.write_all(&self.bytes());
+    }
+
+    /// Its bytes on a lane.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0xb1, 0xd7, self.encoding, 0];
         let count = |of: usize| u16::try_from(of).unwrap().to_le_bytes();
         bytes.extend(self.block.to_le_bytes());
@@ -288,7 +294,7 @@ impl Pages<'_> {
             bytes.push(7);
         }
         bytes.extend(self.payload);
-        let _ = lane.write_all(&bytes);
+        bytes
     }
 }
 

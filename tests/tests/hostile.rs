@@ -2,11 +2,12 @@
 //! notices nothing, and it still works with peers that keep to the rules.
 
 use std::io::Write;
+use std::thread;
 use std::time::Duration;
 
 use end_to_end::hostile::{
-    Caller, Pages, RAM_BYTES, block, ending, false_destination, frame, hear_out, prepared,
-    rss_bytes, say,
+    Caller, Pages, RAM_BYTES, block, ending, false_destination, frame, hear_out, own_bytes,
+    prepared, rss_bytes, say,
 };
 use end_to_end::{MIB, Side, World, bare, own_qmp_argument, until};
 use identity::{Connection, Security};
@@ -260,6 +261,47 @@ fn non_ram_streams_and_lanes_that_can_not_be() {
     drop((accepted, open_lanes));
     caller.assert_unharmed(&guest);
     drop(world.migrate(&guest, Side::B, &[]));
+}
+
+/// All lanes that a migration may have send a batch, but for its last byte. They share buffers, and
+/// another VM still arrives.
+#[test]
+fn lanes_that_stop_within_a_batch_have_bounded_memory() {
+    const LANES: usize = 127;
+    // Each batch has half a MiB.
+    const ALL_BYTES_MAX: u64 = 48 * MIB;
+    let (world, certificates) = World::secured(Link::unshaped());
+    let guest = guest_at_b(&world);
+    let security = Security::Tls(certificates.identity("host-a").unwrap().into());
+    let caller = Caller::new(&world, "host-a", security);
+    let (accepted, lane) = caller.streaming();
+    let kind = Kind::Lane { number: 1, token: accepted.token };
+    let before = own_bytes(&world, Side::B);
+    let pages: Vec<u32> = (0..128).collect();
+    let payload = vec![5; 500 << 10];
+    let batch = Pages { encoding: 2, block: 0, pages: &pages, fills: &[], payload: &payload };
+    let mut bytes = batch.bytes();
+    bytes.pop();
+    let lanes = std::iter::once(lane).chain((1..LANES).map(|_| caller.call(kind).unwrap()));
+    // A lane that waits for buffers is not read.
+    let writing: Vec<_> = lanes
+        .map(|mut lane| {
+            let bytes = bytes.clone();
+            thread::spawn(move || {
+                let _ = lane.write_all(&bytes);
+                lane
+            })
+        })
+        .collect();
+    let grown = || own_bytes(&world, Side::B).saturating_sub(before);
+    until("some of them have buffers", || grown() > 16 * MIB);
+    until("all together have no more than that", || grown() < ALL_BYTES_MAX);
+    drop(world.migrate(&guest, Side::B, &[]));
+    drop(world.migrate(&guest, Side::A, &[]));
+    assert!(grown() < ALL_BYTES_MAX + 64 * MIB, "{} MiB", grown() / MIB);
+    drop(accepted);
+    writing.into_iter().for_each(|writing| drop(writing.join().unwrap()));
+    caller.assert_unharmed(&guest);
 }
 
 /// 16 MiB of zeros, which is more than a batch may have.

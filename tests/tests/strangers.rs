@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use end_to_end::commander::{carrying, port};
 use end_to_end::strangers::Strangers;
@@ -196,4 +197,58 @@ fn another_user_does_not_block_carried_migrations() {
     terminate(world.agent(Side::A).pid());
     until("the agent has ended", || world.has_ended(Side::A));
     assert!(strangers.0.try_wait().unwrap().is_none(), "nobody connected any more");
+}
+
+/// The number of threads of a host's agent.
+fn threads(world: &World, side: Side) -> usize {
+    std::fs::read_dir(format!("/proc/{}/task", world.agent(side).pid())).unwrap().count()
+}
+
+/// Whoever may connect, QEMU's user: what is carried for it has so many threads at both hosts, and
+/// these end with it. All connections here go to one host, and to a server that speaks first.
+#[test]
+fn carried_connections_have_so_many_threads() {
+    const CONNECTIONS: usize = 120;
+    /// What one host has of another's arrivals.
+    const ACCEPTED_MAX: usize = 24;
+    /// What leads a connection, reads and writes it, and measures it.
+    const THREADS_OF_ONE: usize = 16;
+    let mut world = World::new(Link::unshaped());
+    carrying(&mut world);
+    let both = |world: &World| [Side::A, Side::B].map(|side| threads(world, side));
+    let before = both(&world);
+    let at = port(Side::B);
+    let listener = world.host(Side::B).within(|| TcpListener::bind((WAITS_AT, at)).unwrap());
+    let server = thread::spawn(move || {
+        let mut disks = Vec::new();
+        while let Ok((mut disk, _)) = listener.accept() {
+            let mut first = [0];
+            // The last one, which is a test's own, sends a byte.
+            disk.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            if disk.read(&mut first).is_ok_and(|count| count == 1) {
+                break;
+            }
+            let _ = disk.write_all(b"NBDMAGICIHAVEOPT");
+            disks.push(disk);
+        }
+    });
+    let here = ("127.7.0.2", at);
+    let mut clients: Vec<_> = world
+        .host(Side::A)
+        .within(|| (0..CONNECTIONS).map(|_| TcpStream::connect(here).unwrap()).collect());
+    // Those that the other host does not accept are closed.
+    let is_carried = |client: &mut TcpStream| client.read_exact(&mut [0; 16]).is_ok();
+    let carried = clients.iter_mut().map(is_carried).filter(|carried| *carried).count();
+    assert!((1..=ACCEPTED_MAX).contains(&carried), "{carried} are carried");
+    for (now, before) in both(&world).into_iter().zip(before) {
+        assert!(now <= before + carried * THREADS_OF_ONE, "{now} threads for {carried}");
+    }
+    drop(clients);
+    until("their threads have ended", || {
+        both(&world).into_iter().zip(before).all(|(now, before)| now <= before + 8)
+    });
+    world.host(Side::B).within(|| {
+        TcpStream::connect((WAITS_AT, at)).unwrap().write_all(&[1]).unwrap();
+    });
+    server.join().unwrap();
 }

@@ -2,14 +2,11 @@
 
 use std::fs;
 
-use api::{Outcome, Prediction, Report, VmStatus};
-use end_to_end::{
-    MIB, Side, World, assert_fits_goal, fits_goal_bytes, guest, own_qmp_argument, until,
-};
-use lab::guest::{Guest, GuestSpec, System};
+use api::{Outcome, Prediction, Report};
+use end_to_end::{MIB, Side, World, assert_fits_goal, fits_goal_bytes, guest, until};
+use lab::guest::{GuestSpec, System};
 use lab::hosts::Link;
 use marks::runs;
-use serde_json::json;
 
 /// Rate of the link, in Mbit/s; and of a guest that writes two and a half times as fast.
 const LINK: u32 = 100;
@@ -175,47 +172,26 @@ fn a_guest_that_can_not_be_followed_even_at_its_floor() {
     assert!(report.notes.iter().any(|note| note.contains("longer downtime")), "{:?}", report.notes);
 }
 
-/// Without cgroups.
+/// The operator forbids cgroups: it keeps all of its CPU time, and the report says why.
 #[runs(alone)]
 #[test]
-fn a_guest_that_is_slowed_by_stopping_it_for_moments() {
+fn a_guest_that_can_not_be_throttled_stays() {
     let mut world = World::new(Link::one(LINK));
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("agent.toml");
     fs::write(&file, "cgroups = false\n").unwrap();
     world.restart_agents_with(&["--config", file.to_str().unwrap()]);
-    let guest: Guest = world.boot(&bare_writer(HARD));
-    for from in [Side::A, Side::B] {
-        let report = world.migrate(&guest, from, &LOW);
-        assert!(report.slowed.as_ref().unwrap().by.contains("moments"));
-        assert!(report.notes.iter().any(|note| note.contains("moments")), "{:?}", report.notes);
-        assert_followed(&report, LINK);
-    }
-}
-
-/// This guest is stopped most of the time. Its owner's commands hold all the same, as far as QEMU
-/// reports them: here that it runs, and that it is stopped again.
-#[test]
-fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
-    let mut world = World::new(Link::one(LINK));
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("agent.toml");
-    fs::write(&file, "cgroups = false\n").unwrap();
-    world.restart_agents_with(&["--config", file.to_str().unwrap()]);
-    let mut spec = bare_writer(HARD);
-    spec.extra.extend(own_qmp_argument(&spec.name));
-    let guest = world.boot(&spec);
-    let mut moving = world.begin(&guest, Side::A, &LOW);
-    moving.wait_line("throttled to");
-    let owners = world.own_qmp(Side::A, "web1");
-    for command in ["cont", "stop"] {
-        owners.execute(command, json!({})).unwrap();
-    }
-    let ended = moving.wait();
-    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
-    assert_eq!(world.vm(Side::B, "web1").unwrap().status, VmStatus::Paused);
-    world.own_qmp(Side::B, "web1").execute("cont", json!({})).unwrap();
-    world.assert_intact(&guest);
+    let guest = world.boot(&bare_writer(HARD));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let ended = world.begin(&guest, Side::A, &[]).wait();
+    let Outcome::Failed(why) = &ended.report.outcome else { panic!("{}", ended.said) };
+    assert!(why.contains("with 100 % of its CPU time"), "{why}");
+    let notes = &ended.report.notes;
+    assert!(notes.iter().any(|note| note.contains("not to use cgroups")), "{notes:?}");
+    assert_eq!(ended.report.slowed, None);
+    world.assert_stayed(&guest, Side::A, pid);
+    let doctor = world.tells(Side::A, &["doctor"]);
+    assert!(doctor.contains("`cgroups = false`"), "{doctor}");
 }
 
 /// The prediction before a move has the same figures as the report after it.

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::denied::Denied;
+use crate::id::random_id;
 
 /// The longest reason or problem in an event; the report has all of it.
 const TEXT_LETTERS_MAX: usize = 1024;
@@ -88,7 +89,7 @@ impl Events {
     pub(crate) fn new(limits: Limits) -> std::io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             limits,
-            start: crate::migrations::random_id()?,
+            start: random_id()?,
             ring: Mutex::default(),
             newest: watch::Sender::default(),
             readers: Arc::new(Semaphore::new(limits.readers)),

@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use api::{ErrorCode, Examination, Finding};
 use doctor::{LaneMet, Meeting, Unmet};
 use engine::{Endpoint, ExamineError, Examined, LaneError, Local, Peer};
-use facts::host::{Facts, Kvm, Network, Program, VmFacts};
+use facts::host::{Cgroups, Facts, Kvm, Network, Program, VmFacts};
 use identity::Security;
 use qemu::environment;
 use qemu::probe::Probes;
@@ -27,9 +27,9 @@ use wire::{Part, Reply};
 
 use crate::config::{Carry, NicSpeed, Password};
 use crate::denied::Denied;
-use crate::migrations::Routes;
 use crate::parallel::at_once;
-use crate::registry::Registry;
+use crate::peers::Routes;
+use crate::vms::registry::Registry;
 use recent::Recent;
 
 /// For an answer that takes no work.
@@ -179,7 +179,7 @@ impl Examiner {
             tsc: (kvm == Kvm::Usable).then(sight::tsc).flatten(),
             kvm,
             qemu_user: sight::qemu_user(self.registry.qemu_user()),
-            cgroups: sight::cgroups(),
+            cgroups: Cgroups { forbidden: self.local.slowed.is_none(), ..sight::cgroups() },
             reach: sight::reach(),
             carries: self.carry.as_ref().map(|carry| sight::carries(carry, &nics)),
             nics,

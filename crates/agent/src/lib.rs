@@ -1,50 +1,40 @@
 //! The agent: the daemon that serves the API of one host and owns its VMs.
 //!
-//! [`run`] is the whole daemon, and [`config`] its configuration. `registry` keeps the VMs,
-//! `migrations` those that leave, `arrivals` those that arrive, `gangs` those that move
-//! together. `recovery` settles switchovers that were interrupted. `http` is the API over
-//! all of them. QEMU and the engine block and have their own threads; only the API is async.
+//! [`run`] is the whole daemon, and [`config`] its configuration. `vms` keeps the VMs; `moves` has
+//! those that leave and arrive, and settles switchovers that were interrupted; `gangs` moves many
+//! together, `carry` what others command. `api` serves all of it. A module uses only those on the
+//! floors below it, as `floors` lists them. QEMU and the engine block and have their own threads;
+//! only the API is async.
 
 #![forbid(unsafe_code)]
 
-mod arrivals;
+mod api;
 mod carry;
 pub mod config;
 mod daemon;
 mod denied;
 mod events;
 mod examiner;
-mod few;
+#[cfg(test)]
+mod floors;
 mod gangs;
-mod holdings;
-mod http;
-mod log;
+mod id;
 mod metrics;
-mod migrations;
+mod moves;
 mod name;
 mod parallel;
 mod peers;
-mod rack;
-mod record;
-mod recovery;
-mod registry;
-mod renewal;
-mod scopes;
-mod service_manager;
 mod shares;
-mod socket;
 mod state;
 mod user;
-mod vm;
-mod vm_logs;
+mod vms;
 mod watched;
-mod webhook;
 
+pub use self::api::few::Few;
+pub use self::api::socket::SocketError;
 pub use carry::DoorsError;
 pub use daemon::{AgentError, run};
-pub use few::Few;
 pub use name::NameError;
 pub use qemu::secrets;
-pub use socket::SocketError;
 pub use state::StateError;
 pub use user::UserError;

@@ -47,6 +47,26 @@ impl Peers {
     }
 }
 
+/// The hosts that VMs can move to.
+#[derive(Clone, Debug)]
+pub(crate) struct Routes {
+    pub(crate) peers: Peers,
+    pub(crate) insecure_plaintext: bool,
+}
+
+impl Routes {
+    pub(crate) fn no_such_host(&self, name: &str) -> String {
+        let peers = self.peers.now();
+        let known: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
+        if known.is_empty() {
+            return format!(
+                "there is no host `{name}`: this agent has no peers file, set --peers FILE"
+            );
+        }
+        format!("there is no host `{name}` in the peers file; there is: {}", known.join(", "))
+    }
+}
+
 /// The peers file, and what this agent took from it at its start.
 pub(crate) struct PeersFile {
     pub(crate) path: PathBuf,

@@ -33,6 +33,7 @@ pub(crate) use exchange::{Exchange, Page, Waiter};
 pub(crate) use in_flight::{CLAIM_MAX, Provider};
 pub use kept::{Known, WatchError};
 pub use outbox::Outbox;
+pub use recipient::NAMED_BYTES_MAX;
 pub(crate) use recipient::{Place, Recipient};
 pub use resolve::{Arriving, Resolving};
 pub use sharing::Sharing;

@@ -21,11 +21,11 @@ use parking_lot::Mutex;
 use transport::{Endpoint, connect};
 use wire::Kind;
 
-pub(crate) use claims::{Batch, Claims};
+pub(crate) use claims::{Batch, Claims, Fate};
 use line::Line;
 use publisher::Publisher;
 pub(crate) use serve::RemoteWaiter;
-pub use serve::serve;
+pub use serve::{SERVED_BYTES_MAX, serve};
 
 /// The longest wait for the directory. Its answer may be queued behind others' content in a full
 /// network card.

@@ -1,5 +1,6 @@
 //! The source's end of one disk: writes become batches.
 
+use std::error::Error;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -36,12 +37,12 @@ pub enum SourceError {
         disk_bytes: u64,
     },
     /// The data of a write could not be read from QEMU.
-    #[error("QEMU did not send what it writes to disk {disk}: {why}")]
+    #[error("QEMU did not send what it writes to disk {disk}: {source}")]
     Read {
         /// Its name.
         disk: String,
-        /// The reader's message.
-        why: String,
+        /// The reader's error.
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The destination can't be reached.
     #[error(transparent)]
@@ -152,7 +153,7 @@ impl DiskSource {
     /// # Errors
     /// If the write lies outside of the disk, its data can't be read, or the
     /// destination can't be reached.
-    pub fn write<E: fmt::Display>(
+    pub fn write<E: Into<Box<dyn Error + Send + Sync>>>(
         &self,
         offset: u64,
         bytes: u32,
@@ -170,7 +171,7 @@ impl DiskSource {
                 let part_bytes = batch.room_mut().len().min(left);
                 read(&mut batch.room_mut()[..part_bytes]).map_err(|error| SourceError::Read {
                     disk: self.name.clone(),
-                    why: error.to_string(),
+                    source: error.into(),
                 })?;
                 fill(&mut batch, part_bytes);
                 at += part_bytes as u64;

@@ -5,7 +5,7 @@ mod programs;
 use api::{Finding, Severity};
 
 use crate::{Findings, size};
-use facts::host::{Carries, Cgroups, Facts, Kvm, Nic, VmFacts};
+use facts::host::{Carries, Facts, Kvm, Nic, VmFacts};
 use programs::{moved_by_earlier_agents, programs};
 
 /// Room for a few reports and logs; with less, writing VMs' records may fail.
@@ -21,6 +21,11 @@ const MEMORY_PARTS: u64 = 20;
 const SHARED_LEAST: u64 = 1 << 30;
 /// Clock sources that cost a system call each time, and drift.
 const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
+
+/// What it means that a VM can't be throttled, and what to do about the most frequent reason.
+const UNTHROTTLED: &str = "a move of a VM that writes faster than its memory is sent is cancelled, \
+                           or has a longer downtime (--on-stall); a unit gets a cpu controller by \
+                           CPUWeight= or Delegate=yes";
 
 /// What to do about a VM with a device that QEMU can't migrate.
 pub(crate) const BLOCKED: &str =
@@ -47,7 +52,7 @@ pub(crate) fn of_destination(facts: &Facts, coming: &[VmFacts]) -> Vec<Finding> 
     kvm(facts, &mut findings);
     user(facts, &mut findings);
     reach(facts, &mut findings);
-    cgroups(&facts.cgroups, &mut findings);
+    cgroups(facts, &mut findings);
     clock(facts, &mut findings);
     memory(facts, &mut findings);
     state(facts, &mut findings);
@@ -240,15 +245,16 @@ fn reach(facts: &Facts, findings: &mut Findings) {
     }
 }
 
-fn cgroups(cgroups: &Cgroups, findings: &mut Findings) {
+fn cgroups(facts: &Facts, findings: &mut Findings) {
+    let cgroups = &facts.cgroups;
     let shown = |version| format!("cgroup v{version}, the agent is in {}", cgroups.path);
     match cgroups.version {
-        None => findings.note(
-            "cgroups",
-            "There are no control groups.",
-            "throttling needs them: without, a VM that writes too fast is stopped for moments \
-             instead",
-        ),
+        _ if cgroups.forbidden => {
+            let text = "The agent's file has `cgroups = false`, so no VM is throttled.";
+            findings.note("cgroups", text, UNTHROTTLED);
+            return;
+        }
+        None => findings.note("cgroups", "There are no control groups.", UNTHROTTLED),
         Some(version) if cgroups.delegated => {
             let controllers = cgroups.controllers.join(", ");
             findings.ok("cgroups", format!("{}, may make groups ({controllers}).", shown(version)));
@@ -256,9 +262,14 @@ fn cgroups(cgroups: &Cgroups, findings: &mut Findings) {
         Some(version) => findings.note(
             "cgroups",
             format!("{}, and may not make groups there.", shown(version)),
-            "throttling needs it: without, a VM that writes too fast is stopped for moments \
-             instead; Delegate=yes in the agent's unit allows it",
+            "throttling needs it: Delegate=yes in the agent's unit allows it",
         ),
+    }
+    for vm in &facts.vms {
+        if let Some(why) = &vm.unthrottled {
+            let text = format!("{} can't be throttled: {why}.", vm.name);
+            findings.note("cgroups", text, UNTHROTTLED);
+        }
     }
 }
 
@@ -415,7 +426,7 @@ mod tests {
     use facts::program::Capabilities;
 
     use super::*;
-    use facts::host::{Network, Program, Reach, State, VmFacts};
+    use facts::host::{Cgroups, Network, Program, Reach, State, VmFacts};
 
     fn healthy() -> Facts {
         let known = Capabilities { version: (9, 2, 1), ..Capabilities::default() };
@@ -482,7 +493,7 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 32] = [
+        let table: [(Change, Severity, &str); 35] = [
             (
                 |f| f.vms[0].blockers = vec!["non-migratable device: x/nvme".to_owned()],
                 Severity::Warning,
@@ -591,6 +602,13 @@ mod tests {
                 "all 8192 MiB of its shared memory",
             ),
             (|f| f.cgroups.delegated = false, Severity::Note, "may not make groups"),
+            (|f| f.cgroups.version = None, Severity::Note, "There are no control groups"),
+            (|f| f.cgroups.forbidden = true, Severity::Note, "`cgroups = false`"),
+            (
+                |f| f.vms[0].unthrottled = Some("the cgroup /a has no cpu controller".to_owned()),
+                Severity::Note,
+                "web1 can't be throttled: the cgroup /a has no cpu controller.",
+            ),
             (|f| f.clock_source = Some("hpet".to_owned()), Severity::Warning, "from hpet"),
             (|f| f.memory.available_bytes = Some(1 << 30), Severity::Warning, "1024 MiB of 64 GiB"),
             (|f| f.state.free_bytes = Some(1 << 20), Severity::Error, "/s has 1 MiB free"),

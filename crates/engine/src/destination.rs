@@ -28,6 +28,7 @@ use wire::{
 use crate::host::{Host, Local};
 use connections::{Connections, Place};
 use lanes::ArrivingLanes;
+pub(crate) use lanes::LANES_MAX;
 use postcopies::Postcopies;
 
 /// The time in which a peer that has connected must identify itself.
@@ -320,7 +321,7 @@ fn serve_one(
                 return Ok(());
             };
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
-            dedup::rack::serve(sharing, connection)?;
+            dedup::rack::serve(sharing, connection, &shared.local.resources.served)?;
         }
         Kind::Orders => {
             if !place.orders(connection.peer()) {

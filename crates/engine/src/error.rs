@@ -162,6 +162,11 @@ pub enum MigrationError {
 }
 
 impl MigrationError {
+    /// The error if the agent of `host` is lost.
+    pub(crate) fn lost(host: &str, why: impl std::fmt::Display) -> Self {
+        Self::PeerLost { host: host.to_owned(), why: why.to_string() }
+    }
+
     /// The error if there is no connection to the agent of `host`.
     pub(crate) fn unconnected(host: &str, error: LaneError) -> Self {
         let host = host.to_owned();

@@ -43,7 +43,7 @@ pub struct Local {
     pub fixed_cost: Arc<FixedCost>,
     /// The journals of switchovers.
     pub journals: JournalDir,
-    /// Notes of VMs that are throttled by cgroups; none: VMs are throttled by short stops.
+    /// Notes of VMs that are throttled by cgroups; none: no VM is throttled.
     pub slowed: Option<quota::Notes>,
     /// The port at which this agent listens.
     pub agent_port: u16,

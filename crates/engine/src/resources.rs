@@ -3,12 +3,17 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use page::{Budget, BudgetFull, Pool, SLOT_BYTES};
+use dedup::destination::NAMED_BYTES_MAX;
+use dedup::rack::SERVED_BYTES_MAX;
+use page::{Budget, BudgetFull, Pool, Reserve, SLOT_BYTES};
+use transport::{Deltas, Unpackers};
 
+use crate::destination::LANES_MAX;
 use crate::network::Network;
-use crate::tail::TailBudget;
+use crate::tail::TAILS_BYTES_MAX;
 
-/// Resources that all migrations of an agent share: buffers, memory for device state, and its NICs.
+/// Resources that all migrations of an agent share: buffers, memory for device state, for what lanes
+/// receive, for pages by name and for deltas, and its NICs.
 ///
 /// Outgoing and incoming migrations have separate buffers: otherwise two migrations that cross
 /// between two hosts would wait for each other.
@@ -18,8 +23,16 @@ pub struct Resources {
     outgoing: Arc<Budget>,
     incoming: Arc<Budget>,
     /// For VMs that leave, where their migrations are carried.
-    pub(crate) leaving_tails: Arc<TailBudget>,
-    pub(crate) coming_tails: Arc<TailBudget>,
+    pub(crate) leaving_tails: Arc<Reserve>,
+    pub(crate) coming_tails: Arc<Reserve>,
+    /// For what is kept of pages that VMs have sent.
+    pub(crate) deltas: Arc<Reserve>,
+    /// For pages of arriving VMs that are sent by name.
+    pub(crate) named: Arc<Reserve>,
+    /// For what lanes receive, until it is placed.
+    pub(crate) unpackers: Arc<Reserve>,
+    /// For content that other hosts of the rack wait for.
+    pub(crate) served: Arc<Reserve>,
     pub(crate) network: Arc<Network>,
 }
 
@@ -74,8 +87,12 @@ impl Resources {
             pool_bytes,
             outgoing,
             incoming,
-            leaving_tails: Arc::default(),
-            coming_tails: Arc::default(),
+            leaving_tails: Reserve::new(TAILS_BYTES_MAX),
+            coming_tails: Reserve::new(TAILS_BYTES_MAX),
+            deltas: Reserve::new(Deltas::ALL_BYTES_MAX),
+            named: Reserve::new(NAMED_BYTES_MAX),
+            unpackers: Reserve::new(Unpackers::bytes_max(LANES_MAX)),
+            served: Reserve::new(SERVED_BYTES_MAX),
             network: Network::new(speeds),
         })
     }

@@ -7,22 +7,15 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use page::{Borrowed, Reserve};
 
 /// The most device state of one VM, and of all of them beyond what each has by itself: the devices
 /// of a large VM without VFIO have some MiB.
-const TAILS_BYTES_MAX: usize = 256 << 20;
+pub(crate) const TAILS_BYTES_MAX: usize = 256 << 20;
 /// What each VM has by itself, about as much as its smallest part of the pool.
 const OWN_BYTES: usize = 2 << 20;
 /// Memory is obtained in steps of this size: a vector that doubles may take twice what is counted.
 const STEP_BYTES: usize = 1 << 20;
-
-/// Memory for the device state of all VMs that arrive, or of all that leave.
-#[derive(Debug)]
-pub(crate) struct TailBudget {
-    total_bytes: usize,
-    left_bytes: Mutex<usize>,
-}
 
 /// Why a VM's device state is not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,38 +35,30 @@ pub(crate) enum TailError {
 /// The device state of one VM.
 #[derive(Debug)]
 pub(crate) struct Tail {
+    // Freed before others are promised its memory.
     bytes: Vec<u8>,
-    budget: Arc<TailBudget>,
-    borrowed_bytes: usize,
-}
-
-impl Default for TailBudget {
-    fn default() -> Self {
-        Self::new(TAILS_BYTES_MAX)
-    }
-}
-
-impl TailBudget {
-    pub(crate) fn new(total_bytes: usize) -> Self {
-        Self { total_bytes, left_bytes: Mutex::new(total_bytes) }
-    }
+    memory: Borrowed,
+    max_bytes: usize,
 }
 
 impl Tail {
     /// An empty one.
-    pub(crate) fn new(budget: &Arc<TailBudget>) -> Self {
-        Self { bytes: Vec::new(), budget: Arc::clone(budget), borrowed_bytes: 0 }
+    pub(crate) fn new(reserve: &Arc<Reserve>) -> Self {
+        let memory = Borrowed::new(reserve, OWN_BYTES);
+        Self { bytes: Vec::new(), memory, max_bytes: reserve.bytes() }
     }
 
     /// Appends a piece.
     pub(crate) fn push(&mut self, piece: &[u8]) -> Result<(), TailError> {
-        let (bytes, max_bytes) = (self.bytes.len() + piece.len(), self.budget.total_bytes);
+        let (bytes, max_bytes) = (self.bytes.len() + piece.len(), self.max_bytes);
         if bytes > max_bytes {
             return Err(TailError::TooLarge { max_bytes });
         }
         if bytes > self.bytes.capacity() {
             let room = bytes.next_multiple_of(STEP_BYTES);
-            self.borrow(room.saturating_sub(OWN_BYTES))?;
+            if !self.memory.grow_to(room) {
+                return Err(TailError::Full { max_bytes });
+            }
             let more = room - self.bytes.len();
             self.bytes.try_reserve_exact(more).map_err(|_| TailError::NoMemory)?;
         }
@@ -84,32 +69,6 @@ impl Tail {
     /// What was appended.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
-    }
-
-    /// Has this many bytes of the budget.
-    fn borrow(&mut self, bytes: usize) -> Result<(), TailError> {
-        let more = bytes.saturating_sub(self.borrowed_bytes);
-        let max_bytes = self.budget.total_bytes;
-        let mut left = self.budget.left_bytes.lock();
-        *left = left.checked_sub(more).ok_or(TailError::Full { max_bytes })?;
-        self.borrowed_bytes += more;
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-impl TailBudget {
-    /// What all tails have together, beyond each one's own part.
-    pub(crate) fn borrowed_bytes(&self) -> usize {
-        self.total_bytes - *self.left_bytes.lock()
-    }
-}
-
-impl Drop for Tail {
-    fn drop(&mut self) {
-        // Before others are promised it.
-        self.bytes = Vec::new();
-        *self.budget.left_bytes.lock() += self.borrowed_bytes;
     }
 }
 
@@ -131,8 +90,8 @@ mod tests {
     #[test]
     fn all_tails_together_have_a_limit_and_each_has_its_own_part() {
         let max_bytes = 16 << 20;
-        let budget = Arc::new(TailBudget::new(max_bytes));
-        let mut tails: Vec<Tail> = (0..9).map(|_| Tail::new(&budget)).collect();
+        let reserve = Reserve::new(max_bytes);
+        let mut tails: Vec<Tail> = (0..9).map(|_| Tail::new(&reserve)).collect();
         assert_eq!(fill(&mut tails[0]), TailError::TooLarge { max_bytes });
         let full = TailError::Full { max_bytes };
         assert!(tails[1..].iter_mut().all(|tail| fill(tail) == full));
@@ -144,17 +103,17 @@ mod tests {
         drop(tails.remove(0));
         tails[0].push(&PIECE).unwrap();
         drop(tails);
-        assert_eq!(budget.borrowed_bytes(), 0);
+        assert_eq!(reserve.borrowed_bytes(), 0);
     }
 
     #[test]
     fn no_more_memory_is_used_than_is_counted() {
-        let budget = Arc::default();
-        let mut tail = Tail::new(&budget);
+        let reserve = Reserve::new(TAILS_BYTES_MAX);
+        let mut tail = Tail::new(&reserve);
         for _ in 0..5_000_000 {
             tail.push(&[1]).unwrap();
         }
         assert_eq!(tail.bytes().len(), 5_000_000);
-        assert_eq!(tail.bytes.capacity(), OWN_BYTES + tail.borrowed_bytes);
+        assert_eq!(tail.bytes.capacity(), tail.memory.bytes());
     }
 }

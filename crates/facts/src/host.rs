@@ -117,6 +117,8 @@ pub struct Cgroups {
     pub delegated: bool,
     /// The controllers that are available there.
     pub controllers: Vec<String>,
+    /// Whether the agent's file forbids their use.
+    pub forbidden: bool,
 }
 
 /// What decides whether the agent can reach another process's memory.
@@ -252,6 +254,9 @@ pub struct VmFacts {
     /// Names of such variables with which its QEMU was started, and that the agent's own QEMUs lack.
     #[serde(default)]
     pub environment: Vec<String>,
+    /// Why its vCPUs can't be throttled; none if they can.
+    #[serde(default)]
+    pub unthrottled: Option<String>,
     /// Why its QEMU can't migrate it, each with the device; empty if nothing is known.
     #[serde(default)]
     pub blockers: Vec<String>,

@@ -106,7 +106,7 @@ impl Connection {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+    pub fn set_read_timeout(&mut self, limit: Option<Duration>) -> io::Result<()> {
         self.reader.set_timeout(limit)
     }
 

@@ -1,6 +1,8 @@
 //! Records from the peer: sealed bytes in, opened bytes out. No I/O.
 
-use page::Buffer;
+use std::sync::{Arc, LazyLock};
+
+use page::{Borrowed, Buffer, Reserve};
 
 use crate::keys::Keys;
 use crate::messages::Messages;
@@ -16,6 +18,10 @@ const BUFFER_BYTES_MIN: usize = 2 * RECORD_BYTES_MAX;
 /// As much as is worth one system call, and still in a core's own cache
 /// when it is opened: about a lane's batch.
 const BUFFER_BYTES_MAX: usize = 512 << 10;
+/// The most that all connections of a process receive into, beyond the size at first: as much as
+/// the lanes of 16 VMs with 8 lanes each. Those that get no more take more system calls.
+const ALL_BYTES_MAX: usize = 128 * BUFFER_BYTES_MAX;
+static ALL: LazyLock<Arc<Reserve>> = LazyLock::new(|| Reserve::new(ALL_BYTES_MAX));
 /// Least room that is worth a system call.
 const ROOM_BYTES_MIN: usize = 4 * CONTENT_BYTES_MAX;
 /// Most records in a row without data: tickets after a handshake are 16.
@@ -26,7 +32,9 @@ const CLOSE_NOTIFY: u8 = 0;
 /// Received bytes that are sealed, or opened and not yet taken.
 pub(crate) struct Inbox {
     key: TrafficKey,
+    // Freed before others are promised its memory.
     buffer: Buffer,
+    memory: Borrowed,
     /// Opened, not taken: `buffer[opened.0..opened.1]`.
     opened: (usize, usize),
     /// Sealed: `buffer[sealed.0..sealed.1]`.
@@ -51,10 +59,22 @@ pub(crate) enum Taken {
 impl Inbox {
     /// `came` is what was received after the handshake.
     pub(crate) fn new(key: TrafficKey, came: &[u8]) -> Self {
+        Self::within(&ALL, key, came)
+    }
+
+    fn within(reserve: &Arc<Reserve>, key: TrafficKey, came: &[u8]) -> Self {
         let mut buffer = Buffer::new(BUFFER_BYTES_MIN + came.len());
         buffer[..came.len()].copy_from_slice(came);
-        let messages = Messages::default();
-        Self { key, buffer, opened: (0, 0), sealed: (0, came.len()), messages, idle: 0, end: None }
+        Self {
+            key,
+            memory: Borrowed::new(reserve, buffer.len()),
+            buffer,
+            opened: (0, 0),
+            sealed: (0, came.len()),
+            messages: Messages::default(),
+            idle: 0,
+            end: None,
+        }
     }
 
     /// Opens received records into `into`, as much as fits; without a copy when a
@@ -155,10 +175,67 @@ impl Inbox {
     pub(crate) fn came(&mut self, bytes: usize) {
         self.sealed.1 = (self.sealed.1 + bytes).min(self.buffer.len());
         // A peer that fills the buffer at once has more to send.
-        if self.sealed.1 == self.buffer.len() && self.buffer.len() < BUFFER_BYTES_MAX {
-            let mut larger = Buffer::new((self.buffer.len() * 2).min(BUFFER_BYTES_MAX));
+        let larger = (self.buffer.len() * 2).min(BUFFER_BYTES_MAX);
+        if self.sealed.1 == self.buffer.len()
+            && self.buffer.len() < larger
+            && self.memory.grow_to(larger)
+        {
+            let mut larger = Buffer::new(larger);
             larger[..self.buffer.len()].copy_from_slice(&self.buffer);
             self.buffer = larger;
         }
+    }
+
+    /// Whether it takes more memory than a silent peer needs.
+    pub(crate) fn is_large(&self) -> bool {
+        self.buffer.len() > BUFFER_BYTES_MIN
+    }
+
+    /// Gives that memory back. To be called only when there is nothing to take.
+    pub(crate) fn shrink(&mut self) {
+        let (start, end) = self.sealed;
+        let mut smaller = Buffer::new(BUFFER_BYTES_MIN);
+        // At most a record that is not complete.
+        let Some(kept) = smaller.get_mut(..end - start) else { return };
+        kept.copy_from_slice(&self.buffer[start..end]);
+        (self.opened, self.sealed) = ((0, 0), (0, end - start));
+        self.buffer = smaller;
+        self.memory.shrink_to(BUFFER_BYTES_MIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::key;
+
+    /// As if its peer sent much, and all of it was taken.
+    fn fill(inbox: &mut Inbox) {
+        for _ in 0..8 {
+            let bytes = inbox.room().len();
+            inbox.came(bytes);
+            inbox.sealed.0 = inbox.sealed.1;
+        }
+    }
+
+    #[test]
+    fn all_together_have_so_much_to_receive_into_and_no_more() {
+        let reserve = Reserve::new(2 * BUFFER_BYTES_MAX);
+        let inbox = |_| Inbox::within(&reserve, key(), &[]);
+        let mut inboxes: Vec<Inbox> = (0..8).map(inbox).collect();
+        inboxes.iter_mut().for_each(fill);
+        let bytes: usize = inboxes.iter().map(|inbox| inbox.buffer.len()).sum();
+        assert!(bytes <= reserve.bytes() + 8 * BUFFER_BYTES_MIN, "{bytes}");
+        assert_eq!(inboxes[0].buffer.len(), BUFFER_BYTES_MAX);
+        assert!(!inboxes[7].is_large() && !inboxes[7].room().is_empty());
+        // One that is silent leaves its part to others, and keeps what it has of a record.
+        inboxes[0].room()[..3].copy_from_slice(&[23, 3, 3]);
+        inboxes[0].came(3);
+        inboxes[0].shrink();
+        assert_eq!((&inboxes[0].buffer[..3], inboxes[0].sealed), (&[23, 3, 3][..], (0, 3)));
+        fill(&mut inboxes[7]);
+        assert_eq!(inboxes[7].buffer.len(), BUFFER_BYTES_MAX);
+        drop(inboxes);
+        assert_eq!(reserve.borrowed_bytes(), 0);
     }
 }

@@ -12,6 +12,9 @@ use crate::inbox::{Inbox, Taken};
 use crate::keys::Keys;
 use crate::socket::{Closer, Socket, as_io};
 
+/// Time without bytes after which memory to receive into is given back.
+const SILENT: Duration = Duration::from_secs(1);
+
 /// The half that one thread reads from.
 pub struct Reader {
     socket: Arc<Socket>,
@@ -23,6 +26,8 @@ pub struct Reader {
 struct Tls {
     inbox: Inbox,
     keys: Arc<Keys>,
+    /// A read is woken after [`SILENT`], to give memory back.
+    is_woken: bool,
 }
 
 impl std::fmt::Debug for Reader {
@@ -40,7 +45,7 @@ impl Reader {
     }
 
     pub(crate) fn secured(socket: Arc<Socket>, inbox: Inbox, keys: Arc<Keys>) -> Self {
-        Self { socket, tls: Some(Box::new(Tls { inbox, keys })), deadline: None }
+        Self { socket, tls: Some(Box::new(Tls { inbox, keys, is_woken: false })), deadline: None }
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -65,7 +70,10 @@ impl Reader {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn set_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+    pub fn set_timeout(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        if let Some(tls) = &mut self.tls {
+            tls.is_woken = false;
+        }
         self.socket.stream.set_read_timeout(limit)
     }
 
@@ -121,7 +129,12 @@ impl Tls {
                 Taken::Nothing => {}
             }
             hurry(socket, deadline)?;
+            let may_wait = flags.is_empty() && deadline.is_none();
+            if may_wait {
+                self.wake_if_silent(socket)?;
+            }
             match receive(socket, self.inbox.room(), flags)? {
+                None if may_wait && self.is_woken => self.rest(socket)?,
                 None => return Ok(None),
                 Some(0) if socket.is_closed() => return Ok(Some(0)),
                 // A peer announces its end; without that, the connection was cut.
@@ -132,6 +145,21 @@ impl Tls {
                 Some(bytes) => self.inbox.came(bytes),
             }
         }
+    }
+
+    /// Limits the next reads while there is memory to give back, unless the caller limits them.
+    fn wake_if_silent(&mut self, socket: &Socket) -> io::Result<()> {
+        if !self.is_woken && self.inbox.is_large() && socket.stream.read_timeout()?.is_none() {
+            socket.stream.set_read_timeout(Some(SILENT))?;
+            self.is_woken = true;
+        }
+        Ok(())
+    }
+
+    fn rest(&mut self, socket: &Socket) -> io::Result<()> {
+        self.inbox.shrink();
+        self.is_woken = false;
+        socket.stream.set_read_timeout(None)
     }
 }
 

@@ -20,7 +20,9 @@ mod doubt;
 mod encoding;
 mod fill;
 mod heap;
+mod page_set;
 mod pool;
+mod reserve;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 pub use batch::{BATCH_PAGES, Batch, Body, Fill, PagesMut, SLOT_BYTES};
@@ -35,4 +37,6 @@ pub use encoding::{
 };
 pub use fill::{filled_with, is_zero};
 pub use heap::give_back_freed_memory;
+pub use page_set::PageSet;
 pub use pool::{Pool, PoolClosed, Room};
+pub use reserve::{Borrowed, Reserve};

@@ -104,9 +104,10 @@ pub struct Look {
 }
 
 /// Why the share is what it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Why {
     /// Throttling is off, the first pass isn't over, or no rate is known.
+    #[default]
     Nothing,
     /// The goal is met without throttling.
     Unneeded,
@@ -135,9 +136,10 @@ impl Why {
 }
 
 /// What to do about the migration.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Step {
     /// Go on.
+    #[default]
     Go,
     /// Stop the VM now: the longer downtime is accepted.
     Finish,
@@ -175,87 +177,112 @@ pub struct Decision {
 }
 
 /// The controller of one migration. Samples may be taken at any rate, ideally several in 100 ms.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Throttle {
-    share: f64,
+    clock: Clock,
+    sums: Sums,
+    course: Course,
     why: Why,
-    at_s: f64,
-    /// Time since the previous look.
-    elapsed_s: f64,
-    /// When the first sample after the first pass was taken, and when the share last changed.
-    begun_s: Option<f64>,
-    changed_s: f64,
-    /// Sums since the beginning: bytes delivered, seconds times share, seconds of work lost.
-    delivered: f64,
-    shared_s: f64,
-    lost_s: f64,
-    trend: Trend,
-    told: Told,
-    /// Whether the trend has given a dirty rate, and whether a pass ended with this sample.
-    read: bool,
-    pass_over: bool,
-    /// Dirty rate: at the current share, and at a share of 1.
-    dirty: Option<f64>,
-    full: Option<f64>,
-    believed_s: f64,
-    fresh: bool,
-    /// CPU use: smoothed, and its maximum without a quota.
-    used: f64,
-    used_most: f64,
-    cpu_wave: Wave,
-    dirty_wave: Wave,
-    waited_s: f64,
-    need_since: Option<f64>,
-    idle_since: Option<f64>,
+    rates: Rates,
+    cpu: CpuUse,
+    troughs: Troughs,
+    /// Since when the remainder of a throttled VM is near the budget.
     near_since: Option<f64>,
+    /// Since when the deadline seems to be missed.
     late_since: Option<f64>,
-    raises: u32,
+    /// Passes in a row that left little enough, without QEMU stopping the VM.
     almost: u32,
     /// Whether it was throttled because the goal would be missed, and not only the deadline.
     missed_alone: bool,
-    /// The rate that the share was chosen for.
-    rate_then: f64,
     patience: Patience,
     stalled: bool,
-    over: Option<Step>,
+    /// What was decided for good, or to go on.
+    step: Step,
 }
 
-impl Default for Throttle {
+/// When samples were taken, in seconds since the migration's beginning.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Clock {
+    at_s: f64,
+    /// Time since the previous sample.
+    elapsed_s: f64,
+    /// The first sample after the first pass.
+    later_s: Option<f64>,
+}
+
+/// Sums since the beginning.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Sums {
+    /// Bytes delivered.
+    delivered: f64,
+    /// Seconds times share.
+    shared_s: f64,
+    /// Seconds of work lost.
+    lost_s: f64,
+}
+
+/// Whether the VM is throttled, and what is only known while it is, or while it is not.
+#[derive(Clone, Debug, PartialEq)]
+enum Course {
+    Free {
+        /// Since when it seems to be necessary to throttle it.
+        need_since: Option<f64>,
+    },
+    Slowed(Slowed),
+}
+
+impl Default for Course {
     fn default() -> Self {
-        Self {
-            share: 1.0,
-            why: Why::Nothing,
-            at_s: 0.0,
-            elapsed_s: 0.0,
-            begun_s: None,
-            changed_s: 0.0,
-            delivered: 0.0,
-            shared_s: 0.0,
-            lost_s: 0.0,
-            trend: Trend::default(),
-            told: Told::default(),
-            read: false,
-            pass_over: false,
-            dirty: None,
-            full: None,
-            believed_s: 0.0,
-            fresh: false,
-            used: 0.0,
-            used_most: 0.0,
-            cpu_wave: Wave::default(),
-            dirty_wave: Wave::default(),
-            waited_s: 0.0,
-            need_since: None,
-            idle_since: None,
-            near_since: None,
-            late_since: None,
-            raises: 0,
-            almost: 0,
-            missed_alone: false,
-            rate_then: 0.0,
-            patience: Patience::default(),
-            stalled: false,
-            over: None,
-        }
+        Self::Free { need_since: None }
     }
+}
+
+/// A VM that keeps a share of its CPU time.
+#[derive(Clone, Debug, PartialEq)]
+struct Slowed {
+    /// Below 1.
+    share: f64,
+    /// When the share was chosen, and the delivered rate that it was chosen for.
+    chosen_s: f64,
+    chosen_for: f64,
+    /// Since when it writes so little that it need not be throttled.
+    idle_since: Option<f64>,
+    /// Readings in a row that ask for a higher share.
+    raises: u32,
+    /// Whether the dirty rate was read since the last decision.
+    fresh: bool,
+}
+
+/// The guest's dirty rate, and what it is derived from.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Rates {
+    trend: Trend,
+    told: Told,
+    /// Whether the trend has given a dirty rate.
+    read: bool,
+    believed: Option<DirtyRate>,
+    believed_s: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct DirtyRate {
+    /// At the current share.
+    now: f64,
+    /// At a share of 1.
+    full: f64,
+}
+
+/// CPU use: smoothed, and its maximum without a quota.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct CpuUse {
+    smooth: f64,
+    most: f64,
+}
+
+/// Signals that show when the guest rests, and how long it was waited for that.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Troughs {
+    cpu: Wave,
+    dirty: Wave,
+    waited_s: f64,
 }

@@ -64,6 +64,7 @@ fn chosen<'v>(all: impl Iterator<Item = (&'v [u8], &'v [u8])>) -> Variables {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -76,8 +77,12 @@ mod tests {
             .env("LD_odd name", "1")
             .env("XDG_RUNTIME_DIR", "/run/user/7")
             .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // Until it runs, it may have no environment to be seen.
+        child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         assert_eq!(not_inherited(child.id()), ["LD_BIND_NOW", "QEMU_MODULE_DIR"]);
         drop(child.stdin.take());
         child.wait().unwrap();

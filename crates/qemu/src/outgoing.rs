@@ -15,6 +15,7 @@ mod wanted;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -86,6 +87,8 @@ pub struct Outgoing {
     events: Receiver<Event>,
     takes_bandwidth: bool,
     hold: Hold,
+    /// QEMU has accepted the command.
+    begun: AtomicBool,
 }
 
 impl Outgoing {
@@ -137,7 +140,15 @@ impl Outgoing {
         let outcome = wanted::set_up(machine, &mut settings, kind, pauses, hold);
         let uri = format!("unix:{}", socket.display());
         let settings = Mutex::new(settings);
-        let outgoing = Self { qmp, uri, settings, events, takes_bandwidth, hold };
+        let outgoing = Self {
+            qmp,
+            uri,
+            settings,
+            events,
+            takes_bandwidth,
+            hold,
+            begun: AtomicBool::new(false),
+        };
         // On an error, dropping `outgoing` restores what was already changed.
         outcome.map(|()| outgoing)
     }
@@ -148,7 +159,9 @@ impl Outgoing {
     /// If QEMU refuses.
     pub fn start(&self) -> Result<(), QmpError> {
         ending::wait_let_go(&self.qmp)?;
-        self.qmp.execute("migrate", json!({ "uri": self.uri })).map(drop)
+        self.qmp.execute("migrate", json!({ "uri": self.uri }))?;
+        self.begun.store(true, Relaxed);
+        Ok(())
     }
 
     /// Whether QEMU (8.2 and newer) accepts a rate for its estimate of the downtime,
@@ -201,6 +214,11 @@ impl Outgoing {
     /// # Errors
     /// If QEMU doesn't answer, such as while it stops the VM.
     pub fn progress(&self) -> Result<Progress, QmpError> {
+        // Until this one has begun, QEMU reports the one before, with all its passes and nothing
+        // left if it had completed.
+        if !self.begun.load(Relaxed) {
+            return Ok(Progress::default());
+        }
         Progress::query(&self.qmp, PROGRESS_WAIT)
     }
 

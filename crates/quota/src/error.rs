@@ -32,13 +32,30 @@ pub enum QuotaError {
         source: io::Error,
     },
     /// A note has invalid content.
-    #[error("{} is not a note about throttled threads: {why}", path.display())]
+    #[error("{} is not a note about throttled threads: {source}", path.display())]
     Note {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        source: NoteError,
     },
+}
+
+/// What is wrong with a note.
+#[derive(Debug, thiserror::Error)]
+pub enum NoteError {
+    /// It would name no group.
+    #[error("it names no group")]
+    Empty,
+    /// No note is that long.
+    #[error("it has {bytes} bytes")]
+    TooLong {
+        /// Its length.
+        bytes: u64,
+    },
+    /// It can't be written or read as JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
 }
 
 pub(crate) trait At<T> {

@@ -65,6 +65,12 @@ impl Group {
         format!("cgroup v{version}")
     }
 
+    /// Whether threads could be moved here and back. Writes nothing.
+    pub(crate) fn check(&self) -> Result<(), QuotaError> {
+        let threads = self.parent.join(self.threads());
+        OpenOptions::new().write(true).open(&threads).map(drop).at("writing to", &threads)
+    }
+
     /// Creates it, without threads and without a quota.
     pub(crate) fn make(&self) -> Result<(), QuotaError> {
         match fs::create_dir(&self.dir) {

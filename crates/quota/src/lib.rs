@@ -21,7 +21,7 @@ mod period;
 mod scheduling;
 mod used;
 
-pub use error::QuotaError;
+pub use error::{NoteError, QuotaError};
 pub use memory::memory_left;
 pub use note::{Left, Notes};
 pub use period::{CPUS_MIN, Quota};
@@ -65,10 +65,7 @@ impl Slowed {
     /// # Errors
     /// If this host can't throttle them, with the reason; nothing is left behind.
     pub fn new(notes: &Notes, pid: u32, threads: &[u32]) -> Result<Self, QuotaError> {
-        // Without threads, the process itself shows whether the host can throttle.
-        let threads = if threads.is_empty() { &[pid] } else { threads };
-        let groups = threads.iter().map(|thread| place(pid, *thread));
-        let groups: Vec<Group> = groups.collect::<Result<_, _>>()?;
+        let groups = places(pid, threads)?;
         let mut slowed = Self { pid, notes: notes.clone(), groups: Vec::new(), note: None };
         slowed.prepare(groups.iter())?;
         for members in &mut slowed.groups {
@@ -194,6 +191,21 @@ impl Members {
         }
         Ok(())
     }
+}
+
+/// Whether these threads of the process `pid` could be throttled. Changes nothing.
+///
+/// # Errors
+/// If this host can't throttle them, with the reason.
+pub fn check(pid: u32, threads: &[u32]) -> Result<(), QuotaError> {
+    places(pid, threads)?.iter().try_for_each(Group::check)
+}
+
+/// The places of the groups for these threads. Without threads, the process itself shows whether
+/// the host can throttle.
+fn places(pid: u32, threads: &[u32]) -> Result<Vec<Group>, QuotaError> {
+    let threads = if threads.is_empty() { &[pid] } else { threads };
+    threads.iter().map(|thread| place(pid, *thread)).collect()
 }
 
 /// The place of the group for a thread that a quota can throttle.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{At, QuotaError};
+use crate::error::{At, NoteError, QuotaError};
 use crate::group::Group;
 use crate::lift_all;
 
@@ -75,16 +75,17 @@ impl Notes {
     pub(crate) fn write(&self, pid: u32, mut groups: Vec<Group>) -> Result<Note, QuotaError> {
         let path = self.dir.join(format!("{pid}.{EXTENSION}"));
         let new = path.with_extension("new");
-        let wrong = |why: String| QuotaError::Note { path: path.clone(), why };
+        let wrong = |source: NoteError| QuotaError::Note { path: path.clone(), source };
         if groups.is_empty() {
-            return Err(wrong("it would name no group".to_owned()));
+            return Err(wrong(NoteError::Empty));
         }
         let more = groups.split_off(1);
         let group = groups.remove(0);
         let text = serde_json::to_vec(&Written { pid, group, more })
-            .map_err(|error| wrong(error.to_string()))?;
-        if text.len() as u64 > BYTES_MAX {
-            return Err(wrong(format!("it would have {} bytes", text.len())));
+            .map_err(|error| wrong(error.into()))?;
+        let bytes = text.len() as u64;
+        if bytes > BYTES_MAX {
+            return Err(wrong(NoteError::TooLong { bytes }));
         }
         let written = durably(&new, &text).at("writing", &new);
         written.and_then(|()| fs::rename(&new, &path).at("making", &path)).inspect_err(|_| {
@@ -104,12 +105,12 @@ fn durably(path: &Path, text: &[u8]) -> io::Result<()> {
 
 fn read(path: PathBuf) -> Result<Left, QuotaError> {
     let bytes = fs::metadata(&path).at("reading", &path)?.len();
-    let wrong = |why: String| QuotaError::Note { path: path.clone(), why };
+    let wrong = |source: NoteError| QuotaError::Note { path: path.clone(), source };
     if bytes > BYTES_MAX {
-        return Err(wrong(format!("it has {bytes} bytes")));
+        return Err(wrong(NoteError::TooLong { bytes }));
     }
     let text = fs::read(&path).at("reading", &path)?;
-    let written = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    let written = serde_json::from_slice(&text).map_err(|error| wrong(error.into()))?;
     Ok(Left { note: Note { path }, written })
 }
 

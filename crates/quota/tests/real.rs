@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use quota::{Notes, Slowed, memory_left, used};
+use quota::{Notes, Slowed, check, memory_left, used};
 
 /// A process that wants a whole CPU.
 struct Busy(Child);
@@ -54,6 +54,7 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
     let notes = Notes::open(dir.path()).unwrap();
     let busy = Busy::start();
     let before = busy.groups();
+    check(busy.pid(), &[busy.pid()]).unwrap();
     let mut slowed = Slowed::new(&notes, busy.pid(), &[busy.pid()]).unwrap();
     assert_eq!(busy.groups(), before, "nothing is slowed yet");
     slowed.add([busy.pid()]).unwrap();
@@ -101,6 +102,7 @@ fn threads_of_an_ended_process_are_refused() {
     let pid = gone.pid();
     drop(gone);
     assert!(Slowed::new(&notes, pid, &[]).is_err());
+    assert!(check(pid, &[]).is_err());
     assert!(notes.left().unwrap().is_empty());
 }
 

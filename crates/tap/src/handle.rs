@@ -215,13 +215,6 @@ impl Stopper {
         self.shared.let_stop();
     }
 
-    /// Lets QEMU stop the VM, and end its migration once it has sent everything. The tap
-    /// does so itself at RAM's end, unless [`Output::ram_ended`](crate::Output::ram_ended)
-    /// defers it.
-    pub fn let_finish(&self) {
-        self.shared.let_finish();
-    }
-
     /// Whether a held QEMU ended its RAM section before it was allowed to. It does so if
     /// the VM is stopped; it must not otherwise.
     #[must_use]

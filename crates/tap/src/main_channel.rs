@@ -275,9 +275,7 @@ impl Reader<'_> {
                 self.shared.ram_ended();
                 // Its SWITCHOVER_ACK is for a stopped VM; a running VM's was sent
                 // before.
-                if self.shared.output.ram_ended() {
-                    self.shared.let_finish();
-                }
+                self.shared.let_finish();
                 output.tail(&bytes)?;
                 self.shared.epochs.end(self.number, splitter.epoch(), &**output);
                 Ok(Next::PassOn(Unsplit::Tail))
@@ -293,9 +291,7 @@ impl Reader<'_> {
                     return Err(TapError::Unsplittable(reason));
                 }
                 output.whole(&bytes, Some(&reason))?;
-                if self.shared.output.ram_ended() {
-                    self.shared.let_finish();
-                }
+                self.shared.let_finish();
                 Ok(Next::PassOn(Unsplit::Whole))
             }
         }

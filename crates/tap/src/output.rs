@@ -98,13 +98,6 @@ pub trait Output: Send + Sync + 'static {
     /// section has already ended when it is seen.
     fn last_section(&self) {}
 
-    /// RAM has ended; returns whether QEMU may end its migration now.
-    ///
-    /// If not, call [`Stopper::let_finish`](crate::Stopper::let_finish) later.
-    fn ram_ended(&self) -> bool {
-        true
-    }
-
     /// Every batch has been handed on, and no thread will deliver another.
     ///
     /// Called once, only for a stream that is split, before or after the first piece of the

@@ -154,7 +154,7 @@ impl Shared {
         }
     }
 
-    /// See [`Stopper::let_finish`].
+    /// Lets QEMU stop the VM, and end its migration once it has sent everything.
     pub(crate) fn let_finish(&self) {
         if let Some(answer) = &self.answer {
             answer.let_finish();

@@ -483,8 +483,11 @@ fn a_held_qemu_hears_once_that_it_may_stop_the_vm_and_once_that_it_may_finish() 
         main.read_exact(&mut said[..LET_STOP]).unwrap();
         main.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         assert!(main.read_exact(&mut [0]).is_err(), "its migration must not end yet");
-        stopper.let_finish();
-        stopper.let_finish();
+        main.set_read_timeout(None).unwrap();
+        let mut end = Vec::new();
+        PartSection::begin_end(&mut end, SECTION, true).finish();
+        end.extend_from_slice(b"devices");
+        main.write_all(&end).unwrap();
         main.read_exact(&mut said[LET_STOP..]).unwrap();
         assert_eq!(said, LET_GO);
         stopper.cut();
@@ -565,7 +568,7 @@ fn a_held_qemu_is_not_let_go_by_a_tap_that_is_stopped_or_fails() {
             stopper.stop();
         }
         assert!(setup.tap.join().is_err());
-        stopper.let_finish();
+        stopper.let_stop();
         let mut said = [0; 8];
         main.read_exact(&mut said).unwrap();
         assert_eq!(said, LET_GO[4..]);
@@ -581,7 +584,7 @@ fn a_qemu_that_is_not_held_hears_nothing() {
     main.write_all(&classic(1).0).unwrap();
     main.shutdown(std::net::Shutdown::Write).unwrap();
     let stopper = setup.tap.stopper();
-    stopper.let_finish();
+    stopper.let_stop();
     setup.tap.join().unwrap();
     stopper.cut();
     assert_eq!(heard(main), []);

@@ -16,10 +16,13 @@ mod comparing;
 mod tests;
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use bytemuck::allocation::try_zeroed_slice_box;
-use page::{Batch, BlockId, Epoch, Fill, PAGE_BYTES, PART_BYTES, PARTS, PageIndex};
+use page::{
+    Batch, BlockId, Borrowed, Epoch, Fill, PAGE_BYTES, PART_BYTES, PARTS, PageIndex, Reserve,
+};
 use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
 use wire::{Announced, FILLS_MAX};
@@ -33,6 +36,9 @@ pub(crate) use comparing::Comparing;
 const RECORDS_SHARE: u64 = 64;
 const RECORDS_MIN_BYTES: u64 = 64 << 20;
 const RECORDS_MAX_BYTES: u64 = 1 << 30;
+/// What each VM has for records by itself, about as much as its smallest part of the pool. The
+/// rest is borrowed in steps of this size.
+const RECORDS_OWN_BYTES: usize = 2 << 20;
 
 /// A flag next to a record's place: the page has left twice in the newest epoch, because
 /// QEMU before 9.0 may send it twice or because its lane died. Which of the two the
@@ -51,11 +57,13 @@ pub struct Deltas {
     known: Mutex<Known>,
 }
 
-#[derive(Default)]
 struct Known {
     blocks: Vec<Block>,
+    // Freed before others are promised its memory.
     records: Vec<Record>,
     records_max: usize,
+    /// For records. All that leave share it: a VM that gets no more has fewer.
+    memory: Borrowed,
     /// Where the search for a record to reuse continues.
     hand: usize,
 }
@@ -90,21 +98,32 @@ impl std::fmt::Debug for Deltas {
     }
 }
 
-impl Default for Deltas {
-    fn default() -> Self {
+impl Deltas {
+    /// The most memory for records of all VMs together, beyond what each has by itself: as much as
+    /// the largest VM alone may have, and as many small ones as a gang moves at a time.
+    pub const ALL_BYTES_MAX: usize = 1 << 30;
+
+    /// Deltas are sent if they are at most this fraction of a batch's bodies, because
+    /// making and applying them costs time at both ends.
+    pub const WORTH: f64 = 0.75;
+
+    /// Those of a VM, with records in this reserve.
+    #[must_use]
+    pub fn new(reserve: &Arc<Reserve>) -> Self {
+        let known = Known {
+            blocks: Vec::new(),
+            records: Vec::new(),
+            records_max: 0,
+            memory: Borrowed::new(reserve, RECORDS_OWN_BYTES),
+            hand: 0,
+        };
         Self {
             key: RandomState::new().hash_one(0),
             notes: AtomicBool::new(false),
             pages: AtomicU64::new(0),
-            known: Mutex::default(),
+            known: Mutex::new(known),
         }
     }
-}
-
-impl Deltas {
-    /// Deltas are sent if they are at most this fraction of a batch's bodies, because
-    /// making and applying them costs time at both ends.
-    pub const WORTH: f64 = 0.75;
 
     /// The number of a VM's pages that can have a base: those sent again most recently.
     #[must_use]
@@ -299,7 +318,7 @@ impl Known {
 
     /// A new record's place, or that of a page that was not sent again for long.
     fn new_place(&mut self) -> usize {
-        if self.records.len() < self.records_max {
+        if self.has_room() {
             return self.records.len();
         }
         loop {
@@ -310,5 +329,14 @@ impl Known {
                 return self.hand;
             }
         }
+    }
+
+    /// Whether there is memory for one more record. While others have all of it, that is tried
+    /// again once in each turn of the hand.
+    fn has_room(&mut self) -> bool {
+        let bytes = (self.records.len() + 1) * size_of::<Record>();
+        self.records.len() < self.records_max
+            && (bytes <= self.memory.bytes()
+                || self.hand == 0 && self.memory.grow_to(bytes.next_multiple_of(RECORDS_OWN_BYTES)))
     }
 }

@@ -193,7 +193,7 @@ impl<X> State<X> {
 
 #[cfg(test)]
 mod tests {
-    use page::Pool;
+    use page::{PageSet, Pool};
 
     use super::*;
 
@@ -204,7 +204,7 @@ mod tests {
     fn released(flight: &Flight<u8>) -> Vec<(u8, Option<u128>)> {
         let each = std::iter::from_fn(|| flight.release());
         let number = |(load, answer): (Load<u8>, Option<Answer>)| match load {
-            Load::Other(nth) => (nth, answer.map(|answer| answer.wanted)),
+            Load::Other(nth) => (nth, answer.map(|answer| answer.wanted.bits())),
             _ => panic!("that was not sent"),
         };
         each.map(number).collect()
@@ -232,7 +232,10 @@ mod tests {
     #[test]
     fn an_answer_comes_with_the_batch_that_asked() {
         let flight = Flight::default();
-        let answer = |placed, wanted| Answer { placed, wanted, later: 0 };
+        let answer = |placed, wanted| {
+            let wanted = PageSet::from_bits(wanted);
+            Answer { placed, wanted, ..Answer::default() }
+        };
         (1..6).for_each(|nth| flight.sent(load(nth), flight.departure()));
         assert_eq!(flight.acknowledged(1), Some(()));
         assert_eq!(flight.answered(answer(1, 7)), None, "it was acknowledged");

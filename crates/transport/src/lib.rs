@@ -10,7 +10,7 @@
 //! outcome to the [`Queue`].
 //!
 //! At the destination, an [`Incoming`] is one lane. The thread that drives it
-//! places pages once they are in the lane's own buffer, and passes disk blocks to
+//! places pages once they are in a buffer of the agent's, and passes disk blocks to
 //! a [`BlockSink`], raw ones from the socket straight into the sink's buffers.
 //! Encrypted data is decrypted on the way (crate `identity`). A batch that takes
 //! long is answered later ([`Question`]), and the lane continues meanwhile.
@@ -37,6 +37,7 @@ mod reluctance;
 mod replies;
 mod sender;
 mod stale_filter;
+mod unpackers;
 mod window;
 
 pub use acks::{Acks, Released};
@@ -55,3 +56,4 @@ pub use receiver::{Incoming, LaneEnd};
 pub use replies::Question;
 pub use sender::Sender;
 pub use stale_filter::StaleFilter;
+pub use unpackers::Unpackers;

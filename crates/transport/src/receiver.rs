@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use audit::Delivery;
 use identity::{Closer, Connection, Reader, Writer};
-use page::{Buffer, Decoder, Encoding, PAGE_BYTES};
+use page::{Buffer, DecodeError, Encoding, PAGE_BYTES, Reserve};
 use placer::{PlaceError, Placer};
 use wire::{BatchHeader, BlockHeader, LaneHeader, Tables, WireError};
 
 use crate::blocks::{BlockSink, TakeError};
 use crate::replies::{Question, Replies};
+use crate::unpackers::{Unpacker, Unpackers};
 
 /// Batches placed before an acknowledgement is due, even while more arrive: 2 MiB, a
 /// fraction of any pool.
@@ -34,7 +35,7 @@ pub enum LaneEnd {
     Place(#[from] PlaceError),
     /// An unknown encoding, or bytes that can't be decoded.
     #[error("the source sent a batch that cannot be decoded: {0}")]
-    Decode(String),
+    Decode(#[from] DecodeError),
     /// The sink refused disk blocks.
     #[error(transparent)]
     Blocks(TakeError),
@@ -70,16 +71,20 @@ pub struct Incoming {
     // Buffers reused for each batch.
     table_bytes: Vec<u8>,
     tables: Tables,
-    payload: Buffer,
-    decoder: Decoder,
-    /// The pages that deltas are applied to.
-    bodies: Buffer,
+    unpackers: Arc<Unpackers>,
 }
 
 impl Incoming {
-    /// Starts on a lane that has been welcomed.
+    /// Starts on a lane that has been welcomed, and that shares no buffers with others.
     #[must_use]
     pub fn new(connection: Connection) -> Self {
+        Self::within(&Unpackers::new(&Reserve::new(0)), connection)
+    }
+
+    /// Starts on a lane that has been welcomed, and that shares these buffers with others of its
+    /// VM.
+    #[must_use]
+    pub fn within(unpackers: &Arc<Unpackers>, connection: Connection) -> Self {
         let closer = connection.closer();
         let (reader, writer) = connection.into_halves();
         Self {
@@ -90,9 +95,7 @@ impl Incoming {
             acknowledged: 0,
             table_bytes: Vec::new(),
             tables: Tables::default(),
-            payload: Buffer::default(),
-            decoder: Decoder::default(),
-            bodies: Buffer::default(),
+            unpackers: Arc::clone(unpackers),
         }
     }
 
@@ -143,6 +146,11 @@ impl Incoming {
         Ok(&self.table_bytes)
     }
 
+    /// Lends a buffer for the pages of one batch, from those that the lanes of its VM share.
+    pub fn with_buffer<T>(&self, place: impl FnOnce(&mut Buffer) -> T) -> T {
+        place(&mut self.unpackers.take().bodies)
+    }
+
     /// Marks the last batch to be answered instead of acknowledged: now, or later so
     /// that the lane can continue.
     pub fn question(&self) -> Question {
@@ -162,45 +170,40 @@ impl Incoming {
         if self.tables.pages.is_empty() {
             return Ok(&self.tables);
         }
-        let encoding = Encoding::try_from(header.encoding)
-            .map_err(|_| LaneEnd::Decode(format!("unknown encoding {}", header.encoding)))?;
+        let encoding = Encoding::try_from(header.encoding)?;
         let pages = &self.tables.pages;
+        let mut unpacker = self.unpackers.take();
+        let Unpacker { payload: buffer, decoder, bodies } = &mut *unpacker;
         // The payload is read before it is placed, so that no thread waits for the
         // source while it holds a range of RAM.
         let payload = if header.deltas || encoding != Encoding::Raw {
-            let payload = self.payload.room(header.payload_bytes as usize);
+            let payload = buffer.room(header.payload_bytes as usize);
             self.reader.read_exact(payload)?;
             payload
         } else {
             &mut []
         };
         if header.deltas {
-            let deltas = self
-                .decoder
-                .decode_deltas(encoding, payload, pages.len())
-                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
-            placer.place_deltas(header.block, header.epoch, pages, deltas, &mut self.bodies)?;
+            let deltas = decoder.decode_deltas(encoding, payload, pages.len())?;
+            placer.place_deltas(header.block, header.epoch, pages, deltas, bodies)?;
             return Ok(&self.tables);
         }
         if encoding == Encoding::Raw {
             if header.payload_bytes as usize != pages.len() * PAGE_BYTES {
-                let (bytes, pages) = (header.payload_bytes, pages.len());
-                return Err(LaneEnd::Decode(format!("{bytes} bytes are not {pages} pages")));
+                let (bytes, bodies) = (header.payload_bytes as usize, pages.len());
+                return Err(DecodeError::WrongLength { bytes, bodies }.into());
             }
             // The batch is checked as a whole: if it can't be placed, no piece of it
             // is.
             placer.check(header.block, pages)?;
             for pages in pages.chunks(PLACED_AT_ONCE) {
-                let bodies = self.payload.room(pages.len() * PAGE_BYTES);
+                let bodies = buffer.room(pages.len() * PAGE_BYTES);
                 self.reader.read_exact(bodies)?;
                 placer.place_bodies(header.block, header.epoch, pages, bodies, Delivery::Body)?;
             }
             return Ok(&self.tables);
         }
-        let bytes = self
-            .decoder
-            .decode(encoding, payload, pages.len())
-            .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+        let bytes = decoder.decode(encoding, payload, pages.len())?;
         placer.place_bodies(header.block, header.epoch, pages, bytes, Delivery::Body)?;
         Ok(&self.tables)
     }
@@ -214,8 +217,7 @@ impl Incoming {
         self.read_tables(header.table_bytes())?;
         let mut batch = sink.room()?;
         header.fill(&self.table_bytes, &mut batch)?;
-        let encoding = Encoding::try_from(header.encoding)
-            .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+        let encoding = Encoding::try_from(header.encoding)?;
         let payload_bytes = header.payload_bytes as usize;
         if encoding == Encoding::Raw {
             if payload_bytes != batch.data().len() {
@@ -223,11 +225,11 @@ impl Incoming {
             }
             self.reader.read_exact(batch.data_mut())?;
         } else {
-            let payload = self.payload.room(payload_bytes);
+            let mut unpacker = self.unpackers.take();
+            let Unpacker { payload, decoder, .. } = &mut *unpacker;
+            let payload = payload.room(payload_bytes);
             self.reader.read_exact(payload)?;
-            self.decoder
-                .decode_blocks(encoding, payload, batch.data_mut())
-                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+            decoder.decode_blocks(encoding, payload, batch.data_mut())?;
         }
         Ok(sink.take(batch)?)
     }

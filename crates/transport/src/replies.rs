@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use identity::{Closer, Writer};
+use page::PageSet;
 use parking_lot::Mutex;
 use wire::{Ack, Answer};
 
@@ -34,7 +35,7 @@ struct State<W> {
 struct Open {
     /// The number of its batch, from 1.
     number: u64,
-    answer: Option<(u128, u128)>,
+    answer: Option<(PageSet, PageSet)>,
 }
 
 /// A query without an answer yet. Dropping it unanswered ends the lane, so that the
@@ -68,7 +69,7 @@ impl<W: Write> Replies<W> {
         state.open.push_back(Open { number, answer: None });
     }
 
-    fn answer(&self, number: u64, wanted: u128, later: u128) -> io::Result<()> {
+    fn answer(&self, number: u64, wanted: PageSet, later: PageSet) -> io::Result<()> {
         let mut state = self.state.lock();
         if let Some(question) = state.open.iter_mut().find(|question| question.number == number) {
             question.answer = Some((wanted, later));
@@ -117,7 +118,7 @@ impl<W: Write> State<W> {
 impl Question {
     /// Answers: the source must send the pages in `wanted`, those in `later` will come
     /// from other providers, and all others are placed.
-    pub fn answer(mut self, wanted: u128, later: u128) {
+    pub fn answer(mut self, wanted: PageSet, later: PageSet) {
         self.is_answered = true;
         if self.replies.answer(self.number, wanted, later).is_err() {
             // The lane's reader then finds the end, too.
@@ -146,6 +147,11 @@ mod tests {
         Answer(u64, u128),
     }
 
+    fn answer(replies: &Replies<Vec<u8>>, number: u64, wanted: u64) {
+        let wanted = PageSet::from_bits(wanted.into());
+        replies.answer(number, wanted, PageSet::NONE).unwrap();
+    }
+
     /// The replies since the last call.
     fn said(replies: &Replies<Vec<u8>>) -> Vec<Said> {
         let bytes = std::mem::take(&mut replies.state.lock().writer);
@@ -154,7 +160,7 @@ mod tests {
             if Answer::begins(start) {
                 let (bytes, more) = rest.split_first_chunk().unwrap();
                 let answer = Answer::parse(bytes).unwrap();
-                said.push(Said::Answer(answer.placed, answer.wanted));
+                said.push(Said::Answer(answer.placed, answer.wanted.bits()));
                 rest = more;
             } else {
                 let (bytes, more) = rest.split_first_chunk().unwrap();
@@ -173,7 +179,7 @@ mod tests {
         replies.acknowledge(5).unwrap();
         assert_eq!(said(&replies), [Said::Ack(1), Said::Ack(2)]);
         // The lane has read everything and never acknowledges again.
-        replies.answer(3, 9, 0).unwrap();
+        answer(&replies, 3, 9);
         assert_eq!(said(&replies), [Said::Answer(3, 9), Said::Ack(5)]);
     }
 
@@ -183,12 +189,12 @@ mod tests {
         replies.opens(1);
         replies.opens(2);
         replies.opens(4);
-        replies.answer(2, 7, 0).unwrap();
+        answer(&replies, 2, 7);
         replies.acknowledge(4).unwrap();
         assert_eq!(said(&replies), []);
-        replies.answer(1, 6, 0).unwrap();
+        answer(&replies, 1, 6);
         assert_eq!(said(&replies), [Said::Answer(1, 6), Said::Answer(2, 7), Said::Ack(3)]);
-        replies.answer(4, 5, 0).unwrap();
+        answer(&replies, 4, 5);
         assert_eq!(said(&replies), [Said::Answer(4, 5)]);
     }
 
@@ -213,13 +219,13 @@ mod tests {
                 }
                 if let Some(index) = order.next().filter(|_| open.len() > 3) {
                     let number = open.remove(index.index(open.len()));
-                    replies.answer(number, u128::from(number), 0).unwrap();
+                    answer(&replies, number, number);
                 }
                 heard.extend(said(&replies));
             }
             replies.acknowledge(batches.len() as u64).unwrap();
             for number in open.into_iter().rev() {
-                replies.answer(number, u128::from(number), 0).unwrap();
+                answer(&replies, number, number);
             }
             heard.extend(said(&replies));
             let mut last = 0;

@@ -146,7 +146,8 @@ pub fn seed_lanes() -> Vec<Vec<u8>> {
     seed_names(&mut long);
     seeds.push(long);
     seeds.push((0..4).flat_map(|placed| Ack { placed: placed * 5 }.to_bytes()).collect());
-    seeds.push(Answer { placed: 9, wanted: 5, later: 2 }.to_bytes().to_vec());
+    let (wanted, later) = ([0, 2].into_iter().collect(), [1].into_iter().collect());
+    seeds.push(Answer { placed: 9, wanted, later }.to_bytes().to_vec());
     seeds.extend(seed_contents());
     seeds
 }

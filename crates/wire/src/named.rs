@@ -15,7 +15,7 @@
 //! disk's number in the upper 16 bits, the sector of 512 bytes in the others; all ones mean none.
 
 use content::{NAME_BYTES, Name};
-use page::{BATCH_PAGES, BlockId, Epoch, Fill, PageIndex};
+use page::{BATCH_PAGES, BlockId, Epoch, Fill, PageIndex, PageSet};
 
 use crate::batch::{FILLS_MAX, Tables};
 use crate::error::WireError;
@@ -202,9 +202,9 @@ pub struct Answer {
     /// The number of batches of this connection that were handled, including this one.
     pub placed: u64,
     /// Pages to be sent as bytes.
-    pub wanted: u128,
+    pub wanted: PageSet,
     /// Pages in flight from another provider.
-    pub later: u128,
+    pub later: PageSet,
 }
 
 impl Answer {
@@ -223,8 +223,8 @@ impl Answer {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&ANSWER_MAGIC.to_le_bytes());
         bytes[4..12].copy_from_slice(&self.placed.to_le_bytes());
-        bytes[12..28].copy_from_slice(&self.wanted.to_le_bytes());
-        bytes[28..].copy_from_slice(&self.later.to_le_bytes());
+        bytes[12..28].copy_from_slice(&self.wanted.bits().to_le_bytes());
+        bytes[28..].copy_from_slice(&self.later.bits().to_le_bytes());
         bytes
     }
 
@@ -238,8 +238,9 @@ impl Answer {
             return Err(WireError::Unknown { what: "answer", value });
         }
         let bits = |at| u128::from(le64(bytes, at)) | u128::from(le64(bytes, at + 8)) << 64;
-        let answer = Self { placed: le64(bytes, 4), wanted: bits(12), later: bits(28) };
-        if answer.wanted & answer.later != 0 {
+        let set = |at| PageSet::from_bits(bits(at));
+        let answer = Self { placed: le64(bytes, 4), wanted: set(12), later: set(28) };
+        if !(answer.wanted & answer.later).is_empty() {
             return Err(WireError::Contradiction("a page that is wanted and comes later"));
         }
         Ok(answer)
@@ -304,9 +305,13 @@ mod tests {
 
         #[test]
         fn an_answer_comes_back_as_it_went(placed: u64, wanted: u128, later: u128) {
-            let answer = Answer { placed, wanted, later: later & !wanted };
-            prop_assert_eq!(Answer::parse(&answer.to_bytes()).unwrap(), answer);
-            let both = Answer { placed, wanted: wanted | 1, later: later | 1 };
+            let answer = |wanted, later| {
+                let [wanted, later] = [wanted, later].map(PageSet::from_bits);
+                Answer { placed, wanted, later }
+            };
+            let good = answer(wanted, later & !wanted);
+            prop_assert_eq!(Answer::parse(&good.to_bytes()).unwrap(), good);
+            let both = answer(wanted | 1, later | 1);
             prop_assert!(Answer::parse(&both.to_bytes()).is_err());
         }
     }

@@ -24,16 +24,19 @@ use wire::carry::Target;
 
 use super::around::Around;
 use super::door::Admitted;
-use super::posts::{Post, Posts};
+use super::posts::{Post, Posts, SERVED_OF_ONE_MAX};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
 use crate::examiner::Examiner;
-use crate::migrations::Migrations;
+use crate::moves::migrations::Migrations;
 use crate::user::{self, UserError};
 
 /// Doors at which connections are accepted at a time. The others take turns: a user who keeps
 /// connecting to all doors makes no more threads, and keeps nobody out.
 const ACCEPTING_MAX: usize = 32;
+/// Connections that are served at a time, each by a thread and some that it starts. The rest waits in
+/// the kernel. Of those that are carried each other host takes 24, of the others there are 256.
+const SERVED_MAX: usize = 512;
 /// A door at which accepting fails, such as for lack of descriptors, is retried after this.
 const RETRY: Duration = Duration::from_millis(200);
 /// A door that could not be opened, such as because another program listens there, is
@@ -95,6 +98,9 @@ pub(super) struct Shared {
     /// Each thread of a connection.
     served: Mutex<HashMap<u64, Served>>,
 }
+
+// Some doors that are full leave room for others.
+const _: () = assert!(4 * SERVED_OF_ONE_MAX < SERVED_MAX);
 
 struct Served {
     /// The connection, to end it. None while the thread waits for one.
@@ -262,6 +268,7 @@ impl Shared {
                 posts.are_for(&self.carry, &peers);
             }
             let room = ACCEPTING_MAX.saturating_sub(self.accepting.load(SeqCst));
+            let room = room.min(SERVED_MAX.saturating_sub(self.served.lock().len()));
             let mut ready = self.ready(&mut posts, room > 0);
             // Those whose last turn is longest ago come first.
             ready.sort_by_key(|post| post.turn.load(SeqCst));
@@ -275,9 +282,9 @@ impl Shared {
     fn ready(&self, posts: &mut Posts, has_room: bool) -> Vec<Arc<Post>> {
         let mut free = Vec::new();
         if has_room {
-            let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
             let taken_over = self.taken_over.lock();
-            free.extend(posts.open().iter().chain(&*taken_over).filter(is_free).cloned());
+            let all = posts.open().iter().chain(&*taken_over);
+            free.extend(all.filter(|post| post.is_free()).cloned());
         }
         let (next, free): (Vec<_>, Vec<_>) = free.into_iter().partition(|it| it.has_accepted());
         if !next.is_empty() {
@@ -309,12 +316,15 @@ impl Shared {
         let number = self.begun.fetch_add(1, SeqCst);
         post.turn.store(number, SeqCst);
         post.busy.store(true, SeqCst);
+        post.served.fetch_add(1, SeqCst);
         self.accepting.fetch_add(1, SeqCst);
         // The thread waits for its entry.
         let mut served = self.served.lock();
         let spawned = thread::Builder::new().name(format!("carry-{number}")).spawn({
             let (shared, post) = (Arc::clone(self), Arc::clone(post));
             move || {
+                let of_post = Arc::clone(&post.served);
+                let _serving = Serving { shared: Arc::clone(&shared), number, of_post };
                 let caller = shared.next(&post, number);
                 shared.accepting.fetch_sub(1, SeqCst);
                 match caller {
@@ -324,7 +334,6 @@ impl Shared {
                     }
                     None => shared.leave(post),
                 }
-                shared.served.lock().remove(&number);
             }
         });
         match spawned {
@@ -339,6 +348,7 @@ impl Shared {
                 );
                 thread::sleep(RETRY);
                 self.accepting.fetch_sub(1, SeqCst);
+                post.served.fetch_sub(1, SeqCst);
                 self.free(post);
             }
         }
@@ -375,5 +385,22 @@ impl Shared {
     fn leave(&self, post: Arc<Post>) {
         self.free(&post);
         drop(post);
+    }
+}
+
+/// The thread of a connection, until this is dropped, even by a panic.
+struct Serving {
+    shared: Arc<Shared>,
+    number: u64,
+    of_post: Arc<AtomicUsize>,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.of_post.fetch_sub(1, SeqCst);
+        let served = self.shared.served.lock().remove(&self.number);
+        drop(served);
+        // There may be room again.
+        self.shared.wake();
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use engine::Caller;
 use parking_lot::Mutex;
@@ -13,11 +13,18 @@ use parking_lot::Mutex;
 use super::door::{Admitted, Door, Place};
 use crate::config::{Carry, Manager, PeerEntry};
 
+/// Connections of one door that are served at a time. The others wait in the kernel: a VM that has
+/// broken out of its QEMU leaves threads for those at other doors. More than the other host accepts,
+/// and than may be relayed.
+pub(super) const SERVED_OF_ONE_MAX: usize = 96;
+
 /// A door, kept while its host is in the peers file or a connection uses it.
 pub(super) struct Post {
     pub(super) door: Door,
     /// A thread is accepting connections at the door now: one of a migration, all of its own.
     pub(super) busy: AtomicBool,
+    /// Threads that serve connections of it, also when it is no longer kept.
+    pub(super) served: Arc<AtomicUsize>,
     /// Which one that was of all such threads, from the agent's start on.
     pub(super) turn: AtomicU64,
     /// A connection was relayed to its original target instead of carried, so those that
@@ -155,6 +162,7 @@ impl Post {
         Self {
             door,
             busy: AtomicBool::new(false),
+            served: Arc::default(),
             turn: AtomicU64::new(0),
             goes_around: AtomicBool::new(false),
             has_carried: AtomicBool::new(false),
@@ -174,6 +182,11 @@ impl Post {
             None => Ok(self.door.take(admitted, closing)?.map(Caller::new)),
             accepted => Ok(accepted),
         }
+    }
+
+    /// Whether a thread may accept connections at it: none does, and there are not too many.
+    pub(super) fn is_free(&self) -> bool {
+        !self.busy.load(SeqCst) && self.served.load(SeqCst) < SERVED_OF_ONE_MAX
     }
 
     /// Whether a connection waits that was accepted already.
@@ -202,6 +215,24 @@ mod tests {
         drop(taken);
         posts.open_missing();
         assert_eq!((posts.open().len(), posts.all_open()), (2, true));
+    }
+
+    #[test]
+    fn a_door_has_so_many_connections_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::Path(dir.path().join("b.sock"));
+        let post = Post::at(Door::open("b", &place, None).unwrap());
+        let served = Arc::clone(&post.served);
+        let accepted = (0..2 * SERVED_OF_ONE_MAX).filter(|_| {
+            let is_free = post.is_free();
+            served.fetch_add(usize::from(is_free), SeqCst);
+            is_free
+        });
+        assert_eq!(accepted.count(), SERVED_OF_ONE_MAX);
+        served.fetch_sub(1, SeqCst);
+        assert!(post.is_free());
+        post.busy.store(true, SeqCst);
+        assert!(!post.is_free());
     }
 
     #[test]

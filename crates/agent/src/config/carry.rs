@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use api::{Audit, Compress, ReadDisks, Share, Sharing, Slowing};
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::error::ConfigError;
 use super::peers::PeerEntry;
 
 /// The default address at which QEMUs wait for VMs.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::{ConfigError, CpuShare, DirectoryChoice, NicSpeed};
+use super::error::ConfigError;
+use super::{CpuShare, DirectoryChoice, NicSpeed};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]

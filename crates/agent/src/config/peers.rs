@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::ConfigError;
 use super::carry::{check_ports, ports_of, stands_for};
+use super::error::ConfigError;
 use crate::name;
 
 /// One host.

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::ConfigError;
+use super::error::ConfigError;
 
 /// Reads a file that no user but its owner, and its group, may read or write.
 pub(super) fn read_private(file: &Path) -> Result<String, ConfigError> {

@@ -1,20 +1,23 @@
 //! `[webhook]`: the receiver of events.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use api::Happening;
+use aws_lc_rs::hmac;
 use axum::http::Uri;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{ConfigError, secrets};
-use crate::webhook::Secret;
+use super::error::ConfigError;
+use super::secrets;
 
 /// Where distributions keep the CAs that they trust: Debian and its derivatives, then
 /// Fedora and its derivatives.
@@ -47,6 +50,31 @@ pub struct Webhook {
     pub(crate) authorities: Arc<Vec<CertificateDer<'static>>>,
     /// The names of the events to send; none: all.
     pub(crate) events: Option<BTreeSet<String>>,
+}
+
+/// The key that signs events.
+#[derive(Clone)]
+pub(crate) struct Secret(hmac::Key);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl Secret {
+    /// Parses `whsec_` followed by base64.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let bytes = BASE64.decode(text.strip_prefix("whsec_")?).ok()?;
+        let is_long_enough = (24..=64).contains(&bytes.len());
+        is_long_enough.then(|| Self(hmac::Key::new(hmac::HMAC_SHA256, &bytes)))
+    }
+
+    /// The signature of an event in the headers of [Standard Webhooks](https://www.standardwebhooks.com).
+    pub(crate) fn sign(&self, id: &str, at_unix_s: u64, body: &str) -> String {
+        let tag = hmac::sign(&self.0, format!("{id}.{at_unix_s}.{body}").as_bytes());
+        format!("v1,{}", BASE64.encode(tag))
+    }
 }
 
 impl Section {

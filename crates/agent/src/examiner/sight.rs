@@ -244,8 +244,8 @@ fn membership(text: &str) -> Cgroups {
     Cgroups {
         version: Some(1),
         path: of_cpu.or(first.first()).map_or_else(String::new, |(_, path)| (*path).to_owned()),
-        delegated: false,
         controllers: controllers.map(str::to_owned).collect(),
+        ..Cgroups::default()
     }
 }
 

@@ -13,7 +13,7 @@ use qemu::room::{HostMemory, Needs};
 use qemu::shape::{self, Memory};
 
 use crate::parallel::at_once;
-use crate::registry::{Living, Registry};
+use crate::vms::registry::{Living, Registry};
 
 /// The facts of all VMs whose QEMU lives; this asks QEMU, and so may wait for a busy one.
 pub(super) fn facts(registry: &Registry, memory: &HostMemory) -> Vec<VmFacts> {
@@ -53,10 +53,17 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
             })
             .unwrap_or_default(),
         environment: machine.missing_environment(),
+        unthrottled: unthrottled(machine),
         blockers: outgoing::blockers(&machine.qmp).unwrap_or_default(),
         loses_writes: machine.qmp.loses_writes().unwrap_or(false),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }
+}
+
+/// Why the VM's vCPUs can't be throttled. None as well if QEMU doesn't say which threads they are.
+fn unthrottled(machine: &Machine) -> Option<String> {
+    let vcpus: Vec<u32> = machine.qmp.vcpus().ok()?.iter().map(|vcpu| vcpu.thread).collect();
+    quota::check(machine.process.pid(), &vcpus).err().map(|error| error.to_string())
 }
 
 /// The memory of all backends that count, including a device's memory, which the host has to

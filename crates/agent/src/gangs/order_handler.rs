@@ -17,13 +17,13 @@ use wire::gang::{Answer, Census, Counted, Order, Sampled, WANTS_MAX, Want};
 
 use super::evacuations::Evacuations;
 use super::sampled;
-use crate::arrivals::fitness;
 use crate::denied::Denied;
 use crate::examiner::{Examiner, vms};
-use crate::migrations::{Migrations, Routes};
+use crate::moves::arrivals::fitness;
+use crate::moves::migrations::Migrations;
 use crate::parallel::at_once;
-use crate::peers::Peers;
-use crate::registry::Registry;
+use crate::peers::{Peers, Routes};
+use crate::vms::registry::Registry;
 
 /// How long one query about a migration may wait.
 const WATCH_MAX: Duration = Duration::from_secs(2);

@@ -19,7 +19,7 @@ use super::flight::{End, Flight, Patience, Recall};
 use super::gang::{Gang, fail_waiting, outcome};
 use super::store::GangStore;
 use crate::events::Events;
-use crate::migrations::random_id;
+use crate::id::random_id;
 
 /// The leading thread.
 pub(super) struct Run {

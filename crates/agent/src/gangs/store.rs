@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::{GangOutcome, GangReport};
 
-use crate::migrations::random_id;
+use crate::id::random_id;
 use crate::state;
 
 /// The most gangs to keep of those that have moved all of their VMs, and as many of the others,

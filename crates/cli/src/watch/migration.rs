@@ -28,15 +28,41 @@ pub(crate) enum Display {
     },
     /// In a file or a pipe.
     Lines {
-        /// The phase and time of the last line, and whether it says what is waited for.
-        last: Option<(Phase, f64, bool)>,
+        /// The last line.
+        last: LastLine,
     },
+}
+
+/// What the last line without a terminal shows.
+pub(crate) struct LastLine {
+    phase: Phase,
+    elapsed_s: f64,
+    /// Whether it shows what is waited for.
+    waits: bool,
+}
+
+impl LastLine {
+    /// Before the first: that a move is being prepared is not worth a line, until it is known what
+    /// is waited for, or has lasted.
+    const NONE: Self = Self { phase: Phase::Prepare, elapsed_s: 0.0, waits: false };
+
+    fn of(progress: &Progress) -> Self {
+        let Progress { phase, elapsed_s, ref waits_for, .. } = *progress;
+        Self { phase, elapsed_s, waits: waits_for.is_some() }
+    }
+
+    /// Whether there is something new to show after it.
+    fn is_followed_by(&self, next: &Self) -> bool {
+        next.phase != self.phase
+            || next.waits && !self.waits
+            || next.elapsed_s >= self.elapsed_s + pause_s(self.elapsed_s, LINE_EVERY_S)
+    }
 }
 
 impl Display {
     pub(crate) fn new() -> Self {
         if !std::io::stderr().is_terminal() {
-            return Self::Lines { last: None };
+            return Self::Lines { last: LastLine::NONE };
         }
         let both = MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(DRAWS_PER_S));
         let line = |template| {
@@ -78,14 +104,9 @@ impl Shown for Display {
                 lower.set_position(permille(progress.percent));
             }
             Self::Lines { last } => {
-                let waits = progress.waits_for.is_some();
-                let due = last.is_none_or(|(phase, at, waited)| {
-                    phase != progress.phase
-                        || waits && !waited
-                        || progress.elapsed_s >= at + pause_s(at, LINE_EVERY_S)
-                });
-                if due {
-                    *last = Some((progress.phase, progress.elapsed_s, waits));
+                let line = LastLine::of(progress);
+                if last.is_followed_by(&line) {
+                    *last = line;
                     eprint_line(format_args!("{}", plain(progress)));
                 }
             }
@@ -274,6 +295,28 @@ mod tests {
         assert!(lower_line(&moving).ends_with("about 400 ms · disks: 3.00 GiB left"));
         let stopped = Progress { phase: Phase::Stopped, ..moving };
         assert!(!lower_line(&stopped).contains("disks"));
+    }
+
+    #[test]
+    fn without_a_terminal_a_line_has_something_new() {
+        let preparing = || Progress { phase: Phase::Prepare, elapsed_s: 0.0, ..progress() };
+        let waits = || Progress { waits_for: Some("host-b".to_owned()), ..preparing() };
+        let later = || Progress { elapsed_s: 1.0, ..preparing() };
+        let lines = |seen: &[Progress]| {
+            let mut last = LastLine::NONE;
+            let mut is_due = |progress: &&Progress| {
+                let line = LastLine::of(progress);
+                let is_due = last.is_followed_by(&line);
+                if is_due {
+                    last = line;
+                }
+                is_due
+            };
+            seen.iter().filter(|progress| is_due(progress)).map(plain).collect::<Vec<_>>()
+        };
+        let all = [preparing(), waits(), preparing(), waits(), progress(), progress()];
+        assert_eq!(lines(&all), [plain(&waits()), plain(&progress())]);
+        assert_eq!(lines(&[preparing(), later(), waits()]), [plain(&later()), plain(&waits())]);
     }
 
     #[test]

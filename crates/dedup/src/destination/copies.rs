@@ -2,33 +2,38 @@
 
 use audit::Delivery;
 use content::{Index, Key, Name};
-use page::{BlockId, Buffer, Epoch, PAGE_BYTES, PageIndex};
+use page::{BlockId, Buffer, Epoch, PAGE_BYTES, PageIndex, PageSet};
 use placer::{PlaceError, Placer};
 
 /// Copies of up to a batch of pages, in buffers that are reused.
 #[derive(Default)]
 pub(super) struct Copies {
-    bytes: Buffer,
+    pub(super) bytes: Buffer,
     found: Vec<bool>,
     pages: Vec<PageIndex>,
 }
 
 impl Copies {
+    /// Copies will lie in this buffer.
+    pub(super) fn within(bytes: Buffer) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
     /// Copies the content of those names that are found here, and notes their `pages`. Returns
-    /// which were found, as bits.
+    /// which were found.
     pub(super) fn find(
         &mut self,
         index: &Index,
         key: &Key,
         names: &[Name],
         pages: impl Iterator<Item = PageIndex>,
-    ) -> u128 {
+    ) -> PageSet {
         let bytes = self.bytes.room(names.len() * PAGE_BYTES);
         index.find(names, key, bytes, &mut self.found);
         self.pages.clear();
-        let mut here = 0;
+        let mut here = PageSet::NONE;
         for (nth, page) in pages.enumerate().filter(|(nth, _)| self.found[*nth]) {
-            here |= 1 << nth;
+            here.insert(nth);
             let from = nth * PAGE_BYTES;
             bytes.copy_within(from..from + PAGE_BYTES, self.pages.len() * PAGE_BYTES);
             self.pages.push(page);

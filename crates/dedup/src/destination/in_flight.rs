@@ -1,6 +1,7 @@
 //! Content in flight to this host, and its waiters. No I/O.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use audit::Delivery;
@@ -12,6 +13,9 @@ pub(crate) const CLAIM_MAX: Duration = Duration::from_secs(15);
 /// The longest wait for another provider, however often the claim is passed on. A VM may wait
 /// longer for its own disks, because its source sends pages from the other end.
 const WAIT_MAX: Duration = Duration::from_secs(40);
+
+/// A table of fewer entries keeps its memory.
+const SMALL: usize = 4096;
 
 /// A provider of content, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,6 +109,14 @@ impl<W> Default for Passed<W> {
 }
 
 impl<W: Repeats> Entry<W> {
+    fn wait(&mut self, since: Instant, who: W) {
+        if self.waiting.is_empty() {
+            // Most have one waiter.
+            self.waiting.reserve_exact(1);
+        }
+        self.waiting.push(Waiting { since, who });
+    }
+
     /// Moves waiters that must wait no longer to `passed`: with one that becomes the provider also
     /// those that repeat it. False if the content has no provider any more.
     fn pass(
@@ -142,6 +154,13 @@ impl<W: Repeats> Entry<W> {
     }
 }
 
+/// Gives back the memory of a table that is nearly empty now.
+pub(super) fn trim<K: Eq + Hash, V>(table: &mut HashMap<K, V>) {
+    if table.capacity() > SMALL.max(8 * table.len()) {
+        table.shrink_to(2 * table.len());
+    }
+}
+
 /// All content in flight, by name.
 #[derive(Debug)]
 pub(crate) struct InFlight<W> {
@@ -171,7 +190,7 @@ impl<W: Repeats> InFlight<W> {
             }
             std::collections::hash_map::Entry::Occupied(mut entry) => match waits() {
                 Some(who) => {
-                    entry.get_mut().waiting.push(Waiting { since: now, who });
+                    entry.get_mut().wait(now, who);
                     Claim::Waits
                 }
                 None => Claim::OnItsWay,
@@ -192,7 +211,7 @@ impl<W: Repeats> InFlight<W> {
             return false;
         };
         (entry.by, entry.since) = (to, now);
-        entry.waiting.push(Waiting { since: now, who });
+        entry.wait(now, who);
         true
     }
 
@@ -201,7 +220,7 @@ impl<W: Repeats> InFlight<W> {
     pub(crate) fn join(&mut self, name: &Name, now: Instant, who: impl FnOnce() -> W) -> bool {
         match self.entries.get_mut(name) {
             Some(entry) if matches!(entry.by, Provider::Vm(_)) => {
-                entry.waiting.push(Waiting { since: now, who: who() });
+                entry.wait(now, who());
                 true
             }
             _ => false,
@@ -211,6 +230,7 @@ impl<W: Repeats> InFlight<W> {
     /// The content is here. Returns its waiters.
     pub(crate) fn came(&mut self, name: &Name) -> Vec<W> {
         let entry = self.entries.remove(name);
+        trim(&mut self.entries);
         entry.map_or_else(Vec::new, |entry| entry.waiting.into_iter().map(|w| w.who).collect())
     }
 
@@ -261,6 +281,7 @@ impl<W: Repeats> InFlight<W> {
             let is_lost = is_lost(entry.by, entry.since);
             entry.pass((name, is_lost), now, &standing, &mut passed)
         });
+        trim(&mut self.entries);
         passed
     }
 
@@ -314,6 +335,22 @@ mod tests {
         assert!(in_flight.came(&name(1)).is_empty());
         assert_eq!(in_flight.claim(name(1), B, now, || Some("b")), Claim::Yours);
         assert_eq!(in_flight.len(), 2);
+    }
+
+    #[test]
+    fn what_was_in_flight_leaves_no_memory_behind() {
+        let (mut in_flight, now) = (InFlight::<&str>::default(), Instant::now());
+        let name = |nth: u32| {
+            let mut name = name(0);
+            name.0[..4].copy_from_slice(&nth.to_le_bytes());
+            name
+        };
+        for nth in 0..100_000 {
+            in_flight.claim(name(nth), A, now, || None);
+        }
+        assert!(in_flight.entries.capacity() >= 100_000);
+        (0..100_000).for_each(|nth| drop(in_flight.came(&name(nth))));
+        assert!(in_flight.entries.capacity() <= 2 * SMALL, "{}", in_flight.entries.capacity());
     }
 
     #[test]

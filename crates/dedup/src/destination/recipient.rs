@@ -8,18 +8,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use content::{Key, Member, Name};
 use crossbeam_channel::Sender;
-use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, BlockId, Borrowed, Epoch, Fill, PAGE_BYTES, PageIndex, PageSet, Reserve};
 use parking_lot::Mutex;
 use placer::Placer;
 use wire::Late;
 
 use super::blocks::Blocks;
-use super::in_flight::Provider;
+use super::in_flight::{Provider, trim};
 use super::outbox::Told;
 
-/// The most pages that one VM waits for. Each costs some 150 bytes here and at the source. More
-/// are sent at once.
+/// The most pages that one VM waits for. More are sent at once.
 pub(super) const WAITING_MAX: usize = 1 << 20;
+/// What is kept of a page that its source has named, until its content is here: entries in two
+/// tables and a waiter, or a report that the source has not read.
+const NOTED_BYTES: usize = 256;
+/// The most memory for such pages of all VMs together, beyond what each has by itself: as much as
+/// one VM may wait for.
+pub const NAMED_BYTES_MAX: usize = WAITING_MAX * NOTED_BYTES;
+/// What each VM has by itself: what a source names before the first answer, and what waits for the
+/// rack. It is about as much as a VM's smallest part of the pool.
+pub(super) const OWN_PAGES: usize = 64 * BATCH_PAGES;
+/// Memory is borrowed in steps of this size.
+const STEP_BYTES: usize = 64 << 10;
 /// The most names that are accepted per page of the VM.
 const NAMED_PER_PAGE: u64 = 4;
 
@@ -47,6 +57,8 @@ pub(crate) struct Recipient {
     /// Tickets of batches with awaited pages, and how many.
     pub(crate) tickets: Mutex<HashMap<u32, usize>>,
     waiting: AtomicUsize,
+    /// For pages that are requested or awaited, or reported.
+    memory: Mutex<Borrowed>,
     /// Pages named by the source, then those sent by other hosts, and those read from disks.
     named: AtomicU64,
     fetched: AtomicU64,
@@ -60,12 +72,12 @@ pub(crate) struct Recipient {
 
 impl Recipient {
     pub(crate) fn new(
-        number: u64,
-        key: Key,
+        (number, key): (u64, Key),
         placer: Arc<Placer>,
         (member, blocks): (Arc<Member>, Arc<Blocks>),
         tell: Sender<Told>,
         sleeps: bool,
+        memory: &Arc<Reserve>,
     ) -> Self {
         Self {
             sleeps: AtomicBool::new(sleeps),
@@ -74,6 +86,7 @@ impl Recipient {
             placer,
             member,
             blocks,
+            memory: Mutex::new(Borrowed::new(memory, OWN_PAGES * NOTED_BYTES)),
             asked: Mutex::default(),
             tickets: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -87,10 +100,21 @@ impl Recipient {
     }
 
     /// Whether it may claim so many more names. A source names each page once, or twice if a lane
-    /// dies. Without a limit, a faulty one could fill this host's memory with names.
+    /// dies. Without a limit, a faulty one could fill this host's memory with names: by naming pages
+    /// again and again, by naming many and sending none, or by not reading what happens to them.
     pub(crate) fn may_claim(&self, pages: usize) -> bool {
         let named = self.named.fetch_add(pages as u64, Relaxed);
-        named < NAMED_PER_PAGE * self.blocks.pages()
+        named < NAMED_PER_PAGE * self.blocks.pages() && self.has_memory(pages)
+    }
+
+    /// Whether so many more pages can be noted, beside those that are.
+    fn has_memory(&self, pages: usize) -> bool {
+        let reports = self.tell.lock().as_ref().map_or(0, Sender::len);
+        let noted = self.asked.lock().len() + self.waiting.load(Relaxed) + reports;
+        let bytes = ((noted + pages) * NOTED_BYTES).next_multiple_of(STEP_BYTES);
+        let mut memory = self.memory.lock();
+        memory.shrink_to(bytes);
+        memory.grow_to(bytes)
     }
 
     /// Tells its source that there may be content to find.
@@ -207,22 +231,18 @@ impl Recipient {
         self.asked.lock().len() < BATCH_PAGES
     }
 
-    /// Which of these were requested before, on a connection that has died since, as bits.
+    /// Which of these were requested before, on a connection that has died since.
     pub(crate) fn has_asked(
         &self,
         block: BlockId,
         epoch: Epoch,
         pages: &[PageIndex],
         names: &[Name],
-    ) -> u128 {
+    ) -> PageSet {
         let asked = self.asked.lock();
-        let mut before = 0;
-        for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
-            if asked.get(&(block, *page)) == Some(&(epoch, *name)) {
-                before |= 1 << nth;
-            }
-        }
-        before
+        let is_asked = |page, name| asked.get(&(block, page)) == Some(&(epoch, name));
+        let pages = pages.iter().zip(names).enumerate();
+        pages.filter(|(_, (page, name))| is_asked(**page, **name)).map(|(nth, _)| nth).collect()
     }
 
     /// Its source has sent these pages. Returns the names of those that were requested, and
@@ -240,6 +260,7 @@ impl Recipient {
                 came.push((*page, entry.remove().1));
             }
         }
+        trim(&mut asked);
         drop(asked);
         self.holds(block, came.iter().copied());
         came.into_iter().map(|(_, name)| name).collect()
@@ -275,7 +296,9 @@ impl Recipient {
         let over = |(of, page): &(BlockId, PageIndex), (asked_in, _): &mut (Epoch, Name)| {
             *of == block && *asked_in <= epoch && is_filled(page.0)
         };
-        asked.extract_if(over).map(|(_, (_, name))| name).collect()
+        let filled = asked.extract_if(over).map(|(_, (_, name))| name).collect();
+        trim(&mut asked);
+        filled
     }
 
     /// An awaited page is placed, or `wanted` from its source after all.
@@ -323,7 +346,8 @@ mod tests {
         let member = index.join(Arc::clone(&blocks) as _, key.clone(), 8).unwrap();
         let (tell, outbox) = Outbox::new();
         let held = (Arc::new(member), blocks);
-        (Recipient::new(1, key, placer, held, tell, false), outbox)
+        let memory = Reserve::new(NAMED_BYTES_MAX);
+        (Recipient::new((1, key), placer, held, tell, false, &memory), outbox)
     }
 
     #[test]

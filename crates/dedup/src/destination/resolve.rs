@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use content::{Domain, Key, Name};
 use data_threads::DataThreads;
-use page::{BlockId, Epoch, Fill, PageIndex};
-use parking_lot::Mutex;
+use page::{BlockId, Buffer, Epoch, Fill, PageIndex, PageSet, Reserve};
 use placer::{PlaceError, Placer};
-use transport::{Incoming, LaneEnd, Question};
+use transport::{Incoming, LaneEnd};
 use wire::{NamedHeader, NamedTables, Tables};
 
 use super::blocks::Blocks;
@@ -18,7 +17,7 @@ use super::exchange::{Exchange, Waiter};
 use super::in_flight::{Claim, Provider};
 use super::outbox::Outbox;
 use super::recipient::Recipient;
-use crate::rack::{Batch, Claims};
+use crate::rack::{Batch, Claims, Fate};
 use crate::storage::{DiskReaders, Disks, Stored};
 
 /// Finds the pages by name of one arriving VM, until it is dropped.
@@ -29,8 +28,6 @@ pub struct Resolving {
     claims: Option<Claims>,
     /// Those of its disks that are read here.
     disk_readers: Option<DiskReaders>,
-    /// The lanes' buffers, reused for each batch.
-    spare: Mutex<Vec<Copies>>,
 }
 
 /// A VM that arrives, and whose pages may be sent by name.
@@ -43,6 +40,10 @@ pub struct Arriving {
     pub disks: Option<Disks>,
     /// Its source names no page until there may be content to find.
     pub sleeps: bool,
+    /// Memory that it shares with all others that arrive, of [`NAMED_BYTES_MAX`].
+    ///
+    /// [`NAMED_BYTES_MAX`]: super::NAMED_BYTES_MAX
+    pub memory: Arc<Reserve>,
 }
 
 impl Exchange {
@@ -55,7 +56,7 @@ impl Exchange {
         self: &Arc<Self>,
         key: Key,
         in_rack: Option<&Domain>,
-        Arriving { placer, blocks, disks, sleeps }: Arriving,
+        Arriving { placer, blocks, disks, sleeps, memory }: Arriving,
         threads: &Arc<DataThreads>,
     ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
@@ -66,7 +67,8 @@ impl Exchange {
         })?);
         let (tell, outbox) = Outbox::new();
         let held = (member, blocks);
-        let recipient = Arc::new(Recipient::new(number, key, placer, held, tell, sleeps));
+        let recipient = Recipient::new((number, key), placer, held, tell, sleeps, &memory);
+        let recipient = Arc::new(recipient);
         let claims = self
             .rack
             .as_ref()
@@ -77,8 +79,7 @@ impl Exchange {
         self.met(&recipient);
         let exchange = Arc::clone(self);
         let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
-        let resolving =
-            Resolving { exchange, recipient, claims, disk_readers, spare: Mutex::default() };
+        let resolving = Resolving { exchange, recipient, claims, disk_readers };
         Ok((resolving, outbox))
     }
 }
@@ -89,38 +90,37 @@ impl Resolving {
         &self.recipient
     }
 
-    /// Copies content that is here into the VM's RAM. Returns which pages were placed, as bits.
+    /// Copies content that is here into the VM's RAM. Returns which pages were placed.
     fn place_held(
         &self,
+        buffer: &mut Buffer,
         header: NamedHeader,
         pages: &[PageIndex],
         names: &[Name],
-    ) -> Result<u128, PlaceError> {
+    ) -> Result<PageSet, PlaceError> {
         let Recipient { key, placer, .. } = &*self.recipient;
-        let mut copies = self.spare.lock().pop().unwrap_or_default();
+        let mut copies = Copies::within(std::mem::take(buffer));
         let here = copies.find(&self.exchange.index, key, names, pages.iter().copied());
         let placed = copies.place(placer, header.block, header.epoch);
-        self.spare.lock().push(copies);
+        *buffer = copies.bytes;
         placed.map(|()| here)
     }
 
     /// As [`Self::place_held`], for claimed content that arrived between the look-up and the
     /// claim. No provider need send it.
-    fn place_new(&self, batch: &mut Batch) -> Result<(), PlaceError> {
-        let Batch { header, pages, names, ours, .. } = batch;
-        let is_new = |nth: &usize| *ours >> nth & 1 == 1 && self.exchange.index.has(&names[*nth]);
-        let new: Vec<usize> = (0..names.len()).filter(is_new).collect();
+    fn place_new(&self, lane: &Incoming, batch: &mut Batch) -> Result<(), PlaceError> {
+        let Batch { header, pages, names, fates, .. } = batch;
+        let ours = fates.are(Fate::Ours).iter();
+        let new: Vec<usize> = ours.filter(|nth| self.exchange.index.has(&names[*nth])).collect();
         if new.is_empty() {
             return Ok(());
         }
         let new_pages: Vec<PageIndex> = new.iter().map(|nth| pages[*nth]).collect();
         let new_names: Vec<Name> = new.iter().map(|nth| names[*nth]).collect();
-        let placed = self.place_held(*header, &new_pages, &new_names)?;
-        let mut over = Vec::with_capacity(new.len());
-        for (at, nth) in new.iter().enumerate().filter(|(at, _)| placed >> at & 1 == 1) {
-            *ours &= !(1 << nth);
-            over.push(new_names[at]);
-        }
+        let place = |buffer: &mut _| self.place_held(buffer, *header, &new_pages, &new_names);
+        let placed = lane.with_buffer(place)?;
+        placed.of(&new).for_each(|nth| fates.set(*nth, Fate::Placed));
+        let over: Vec<Name> = placed.of(&new_names).copied().collect();
         self.exchange.wake_waiters(&over);
         Ok(())
     }
@@ -132,12 +132,13 @@ impl Resolving {
     }
 
     /// Claims what is not here, and answers: at once, or after the rack has been queried.
-    fn claim(&self, mut batch: Batch, here: u128, question: Question) -> Result<(), PlaceError> {
+    fn claim(&self, lane: &Incoming, mut batch: Batch, here: PageSet) -> Result<(), PlaceError> {
+        let question = lane.question();
         let recipient = &self.recipient;
+        let lacks = PageSet::all(batch.pages.len()).without(here);
         if !recipient.may_claim(batch.pages.len()) {
-            let all = u128::MAX >> (128 - batch.pages.len().clamp(1, 128));
-            batch.wanted = all & !here;
-            batch.answer(&self.exchange, recipient, question);
+            // Its source sends them, as if there were no other provider. Nothing is noted.
+            question.answer(lacks, PageSet::NONE);
             return Ok(());
         }
         let Batch { header: NamedHeader { block, epoch, ticket, .. }, .. } = batch;
@@ -146,43 +147,45 @@ impl Resolving {
         batch.may_wait = may_wait;
         // In this order: what waits for the rack's answer is noted as requested before it is
         // answered.
-        let unanswered = self.claims.as_ref().map_or(0, |claims| claims.name_again(&batch, !here));
+        let unanswered =
+            self.claims.as_ref().map_or(PageSet::NONE, |claims| claims.name_again(&batch, lacks));
         let has_asked = recipient.has_asked(block, epoch, &batch.pages, &batch.names);
-        batch.wanted = unanswered | (has_asked & !here);
+        let wanted = (unanswered | has_asked) & lacks;
+        batch.fates.set_all(wanted, Fate::Wanted);
         // Locked until the ticket is open: awaited content may arrive at once.
         let mut tickets = recipient.tickets.lock();
         let mut in_flight = self.exchange.in_flight.lock();
-        for (nth, name) in batch.names.iter().enumerate() {
-            if (here | batch.wanted) >> nth & 1 == 1 {
-                continue;
-            }
+        for nth in lacks.without(wanted).iter() {
             let waits = || batch.waiting(recipient, nth).filter(|_| may_wait).map(Waiter::Page);
-            match in_flight.claim(*name, Provider::Vm(recipient.number), now, waits) {
-                Claim::Waits => batch.later |= 1 << nth,
-                Claim::Yours => batch.ours |= 1 << nth,
+            let by = Provider::Vm(recipient.number);
+            let fate = match in_flight.claim(batch.names[nth], by, now, waits) {
+                Claim::Waits => Fate::Later,
+                Claim::Yours => Fate::Ours,
                 Claim::OnItsWay => {
-                    batch.wanted |= 1 << nth;
                     recipient.waited_in_vain(1);
+                    Fate::Wanted
                 }
-            }
+            };
+            batch.fates.set(nth, fate);
         }
         drop(in_flight);
-        let has_ours = batch.ours != 0;
+        let has_ours = !batch.fates.are(Fate::Ours).is_empty();
         let claims = self.claims.as_ref().filter(|_| has_ours);
         let has_places = may_wait && !batch.places.is_empty();
         let disk_readers = self.disk_readers.as_ref().filter(|_| has_ours && has_places);
-        batch.has_ticket = batch.later != 0 || claims.is_some() || disk_readers.is_some();
+        let later = batch.fates.are(Fate::Later);
+        batch.has_ticket = !later.is_empty() || claims.is_some() || disk_readers.is_some();
         if batch.has_ticket {
             Recipient::open_ticket(&mut tickets, ticket);
-            recipient.wait(&mut tickets, ticket, batch.later.count_ones() as usize);
+            recipient.wait(&mut tickets, ticket, later.len());
         }
         drop(tickets);
-        self.place_new(&mut batch)?;
+        self.place_new(lane, &mut batch)?;
         if let Some(disk_readers) = disk_readers {
             let stored = self.have_read(disk_readers, &batch);
-            (batch.later, batch.ours) = (batch.later | stored, batch.ours & !stored);
+            batch.fates.set_all(stored, Fate::Later);
         }
-        match claims.filter(|_| batch.ours != 0) {
+        match claims.filter(|_| !batch.fates.are(Fate::Ours).is_empty()) {
             Some(claims) => claims.ask(batch, question),
             None => batch.answer(&self.exchange, recipient, question),
         }
@@ -190,23 +193,23 @@ impl Resolving {
     }
 
     /// Has disks read for content that no VM here has or gets, and that a disk should have.
-    /// Returns which pages those are, as bits.
-    fn have_read(&self, disk_readers: &DiskReaders, batch: &Batch) -> u128 {
+    /// Returns which pages those are.
+    fn have_read(&self, disk_readers: &DiskReaders, batch: &Batch) -> PageSet {
         let by = (Provider::Vm(self.recipient.number), Provider::Disk(self.recipient.number));
         let now = Instant::now();
-        let (mut stored, mut wanted) = (0, Vec::with_capacity(batch.places.len()));
+        let (mut stored, mut wanted) = (PageSet::NONE, Vec::with_capacity(batch.places.len()));
+        let ours = batch.fates.are(Fate::Ours);
         // Locked in this order, as above.
         let mut tickets = self.recipient.tickets.lock();
         let mut in_flight = self.exchange.in_flight.lock();
         for (nth, (name, place)) in batch.names.iter().zip(&batch.places).enumerate() {
-            let place =
-                place.filter(|place| batch.ours >> nth & 1 == 1 && disk_readers.has(*place));
+            let place = place.filter(|place| ours.has(nth) && disk_readers.has(*place));
             let Some((place, page)) = place.zip(batch.waiting(&self.recipient, nth)) else {
                 continue;
             };
             if in_flight.hand_over(name, by, now, Waiter::Page(page)) {
                 wanted.push((place, *name));
-                stored |= 1 << nth;
+                stored.insert(nth);
             }
         }
         drop(in_flight);
@@ -269,10 +272,11 @@ impl Resolving {
             self.recipient.placer.place_fills(header.block, header.epoch, &named.fills)?;
             self.filled(header.block, header.epoch, &named.fills);
         }
-        let question = lane.question();
-        self.recipient.placer.check(header.block, &named.pages)?;
-        let here = self.place_held(header, &named.pages, &named.names)?;
-        Ok(self.claim(Batch::new(header, named), here, question)?)
+        let NamedTables { pages, names, .. } = &named;
+        self.recipient.placer.check(header.block, pages)?;
+        let place = |buffer: &mut _| self.place_held(buffer, header, pages, names);
+        let here = lane.with_buffer(place)?;
+        Ok(self.claim(lane, Batch::new(header, named), here)?)
     }
 
     /// The source has sent these pages as bytes, and they are placed. They may have been

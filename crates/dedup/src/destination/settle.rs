@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use content::Name;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use page::PageSet;
 
 use super::copies::Copies;
 use super::drained::Drained;
@@ -65,26 +66,29 @@ impl Exchange {
         while let Some(group) = drained.group() {
             let (placed, pages) = (self.place_copies(group, copies), group.len());
             for (nth, (_, page)) in drained.take(pages).enumerate() {
-                page.recipient.settled(page.place, placed >> nth & 1 == 0);
+                page.recipient.settled(page.place, !placed.has(nth));
             }
         }
     }
 
     /// Places pages of one VM, one block and one epoch, and requests those that can't be placed
-    /// from its source. Returns which are placed, as bits.
-    fn place_copies(&self, group: &[(Name, Page)], copies: &mut Copies) -> u128 {
-        let Some((_, Page { recipient, place: first })) = group.first() else { return 0 };
+    /// from its source. Returns which are placed.
+    fn place_copies(&self, group: &[(Name, Page)], copies: &mut Copies) -> PageSet {
+        let Some((_, Page { recipient, place: first })) = group.first() else {
+            return PageSet::NONE;
+        };
         let names: Vec<Name> = group.iter().map(|(name, _)| *name).collect();
         let pages = group.iter().map(|(_, page)| page.place.page);
         let here = copies.find(&self.index, &recipient.key, &names, pages);
         // A page that can't be placed is requested: the lane that brings it reports the error.
         let is_placed = copies.place(&recipient.placer, first.block, first.epoch).is_ok();
-        let placed = if is_placed { here } else { 0 };
-        let missing = group.iter().enumerate().filter(|(nth, _)| placed >> nth & 1 == 0);
+        let placed = if is_placed { here } else { PageSet::NONE };
+        let missing = PageSet::all(group.len()).without(placed);
         let asked = missing
-            .map(|(_, (name, Page { place, .. }))| (place.block, place.epoch, place.page, *name));
+            .of(group)
+            .map(|(name, Page { place, .. })| (place.block, place.epoch, place.page, *name));
         self.wake_waiters(&recipient.asks(asked));
-        recipient.waited_in_vain(group.len() - placed.count_ones() as usize);
+        recipient.waited_in_vain(missing.len());
         placed
     }
 

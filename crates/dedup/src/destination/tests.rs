@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, bounded, unbounded};
 use data_threads::{DataThreads, SchedParams};
 use directory::{Directory, DirectoryError, HostName};
 use identity::Security;
-use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
+use page::{BlockId, Epoch, PAGE_BYTES, PageIndex, Reserve};
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
 use transport::Incoming;
@@ -21,7 +21,7 @@ use wire::{Answer, LaneHeader, Late, Names};
 use super::drained::Drained;
 use super::in_flight::Claim;
 use super::outbox::Told;
-use super::recipient::WAITING_MAX;
+use super::recipient::{OWN_PAGES, WAITING_MAX};
 use super::*;
 use crate::rack::{DirectoryAt, Rack};
 
@@ -49,7 +49,8 @@ fn arriving() -> Arriving {
     let mut blocks = Blocks::default();
     blocks.push(bytes, Some(mapping));
     blocks.push(bytes, None);
-    Arriving { placer, blocks, disks: None, sleeps: false }
+    let memory = Reserve::new(NAMED_BYTES_MAX);
+    Arriving { placer, blocks, disks: None, sleeps: false, memory }
 }
 
 /// The answer to its source for a page by name: whether it is wanted, and whether it is awaited.
@@ -63,7 +64,7 @@ fn heard(source: &mut TcpStream) -> (u128, u128) {
     let mut answer = [0; Answer::BYTES];
     source.read_exact(&mut answer).unwrap();
     let Answer { wanted, later, .. } = Answer::parse(&answer).unwrap();
-    (wanted, later)
+    (wanted.bits(), later.bits())
 }
 
 /// Its source names a page on a new lane. Returns both ends.
@@ -122,6 +123,34 @@ fn what_a_vm_can_not_wait_for_is_sent_at_once() {
     let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
     recipient.settled(place, false);
     assert_eq!(said(&other, MAPPED, 2), (0, 1));
+}
+
+/// They share what they have beyond their own parts. Nothing waits for it, and nothing is claimed
+/// by a VM that gets no more.
+#[test]
+fn what_there_is_no_memory_for_is_sent_at_once() {
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let memory = Reserve::new(NAMED_BYTES_MAX);
+    let admit = || {
+        let vm = Arriving { memory: Arc::clone(&memory), ..arriving() };
+        exchange.admit(key(), None, vm, &threads).unwrap()
+    };
+    let [(one, _hears_one), (greedy, _hears_greedy), (other, _hears_other)] =
+        [(); 3].map(|()| admit());
+    assert_eq!(said(&one, MAPPED, 0), (1, 0), "it brings it");
+    let wait = |vm: &Resolving, pages| {
+        let recipient = vm.recipient();
+        recipient.wait(&mut recipient.tickets.lock(), 7, pages);
+    };
+    wait(&greedy, WAITING_MAX + OWN_PAGES - 1);
+    assert_eq!(said(&greedy, MAPPED, 1), (1, 0));
+    assert_eq!(memory.borrowed_bytes(), memory.bytes());
+    wait(&other, OWN_PAGES - 1);
+    assert_eq!(said(&other, MAPPED, 2), (0, 1), "it has its own part");
+    assert_eq!(said(&other, MAPPED, 3), (1, 0));
+    drop(greedy);
+    assert_eq!(said(&other, MAPPED, 4), (0, 1));
 }
 
 #[test]
@@ -186,13 +215,13 @@ fn a_page_that_waits_for_the_directory_is_requested_when_it_is_named_again() {
 
 /// An arriving VM, and the reports to its source.
 fn recipient(exchange: &Exchange) -> (Arc<Recipient>, Receiver<Told>) {
-    let Arriving { placer, blocks, .. } = arriving();
+    let Arriving { placer, blocks, memory, .. } = arriving();
     let blocks = Arc::new(blocks);
     let member = exchange.index.join(Arc::clone(&blocks) as _, key(), blocks.pages()).unwrap();
     let (tell, told) = unbounded();
     let held = (Arc::new(member), blocks);
     exchange.arriving.lock().extend([1, 7]);
-    (Arc::new(Recipient::new(1, key(), placer, held, tell, false)), told)
+    (Arc::new(Recipient::new((1, key()), placer, held, tell, false, &memory)), told)
 }
 
 /// One of its pages waits for content.

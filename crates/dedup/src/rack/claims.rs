@@ -12,7 +12,7 @@ use content::{Domain, Name};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use data_threads::DataThreads;
 use directory::HostName;
-use page::PageIndex;
+use page::{PageIndex, PageSet};
 use parking_lot::Mutex;
 use transport::Question;
 use wire::{DiskPlace, NamedHeader, NamedTables};
@@ -26,7 +26,47 @@ const AT_ONCE: usize = 16;
 /// The most batches that wait for a query. Lanes wait when there are more.
 const WAITING_MAX: usize = 64;
 
-/// One batch of names. The bits say what happens to its pages; those without a bit are placed.
+/// What happens to one page of a batch of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is placed.
+    Placed,
+    /// No VM here has its content, and this VM is to provide it.
+    Ours,
+    /// Its source is to send it as bytes.
+    Wanted,
+    /// Its content comes from another provider.
+    Later,
+    /// It was ours, and its source named it again before this answer, and was asked for it then.
+    NamedAgain,
+}
+
+/// The fates of a batch's pages. Each page has one.
+pub(crate) struct Fates(Vec<Fate>);
+
+impl Fates {
+    fn placed(pages: usize) -> Self {
+        Self(vec![Fate::Placed; pages])
+    }
+
+    pub(crate) fn set(&mut self, nth: usize, fate: Fate) {
+        if let Some(its) = self.0.get_mut(nth) {
+            *its = fate;
+        }
+    }
+
+    pub(crate) fn set_all(&mut self, pages: PageSet, fate: Fate) {
+        pages.iter().for_each(|nth| self.set(nth, fate));
+    }
+
+    /// The pages that have this fate.
+    pub(crate) fn are(&self, fate: Fate) -> PageSet {
+        let pages = self.0.iter().enumerate();
+        pages.filter(|(_, its)| **its == fate).map(|(nth, _)| nth).collect()
+    }
+}
+
+/// One batch of names.
 pub(crate) struct Batch {
     pub(crate) header: NamedHeader,
     pub(crate) pages: Vec<PageIndex>,
@@ -36,30 +76,14 @@ pub(crate) struct Batch {
     pub(crate) may_wait: bool,
     /// Whether its ticket is open, which counts its awaited pages.
     pub(crate) has_ticket: bool,
-    /// Pages whose content no VM here has, and that this VM is to provide.
-    pub(crate) ours: u128,
-    /// Pages that its source is to send as bytes.
-    pub(crate) wanted: u128,
-    pub(crate) later: u128,
-    /// Pages that were requested when its source named them again, before this answer.
-    named_again: u128,
+    pub(crate) fates: Fates,
 }
 
 impl Batch {
     pub(crate) fn new(header: NamedHeader, named: NamedTables) -> Self {
         let NamedTables { pages, names, places, .. } = named;
-        Self {
-            header,
-            pages,
-            names,
-            places,
-            may_wait: false,
-            has_ticket: false,
-            ours: 0,
-            wanted: 0,
-            later: 0,
-            named_again: 0,
-        }
+        let fates = Fates::placed(pages.len());
+        Self { header, pages, names, places, may_wait: false, has_ticket: false, fates }
     }
 
     /// One of its pages, as a waiter.
@@ -70,24 +94,20 @@ impl Batch {
         Some(Page { recipient: Arc::clone(recipient), place })
     }
 
-    /// The indices of the pages that this VM is to provide.
-    fn our_places(&self) -> impl Iterator<Item = usize> + use<'_> {
-        (0..self.names.len()).filter(|nth| self.ours >> nth & 1 == 1)
-    }
-
     /// Answers the batch. Its source sends what is still this VM's to provide.
     pub(crate) fn answer(self, exchange: &Exchange, recipient: &Recipient, question: Question) {
-        let Self { header, pages, names, ours, later, named_again, .. } = self;
+        let Self { header, pages, names, fates, .. } = self;
         let NamedHeader { block, epoch, ticket, .. } = header;
+        let later = fates.are(Fate::Later);
         if self.has_ticket {
-            recipient.close_ticket(ticket, later != 0);
+            recipient.close_ticket(ticket, !later.is_empty());
         }
-        let wanted = self.wanted | ours;
-        let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
-        let asked = asked.map(|(_, (page, name))| (block, epoch, *page, name));
+        let wanted = fates.are(Fate::Wanted) | fates.are(Fate::Ours);
+        let asked = wanted.of(&pages).zip(wanted.of(&names));
+        let asked = asked.map(|(page, name)| (block, epoch, *page, *name));
         // Noted before the source can send them.
         exchange.wake_waiters(&recipient.asks(asked));
-        question.answer(wanted | named_again, later);
+        question.answer(wanted | fates.are(Fate::NamedAgain), later);
     }
 }
 
@@ -101,20 +121,20 @@ struct Open {
     header: NamedHeader,
     pages: Vec<PageIndex>,
     /// Pages that this VM is to provide, and those of them that were named again.
-    ours: u128,
-    named_again: u128,
+    ours: PageSet,
+    named_again: PageSet,
 }
 
 impl Unanswered {
     fn add(&self, batch: &Batch) {
-        let Batch { header, pages, ours, .. } = batch;
-        let open = Open { header: *header, pages: pages.clone(), ours: *ours, named_again: 0 };
-        self.0.lock().push(open);
+        let Batch { header, pages, fates, .. } = batch;
+        let (pages, ours) = (pages.clone(), fates.are(Fate::Ours));
+        self.0.lock().push(Open { header: *header, pages, ours, named_again: PageSet::NONE });
     }
 
     /// A batch is named again, and lacks these of its pages. Returns those that wait here.
-    fn name_again(&self, header: NamedHeader, pages: &[PageIndex], lacks: u128) -> u128 {
-        let mut waiting = 0;
+    fn name_again(&self, header: NamedHeader, pages: &[PageIndex], lacks: PageSet) -> PageSet {
+        let mut waiting = PageSet::NONE;
         for open in &mut *self.0.lock() {
             let place = |header: NamedHeader| (header.block, header.epoch);
             if place(open.header) == place(header) && open.pages == pages {
@@ -126,9 +146,10 @@ impl Unanswered {
     }
 
     /// The pages of a batch that were named again.
-    fn named_again(&self, ticket: u32) -> u128 {
+    fn named_again(&self, ticket: u32) -> PageSet {
         let open = self.0.lock();
-        open.iter().find(|open| open.header.ticket == ticket).map_or(0, |open| open.named_again)
+        let open = open.iter().find(|open| open.header.ticket == ticket);
+        open.map_or(PageSet::NONE, |open| open.named_again)
     }
 
     fn remove(&self, ticket: u32) {
@@ -184,8 +205,8 @@ impl Claims {
     }
 
     /// Which of a batch's pages, of those that it `lacks`, wait for an answer to the same batch on
-    /// another lane, as bits. The caller requests them.
-    pub(crate) fn name_again(&self, batch: &Batch, lacks: u128) -> u128 {
+    /// another lane. The caller requests them.
+    pub(crate) fn name_again(&self, batch: &Batch, lacks: PageSet) -> PageSet {
         self.unanswered.name_again(batch.header, &batch.pages, lacks)
     }
 
@@ -224,23 +245,23 @@ impl Asking {
             let batches: Vec<_> = std::iter::once(first).chain(more).collect();
             let names: Vec<Name> = batches
                 .iter()
-                .flat_map(|(batch, _)| batch.our_places().map(|nth| batch.names[nth]))
+                .flat_map(|(batch, _)| batch.fates.are(Fate::Ours).of(&batch.names).copied())
                 .collect();
             let mut hosts = self.hosts(&names).into_iter();
             for (mut batch, question) in batches {
                 let ticket = batch.header.ticket;
                 let named_again = self.unanswered.named_again(ticket);
-                let places: Vec<usize> = batch.our_places().collect();
-                let elsewhere: Vec<(HostName, usize)> = places
-                    .into_iter()
+                let ours = batch.fates.are(Fate::Ours);
+                let elsewhere: Vec<(HostName, usize)> = ours
+                    .iter()
                     .filter_map(|nth| Some((hosts.next().flatten()?, nth)))
-                    .filter(|(_, nth)| named_again >> nth & 1 == 0)
+                    .filter(|(_, nth)| !named_again.has(*nth))
                     .collect();
-                (batch.named_again, batch.ours) = (named_again, batch.ours & !named_again);
+                batch.fates.set_all(named_again & ours, Fate::NamedAgain);
                 // Other hosts of the rack get it from here now, in any case.
                 if batch.may_wait {
                     let far = self.fetch(&batch, elsewhere);
-                    (batch.later, batch.ours) = (batch.later | far, batch.ours & !far);
+                    batch.fates.set_all(far, Fate::Later);
                 }
                 batch.answer(&self.exchange, &self.recipient, question);
                 // Only now: what was requested is noted.
@@ -275,11 +296,11 @@ impl Asking {
         hosts
     }
 
-    /// Has other hosts send what they have or get. Returns which pages come from there, as bits.
-    fn fetch(&self, batch: &Batch, mut elsewhere: Vec<(HostName, usize)>) -> u128 {
+    /// Has other hosts send what they have or get. Returns which pages come from there.
+    fn fetch(&self, batch: &Batch, mut elsewhere: Vec<(HostName, usize)>) -> PageSet {
         let Self { exchange, rack, recipient, .. } = self;
         elsewhere.sort_unstable();
-        let mut far = 0;
+        let mut far = PageSet::NONE;
         for group in elsewhere.chunk_by(|(one, _), (other, _)| one == other) {
             let host = &group[0].0;
             let Some(line) = rack.line(exchange, host) else { continue };
@@ -293,7 +314,7 @@ impl Asking {
                 let Some(page) = batch.waiting(recipient, *nth) else { continue };
                 if in_flight.hand_over(&batch.names[*nth], by, now, Waiter::Page(page)) {
                     handed.push(batch.names[*nth]);
-                    far |= 1 << nth;
+                    far.insert(*nth);
                 }
             }
             drop(in_flight);

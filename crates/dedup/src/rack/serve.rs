@@ -10,7 +10,7 @@ use std::time::Instant;
 use content::{Domain, Name};
 use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use identity::{Connection, Writer};
-use page::{BATCH_PAGES, Buffer, Encoder, Encoding, PAGE_BYTES};
+use page::{BATCH_PAGES, Borrowed, Buffer, Encoder, Encoding, PAGE_BYTES, Reserve};
 use transport::Overflow;
 use wire::{HasHeader, Wants, WireError};
 
@@ -21,6 +21,13 @@ use crate::destination::{Sharing, Waiter};
 const ASKED_MAX: usize = 64;
 /// The most contents that one peer waits for.
 const WAITING_MAX: usize = 1 << 18;
+/// What is kept for one of them: a waiter, and then a message to the thread that answers.
+const WAITER_BYTES: usize = 128;
+/// The most memory for waiters of all connections together, beyond what each has by itself: two
+/// hosts that wait for all that they may don't keep the others out.
+pub const SERVED_BYTES_MAX: usize = 3 * WAITING_MAX * WAITER_BYTES;
+/// What each connection has by itself: as much as in requests that have no answer yet.
+const OWN_BYTES: usize = ASKED_MAX * BATCH_PAGES * WAITER_BYTES;
 
 /// A peer that waits for contents of one domain.
 #[derive(Debug)]
@@ -55,18 +62,28 @@ impl RemoteWaiter {
     }
 }
 
-/// Answers requests until the peer ends the connection.
+/// Answers requests until the peer ends the connection. What the peer waits for is kept in this
+/// memory, of [`SERVED_BYTES_MAX`], which all connections share.
 ///
 /// # Errors
 /// If the peer breaks the protocol, or the connection breaks.
-pub fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireError> {
+pub fn serve(
+    sharing: &Arc<Sharing>,
+    connection: Connection,
+    memory: &Arc<Reserve>,
+) -> Result<(), WireError> {
     let closer = connection.closer();
     let (mut reader, writer) = connection.into_halves();
     let (ask, asked) = bounded(ASKED_MAX);
     let (come, in_flight) = unbounded();
-    let waiting = Arc::default();
-    let mut answering =
-        Answering { sharing: Arc::clone(sharing), writer, come, waiting, work: Work::default() };
+    let mut answering = Answering {
+        sharing: Arc::clone(sharing),
+        writer,
+        come,
+        waiting: Arc::default(),
+        memory: Borrowed::new(memory, OWN_BYTES),
+        work: Work::default(),
+    };
     let ended = closer.clone();
     let answering = thread::Builder::new().name("content".to_owned()).spawn(move || {
         // The reading thread sees that the connection is closed.
@@ -114,6 +131,8 @@ struct Answering {
     writer: Writer,
     come: Sender<Come>,
     waiting: Arc<AtomicUsize>,
+    /// For those that wait.
+    memory: Borrowed,
     work: Work,
 }
 
@@ -167,6 +186,7 @@ impl Answering {
             self.work.not_here = not_here;
             self.send(0)?;
         }
+        self.memory.shrink_to(self.waiting.load(Relaxed) * WAITER_BYTES);
         Ok(())
     }
 
@@ -218,7 +238,11 @@ impl Answering {
     /// Waits for missing contents that sources will send. Returns the others.
     fn wait(&mut self, domain: &Domain) -> Vec<Name> {
         let mut names = std::mem::take(&mut self.work.not_here);
-        let room = WAITING_MAX.saturating_sub(self.waiting.load(Relaxed));
+        let waiting = self.waiting.load(Relaxed);
+        let wanted = (waiting + names.len()).min(WAITING_MAX);
+        // Where nothing is left, fewer wait, and the peer gets the content from their sources.
+        self.memory.grow_to(wanted * WAITER_BYTES);
+        let room = wanted.min(self.memory.bytes() / WAITER_BYTES).saturating_sub(waiting);
         let remote = Arc::new(RemoteWaiter {
             domain: domain.clone(),
             come: self.come.clone(),
@@ -274,35 +298,80 @@ mod tests {
         Name(bytes)
     }
 
-    #[test]
-    fn a_peer_waits_for_so_many_contents_and_no_more() {
-        const BEYOND: usize = BATCH_PAGES / 2;
+    /// A host on which all of these arrive.
+    fn where_they_arrive(names: &[Name]) -> Arc<Sharing> {
         let sharing = Sharing::start(b"secret".to_vec(), None).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (_reader, writer) = Connection::plain(stream).into_halves();
-        let (come, in_flight) = unbounded();
-        let mut answering = Answering {
-            sharing: Arc::clone(&sharing),
-            writer,
-            come,
-            waiting: Arc::default(),
-            work: Work::default(),
-        };
-        let names: Vec<Name> = (0..WAITING_MAX + BEYOND).map(name).collect();
         // A slow machine doesn't make it lost or late.
         let since = Instant::now() + Duration::from_secs(3600);
         sharing.exchange.arriving.lock().insert(1);
-        for name in &names {
+        for name in names {
             let mut in_flight = sharing.exchange.in_flight.lock();
             in_flight.claim(*name, Provider::Vm(1), since, || None);
         }
+        sharing
+    }
+
+    /// A peer that can wait for them.
+    fn answering(
+        sharing: &Arc<Sharing>,
+        memory: &Arc<Reserve>,
+    ) -> (Answering, Receiver<Come>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        let (_reader, writer) = Connection::plain(stream).into_halves();
+        let (come, in_flight) = unbounded();
+        let answering = Answering {
+            sharing: Arc::clone(sharing),
+            writer,
+            come,
+            waiting: Arc::default(),
+            memory: Borrowed::new(memory, OWN_BYTES),
+            work: Work::default(),
+        };
+        (answering, in_flight, peer)
+    }
+
+    /// How many of these it does not wait for.
+    fn absent(answering: &mut Answering, names: &[Name]) -> usize {
         let mut wait = |names: &[Name]| {
             answering.work.not_here = names.to_vec();
             answering.wait(&Domain::default()).len()
         };
-        let absent: usize = names.chunks(BATCH_PAGES).map(&mut wait).sum();
-        assert_eq!(absent, BEYOND);
+        names.chunks(BATCH_PAGES).map(&mut wait).sum()
+    }
+
+    #[test]
+    fn all_peers_together_wait_for_so_many_contents_and_no_more() {
+        const OWN: usize = OWN_BYTES / WAITER_BYTES;
+        let names: Vec<Name> = (0..4 * OWN).map(name).collect();
+        let (sharing, memory) = (where_they_arrive(&names), Reserve::new(2 * OWN_BYTES));
+        let [(mut one, ..), (mut other, told, _peer)] =
+            [(); 2].map(|()| answering(&sharing, &memory));
+        assert_eq!(absent(&mut one, &names), OWN);
+        assert_eq!(absent(&mut other, &names), 3 * OWN, "each has its own part");
+        // What one of them does not wait for any more, the other may.
+        drop(one);
+        assert_eq!(absent(&mut other, &names[OWN..2 * OWN]), 0);
+        for name in &names {
+            let waiters = sharing.exchange.in_flight.lock().came(name);
+            for waiter in waiters {
+                let Waiter::Remote(peer) = waiter else { panic!("nobody else waits") };
+                peer.not_here(*name);
+            }
+        }
+        assert_eq!(memory.borrowed_bytes(), OWN_BYTES);
+        other.settle(told.recv().unwrap(), &told).unwrap();
+        assert_eq!(memory.borrowed_bytes(), 0);
+    }
+
+    #[test]
+    fn a_peer_waits_for_so_many_contents_and_no_more() {
+        const BEYOND: usize = BATCH_PAGES / 2;
+        let names: Vec<Name> = (0..WAITING_MAX + BEYOND).map(name).collect();
+        let (sharing, memory) = (where_they_arrive(&names), Reserve::new(SERVED_BYTES_MAX));
+        let (mut answering, in_flight, _peer) = answering(&sharing, &memory);
+        assert_eq!(absent(&mut answering, &names), BEYOND);
         // One that arrives makes room for another.
         let waiters = sharing.exchange.in_flight.lock().came(&names[0]);
         for waiter in waiters {
@@ -310,6 +379,6 @@ mod tests {
             peer.here(names[0]);
         }
         assert!(matches!(in_flight.try_recv(), Ok(Come::Here(_, name)) if name == names[0]));
-        assert_eq!(wait(&names[WAITING_MAX..]), BEYOND - 1);
+        assert_eq!(absent(&mut answering, &names[WAITING_MAX..]), BEYOND - 1);
     }
 }

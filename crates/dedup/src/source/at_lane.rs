@@ -4,13 +4,13 @@
 use std::io;
 use std::sync::Arc;
 
-use page::{Batch, Pool, SLOT_BYTES};
+use page::{Batch, PageSet, Pool, SLOT_BYTES};
 use transport::{Change, Load, Sender};
 use wire::Names;
 
 use super::errand::{Announcement, Errand, Kind, LightQuery, Query};
 use super::naming::{Asking, Labels};
-use super::reread::{RereadPages, is_set};
+use super::reread::RereadPages;
 use super::stage::Stage;
 
 /// The stage's part in one lane, with buffers that are reused for each batch.
@@ -107,22 +107,22 @@ impl<'s> AtLane<'s> {
                 let written = lane.write_other(&self.head);
                 lane.sent(Load::Other(Errand(Kind::Query(Query { batch, ticket }))), written)
             }
-            (Asking::Only(bits), Some(ticket)) => self.offer_some(lane, batch, bits, ticket),
+            (Asking::Only(set), Some(ticket)) => self.offer_some(lane, batch, set, ticket),
         }
     }
 
-    /// Pages with these bits go by name, and are read again if requested. The others go as bytes.
+    /// These pages go by name, and are read again if requested. The others go as bytes.
     fn offer_some(
         &mut self,
         lane: &mut Sender<'_, Errand>,
         mut batch: Batch,
-        bits: u128,
+        set: PageSet,
         ticket: u32,
     ) -> io::Result<()> {
-        let reread = RereadPages::of(&batch, bits);
+        let reread = RereadPages::of(&batch, set);
         self.head.clear();
         names(&self.labels, &batch, ticket).write(reread.pages.iter().copied(), &mut self.head);
-        batch.retain_bodies(|nth, _| !is_set(bits, nth));
+        batch.retain_bodies(|nth, _| !set.has(nth));
         let rest = Some(batch).filter(|batch| !batch.is_empty());
         if rest.is_some() {
             // The batch is two loads now.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use audit::HandedOver;
 use content::{Key, Name};
-use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PageSet};
 use ram::Numbered;
 use wire::{Announced, DiskPlace};
 
@@ -41,9 +41,8 @@ pub(super) enum Asking {
     No,
     /// All of them.
     All,
-    /// Those with these bits, which can be read again, so their buffers are not kept. The others
-    /// are sent at once.
-    Only(u128),
+    /// These, which can be read again, so their buffers are not kept. The others are sent at once.
+    Only(PageSet),
 }
 
 /// What a migration names, and how.
@@ -218,21 +217,21 @@ impl Naming {
     }
 
     /// Where disks have the bodies of a batch: a place for each, or none at all. Returns which
-    /// bodies have one, as bits.
-    fn find(&self, batch: &Batch, places: &mut Vec<Option<DiskPlace>>) -> u128 {
-        let Some((cached, readable)) = &self.plan.cached else { return 0 };
-        let Some(mut known) = cached.of(batch.block) else { return 0 };
-        let mut found = 0;
+    /// bodies have one.
+    fn find(&self, batch: &Batch, places: &mut Vec<Option<DiskPlace>>) -> PageSet {
+        let mut found = PageSet::NONE;
+        let Some((cached, readable)) = &self.plan.cached else { return found };
+        let Some(mut known) = cached.of(batch.block) else { return found };
         places.extend(batch.bodies().iter().enumerate().map(|(nth, body)| {
             let page = known.find(body.page).filter(|page| is_read(readable, page.place.disk))?;
             // A page that was announced and has changed since is on no disk.
             if known.told(page).is_some() {
                 return None;
             }
-            found |= 1 << nth;
+            found.insert(nth);
             Some(page.place)
         }));
-        if found == 0 {
+        if found.is_empty() {
             places.clear();
         }
         found
@@ -265,9 +264,9 @@ impl Naming {
             return Asking::No;
         }
         let may_wait = self.may_wait(batch.block);
-        let on_disk = if may_wait { self.find(batch, &mut labels.places) } else { 0 };
+        let on_disk = if may_wait { self.find(batch, &mut labels.places) } else { PageSet::NONE };
         let shares = self.shares();
-        if on_disk == 0 && !shares {
+        if on_disk.is_empty() && !shares {
             return Asking::No;
         }
         // A batch is kept as a whole.
@@ -276,7 +275,7 @@ impl Naming {
             labels.places.retain(Option::is_some);
         }
         let bodies = batch.bodies().iter().enumerate();
-        let named = bodies.filter(|(nth, _)| all || on_disk >> nth & 1 == 1);
+        let named = bodies.filter(|(nth, _)| all || on_disk.has(*nth));
         labels.names.extend(named.map(|(_, body)| self.plan.key.name(batch.bytes_of(*body))));
         if all { Asking::All } else { Asking::Only(on_disk) }
     }

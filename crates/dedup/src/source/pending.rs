@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
-use page::BATCH_PAGES;
+use page::{BATCH_PAGES, PageSet};
 
 use super::reread::RereadPages;
 
@@ -32,7 +32,8 @@ pub(super) struct Pending {
 #[derive(Debug)]
 struct Waiting {
     reread: RereadPages,
-    bits: u128,
+    /// Their places in the batch.
+    set: PageSet,
 }
 
 /// A report on a batch that has no answer yet.
@@ -81,15 +82,15 @@ impl Pending {
         self.unanswered -= 1;
     }
 
-    /// The destination awaits pages of a batch, which are set in `bits`. If it has reported on
+    /// The destination awaits pages of a batch, at the places in `set`. If it has reported on
     /// them already, that is the result.
     pub(super) fn wait(
         &mut self,
         ticket: u32,
         reread: RereadPages,
-        bits: u128,
+        set: PageSet,
     ) -> Result<Option<Resolved>, Nonsense> {
-        let mut waiting = Waiting { reread, bits };
+        let mut waiting = Waiting { reread, set };
         let early = self.early.remove(&ticket);
         let resolved = match early {
             Some(Early { wanted, is_over: true }) => return waiting.end(&wanted).map(Some),
@@ -172,7 +173,7 @@ impl Pending {
 impl Waiting {
     /// These are wanted; the others are still awaited.
     fn give(&mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
-        let given = self.reread.take(&mut self.bits, wanted).ok_or(Nonsense)?;
+        let given = self.reread.take(&mut self.set, wanted).ok_or(Nonsense)?;
         Ok(Resolved { placed_bytes: 0, wanted: filled(given), is_over: false })
     }
 
@@ -187,7 +188,7 @@ impl Waiting {
 
     /// These are wanted; the others are placed.
     fn end(mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
-        let given = self.reread.take(&mut self.bits, wanted).ok_or(Nonsense)?;
+        let given = self.reread.take(&mut self.set, wanted).ok_or(Nonsense)?;
         let placed_bytes = self.reread.bytes();
         Ok(Resolved { placed_bytes, wanted: filled(given), is_over: true })
     }
@@ -202,6 +203,10 @@ mod tests {
     use page::{BlockId, Epoch, PageIndex};
 
     use super::*;
+
+    fn set(bits: u128) -> PageSet {
+        PageSet::from_bits(bits)
+    }
 
     fn reread(pages: &[u32]) -> RereadPages {
         let pages = pages.iter().copied().map(PageIndex).collect();
@@ -221,13 +226,13 @@ mod tests {
     fn whichever_answer_comes_first() {
         let expected = Resolved { placed_bytes: 4096, wanted: Some(reread(&[7])), is_over: true };
         let mut pending = issued(2);
-        assert_eq!(pending.wait(1, reread(&[5, 7]), 0b1010), Ok(None));
+        assert_eq!(pending.wait(1, reread(&[5, 7]), set(0b1010)), Ok(None));
         assert_eq!(pending.bytes(), 8192);
         assert_eq!(pending.late(1, vec![3], false), Ok(Some(expected)));
         assert_eq!(pending.bytes(), 0);
         let expected = Resolved { placed_bytes: 8192, wanted: None, is_over: true };
         assert_eq!(pending.late(2, vec![], false), Ok(None));
-        assert_eq!(pending.wait(2, reread(&[5, 7]), 0b1010), Ok(Some(expected)));
+        assert_eq!(pending.wait(2, reread(&[5, 7]), set(0b1010)), Ok(Some(expected)));
     }
 
     #[test]
@@ -246,7 +251,7 @@ mod tests {
         // around it for the third.
         let pages = || reread(&[3, 4, 5, 6]);
         let mut pending = issued(3);
-        assert_eq!(pending.wait(1, pages(), 0b1111_0000), Ok(None));
+        assert_eq!(pending.wait(1, pages(), set(0b1111_0000)), Ok(None));
         assert_eq!(pending.late(1, vec![6, 5], true), Ok(Some(some(&[5, 4]))));
         assert_eq!(pending.bytes(), 8192);
         assert_eq!(pending.late(1, vec![5], true), Err(Nonsense), "it was given");
@@ -254,9 +259,9 @@ mod tests {
         assert_eq!(pending.late(2, vec![7], true), Ok(None));
         assert_eq!(pending.late(2, vec![4], true), Ok(None));
         assert_eq!(pending.late(2, vec![5], false), Ok(None));
-        assert_eq!(pending.wait(2, pages(), 0b1111_0000), Ok(Some(last(&[6, 3, 4], 4096))));
+        assert_eq!(pending.wait(2, pages(), set(0b1111_0000)), Ok(Some(last(&[6, 3, 4], 4096))));
         assert_eq!(pending.late(3, vec![7], true), Ok(None));
-        assert_eq!(pending.wait(3, pages(), 0b1111_0000), Ok(Some(some(&[6]))));
+        assert_eq!(pending.wait(3, pages(), set(0b1111_0000)), Ok(Some(some(&[6]))));
         assert_eq!(pending.bytes(), 3 * 4096);
         assert_eq!(pending.late(3, vec![], false), Ok(Some(last(&[], 3 * 4096))));
         assert_eq!(pending.bytes(), 0);
@@ -271,8 +276,8 @@ mod tests {
         };
         let pages = || reread(&[3, 4, 5]);
         let mut pending = issued(4);
-        assert_eq!(pending.wait(1, pages(), 0b111), Ok(None));
-        assert_eq!(pending.wait(2, pages(), 0b111), Ok(None));
+        assert_eq!(pending.wait(1, pages(), set(0b111)), Ok(None));
+        assert_eq!(pending.wait(2, pages(), set(0b111)), Ok(None));
         assert!(pending.late(1, vec![0], true).unwrap().is_some());
         assert_eq!(pending.late(3, vec![1], true), Ok(None));
         let mut given_up = pending.give_up();
@@ -280,26 +285,26 @@ mod tests {
         assert_eq!(given_up, [all(&[4, 5]), all(&[3, 4, 5])]);
         assert_eq!(pending.bytes(), 0);
         // Answered after that, with a partial report before.
-        assert_eq!(pending.wait(3, pages(), 0b111), Ok(Some(all(&[3, 5, 4]))));
+        assert_eq!(pending.wait(3, pages(), set(0b111)), Ok(Some(all(&[3, 5, 4]))));
         for ticket in [1, 2, 3] {
             assert_eq!(pending.late(ticket, vec![2], true), Ok(None));
             assert_eq!(pending.late(ticket, vec![], false), Ok(None));
         }
         assert_eq!(pending.bytes(), 0);
-        assert_eq!(pending.wait(4, pages(), 0b111), Ok(Some(all(&[3, 4, 5]))));
-        assert_eq!(pending.wait(4, pages(), 0b111), Err(Nonsense));
+        assert_eq!(pending.wait(4, pages(), set(0b111)), Ok(Some(all(&[3, 4, 5]))));
+        assert_eq!(pending.wait(4, pages(), set(0b111)), Err(Nonsense));
     }
 
     #[test]
     fn invalid_messages_are_refused() {
         let mut pending = issued(3);
-        pending.wait(1, reread(&[5]), 0b10).unwrap();
-        assert_eq!(pending.wait(1, reread(&[5]), 0b10), Err(Nonsense));
+        pending.wait(1, reread(&[5]), set(0b10)).unwrap();
+        assert_eq!(pending.wait(1, reread(&[5]), set(0b10)), Err(Nonsense));
         assert_eq!(pending.late(1, vec![0], false), Err(Nonsense), "it was placed before");
         assert_eq!(pending.late(2, vec![], false), Ok(None));
         assert_eq!(pending.late(2, vec![], false), Err(Nonsense));
         // The same page twice.
-        pending.wait(3, reread(&[5]), 0b10).unwrap();
+        pending.wait(3, reread(&[5]), set(0b10)).unwrap();
         assert_eq!(pending.late(3, vec![1, 1], false), Err(Nonsense));
     }
 
@@ -315,7 +320,7 @@ mod tests {
         assert_eq!(pending.late(TICKETS + 1, vec![], false), Err(Nonsense));
         for ticket in 1..=TICKETS {
             pending.answered();
-            assert!(pending.wait(ticket, reread(&[5]), 0b10).unwrap().is_some());
+            assert!(pending.wait(ticket, reread(&[5]), set(0b10)).unwrap().is_some());
         }
         assert_eq!(pending.late(1, vec![], false), Err(Nonsense), "it is over");
         // A batch whose answer was lost with its connection.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PageSet};
 
 use super::naming::Naming;
 
@@ -25,9 +25,9 @@ impl Kept {
         Self(Arc::new(batch))
     }
 
-    /// The bodies whose bit is set.
-    pub(super) fn pages(&self, bits: u128) -> RereadPages {
-        RereadPages { kept: Some(self.clone()), ..RereadPages::of(&self.0, bits) }
+    /// These of its bodies.
+    pub(super) fn pages(&self, set: PageSet) -> RereadPages {
+        RereadPages { kept: Some(self.clone()), ..RereadPages::of(&self.0, set) }
     }
 }
 
@@ -44,15 +44,15 @@ impl RereadPages {
         Self { block, epoch, pages, kept: None }
     }
 
-    /// The bodies of a batch whose bit is set.
-    pub(super) fn of(batch: &Batch, bits: u128) -> Self {
-        let pages = chosen(batch.bodies(), bits).map(|body| body.page).collect();
+    /// These bodies of a batch.
+    pub(super) fn of(batch: &Batch, set: PageSet) -> Self {
+        let pages = set.of(batch.bodies()).map(|body| body.page).collect();
         Self::new(batch.block, batch.epoch, pages)
     }
 
-    /// The pages with these bits, of a batch that had no others.
-    pub(super) fn chosen(&self, bits: u128) -> Self {
-        self.with(chosen(&self.pages, bits).copied().collect())
+    /// These pages, of a batch that had no others.
+    pub(super) fn chosen(&self, set: PageSet) -> Self {
+        self.with(set.of(&self.pages).copied().collect())
     }
 
     /// Other pages of the same batch.
@@ -60,22 +60,22 @@ impl RereadPages {
         Self { pages, kept: self.kept.clone(), ..*self }
     }
 
-    /// Removes the pages at these `places` of their batch, and returns them. `bits` are the places
+    /// Removes the pages at these `places` of their batch, and returns them. `set` has the places
     /// of all pages here, and afterwards of those that are left. None if one of `places` is not
     /// among them, or repeated.
-    pub(super) fn take(&mut self, bits: &mut u128, places: &[u8]) -> Option<Self> {
-        let (mut taken, mut gone) = (Vec::with_capacity(places.len()), 0_u128);
-        for place in places {
-            let bit = 1_u128.checked_shl(u32::from(*place))?;
-            if *bits & !gone & bit == 0 {
+    pub(super) fn take(&mut self, set: &mut PageSet, places: &[u8]) -> Option<Self> {
+        let (mut taken, mut gone) = (Vec::with_capacity(places.len()), PageSet::NONE);
+        for place in places.iter().copied().map(usize::from) {
+            if !set.without(gone).has(place) {
                 return None;
             }
-            gone |= bit;
-            taken.push(*self.pages.get((*bits & (bit - 1)).count_ones() as usize)?);
+            gone.insert(place);
+            let before = *set & PageSet::all(place);
+            taken.push(*self.pages.get(before.len())?);
         }
-        let mut places = (0..128).filter(|place| *bits >> place & 1 == 1);
-        self.pages.retain(|_| places.next().is_some_and(|place| gone >> place & 1 == 0));
-        *bits &= !gone;
+        let mut places = set.iter();
+        self.pages.retain(|_| places.next().is_some_and(|place| !gone.has(place)));
+        *set = set.without(gone);
         Some(self.with(taken))
     }
 
@@ -111,22 +111,6 @@ fn copied(kept: &Batch, pages: &[PageIndex], into: &mut [u8]) -> bool {
     })
 }
 
-/// The items whose bit is set.
-pub(super) fn chosen<T>(items: &[T], bits: u128) -> impl Iterator<Item = &T> {
-    items.iter().enumerate().filter(move |(nth, _)| is_set(bits, *nth)).map(|(_, item)| item)
-}
-
-pub(super) fn is_set(bits: u128, nth: usize) -> bool {
-    nth < 128 && bits >> nth & 1 == 1
-}
-
-/// The bits that a batch with so many pages has.
-pub(super) fn bits_of(pages: usize) -> u128 {
-    if pages >= 128 { u128::MAX } else { (1 << pages) - 1 }
-}
-
-const _: () = assert!(page::BATCH_PAGES <= 128, "a batch's pages have a bit each");
-
 #[cfg(test)]
 mod tests {
     use audit::{Delivery, HandedOver, Hash, Ledger};
@@ -139,7 +123,7 @@ mod tests {
     #[test]
     fn late_wanted_pages_are_found_by_their_place_in_the_batch() {
         // Pages 10 to 15, of which the first, the fourth and the sixth are awaited.
-        let bits = 0b10_1001;
+        let set = PageSet::from_bits(0b10_1001);
         for (places, expected) in [
             (&[0_u8, 5][..], Some((vec![10, 15], vec![13]))),
             (&[5, 0], Some((vec![15, 10], vec![13]))),
@@ -152,11 +136,11 @@ mod tests {
         ] {
             let pages = [10, 13, 15].map(PageIndex).to_vec();
             let mut left = RereadPages::new(BlockId(1), Epoch(2), pages);
-            let mut left_bits = bits;
-            let taken = left.take(&mut left_bits, places);
+            let mut left_set = set;
+            let taken = left.take(&mut left_set, places);
             let numbers =
                 |pages: &RereadPages| pages.pages.iter().map(|page| page.0).collect::<Vec<_>>();
-            assert_eq!(left_bits.count_ones() as usize, left.pages.len(), "{places:?}");
+            assert_eq!(left_set.len(), left.pages.len(), "{places:?}");
             assert_eq!(
                 taken.map(|taken| (numbers(&taken), numbers(&left))),
                 expected,
@@ -177,9 +161,10 @@ mod tests {
             batch.push_body(PageIndex(page.into()), at);
         }
         let kept = Kept::new(batch);
-        let (mut pages, mut bits) = (kept.pages(0b111), 0b111);
+        let mut set = PageSet::all(3);
+        let mut pages = kept.pages(set);
         drop(kept);
-        let taken = pages.take(&mut bits, &[2]).unwrap();
+        let taken = pages.take(&mut set, &[2]).unwrap();
         for (reread, expected) in [(&taken, &[15_u8][..]), (&pages, &[10, 13])] {
             let mut again = pool.take().unwrap();
             assert!(reread.fill(&naming, &mut again));
@@ -215,7 +200,7 @@ mod tests {
         handed_over.bodies(&batch, batch.bodies(), batch.epoch);
         ram.fill(PageIndex(4).offset(), PAGE_BYTES as u64, 7).unwrap();
         let mut again = pool.take().unwrap();
-        assert!(RereadPages::of(&batch, 0b11).fill(&naming, &mut again));
+        assert!(RereadPages::of(&batch, PageSet::all(2)).fill(&naming, &mut again));
         let placed = Ledger::new(Hash::default(), [8]).unwrap();
         let block = placed.block(BlockId(0)).unwrap();
         for body in again.bodies() {
@@ -223,13 +208,5 @@ mod tests {
             block.write().placed(body.page, fingerprint, again.epoch, Delivery::Body);
         }
         assert_eq!(handed_over.ledger().unwrap().totals(), placed.totals());
-    }
-
-    #[test]
-    fn a_whole_batch_has_all_bits() {
-        assert_eq!(bits_of(128), u128::MAX);
-        assert_eq!(bits_of(3), 0b111);
-        assert_eq!(bits_of(0), 0);
-        assert!(is_set(u128::MAX, 127) && !is_set(u128::MAX, 128));
     }
 }

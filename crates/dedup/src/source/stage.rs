@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use page::{BlockId, Epoch, PAGE_BYTES};
+use page::{BlockId, Epoch, PAGE_BYTES, PageSet};
 use parking_lot::Mutex;
 use transport::{Acks, Change, LanesError, Load, Queue, Released};
 use wire::Answer;
@@ -12,7 +12,7 @@ use super::at_lane::AtLane;
 use super::errand::{Errand, Kind, LightQuery, Query};
 use super::naming::{Naming, Waits};
 use super::pending::{Nonsense, Pending, Resolved};
-use super::reread::{Kept, RereadPages, bits_of, is_set};
+use super::reread::{Kept, RereadPages};
 use super::reserved::Reserved;
 use super::spare::Spare;
 
@@ -208,19 +208,19 @@ impl Stage {
         let fill_bytes = batch.guest_bytes() - body_bytes;
         // The fills are placed already.
         batch.clear_fills();
-        let (requested, reread) = if later != 0 && self.naming.keeps(batch.block) {
+        let (requested, reread) = if !later.is_empty() && self.naming.keeps(batch.block) {
             let kept = Kept::new(batch);
-            let requested = (wanted != 0).then(|| Kind::Reread(kept.pages(wanted)));
+            let requested = (!wanted.is_empty()).then(|| Kind::Reread(kept.pages(wanted)));
             (requested, kept.pages(later))
         } else {
             let reread = RereadPages::of(&batch, later);
-            batch.retain_bodies(|nth, _| is_set(wanted, nth));
+            batch.retain_bodies(|nth, _| wanted.has(nth));
             // The buffer returns to the pool before any lock is taken.
             let requested = Some(batch).filter(|batch| !batch.is_empty());
             (requested.map(Kind::Requested), reread)
         };
         let requested = requested.map(Errand);
-        let found_bytes = u64::from(placed.count_ones()) * PAGE_BYTES as u64;
+        let found_bytes = (placed.len() * PAGE_BYTES) as u64;
         let change = Change { answered: 1, fill_bytes, found_bytes, ..Change::default() };
         self.is_answered(change, requested, (ticket, reread, later))
     }
@@ -231,7 +231,7 @@ impl Stage {
         let Answer { wanted, later, .. } = answer;
         let placed = placed(reread.pages.len(), answer)?;
         let found_bytes = reread.chosen(placed).bytes();
-        let requested = (wanted != 0).then(|| Errand(Kind::Reread(reread.chosen(wanted))));
+        let requested = (!wanted.is_empty()).then(|| Errand(Kind::Reread(reread.chosen(wanted))));
         let change = Change { found_bytes, ..Change::default() };
         self.is_answered(change, requested, (ticket, reread.chosen(later), later))
     }
@@ -241,11 +241,11 @@ impl Stage {
         &self,
         mut change: Change<Errand>,
         requested: Option<Errand>,
-        (ticket, reread, later): (u32, RereadPages, u128),
+        (ticket, reread, later): (u32, RereadPages, PageSet),
     ) -> Result<(), Nonsense> {
         let mut open = self.open.lock();
         open.pending.answered();
-        let is_awaited = later != 0;
+        let is_awaited = !later.is_empty();
         let resolved = if is_awaited { open.pending.wait(ticket, reread, later)? } else { None };
         let resolved = open.resolve(resolved);
         change.entered = usize::from(is_awaited);
@@ -274,12 +274,12 @@ impl Stage {
 }
 
 /// Which of so many pages are placed, by an answer.
-fn placed(pages: usize, Answer { wanted, later, .. }: Answer) -> Result<u128, Nonsense> {
-    let all = bits_of(pages);
-    if (wanted | later) & !all != 0 || wanted & later != 0 {
+fn placed(pages: usize, Answer { wanted, later, .. }: Answer) -> Result<PageSet, Nonsense> {
+    let (all, others) = (PageSet::all(pages), wanted | later);
+    if !others.without(all).is_empty() || !(wanted & later).is_empty() {
         return Err(Nonsense);
     }
-    Ok(all & !(wanted | later))
+    Ok(all.without(others))
 }
 
 #[cfg(test)]
@@ -328,6 +328,11 @@ pub(super) mod tests {
         Stage::new(Arc::new(naming(Waits::Held)), Arc::clone(lanes.queue()))
     }
 
+    fn answer(wanted: u128, later: u128) -> Answer {
+        let [wanted, later] = [wanted, later].map(PageSet::from_bits);
+        Answer { placed: 1, wanted, later }
+    }
+
     fn batch(pool: &Arc<Pool>) -> Batch {
         let mut batch = pool.take().unwrap();
         (0..3).for_each(|page| batch.push_body(PageIndex(page), 4096 * page as usize));
@@ -338,7 +343,7 @@ pub(super) mod tests {
     fn only_queries_have_answers() {
         let pool = Pool::new(8 << 20);
         let query = || Errand(Kind::Query(Query { batch: batch(&pool), ticket: 1 }));
-        let answer = |wanted, later| Some(Answer { placed: 1, wanted, later });
+        let answer = |wanted, later| Some(answer(wanted, later));
         let said = |errand, answer| {
             let lanes = lanes();
             let stage = stage(&lanes);
@@ -365,7 +370,7 @@ pub(super) mod tests {
         assert_eq!((queued(), lanes.delivered().awaited_bytes), (Some(128 + 128 + 1), 0));
         let mut one = batch(&pool);
         one.retain_bodies(|nth, _| nth == 0);
-        let reread = Errand(Kind::Reread(RereadPages::of(&one, 1)));
+        let reread = Errand(Kind::Reread(RereadPages::of(&one, PageSet::all(1))));
         for delivered in [Errand(Kind::Requested(one)), reread] {
             let before = lanes.delivered().body_bytes;
             stage.heard(delivered, None).unwrap();
@@ -392,7 +397,7 @@ pub(super) mod tests {
         let pages = [0, 1, 2].map(PageIndex).to_vec();
         let reread = RereadPages::new(BlockId(0), Epoch(1), pages);
         let query = Errand(Kind::LightQuery(LightQuery { reread, ticket: 2 }));
-        let answer = Answer { placed: 1, wanted: 0, later: 0b111 };
+        let answer = answer(0, 0b111);
         assert_eq!((stage.heard(query, Some(answer)), more()), (Ok(()), None));
         assert!(lanes.failure().is_none());
     }
@@ -424,7 +429,7 @@ pub(super) mod tests {
         assert!(!stage.end_naming() && stage.is_asking(), "a batch is not answered");
         assert_eq!(stage.ticket(), None, "no other is named");
         let query = Errand(Kind::Query(Query { batch: batch(&pool), ticket: 1 }));
-        stage.heard(query, Some(Answer { placed: 1, wanted: 0, later: 0b100 })).unwrap();
+        stage.heard(query, Some(answer(0, 0b100))).unwrap();
         assert!(!stage.end_naming() && stage.is_asking(), "a page is awaited");
         stage.late(1, Vec::new(), false);
         assert!(stage.end_naming() && !stage.is_asking());

@@ -12,7 +12,7 @@ use audit::Delivery;
 use content::{Domain, Key, Name};
 use data_threads::{DataThreads, SchedParams};
 use identity::Security;
-use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, PageSet, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::{Mapping, Numbered};
@@ -234,16 +234,16 @@ impl Fickle {
         for (page, place) in pages.iter().zip(places) {
             assert!(place.is_none() || *place == place_of(page.0));
         }
-        let (mut wanted, mut later) = (0, 0);
+        let (mut wanted, mut later) = (PageSet::NONE, PageSet::NONE);
         let mut waits = Vec::new();
         for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
             match self.roll(3) {
                 1 => {
-                    later |= 1 << nth;
+                    later.insert(nth);
                     waits.push((u8::try_from(nth).unwrap(), *page, *name));
                 }
                 2 if self.place(header.epoch, *page, name) => {}
-                _ => wanted |= 1 << nth,
+                _ => wanted.insert(nth),
             }
         }
         let fickle = Arc::clone(self);

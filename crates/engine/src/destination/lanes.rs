@@ -11,14 +11,15 @@ use data_threads::{DataThreads, SchedParams};
 use identity::{Closer, Connection};
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
-use transport::{BlockSink, Incoming, LaneEnd, thread_cpu};
+use transport::{BlockSink, Incoming, LaneEnd, Unpackers, thread_cpu};
 use wire::LaneHeader;
 
 use super::by_name::ByName;
 use crate::network::{Flow, Network, Way};
+use crate::resources::Resources;
 
 /// More lanes than a source makes: limits what it can make us count.
-pub(super) const LANES_MAX: usize = 64;
+pub(crate) const LANES_MAX: usize = 64;
 /// Twice that, because a lane's old connection may not be known to be dead when the next one
 /// replaces it.
 pub(crate) const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
@@ -45,7 +46,8 @@ pub(crate) struct ArrivingLanes {
     peer: Option<String>,
     cpu_ns: AtomicU64,
     threads: Arc<DataThreads>,
-    network: Arc<Network>,
+    pub(super) network: Arc<Network>,
+    unpackers: Arc<Unpackers>,
     migration: u64,
     /// By lane number, from its first connection on.
     counted: Mutex<Vec<Option<Counted>>>,
@@ -58,11 +60,8 @@ struct Counted {
 }
 
 impl ArrivingLanes {
-    pub(crate) fn new(
-        broken: Sender<String>,
-        network: &Arc<Network>,
-        peer: Option<String>,
-    ) -> Self {
+    pub(crate) fn new(broken: Sender<String>, resources: &Resources, peer: Option<String>) -> Self {
+        let network = &resources.network;
         let panicked = broken.clone();
         let threads = DataThreads::new(SchedParams::default(), move |thread| {
             let _ = panicked.try_send(format!(
@@ -77,6 +76,7 @@ impl ArrivingLanes {
             cpu_ns: AtomicU64::new(0),
             threads,
             network: Arc::clone(network),
+            unpackers: Unpackers::new(&resources.unpackers),
             migration: network.migration(),
             counted: Mutex::default(),
         }
@@ -137,7 +137,8 @@ impl ArrivingLanes {
         let Some(served) = self.begin(&connection) else { return };
         let member = self.threads.join();
         let received_bytes = self.counter(&connection, number);
-        let outcome = self.read(&mut Incoming::new(connection), &received_bytes);
+        let outcome =
+            self.read(&mut Incoming::within(&self.unpackers, connection), &received_bytes);
         match outcome {
             Ok(()) => {}
             Err(error) if error.only_this_lane() => {
@@ -163,6 +164,11 @@ impl ArrivingLanes {
         state.begun += 1;
         state.connections.insert(number, connection.closer());
         Some(Served { lanes: self, number })
+    }
+
+    /// Frees buffers that no lane uses. To be called now and then.
+    pub(crate) fn trim(&self) {
+        self.unpackers.trim();
     }
 
     /// Bytes that lanes have received so far.
@@ -340,7 +346,6 @@ mod tests {
     use wire::{Preamble, Reply, Token};
 
     use super::*;
-    use crate::resources::Resources;
 
     /// A sink that panics while it holds a batch.
     struct Faulty;
@@ -359,7 +364,7 @@ mod tests {
     #[test]
     fn a_thread_that_panics_ends_the_migration() {
         let (broken, hear) = crossbeam_channel::bounded(1);
-        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20).network, None);
+        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20), None);
         lanes.with_disks(Arc::new(Faulty));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let remote = listener.local_addr().unwrap();
@@ -406,7 +411,7 @@ mod tests {
     #[test]
     fn what_places_pages_is_freed_by_another_thread() {
         let (broken, _hear) = crossbeam_channel::bounded(1);
-        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20).network, None);
+        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20), None);
         let (qemu, _other_end) = UnixStream::pair().unwrap();
         let feeder = Feeder::start(qemu, 1 << 20).unwrap();
         let (tell, told) = crossbeam_channel::bounded(1);
@@ -424,8 +429,7 @@ mod tests {
     fn a_lane_must_come_from_the_source_host() {
         let lanes = |peer: Option<&str>| {
             let (broken, _) = crossbeam_channel::bounded(1);
-            let network = &Resources::new(16 << 20).network;
-            ArrivingLanes::new(broken, network, peer.map(str::to_owned))
+            ArrivingLanes::new(broken, &Resources::new(16 << 20), peer.map(str::to_owned))
         };
         assert!(lanes(Some("host-a")).are_of(Some("host-a")));
         assert!(!lanes(Some("host-a")).are_of(Some("host-c")));

@@ -12,7 +12,7 @@ use wire::ToSource;
 use super::lanes::ArrivingLanes;
 use crate::error::LinkError;
 use crate::link::Link;
-use crate::network::{Network, Way};
+use crate::network::Way;
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -24,13 +24,12 @@ pub(super) struct Telling {
 
 impl Telling {
     pub(super) fn start(
-        lanes: Arc<ArrivingLanes>,
-        network: Arc<Network>,
-        link: Arc<Link<ToSource>>,
+        lanes: &Arc<ArrivingLanes>,
+        link: &Arc<Link<ToSource>>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = bounded(0);
-        let thread =
-            data_threads::spawn("nic-use", move || tell(&lanes, &network, &link, &stopped))?;
+        let (lanes, link) = (Arc::clone(lanes), Arc::clone(link));
+        let thread = data_threads::spawn("nic-use", move || tell(&lanes, &link, &stopped))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -44,13 +43,16 @@ impl Drop for Telling {
     }
 }
 
-fn tell(lanes: &ArrivingLanes, network: &Network, link: &Link<ToSource>, stopped: &Receiver<()>) {
+fn tell(lanes: &ArrivingLanes, link: &Link<ToSource>, stopped: &Receiver<()>) {
     let ticks = tick(EVERY);
     loop {
         select! {
-            recv(ticks) -> _ => if tell_once(lanes, network, link).is_err() {
-                return; // The connection is lost, which the leading thread notices.
-            },
+            recv(ticks) -> _ => {
+                lanes.trim();
+                if tell_once(lanes, link).is_err() {
+                    return; // The connection is lost, which the leading thread notices.
+                }
+            }
             recv(stopped) -> _ => {
                 let _ = tell_refusals(lanes, link);
                 return;
@@ -59,13 +61,9 @@ fn tell(lanes: &ArrivingLanes, network: &Network, link: &Link<ToSource>, stopped
     }
 }
 
-fn tell_once(
-    lanes: &ArrivingLanes,
-    network: &Network,
-    link: &Link<ToSource>,
-) -> Result<(), LinkError> {
+fn tell_once(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkError> {
     tell_refusals(lanes, link)?;
-    match network.uses(Way::In) {
+    match lanes.network.uses(Way::In) {
         Ok(nics) => link.say(&ToSource::NicUse(DestinationUse { nics, lanes: lanes.places() })),
         Err(error) => {
             tracing::warn!(%error, "the network cards' counters can't be read");

@@ -74,10 +74,8 @@ impl SourceAudit {
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<Self, MigrationError> {
         let hash = chosen.map_or_else(|| Some(Hash::default()), Hash::named);
-        let hash = hash.ok_or_else(|| MigrationError::PeerLost {
-            host: host.to_owned(),
-            why: "it chose a hash for the audit that was not offered".to_owned(),
-        })?;
+        let why = "it chose a hash for the audit that was not offered";
+        let hash = hash.ok_or_else(|| MigrationError::lost(host, why))?;
         Ok(Self {
             host: host.to_owned(),
             turned_off,

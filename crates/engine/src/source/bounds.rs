@@ -1,9 +1,13 @@
 //! The operator's bounds, as this end applies them.
 
+use std::sync::Arc;
+
 use api::{Bounds, Priority};
+use crossbeam_channel::Sender;
 use data_threads::{DataThreads, SchedParams};
 
 use super::control::pacing::{Pacing, pace_bounds};
+use super::notice::Notice;
 use crate::report_builder::ReportBuilder;
 
 /// How data threads are scheduled: once the VM is stopped, they are no nicer than the
@@ -11,6 +15,18 @@ use crate::report_builder::ReportBuilder;
 pub(crate) fn sched_params(bounds: &Bounds, stands_still: bool) -> SchedParams {
     let least = if stands_still { Priority::Normal } else { Priority::Low };
     SchedParams { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
+}
+
+/// The data threads at this end. A panic of one is a notice.
+pub(crate) fn bounded_threads(
+    report_builder: &ReportBuilder,
+    notices: &Sender<Notice>,
+) -> Arc<DataThreads> {
+    let params = sched_params(&report_builder.watch().bounds(), false);
+    let notices = notices.clone();
+    DataThreads::new(params, move |thread| {
+        let _ = notices.send(Notice::Panicked(thread.to_owned()));
+    })
 }
 
 /// Schedules the data threads for a VM that has stopped for its switchover, or runs again.
@@ -52,9 +68,8 @@ pub(crate) fn rebind(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use api::Progress;
+    use crossbeam_channel::unbounded;
 
     use super::*;
     use crate::watch::Watch;
@@ -63,9 +78,9 @@ mod tests {
     fn only_what_gave_way_is_hurried_for_a_vm_that_stands_still() {
         let hurried = |priority| {
             let bounds = Bounds { priority, ..Bounds::default() };
-            let threads = DataThreads::new(sched_params(&bounds, false), |_| {});
             let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
             let report_builder = ReportBuilder::new(Arc::new(Watch::new(progress, bounds)), 300);
+            let threads = bounded_threads(&report_builder, &unbounded().0);
             let priority_of = |stands_still| {
                 reschedule(&report_builder, &threads, stands_still).map(|terms| terms.priority)
             };

@@ -21,13 +21,13 @@
 
 mod agents;
 mod by_lanes;
+mod by_passes;
 mod caller;
-mod collector;
 mod convergence;
 mod first_packets;
 mod from_disks;
 mod hearing;
-mod notice;
+mod observed;
 mod opening;
 mod passed;
 mod passes;
@@ -37,9 +37,9 @@ mod relay;
 mod running;
 #[cfg(test)]
 mod same_report;
-mod sampler;
 mod setup;
 mod split;
+mod tail;
 mod waiting;
 mod way_back;
 

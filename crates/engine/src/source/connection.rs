@@ -29,27 +29,32 @@ pub(crate) struct Control {
     pub(crate) disk_room: Arc<DiskRoom>,
 }
 
+/// What is sent on a new control connection, what comes, and the room for blocks that the
+/// destination reports on it.
+type Opened = (Arc<Link<ToDestination>>, Receiver<Heard<ToSource>>, Arc<DiskRoom>);
+
+/// Opens a control connection to the agent of `peer`.
+pub(crate) fn open(local: &Local, peer: &Peer) -> Result<Opened, MigrationError> {
+    let endpoint = Endpoint { local: None, remote: peer.address };
+    let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
+        .map_err(|error| MigrationError::unconnected(&peer.name, error))?;
+    let disk_room = Arc::<DiskRoom>::default();
+    let room = Arc::clone(&disk_room);
+    let (link, hear) = Link::start_with(connection, &peer.name, move |message| room.hear(message))
+        .map_err(|error| MigrationError::lost(&peer.name, error))?;
+    Ok((Arc::new(link), hear, disk_room))
+}
+
 impl Control {
     pub(crate) fn connect(local: &Local, peer: &Peer) -> Result<Self, MigrationError> {
-        let host = peer.name.clone();
-        let lost = |why: String| MigrationError::PeerLost { host: host.clone(), why };
-        let endpoint = Endpoint { local: None, remote: peer.address };
-        let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
-            .map_err(|error| MigrationError::unconnected(&host, error))?;
-        let disk_room = Arc::<DiskRoom>::default();
-        let room = Arc::clone(&disk_room);
-        let (link, hear) =
-            Link::start_with(connection, &peer.name, move |message| room.hear(message))
-                .map_err(|e| lost(e.to_string()))?;
-        let link = Arc::new(link);
+        let (link, hear, disk_room) = open(local, peer)?;
         let saying = Saying::start(Arc::clone(&link), &peer.name).map_err(no_thread)?;
-        Ok(Self { host, link, saying, hear, disk_room })
+        Ok(Self { host: peer.name.clone(), link, saying, hear, disk_room })
     }
 
     /// Sends without waiting for the destination, which may read slowly.
     pub(crate) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
-        let lost = |why: String| MigrationError::PeerLost { host: self.host.clone(), why };
-        self.saying.say(message).map_err(|error| lost(error.to_string()))
+        self.saying.say(message).map_err(|error| MigrationError::lost(&self.host, error))
     }
 
     /// Closes the connection if a thread of the tap or a lane is blocked sending to

@@ -9,7 +9,8 @@ use data_threads::DataThreads;
 use qemu::qmp::Event;
 
 use super::blackout::Blackout;
-use super::bounds::sched_params;
+use super::bounds::bounded_threads;
+use super::notice::Notice;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::report_builder::ReportBuilder;
@@ -17,26 +18,6 @@ use crate::report_builder::ReportBuilder;
 /// The QEMU events that a migration follows. Others, such as disk errors, may arrive by
 /// the thousand.
 const FOLLOWED: [&str; 4] = ["STOP", "RESUME", "MIGRATION", "SHUTDOWN"];
-
-/// A notice from one of the migration's threads to the leading thread.
-pub(crate) enum Notice {
-    /// QEMU has set up its migration, and starts with RAM.
-    FirstPassBegins,
-    /// RAM has ended; the tail of the non-RAM stream follows.
-    TailBegins,
-    /// The stream is passed through whole, for this reason.
-    Unsplittable(String),
-    /// All disks were copied once, and are kept in sync.
-    DisksReady,
-    /// The VM does not converge, even fully throttled.
-    Stalled(String),
-    /// The mirrors have written all of the stopped VM's disks, or one failed.
-    Disks(Result<(), String>),
-    /// A thread that the migration needs has panicked; its name.
-    Panicked(String),
-    /// The tap has read QEMU's stream to its end and all pages are placed, or an error.
-    Delivered(Result<tap::Summary, MigrationError>),
-}
 
 /// State shared by all phases. State of later phases is in their types.
 pub(crate) struct Context<'m> {
@@ -73,13 +54,7 @@ impl<'m> Context<'m> {
     ) -> Self {
         let qemu_events = vm.machine.qmp.events_named(&FOLLOWED);
         let (notices, noticed) = unbounded();
-        let panicked: Sender<Notice> = notices.clone();
-        let threads = DataThreads::new(
-            sched_params(&report_builder.watch().bounds(), false),
-            move |thread| {
-                let _ = panicked.send(Notice::Panicked(thread.to_owned()));
-            },
-        );
+        let threads = bounded_threads(&report_builder, &notices);
         Self {
             local,
             peer,
@@ -118,8 +93,8 @@ impl<'m> Context<'m> {
         MigrationError::TooLong { allowed }
     }
 
-    pub(crate) fn lost(&self, why: impl Into<String>) -> MigrationError {
-        MigrationError::PeerLost { host: self.peer.name.clone(), why: why.into() }
+    pub(crate) fn lost(&self, why: impl std::fmt::Display) -> MigrationError {
+        MigrationError::lost(&self.peer.name, why)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Measures while QEMU streams, and decides about pacing, throttling, and
 //! holding.
 
+pub(crate) mod by_progress;
 mod hold;
 pub(crate) mod limit;
 pub(crate) mod pacing;
-mod qemu_migration;
 pub(crate) mod sampler;
 pub(crate) mod stream_state;
 pub(crate) mod throttle;

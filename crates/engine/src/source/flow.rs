@@ -8,17 +8,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use audit::HandedOver;
+use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::{Naming, Stage};
+use qemu::ram_blocks::RamBlocks;
 use tap::{Tap, TapError};
 use transport::LanesPlan;
-use wire::{Late, ToDestination};
+use wire::{Late, ToDestination, ToSource};
 
+use super::collector::Collector;
 use super::context::{local, no_thread};
-use super::control::pacing::{Pacing, pace_bounds};
+use super::control::pacing::Pacing;
 use super::control::stream_state::StreamState;
 use super::lanes::{self, Lanes};
-use super::pages::Pages;
+use super::notice::Notice;
+use super::prefault::Prefault;
 use crate::error::MigrationError;
 use crate::link::Link;
 use crate::network::Network;
@@ -33,7 +37,14 @@ pub(crate) struct Flow {
     pub(crate) stage: Option<Arc<Stage>>,
     pub(crate) tap: tap::Stopper,
     pub(crate) threads: Arc<DataThreads>,
-    report_builder: Arc<ReportBuilder>,
+    /// Paces the lanes, and the stream if it is passed through whole.
+    pub(crate) pacing: Pacing,
+    /// None: no hole is filled, or no more.
+    prefault: Option<Prefault>,
+    /// CPU time of threads that have ended, without the tap's.
+    cpu: Duration,
+    notices: Sender<Notice>,
+    pub(crate) report_builder: Arc<ReportBuilder>,
 }
 
 /// The parts of a flow.
@@ -44,6 +55,8 @@ pub(crate) struct FlowPlan<'p> {
     pub(crate) naming: Option<Arc<Naming>>,
     pub(crate) handed_over: &'p Arc<HandedOver>,
     pub(crate) link: &'p Arc<Link<ToDestination>>,
+    pub(crate) network: &'p Arc<Network>,
+    pub(crate) notices: &'p Sender<Notice>,
     pub(crate) threads: &'p Arc<DataThreads>,
     pub(crate) report_builder: &'p Arc<ReportBuilder>,
 }
@@ -57,14 +70,15 @@ pub(crate) fn tap_failed(error: &TapError, lanes: &Lanes, host: String) -> Migra
 }
 
 impl Flow {
-    /// Starts the lanes, and the tap that `open` makes for their pages. The returned tap is to be
-    /// joined.
+    /// Starts the lanes, their pacing, and the tap that `open` makes for a collector. The
+    /// returned tap is to be joined.
     pub(crate) fn start(
         plan: FlowPlan<'_>,
-        open: impl FnOnce(Pages) -> Result<Tap, MigrationError>,
+        open: impl FnOnce(Collector) -> Result<Tap, MigrationError>,
     ) -> Result<(Self, Tap), MigrationError> {
-        let FlowPlan { state, naming, link, threads, .. } = plan;
-        let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(threads))));
+        let FlowPlan { state, naming, link, .. } = plan;
+        let (threads, report_builder) = (Arc::clone(plan.threads), Arc::clone(plan.report_builder));
+        let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(&threads))));
         let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
         let stage = naming.as_ref().map(stage);
         lanes::start(&lanes, stage.as_ref(), link)
@@ -72,43 +86,74 @@ impl Flow {
         let asks = naming.as_ref().is_some_and(|naming| naming.asks());
         state.set_useful_bytes(lanes.useful_bytes(asks));
         state.adjust_pool();
-        let tap = open(Pages {
+        let pacing = Pacing::start(
+            Arc::clone(&lanes),
+            plan.network,
+            Arc::clone(&threads),
+            Arc::clone(&report_builder),
+            Some(Arc::clone(&state)),
+        )
+        .map_err(no_thread)?;
+        let tap = open(Collector {
             state: Arc::clone(&state),
             lanes: Arc::clone(&lanes),
             link: Arc::clone(link),
             handed_over: Arc::clone(plan.handed_over),
             naming,
-            threads: Arc::clone(threads),
+            threads: Arc::clone(&threads),
+            notices: plan.notices.clone(),
         })?;
-        let (threads, report_builder) = (Arc::clone(threads), Arc::clone(plan.report_builder));
-        Ok((Self { state, lanes, stage, tap: tap.stopper(), threads, report_builder }, tap))
+        let flow = Self {
+            state,
+            lanes,
+            stage,
+            tap: tap.stopper(),
+            threads,
+            pacing,
+            prefault: None,
+            cpu: Duration::ZERO,
+            notices: plan.notices.clone(),
+            report_builder,
+        };
+        Ok((flow, tap))
     }
 
-    /// Paces the lanes from now on, and the stream if it is passed through whole.
-    pub(crate) fn pace(&self, network: &Arc<Network>) -> Result<Pacing, MigrationError> {
-        let bounds = pace_bounds(&self.report_builder.watch().bounds());
-        let (lanes, state) = (Arc::clone(&self.lanes), Some(Arc::clone(&self.state)));
-        let (threads, report_builder) =
-            (Arc::clone(&self.threads), Arc::clone(&self.report_builder));
-        Pacing::start(lanes, network, bounds, threads, report_builder, state).map_err(no_thread)
+    /// Allocates holes of shared RAM ahead of QEMU, unless the guest may report free pages.
+    pub(crate) fn prefault(&mut self, hints_free_pages: bool, ram: &RamBlocks) {
+        let Self { state, threads, report_builder, .. } = self;
+        self.prefault = Prefault::start(hints_free_pages, ram, state, threads, report_builder);
+    }
+
+    /// Allocates no more of them.
+    pub(crate) fn end_prefault(&mut self) {
+        self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
+    }
+
+    /// Handles a message of the destination that concerns the flow; returns others.
+    pub(crate) fn hear(&self, message: ToSource) -> Option<ToSource> {
+        match message {
+            ToSource::NicUse(used) => self.pacing.hear(used),
+            ToSource::Placement { mapped, inline } => self.note_placement(&mapped, &inline),
+            ToSource::Late { batches } => {
+                if let Some(stage) = &self.stage {
+                    for Late { ticket, wanted, more } in batches {
+                        stage.late(ticket, wanted, more);
+                    }
+                }
+            }
+            message => return Some(message),
+        }
+        None
     }
 
     /// The destination writes pages of the `mapped` blocks into QEMU's memory.
-    pub(crate) fn note_placement(&self, mapped: &[String], inline: &[String]) {
+    fn note_placement(&self, mapped: &[String], inline: &[String]) {
         let how = if mapped.is_empty() { "inline" } else { "mapped" };
         tracing::debug!(?mapped, ?inline, "placement");
         if let Some(deltas) = self.lanes.deltas() {
             deltas.take_for(mapped);
         }
         self.report_builder.tell(|report| report.placement = how.to_owned());
-    }
-
-    /// The fate of deferred pages of these batches.
-    pub(crate) fn late(&self, batches: Vec<Late>) {
-        let Some(stage) = &self.stage else { return };
-        for Late { ticket, wanted, more } in batches {
-            stage.late(ticket, wanted, more);
-        }
     }
 
     /// Does on a thread of its own what the migration depends on.
@@ -128,15 +173,14 @@ impl Flow {
 
     /// The barrier: waits on a thread of its own for `read`, which returns when QEMU has handed
     /// over all of its pages, and then until they are placed.
-    pub(crate) fn wait_in_background<T: Send + 'static>(
+    pub(crate) fn wait_in_background(
         &self,
         host: String,
-        read: impl FnOnce(&Lanes) -> Result<T, MigrationError> + Send + 'static,
-        notify: impl FnOnce(Result<T, MigrationError>) + Send + 'static,
+        read: impl FnOnce(&Lanes) -> Result<(), MigrationError> + Send + 'static,
     ) -> Result<(), MigrationError> {
-        let stage = self.stage.clone();
+        let (stage, notices) = (self.stage.clone(), self.notices.clone());
         self.in_background("barrier", move |lanes| {
-            notify(read(lanes).and_then(|read| {
+            let placed = read(lanes).and_then(|()| {
                 if let Some(stage) = stage {
                     // The VM stands still.
                     stage.end_naming();
@@ -146,15 +190,15 @@ impl Flow {
                 // The destination ends the lanes when it loads, which must not count as a
                 // failure.
                 lanes.close();
-                Ok(read)
-            }));
+                Ok(())
+            });
+            let _ = notices.send(Notice::Placed(placed));
         })
     }
 
-    /// Reports the figures, once the flow has ended. `cpu` is what other threads than the tap's
-    /// used.
-    pub(crate) fn account(&self, pools: &Pools, control_bytes: u64, cpu: Duration) {
-        let Self { state, lanes, tap, .. } = self;
+    /// Reports the figures, once the flow has ended.
+    pub(crate) fn account(&self, pools: &Pools, control_bytes: u64) {
+        let Self { state, lanes, tap, cpu, .. } = self;
         let (delivered, (body_bytes, fill_bytes)) = (lanes.delivered(), state.taken());
         self.report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
@@ -164,7 +208,7 @@ impl Flow {
             report.delta_bytes = lanes.delta_bytes();
             report.named_bytes = delivered.found_bytes;
             report.residue_bytes = state.residue_bytes.load(Relaxed);
-            lanes::account(lanes, pools, control_bytes, cpu + tap.cpu(), report);
+            lanes::account(lanes, pools, control_bytes, *cpu + tap.cpu(), report);
         });
     }
 
@@ -184,17 +228,17 @@ impl Flow {
         self.lanes.shut();
     }
 
-    /// Ends the flow, and returns the CPU time that the lanes used. With `in_order`
-    /// everything was delivered; otherwise what QEMU still writes is discarded.
-    pub(crate) fn stop(&mut self, in_order: bool) -> Duration {
-        if in_order {
+    /// Ends the flow. With `in_order` everything was delivered; otherwise what QEMU still writes
+    /// is discarded.
+    pub(crate) fn stop(&mut self, in_order: bool) {
+        self.cpu += if in_order {
             self.tap.cut();
             self.lanes.finish()
         } else {
             self.tap.stop();
             self.state.whole.end_pace();
             self.lanes.stop()
-        }
+        };
     }
 
     /// Bytes that have come from QEMU or gone to the destination: while this grows, the

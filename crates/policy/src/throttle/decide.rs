@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::view::{COUNTED_ON, View};
 use super::wave::Trough;
-use super::{Decision, Look, OnStall, Ratio, Settings, Stall, Step, Throttle, Why};
+use super::{
+    Course, Decision, DirtyRate, Look, OnStall, Rates, Ratio, Settings, Slowed, Stall, Step,
+    Throttle, Troughs, Why,
+};
 use crate::switchover::predicted_blackout;
 
 /// How long later passes are observed before the VM is throttled. QEMU's rates are over a second,
@@ -59,8 +62,8 @@ impl Throttle {
 
     /// The decision after one more sample. Settings may change between samples.
     pub fn next(&mut self, settings: &Settings, look: &Look) -> Decision {
-        let view = View::new(settings, look);
-        self.note(look, view.as_ref());
+        let mut view = View::new(settings, look);
+        self.note(look, view.as_mut());
         if settings.ratio == Ratio::Off || !look.first_pass_over {
             self.keep_off();
         } else if let Some(view) = &view {
@@ -69,86 +72,100 @@ impl Throttle {
         self.decision(settings, look, view.as_ref())
     }
 
+    fn share(&self) -> f64 {
+        match &self.course {
+            Course::Free { .. } => 1.0,
+            Course::Slowed(slowed) => slowed.share,
+        }
+    }
+
     /// Notes the current state.
-    fn note(&mut self, look: &Look, view: Option<&View>) {
-        let at_s = look.at.as_secs_f64().max(self.at_s);
-        let elapsed_s = at_s - self.at_s;
-        (self.at_s, self.elapsed_s) = (at_s, elapsed_s);
-        self.shared_s += self.share * elapsed_s;
-        self.lost_s += (1.0 - self.share) * elapsed_s;
+    fn note(&mut self, look: &Look, view: Option<&mut View>) {
+        let share = self.share();
+        let at_s = look.at.as_secs_f64().max(self.clock.at_s);
+        let elapsed_s = at_s - self.clock.at_s;
+        (self.clock.at_s, self.clock.elapsed_s) = (at_s, elapsed_s);
+        self.sums.shared_s += share * elapsed_s;
+        self.sums.lost_s += (1.0 - share) * elapsed_s;
         self.note_use(look.used_cpus.max(0.0), elapsed_s);
-        self.pass_over = false;
         let Some(view) = view else { return };
-        self.delivered += view.rate * elapsed_s;
+        self.sums.delivered += view.rate * elapsed_s;
         if !look.first_pass_over {
             return;
         }
-        self.begun_s.get_or_insert(at_s);
+        self.clock.later_s.get_or_insert(at_s);
         let dirty = look.dirty_bytes_per_s.filter(|rate| rate.is_finite());
+        let Rates { trend, told, .. } = &mut self.rates;
         let told = match look.counted_at_share {
-            Some(share) => self.told.note_counted(dirty, share),
-            None => self.told.note(dirty, at_s, self.shared_s),
+            Some(share) => told.note_counted(dirty, share),
+            None => told.note(dirty, at_s, self.sums.shared_s),
         };
-        let sums = (self.delivered, self.shared_s);
-        self.pass_over = self.trend.note(view, sums);
-        let is_measured = look.counted_at_share.is_none() && self.pass_over && view.is_busy();
-        let reading = self.trend.reading().filter(|_| is_measured);
+        view.pass_over = trend.note(view, (self.sums.delivered, self.sums.shared_s));
+        let is_measured = look.counted_at_share.is_none() && view.pass_over && view.is_busy();
+        let reading = trend.reading().filter(|_| is_measured);
         if let Some(reading) = reading {
-            self.read = true;
-            self.believe(reading.dirty, reading.full);
-        } else if let Some(full) = told.filter(|_| !self.read || !view.is_busy()) {
-            self.believe(full * self.share, full * self.trend.unsaturated(view.left));
+            self.rates.read = true;
+            self.believe(DirtyRate { now: reading.dirty, full: reading.full });
+        } else if let Some(full) = told.filter(|_| !self.rates.read || !view.is_busy()) {
+            let unsaturated = full * self.rates.trend.unsaturated(view.left);
+            self.believe(DirtyRate { now: full * share, full: unsaturated });
         }
-        if let Some(dirty) = self.dirty {
-            self.dirty_wave.note(at_s, dirty / self.share, elapsed_s);
+        if let Some(DirtyRate { now, .. }) = self.rates.believed {
+            self.troughs.dirty.note(at_s, now / share, elapsed_s);
         }
     }
 
     /// Notes the CPU use of the VM's vCPUs, to which a share refers.
     fn note_use(&mut self, used_cpus: f64, elapsed_s: f64) {
+        let (share, cpu) = (self.share(), &mut self.cpu);
         let weight = 1.0 - (-elapsed_s / USE_SMOOTH_S).exp();
-        self.used += (used_cpus - self.used) * weight;
-        if self.share >= 1.0 {
-            self.used_most = self.used.max(self.used_most * (-elapsed_s / USE_S).exp());
+        cpu.smooth += (used_cpus - cpu.smooth) * weight;
+        if share >= 1.0 {
+            cpu.most = cpu.smooth.max(cpu.most * (-elapsed_s / USE_S).exp());
         }
-        self.cpu_wave.note(self.at_s, used_cpus / self.share, elapsed_s);
+        self.troughs.cpu.note(self.clock.at_s, used_cpus / share, elapsed_s);
         if self.why == Why::Waiting {
-            self.waited_s += elapsed_s;
+            self.troughs.waited_s += elapsed_s;
         }
     }
 
-    /// Notes a dirty rate, at the current share and at full speed. Noise is smoothed; a jump up is
-    /// believed at once, because it costs most.
-    fn believe(&mut self, dirty: f64, full: f64) {
-        let weight = 1.0 - (-(self.at_s - self.believed_s) / (self.trend.span_s() * BELIEVE)).exp();
-        let blend = |before: Option<f64>, now: f64| match before {
-            Some(before) if now <= before * JUMP => before + (now - before) * weight,
-            _ => now,
+    /// Notes a dirty rate. Noise is smoothed; a jump up is believed at once, because it costs most.
+    fn believe(&mut self, rate: DirtyRate) {
+        let Rates { trend, believed, believed_s, .. } = &mut self.rates;
+        let since_s = self.clock.at_s - *believed_s;
+        let weight = 1.0 - (-since_s / (trend.span_s() * BELIEVE)).exp();
+        let blend = |before: f64, now: f64| {
+            if now <= before * JUMP { before + (now - before) * weight } else { now }
         };
-        self.believed_s = self.at_s;
-        self.dirty = Some(blend(self.dirty, dirty));
-        self.full = Some(blend(self.full, full));
-        self.fresh = true;
+        *believed_s = self.clock.at_s;
+        *believed = Some(believed.map_or(rate, |before| DirtyRate {
+            now: blend(before.now, rate.now),
+            full: blend(before.full, rate.full),
+        }));
+        if let Course::Slowed(slowed) = &mut self.course {
+            slowed.fresh = true;
+        }
     }
 
     /// Throttles nothing.
     fn keep_off(&mut self) {
-        self.set(1.0);
+        if let Course::Slowed(_) = self.course {
+            self.set(1.0, Course::default());
+        }
         self.why = Why::Nothing;
         self.stalled = false;
     }
 
     fn decide(&mut self, view: &View) {
-        let Some(full) = self.full else {
+        let Some(rate) = self.rates.believed else {
             self.why = Why::Looking;
             return;
         };
-        if self.share >= 1.0 {
-            self.decide_free(view, full);
-        } else {
-            self.decide_slowed(view, full);
+        match self.course.clone() {
+            Course::Free { need_since } => self.decide_free(view, rate, need_since),
+            Course::Slowed(slowed) => self.decide_slowed(view, rate, slowed),
         }
-        if !self.pass_over {
+        if !view.pass_over {
             return;
         }
         if view.missing() <= 0.0 || !matches!(self.why, Why::Needed | Why::Floor) {
@@ -161,10 +178,10 @@ impl Throttle {
     }
 
     /// Decides whether a VM at full speed has to be throttled.
-    fn decide_free(&mut self, view: &View, full: f64) {
-        let dirty = self.dirty.unwrap_or(full);
+    fn decide_free(&mut self, view: &View, rate: DirtyRate, need_since: Option<f64>) {
+        let dirty = rate.now;
         let bound = (view.boundary * view.rate).min(view.in_time());
-        if view.missing() <= 0.0 && !self.pass_over {
+        if view.missing() <= 0.0 && !view.pass_over {
             // The rest of the guest's writes shows when the pass ends.
             return;
         }
@@ -172,29 +189,31 @@ impl Throttle {
         self.almost = if is_little { self.almost + 1 } else { 0 };
         // When the pass ended and QEMU compared the remainder with its threshold, the remainder was
         // larger by what has been delivered since.
-        let left_then = view.left + view.rate * self.elapsed_s;
+        let left_then = view.left + view.rate * self.clock.elapsed_s;
         let ends_soon = is_little && (self.almost < ALMOST || left_then <= view.budget);
         if ends_soon || dirty <= bound {
-            self.need_since = None;
+            self.course = Course::Free { need_since: None };
             self.why = Why::Unneeded;
             return;
         }
-        let needed_s = view.at_s - *self.need_since.get_or_insert(view.at_s);
-        let looked_s = view.at_s - self.begun_s.unwrap_or(view.at_s);
+        let since = need_since.unwrap_or(view.at_s);
+        self.course = Course::Free { need_since: Some(since) };
+        let needed_s = view.at_s - since;
+        let looked_s = view.at_s - self.clock.later_s.unwrap_or(view.at_s);
         if looked_s < LOOK_S || (dirty < bound * FAR && needed_s < NEED_S) {
             self.why = Why::Looking;
         } else if self.waits(view, dirty) {
             self.why = Why::Waiting;
         } else {
             self.missed_alone = dirty > view.boundary * view.rate;
-            self.change(view, self.target(view, full));
+            self.change(view, self.target(view, rate.full));
         }
     }
 
     /// Whether the next trough is soon and long enough to wait for.
     fn waits(&self, view: &View, dirty: f64) -> bool {
         let enough = |trough: Trough| {
-            let most = self.trend.most_left().max(view.left);
+            let most = self.rates.trend.most_left().max(view.left);
             let rise = (dirty - view.rate) * trough.within_s;
             let missing = ((view.left + rise).min(most) - view.budget).max(0.0);
             missing <= trough.lasts_s * COUNTED_ON * view.rate
@@ -202,51 +221,70 @@ impl Throttle {
                     .time
                     .is_none_or(|time| trough.within_s + missing / view.rate <= time * COUNTED_ON)
         };
-        let troughs = [self.cpu_wave.trough(view.at_s), self.dirty_wave.trough(view.at_s)];
-        self.waited_s < WAIT_S && troughs.into_iter().flatten().any(enough)
+        let Troughs { cpu, dirty, waited_s } = &self.troughs;
+        let troughs = [cpu.trough(view.at_s), dirty.trough(view.at_s)];
+        *waited_s < WAIT_S && troughs.into_iter().flatten().any(enough)
     }
 
     /// Decides whether a throttled VM has to be throttled more, or less.
-    fn decide_slowed(&mut self, view: &View, full: f64) {
+    fn decide_slowed(&mut self, view: &View, rate: DirtyRate, mut slowed: Slowed) {
+        let (share, full) = (slowed.share, rate.full);
         let near = view.left <= view.budget * NEAR;
         self.near_since = near.then(|| self.near_since.unwrap_or(view.at_s));
         let ending = self.near_since.is_some_and(|since| view.at_s - since < NEAR_S);
         let idles = full <= LET_GO * (view.boundary * view.rate).min(view.in_time());
-        self.idle_since = idles.then(|| self.idle_since.unwrap_or(view.at_s));
-        let let_go = self.idle_since.is_some_and(|since| view.at_s - since >= NEED_S);
+        slowed.idle_since = idles.then(|| slowed.idle_since.unwrap_or(view.at_s));
+        let let_go = slowed.idle_since.is_some_and(|since| view.at_s - since >= NEED_S);
 
-        let moved = (view.rate / self.rate_then - 1.0).abs() > 1.0 - LOWER;
-        if view.at_s - self.changed_s < KEEP_S || !(self.fresh || moved) {
+        let moved = (view.rate / slowed.chosen_for - 1.0).abs() > 1.0 - LOWER;
+        if view.at_s - slowed.chosen_s < KEEP_S || !(slowed.fresh || moved) {
+            self.course = Course::Slowed(slowed);
             return;
         }
-        self.fresh = false;
-        let dirty = self.dirty.unwrap_or(full) / self.share;
+        slowed.fresh = false;
+        let dirty = rate.now / share;
         self.missed_alone |= dirty > view.boundary * view.rate * FAR;
         let target = if let_go { 1.0 } else { self.target(view, full) };
         let lower = (2.0 * view.ratio / (1.0 + view.ratio)).clamp(LOWER, LOWER_LEAST);
-        if target < self.share * lower {
-            self.change(view, target.max(self.share * LOWER_MOST));
-        } else if target <= self.share * RAISE || ending {
-            self.raises = 0;
-        } else if self.raises + 1 < RAISE_SURE {
-            self.raises += 1;
+        let chosen = if target < share * lower {
+            Some(target.max(share * LOWER_MOST))
+        } else if target <= share * RAISE || ending {
+            slowed.raises = 0;
+            None
+        } else if slowed.raises + 1 < RAISE_SURE {
+            slowed.raises += 1;
+            None
         } else if let_go {
-            self.change(view, 1.0);
+            Some(1.0)
         } else {
-            self.change(view, target.min(self.share * RAISE_MOST));
+            Some(target.min(share * RAISE_MOST))
+        };
+        self.course = Course::Slowed(slowed);
+        match chosen {
+            Some(share) => self.change(view, share),
+            None => self.say(view),
         }
-        self.say(view);
     }
 
     fn change(&mut self, view: &View, share: f64) {
-        self.set(if share >= ALL { 1.0 } else { share.max(view.floor) });
-        self.rate_then = view.rate;
+        let share = if share >= ALL { 1.0 } else { share.max(view.floor) };
+        let (chosen_s, chosen_for) = (self.clock.at_s, view.rate);
+        match &mut self.course {
+            Course::Slowed(slowed) if share == slowed.share => slowed.chosen_for = chosen_for,
+            _ if share < 1.0 => {
+                let (idle_since, raises, fresh) = (None, 0, false);
+                let slowed = Slowed { share, chosen_s, chosen_for, idle_since, raises, fresh };
+                self.set(share, Course::Slowed(slowed));
+            }
+            Course::Slowed(_) => self.set(1.0, Course::default()),
+            Course::Free { .. } => {}
+        }
         self.say(view);
     }
 
     fn say(&mut self, view: &View) {
-        let wanted = self.full.map_or(1.0, |full| self.wanted(view, full));
-        self.why = match self.share {
+        let wanted = self.rates.believed.map_or(1.0, |rate| self.wanted(view, rate.full));
+        self.why = match self.share() {
             share if share <= view.floor && wanted < view.floor => Why::Floor,
             share if share >= 1.0 => Why::Unneeded,
             _ => Why::Needed,
@@ -254,17 +292,13 @@ impl Throttle {
     }
 
     /// Changes the share. Readings at another share say nothing about this one.
-    fn set(&mut self, share: f64) {
-        if share == self.share {
-            return;
+    fn set(&mut self, share: f64, course: Course) {
+        let before = self.share();
+        if let Some(rate) = &mut self.rates.believed {
+            rate.now = rate.now * share / before;
         }
-        self.dirty = self.dirty.map(|dirty| dirty * share / self.share);
-        self.share = share;
-        self.changed_s = self.at_s;
-        self.trend.restart();
-        self.raises = 0;
-        (self.need_since, self.idle_since) = (None, None);
-        self.fresh = false;
+        self.rates.trend.restart();
+        self.course = course;
     }
 
     /// The target share regardless of the floor (equation 9). If the goal would be met without
@@ -279,39 +313,40 @@ impl Throttle {
     }
 
     fn decision(&mut self, settings: &Settings, look: &Look, view: Option<&View>) -> Decision {
+        let (share, believed) = (self.share(), self.rates.believed);
         let rate = view.map_or(0.0, |view| view.rate);
         let blackout = predicted_blackout(look.left_bytes, rate, settings.fixed);
         let stalled = self.stalled.then(|| Stall {
-            dirty_bytes_per_s: self.dirty.unwrap_or(0.0),
+            dirty_bytes_per_s: believed.map_or(0.0, |rate| rate.now),
             delivered_bytes_per_s: rate,
-            share: self.share,
+            share,
             left_bytes: look.left_bytes,
             predicted_blackout: blackout,
         });
-        if self.over.is_none() {
-            self.over = match (stalled, settings.on_stall) {
-                (None, _) | (_, OnStall::Keep) => None,
-                (Some(_), OnStall::Stop) => Some(Step::Finish),
-                (Some(stall), OnStall::Cancel) => Some(Step::GiveUp(stall)),
+        if let (Step::Go, Some(stall)) = (self.step, stalled) {
+            self.step = match settings.on_stall {
+                OnStall::Keep => Step::Go,
+                OnStall::Stop => Step::Finish,
+                OnStall::Cancel => Step::GiveUp(stall),
             };
         }
         Decision {
-            share: self.share,
-            quota_cpus: (self.share < 1.0).then(|| self.share * self.used_most.max(USE_LEAST)),
-            step: self.over.unwrap_or(Step::Go),
+            share,
+            quota_cpus: (share < 1.0).then(|| share * self.cpu.most.max(USE_LEAST)),
+            step: self.step,
             why: self.why,
             predicted_blackout: view.map(|_| blackout),
-            full_dirty_bytes_per_s: self.full,
+            full_dirty_bytes_per_s: believed.map(|rate| rate.full),
             ratio: view.map(|view| view.ratio).filter(|ratio| ratio.is_finite()),
             time_left: view.and_then(|view| self.time_left(view)),
             misses_deadline: view.and_then(|view| self.misses(settings, view)),
             stalled,
-            work_lost: duration(self.lost_s),
+            work_lost: duration(self.sums.lost_s),
         }
     }
 
     fn time_left(&self, view: &View) -> Option<Duration> {
-        let dirty = if view.first_pass_over { self.dirty? } else { 0.0 };
+        let dirty = if view.first_pass_over { self.rates.believed?.now } else { 0.0 };
         let gain = view.rate - dirty;
         (gain > 0.0).then(|| duration(view.missing() / gain))
     }
@@ -320,8 +355,8 @@ impl Throttle {
     fn misses(&mut self, settings: &Settings, view: &View) -> Option<Duration> {
         let deadline = settings.deadline?;
         let least = if settings.ratio == Ratio::Off { 1.0 } else { view.floor };
-        let dirty = if view.first_pass_over { self.full.unwrap_or(0.0) * least } else { 0.0 };
-        let gain = view.rate - dirty;
+        let full = self.rates.believed.filter(|_| view.first_pass_over).map_or(0.0, |r| r.full);
+        let gain = view.rate - full * least;
         let end_s = view.at_s + view.missing() / gain;
         let total = match gain > 0.0 || view.missing() <= 0.0 {
             true => duration(end_s).saturating_add(settings.goal),

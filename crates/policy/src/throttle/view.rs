@@ -54,6 +54,8 @@ pub(super) struct View {
     pub(super) at_s: f64,
     pub(super) pass: u32,
     pub(super) first_pass_over: bool,
+    /// Whether a pass has ended with this sample, once that was noted.
+    pub(super) pass_over: bool,
     pub(super) left: f64,
     /// Bytes delivered per second.
     pub(super) rate: f64,
@@ -77,6 +79,7 @@ impl View {
             at_s,
             pass: look.pass,
             first_pass_over: look.first_pass_over,
+            pass_over: false,
             left: look.left_bytes as f64,
             rate,
             budget: aims.budget_bytes as f64,

@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 use crate::qmp::{Qmp, QmpError};
 
 /// The status of QEMU's migration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Status {
     /// There was none.
+    #[default]
     None,
     /// It has started.
     Setup,
@@ -73,7 +74,7 @@ impl fmt::Display for Status {
 }
 
 /// The progress of QEMU's migration.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
     /// Whether it continues, and how it ended.
     pub status: Status,

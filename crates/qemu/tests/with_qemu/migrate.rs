@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use qemu::incoming::Incoming;
-use qemu::outgoing::{self, Hold, Outgoing, Status, StreamKind, choose_stream};
+use qemu::outgoing::{self, Hold, Outgoing, Progress, Status, StreamKind, choose_stream};
 use qemu::qmp::{Qmp, RunState};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
@@ -139,6 +139,23 @@ fn a_vm_that_was_sent_and_never_ran_elsewhere_comes_back() {
     let (source, outgoing, _destination, _incoming) = moved(true);
     outgoing.back_out(true).unwrap();
     assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+}
+
+/// A first pass would end, and the VM might be stopped, by the figures of a migration that is over.
+#[test]
+fn one_that_has_not_begun_has_made_no_progress_whatever_the_last_one_did() {
+    let (source, outgoing, _destination, _incoming) = moved(true);
+    outgoing.back_out(true).unwrap();
+    assert!(outgoing.progress().unwrap().dirty_sync_count > 1);
+    drop(outgoing);
+    let (at, listener) = socket(&source);
+    let again = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
+    assert_eq!(again.progress().unwrap(), Progress::default());
+    let swallowed = swallow(listener, 1);
+    again.start().unwrap();
+    assert!(again.progress().unwrap().status.is_going_on());
+    again.back_out(true).unwrap();
+    swallowed.join().unwrap();
 }
 
 #[test]

@@ -46,6 +46,17 @@ fn version_2_gets_a_threaded_group() {
     assert!(said(parent.path(), "cgroup.subtree_control").starts_with("-cpu"));
 }
 
+#[test]
+fn a_group_whose_threads_can_not_be_moved_is_refused_before_anything_is_changed() {
+    let (parent, group) = version_2("cpu io\n", "io\n");
+    let group = group.unwrap();
+    group.check().unwrap();
+    fs::remove_file(parent.path().join("cgroup.threads")).unwrap();
+    let error = group.check().unwrap_err().to_string();
+    assert!(error.contains("cgroup.threads"), "{error}");
+    assert_eq!(said(parent.path(), "cgroup.subtree_control"), "io\n");
+}
+
 /// In a container whose cgroups are read-only, each write is refused.
 #[test]
 fn what_was_never_enabled_is_not_disabled() {

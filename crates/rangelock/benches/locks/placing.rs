@@ -1,4 +1,4 @@
-//! Threads that write batches into one guest's RAM, under three kinds of lock.
+//! Threads that write batches into one guest's RAM, under four kinds of lock.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -7,10 +7,17 @@ use parking_lot::Mutex;
 use ram::Mapping;
 use rangelock::RangeLock;
 
+use crate::plain_scan::PlainScan;
 use crate::{
     BATCH_BYTES, BATCH_PAGES, PAGE_BYTES, RAM_BYTES, RAM_PAGES, ROUNDS, THREADS, gb_per_s, median,
     run,
 };
+
+/// Ranges that other threads hold meanwhile. A block has at most one for each lane, and one for each
+/// thread that reads content from elsewhere.
+const HELD: [usize; 5] = [0, 2, 8, 32, 128];
+const HELD_MAX: usize = HELD[HELD.len() - 1];
+const _: () = assert!(HELD_MAX * BATCH_PAGES <= RAM_PAGES);
 
 /// Exclusive access to a range of pages while `work` runs.
 trait Exclusion: Sync {
@@ -21,6 +28,14 @@ impl Exclusion for RangeLock {
     fn with(&self, pages: Range<usize>, work: &mut dyn FnMut()) {
         let _guard = self.lock(pages.start as u64..pages.end as u64);
         work();
+    }
+}
+
+impl Exclusion for PlainScan {
+    fn with(&self, pages: Range<usize>, work: &mut dyn FnMut()) {
+        self.lock(&pages);
+        work();
+        self.unlock(&pages);
     }
 }
 
@@ -50,15 +65,16 @@ impl Exclusion for PerPage {
 pub(crate) fn print() {
     let ram = Mapping::own(RAM_BYTES as u64);
     ram.fill(0, RAM_BYTES as u64, 1).expect("there is so much memory");
-    let contenders: [(&str, Box<dyn Exclusion>); 3] = [
+    let contenders: [(&str, Box<dyn Exclusion>); 4] = [
         ("a mutex per page", Box::new(PerPage((0..RAM_PAGES).map(|_| Mutex::new(())).collect()))),
         ("one mutex", Box::new(Mutex::new(()))),
         ("range lock", Box::new(RangeLock::new())),
+        ("plain scan", Box::new(PlainScan::default())),
     ];
     println!("### Placing: batches written into the RAM of one guest\n");
     let names = contenders.each_ref().map(|(name, _)| *name);
     println!("| threads | {} |", names.map(|name| format!("{name}: ns, GB/s")).join(" | "));
-    println!("| --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- |");
     for threads in THREADS {
         let mut locking = contenders.each_ref().map(|_| Vec::new());
         let mut placing = contenders.each_ref().map(|_| Vec::new());
@@ -95,4 +111,43 @@ pub(crate) fn print() {
         "\nns: the time between two batches of all threads together, if there is nothing to do \
          under the lock. GB/s: what all threads write.\n"
     );
+}
+
+/// The time that one thread takes while others hold ranges.
+pub(crate) fn print_held() {
+    let contenders: [(&str, Box<dyn Exclusion>); 2] = [
+        ("range lock", Box::new(RangeLock::new())),
+        ("plain scan", Box::new(PlainScan::default())),
+    ];
+    println!("### Ranges that others hold: ns to lock and unlock one more\n");
+    println!("| held | {} |", contenders.each_ref().map(|(name, _)| *name).join(" | "));
+    println!("| --- | --- | --- |");
+    for held in HELD {
+        let mut locking = contenders.each_ref().map(|_| Vec::new());
+        for _ in 0..ROUNDS {
+            for (nth, (_, exclusion)) in contenders.iter().enumerate() {
+                beside(&**exclusion, held, &mut || {
+                    let (passed, batches, _) = run(1, || {
+                        |first| {
+                            exclusion.with(first..first + BATCH_PAGES / 2, &mut || {
+                                black_box(first);
+                            });
+                        }
+                    });
+                    locking[nth].push(passed.as_secs_f64() * 1e9 / batches as f64);
+                });
+            }
+        }
+        let cells = locking.map(|figures| format!("{:.0}", median(figures)));
+        println!("| {held} | {} |", cells.join(" | "));
+    }
+    println!("\nThe held ranges are spread over the RAM, between those that are locked.\n");
+}
+
+/// Does `work` while `held` ranges are locked: second halves of batches.
+fn beside(exclusion: &dyn Exclusion, held: usize, work: &mut dyn FnMut()) {
+    let Some(rest) = held.checked_sub(1) else { return work() };
+    let batch = rest * (RAM_PAGES / HELD_MAX);
+    let range = batch + BATCH_PAGES / 2..batch + BATCH_PAGES;
+    exclusion.with(range, &mut || beside(exclusion, rest, work));
 }

@@ -1,15 +1,22 @@
 use std::sync::Arc;
 
-use page::{Deltas as Came, Pool, SLOT_BYTES};
+use page::{Deltas as Came, Pool, Reserve, SLOT_BYTES};
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
+fn alone() -> Deltas {
+    Deltas::new(&Reserve::new(Deltas::ALL_BYTES_MAX))
+}
+
 /// Deltas for a block that the destination can read, with noting on.
 fn deltas() -> Deltas {
-    let deltas = Deltas::default();
-    let block = |name: &str| Announced { name: name.to_owned(), bytes: 4 * MIB };
+    readable(alone(), 4 * MIB)
+}
+
+fn readable(deltas: Deltas, bytes: u64) -> Deltas {
+    let block = |name: &str| Announced { name: name.to_owned(), bytes };
     deltas.announce(&[block("ram"), block("rom")]);
     deltas.take_for(&["ram".to_owned()]);
     deltas.note_pages(true);
@@ -184,8 +191,36 @@ fn records_take_so_much_memory_and_no_more() {
 }
 
 #[test]
+fn records_of_all_vms_have_a_bound_and_each_vm_has_some() {
+    let reserve = Reserve::new(RECORDS_OWN_BYTES);
+    let pages = u32::try_from(3 * RECORDS_OWN_BYTES / size_of::<Record>()).unwrap();
+    let ram_bytes = u64::from(pages) * PAGE_BYTES as u64;
+    let vm = || readable(Deltas::new(&reserve), ram_bytes);
+    let records = |of: &Deltas| of.known.lock().records.len();
+    let note_all = |of: &Deltas| {
+        let mut known = of.known.lock();
+        (0..pages).for_each(|page| {
+            known.note(BlockId(0), page, Epoch(0), &Fingerprints::default());
+        });
+        known.records.len() * size_of::<Record>()
+    };
+    let (one, other) = (vm(), vm());
+    let step = RECORDS_OWN_BYTES - size_of::<Record>()..=RECORDS_OWN_BYTES;
+    assert!((2 * step.start()..=2 * step.end()).contains(&note_all(&one)));
+    assert!(step.contains(&note_all(&other)), "it has its own part");
+    assert_eq!(reserve.borrowed_bytes(), RECORDS_OWN_BYTES);
+    // What is left by one that ends is for the others.
+    let before = records(&other);
+    drop(one);
+    note_all(&other);
+    assert!(records(&other) > before);
+    drop(other);
+    assert_eq!(reserve.borrowed_bytes(), 0);
+}
+
+#[test]
 fn pages_of_a_block_without_tables_go_whole() {
-    let (deltas, pool) = (Deltas::default(), Pool::new(8 * SLOT_BYTES));
+    let (deltas, pool) = (alone(), Pool::new(8 * SLOT_BYTES));
     let endless = Announced { name: "ram".to_owned(), bytes: u64::MAX >> 4 };
     deltas.announce(&[endless.clone(), endless]);
     deltas.take_for(&["ram".to_owned()]);
@@ -235,7 +270,7 @@ fn a_page_sent_twice_in_an_epoch_is_no_base() {
 
 #[test]
 fn a_run_that_would_become_too_many_leaves_whole() {
-    let deltas = Deltas::default();
+    let deltas = alone();
     let pages = 4 * u32::try_from(FILLS_MAX).unwrap();
     let bytes = u64::from(pages) * PAGE_BYTES as u64;
     deltas.announce(&[Announced { name: "ram".to_owned(), bytes }]);

@@ -11,7 +11,7 @@ use takeover::Replaced;
 use super::Shared;
 use crate::carry::door::Door;
 use crate::carry::posts::Post;
-use crate::migrations::What;
+use crate::moves::history::What;
 
 impl Shared {
     /// Serves a connection to its end.

@@ -63,20 +63,26 @@ struct Carried<'a> {
     back: Back,
     audit: Auditing,
     channels: Option<Channels>,
-    /// Present from the head on, if the stream is split.
-    split: Option<Split>,
-    /// Bytes of the stream that were passed on as received.
-    relayed: u64,
-    /// Watches these bytes.
-    whole: Relayed,
-    /// Present if the stream is relayed by lanes.
-    by_lanes: Option<ByLanes>,
+    incoming: Incoming,
+    /// Watches what is relayed. Kept to the end: so long a VM in post-copy is waited for.
+    relayed: Relayed,
+    /// None: the receiver here has not closed its connection.
     closed: Option<Closed>,
-    /// The source has sent everything on a relayed connection.
-    said_all: bool,
 }
 
-/// State from the head on. The feeder is dropped before the pools.
+/// What comes, as its first message shows.
+enum Incoming {
+    /// Nothing has come.
+    New,
+    /// Pages by lanes, and the rest of the stream here, from its head on.
+    Split(Box<Split>),
+    /// All of a connection by lanes.
+    Relayed(ByLanes),
+    /// All of a connection here. The source has sent everything once it has `ended`.
+    Whole { ended: bool },
+}
+
+/// A stream that is split. The feeder is dropped before the pools.
 struct Split {
     feeder: Feeder,
     opened: Opened,
@@ -87,10 +93,12 @@ struct Split {
     pools: Pools,
 }
 
-/// State of a connection that is relayed by lanes.
+/// A connection that is relayed by lanes.
 struct ByLanes {
     in_order: InOrder,
     told: Receiver<Written>,
+    /// Everything is written.
+    ended: bool,
     _telling: Telling,
 }
 
@@ -141,10 +149,10 @@ impl Connected<'_> {
             deltas: true,
             waits: true,
         };
-        let whole = Relayed::new(&self.shared.postcopies);
+        let relayed = Relayed::new(&self.shared.postcopies);
         let back = self
             .say(&ToSource::Carrying(said))
-            .and_then(|()| Back::start(&socket, &self.link, whole.answers()).map_err(End::failed))
+            .and_then(|()| Back::start(&socket, &self.link, relayed.answers()).map_err(End::failed))
             .inspect_err(|_| self.end_lanes())?;
         let mut carried = Carried {
             connected: self,
@@ -157,12 +165,9 @@ impl Connected<'_> {
             back,
             audit,
             channels: None,
-            split: None,
-            relayed: 0,
-            whole,
-            by_lanes: None,
+            incoming: Incoming::New,
+            relayed,
             closed: None,
-            said_all: false,
         };
         let ended = caught(|| carried.follow());
         if !matches!(ended.returned(), Some(Ok(()))) {
@@ -187,14 +192,23 @@ impl Carried<'_> {
                 Next::Written(Written::Room(batches)) => {
                     self.connected.say(&ToSource::DiskRoom { batches })?;
                 }
-                Next::Written(Written::All) => self.said_all = true,
+                Next::Written(Written::All) => {
+                    if let Incoming::Relayed(by_lanes) = &mut self.incoming {
+                        by_lanes.ended = true;
+                    }
+                }
                 Next::Heard(heard) => match heard {
                     Heard::Whole(piece) => self.relay(&piece)?,
                     Heard::Message(ToDestination::RelayBegins) if self.is_new() => {
-                        self.by_lanes = Some(self.relay_by_lanes()?);
+                        self.incoming = Incoming::Relayed(self.relay_by_lanes()?);
                     }
                     Heard::Message(ToDestination::RelayEnds { bytes }) => {
-                        self.by_lanes()?.in_order.ends_at(bytes);
+                        let Incoming::Relayed(by_lanes) = &self.incoming else {
+                            return Err(End::failed(
+                                "the source ended a stream that it had not started",
+                            ));
+                        };
+                        by_lanes.in_order.ends_at(bytes);
                     }
                     Heard::Message(ToDestination::Storage(order)) if self.is_new() => {
                         self.read_disks(order)?;
@@ -215,7 +229,11 @@ impl Carried<'_> {
                     }
                     Heard::Tail(piece) => self.tail(&piece)?,
                     Heard::Message(ToDestination::Placed { audit }) => self.placed(&audit)?,
-                    Heard::Message(ToDestination::Spare { pages }) => self.spare(pages),
+                    Heard::Message(ToDestination::Spare { pages }) => {
+                        if let Incoming::Split(split) = &self.incoming {
+                            split.opened.spare(pages);
+                        }
+                    }
                     Heard::Message(ToDestination::Terms(terms)) => {
                         self.connected.lanes.threads().set(&terms);
                     }
@@ -235,7 +253,7 @@ impl Carried<'_> {
     /// Handles the loss of the source's connection. The source closes it after the last word of the
     /// QEMU here, which may not have been seen yet.
     fn source_gone(&mut self, error: &LinkError) -> Result<(), End> {
-        let is_fed = self.split.as_ref().is_some_and(|split| split.tail.is_none());
+        let is_fed = matches!(&self.incoming, Incoming::Split(split) if split.tail.is_none());
         if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
             let ended = self.closed_here(closed);
             // The source doesn't miss what it isn't told any more.
@@ -247,8 +265,8 @@ impl Carried<'_> {
     fn next(&self) -> Result<Next, End> {
         let closed: Receiver<Closed> =
             if self.closed.is_some() { never() } else { self.back.closed.clone() };
-        let written = match &self.by_lanes {
-            Some(by_lanes) if !self.said_all => by_lanes.told.clone(),
+        let written = match &self.incoming {
+            Incoming::Relayed(by_lanes) if !by_lanes.ended => by_lanes.told.clone(),
             _ => never(),
         };
         select! {
@@ -265,39 +283,36 @@ impl Carried<'_> {
         }
     }
 
-    /// Whether the kind of stream is not known yet.
     fn is_new(&self) -> bool {
-        self.split.is_none() && self.by_lanes.is_none() && self.relayed == 0
-    }
-
-    fn by_lanes(&self) -> Result<&ByLanes, End> {
-        let out_of_turn = || End::failed("the source ended a stream that it had not started");
-        self.by_lanes.as_ref().ok_or_else(out_of_turn)
+        matches!(self.incoming, Incoming::New)
     }
 
     /// Relays the stream by lanes from now on.
     fn relay_by_lanes(&self) -> Result<ByLanes, End> {
-        let Connected { lanes, shared, link, .. } = self.connected;
+        let Connected { lanes, link, .. } = self.connected;
         let (tell, told) = unbounded();
-        let relayed = self.whole.by_another();
+        let relayed = self.relayed.by_another();
         let started = InOrder::start(&self.socket, lanes.threads(), tell, relayed);
         let in_order = started.map_err(End::failed)?;
         lanes.with_disks(in_order.sink());
-        let network = Arc::clone(&shared.local.resources.network);
-        let _telling =
-            Telling::start(Arc::clone(lanes), network, Arc::clone(link)).map_err(End::failed)?;
-        Ok(ByLanes { in_order, told, _telling })
+        let _telling = Telling::start(lanes, link).map_err(End::failed)?;
+        Ok(ByLanes { in_order, told, ended: false, _telling })
     }
 
     fn is_over(&self) -> bool {
-        self.split.is_none() && self.closed.is_some() && self.said_all
+        let ended = match &self.incoming {
+            Incoming::New | Incoming::Split(_) => false,
+            Incoming::Relayed(by_lanes) => by_lanes.ended,
+            Incoming::Whole { ended } => *ended,
+        };
+        ended && self.closed.is_some()
     }
 
     /// The receiver here has closed its connection. For a QEMU that loads a split stream, this is
     /// regular only after its last word.
     fn closed_here(&mut self, closed: Closed) -> Result<(), End> {
         self.closed = Some(closed);
-        let Some(split) = &self.split else { return Ok(()) };
+        let Incoming::Split(split) = &self.incoming else { return Ok(()) };
         match closed.shut {
             Some(0) => {
                 self.watch(&split.ram);
@@ -332,19 +347,22 @@ impl Carried<'_> {
 
     /// Passes on a piece of a stream that is not split, or its end.
     fn relay(&mut self, piece: &[u8]) -> Result<(), End> {
-        if self.split.is_some() || self.by_lanes.is_some() {
-            return Err(End::failed(
-                "the source sent data of a split stream on the control connection",
-            ));
+        match self.incoming {
+            Incoming::New => self.incoming = Incoming::Whole { ended: false },
+            Incoming::Whole { .. } => {}
+            Incoming::Split(_) | Incoming::Relayed(_) => {
+                return Err(End::failed(
+                    "the source sent data of a split stream on the control connection",
+                ));
+            }
         }
-        self.relayed += piece.len() as u64;
         if piece.is_empty() {
-            self.said_all = true;
+            self.incoming = Incoming::Whole { ended: true };
             // It may be closed already.
             let _ = self.socket.shutdown(Shutdown::Write);
             return Ok(());
         }
-        self.whole.pass(piece);
+        self.relayed.pass(piece);
         let written = self.socket.write_all(piece);
         written.map_err(|error| {
             End::failed(format!("the program that waits for the VM accepts no data: {error}"))
@@ -375,15 +393,14 @@ impl Carried<'_> {
         for text in ram.notes.iter().cloned() {
             connected.say(&ToSource::Note { text })?;
         }
-        let network = Arc::clone(&local.resources.network);
-        let telling =
-            Telling::start(Arc::clone(&connected.lanes), network, Arc::clone(&connected.link));
+        let telling = Telling::start(&connected.lanes, &connected.link);
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
         let found = Found::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;
         let _telling = telling.map_err(End::failed)?;
         let tail = Tail::new(&local.resources.coming_tails);
-        self.split = Some(Split { feeder, opened, ram, tail: Some(tail), _telling, pools });
+        let split = Split { feeder, opened, ram, tail: Some(tail), _telling, pools };
+        self.incoming = Incoming::Split(Box::new(split));
         Ok(())
     }
 
@@ -405,10 +422,9 @@ impl Carried<'_> {
 
     /// The stream after RAM: kept until everything before it is placed.
     fn tail(&mut self, piece: &[u8]) -> Result<(), End> {
-        let split = self
-            .split
-            .as_mut()
-            .ok_or_else(|| End::failed("the tail of the stream arrived before its head"))?;
+        let Incoming::Split(split) = &mut self.incoming else {
+            return Err(End::failed("the tail of the stream arrived before its head"));
+        };
         match &mut split.tail {
             Some(tail) => tail.push(piece).map_err(End::failed),
             None => split.feeder.tail(piece).map_err(End::failed),
@@ -417,10 +433,9 @@ impl Carried<'_> {
 
     /// All pages are placed. Compares them, and passes what follows RAM to QEMU.
     fn placed(&mut self, totals: &[u64]) -> Result<(), End> {
-        let split = self
-            .split
-            .as_mut()
-            .ok_or_else(|| End::failed("pages arrived before the head of the stream"))?;
+        let Incoming::Split(split) = &mut self.incoming else {
+            return Err(End::failed("pages arrived before the head of the stream"));
+        };
         let tail =
             split.tail.take().ok_or_else(|| End::failed("the stream was completed twice"))?;
         let Opened { placer, mappings, .. } = &split.opened;
@@ -447,11 +462,11 @@ impl Carried<'_> {
     /// Closes all connections of the migration at once: QEMU here sees its stream end, and none of
     /// them stays open elsewhere.
     fn close(self) {
-        let Self { connected, socket, back, channels, split, by_lanes, .. } = self;
+        let Self { connected, socket, back, channels, incoming, .. } = self;
         let _ = socket.shutdown(Shutdown::Both);
         drop(channels);
         connected.lanes.shut();
         connected.end_lanes();
-        drop((split, by_lanes, back));
+        drop((incoming, back));
     }
 }

@@ -46,8 +46,8 @@ impl<'s> Connected<'s> {
         let certified = connection.peer().map(str::to_owned);
         let (link, hear) = Link::start(connection, &format!("source-{number}"))?;
         let (tell_broken, broken) = bounded(1);
-        let network = &shared.local.resources.network;
-        let lanes = Arc::new(ArrivingLanes::new(tell_broken, network, certified.clone()));
+        let resources = &shared.local.resources;
+        let lanes = Arc::new(ArrivingLanes::new(tell_broken, resources, certified.clone()));
         let (link, token) = (Arc::new(link), new_token()?);
         let early = Mutex::default();
         Ok(Self { shared, link, hear, early, token, lanes, broken, peer, certified })

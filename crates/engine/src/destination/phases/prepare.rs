@@ -114,9 +114,7 @@ impl<'s> Connected<'s> {
             deltas: true,
         };
         self.say(&ToSource::Prepared(prepared))?;
-        let network = Arc::clone(&self.shared.local.resources.network);
-        let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
-        let telling = telling.map_err(End::failed)?;
+        let telling = Telling::start(&self.lanes, &self.link).map_err(End::failed)?;
         let disks = disks.map(Arc::clone);
         let connected = self;
         Ok(Prepared { connected, machine, found, telling, disks, ram, feeder, incoming, audit })

@@ -41,6 +41,13 @@ pub(super) struct Opened {
 }
 
 impl Opened {
+    /// The source could send this many of the pages for which disks are read.
+    pub(super) fn spare(&self, pages: u64) {
+        if let Some(by_name) = &self.by_name {
+            by_name.spare(pages);
+        }
+    }
+
     /// The cost of pages sent by name.
     pub(super) fn cost(&self) -> Cost {
         self.by_name.as_ref().map(|by_name| by_name.cost()).unwrap_or_default()
@@ -124,9 +131,8 @@ impl<'a, 's> Prepared<'a, 's> {
                     fed.map_err(|error| End::failed(self.incoming.explain(&error)))?;
                 }
                 Heard::Message(ToDestination::Spare { pages }) => {
-                    let opened = streamed.opened.as_ref();
-                    if let Some(by_name) = opened.and_then(|opened| opened.by_name.as_ref()) {
-                        by_name.spare(pages);
+                    if let Some(opened) = &streamed.opened {
+                        opened.spare(pages);
                     }
                 }
                 Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match &self.disks {
@@ -191,7 +197,9 @@ impl Connected<'_> {
         let placer = Arc::new(audit.of_placer(placer)?);
         let threads = self.lanes.threads();
         let reads_nothing = found.reads_for_mapped_only() && mappings.iter().all(Option::is_none);
-        let admitted = found.admit(Arc::clone(&placer), held, threads).map_err(End::failed)?;
+        let memory = &self.shared.local.resources.named;
+        let admitted = found.admit(Arc::clone(&placer), held, threads, memory);
+        let admitted = admitted.map_err(End::failed)?;
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;
         self.lanes.open(Arc::clone(&placer), by_name.clone());

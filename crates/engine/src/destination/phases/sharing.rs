@@ -7,6 +7,7 @@ use content::Domain;
 use data_threads::DataThreads;
 use dedup::destination::{Arriving, Blocks, Outbox, Resolving, Sharing};
 use dedup::storage::Disks;
+use page::Reserve;
 use placer::Placer;
 use qemu::guest_disks;
 use qemu::machine::Machine;
@@ -58,10 +59,12 @@ impl Found {
         placer: Arc<Placer>,
         blocks: Blocks,
         threads: &Arc<DataThreads>,
+        memory: &Arc<Reserve>,
     ) -> std::io::Result<Option<(Resolving, Outbox)>> {
         let (disks, secret) = self.disks.unzip();
         let sleeps = self.shares.as_ref().is_some_and(|shares| shares.sleeps);
-        let vm = Arriving { placer, blocks, disks, sleeps };
+        let memory = Arc::clone(memory);
+        let vm = Arriving { placer, blocks, disks, sleeps, memory };
         match (self.shares, secret) {
             (Some(Shares { sharing, domain, rack, .. }), _) => {
                 sharing.admit((&domain, rack), vm, threads).map(Some)

@@ -6,9 +6,9 @@ use std::time::Duration;
 use ::audit::Hash;
 use crossbeam_channel::Receiver;
 use dedup::source::{Naming, Plan, Waits};
-use transport::{Endpoint, LanesPlan, connect};
+use transport::{Deltas, LanesPlan};
 use wire::carry::{Carry, Carrying, Target};
-use wire::{Kind, SharingOrder, ToDestination, ToSource};
+use wire::{SharingOrder, ToDestination, ToSource};
 
 use super::CarryRequest;
 use super::from_disks::Reading;
@@ -18,7 +18,7 @@ use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
 use crate::source::bounds::sched_params;
 use crate::source::disks::room::DiskRoom;
 use crate::source::phases::start::lanes_plan;
-use crate::source::{audit, by_name};
+use crate::source::{audit, by_name, connection};
 
 /// Time for an agent to connect to a socket on its own host, or to report why
 /// not.
@@ -47,15 +47,8 @@ impl Agents {
         (id, target): (&str, Target),
         request: CarryRequest,
     ) -> Result<Self, MigrationError> {
-        let lost = |why: String| MigrationError::PeerLost { host: peer.name.clone(), why };
-        let endpoint = Endpoint { local: None, remote: peer.address };
-        let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
-            .map_err(|error| MigrationError::unconnected(&peer.name, error))?;
-        let disk_room = Arc::<DiskRoom>::default();
-        let room = Arc::clone(&disk_room);
-        let (link, hear) =
-            Link::start_with(connection, &peer.name, move |message| room.hear(message))
-                .map_err(|error| lost(error.to_string()))?;
+        let lost = |why: String| MigrationError::lost(&peer.name, why);
+        let (link, hear, disk_room) = connection::open(local, peer)?;
         link.set_dead_after(CARRIED_DEAD_AFTER).map_err(|error| lost(error.to_string()))?;
         let sharing = by_name::order(local, &request.sharing, request.domain());
         let (sharing, unshared) = match sharing {
@@ -92,7 +85,7 @@ impl Agents {
             peer: peer.clone(),
             id: id.to_owned(),
             request,
-            link: Arc::new(link),
+            link,
             hear,
             carrying,
             unshared,
@@ -122,11 +115,12 @@ impl Agents {
         let Self { local, peer, request, carrying, .. } = self;
         // Nothing is filtered: only QEMU knows which pages are dirty again.
         let plan = lanes_plan(local, peer, (request.lanes, request.compress), &carrying.token)?;
-        Ok(LanesPlan { deltas: carrying.deltas.then(Arc::default), ..plan })
+        let deltas = carrying.deltas.then(|| Arc::new(Deltas::new(&local.resources.deltas)));
+        Ok(LanesPlan { deltas, ..plan })
     }
 
     pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
-        self.link.say(message).map_err(|error| self.lost(error.to_string()))
+        self.link.say(message).map_err(|error| self.lost(error))
     }
 
     /// The destination's QEMU has closed its connection before its last answer.
@@ -142,12 +136,12 @@ impl Agents {
                 host: self.peer.name.clone(),
                 reason: switchover::Reason::new(reason).into(),
             },
-            Heard::Gone(error) => self.lost(error.to_string()),
-            _ => self.lost("it sent a message out of turn".to_owned()),
+            Heard::Gone(error) => self.lost(error),
+            _ => self.lost("it sent a message out of turn"),
         }
     }
 
-    pub(super) fn lost(&self, why: String) -> MigrationError {
-        MigrationError::PeerLost { host: self.peer.name.clone(), why }
+    pub(super) fn lost(&self, why: impl std::fmt::Display) -> MigrationError {
+        MigrationError::lost(&self.peer.name, why)
     }
 }

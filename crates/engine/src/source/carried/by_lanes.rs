@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use api::Sample;
-use crossbeam_channel::{Receiver, Sender, bounded, never};
+use crossbeam_channel::{Receiver, never, unbounded};
 use data_threads::DataThreads;
 use page::{BlockBatch, Pool, SLOT_BYTES};
 use policy::pace::DestinationUse;
@@ -21,13 +21,14 @@ use super::piece_size::{self, Fitting};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::bounds::{rebind, sched_params};
+use crate::source::bounds::{bounded_threads, rebind};
 use crate::source::context::no_thread;
-use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::compression::Compression;
 use crate::source::control::sampler::ticking::{self, Ticking};
 use crate::source::control::sampler::window::{Counts, Window};
 use crate::source::lanes::{self, Lanes};
+use crate::source::notice::Notice;
 
 /// The content of a relayed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +68,8 @@ pub(super) struct ByLanes {
     threads: Arc<DataThreads>,
     pacing: Pacing,
     sampler: Ticking,
-    /// Receives the name of a thread that has panicked.
-    panicked: Receiver<String>,
+    /// Tells of a thread that has panicked.
+    notices: Receiver<Notice>,
 }
 
 impl ByLanes {
@@ -89,12 +90,8 @@ impl ByLanes {
                 return Ok(None);
             }
         };
-        let bounds = report_builder.watch().bounds();
-        let (tell, panicked): (Sender<String>, _) = bounded(1);
-        let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
-            // Only the first matters.
-            let _ = tell.try_send(thread.to_owned());
-        });
+        let (tell, notices) = unbounded();
+        let threads = bounded_threads(report_builder, &tell);
         let lanes = Arc::new(Lanes::new(agents.lanes_plan()?, Some(Arc::clone(&threads))));
         let count = lanes.meters().count();
         pools.pages.set_limit_bytes(content.pieces_max(count) * SLOT_BYTES);
@@ -107,7 +104,6 @@ impl ByLanes {
         let pacing = Pacing::start(
             Arc::clone(&lanes),
             &agents.local.resources.network,
-            pace_bounds(&bounds),
             Arc::clone(&threads),
             Arc::clone(report_builder),
             None,
@@ -126,7 +122,7 @@ impl ByLanes {
             ticking::USUAL
         });
         let (pacing, sampler) = (pacing.map_err(no_thread)?, sampler.map_err(no_thread)?);
-        Ok(Some(Self { lanes, pools, piece_bytes, threads, pacing, sampler, panicked }))
+        Ok(Some(Self { lanes, pools, piece_bytes, threads, pacing, sampler, notices }))
     }
 
     /// The sender of a connection's bytes.
@@ -142,7 +138,7 @@ impl ByLanes {
 
     /// The failure of the lanes, if any.
     pub(super) fn failure(&self) -> Option<String> {
-        if let Ok(thread) = self.panicked.try_recv() {
+        if let Ok(Notice::Panicked(thread)) = self.notices.try_recv() {
             return Some(MigrationError::Panicked { thread }.to_string());
         }
         self.lanes.failure().map(|error| error.to_string())

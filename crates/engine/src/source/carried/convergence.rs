@@ -1,8 +1,8 @@
 //! Throttles a carried VM that does not converge, with the same controller and cgroups as
 //! for the agent's own migrations, from counts of passes.
 //!
-//! QEMU isn't queried, so the VM can't be stopped for moments either. The consequence is up
-//! to libvirt, or another program that commands both QEMUs.
+//! QEMU isn't queried. The consequence is up to libvirt, or another program that commands both
+//! QEMUs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,8 @@ use super::CarryRequest;
 use super::passes::{Passes, Seen};
 use super::process::Qemu;
 use crate::report_builder::ReportBuilder;
+use crate::source::control::sampler::Shown;
 use crate::source::control::throttle::{Brakes, Throttling, Vcpus, settings};
-
-/// Why a VM is not stopped for moments where cgroups are unavailable.
-const NOT_OURS: &str = "only its manager stops it";
 
 pub(super) struct Convergence {
     passes: Arc<Passes>,
@@ -48,15 +46,11 @@ pub(super) struct Flowing {
 /// The current state of convergence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Come {
-    pub(super) pass: u32,
-    pub(super) dirty_bytes_per_s: f64,
-    pub(super) share: f64,
+    pub(super) shown: Shown,
     /// The VM is throttled, or about to be, and may converge by that.
     pub(super) helped: bool,
     /// None if unknown.
     pub(super) to_come: Option<ToCome>,
-    pub(super) left_bytes: u64,
-    pub(super) time_left: Option<Duration>,
 }
 
 /// What QEMU still has dirty.
@@ -88,7 +82,6 @@ impl Convergence {
         let brakes = Brakes {
             vcpus: vcpus.inspect_err(|why| tracing::info!(why, "a VM that is carried")),
             notes,
-            slicing: Err(NOT_OURS),
             report_builder: Arc::clone(&report_builder),
         };
         let settings = of_request(request);
@@ -123,13 +116,17 @@ impl Convergence {
                 flowing.pending_bytes
             };
         let mut come = Come {
-            pass: seen.pass,
-            dirty_bytes_per_s: counted.dirty.map_or(0.0, |dirty| dirty.bytes_per_s),
-            share: 1.0,
+            shown: Shown {
+                pass: seen.pass,
+                ram_bytes: flowing.ram_bytes,
+                left_bytes,
+                dirty_bytes_per_s: counted.dirty.map_or(0.0, |dirty| dirty.bytes_per_s),
+                share: 1.0,
+                time_left_s: None,
+                held: false,
+            },
             helped: false,
             to_come: self.to_come(&counted, &seen),
-            left_bytes,
-            time_left: None,
         };
         if self.passes.is_over() {
             self.throttling.lift();
@@ -145,14 +142,14 @@ impl Convergence {
                 first_pass_over: flowing.first_pass_over,
                 used_cpus: 0.0,
             });
-            come.share = self.throttling.share(&decision);
+            come.shown.share = self.throttling.share(&decision);
             let is_for_good = matches!(decision.why, Why::Nothing | Why::Unneeded);
             let can_help = self.allowed && !self.throttling.is_missing();
             come.helped = can_help && !is_for_good && decision.stalled.is_none();
-            come.time_left = decision.time_left;
-            self.tell(&decision, come.share);
+            come.shown.time_left_s = decision.time_left.map(|time| time.as_secs_f64());
+            self.tell(&decision, come.shown.share);
         }
-        self.share = come.share;
+        self.share = come.shown.share;
         come
     }
 
@@ -189,7 +186,8 @@ impl Convergence {
             );
         }
         // A VM that can't be throttled at all was noted already.
-        let is_done = self.allowed && share <= decision.share;
+        let can_be = self.allowed && !self.throttling.is_missing();
+        let is_done = can_be && share <= decision.share;
         if let Some(stall) = decision.stalled.filter(|_| is_done)
             && !std::mem::replace(&mut self.told_stall, true)
         {

@@ -12,40 +12,28 @@ use crate::source::audit::Compared;
 
 impl Running<'_> {
     pub(super) fn hear(&mut self, heard: Heard<ToSource>) -> Result<(), MigrationError> {
-        match heard {
-            Heard::Back(bytes) => self.back(&bytes),
-            Heard::Message(ToSource::Placement { mapped, inline }) => {
-                self.flow.note_placement(&mapped, &inline);
-                Ok(())
-            }
-            Heard::Message(ToSource::NicUse(used)) => {
-                self.pacing.hear(used);
-                Ok(())
-            }
-            Heard::Message(ToSource::Note { text }) => {
-                self.report_builder.note(text);
-                Ok(())
-            }
-            Heard::Message(ToSource::Share) => {
+        let message = match heard {
+            Heard::Back(bytes) => return self.back(&bytes),
+            // Everything was answered: QEMU here is about to close.
+            Heard::Gone(_) if self.is_loaded() => None,
+            Heard::Message(message) => self.flow.hear(message),
+            other => return Err(self.split.agents.ended(other)),
+        };
+        match message {
+            None => {}
+            Some(ToSource::Note { text }) => self.report_builder.note(text),
+            Some(ToSource::Share) => {
                 if let Some(stage) = &self.flow.stage {
                     stage.naming().wake();
                 }
-                Ok(())
             }
-            Heard::Message(ToSource::Late { batches }) => {
-                self.flow.late(batches);
-                Ok(())
-            }
-            Heard::Message(ToSource::Cost(cost)) => {
+            Some(ToSource::Cost(cost)) => {
                 self.report_builder.took_there(&cost);
                 self.is_accounted = true;
-                Ok(())
             }
-            // Everything was answered: QEMU here is about to close.
-            Heard::Gone(_) if self.is_loaded() => Ok(()),
-            Heard::Message(other) => self.compare(other),
-            other => Err(self.split.agents.ended(other)),
+            Some(other) => self.compare(other)?,
         }
+        Ok(())
     }
 
     fn compare(&mut self, heard: ToSource) -> Result<(), MigrationError> {
@@ -55,7 +43,7 @@ impl Running<'_> {
             Some(Compared::Waits) => Ok(()),
             Some(Compared::Asks(said)) => agents.say(&said),
             Some(Compared::Same) => {
-                self.tail.go_on(&agents.link).map_err(|error| agents.lost(error.to_string()))
+                self.tail.go_on(&agents.link).map_err(|error| agents.lost(error))
             }
         }
     }

@@ -120,12 +120,12 @@ impl Opening {
         };
         match heard {
             // Nothing more will come back.
-            Ok(Heard::Back(bytes)) if bytes.is_empty() => Err(self
-                .agents
-                .lost("the program that waits there has closed its connection".to_owned())),
+            Ok(Heard::Back(bytes)) if bytes.is_empty() => {
+                Err(self.agents.lost("the program that waits there has closed its connection"))
+            }
             Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.agents.ended(other)),
-            Err(_) => Err(self.agents.lost("the connection has ended".to_owned())),
+            Err(_) => Err(self.agents.lost("the connection has ended")),
         }
     }
 

@@ -211,7 +211,7 @@ impl Following<'_> {
                         }
                     },
                     Err(_) => {
-                        return Err(self.agents.lost("the connection has ended".to_owned()));
+                        return Err(self.agents.lost("the connection has ended"));
                     }
                 },
                 recv(ended) -> end => {

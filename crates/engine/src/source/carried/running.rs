@@ -8,18 +8,19 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use api::Phase;
-use crossbeam_channel::{Receiver, Sender, at, never, select};
+use crossbeam_channel::{Receiver, at, never, select};
 use wire::ToDestination;
 
+use super::by_passes::ByPasses;
 use super::caller::{CLOSED_MAX, CLOSING_MAX};
-use super::collector::Tail;
 use super::convergence::Convergence;
 use super::from_disks::Reading;
-use super::notice::Notice;
 use super::passes::Passes;
+use super::process;
 use super::split::Split;
+use super::tail::Tail;
+use super::waiting::Waiting;
 use super::way_back::WayBack;
-use super::{process, sampler};
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
@@ -27,10 +28,10 @@ use crate::resources::Pools;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::{rebind, reschedule};
 use crate::source::context::no_thread;
-use crate::source::control::pacing::Pacing;
+use crate::source::control::sampler::Sampler;
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::flow::Flow;
-use crate::source::prefault::Prefault;
+use crate::source::notice::Notice;
 
 /// Time for the destination's last messages; a QEMU that has loaded its VM closes at
 /// once.
@@ -40,7 +41,7 @@ const REST_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Running<'r> {
     pub(super) split: &'r mut Split,
     pub(super) report_builder: &'r Arc<ReportBuilder>,
-    pub(super) notices: (Sender<Notice>, Receiver<Notice>),
+    pub(super) notices: Receiver<Notice>,
     pub(super) audit: SourceAudit,
     pub(super) flow: Flow,
     pub(super) tail: Arc<Tail>,
@@ -49,7 +50,6 @@ pub(super) struct Running<'r> {
     pub(super) main: UnixStream,
     /// The return path on it.
     pub(super) way_back: Arc<WayBack>,
-    pub(super) pacing: Pacing,
     /// The destination has reported its costs.
     pub(super) is_accounted: bool,
     /// When RAM ended.
@@ -57,18 +57,12 @@ pub(super) struct Running<'r> {
     pub(super) pools: Pools,
     /// Kept until the end.
     pub(super) _reading: Option<Reading>,
-    /// Runs until the end, or until it has met QEMU.
-    pub(super) prefault: Option<Prefault>,
 }
 
 impl Running<'_> {
     pub(super) fn sampler(&self) -> Result<Ticking, MigrationError> {
-        let watched = sampler::Watched {
-            state: Arc::clone(&self.flow.state),
-            lanes: Arc::clone(&self.flow.lanes),
-            stage: self.flow.stage.clone(),
-            report_builder: Arc::clone(self.report_builder),
-            compress: self.split.agents.request.compress,
+        let deciding = ByPasses {
+            sampler: Sampler::new(&self.flow, self.split.agents.request.compress),
             convergence: Convergence::new(
                 Arc::clone(&self.passes),
                 process::of(&self.main),
@@ -79,8 +73,9 @@ impl Running<'_> {
             passes: Arc::clone(&self.passes),
             way_back: Arc::clone(&self.way_back),
             fixed: self.split.agents.local.fixed_cost.expected(&self.split.agents.peer.name),
+            waiting: Waiting::default(),
         };
-        sampler::start(watched).map_err(no_thread)
+        deciding.start().map_err(no_thread)
     }
 
     /// Follows both ends until QEMU has closed its connections after the destination's
@@ -101,15 +96,15 @@ impl Running<'_> {
                         self.wait_closed();
                         return Ok(());
                     }
-                    Err(_) => return Err(self.split.agents.lost("the connection has ended".to_owned())),
+                    Err(_) => return Err(self.split.agents.lost("the connection has ended")),
                 },
-                recv(self.notices.1) -> notice => match notice {
+                recv(self.notices) -> notice => match notice {
                     Ok(Notice::Ended(ended)) => {
                         self.ended(ended)?;
                         return self.hear_the_rest();
                     }
                     Ok(notice) => self.notice(notice)?,
-                    Err(_) => unreachable!("this struct holds a sender"),
+                    Err(_) => unreachable!("the flow holds a sender"),
                 },
                 // Too late for a VM that is loaded: it belongs to the destination.
                 recv(watch.cancelled()) -> _ => if !self.is_loaded() {
@@ -159,11 +154,8 @@ impl Running<'_> {
                 ));
             }
             Notice::RamOver => {
-                let (host, notices) = (self.split.agents.peer.name.clone(), self.notices.0.clone());
-                let notify = move |placed| {
-                    let _ = notices.send(Notice::Placed(placed));
-                };
-                self.flow.wait_in_background(host, |_| Ok(()), notify)?;
+                let host = self.split.agents.peer.name.clone();
+                self.flow.wait_in_background(host, |_| Ok(()))?;
             }
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => {
@@ -172,7 +164,8 @@ impl Running<'_> {
                 ));
             }
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
-            Notice::Ended(_) => {}
+            // Ended is awaited above, and the others concern the agent's own migrations.
+            Notice::Ended(_) | Notice::DisksReady | Notice::Disks(_) | Notice::Stalled(_) => {}
         }
         Ok(())
     }
@@ -180,11 +173,11 @@ impl Running<'_> {
     fn placed(&mut self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
         placed?;
         let said = self.tail.placed(&self.split.agents.link, self.audit.begin());
-        said.map_err(|error| self.split.agents.lost(error.to_string()))
+        said.map_err(|error| self.split.agents.lost(error))
     }
 
     /// Handles the end of QEMU's connections, or an error in its stream.
-    fn ended(&self, ended: Result<tap::Summary, MigrationError>) -> Result<(), MigrationError> {
+    fn ended(&self, ended: Result<(), MigrationError>) -> Result<(), MigrationError> {
         if self.is_loaded() {
             return Ok(());
         }
@@ -217,7 +210,7 @@ impl Running<'_> {
     fn wait_closed(&self) {
         let until = Instant::now() + CLOSED_MAX;
         loop {
-            match self.notices.1.recv_deadline(until) {
+            match self.notices.recv_deadline(until) {
                 Ok(Notice::Ended(_)) => return,
                 Ok(_) => {}
                 Err(_) => return self.leave_qemu(),
@@ -235,23 +228,23 @@ impl Running<'_> {
     /// Applies the operator's new bounds at both ends.
     fn rebind(&self) -> Result<(), MigrationError> {
         let stands_still = self.stopped.is_some();
-        let terms =
-            rebind(self.report_builder, &self.flow.threads, Some(&self.pacing), stands_still);
+        let Flow { threads, pacing, .. } = &self.flow;
+        let terms = rebind(self.report_builder, threads, Some(pacing), stands_still);
         if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(terms)) }
     }
 
     /// Closes everything of the migration at once, and reports its figures.
     pub(super) fn close(self) {
-        let Self { split, flow, tail, pools, pacing, prefault, .. } = self;
+        let Self { split, mut flow, tail, pools, .. } = self;
         // First end all writing to the destination, so that no thread waits for it.
         let control_bytes = split.agents.link.wire_bytes();
         flow.lanes.shut();
         split.agents.link.close();
         tail.end();
         flow.hang_up(CLOSING_MAX);
-        drop(pacing);
-        let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
-        let cpu = prefaulting + flow.lanes.stop();
-        flow.account(&pools, control_bytes, cpu);
+        flow.pacing.stop();
+        flow.end_prefault();
+        flow.stop(false);
+        flow.account(&pools, control_bytes);
     }
 }

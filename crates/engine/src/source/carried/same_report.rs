@@ -11,25 +11,26 @@ use api::{Audit, Bounds, Outcome, Progress, Report};
 use crossbeam_channel::unbounded;
 use data_threads::DataThreads;
 use identity::{Connection, Security};
-use page::{Batch, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{Batch, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, Reserve, SLOT_BYTES};
 use qemu::ram_blocks::RamBlocks;
 use tap::{Block, Head, Output, Taken, Tap};
 use transport::LanesPlan;
 use wire::{ToDestination, ToSource, Token};
 
-use super::collector::{self, Tail};
+use super::observed::Observed;
 use super::passes::{Order, Passes};
+use super::tail::Tail;
 use super::way_back::WayBack;
 use crate::link::Link;
+use crate::network::Network;
 use crate::report_builder::ReportBuilder;
 use crate::resources::{Pools, Resources};
 use crate::source::audit::{Compared, SourceAudit};
-use crate::source::bounds::sched_params;
+use crate::source::bounds::bounded_threads;
 use crate::source::collector::Collector;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan};
-use crate::source::pages::Pages;
-use crate::tail::TailBudget;
+use crate::source::own::Own;
 use crate::watch::Watch;
 
 const PAGES: u64 = 512;
@@ -38,6 +39,7 @@ const PAGES: u64 = 512;
 struct Parts {
     pools: Pools,
     state: Arc<StreamState>,
+    network: Arc<Network>,
     link: Arc<Link<ToDestination>>,
     threads: Arc<DataThreads>,
     report_builder: Arc<ReportBuilder>,
@@ -46,21 +48,21 @@ struct Parts {
 
 impl Parts {
     fn new() -> Self {
-        let pools = Resources::new(64 << 20).leaving(false).unwrap();
+        let resources = Resources::new(64 << 20);
+        let (pools, network) = (resources.leaving(false).unwrap(), Arc::clone(&resources.network));
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let state = Arc::new(StreamState::new(&pools, Duration::from_millis(300), traits));
-        let bounds = Bounds::default();
-        let threads = DataThreads::new(sched_params(&bounds, false), |_| {});
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
-        let watch = Arc::new(Watch::new(progress, bounds));
+        let watch = Arc::new(Watch::new(progress, Bounds::default()));
         let report_builder = Arc::new(ReportBuilder::new(watch, 300));
+        let threads = bounded_threads(&report_builder, &unbounded().0);
         let audit = (Audit::On, "it is turned off");
         let audit = SourceAudit::new(audit, None, "host-b", &report_builder).unwrap();
-        Self { pools, state, link: link(), threads, report_builder, audit }
+        Self { pools, state, network, link: link(), threads, report_builder, audit }
     }
 
     /// Follows the events of one migration.
-    fn report(mut self, output: impl FnOnce(Pages) -> Arc<dyn Output>) -> Report {
+    fn report(mut self, output: impl FnOnce(Collector) -> Arc<dyn Output>) -> Report {
         // No lane takes anything.
         let lanes = LanesPlan {
             endpoints: Vec::new(),
@@ -77,12 +79,14 @@ impl Parts {
             naming: None,
             handed_over: self.audit.handed_over(),
             link: &self.link,
+            network: &self.network,
+            notices: &unbounded().0,
             threads: &self.threads,
             report_builder: &self.report_builder,
         };
         let mut events = None;
-        let (flow, _tap) = Flow::start(plan, |pages| {
-            let output = output(pages);
+        let (flow, _tap) = Flow::start(plan, |collector| {
+            let output = output(collector);
             events = Some(Arc::clone(&output));
             // Its QEMU sends nothing; the events are below.
             let taken = Taken {
@@ -105,10 +109,11 @@ impl Parts {
             assert_eq!(matches!(compared, Some(Compared::Same)), audited);
             assert_eq!(self.audit.is_open(), !audited);
         }
-        flow.note_placement(&["pc.ram".to_owned()], &[]);
+        let mapped = vec!["pc.ram".to_owned()];
+        assert!(flow.hear(ToSource::Placement { mapped, inline: Vec::new() }).is_none());
         flow.tap.cut();
         flow.lanes.stop();
-        flow.account(&self.pools, self.link.wire_bytes(), Duration::ZERO);
+        flow.account(&self.pools, self.link.wire_bytes());
         self.report_builder.end(Outcome::Done)
     }
 
@@ -139,7 +144,6 @@ impl Parts {
             output.all_before(Epoch(epoch.0 + 1));
         }
         output.tail(b"de").unwrap();
-        output.ram_ended();
         output.ram_over();
         output.tail(b"vices").unwrap();
     }
@@ -164,21 +168,18 @@ fn link() -> Arc<Link<ToDestination>> {
 
 #[test]
 fn the_same_events_give_the_same_report() {
-    let own = Parts::new().report(|pages| {
-        Arc::new(Collector {
-            pages,
+    let own = Parts::new().report(|collector| {
+        Arc::new(Own {
+            collector,
             ram: RamBlocks::default(),
             numbered: Arc::default(),
-            notices: unbounded().0,
-            stops: Arc::default(),
             global_state: Arc::default(),
         })
     });
-    let carried = Parts::new().report(|pages| {
-        Arc::new(collector::Collector {
-            pages,
-            notices: unbounded().0,
-            tail: Arc::new(Tail::new(&Arc::new(TailBudget::new(0)))),
+    let carried = Parts::new().report(|collector| {
+        Arc::new(Observed {
+            collector,
+            tail: Arc::new(Tail::new(&Reserve::new(0))),
             passes: Arc::new(Passes::new(Order::Pages)),
             way_back: Arc::new(WayBack::new(UnixStream::pair().unwrap().0)),
             fixed: Duration::ZERO,

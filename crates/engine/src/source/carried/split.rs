@@ -6,31 +6,31 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, unbounded};
-use data_threads::DataThreads;
+use crossbeam_channel::unbounded;
 use qemu::command_line::CommandLine;
 use qemu::commanded::Commanded;
+use qemu::ram_blocks::RamBlocks;
 use tap::{Taken, Tap, TapError};
 use wire::ToDestination;
 use wire::carry::Channels;
 
 use super::agents::Agents;
 use super::caller::{CLOSING_MAX, Caller, Channel, refuse_taken};
-use super::collector::{Collector, Tail};
-use super::notice::Notice;
+use super::observed::Observed;
 use super::passes::{Order, Passes};
 use super::process;
 use super::running::Running;
+use super::tail::Tail;
 use super::way_back::WayBack;
 use crate::caught::caught;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::source::audit::SourceAudit;
-use crate::source::bounds::sched_params;
+use crate::source::bounds::bounded_threads;
 use crate::source::context::local as local_error;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, tap_failed};
-use crate::source::prefault::Prefault;
+use crate::source::notice::Notice;
 
 /// A migration whose pages will go on lanes.
 pub struct Split {
@@ -72,12 +72,8 @@ impl Split {
         report_builder: &'r Arc<ReportBuilder>,
     ) -> Result<Running<'r>, MigrationError> {
         let pools = self.agents.local.resources.leaving(false)?;
-        let notices = unbounded();
-        let tell: Sender<Notice> = notices.0.clone();
-        let bounds = report_builder.watch().bounds();
-        let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
-            let _ = tell.send(Notice::Panicked(thread.to_owned()));
-        });
+        let (notices, noticed) = unbounded();
+        let threads = bounded_threads(report_builder, &notices);
         let audited = (self.agents.request.audit, "it is turned off: `audit` under [carry]");
         let (hash, host) = (self.agents.carrying.hash.as_deref(), &self.agents.peer.name);
         let audit = SourceAudit::new(audited, hash, host, report_builder)?;
@@ -96,24 +92,26 @@ impl Split {
         let back = main.and_then(|main| Ok((main.try_clone()?, main)));
         let (back, main) = back.map_err(|error| local_error("keeping QEMU's connection", error))?;
         let way_back = Arc::new(WayBack::new(back));
-        let prefault = self.prefault(&state, &threads, report_builder);
+        let ram = self.ram();
         let link = Arc::clone(&self.agents.link);
+        let network = Arc::clone(&self.agents.local.resources.network);
         let plan = FlowPlan {
             state: Arc::clone(&state),
             lanes,
             naming: self.agents.naming(reading.as_ref()),
             handed_over: audit.handed_over(),
             link: &link,
+            network: &network,
+            notices: &notices,
             threads: &threads,
             report_builder,
         };
-        let (flow, tap) = Flow::start(plan, |pages| {
+        let (mut flow, tap) = Flow::start(plan, |collector| {
             if let Some(channels) = &self.channels {
                 self.agents.say(&ToDestination::Channels(channels.clone()))?;
             }
-            let collector = Collector {
-                pages,
-                notices: notices.0.clone(),
+            let output = Observed {
+                collector,
                 tail: Arc::clone(&tail),
                 passes: Arc::clone(&passes),
                 way_back: Arc::clone(&way_back),
@@ -122,49 +120,43 @@ impl Split {
                 is_in_postcopy: AtomicBool::new(false),
                 ram_over: AtomicBool::new(false),
             };
-            self.take_over(&state, collector)
+            self.take_over(&state, output)
         })?;
-        let pacing = flow.pace(&self.agents.local.resources.network);
-        let (host, notify) = (self.agents.peer.name.clone(), notices.0.clone());
+        if let Some((hints, ram)) = ram {
+            flow.prefault(hints, &ram);
+        }
+        let (host, notify) = (self.agents.peer.name.clone(), notices.clone());
         let waiting = flow.in_background("carry-end", move |lanes| {
             let failed =
                 |error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, lanes, host));
-            let _ = notify.send(Notice::Ended(tap.join().map_err(failed)));
+            let _ = notify.send(Notice::Ended(tap.join().map(drop).map_err(failed)));
         });
-        let (pacing, ()) = pacing
-            .and_then(|pacing| Ok((pacing, waiting?)))
-            .inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
+        waiting.inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
         Ok(Running {
             split: self,
             report_builder,
-            notices,
+            notices: noticed,
             audit,
             flow,
             tail,
             passes,
             main,
             way_back,
-            pacing,
             is_accounted: false,
             stopped: None,
             pools,
             _reading: reading,
-            prefault,
         })
     }
 }
 
 impl Split {
     /// Has a tap read QEMU's connections from now on.
-    fn take_over(
-        &mut self,
-        state: &StreamState,
-        collector: Collector,
-    ) -> Result<Tap, MigrationError> {
+    fn take_over(&mut self, state: &StreamState, output: Observed) -> Result<Tap, MigrationError> {
         let (main, channels) = mem::take(&mut self.caller).take_over();
         let channels = channels.into_iter().map(Channel::into_taken).collect();
         let taken = Taken { main, before: mem::take(&mut self.before), channels };
-        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), Arc::new(collector));
+        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), Arc::new(output));
         tap.map_err(|refused| {
             let (error, taken) = *refused;
             refuse_taken(taken);
@@ -172,19 +164,13 @@ impl Split {
         })
     }
 
-    /// Starts prefaulting, if QEMU's RAM can be found.
-    fn prefault(
-        &self,
-        state: &Arc<StreamState>,
-        threads: &Arc<DataThreads>,
-        report_builder: &Arc<ReportBuilder>,
-    ) -> Option<Prefault> {
+    /// QEMU's RAM, and whether its guest may report free pages; none if it can't be found.
+    fn ram(&self) -> Option<(bool, RamBlocks)> {
         let qemu = process::of(self.caller.main()).ok()?;
         let vm = Commanded::of_process(qemu.pid).ok()?;
         let blocks = vm.memory().ok()?.blocks;
         let ram = vm.ram(blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
-        let hints = CommandLine::may_hint_free_pages(vm.argv());
-        Prefault::start(hints, &ram, state, threads, report_builder)
+        Some((CommandLine::may_hint_free_pages(vm.argv()), ram))
     }
 }
 

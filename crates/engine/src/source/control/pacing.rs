@@ -47,11 +47,11 @@ impl Pacing {
     pub(crate) fn start(
         lanes: Arc<Lanes>,
         network: &Arc<Network>,
-        bounds: PaceBounds,
         threads: Arc<DataThreads>,
         report_builder: Arc<ReportBuilder>,
         state: Option<Arc<StreamState>>,
     ) -> std::io::Result<Self> {
+        let bounds = pace_bounds(&report_builder.watch().bounds());
         let pace = Pace::start(lanes.paces().count(), bounds);
         set(&lanes, pace.lanes());
         let flows = flows(&lanes, network, &report_builder);

@@ -1,5 +1,8 @@
-//! Twenty times a second, or sooner when something waits: measures, shows progress, and decides
-//! the pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
+//! Twenty times a second, or sooner when something waits: measures, adapts the pool and the
+//! encoding, and shows progress.
+//!
+//! What else follows is decided by QEMU's progress (`by_progress`) or, if another program commands
+//! QEMU, by its passes (`carried::by_passes`).
 
 pub(crate) mod compression;
 pub(crate) mod deliveries;
@@ -7,462 +10,149 @@ pub(crate) mod ticking;
 pub(crate) mod window;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
 
 use api::{Compress, Phase, Sample};
-use crossbeam_channel::Sender;
-use dedup::source::Stage as ByName;
-use page::PAGE_BYTES;
-use policy::chase::{Chase, Look, Stage};
-use policy::hold::{Hold, Look as HoldLook};
-use policy::switchover::{
-    Allowance, FinishInput, accepted, allowance, budget_bytes, predicted_blackout,
-};
-use policy::throttle::{Look as Followed, Stall, Step, Why};
-use qemu::outgoing::Progress;
+use dedup::source::Stage;
+use transport::Delivered;
 
 use deliveries::Deliveries;
-use ticking::Ticking;
 use window::Window;
 
 use super::limit::{PeerShare, Seen};
 use super::pacing::pace_bounds;
-use super::qemu_migration::QemuMigration;
 use super::stream_state::StreamState;
-use super::throttle::Throttling;
-use super::whole::{DEVICES_WAIT, Patience};
 use crate::report_builder::ReportBuilder;
-use crate::source::context::Notice;
+use crate::source::flow::Flow;
 use crate::source::lanes::{self, Lanes};
 
-/// This many samples after the first pass follow each other quickly.
-const SOON_LOOKS: u32 = 10;
-/// Data that is delivered within this time is not waited for before the VM is stopped.
-const IN_FLIGHT: Duration = Duration::from_millis(10);
-/// The remainder is shrinking while it is at most this fraction of what it was.
-const LESS: f64 = 0.9;
-/// A held pass begins after this time unless it is held again.
-const HOLD: Duration = Duration::from_millis(300);
-
-pub(crate) struct Watched {
+/// What is measured of one migration, whoever commands QEMU.
+pub(crate) struct Sampler {
     pub(crate) state: Arc<StreamState>,
-    pub(crate) by_name: Option<Arc<ByName>>,
     pub(crate) lanes: Arc<Lanes>,
+    /// None: pages don't go by name.
+    pub(crate) by_name: Option<Arc<Stage>>,
     pub(crate) report_builder: Arc<ReportBuilder>,
-    pub(crate) qemu: Arc<dyn QemuMigration>,
-    pub(crate) tap: tap::Stopper,
-    pub(crate) compress: Compress,
-    /// Memory that the VM has used, with what QEMU itself uses; none if unknown.
-    pub(crate) used_bytes: Option<u64>,
-    /// Downtime without pages, as last measured.
-    pub(crate) fixed: Duration,
-    /// The operator's bound on the downtime.
-    pub(crate) blackout_max: Option<Duration>,
-    /// Whether the VM is stopped for its switchover.
-    pub(crate) stands_still: Arc<AtomicBool>,
-    pub(crate) throttling: Throttling,
-    /// The channel for the notice that the VM does not converge.
-    pub(crate) notices: Sender<Notice>,
-}
-
-/// Starts the sampler.
-pub(crate) fn start(watched: Watched) -> std::io::Result<Ticking> {
-    let (guard, passes) = (watched.lanes.guard(), watched.qemu.passes());
-    let mut sampling = Sampling::new(watched);
-    // Dropping it, at the thread's end, ends throttling.
-    Ticking::start(guard, passes, move || {
-        sampling.sample();
-        sampling.next()
-    })
-}
-
-struct Sampling {
-    watched: Watched,
     deliveries: Deliveries,
-    hold: Hold,
-    /// QEMU's next pass is held.
-    held: bool,
-    allowed: Option<Allowance>,
-    /// None if QEMU can't be held.
-    chase: Option<Chase>,
-    /// Quick samples since the first pass, and the remainder at the last of them.
-    soon: u32,
-    left_bytes: u64,
-    dirty_bytes_per_s: f64,
-    /// The share of its CPU time that the VM keeps.
-    share: f64,
-    /// The guest is throttled, or may soon be.
-    helped: bool,
-    /// The end of a VM that does not converge was decided.
-    ended: bool,
-    patience: Patience,
     peer: PeerShare,
 }
 
-impl Sampling {
-    fn new(watched: Watched) -> Self {
-        let chase = watched.qemu.is_held().then(Chase::default);
-        let Watched { state, lanes, compress, by_name, .. } = &watched;
+/// What is known of QEMU's side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown {
+    pub(crate) pass: u32,
+    pub(crate) ram_bytes: u64,
+    /// What QEMU and the buffers hold. Pages that are in flight and dirty again count twice.
+    pub(crate) left_bytes: u64,
+    pub(crate) dirty_bytes_per_s: f64,
+    /// The share of its CPU time that the VM keeps.
+    pub(crate) share: f64,
+    /// None if unknown.
+    pub(crate) time_left_s: Option<f64>,
+    /// QEMU is read more slowly than possible.
+    pub(crate) held: bool,
+}
+
+impl Sampler {
+    pub(crate) fn new(flow: &Flow, compress: Compress) -> Self {
+        let Flow { state, lanes, stage, report_builder, .. } = flow;
         Self {
-            deliveries: Deliveries::new(state, lanes, *compress, by_name.clone()),
-            chase,
-            watched,
-            hold: Hold::default(),
-            held: false,
-            allowed: None,
-            soon: 0,
-            left_bytes: u64::MAX,
-            dirty_bytes_per_s: 0.0,
-            share: 1.0,
-            helped: false,
-            ended: false,
-            patience: Patience::default(),
+            state: Arc::clone(state),
+            lanes: Arc::clone(lanes),
+            by_name: stage.clone(),
+            report_builder: Arc::clone(report_builder),
+            deliveries: Deliveries::new(state, lanes, compress, stage.clone()),
             peer: PeerShare::default(),
         }
     }
 
-    fn sample(&mut self) {
-        let Some(window) = self.deliveries.look() else { return };
+    /// Measures. None if no time has passed.
+    pub(crate) fn look(&mut self) -> Option<Window> {
+        let window = self.deliveries.look()?;
         self.peer.add(window.writing, window.for_peer);
-        if let (Some(by_name), Some(rate)) =
-            (&self.watched.by_name, self.watched.state.bodies_per_s())
-        {
+        if let (Some(by_name), Some(rate)) = (&self.by_name, self.state.bodies_per_s()) {
             by_name.naming().set_bodies_per_s(rate);
         }
-        self.watched.state.adjust_pool();
-        if self.watched.stands_still.load(Relaxed) {
-            self.watched.throttling.lift();
-            self.share = 1.0;
-        } else {
-            self.watched.throttling.permit();
-        }
-        // A QEMU that is stopping the VM may not answer; no figure is lost.
-        if let Ok(qemu) = self.watched.qemu.progress() {
-            self.follow_qemu(&qemu, &window);
-        }
+        self.state.adjust_pool();
+        Some(window)
     }
 
-    /// The time until the next sample: a VM with little left is stopped as soon as the pool's
-    /// content is delivered.
-    fn next(&mut self) -> Duration {
-        let is_first_pass = !self.watched.state.first_pass_over.load(Relaxed);
-        match self.chase.map(Chase::stage) {
-            Some(Stage::Draining) => ticking::SOON,
-            Some(Stage::Chasing) if !is_first_pass && self.soon < SOON_LOOKS => {
-                self.soon += 1;
-                ticking::SOON
-            }
-            _ => ticking::USUAL,
-        }
+    /// What was delivered by the last look.
+    pub(crate) fn delivered(&self) -> &Delivered {
+        &self.deliveries.last().delivered
     }
 
-    fn follow_qemu(&mut self, qemu: &Progress, window: &Window) {
-        let Watched { state, by_name, report_builder, .. } = &self.watched;
-        if qemu.dirty_sync_count >= 2 && !state.first_pass_over.swap(true, Relaxed) {
-            if let Some(by_name) = by_name {
-                by_name.end_first_pass();
-            }
-            report_builder.enter(Phase::LaterPass);
-            // By QEMU's own count, because some of it may still be in flight to the tap.
-            let handed_over = (qemu.normal_pages + qemu.fill_pages) * PAGE_BYTES as u64;
-            let free_bytes = qemu.total_bytes.saturating_sub(handed_over);
-            report_builder.tell(|report| report.free_bytes = free_bytes);
-            state.adjust_pool();
+    /// The first pass is over. Returns whether that is news.
+    pub(crate) fn end_first_pass(&self) -> bool {
+        if self.state.first_pass_over.swap(true, Relaxed) {
+            return false;
         }
-        self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
-        let left_bytes = qemu.remaining_bytes + self.deliveries.last().delivered.backlog_bytes;
-        let to_send_bytes = self.to_send_bytes(left_bytes);
-        self.hold(window.elapsed);
-        self.throttle(qemu, to_send_bytes);
-        let stage = self.chase(left_bytes, window.elapsed);
-        if stage != Stage::Chasing {
-            self.allow();
+        if let Some(by_name) = &self.by_name {
+            by_name.end_first_pass();
         }
-        if stage == Stage::Over && self.ends_naming() {
-            self.watched.tap.let_stop();
-        }
-        self.note_devices(left_bytes, window.elapsed);
-        let Watched { state, report_builder, fixed, .. } = &self.watched;
-        if let Some(rate) = state.bodies_per_s() {
-            let blackout = predicted_blackout(left_bytes, rate, *fixed);
-            report_builder.tell(|report| {
-                report.predicted_downtime_ms = Some(blackout.as_secs_f64() * 1e3);
-                report.passes = qemu.dirty_sync_count;
-            });
-        }
-        self.show(qemu, window, left_bytes, to_send_bytes);
+        self.report_builder.enter(Phase::LaterPass);
+        self.state.adjust_pool();
+        true
     }
 
-    /// What is left without the memory that the VM has never used: it takes next to no time.
-    fn to_send_bytes(&self, left_bytes: u64) -> u64 {
-        let Watched { state, used_bytes, .. } = &self.watched;
-        if state.first_pass_over.load(Relaxed) {
-            return left_bytes;
-        }
-        let (taken_bytes, _) = state.taken();
-        let backlog_bytes = self.deliveries.last().delivered.backlog_bytes;
-        used_part(left_bytes, *used_bytes, taken_bytes, backlog_bytes)
-    }
-
-    /// Holds QEMU's next pass while the destination awaits content from other providers.
-    fn hold(&mut self, elapsed: Duration) {
-        let state = &self.watched.state;
-        if !state.first_pass_over.load(Relaxed) {
-            return;
-        }
-        let held = self.hold.next(HoldLook {
-            pending_bytes: self.deliveries.last().delivered.awaited_bytes,
-            elapsed,
-            age: state.pass_age(),
-            dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
-            delivered_bytes_per_s: state.bodies_per_s(),
-        });
-        state.hold(held.then_some(HOLD));
-        self.held = held;
-    }
-
-    /// Throttles the guest as far as necessary, and ends a migration that can't converge.
-    fn throttle(&mut self, qemu: &Progress, left_bytes: u64) {
-        let Watched { state, throttling, report_builder, notices, blackout_max, .. } =
-            &mut self.watched;
-        let at = Duration::from_secs_f64(report_builder.elapsed_s());
-        let over = state.first_pass_over.load(Relaxed) && state.disks_ready.load(Relaxed);
-        let decision = throttling.look(Followed {
-            at,
-            ram_bytes: qemu.total_bytes,
-            // The guest is not throttled for pages that other providers send.
-            left_bytes: left_bytes - self.deliveries.last().delivered.awaited_bytes,
-            delivered_bytes_per_s: state.bodies_per_s(),
-            dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
-            counted_at_share: None,
-            pass: qemu.dirty_sync_count,
-            // A held QEMU yields no information.
-            first_pass_over: over && !self.held,
-            used_cpus: 0.0,
-        });
-        self.share = throttling.share(&decision);
-        self.helped = decision.why.helps(left_bytes, state.bodies_per_s());
-        // A pass that ends at once shows the guest's dirty rate.
-        let unknown = decision.full_dirty_bytes_per_s.is_none() || decision.why == Why::Looking;
-        state.set_learning(self.helped && unknown);
-        if self.ended {
-            return;
-        }
-        match decision.step {
-            Step::Go => {}
-            Step::Finish => {
-                let blackout = decision.predicted_blackout.unwrap_or_default();
-                match (accepted(blackout, *blackout_max), *blackout_max) {
-                    (None, Some(max)) => {
-                        let _ = notices.send(Notice::Stalled(too_long(blackout, max)));
-                    }
-                    (longer, _) => {
-                        state.accept(longer.unwrap_or(blackout));
-                        report_builder
-                            .note("the VM does not converge: a longer downtime was accepted");
-                    }
-                }
-                self.ended = true;
-            }
-            Step::GiveUp(stall) => {
-                let goal = state.goal();
-                let _ = notices.send(Notice::Stalled(stalled(&stall, goal)));
-                self.ended = true;
-            }
-        }
-    }
-
-    /// Chases the guest with QEMU's passes, if QEMU can be held meanwhile.
-    fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
-        let Watched { state, by_name, fixed, throttling, .. } = &self.watched;
-        if throttling.is_sliced(self.share) {
-            // QEMU may end by itself, and then what is in flight has to fit the goal.
-            state.end_chase();
-            state.adjust_pool();
-            if let Some(by_name) = by_name
-                && state.first_pass_over.load(Relaxed)
-            {
-                by_name.end_naming();
-            }
-            return Stage::Chasing;
-        }
-        let Some(chase) = &mut self.chase else { return Stage::Over };
-        if self.deliveries.last().delivered.awaited_bytes > 0 {
-            // The VM would be stopped while the destination waits for that content.
-            return Stage::Chasing;
-        }
-        if !state.disks_ready.load(Relaxed) || !state.first_pass_over.load(Relaxed) {
-            return Stage::Chasing;
-        }
-        if by_name.as_ref().is_some_and(|by_name| by_name.is_asking()) {
-            // The destination may have to wait for that content, too.
-            return Stage::Chasing;
-        }
-        let before = std::mem::replace(&mut self.left_bytes, left);
-        let waits = state.bodies_per_s().is_some_and(|rate| {
-            let is_much = left as f64 > rate * IN_FLIGHT.as_secs_f64();
-            is_much && left as f64 <= before as f64 * LESS
-        });
-        if waits && self.soon < SOON_LOOKS {
-            // What the first pass still has in flight would add to the downtime.
-            return Stage::Chasing;
-        }
-        *chase = chase.next(
-            Look {
-                left,
-                budget: state.bodies_per_s().map(|rate| budget_bytes(rate, state.goal(), *fixed)),
-                pool: state.pool.out_bytes() as u64,
-                bound: state.bound_bytes(),
-                helped: self.helped && !self.ended,
-            },
-            elapsed,
-        );
-        let stage = chase.stage();
-        if stage != Stage::Chasing {
-            state.end_chase();
-            state.adjust_pool();
-        }
-        stage
-    }
-
-    /// Whether the VM may be stopped as far as pages by name are concerned: none is named any more,
-    /// and the destination awaits none. A QEMU that can't be held stops it in any case.
-    fn ends_naming(&self) -> bool {
-        let by_name = self.watched.by_name.as_ref().filter(|_| self.chase.is_some());
-        by_name.is_none_or(|by_name| by_name.end_naming())
-    }
-
-    /// Sets QEMU's threshold, once there is one.
-    fn allow(&mut self) {
-        let Watched { state, qemu, fixed, .. } = &self.watched;
-        let allowed = allowance(FinishInput {
-            first_pass_over: state.first_pass_over.load(Relaxed),
-            bodies_per_s: state.bodies_per_s(),
-            goal: state.goal(),
-            fixed: *fixed,
-            backlog_bytes: state.limit_bytes(),
-            exact: qemu.takes_bandwidth(),
-        });
-        if let Some(allowed) = allowed
-            && self.allowed.is_none_or(|before| differs(before, allowed))
-            && qemu.allow(allowed.bytes_per_s, allowed.downtime_ms).is_ok()
-        {
-            self.allowed = Some(allowed);
-        }
-    }
-
-    /// Notes that QEMU waits for more than memory.
-    fn note_devices(&mut self, left_bytes: u64, elapsed: Duration) {
-        let Watched { state, stands_still, report_builder, .. } = &self.watched;
-        let waits = state.whole.written().is_some() && !stands_still.load(Relaxed);
-        if self.patience.is_over(self.allowed.filter(|_| waits), left_bytes, elapsed) {
-            report_builder.note(DEVICES_WAIT);
-        }
-    }
-
-    fn show(&self, qemu: &Progress, window: &Window, left_bytes: u64, to_send_bytes: u64) {
-        let state = &self.watched.state;
-        let left_bytes = not_there(left_bytes, qemu.total_bytes);
+    /// Shows the progress, and decides what lanes note.
+    pub(crate) fn show(&self, window: &Window, shown: &Shown) {
+        let Shown { pass, ram_bytes, dirty_bytes_per_s, share, time_left_s, .. } = *shown;
+        let left_bytes = not_there(shown.left_bytes, ram_bytes);
         let sample = Sample {
-            at_s: self.watched.report_builder.elapsed_s(),
+            at_s: self.report_builder.elapsed_s(),
             delivered_bytes_per_s: window.delivered_per_s,
             wire_bytes_per_s: window.wire_per_s,
-            dirty_bytes_per_s: self.dirty_bytes_per_s,
-            share: self.share,
+            dirty_bytes_per_s,
+            share,
             left_bytes,
-            pool_bytes: state.pool.out_bytes() as u64,
+            pool_bytes: self.state.pool.out_bytes() as u64,
             lanes_bytes_per_s: window.lanes_per_s.clone(),
         };
-        let rate = state.bodies_per_s();
-        let seen = self.seen(window, rate);
+        let seen = self.seen(window, shown);
         let limit = seen.limit();
-        lanes::note_pages(&self.watched.lanes, seen.at_source());
-        self.watched.report_builder.sample(sample, |progress| {
-            progress.pass = qemu.dirty_sync_count;
-            progress.ram_bytes = qemu.total_bytes;
+        lanes::note_pages(&self.lanes, seen.at_source());
+        self.report_builder.sample(sample, |progress| {
+            progress.pass = pass;
+            progress.ram_bytes = ram_bytes;
             progress.left_bytes = left_bytes;
-            progress.percent = percent(left_bytes, qemu.total_bytes);
+            progress.percent = percent(left_bytes, ram_bytes);
             progress.delivered_bytes_per_s = window.delivered_per_s;
             progress.wire_bytes_per_s = window.wire_per_s;
-            progress.dirty_bytes_per_s = self.dirty_bytes_per_s;
-            progress.share = self.share;
+            progress.dirty_bytes_per_s = dirty_bytes_per_s;
+            progress.share = share;
             progress.limit = limit;
-            progress.time_left_s = rate
-                .map(|rate| rate - self.dirty_bytes_per_s)
-                .filter(|gain| *gain > 0.0)
-                .map(|gain| to_send_bytes as f64 / gain);
+            progress.time_left_s = time_left_s;
         });
+    }
+
+    fn seen(&self, window: &Window, shown: &Shown) -> Seen {
+        let bounds = self.report_builder.watch().bounds();
+        Seen {
+            later: self.state.first_pass_over.load(Relaxed),
+            dirty_bytes_per_s: shown.dirty_bytes_per_s,
+            bodies_per_s: self.state.bodies_per_s(),
+            lanes: window.effort,
+            storage: self.waits_for_storage(),
+            peer: self.peer,
+            held: shown.held,
+            wire_bytes_per_s: window.wire_per_s,
+            cap_bytes_per_s: pace_bounds(&bounds).cap_content_bytes_per_s(),
+        }
     }
 
     /// Whether the destination's storage is waited for.
     fn waits_for_storage(&self) -> bool {
-        let delivered = &self.deliveries.last().delivered;
-        let by_name = self.watched.by_name.as_ref();
-        let reads_disks = by_name.is_some_and(|by_name| by_name.naming().reads_disks());
+        let reads_disks = self.by_name.as_ref().is_some_and(|it| it.naming().reads_disks());
+        let delivered = self.delivered();
         delivered.blocks_held > 0 || reads_disks && delivered.awaited_bytes > 0
     }
-
-    fn seen(&self, window: &Window, bodies_per_s: Option<f64>) -> Seen {
-        let Watched { state, report_builder, .. } = &self.watched;
-        Seen {
-            later: state.first_pass_over.load(Relaxed),
-            dirty_bytes_per_s: self.dirty_bytes_per_s,
-            bodies_per_s,
-            lanes: window.effort,
-            storage: self.waits_for_storage(),
-            peer: self.peer,
-            held: state.bound_bytes() < state.pool_bytes,
-            wire_bytes_per_s: window.wire_per_s,
-            cap_bytes_per_s: pace_bounds(&report_builder.watch().bounds())
-                .cap_content_bytes_per_s(),
-        }
-    }
-}
-
-/// The reason for giving up a VM that does not converge, with the figures to decide by.
-fn stalled(stall: &Stall, goal: Duration) -> String {
-    let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    format!(
-        "the VM writes {:.0} MiB/s with {:.0} % of its CPU time, {:.0} MiB/s are delivered, and \
-         {:.0} MiB are left: downtime would be {} ms, and {} ms are allowed. Throttle it further \
-         (--throttle-floor), allow a longer downtime (--downtime-ms, or --on-stall stop), or give \
-         the migration more of the network",
-        mib(stall.dirty_bytes_per_s),
-        stall.share * 100.0,
-        mib(stall.delivered_bytes_per_s),
-        mib(stall.left_bytes as f64),
-        stall.predicted_blackout.as_millis(),
-        goal.as_millis(),
-    )
-}
-
-/// The reason why a VM that does not converge is not stopped either.
-fn too_long(blackout: Duration, max: Duration) -> String {
-    format!(
-        "the VM does not converge, and if it were stopped now downtime would be {} ms, or a little \
-         more; its move would be taken back after {} s (--blackout-max)",
-        blackout.as_millis(),
-        max.as_secs(),
-    )
-}
-
-/// Of `left_bytes` in the first pass, those that count: a VM that has used `used_bytes`, of which
-/// `taken_bytes` left QEMU already, has no more to send than the rest and what is in flight.
-fn used_part(left: u64, used: Option<u64>, taken: u64, backlog: u64) -> u64 {
-    used.map_or(left, |used| left.min(used.saturating_sub(taken).saturating_add(backlog)))
 }
 
 /// Of `left` bytes that QEMU and the buffers hold, those that the destination does not have: pages
 /// that are in flight and dirty again count twice in the former.
-pub(crate) fn not_there(left: u64, ram: u64) -> u64 {
+fn not_there(left: u64, ram: u64) -> u64 {
     left.min(ram)
-}
-
-/// Whether the difference, a twentieth, is worth another command to QEMU.
-fn differs(before: Allowance, now: Allowance) -> bool {
-    let far = |a: u64, b: u64| a.abs_diff(b) * 20 > a;
-    far(before.bytes_per_s, now.bytes_per_s) || far(before.downtime_ms, now.downtime_ms)
 }
 
 fn percent(left_bytes: u64, total_bytes: u64) -> f64 {
@@ -480,21 +170,6 @@ mod tests {
     fn no_more_is_left_than_there_is() {
         for (left, expected) in [(1300, 1024), (1024, 1024), (7, 7)] {
             assert_eq!(not_there(left, 1024), expected);
-        }
-    }
-
-    #[test]
-    fn memory_that_the_vm_never_used_is_not_left_to_be_sent() {
-        const GIB: u64 = 1 << 30;
-        for (left, used, taken, backlog, expected) in [
-            (60 * GIB, Some(4 * GIB), GIB, 0, 3 * GIB),
-            (60 * GIB, Some(4 * GIB), 2 * GIB, GIB, 3 * GIB),
-            (2 * GIB, Some(4 * GIB), GIB, 0, 2 * GIB),
-            // It uses more meanwhile.
-            (9 * GIB, Some(4 * GIB), 5 * GIB, GIB, GIB),
-            (60 * GIB, None, GIB, 0, 60 * GIB),
-        ] {
-            assert_eq!(used_part(left, used, taken, backlog), expected, "{left} {taken} {backlog}");
         }
     }
 }

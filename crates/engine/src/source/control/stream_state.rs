@@ -39,35 +39,48 @@ pub(crate) struct Traits {
 pub(crate) struct StreamState {
     pub(crate) pool: Arc<Pool>,
     pub(crate) pool_bytes: u64,
-    /// The accepted downtime, in nanoseconds.
-    goal_nanos: AtomicU64,
-    hidden_bytes: u64,
-    /// Data in flight counts in the amount that QEMU may leave.
-    counted: bool,
     least_bytes: u64,
+    traits: Traits,
+    /// The pool's bound, written by whoever may have changed it.
     limit_bytes: Mutex<u64>,
-    /// Bytes that lanes can use at once.
-    useful_bytes: AtomicU64,
+    tapped: Tapped,
+    /// Written by the tap's main channel.
+    pub(crate) residue_bytes: AtomicU64,
+    pub(crate) whole: Whole,
+    sampled: Sampled,
+    /// Written by the sampler.
+    pub(crate) first_pass_over: AtomicBool,
+    /// QEMU is held, whatever is left, and its passes chase the guest. Ended by the sampler, and
+    /// when the migration is taken back.
+    chasing: AtomicBool,
+    /// All moving disks have caught up with the guest. Written by the disks' watcher.
+    pub(crate) disks_ready: Arc<AtomicBool>,
+    /// QEMU reads large holes in its first pass. Written by the prefault thread.
+    holes_ahead: AtomicBool,
+}
+
+/// Written by the tap's threads.
+#[derive(Default)]
+struct Tapped {
     ram_bytes: AtomicU64,
     body_bytes: AtomicU64,
     fill_bytes: AtomicU64,
-    pub(crate) residue_bytes: AtomicU64,
-    pub(crate) whole: Whole,
-    pub(crate) first_pass_over: AtomicBool,
-    /// All moving disks have caught up with the guest.
-    pub(crate) disks_ready: Arc<AtomicBool>,
+    passes: Passes,
+}
+
+/// Written by the sampler.
+struct Sampled {
+    /// The accepted downtime, in nanoseconds.
+    goal_nanos: AtomicU64,
     bodies_per_s: AtomicU64,
     /// Bytes of buffers that keep the path full.
     path_bytes: AtomicU64,
-    /// QEMU is held, whatever is left, and its passes chase the guest.
-    chasing: AtomicBool,
+    /// Bytes that lanes can use at once.
+    useful_bytes: AtomicU64,
     /// The filter has recently dropped pages.
     dropping: AtomicBool,
     /// The guest's dirty rate is not known yet.
     learning: AtomicBool,
-    /// QEMU reads large holes in its first pass.
-    holes_ahead: AtomicBool,
-    passes: Passes,
 }
 
 impl StreamState {
@@ -79,26 +92,24 @@ impl StreamState {
         let state = Self {
             pool: Arc::clone(&pools.pages),
             pool_bytes,
-            goal_nanos: AtomicU64::new(nanos(goal)),
-            hidden_bytes: if traits.told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
-            counted: traits.told_limit,
             least_bytes,
+            traits,
             limit_bytes: Mutex::new(pool_bytes),
-            useful_bytes: AtomicU64::new(pool_bytes),
-            ram_bytes: AtomicU64::new(0),
-            body_bytes: AtomicU64::new(0),
-            fill_bytes: AtomicU64::new(0),
+            tapped: Tapped::default(),
             residue_bytes: AtomicU64::new(0),
             whole: Whole::default(),
+            sampled: Sampled {
+                goal_nanos: AtomicU64::new(nanos(goal)),
+                bodies_per_s: AtomicU64::new(0),
+                path_bytes: AtomicU64::new(0),
+                useful_bytes: AtomicU64::new(pool_bytes),
+                dropping: AtomicBool::new(false),
+                learning: AtomicBool::new(false),
+            },
             first_pass_over: AtomicBool::new(false),
-            disks_ready: Arc::new(AtomicBool::new(true)),
-            bodies_per_s: AtomicU64::new(0),
-            path_bytes: AtomicU64::new(0),
             chasing: AtomicBool::new(traits.held),
-            dropping: AtomicBool::new(false),
-            learning: AtomicBool::new(false),
+            disks_ready: Arc::new(AtomicBool::new(true)),
             holes_ahead: AtomicBool::new(false),
-            passes: Passes::default(),
         };
         state.adjust_pool();
         state
@@ -106,50 +117,50 @@ impl StreamState {
 
     /// Sets RAM's size, and whether epochs are RAM sections, once the block list is known.
     pub(crate) fn announce_ram(&self, bytes: u64, epoch_by_section: bool) {
-        self.ram_bytes.store(bytes, Relaxed);
-        self.passes.announce(epoch_by_section);
+        self.tapped.ram_bytes.store(bytes, Relaxed);
+        self.tapped.passes.announce(epoch_by_section);
         self.adjust_pool();
     }
 
     pub(crate) fn ram_bytes(&self) -> u64 {
-        self.ram_bytes.load(Relaxed)
+        self.tapped.ram_bytes.load(Relaxed)
     }
 
     /// Notes a batch taken from QEMU. The pool's bound follows at once: a sample every 50
     /// ms would be too late for a tap that reads gigabytes a second.
     pub(crate) fn took(&self, batch: &Batch) {
-        self.passes.took(batch, || self.chases());
+        self.tapped.passes.took(batch, || self.chases());
         let bodies = (batch.bodies().len() * PAGE_BYTES) as u64;
-        self.body_bytes.fetch_add(bodies, Relaxed);
-        self.fill_bytes.fetch_add(batch.guest_bytes() - bodies, Relaxed);
+        self.tapped.body_bytes.fetch_add(bodies, Relaxed);
+        self.tapped.fill_bytes.fetch_add(batch.guest_bytes() - bodies, Relaxed);
         self.adjust_pool();
     }
 
     pub(crate) fn taken(&self) -> (u64, u64) {
-        (self.body_bytes.load(Relaxed), self.fill_bytes.load(Relaxed))
+        (self.tapped.body_bytes.load(Relaxed), self.tapped.fill_bytes.load(Relaxed))
     }
 
     pub(crate) fn set_bodies_per_s(&self, rate: f64) {
-        self.bodies_per_s.store(rate.to_bits(), Relaxed);
+        self.sampled.bodies_per_s.store(rate.to_bits(), Relaxed);
     }
 
     pub(crate) fn bodies_per_s(&self) -> Option<f64> {
-        Some(f64::from_bits(self.bodies_per_s.load(Relaxed))).filter(|rate| *rate > 0.0)
+        Some(f64::from_bits(self.sampled.bodies_per_s.load(Relaxed))).filter(|rate| *rate > 0.0)
     }
 
     /// Sets the bytes of buffers that keep the path full.
     pub(crate) fn set_path_bytes(&self, bytes: u64) {
-        self.path_bytes.store(bytes, Relaxed);
+        self.sampled.path_bytes.store(bytes, Relaxed);
     }
 
     /// The accepted downtime.
     pub(crate) fn goal(&self) -> Duration {
-        Duration::from_nanos(self.goal_nanos.load(Relaxed))
+        Duration::from_nanos(self.sampled.goal_nanos.load(Relaxed))
     }
 
     /// Accepts a longer downtime.
     pub(crate) fn accept(&self, blackout: Duration) {
-        self.goal_nanos.fetch_max(nanos(blackout), Relaxed);
+        self.sampled.goal_nanos.fetch_max(nanos(blackout), Relaxed);
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {
@@ -163,25 +174,25 @@ impl StreamState {
             .then(|| self.ram_bytes().saturating_sub(bodies + fills));
         backlog_limit_bytes(BacklogInput {
             first_pass_left_bytes,
-            hidden_bytes: self.hidden_bytes,
+            hidden_bytes: if self.traits.told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
             bodies_per_s: self.bodies_per_s(),
             goal: self.goal(),
-            counted: self.counted,
+            counted: self.traits.told_limit,
             pool_bytes: self.pool_bytes,
             least_bytes: self.least_bytes,
-            path_bytes: self.path_bytes.load(Relaxed),
+            path_bytes: self.sampled.path_bytes.load(Relaxed),
         })
     }
 
     /// Sets the bytes that lanes can use at once while the filter drops nothing.
     pub(crate) fn set_useful_bytes(&self, bytes: u64) {
-        self.useful_bytes.store(bytes.max(self.least_bytes), Relaxed);
+        self.sampled.useful_bytes.store(bytes.max(self.least_bytes), Relaxed);
     }
 
     /// Sets whether the filter has recently dropped pages: while it does not, a large pool
     /// is of no use.
     pub(crate) fn set_dropping(&self, dropping: bool) {
-        self.dropping.store(dropping, Relaxed);
+        self.sampled.dropping.store(dropping, Relaxed);
     }
 
     /// Notes that QEMU will have nothing to send for a while in its first pass: the pool's
@@ -192,38 +203,38 @@ impl StreamState {
 
     /// Sets whether passes should end as soon as possible: they then get the whole pool.
     pub(crate) fn set_learning(&self, learning: bool) {
-        self.learning.store(learning, Relaxed);
+        self.sampled.learning.store(learning, Relaxed);
     }
 
     /// Delays QEMU's next pass for `time`; none releases it.
     pub(crate) fn hold(&self, time: Option<Duration>) {
-        self.passes.hold(time);
+        self.tapped.passes.hold(time);
     }
 
     /// Whether QEMU's passes are held back for most of the time, so that what is delivered
     /// is what the guest writes. A QEMU that waits for the pool is held back by the path,
     /// however long its pass was held before.
     pub(crate) fn is_paced(&self) -> bool {
-        self.chases() && self.passes.are_paced() && !self.pool.is_used_up()
+        self.chases() && self.tapped.passes.are_paced() && !self.pool.is_used_up()
     }
 
     /// Whether QEMU waits because the pool is bounded, and not because a chase, or the first pass,
     /// has filled it.
     pub(crate) fn waits_for_bound(&self) -> bool {
-        let is_deep = self.dropping.load(Relaxed) || self.learning.load(Relaxed);
+        let is_deep = self.sampled.dropping.load(Relaxed) || self.sampled.learning.load(Relaxed);
         let is_filled = !self.first_pass_over.load(Relaxed) || self.chases() && is_deep;
         !is_filled && self.pool.is_used_up()
     }
 
     /// Time since QEMU's last pass began.
     pub(crate) fn pass_age(&self) -> Duration {
-        self.passes.age()
+        self.tapped.passes.age()
     }
 
     /// From now on, data in flight must fit the goal.
     pub(crate) fn end_chase(&self) {
         self.chasing.store(false, Relaxed);
-        self.passes.wake();
+        self.tapped.passes.wake();
     }
 
     fn chases(&self) -> bool {
@@ -238,8 +249,8 @@ impl StreamState {
         // The lock makes the thread that sets the limit last also the one that computed it
         // last.
         let mut set = self.limit_bytes.lock();
-        let dropping = self.dropping.load(Relaxed);
-        let limit = if self.chases() && self.learning.load(Relaxed) {
+        let dropping = self.sampled.dropping.load(Relaxed);
+        let limit = if self.chases() && self.sampled.learning.load(Relaxed) {
             self.pool_bytes
         } else if self.chases() && dropping {
             chase::pool_bytes(self.bodies_per_s(), self.least_bytes, self.pool_bytes)
@@ -247,7 +258,7 @@ impl StreamState {
             self.bound_bytes()
         } else {
             // Data that waits longer leaves the processor's caches.
-            self.bound_bytes().min(self.useful_bytes.load(Relaxed))
+            self.bound_bytes().min(self.sampled.useful_bytes.load(Relaxed))
         };
         if std::mem::replace(&mut *set, limit) != limit {
             self.pool.set_limit_bytes(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -338,7 +349,7 @@ mod tests {
             }
             assert!(!state.is_paced(), "the path holds it back");
             assert!(state.waits_for_bound());
-            for filled in [&state.dropping, &state.learning] {
+            for filled in [&state.sampled.dropping, &state.sampled.learning] {
                 filled.store(true, Relaxed);
                 assert!(!state.waits_for_bound(), "a chase has filled it");
                 filled.store(false, Relaxed);

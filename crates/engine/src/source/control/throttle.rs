@@ -1,7 +1,6 @@
 //! Throttles the VM just enough, and only if necessary: carries out the decisions
 //! of `policy::throttle`.
 
-mod slices;
 mod vcpus;
 
 use std::sync::Arc;
@@ -9,11 +8,8 @@ use std::time::Duration;
 
 use api::{OnStall, Slowed, Throttle as Wanted};
 use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
-use qemu::qmp::Qmp;
 
 use crate::report_builder::ReportBuilder;
-pub(crate) use slices::OurStops;
-use slices::Slices;
 pub(crate) use vcpus::Vcpus;
 
 /// The mechanism that throttles the VM.
@@ -21,7 +17,6 @@ enum Means {
     /// None was needed so far.
     Unused,
     Group(quota::Slowed),
-    Slices(Slices),
     /// None is available.
     Missing,
 }
@@ -32,16 +27,7 @@ pub(crate) struct Brakes {
     pub(crate) vcpus: Result<Vcpus, String>,
     /// None: no cgroups are used.
     pub(crate) notes: Option<quota::Notes>,
-    /// The fallback without cgroups, or why it is unavailable.
-    pub(crate) slicing: Result<Slicing, &'static str>,
     pub(crate) report_builder: Arc<ReportBuilder>,
-}
-
-/// The parts needed to stop a VM for moments.
-pub(crate) struct Slicing {
-    pub(crate) qmp: Arc<Qmp>,
-    pub(crate) stops: Arc<OurStops>,
-    pub(crate) tap: tap::Stopper,
 }
 
 pub(crate) struct Throttling {
@@ -82,13 +68,19 @@ impl Throttling {
             self.used_cpus = used;
         }
         let look = Look { used_cpus: self.used_cpus, ..look };
-        let decision = self.state.next(&self.settings, &look);
+        let decision = self.state.next(&self.possible(), &look);
         if !self.lifted {
             self.apply(&decision);
             self.tell(&decision);
         }
         self.throttled = self.share(&decision) < 1.0;
         decision
+    }
+
+    /// The settings for what can be done: a VM that can't be throttled keeps all of its CPU time.
+    fn possible(&self) -> Settings {
+        let floor = if self.is_missing() { 1.0 } else { self.settings.floor };
+        Settings { floor, ..self.settings }
     }
 
     /// Whether no mechanism is available.
@@ -99,12 +91,6 @@ impl Throttling {
     /// The share of its CPU time that the VM keeps now.
     pub(crate) fn share(&self, decided: &Decision) -> f64 {
         if self.lifted || self.is_missing() { 1.0 } else { decided.share }
-    }
-
-    /// Whether the VM is stopped for moments: QEMU ends its migration in one of
-    /// those.
-    pub(crate) fn is_sliced(&self, share: f64) -> bool {
-        share < 1.0 && matches!(self.means, Means::Slices(_))
     }
 
     /// Ends throttling.
@@ -132,7 +118,6 @@ impl Throttling {
         }
         match &mut self.means {
             Means::Unused | Means::Missing => {}
-            Means::Slices(slices) => slices.set(decision.share),
             Means::Group(group) => {
                 let Ok(vcpus) = &self.brakes.vcpus else { return };
                 // A thread that can't be added does not exempt the others.
@@ -149,7 +134,7 @@ impl Throttling {
     }
 
     fn find_means(&self) -> Means {
-        let Brakes { vcpus, notes, slicing, report_builder } = &self.brakes;
+        let Brakes { vcpus, notes, report_builder } = &self.brakes;
         let why = match (notes, vcpus) {
             (_, Err(why)) => why.clone(),
             (None, _) => "the agent is configured not to use cgroups".to_owned(),
@@ -161,25 +146,8 @@ impl Throttling {
                 }
             }
         };
-        let slicing = match slicing {
-            Ok(slicing) => slicing,
-            Err(why_not) => {
-                report_builder.note(format!("the VM was not throttled: {why}, and {why_not}"));
-                return Means::Missing;
-            }
-        };
-        match Slices::start(slicing) {
-            Ok(slices) => {
-                report_builder
-                    .note(format!("the VM was throttled by stopping it for moments: {why}"));
-                Means::Slices(slices)
-            }
-            Err(error) => {
-                report_builder
-                    .note(format!("the VM was not throttled: {why}; starting a thread: {error}"));
-                Means::Missing
-            }
-        }
+        report_builder.note(format!("the VM was not throttled: {why}"));
+        Means::Missing
     }
 
     fn tell(&mut self, decision: &Decision) {
@@ -191,7 +159,6 @@ impl Throttling {
         let by = match &self.means {
             Means::Unused | Means::Missing => return,
             Means::Group(group) => group.by(),
-            Means::Slices(_) => "stopping it for moments".to_owned(),
         };
         let now = self.brakes.report_builder.elapsed_s();
         let slowed = &mut self.slowed;
@@ -251,7 +218,39 @@ fn late(deadline: Duration, when: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::Slowing;
+    use crate::watch::Watch;
+    use api::{Bounds, Progress, Slowing};
+    use throttle::Step;
+
+    /// The reason for its end names the CPU time that it really has.
+    #[test]
+    fn a_vm_that_can_not_be_throttled_keeps_all_of_its_cpu_time() {
+        let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
+        let watch = Arc::new(Watch::new(progress, Bounds::default()));
+        let report_builder = Arc::new(ReportBuilder::new(Arc::clone(&watch), 300));
+        let brakes = Brakes { vcpus: Err("it has none".to_owned()), notes: None, report_builder };
+        let settings = settings(300, &Slowing::default(), Duration::ZERO);
+        let mut throttling = Throttling::new(brakes, settings);
+        let stall = (0..100).find_map(|nth| {
+            let look = Look {
+                at: Duration::from_secs(nth.into()),
+                ram_bytes: 1 << 30,
+                left_bytes: 200 << 20,
+                delivered_bytes_per_s: Some(100e6),
+                dirty_bytes_per_s: Some(200e6),
+                counted_at_share: None,
+                pass: 2 + nth,
+                first_pass_over: true,
+                used_cpus: 1.0,
+            };
+            match throttling.look(look).step {
+                Step::GiveUp(stall) => Some(stall),
+                _ => None,
+            }
+        });
+        assert_eq!(stall.expect("it makes no progress").share, 1.0);
+        assert_eq!(watch.progress().1.notes, ["the VM was not throttled: it has none"]);
+    }
 
     #[test]
     fn an_unthrottled_vm_is_given_up_only_on_request() {

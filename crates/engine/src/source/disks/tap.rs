@@ -15,7 +15,7 @@ use nbd::server::{Export, negotiate};
 use parking_lot::Mutex;
 use qemu::rendezvous::Rendezvous;
 
-use crate::source::context::Notice;
+use crate::source::notice::Notice;
 
 /// Interval at which a call is made again that the system had no descriptor for.
 const AGAIN_EVERY: Duration = Duration::from_millis(50);

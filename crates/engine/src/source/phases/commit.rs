@@ -90,23 +90,22 @@ impl Streaming<'_> {
     fn note_running(&self) {
         let context = &self.connected.context;
         context.report_builder.enter(Phase::Running);
-        let stop = context.blackout.stop();
-        let at = stop.map(|stop| stop.at).or_else(|| self.stops.last());
-        let Some(downtime) = at.map(|at| at.elapsed()) else { return };
-        if let Some(stop) = stop {
-            let now = self.flow.lanes.delivered();
-            let moving = now.busy.saturating_sub(stop.delivered.busy);
-            // How long the pages of a stream take that is passed through whole isn't known.
-            let is_whole = self.flow.state.whole.written().is_some();
-            if self.disks.is_none() && !is_whole {
-                let fixed = downtime.saturating_sub(moving);
-                context.local.fixed_cost.learn(&context.peer.name, fixed);
-            }
-            let bytes = now.body_bytes - stop.delivered.body_bytes;
-            context.report_builder.tell(|report| report.stopped_bytes = bytes);
+        let Some(stop) = context.blackout.stop() else { return };
+        let downtime = stop.at.elapsed();
+        let now = self.flow.lanes.delivered();
+        let moving = now.busy.saturating_sub(stop.delivered.busy);
+        // How long the pages of a stream take that is passed through whole isn't known.
+        let is_whole = self.flow.state.whole.written().is_some();
+        if self.disks.is_none() && !is_whole {
+            let fixed = downtime.saturating_sub(moving);
+            context.local.fixed_cost.learn(&context.peer.name, fixed);
         }
+        let bytes = now.body_bytes - stop.delivered.body_bytes;
         let downtime_ms = downtime.as_secs_f64() * 1e3;
-        context.report_builder.tell(|report| report.downtime_ms = Some(downtime_ms));
+        context.report_builder.tell(|report| {
+            report.stopped_bytes = bytes;
+            report.downtime_ms = Some(downtime_ms);
+        });
     }
 
     /// Waits until the destination closes the connection, which it does once its

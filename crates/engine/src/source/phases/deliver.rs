@@ -17,8 +17,8 @@ use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::blackout::Missing;
-use crate::source::context::Notice;
 use crate::source::control::pacing::Pacing;
+use crate::source::notice::Notice;
 use crate::waits::Pulse;
 
 /// Interval at which a waiting migration checks for progress.
@@ -49,7 +49,7 @@ impl<'m> Journaled<Streaming<'m>> {
                     self.note_owner();
                     look = Instant::now() + LOOK;
                 }
-                Some(Happening::Notice(Notice::Delivered(outcome))) => {
+                Some(Happening::Notice(Notice::Placed(outcome))) => {
                     outcome.map_err(|error| self.last_word(error))?;
                     self.hear_stream();
                     self.phase.note_broken_hold();
@@ -74,8 +74,7 @@ impl<'m> Journaled<Streaming<'m>> {
                 context.report_builder.enter(Phase::Stopped);
                 context.stop_unclear = false;
                 connected.stands_still(Instant::now());
-                // QEMU reports no stop for a VM that its owner had paused, or that was in a
-                // throttling stop.
+                // QEMU reports no stop for a VM that its owner had paused.
                 let run = connected.context.was_running;
                 self.step(Step::Stopped { run });
             }
@@ -92,7 +91,12 @@ impl<'m> Journaled<Streaming<'m>> {
             }
             Notice::Stalled(why) => return Err(MigrationError::NotFollowed(why)),
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
-            Notice::Delivered(_) => {}
+            // Placed is awaited above, and the others concern carried migrations.
+            Notice::Placed(_)
+            | Notice::SplitEnds(_)
+            | Notice::RamOver
+            | Notice::PageAfterRam
+            | Notice::Ended(_) => {}
         }
         Ok(())
     }
@@ -173,7 +177,6 @@ impl Streaming<'_> {
     /// Follows a QEMU event. True: QEMU has stopped the VM for its switchover.
     fn follow(&mut self, event: &Event) -> Result<bool, MigrationError> {
         match (event.name.as_str(), event.data["status"].as_str()) {
-            ("STOP", _) if self.stops.take_slice(event.at) => return Ok(false),
             ("MIGRATION", Some("pre-switchover")) => {
                 let context = &self.connected.context;
                 if let Some(disks) = &mut self.disks {
@@ -229,19 +232,14 @@ impl<'m> Listening<'m> for Streaming<'m> {
                 if let Some(disks) = &self.disks {
                     disks.flushed(ticket, error);
                 }
+                None
             }
-            ToSource::NicUse(used) => self.pacing.hear(used),
-            ToSource::Late { batches } => self.flow.late(batches),
-            ToSource::Placement { mapped, inline } => {
-                self.flow.note_placement(&mapped, &inline);
-            }
-            message => return Some(message),
+            message => self.flow.hear(message),
         }
-        None
     }
 
     fn pacing(&self) -> Option<&Pacing> {
-        Some(&self.pacing)
+        Some(&self.flow.pacing)
     }
 
     fn goal(&self) -> Duration {

@@ -12,8 +12,9 @@ use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::blackout::Missing;
 use crate::source::bounds::rebind;
-use crate::source::context::{Context, Notice};
+use crate::source::context::Context;
 use crate::source::control::pacing::Pacing;
+use crate::source::notice::Notice;
 
 /// An event that the phase must handle.
 pub(crate) enum Happening {
@@ -124,7 +125,7 @@ impl Connected<'_> {
             recv(self.control.hear) -> heard => match heard {
                 Ok(Heard::Message(ToSource::Refused { reason })) => Err(self.refused(reason)),
                 Ok(Heard::Message(message)) => Ok(Woken::By(Happening::Peer(message))),
-                Ok(Heard::Gone(error)) => Err(context.lost(error.to_string())),
+                Ok(Heard::Gone(error)) => Err(context.lost(error)),
                 Ok(_) => Err(context.lost("it sent device state, which only a source does")),
                 Err(_) => Err(context.lost("the connection has ended")),
             },

@@ -17,7 +17,7 @@ use qemu::shape::{self, Device};
 use ram::Numbered;
 use stream::GlobalState;
 use tap::{Channels, Tap};
-use transport::{Endpoint, LanesPlan, StaleFilter};
+use transport::{Deltas, Endpoint, LanesPlan, StaleFilter};
 use wire::Token;
 
 use super::connect::Connected;
@@ -26,14 +26,14 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
 use crate::source::audit::SourceAudit;
-use crate::source::collector::Collector;
 use crate::source::context::{Context, no_thread};
-use crate::source::control::pacing::Pacing;
-use crate::source::control::sampler::{self, Watched, ticking::Ticking};
+use crate::source::control::by_progress::{self, Watched};
+use crate::source::control::sampler::Sampler;
+use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::{StreamState, Traits};
-use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
+use crate::source::control::throttle::{self, Brakes, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
-use crate::source::prefault::Prefault;
+use crate::source::own::Own;
 
 /// Number of QEMU's multifd channels. QEMU's threads copy pages into the tap's socket, and
 /// more than four only compete with the tap's threads for cores.
@@ -60,11 +60,8 @@ pub(super) struct Started {
     pub(super) global_state: Arc<Mutex<GlobalState>>,
     pub(super) tap: Tap,
     pub(super) sampler: Ticking,
-    pub(super) pacing: Pacing,
     pub(super) socket: Rendezvous,
     pub(super) audit: SourceAudit,
-    pub(super) stops: Arc<OurStops>,
-    pub(super) prefault: Option<Prefault>,
     /// Whether the guest may report free pages.
     pub(super) hints: bool,
 }
@@ -127,7 +124,7 @@ impl Prepared<'_> {
         };
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&self.connected.pools, goal, traits));
-        let (numbered, stops) = (Arc::<Numbered>::default(), Arc::<OurStops>::default());
+        let numbered = Arc::<Numbered>::default();
         let audited = (request.audit, "it was turned off (--audit off)");
         let (hash, host) = (self.there.hash.as_deref(), &context.peer.name);
         let audit = SourceAudit::new(audited, hash, host, &context.report_builder)?;
@@ -142,39 +139,34 @@ impl Prepared<'_> {
             naming,
             handed_over,
             link: &control.link,
+            network: &context.local.resources.network,
+            notices: &context.notices,
             threads: &context.threads,
             report_builder: &context.report_builder,
         };
-        let (flow, tap) = Flow::start(plan, |pages| {
-            control.disk_room.is_for(&pages.lanes);
-            let collector = Collector {
-                pages,
+        let (mut flow, tap) = Flow::start(plan, |collector| {
+            control.disk_room.is_for(&collector.lanes);
+            let output = Own {
+                collector,
                 ram: self.ram.clone(),
                 numbered,
-                notices: context.notices.clone(),
-                stops: Arc::clone(&stops),
                 global_state: Arc::clone(&global_state),
             };
             let (held, pool) = (traits.held, Arc::clone(&state.pool));
-            Tap::start(listener, channels, held, pool, Arc::new(collector))
+            Tap::start(listener, channels, held, pool, Arc::new(output))
                 .map_err(|error| MigrationError::Tap(error.to_string()))
         })?;
         let announcer = flow.stage.as_ref();
         let announcer = announcer.map(|stage| Announcer::start(stage, &context.threads));
         let announcer = announcer.transpose().map_err(no_thread)?.flatten();
         let fixed = self.fixed_cost(goal);
-        let brakes = self.brakes(&flow, &stops, traits.held);
-        let (threads, report_builder) = (&context.threads, &context.report_builder);
-        let prefault = Prefault::start(hints, &self.ram, &state, threads, report_builder);
+        let brakes = self.brakes();
+        flow.prefault(hints, &self.ram);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
-        let sampler = sampler::start(Watched {
-            state,
-            by_name: flow.stage.clone(),
-            lanes: Arc::clone(&flow.lanes),
-            report_builder: Arc::clone(&context.report_builder),
-            qemu: Arc::clone(&outgoing) as _,
+        let sampler = by_progress::start(Watched {
+            sampler: Sampler::new(&flow, request.compress),
+            qemu: Arc::clone(&outgoing),
             tap: flow.tap.clone(),
-            compress: request.compress,
             used_bytes: predict::used(context.vm.machine.process.pid()),
             fixed,
             blackout_max: request.blackout_max_s.map(Duration::from_secs),
@@ -183,21 +175,7 @@ impl Prepared<'_> {
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
-        let pacing = flow.pace(&context.local.resources.network)?;
-        Ok(Started {
-            outgoing,
-            flow,
-            announcer,
-            global_state,
-            tap,
-            sampler,
-            pacing,
-            socket,
-            audit,
-            stops,
-            prefault,
-            hints,
-        })
+        Ok(Started { outgoing, flow, announcer, global_state, tap, sampler, socket, audit, hints })
     }
 
     /// Whether the guest may report free pages to QEMU. If QEMU doesn't answer, it may.
@@ -225,23 +203,14 @@ impl Prepared<'_> {
         local.fixed_cost.expected(&peer.name)
     }
 
-    fn brakes(&self, flow: &Flow, stops: &Arc<OurStops>, held: bool) -> Brakes {
+    fn brakes(&self) -> Brakes {
         let context = &self.connected.context;
-        let machine = &context.vm.machine;
-        let vcpus = Vcpus::of(machine);
-        let slicing = Slicing {
-            qmp: Arc::clone(&machine.qmp),
-            stops: Arc::clone(stops),
-            tap: flow.tap.clone(),
-        };
-        let not_held = "its QEMU can't be held, so stopping it for moments is not safe";
         Brakes {
-            vcpus: vcpus.map_err(|error| {
+            vcpus: Vcpus::of(&context.vm.machine).map_err(|error| {
                 tracing::warn!(%error, "it has no visible vCPUs");
                 "its vCPUs are not visible".to_owned()
             }),
             notes: context.local.slowed.clone(),
-            slicing: if held { Ok(slicing) } else { Err(not_held) },
             report_builder: Arc::clone(&context.report_builder),
         }
     }
@@ -269,7 +238,7 @@ impl Prepared<'_> {
         Ok(LanesPlan {
             // Free page hints clear dirty bits, so a dropped page would not be sent again.
             stale_filter: Some(stale_filter).filter(|_| !hints),
-            deltas: self.there.deltas.then(Arc::default),
+            deltas: self.there.deltas.then(|| Arc::new(Deltas::new(&local.resources.deltas))),
             ..lanes_plan(local, peer, (request.lanes, request.compress), &self.there.token)?
         })
     }
@@ -282,10 +251,8 @@ pub(crate) fn lanes_plan(
     (lanes, compress): (Option<u16>, Compress),
     token: &str,
 ) -> Result<LanesPlan, MigrationError> {
-    let token = parse_token(token).ok_or_else(|| MigrationError::PeerLost {
-        host: peer.name.clone(),
-        why: "it sent a migration ID that cannot be read".to_owned(),
-    })?;
+    let why = "it sent a migration ID that cannot be read";
+    let token = parse_token(token).ok_or_else(|| MigrationError::lost(&peer.name, why))?;
     Ok(LanesPlan {
         endpoints: lane_endpoints(local, peer, lanes),
         peer: peer.name.clone(),

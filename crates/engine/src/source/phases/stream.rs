@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dedup::source::Announcer;
 use parking_lot::Mutex;
 use qemu::outgoing::Outgoing;
-use qemu::qmp::{QmpError, RunState};
+use qemu::qmp::QmpError;
 use qemu::rendezvous::Rendezvous;
 use stream::GlobalState;
 use switchover::source::Event as Step;
@@ -21,16 +21,12 @@ use super::prepare::Prepared;
 use super::start::{SetUp, Started};
 use crate::error::MigrationError;
 use crate::source::audit::SourceAudit;
-use crate::source::context::Notice;
-use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
-use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::{Flow, tap_failed};
 use crate::source::from_disks::FromDisks;
 use crate::source::hinting::Hinting;
 use crate::source::lanes::Lanes;
-use crate::source::prefault::Prefault;
 
 /// QEMU completes before the destination loads, and only `cont` has it take a VM back.
 const GIVEN_UP: &str = "QEMU had released the paused VM when its move failed (postmigrate): before \
@@ -53,20 +49,13 @@ pub(crate) struct Streaming<'m> {
     /// The VM's state at its stop, from QEMU's stream.
     global_state: Arc<Mutex<GlobalState>>,
     sampler: Ticking,
-    pub(crate) pacing: Pacing,
     /// The socket that QEMU connects to.
     _socket: Rendezvous,
     pub(crate) audit: SourceAudit,
-    /// Stops of the VM for throttling.
-    pub(crate) stops: Arc<OurStops>,
-    /// None: no hole has to be filled.
-    prefault: Option<Prefault>,
     /// Whether the guest may report free pages.
     hints: bool,
     /// While QEMU is held back for them, or since.
     hinting: Option<Hinting>,
-    /// CPU time of the lanes and of prefaulting.
-    cpu: Duration,
 }
 
 impl<'m> Journaled<Prepared<'m>> {
@@ -79,7 +68,7 @@ impl<'m> Journaled<Prepared<'m>> {
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
         let Started { outgoing, flow, announcer, global_state, tap, sampler, .. } = started;
-        let Started { pacing, socket, audit, stops, prefault, hints, .. } = started;
+        let Started { socket, audit, hints, .. } = started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -90,14 +79,10 @@ impl<'m> Journaled<Prepared<'m>> {
             announcer,
             global_state,
             sampler,
-            pacing,
             _socket: socket,
             audit,
-            stops,
-            prefault,
             hints,
             hinting: None,
-            cpu: Duration::ZERO,
         };
         let mut journaled = Journaled { phase: streaming, driver, fate };
         match journaled.phase.begin(tap, chosen.as_ref()) {
@@ -111,14 +96,12 @@ impl Streaming<'_> {
     /// Starts the barrier, the disks, and QEMU's migration.
     fn begin(&mut self, tap: Tap, chosen: Option<&Chosen>) -> Result<(), MigrationError> {
         let context = &self.connected.context;
-        let (host, notices) = (context.peer.name.clone(), context.notices.clone());
+        let host = context.peer.name.clone();
         let lanes_host = host.clone();
-        let read =
-            move |lanes: &Lanes| tap.join().map_err(|error| tap_failed(&error, lanes, lanes_host));
-        let notify = move |delivered| {
-            let _ = notices.send(Notice::Delivered(delivered));
+        let read = move |lanes: &Lanes| {
+            tap.join().map(drop).map_err(|error| tap_failed(&error, lanes, lanes_host))
         };
-        self.flow.wait_in_background(host, read, notify)?;
+        self.flow.wait_in_background(host, read)?;
         self.disks = chosen.map(|chosen| self.start_disks(chosen)).transpose()?;
         // A QEMU that can't be held, or whose VM is paused, reaches its switchover as soon
         // as memory is sent. So its migration starts after the disks.
@@ -161,19 +144,18 @@ impl Streaming<'_> {
             self.connected.control.cut_if_stuck();
         }
         self.hinting = None;
-        self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
+        self.flow.end_prefault();
         self.sampler.stop();
-        self.pacing.stop();
+        self.flow.pacing.stop();
         self.announcer = None;
-        self.cpu += self.flow.stop(in_order);
+        self.flow.stop(in_order);
     }
 
-    /// Whether the VM was already paused when QEMU stopped it, and not by a throttling
-    /// stop. Known once QEMU's stream has arrived.
+    /// Whether the VM was already paused when QEMU stopped it. Known once QEMU's stream has
+    /// arrived.
     pub(super) fn was_paused(&self) -> bool {
         let global_state = self.global_state.lock();
-        let paused = global_state.state().is_some_and(|state| PAUSED.contains(&state));
-        paused && self.stops.last().is_none()
+        global_state.state().is_some_and(|state| PAUSED.contains(&state))
     }
 
     fn back_out_qemu(&self, run: bool) -> Result<(), QmpError> {
@@ -191,26 +173,10 @@ impl Streaming<'_> {
         // stay open and are read until it closes them.
         outcome?;
         self.flow.tap.cut();
-        if run {
-            return self.end_slice();
-        }
-        if self.outgoing.has_given_up() {
+        if !run && self.outgoing.has_given_up() {
             self.connected.context.report_builder.note(GIVEN_UP);
         }
         Ok(())
-    }
-
-    /// Resumes a VM that QEMU found in a throttling stop: QEMU takes it for paused and
-    /// leaves it so.
-    fn end_slice(&self) -> Result<(), QmpError> {
-        let qmp = &self.connected.context.vm.machine.qmp;
-        if !self.stops.any() {
-            return Ok(());
-        }
-        match qmp.run_state()? {
-            RunState::Running | RunState::Shutdown => Ok(()),
-            _ => qmp.cont(),
-        }
     }
 }
 
@@ -231,7 +197,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
             disks.shut();
         }
         self.connected.control.cut_if_stuck();
-        self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
+        self.flow.end_prefault();
         self.sampler.stop();
     }
 
@@ -282,6 +248,6 @@ impl<'m> Reversible<'m> for Streaming<'m> {
 
     fn account(&self) {
         let Connected { pools, control, .. } = &self.connected;
-        self.flow.account(pools, control.link.wire_bytes(), self.cpu);
+        self.flow.account(pools, control.link.wire_bytes());
     }
 }

@@ -40,12 +40,4 @@ impl Carried<'_> {
         let waiting = looking.wait().ok_or_else(|| stalled().to_string())?;
         waiting.map_err(|error| error.to_string())
     }
-
-    /// The source could send this many of the pages for which disks are read.
-    pub(super) fn spare(&self, pages: u64) {
-        let by_name = self.split.as_ref().and_then(|split| split.opened.by_name.as_ref());
-        if let Some(by_name) = by_name {
-            by_name.spare(pages);
-        }
-    }
 }

@@ -1,0 +1,275 @@
+//! Progress as lines of JSON, until the migration or gang has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::ErrorCode;
+use axum::body::{Body, Bytes};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use http_body_util::channel::{Channel, Sender};
+use serde::Serialize;
+use tokio::time::timeout;
+
+use super::answer::blocking;
+use super::caller::Caller;
+use crate::denied::Denied;
+use crate::gangs::Gangs;
+use crate::moves::migrations::Migrations;
+use crate::shares::{Share, Shares};
+
+/// Watchers at a time, at the socket and as many over TCP: those of one can't keep the other's
+/// away. Each uses a blocking thread, and everything else that waits for QEMU or a file uses the
+/// same pool of 512 threads.
+const WATCHERS_MAX: usize = 64;
+/// Those of one certificate over TCP.
+const WATCHERS_OF_ONE_MAX: usize = 48;
+/// Readers of events over TCP, and those of one certificate. The agent has places for 32 readers,
+/// so that some are left at the socket.
+const READERS_MAX: usize = 24;
+const READERS_OF_ONE_MAX: usize = 16;
+/// A watcher that takes nothing for longer is given up. It can ask again.
+const STUCK: Duration = Duration::from_secs(30);
+/// Lines that are queued for a watcher; one that falls behind skips states.
+const LINES_MAX: usize = 4;
+/// How long one wait for news may block a thread.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The places for watchers, and over TCP those for readers of events.
+#[derive(Clone)]
+pub(crate) struct Watchers {
+    at_socket: Arc<Shares>,
+    over_tcp: Arc<Shares>,
+    readers_over_tcp: Arc<Shares>,
+    stuck: Duration,
+}
+
+impl Default for Watchers {
+    fn default() -> Self {
+        Self {
+            at_socket: Shares::new(WATCHERS_MAX, WATCHERS_MAX),
+            over_tcp: Shares::new(WATCHERS_MAX, WATCHERS_OF_ONE_MAX),
+            readers_over_tcp: Shares::new(READERS_MAX, READERS_OF_ONE_MAX),
+            stuck: STUCK,
+        }
+    }
+}
+
+impl Watchers {
+    /// Takes a place. Over TCP there is a caller.
+    fn take(&self, caller: Option<&Caller>) -> Result<Share, Denied> {
+        let (place, max) = match caller {
+            Some(caller) => (self.over_tcp.take(&caller.name), WATCHERS_OF_ONE_MAX),
+            None => (self.at_socket.take(""), WATCHERS_MAX),
+        };
+        place.ok_or_else(|| {
+            let text = format!(
+                "{max} commands or programs follow this agent's migrations and gangs already: end \
+                 one of them, or poll with `droveway list --migrations` or `droveway gang`. What \
+                 was started continues"
+            );
+            Denied::Coded(ErrorCode::TooManyWatchers, text)
+        })
+    }
+
+    /// Takes a place for a caller that reads events over TCP.
+    pub(super) fn read_events(&self, caller: &Caller) -> Result<Share, Denied> {
+        self.readers_over_tcp.take(&caller.name).ok_or_else(|| {
+            let text = format!(
+                "{READERS_OF_ONE_MAX} readers follow this agent's events over TCP already: end one \
+                 of them"
+            );
+            Denied::Coded(ErrorCode::TooManyReaders, text)
+        })
+    }
+}
+
+/// An operation whose successive states can be watched.
+trait Watched: Send + Sync + 'static {
+    type State: Serialize + Send + Sync + 'static;
+    fn show(&self) -> Result<Self::State, Denied>;
+    /// Blocks until there is a state newer than `version`, or for [`LOOK`] at most.
+    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied>;
+    fn is_over(state: &Self::State) -> bool;
+}
+
+struct OfMigration(Arc<Migrations>, String);
+struct OfGang(Arc<Gangs>, String);
+
+impl Watched for OfMigration {
+    type State = api::Progress;
+
+    fn show(&self) -> Result<Self::State, Denied> {
+        self.0.show(&self.1)
+    }
+
+    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied> {
+        self.0.wait(&self.1, version, LOOK)
+    }
+
+    fn is_over(state: &Self::State) -> bool {
+        state.outcome.is_some()
+    }
+}
+
+impl Watched for OfGang {
+    type State = api::GangProgress;
+
+    fn show(&self) -> Result<Self::State, Denied> {
+        self.0.show(&self.1)
+    }
+
+    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied> {
+        self.0.wait(&self.1, version, LOOK)
+    }
+
+    fn is_over(state: &Self::State) -> bool {
+        state.outcome.is_some()
+    }
+}
+
+pub(super) async fn of_migration(
+    migrations: Arc<Migrations>,
+    id: String,
+    watchers: &Watchers,
+    caller: Option<&Caller>,
+) -> Result<Response, Denied> {
+    stream(OfMigration(migrations, id), watchers, caller).await
+}
+
+pub(super) async fn of_gang(
+    gangs: Arc<Gangs>,
+    id: String,
+    watchers: &Watchers,
+    caller: Option<&Caller>,
+) -> Result<Response, Denied> {
+    stream(OfGang(gangs, id), watchers, caller).await
+}
+
+async fn stream<S: Watched>(
+    watched: S,
+    watchers: &Watchers,
+    caller: Option<&Caller>,
+) -> Result<Response, Denied> {
+    let place = watchers.take(caller)?;
+    let watched = Arc::new(watched);
+    let first = {
+        let watched = Arc::clone(&watched);
+        blocking(move || watched.show()).await?
+    };
+    let (mut lines, body) = Channel::<Bytes, std::io::Error>::new(LINES_MAX);
+    let stuck = watchers.stuck;
+    tokio::spawn(async move {
+        // Held until the last wait is over, so that the number of threads is bounded too.
+        let _place = place;
+        let mut version = 0;
+        let mut state = first;
+        // None means that the watcher has disconnected, or takes nothing.
+        while send(&mut lines, &state, stuck).await.is_some() && !S::is_over(&state) {
+            let watched = Arc::clone(&watched);
+            match blocking(move || watched.wait(version)).await {
+                Ok(next) => (version, state) = next,
+                Err(denied) => {
+                    tracing::warn!(%denied, "cannot follow progress for a watcher");
+                    return;
+                }
+            }
+        }
+    });
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::new(body)).into_response())
+}
+
+async fn send(
+    lines: &mut Sender<Bytes, std::io::Error>,
+    state: &impl Serialize,
+    stuck: Duration,
+) -> Option<()> {
+    let mut line = serde_json::to_vec(state).ok()?;
+    line.push(b'\n');
+    match timeout(stuck, lines.send_data(line.into())).await {
+        Ok(sent) => sent.ok(),
+        Err(_) => {
+            tracing::warn!("dropping a stalled watcher");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use identity::Role;
+
+    use super::*;
+
+    /// An operation with a new state at each wait, up to `last`.
+    struct Counting {
+        last: u64,
+    }
+
+    impl Watched for Counting {
+        type State = [u64; 2];
+
+        fn show(&self) -> Result<[u64; 2], Denied> {
+            Ok([0, self.last])
+        }
+
+        fn wait(&self, version: u64) -> Result<(u64, [u64; 2]), Denied> {
+            Ok((version + 1, [version + 1, self.last]))
+        }
+
+        fn is_over([now, last]: &[u64; 2]) -> bool {
+            now == last
+        }
+    }
+
+    fn free(watchers: &Watchers) -> usize {
+        watchers.at_socket.free()
+    }
+
+    async fn watch(last: u64, watchers: &Watchers) -> Response {
+        stream(Counting { last }, watchers, None).await.into_response()
+    }
+
+    #[tokio::test]
+    async fn each_watcher_has_a_place_until_it_leaves_or_all_is_over() {
+        let watchers = Watchers::default();
+        let mut watching = Vec::new();
+        for _ in 0..WATCHERS_MAX {
+            watching.push(watch(u64::MAX, &watchers).await);
+        }
+        assert_eq!(watch(0, &watchers).await.status(), 503);
+        assert_eq!(free(&watchers), 0);
+        // Those at the socket are not in the way of people, nor the other way round.
+        let person = Caller::example(Role::Observe);
+        for of_person in 0..=WATCHERS_OF_ONE_MAX {
+            let over_tcp = stream(Counting { last: u64::MAX }, &watchers, Some(&person)).await;
+            let over_tcp = over_tcp.into_response();
+            let status: u16 = if of_person < WATCHERS_OF_ONE_MAX { 200 } else { 503 };
+            assert_eq!(over_tcp.status(), status);
+            watching.push(over_tcp);
+        }
+        let another = Caller::named("bob", Role::Observe);
+        let over_tcp = stream(Counting { last: 0 }, &watchers, Some(&another)).await;
+        assert_eq!(over_tcp.into_response().status(), 200, "nor is one person in another's");
+        watching.truncate(WATCHERS_MAX);
+        watching.pop();
+        while free(&watchers) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let served = watch(0, &watchers).await;
+        assert_eq!(served.status(), 200);
+        // The response is kept, but its stream ended at once.
+        while free(&watchers) == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watcher_that_takes_nothing_loses_its_place() {
+        let watchers = Watchers { stuck: Duration::from_millis(20), ..Watchers::default() };
+        let _unread = watch(u64::MAX, &watchers).await;
+        while free(&watchers) < WATCHERS_MAX {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

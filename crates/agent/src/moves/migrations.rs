@@ -1,0 +1,293 @@
+//! Migrations that leave this host: running ones, each on its own thread, and ended ones,
+//! with their reports.
+
+mod asked;
+mod happenings;
+mod orders;
+mod routes;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+
+use api::{Bounds, ErrorCode, Happening, MigrateRequest, Outcome, Progress, Report};
+use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
+use parking_lot::{Condvar, MutexGuard};
+
+use crate::denied::Denied;
+use crate::events::Events;
+use crate::id::{is_id, random_id};
+use crate::metrics::Metrics;
+use crate::moves::history::ended::fault;
+use crate::moves::history::table::Table;
+use crate::moves::history::{History, What};
+use crate::moves::recovery::Settlers;
+use crate::peers::Routes;
+use crate::vms::registry::Registry;
+use crate::vms::vm::Vm;
+use happenings::{began, ended};
+
+/// The function that moves a VM: the engine's, or a test's with chosen faults.
+pub(crate) type Mover =
+    dyn Fn(&Local, &Peer, SourceVm, &MigrateRequest, &Arc<Watch>) -> Migrated + Send + Sync;
+
+/// Migrations that leave this host.
+pub(crate) struct Migrations {
+    registry: Arc<Registry>,
+    settlers: Arc<Settlers>,
+    events: Arc<Events>,
+    local: Local,
+    routes: Routes,
+    mover: Box<Mover>,
+    history: Arc<History>,
+    metrics: Metrics,
+    /// Notified when a migration has ended and its report is available.
+    ended: Condvar,
+}
+
+impl Migrations {
+    pub(crate) fn new(
+        settlers: &Arc<Settlers>,
+        local: Local,
+        routes: Routes,
+        mover: Box<Mover>,
+    ) -> Self {
+        let (registry, settlers) = (Arc::clone(&settlers.registry), Arc::clone(settlers));
+        let (events, history) = (Arc::clone(&settlers.events), Arc::clone(&settlers.history));
+        Self {
+            registry,
+            settlers,
+            events,
+            local,
+            routes,
+            mover,
+            history,
+            metrics: Metrics::default(),
+            ended: Condvar::new(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.history.table.lock()
+    }
+
+    /// The sums over ended migrations.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The buffers for outgoing and for incoming migrations.
+    pub(crate) fn buffers(&self) -> [Buffers; 2] {
+        self.local.resources.buffers()
+    }
+
+    /// The hosts that VMs can move to.
+    pub(crate) fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
+    /// Starts a migration, which continues on its own thread.
+    pub(crate) fn start(self: &Arc<Self>, request: MigrateRequest) -> Result<String, Denied> {
+        let id = self.unused_id(&self.table())?;
+        self.begin(&id, request)?;
+        Ok(id)
+    }
+
+    /// Starts a migration with an id that a coordinator chose.
+    ///
+    /// A repeated call with the same id and request changes nothing.
+    pub(crate) fn start_as(
+        self: &Arc<Self>,
+        id: &str,
+        request: MigrateRequest,
+    ) -> Result<(), Denied> {
+        if !is_id(id) {
+            return Err(Denied::Asked("that is not a migration's id".to_owned()));
+        }
+        match self.show(id) {
+            Ok(known) if known.vm == request.vm && known.to == request.to => Ok(()),
+            Ok(known) => Err(Denied::Conflict(format!("migration {id} moves {}", known.vm))),
+            Err(denied) if denied.code() == ErrorCode::NoSuchMigration => self.begin(id, request),
+            Err(denied) => Err(denied),
+        }
+    }
+
+    /// An id for a migration that is carried for another program.
+    pub(crate) fn new_id(&self) -> Result<String, Denied> {
+        self.unused_id(&self.table())
+    }
+
+    /// Lists a migration that another program commands, of a VM that this agent does not own,
+    /// while `run` carries it, and keeps its report.
+    pub(crate) fn carry(
+        &self,
+        (id, vm, to): (&str, &str, &str),
+        bounds: Bounds,
+        what: What,
+        run: impl FnOnce(&Arc<Watch>) -> Report,
+    ) {
+        let progress = Progress::new((id, vm), (&self.local.agent, to), 0);
+        let watch = match what {
+            What::Migration => self.watch(progress, bounds),
+            // They publish nothing.
+            What::Disk => Arc::new(Watch::new(progress, bounds)),
+            What::Connection => {
+                Arc::new(Watch::new(progress, bounds).beside(self.carried_watch(vm, to)))
+            }
+        };
+        let mut table = self.table();
+        // A VM in post-copy may open its connection for urgent pages late.
+        if table.closing && !table.has_committed(&watch.progress().1) {
+            watch.cancel();
+        }
+        table.add(id, what, Arc::clone(&watch), None);
+        drop(table);
+        if what == What::Migration {
+            self.events.tell(began(&watch));
+        }
+        let carried = catch_unwind(AssertUnwindSafe(|| run(&watch)));
+        let report =
+            carried.unwrap_or_else(|_| fault(&watch, "a fault in the agent; see its log").report);
+        match &report.outcome {
+            Outcome::Done => tracing::info!(to, "carried"),
+            Outcome::Failed(why) => tracing::warn!(to, why, "a carried migration has failed"),
+            Outcome::Cancelled => tracing::info!(to, "cancelled"),
+        }
+        match what {
+            What::Migration => self.keep(id, report),
+            What::Disk | What::Connection => self.keep_quietly(id, report),
+        }
+    }
+
+    /// Saves its report, and wakes all that wait for it.
+    fn keep(&self, id: &str, report: Report) {
+        self.metrics.count(&report);
+        let happening = ended(&report);
+        self.keep_quietly(id, report);
+        self.events.tell(happening);
+    }
+
+    /// As `keep`, but without counting it as a migration or publishing its end.
+    fn keep_quietly(&self, id: &str, report: Report) {
+        self.history.keep(id, report);
+        self.ended.notify_all();
+    }
+
+    fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
+        let peer = self.peer(&request.to)?;
+        api::check_times(request.downtime_ms, request.blackout_max_s, request.timeout_s)
+            .map_err(Denied::Asked)?;
+        request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+        request.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+        if self.table().closing {
+            return Err(Denied::Closing);
+        }
+        self.settlers.keeps_here(&request.vm)?;
+        let vm = self.registry.begin_move(&request.vm, id)?;
+        self.settlers.left(&request.vm);
+        let progress =
+            Progress::new((id, &request.vm), (&self.local.agent, &request.to), vm.ram_bytes());
+        let watch = self.watch(progress, request.bounds.clone());
+
+        let mut table = self.table();
+        if table.closing {
+            self.registry.stays(&request.vm);
+            return Err(Denied::Closing);
+        }
+        let taken = request.vm.clone();
+        let span = data_threads::migration_span(id, &taken);
+        let spawned = thread::Builder::new().name(format!("move-{id}")).spawn({
+            let (this, watch, id) = (Arc::clone(self), Arc::clone(&watch), id.to_owned());
+            move || span.in_scope(|| this.perform(&id, &peer, &vm, &request, &watch))
+        });
+        let thread = match spawned {
+            Ok(thread) => thread,
+            Err(error) => {
+                self.registry.stays(&taken);
+                return Err(Denied::Local(format!(
+                    "cannot start a thread for the migration: {error}"
+                )));
+            }
+        };
+        table.add(id, What::Migration, watch, Some(thread));
+        Ok(())
+    }
+
+    fn unused_id(&self, table: &Table) -> Result<String, Denied> {
+        for _ in 0..16 {
+            let id = random_id()
+                .map_err(|error| Denied::Local(format!("cannot make a random ID: {error}")))?;
+            if !table.entries.contains_key(&id) && !self.history.reports.has(&id) {
+                return Ok(id);
+            }
+        }
+        Err(Denied::Local("no id is free: remove old reports".to_owned()))
+    }
+
+    /// The watch that shows its progress and publishes its phases.
+    fn watch(&self, progress: Progress, bounds: Bounds) -> Arc<Watch> {
+        let events = Arc::clone(&self.events);
+        let (migration, vm) = (progress.id.clone(), progress.vm.clone());
+        Arc::new(Watch::new(progress, bounds).with_entered(move |phase| {
+            let (migration, vm) = (migration.clone(), vm.clone());
+            events.tell(Happening::MigrationPhase { migration, vm, phase });
+        }))
+    }
+
+    /// Runs the migration, and then removes the VM here or frees it.
+    fn perform(
+        &self,
+        id: &str,
+        peer: &Peer,
+        vm: &Arc<Vm>,
+        request: &MigrateRequest,
+        watch: &Arc<Watch>,
+    ) {
+        self.events.tell(began(watch));
+        let ran = self.registry.is_running(&vm.name);
+        let migrated = match vm.machine() {
+            Some(machine) => {
+                let cwd = machine.cwd.to_string_lossy().into_owned();
+                let (name, share_domain) = (vm.name.clone(), Domain(vm.share_domain.clone()));
+                let source = SourceVm { name, machine, cwd, share_domain };
+                let moved = catch_unwind(AssertUnwindSafe(|| {
+                    (self.mover)(&self.local, peer, source, request, watch)
+                }));
+                moved.unwrap_or_else(|_| self.after_fault(vm, watch))
+            }
+            None => fault(watch, "its QEMU has ended"),
+        };
+        let Migrated { report, unsettled, decided } = migrated;
+        match (&report.outcome, &unsettled) {
+            _ if !decided => {}
+            (Outcome::Done, _) => self.registry.moved(&vm.name),
+            (outcome, _) => {
+                if let Outcome::Failed(why) = outcome
+                    && ran
+                    && !self.registry.is_running(&vm.name)
+                {
+                    vm.stopped_by(format!("stopped since migration {id} failed: {why}"));
+                }
+                self.registry.stays(&vm.name);
+            }
+        }
+        if let Some(driver) = unsettled {
+            self.settlers.leaving(driver, vm, decided);
+        }
+        self.keep(id, report);
+    }
+
+    /// Handles a panic in the engine.
+    ///
+    /// Only the journal, if there is one yet, says whose the VM is, so settling continues from it.
+    fn after_fault(&self, vm: &Vm, watch: &Watch) -> Migrated {
+        let kept = self.settlers.kept_leaving(&vm.name);
+        let decided = !self.settlers.take_up_after_fault(&vm.name, kept);
+        let mut migrated = fault(watch, "a fault in the agent; see its log");
+        migrated.report.in_doubt = !decided;
+        Migrated { decided, ..migrated }
+    }
+}
+
+#[cfg(test)]
+mod tests;

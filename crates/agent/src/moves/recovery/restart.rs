@@ -1,0 +1,142 @@
+//! Switchovers that an earlier run of the agent left: the agent searches for their QEMU, and
+//! their state machine continues from its journal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::RecvTimeoutError;
+use qemu::machine::{self, Machine, StartError};
+use qemu::process::ProcessError;
+use qemu::qmp::RunState;
+use serde::Deserialize;
+use switchover::journal::{Opened, Reopened};
+use switchover::{Found, destination, source};
+
+use super::case::Case;
+use super::destination_effects::{DestinationEffects, Place, came_as};
+use super::source_effects::SourceEffects;
+use super::thread::{Request, Settler};
+
+/// The interval between attempts to reach a QEMU that lives but does not answer.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// The agent ends while a thread waits for a QEMU that does not answer.
+struct Closing;
+
+pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Option<Case> {
+    let machine = settler.find(kept.same_boot).ok()?;
+    let found = machine.as_deref().map_or(Found::Gone, left_as);
+    let noted = kept.noted();
+    let Settler { settlers, opened, .. } = settler;
+    let mut effects =
+        SourceEffects::new(&settlers.registry, &settlers.history, opened, machine, settler.holds());
+    let driver = source::Driver::restart(kept, found, &mut effects);
+    effects.restarted(noted, found);
+    Some(Case::Source(driver, effects))
+}
+
+/// With `leaves`, the VM was on its way to another host when the agent ended, or may have been.
+pub(super) fn coming(
+    settler: &Settler,
+    kept: Reopened<destination::Record>,
+    leaves: bool,
+) -> Option<Case> {
+    use destination::Noted::{Left, Lost, Running};
+
+    let machine = settler.find(kept.same_boot).ok()?;
+    let found = machine.as_deref().map_or(Found::Gone, came_as);
+    let noted = kept.noted();
+    let registry = Arc::clone(&settler.settlers.registry);
+    let vm = &settler.opened.vm;
+    // It had arrived before it left. Only the journal of its departure says whose it is now, and
+    // frees it.
+    let arrived_before = leaves && matches!(noted, Running | Left | Lost);
+    if arrived_before && let Some(vm) = registry.vm(vm).filter(|vm| settler.is_about(vm)) {
+        // If its record does not say so yet, it is tried again, and the journal stays until then.
+        let _ = vm.save_here();
+    }
+    let holds = !arrived_before && settler.holds();
+    let place = holds.then(|| Place::Found(registry.claim_found(vm)));
+    let mut effects = DestinationEffects::new(registry, vm, machine, None, place);
+    let driver = destination::Driver::restart(kept, found, &mut effects);
+    effects.restarted(noted, found);
+    Some(Case::Destination(driver, effects))
+}
+
+/// The state of a VM's QEMU at the source.
+fn left_as(machine: &Machine) -> Found {
+    match machine.qmp.run_state() {
+        Ok(RunState::FinishMigrate | RunState::PostMigrate) | Err(_) => Found::Stopped,
+        Ok(_) => Found::Runs,
+    }
+}
+
+impl Settler {
+    /// Finds the VM's QEMU; none if it has ended.
+    ///
+    /// Waits for a QEMU that lives but can't be reached, because its state must not be guessed.
+    fn find(&self, same_boot: bool) -> Result<Option<Arc<Machine>>, Closing> {
+        if !same_boot {
+            return Ok(None);
+        }
+        let record = match machine::Record::deserialize(&self.opened.qemu) {
+            Ok(record) => record,
+            Err(error) => return Err(self.cannot_read(&error)),
+        };
+        let registry = &self.settlers.registry;
+        loop {
+            let vm = registry.vm(&self.opened.vm);
+            let known = vm.as_ref().and_then(|vm| vm.machine());
+            if let Some(machine) = known.filter(|machine| machine.record().is_of(&record)) {
+                return Ok(Some(machine));
+            }
+            let dir = registry.state().vm(&self.opened.vm);
+            match (machine::reopen(&record, &dir), &vm) {
+                (Ok(machine), Some(vm)) if self.is_about(vm) => vm.met(machine),
+                (Ok(machine), _) => return Ok(Some(Arc::new(machine))),
+                (Err(StartError::Process(ProcessError::Gone { .. })), _) => return Ok(None),
+                (Err(error), _) => {
+                    self.show(Some(format!(
+                        "the fate of {} is not known: its QEMU exists and can't be queried \
+                         ({error}); the agent retries",
+                        self.opened.vm
+                    )));
+                    self.wait()?;
+                }
+            }
+        }
+    }
+
+    /// Waits until the agent ends, where the journal describes the QEMU as this release can't read
+    /// it: it may run the VM.
+    fn cannot_read(&self, error: &serde_json::Error) -> Closing {
+        let Opened { vm, .. } = &self.opened;
+        self.show(Some(format!(
+            "the fate of {vm} is not known: the journal of its migration was written by another \
+             release of Droveway, and this one can't find its QEMU from it ({error}). The agent \
+             does not touch {vm} until it is of that release again, or newer, or the host is \
+             rebooted"
+        )));
+        while self.wait().is_ok() {}
+        Closing
+    }
+
+    /// Whether the VM of that name is reserved for this switchover, and not for that of another
+    /// VM which has had the name since.
+    fn holds(&self) -> bool {
+        let (registry, name) = (&self.settlers.registry, &self.opened.vm);
+        registry.is_unsettled(name) && registry.vm(name).is_none_or(|vm| self.is_about(&vm))
+    }
+
+    /// Waits before the next attempt; requests get no answer meanwhile.
+    fn wait(&self) -> Result<(), Closing> {
+        match self.told.recv_timeout(ASK_AGAIN) {
+            Ok(Request::Word(..) | Request::Resolve(..) | Request::Left(_))
+            | Err(RecvTimeoutError::Timeout) => Ok(()),
+            Err(RecvTimeoutError::Disconnected) => Err(Closing),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Carries out the decisions of the source side after its migration has ended.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use qemu::machine::Machine;
+use qemu::outgoing;
+use switchover::journal::Opened;
+use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
+use switchover::{Doubt, Envelope, Found, ToDestination};
+use wire::Word;
+
+use crate::moves::history::History;
+use crate::vms::registry::Registry;
+
+pub(super) struct SourceEffects {
+    registry: Arc<Registry>,
+    history: Arc<History>,
+    opened: Opened,
+    /// None once it has ended.
+    machine: Option<Arc<Machine>>,
+    /// Whether the VM is reserved until the decision.
+    holds: bool,
+    pub(super) outbox: VecDeque<Word>,
+}
+
+impl SourceEffects {
+    pub(super) fn new(
+        registry: &Arc<Registry>,
+        history: &Arc<History>,
+        opened: &Opened,
+        machine: Option<Arc<Machine>>,
+        holds: bool,
+    ) -> Self {
+        let (registry, history) = (Arc::clone(registry), Arc::clone(history));
+        let (opened, outbox) = (opened.clone(), VecDeque::new());
+        Self { registry, history, opened, machine, holds, outbox }
+    }
+
+    /// Whether QEMU has ended since the last check.
+    pub(super) fn qemu_has_gone(&mut self) -> bool {
+        self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
+    }
+
+    /// Carries out a decision from before the restart, if that was not done.
+    pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
+        match (noted.phase, found) {
+            (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
+                self.done(Outcome::Stays { reason: "the operator took it back".into() });
+            }
+            (Phase::Dropped, Found::Gone) => self.done(Outcome::Gone),
+            _ => {}
+        }
+    }
+}
+
+impl Effects for SourceEffects {
+    fn say(&mut self, said: &Envelope<ToDestination>) {
+        self.outbox.push_back(Word::ToDestination(said.clone()));
+    }
+
+    /// Only a running migration waits for QEMU's completion, before the commit.
+    fn await_completed(&mut self) -> Event {
+        Event::NotCompleted { reason: "its migration has ended".into() }
+    }
+
+    fn go_on(&mut self, run: bool) -> Event {
+        let Some(machine) = &self.machine else { return Event::QemuGone };
+        match outgoing::resume(machine, run) {
+            Ok(left) => {
+                // Of that QEMU only: another VM may have had the name since.
+                let vm = self.registry.vm(&self.opened.vm);
+                if let Some(vm) = vm.filter(|vm| vm.may_be_of(&machine.record())) {
+                    vm.stuck_by(left);
+                }
+                Event::WentOn
+            }
+            Err(_) if !machine.process.is_alive() => Event::QemuGone,
+            Err(error) => Event::CannotGoOn { reason: error.to_string().into() },
+        }
+    }
+
+    fn quit(&mut self) -> bool {
+        let Some(machine) = &self.machine else { return true };
+        match machine.quit() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(%error, "it runs elsewhere; its QEMU here stays");
+                false
+            }
+        }
+    }
+
+    fn in_doubt(&mut self, doubt: &Doubt) {
+        tracing::error!(?doubt, "in doubt");
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        tracing::info!(?outcome, "settled");
+        // First, so that nobody sees the VM free and its migration in doubt.
+        self.history.settled(&self.opened, &outcome);
+        if !std::mem::take(&mut self.holds) {
+            return;
+        }
+        match outcome {
+            Outcome::Gone => self.registry.moved(&self.opened.vm),
+            Outcome::Stays { .. } | Outcome::Lost { .. } => self.registry.stays(&self.opened.vm),
+        }
+    }
+}

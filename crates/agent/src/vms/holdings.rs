@@ -1,0 +1,86 @@
+//! The content of this host's VMs: a thread finds where the RAM of each VM is, and has it
+//! scanned from then on.
+//!
+//! It is a separate thread because it asks QEMU, and callers of [`Holdings::watch`] can't
+//! wait for that: the VM may have just arrived.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use api::KnownContent;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use dedup::destination::Sharing;
+use engine::{Domain, Sample};
+
+use crate::vms::vm::Vm;
+
+/// The known content of this host's VMs; dropping it ends its thread.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    sharing: Arc<Sharing>,
+    tell: Option<Sender<Arc<Vm>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Holdings {
+    /// Starts scanning, with at most this share of one CPU.
+    ///
+    /// # Errors
+    /// If a thread can't be started.
+    pub(crate) fn start(sharing: Arc<Sharing>, cpu_share: f64) -> io::Result<Self> {
+        sharing.scan(cpu_share)?;
+        let (tell, told) = unbounded();
+        let thread = thread::Builder::new().name("holdings".to_owned()).spawn({
+            let sharing = Arc::clone(&sharing);
+            move || watch_all(&sharing, &told)
+        })?;
+        Ok(Self { sharing, tell: Some(tell), thread: Some(thread) })
+    }
+
+    /// Has a VM of this host scanned; a repeated call changes nothing.
+    pub(crate) fn watch(&self, vm: &Arc<Vm>) {
+        if let Some(tell) = &self.tell {
+            // Sending can't fail: the thread lives as long as `self`.
+            let _ = tell.send(Arc::clone(vm));
+        }
+    }
+
+    /// What is known of a VM.
+    pub(crate) fn known(&self, pid: u32) -> Option<KnownContent> {
+        let known = self.sharing.known(pid)?;
+        Some(KnownContent { rounds: known.rounds, named_bytes: known.bytes() })
+    }
+
+    /// A sample of a VM's content, one name in `one_in`.
+    pub(crate) fn sample(&self, pid: u32, one_in: u32) -> Option<Sample> {
+        self.sharing.sample(pid, one_in)
+    }
+}
+
+impl Drop for Holdings {
+    fn drop(&mut self) {
+        self.tell = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic in the thread was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch_all(sharing: &Sharing, told: &Receiver<Arc<Vm>>) {
+    while let Ok(vm) = told.recv() {
+        if let Some(refused) = sharing.scan_refused() {
+            tracing::warn!("{refused}");
+        }
+        let Some(machine) = vm.machine() else { continue };
+        match sharing.watch(&machine, &Domain(vm.share_domain.clone())) {
+            Ok(()) => {}
+            // The VM ended meanwhile.
+            Err(_) if !machine.process.is_alive() => {}
+            Err(error) => {
+                tracing::warn!(vm = vm.name, %error, "the content of this VM can't be shared");
+            }
+        }
+    }
+}

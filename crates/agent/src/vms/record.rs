@@ -1,0 +1,244 @@
+//! A VM's record on disk: `record.json` in its directory.
+//!
+//! The record is written first to a VM's directory and removed last, so a directory with
+//! other files and no record has lost it. A record that can't be read, or that a newer agent
+//! wrote, permits nothing: neither to end a QEMU nor to remove a file.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use qemu::machine;
+use serde::{Deserialize, Serialize};
+
+use crate::state;
+
+/// The version that this agent writes; a change that older agents would misread gets a new number.
+const VERSION: u32 = 1;
+/// The longest record: Linux allows a command line of some MiB.
+const BYTES_MAX: u64 = 16 << 20;
+const FILE: &str = "record.json";
+/// A record that is not complete yet.
+const NEW: &str = "record.new";
+
+/// Whether a recorded VM belongs to this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Standing {
+    /// Its QEMU is being started.
+    Starting,
+    /// It arrives from another host, which has not given it up yet.
+    Arriving,
+    /// It belongs to this host.
+    Here,
+}
+
+/// A VM's record on disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// Records of the first version may lack it.
+    #[serde(default = "first")]
+    version: u32,
+    pub(crate) standing: Standing,
+    /// None until QEMU answers.
+    pub(crate) machine: Option<machine::Record>,
+    pub(crate) ram_bytes: u64,
+    pub(crate) qemu: String,
+    /// See [`crate::vms::vm::Vm::share_domain`].
+    #[serde(default)]
+    pub(crate) share_domain: String,
+}
+
+/// The part that every version has.
+#[derive(Deserialize)]
+struct Form {
+    #[serde(default = "first")]
+    version: u32,
+}
+
+fn first() -> u32 {
+    1
+}
+
+/// Why a record can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordError {
+    #[error("there is no {}", .0.display())]
+    Missing(PathBuf),
+    #[error("{} can't be read: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{} is longer than any record: {BYTES_MAX} bytes", .0.display())]
+    TooLong(PathBuf),
+    #[error("{} is damaged: {source}", path.display())]
+    Damaged { path: PathBuf, source: serde_json::Error },
+    #[error(
+        "{} is of form {version}, and this agent reads up to form {VERSION}: a newer droveway \
+         wrote it: use that version",
+        path.display()
+    )]
+    Newer { path: PathBuf, version: u32 },
+}
+
+impl Record {
+    /// The record before there is a QEMU.
+    pub(crate) fn starting() -> Self {
+        Self::new(Standing::Starting, None, 0, "", "")
+    }
+
+    pub(crate) fn new(
+        standing: Standing,
+        machine: Option<machine::Record>,
+        ram_bytes: u64,
+        qemu: &str,
+        share_domain: &str,
+    ) -> Self {
+        let (qemu, share_domain) = (qemu.to_owned(), share_domain.to_owned());
+        Self { version: VERSION, standing, machine, ram_bytes, qemu, share_domain }
+    }
+
+    pub(crate) fn read(dir: &Path) -> Result<Self, RecordError> {
+        let path = dir.join(FILE);
+        let text = match limited(&path) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Err(RecordError::TooLong(path)),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => {
+                return Err(RecordError::Missing(path));
+            }
+            Err(source) => return Err(RecordError::Unreadable { path, source }),
+        };
+        let damaged = |source| RecordError::Damaged { path: path.clone(), source };
+        // Only the version: a newer record may have anything else.
+        let Form { version } = serde_json::from_slice(&text).map_err(damaged)?;
+        if version > VERSION {
+            return Err(RecordError::Newer { path, version });
+        }
+        serde_json::from_slice(&text).map_err(damaged)
+    }
+
+    /// Writes the record, which is on disk when this returns.
+    pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
+        state::replace(&dir.join(FILE), &text)
+    }
+}
+
+/// Reads a file; none if it is too long.
+fn limited(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(BYTES_MAX + 1).read_to_end(&mut text)?;
+    Ok((text.len() as u64 <= BYTES_MAX).then_some(text))
+}
+
+/// Renames a record that can't be read, so that a new one can take its place and the
+/// operator still finds the old one.
+pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let aside = dir.join(format!("record.unreadable-{seconds}"));
+    match fs::rename(dir.join(FILE), aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether nothing was ever started in a VM's directory: it lacks even a complete record,
+/// which is written before everything else.
+pub(crate) fn is_blank(dir: &Path) -> bool {
+    let entries = fs::read_dir(dir);
+    entries.is_ok_and(|mut all| {
+        all.all(|entry| entry.is_ok_and(|entry| entry.file_name().to_str() == Some(NEW)))
+    })
+}
+
+/// Removes a VM's directory, its record last: after a crash meanwhile, the record still
+/// says what the rest is.
+pub(crate) fn remove_with(dir: &Path) -> io::Result<()> {
+    // An empty directory can be removed even if no more files can be opened.
+    if fs::remove_dir(dir).is_ok() {
+        return Ok(());
+    }
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_str() == Some(FILE) {
+            continue;
+        }
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false => gone_is_fine(fs::remove_file(entry.path()))?,
+        }
+    }
+    fs::remove_dir_all(dir)
+}
+
+/// Ignores that a file does not exist: an ending QEMU removes its own sockets.
+fn gone_is_fine(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_also_without_a_version() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(Record::read(dir.path()), Err(RecordError::Missing(_))));
+        Record::new(Standing::Here, None, 7, "10.0.2", "tenant").write(dir.path()).unwrap();
+        let read = Record::read(dir.path()).unwrap();
+        assert_eq!((read.version, read.standing, read.ram_bytes), (VERSION, Standing::Here, 7));
+        let old = r#"{"standing":"arriving","machine":null,"ram_bytes":7,"qemu":"8.0"}"#;
+        fs::write(dir.path().join(FILE), old).unwrap();
+        assert_eq!(Record::read(dir.path()).unwrap().standing, Standing::Arriving);
+    }
+
+    #[test]
+    fn records_that_cannot_be_used_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let read = |text: &[u8]| {
+            fs::write(&path, text).unwrap();
+            Record::read(dir.path()).unwrap_err()
+        };
+        for text in [&b""[..], b"{", b"[]", b"\xff\xfe", b"{\"version\":1}"] {
+            assert!(matches!(read(text), RecordError::Damaged { .. }), "{text:?}");
+        }
+        // Whatever else a newer one has or lacks.
+        let newer = read(br#"{"version":2,"standing":"resting"}"#);
+        assert!(matches!(newer, RecordError::Newer { version: 2, .. }));
+        let said = newer.to_string();
+        assert!(said.contains("record.json") && said.contains("newer droveway"), "{said}");
+        let long = vec![b' '; usize::try_from(BYTES_MAX).unwrap() + 1];
+        assert!(matches!(read(&long), RecordError::TooLong(_)));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        let directory = Record::read(dir.path()).unwrap_err();
+        assert!(matches!(directory, RecordError::Unreadable { .. }), "{directory}");
+        set_aside(dir.path()).unwrap();
+        Record::starting().write(dir.path()).unwrap();
+        Record::read(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_directory_is_blank_until_its_first_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let vm = dir.path().join("web1");
+        assert!(!is_blank(&vm));
+        fs::create_dir(&vm).unwrap();
+        assert!(is_blank(&vm));
+        fs::write(vm.join(NEW), "{").unwrap();
+        assert!(is_blank(&vm));
+        fs::write(vm.join("qemu.log"), "").unwrap();
+        assert!(!is_blank(&vm));
+        fs::create_dir(vm.join(FILE)).unwrap();
+        remove_with(&vm).unwrap();
+        assert!(!vm.exists());
+        remove_with(&vm).unwrap();
+    }
+}

@@ -1,0 +1,80 @@
+//! The memory that arriving VMs have yet to take.
+//!
+//! A QEMU that waits for its VM has hardly touched its memory, so the kernel reports that memory
+//! as available.
+
+use std::collections::BTreeMap;
+
+use super::{Busy, Registry, Slot};
+
+impl Slot {
+    /// The ordinary memory that its VM has yet to take if it is arriving.
+    fn yet_to_take(&self) -> u64 {
+        if !matches!(self.busy, Busy::Arriving(_)) {
+            return 0;
+        }
+        let vm = self.vm.as_ref();
+        // Once its QEMU has answered, more is known.
+        let needed = vm.and_then(|vm| vm.pages_bytes()).or(self.promised);
+        // For a QEMU that its operator started nothing was promised.
+        let needed = needed.or_else(|| vm.map(|vm| vm.ram_bytes()));
+        let machine = vm.and_then(|vm| vm.machine());
+        let taken = machine.and_then(|machine| engine::used_pages(machine.process.pid()));
+        needed.unwrap_or(0).saturating_sub(taken.unwrap_or(0))
+    }
+}
+
+impl Registry {
+    /// The ordinary memory that arriving VMs have yet to take, also before their QEMUs answer.
+    pub(crate) fn promised(&self) -> u64 {
+        self.slots.lock().values().map(Slot::yet_to_take).fold(0, u64::saturating_add)
+    }
+}
+
+/// The same without the VM of that name.
+pub(super) fn to_others(slots: &BTreeMap<String, Slot>, name: &str) -> u64 {
+    let others = slots.iter().filter(|(other, _)| *other != name);
+    others.map(|(_, slot)| slot.yet_to_take()).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::vms::record::{Record, Standing};
+    use crate::vms::vm::Vm;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A VM of 8 GiB whose QEMU has touched nothing.
+    fn vm(pages_bytes: Option<u64>) -> Option<Arc<Vm>> {
+        let record = Record::new(Standing::Arriving, None, 8 * GIB, "", "");
+        let vm = Vm::lost("web1", PathBuf::from("/nowhere"), record, "it ended".to_owned());
+        if let Some(bytes) = pages_bytes {
+            vm.takes_pages(bytes);
+        }
+        Some(Arc::new(vm))
+    }
+
+    fn slot(vm: Option<Arc<Vm>>, promised: Option<u64>) -> Slot {
+        Slot { vm, busy: Busy::Arriving("deadbeef".to_owned()), promised }
+    }
+
+    #[test]
+    fn an_arriving_vm_is_promised_what_is_known_best() {
+        let cases = [
+            (slot(None, None), 0, "it was not checked yet"),
+            (slot(None, Some(2 * GIB)), 2 * GIB, "its QEMU has not answered"),
+            (slot(vm(None), Some(2 * GIB)), 2 * GIB, "of 8 GiB, 6 are in huge pages"),
+            (slot(vm(Some(3 * GIB)), Some(2 * GIB)), 3 * GIB, "its QEMU has answered"),
+            (slot(vm(Some(0)), None), 0, "all of it is in huge pages"),
+            (slot(vm(None), None), 8 * GIB, "its operator started its QEMU"),
+            (Slot { busy: Busy::Nothing, ..slot(vm(None), Some(GIB)) }, 0, "it is here"),
+        ];
+        for (slot, expected, why) in cases {
+            assert_eq!(slot.yet_to_take(), expected, "{why}");
+        }
+    }
+}
