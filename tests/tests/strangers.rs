@@ -204,8 +204,8 @@ fn threads(world: &World, side: Side) -> usize {
     std::fs::read_dir(format!("/proc/{}/task", world.agent(side).pid())).unwrap().count()
 }
 
-/// Whoever may connect, QEMU's user: what is carried for it has so many threads at both hosts, and
-/// these end with it. All connections here go to one host, and to a server that speaks first.
+/// QEMU's user may connect: what is carried for it has so many threads at both hosts, and these end
+/// with it. All connections here go to one host, and to a server that speaks first.
 #[test]
 fn carried_connections_have_so_many_threads() {
     const CONNECTIONS: usize = 120;

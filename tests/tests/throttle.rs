@@ -172,7 +172,7 @@ fn a_guest_that_can_not_be_followed_even_at_its_floor() {
     assert!(report.notes.iter().any(|note| note.contains("longer downtime")), "{:?}", report.notes);
 }
 
-/// The operator forbids cgroups: it keeps all of its CPU time, and the report says why.
+/// The operator forbids cgroups: it keeps all of its CPU time, and the report has the reason.
 #[runs(alone)]
 #[test]
 fn a_guest_that_can_not_be_throttled_stays() {

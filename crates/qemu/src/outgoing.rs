@@ -96,7 +96,7 @@ impl Outgoing {
     /// settings.
     ///
     /// # Errors
-    /// If something in the VM blocks migration, if a migration is continuing, or if
+    /// If something in the VM blocks migration, if a migration is in progress, or if
     /// QEMU refuses a setting. Nothing has changed then.
     pub fn new(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
         Self::prepare(machine, kind, socket, false)
@@ -214,7 +214,7 @@ impl Outgoing {
     /// # Errors
     /// If QEMU doesn't answer, such as while it stops the VM.
     pub fn progress(&self) -> Result<Progress, QmpError> {
-        // Until this one has begun, QEMU reports the one before, with all its passes and nothing
+        // Until this one has started, QEMU reports the one before, with all its passes and nothing
         // left if it had completed.
         if !self.begun.load(Relaxed) {
             return Ok(Progress::default());

@@ -68,7 +68,7 @@ pub(super) struct ByLanes {
     threads: Arc<DataThreads>,
     pacing: Pacing,
     sampler: Ticking,
-    /// Tells of a thread that has panicked.
+    /// Reports a thread that has panicked.
     notices: Receiver<Notice>,
 }
 
