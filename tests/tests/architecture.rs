@@ -12,8 +12,8 @@ use marks::runs;
 fn every_file_here_is_part_of_this_program() {
     let dir = repository().join("tests/tests");
     let main = fs::read_to_string(dir.join("main.rs")).unwrap();
-    for file in fs::read_dir(dir).unwrap() {
-        let file = file.unwrap().path();
+    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
+    for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "rs")) {
         let name = file.file_stem().unwrap().to_str().unwrap();
         let is_named = main.lines().any(|line| line == format!("mod {name};"));
         assert!(is_named || name == "main", "main.rs does not name {name}");

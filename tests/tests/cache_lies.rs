@@ -196,6 +196,6 @@ fn a_helper_that_cannot_answer_says_why() {
     let guest = world.boot(&with_files(&world));
     guest.ask("helper-lie unable").unwrap();
     let report = world.migrate(&guest, Side::A, &["--shared-disks"]);
-    let why = "the guest's helper can't tell: the system refuses openat2";
+    let why = "the guest's helper reports an error: the system refuses openat2";
     assert!(says(&report, why), "{:?}", report.notes);
 }

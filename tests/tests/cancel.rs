@@ -19,7 +19,7 @@ fn cancelled(world: &World, guest: &Guest, pid: u32, moving: Moving) -> Report {
     let ended = moving.wait();
     assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
     assert!(!ended.success);
-    assert!(ended.said.contains("web1 goes on at host-a"), "{}", ended.said);
+    assert!(ended.said.contains("web1 continues at host-a"), "{}", ended.said);
     assert_eq!(ended.report.downtime_ms, None);
     world.assert_stayed(guest, Side::A, pid);
     ended.report
@@ -166,7 +166,7 @@ fn of_an_agent_that_does_not_answer() {
     moving.interrupt();
     let (code, _, said) = moving.wait_status();
     assert_eq!(code, Some(130), "{said}");
-    assert!(said.contains(&format!("`droveway cancel {id}` asks again")), "{said}");
+    assert!(said.contains(&format!("`droveway cancel {id}` tries again")), "{said}");
     drop(frozen);
     // The agent may have got the order after all.
     drop(world.agent(Side::A).command(&world.hosts.a, &["cancel", &id]).output().unwrap());

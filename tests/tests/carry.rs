@@ -465,5 +465,5 @@ fn only_root_and_the_user_of_qemus_may_connect() {
     let output = command.args(nobody).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("over 1"), "{output:?}");
     let log = world.agent(Side::A).log_text();
-    assert!(log.contains("turned away"), "{log}");
+    assert!(log.contains("rejected a connection"), "{log}");
 }

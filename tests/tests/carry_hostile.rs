@@ -94,7 +94,7 @@ fn only_what_was_sent_is_relayed() {
         }
     };
     let scripts: [(&Script<'_>, &str); 11] = [
-        (&|control, _| say(control, &ToDestination::RelayEnds { bytes: 0 }), "had not begun"),
+        (&|control, _| say(control, &ToDestination::RelayEnds { bytes: 0 }), "had not started"),
         (
             &|control, _| {
                 begin(control);
@@ -107,7 +107,7 @@ fn only_what_was_sent_is_relayed() {
                 begin(control);
                 frame(control, &Frame::Whole(b"x".to_vec()));
             },
-            "came whole",
+            "on the control connection",
         ),
         (
             &|control, _| {
@@ -119,18 +119,18 @@ fn only_what_was_sent_is_relayed() {
             "out of turn",
         ),
         (&|_, lane| GOOD.send(lane), "announced no disks"),
-        (&wrong(Piece { disk: 1, ..GOOD }), "no piece of what is relayed"),
-        (&wrong(Piece { extent: 1 << 31 | 9, payload: &[], ..GOOD }), "no piece of what"),
+        (&wrong(Piece { disk: 1, ..GOOD }), "not part of the relayed stream"),
+        (&wrong(Piece { extent: 1 << 31 | 9, payload: &[], ..GOOD }), "not part of"),
         (&wrong(Piece { sequence: 16, ..GOOD }), "than there is room for"),
         (&wrong(Piece { sequence: u64::MAX, ..GOOD }), "than there is room for"),
-        (&wrong(Piece { offset: 1, ..GOOD }), "out of its place"),
+        (&wrong(Piece { offset: 1, ..GOOD }), "out of order"),
         (
             &|control, lane| {
                 begin(control);
                 say(control, &ToDestination::RelayEnds { bytes: 1 });
                 GOOD.send(lane);
             },
-            "more than it said",
+            "more than it announced",
         ),
     ];
     for (talk, reason) in scripts {

@@ -257,7 +257,7 @@ fn an_agent_that_was_killed_lets_it_go_when_it_starts_again() {
 fn one_that_may_not_be_throttled_is_not() {
     for (agent, why) in [
         (["", "throttle = \"off\""], "`throttle` is off under [carry]"),
-        (["cgroups = false", ""], "told to leave cgroups alone"),
+        (["cgroups = false", ""], "configured not to use cgroups"),
     ] {
         let mut commander = bare_commander(agent);
         let vcpu = Vcpu::of(&commander);

@@ -73,7 +73,7 @@ fn a_pair_that_is_well() {
     assert_eq!(severity(&alone.findings, "host-b answers in"), Severity::Ok);
     assert_eq!(severity(&alone.findings, "--insecure-plaintext"), Severity::Warning);
     // Virtual cards don't report their speed.
-    assert_eq!(severity(&alone.findings, "doesn't say what it carries, MTU"), Severity::Note);
+    assert_eq!(severity(&alone.findings, "doesn't report its speed, MTU"), Severity::Note);
     let version = world.kit.qemu_version.to_string();
     assert_eq!(severity(&alone.findings, &format!("QEMU {version}: ")), Severity::Ok);
     assert_eq!(severity(&alone.findings, "written to QEMU's memory directly"), Severity::Ok);
@@ -115,7 +115,7 @@ fn a_cpu_that_the_destination_does_not_know_or_cannot_give() {
     let named = format!("{model},=NoSuchModel,");
     refusing.refuses(&["--set", &named], &["doesn't know the CPU model NoSuchModel", "--set"]);
     refusing.stayed();
-    refusing.refuses(&["--set", "+aes=-aes"], &["its CPU has aes", "start it anew"]);
+    refusing.refuses(&["--set", "+aes=-aes"], &["CPU has aes", "restart it"]);
     refusing.stayed();
     refusing.moves();
 }

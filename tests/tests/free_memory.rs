@@ -92,7 +92,7 @@ fn without_a_balloon_all_is_read() {
     let mut own = vec!["run", "web2", "--free-page-hint", "--", "qemu-system-x86_64"];
     own.extend(["-device", "virtio-balloon-pci"]);
     let refused = world.refuses(Side::A, &own);
-    assert!(refused.contains("has a balloon already"), "{refused}");
+    assert!(refused.contains("already has a balloon"), "{refused}");
 }
 
 /// While the link is busy, memory that QEMU has not reached yet is allocated, also of a VM that

@@ -121,7 +121,7 @@ fn one_that_is_refused_does_not_stop_the_other() {
     let (success, report, said) = report(world.begin_all(&[&one], Side::A, Side::A, &args));
     assert!(!success);
     assert_eq!(states(&report), [("web1", MoveState::Done), ("web2", MoveState::Failed)]);
-    assert!(said.contains("there is a VM `web2` there already"), "{said}");
+    assert!(said.contains("there is already a VM `web2` there"), "{said}");
     assert!(said.contains("Moved, and stay there: web1 (host-b)"), "{said}");
     assert_at(&world, Side::A, &[&two]);
     world.assert_intact(&one);

@@ -46,7 +46,7 @@ fn invalid_orders_are_refused() {
         refused(&|order| order.vm = name.to_owned(), "is not a name");
         refused(&|order| order.from = name.to_owned(), "is not a name");
     }
-    refused(&|order| order.vm = "web1".to_owned(), "there is a VM `web1` there already");
+    refused(&|order| order.vm = "web1".to_owned(), "there is already a VM `web1` there");
     refused(&|order| order.cwd = "tmp".to_owned(), "not absolute");
     refused(&|order| order.argv.clear(), "");
     refused(&|order| order.argv = vec!["-m".to_owned(); 60_000], "");
@@ -65,11 +65,11 @@ fn invalid_orders_are_refused() {
     }
     // Another VM's QEMU that runs, or waits for another source, is left alone.
     let others = format!("{RUN_DIR}/web1.own");
-    refused(&|order| order.incoming_qmp = Some(others.clone()), "is there already, as web1");
+    refused(&|order| order.incoming_qmp = Some(others.clone()), "already runs the VM web1 here");
     refused(&|order| order.incoming_qmp = Some("/dev/zero".to_owned()), "");
     // Short on the wire, and large in memory.
     let bomb = serde_json::Value::Array(vec![json!(0); 900_000]);
-    assert_eq!(caller.refused_with("shape", bomb), "", "it hangs up");
+    assert_eq!(caller.refused_with("shape", bomb), "", "it closes the connection");
     caller.assert_unharmed(&guest);
     drop(world.migrate(&guest, Side::B, &[]));
 }
@@ -221,8 +221,14 @@ fn non_ram_streams_and_lanes_that_can_not_be() {
             },
             "1 were sent",
         ),
-        (&|control| frame(control, &Frame::Tail(vec![0; 4 << 20])), "a tail came before its head"),
-        (&|control| say(control, &ToDestination::FlushDisk { ticket: 1, disk: 0 }), "none comes"),
+        (
+            &|control| frame(control, &Frame::Tail(vec![0; 4 << 20])),
+            "the tail of the stream arrived before its head",
+        ),
+        (
+            &|control| say(control, &ToDestination::FlushDisk { ticket: 1, disk: 0 }),
+            "no disk moves",
+        ),
         (&|control| say(control, &ToDestination::Prepare(Box::new(caller.order()))), "out of turn"),
     ];
     for (talk, reason) in scripts {
@@ -325,7 +331,7 @@ fn another_hosts_migrations() {
     let honest = Caller::new(&world, "host-a", tls("host-a"));
     let other = Caller::new(&world, "host-c", tls("host-c"));
     let order = Prepare { from: "host-a".to_owned(), ..other.order() };
-    assert!(other.refused(order).contains("its certificate that it is host-c"));
+    assert!(other.refused(order).contains("the certificate of its sender is for host-c"));
     let why = other.refused(other.order());
     assert!(why.contains("host-c is not in the peers file of host-b"), "{why}");
     // It has even learned the token.
@@ -381,7 +387,7 @@ fn destinations_that_make_no_sense() {
         assert!(why.contains(reason), "{reason:?} is not in: {why}");
         assert!(why.len() < 100_000, "{} letters", why.len());
     };
-    fails(&[], hear_out, "not given up within");
+    fails(&[], hear_out, "not released within");
     fails(&[], drop, "host-b");
     fails(
         &[],
@@ -437,7 +443,7 @@ fn destinations_that_make_no_sense() {
             say(&mut control, &ToSource::Prepared(said));
             hear_out(control);
         },
-        "a hash for the audit that it was not offered",
+        "a hash for the audit that was not offered",
     );
     fails(
         &[],
@@ -458,7 +464,7 @@ fn destinations_that_make_no_sense() {
             say(&mut control, &ToSource::Switchover { said });
             hear_out(control);
         },
-        "which it was not given",
+        "which was not released to it",
     );
     fails(
         &[u64::MAX],

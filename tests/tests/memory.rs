@@ -114,7 +114,7 @@ fn huge_pages() {
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let ended = world.begin(&guest, Side::A, &[]).wait();
     let Outcome::Failed(why) = &ended.report.outcome else { panic!("{}", ended.said) };
-    assert!(why.contains("host-b does not take the VM") && why.contains("memory"), "{why}");
+    assert!(why.contains("host-b refuses the VM") && why.contains("memory"), "{why}");
     world.remove_own_sockets(Side::B, "web1");
     world.assert_stayed(&guest, Side::A, pid);
 

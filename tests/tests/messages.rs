@@ -66,7 +66,7 @@ fn longest_fixed_part(message: &str) -> String {
 fn what_a_message_fills_in_is_left_out() {
     for (message, fixed) in [
         ("no agent answers at SOCKET: …", "no agent answers at"),
-        ("HOST can't be asked: WHY.", "can't be asked"),
+        ("HOST can't be queried: WHY.", "can't be queried"),
         ("… another migration of this VM is X; …", "another migration of this"),
         ("nothing is quoted here at 10.0.0.1", "nothing is quoted here at"),
     ] {

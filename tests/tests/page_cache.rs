@@ -315,9 +315,9 @@ fn of_a_liar_is_refused() {
     let lies: Vec<(&str, Lie)> = vec![
         ("memory", Box::new(move |ask| sound(ask, &[run(ram_pages - 1, 0, 2, 0)]))),
         ("disk", Box::new(move |ask| sound(ask, &[run(0, 1 << 20, 1, 0)]))),
-        ("introduce", Box::new(move |ask| sound(ask, &[run(0, 0, 1, 1)]))),
+        ("announce", Box::new(move |ask| sound(ask, &[run(0, 0, 1, 1)]))),
         ("more than", Box::new(move |ask| sound(ask, &endless))),
-        ("no greeting", Box::new(|_| vec![0xd7; 5 << 20])),
+        ("without a greeting", Box::new(|_| vec![0xd7; 5 << 20])),
         (
             "damaged",
             Box::new(move |ask| {

@@ -190,7 +190,7 @@ fn a_program_that_ends_is_asked_as_that_user() {
     // A mistake of the operator: others could put another program there.
     fs::set_permissions(prey.place(LISTED), Permissions::from_mode(0o777)).unwrap();
     let why = refused(&inside("listed/qemu-ends"), "/");
-    assert!(why.contains("others than root can write to"), "{why}");
+    assert!(why.contains("other users than root can write to"), "{why}");
     prey.assert_theirs("qemu-ends", 3);
 }
 

@@ -81,7 +81,7 @@ fn a_name_that_is_taken() {
     let other = ["run", "web1", "--", &qemu, "-S", "-m", "64", "-nodefaults", "-display", "none"];
     world.says(Side::B, &other);
     let taker = world.vm(Side::B, "web1").unwrap().pid;
-    refusing.refuses(&["host-b"], &["there is a VM `web1` there already", "stop it"]);
+    refusing.refuses(&["host-b"], &["there is already a VM `web1` there", "stop it"]);
     assert_eq!(world.vm(Side::B, "web1").unwrap().pid, taker);
     world.assert_only(Side::B, &[taker]);
     world.says(Side::B, &["stop", "web1", "--force"]);

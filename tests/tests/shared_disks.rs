@@ -97,7 +97,8 @@ fn stay_with_a_vm_whose_owner_takes_a_snapshot_while_it_moves() {
     let before = written(&guest);
     let ended = moving.wait();
     let Outcome::Failed(why) = &ended.report.outcome else { panic!("{:?}", ended.report.outcome) };
-    let expected = format!("drive `data` holds other files than when the move began ({file} now)");
+    let expected =
+        format!("drive `data` holds other files than when the move started ({file} now)");
     assert!(why.contains(&expected), "{why}");
     world.assert_stayed(&guest, Side::A, pid);
     assert_disk_intact(&guest);

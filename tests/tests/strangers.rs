@@ -165,7 +165,7 @@ fn another_user_does_not_block_carried_migrations() {
     let log = || world.agent(Side::A).log_text();
     let refused = || {
         let log = world.agent(Side::A).whole_log();
-        let refused = log.lines().filter(|line| line.contains("turned away"));
+        let refused = log.lines().filter(|line| line.contains("rejected a connection"));
         let counts =
             refused.filter_map(|line| line.split_once(" connections=")?.1.split(' ').next());
         counts.map(|count| count.parse::<usize>().unwrap()).sum::<usize>()
@@ -204,8 +204,8 @@ fn threads(world: &World, side: Side) -> usize {
     std::fs::read_dir(format!("/proc/{}/task", world.agent(side).pid())).unwrap().count()
 }
 
-/// Whoever may connect, QEMU's user: what is carried for it has so many threads at both hosts, and
-/// these end with it. All connections here go to one host, and to a server that speaks first.
+/// QEMU's user may connect: what is carried for it has so many threads at both hosts, and these end
+/// with it. All connections here go to one host, and to a server that speaks first.
 #[test]
 fn carried_connections_have_so_many_threads() {
     const CONNECTIONS: usize = 120;

@@ -172,7 +172,7 @@ fn a_guest_that_can_not_be_followed_even_at_its_floor() {
     assert!(report.notes.iter().any(|note| note.contains("longer downtime")), "{:?}", report.notes);
 }
 
-/// The operator forbids cgroups: it keeps all of its CPU time, and the report says why.
+/// The operator forbids cgroups: it keeps all of its CPU time, and the report has the reason.
 #[runs(alone)]
 #[test]
 fn a_guest_that_can_not_be_throttled_stays() {
@@ -187,7 +187,7 @@ fn a_guest_that_can_not_be_throttled_stays() {
     let Outcome::Failed(why) = &ended.report.outcome else { panic!("{}", ended.said) };
     assert!(why.contains("with 100 % of its CPU time"), "{why}");
     let notes = &ended.report.notes;
-    assert!(notes.iter().any(|note| note.contains("leave cgroups alone")), "{notes:?}");
+    assert!(notes.iter().any(|note| note.contains("not to use cgroups")), "{notes:?}");
     assert_eq!(ended.report.slowed, None);
     world.assert_stayed(&guest, Side::A, pid);
     let doctor = world.tells(Side::A, &["doctor"]);

@@ -134,13 +134,13 @@ fn a_destination_that_is_not_who_it_should_be() {
     assert!(log.contains("the certificate of host host-b has expired on"), "{log}");
     refusing.refuses(
         "the peer's certificate has expired on",
-        "the peer says that this host's certificate has expired",
+        "the peer reports that this host's certificate has expired",
     );
 
     refusing.secured.world.restart_agent_with(Side::B, &[]);
     refusing.refuses(
-        "the peer speaks plaintext (--insecure-plaintext)",
-        "the peer speaks TLS, and this agent is told not to",
+        "the peer uses plaintext (--insecure-plaintext)",
+        "the peer uses TLS, and this agent has --insecure-plaintext",
     );
 
     refusing.works();
@@ -156,14 +156,14 @@ fn a_source_that_is_not_who_it_should_be() {
     until("the certificate has expired", || end.is_over(SystemTime::now()));
     refusing.secured.restart(Side::A);
     refusing.refuses(
-        "the peer says that this host's certificate has expired",
+        "the peer reports that this host's certificate has expired",
         "the peer's certificate has expired on",
     );
 
     refusing.secured.world.restart_agent_with(Side::A, &[]);
     refusing.refuses(
-        "the peer speaks TLS, and this agent is told not to: take --insecure-plaintext away here",
-        "the peer speaks plaintext and this agent TLS",
+        "the peer uses TLS, and this agent has --insecure-plaintext: remove it here",
+        "the peer uses plaintext and this agent TLS",
     );
 
     // Not an agent at all.

@@ -27,7 +27,7 @@ pub(crate) enum Denied {
     #[error("{1}")]
     Coded(ErrorCode, String),
     /// The agent is stopping.
-    #[error("the agent is stopping: ask again when it runs again")]
+    #[error("the agent is stopping: try again when it runs")]
     Closing,
 }
 

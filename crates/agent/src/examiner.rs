@@ -87,8 +87,8 @@ impl Examiner {
         speeds.filter(|speeds| !speeds.is_empty()).map(|speeds| speeds.iter().sum()).ok_or_else(
             || {
                 Denied::Asked(
-                    "this host's network cards don't say what they carry: say it with --rate, or to \
-                     the agent with --nic-speed"
+                    "this host's network cards don't report their speed: give the bandwidth with \
+                     --rate, or the speed with the agent's --nic-speed"
                         .to_owned(),
                 )
             },
@@ -117,7 +117,7 @@ impl Examiner {
             Ok(Examined { answer: Answer::Facts(there), .. }) => {
                 doctor::of_pair(&here, &there, &meeting)
             }
-            Ok(_) => vec![silent(&of, name, &of_other_version("it does not describe itself"))],
+            Ok(_) => vec![silent(&of, name, &of_other_version("the host sent no description"))],
             Err(unmet) => vec![silent(&of, name, &unmet)],
         };
         Ok(Examination { of, findings })
@@ -256,7 +256,7 @@ impl Examiner {
                 let reached = Reached { filler: String::new(), ..reached };
                 Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
             }
-            _ => Err(of_other_version("it can't be examined by this version")),
+            _ => Err(of_other_version("this version cannot examine that host")),
         }
     }
 
@@ -272,7 +272,7 @@ impl Examiner {
 
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
-            return Err(Denied::Asked(format!("{name} is this host: ask without its name")));
+            return Err(Denied::Asked(format!("{name} is this host: leave its name out")));
         }
         let entry = self.routes.peers.named(name).ok_or_else(|| {
             let text = format!("there is no host `{name}` in the peers file");
@@ -297,7 +297,7 @@ fn silent(of: &str, name: &str, Unmet { why, advice }: &Unmet) -> Finding {
         host: of.to_owned(),
         about: "peer".to_owned(),
         severity: api::Severity::Error,
-        text: format!("{name} can't be asked: {why}."),
+        text: format!("{name} can't be queried: {why}."),
         advice: Some((*advice).to_owned()),
     }
 }
@@ -314,7 +314,7 @@ fn unmet(error: &ExamineError) -> Unmet {
              same on all hosts"
         }
         ExamineError::Connect(LaneError::Handshake { .. }) => {
-            "correct what it says: a certificate, a clock, or --insecure-plaintext"
+            "correct what the reason names: a certificate, a clock, or --insecure-plaintext"
         }
         ExamineError::Connect(LaneError::Turned { reply: Reply::Busy, .. }) => {
             "its agent answers, and is busy or stopping: try again"
@@ -324,7 +324,7 @@ fn unmet(error: &ExamineError) -> Unmet {
         | ExamineError::HungUp
         | ExamineError::OutOfTurn => SAME_VERSION,
         ExamineError::Connect(_) | ExamineError::Broken(_) => {
-            "is its agent running, and does the firewall let it be reached?"
+            "is its agent running, and does the firewall allow the connection?"
         }
     };
     Unmet { why: error.to_string(), advice }

@@ -82,7 +82,7 @@ impl Gangs {
     pub(crate) fn new(order_handler: &Arc<OrderHandler>, events: &Arc<Events>) -> Self {
         let store = GangStore::new(order_handler.registry().state().gangs());
         if let Err(error) = store.prune_at_start() {
-            tracing::warn!(%error, "old gangs can't be forgotten");
+            tracing::warn!(%error, "cannot remove old gangs");
         }
         let (agents, events) = (Agents::new(order_handler), Arc::clone(events));
         Self { agents, events, store, table: Mutex::default() }
@@ -169,11 +169,11 @@ impl Gangs {
         let (agents, store) = (self.agents.clone(), self.store.clone());
         let events = Arc::clone(&self.events);
         let run = Run::new(Arc::clone(&gang), hear, agents, store, events, begun, evacuating);
-        let thread = thread::Builder::new()
-            .name(id.clone())
-            .spawn(move || run.lead())
-            .map_err(|error| Denied::Local(format!("no thread for the gang: {error}")))?;
-        tracing::info!(id, "a gang begins");
+        let thread =
+            thread::Builder::new().name(id.clone()).spawn(move || run.lead()).map_err(|error| {
+                Denied::Local(format!("cannot start a thread for the gang: {error}"))
+            })?;
+        tracing::info!(id, "a gang starts");
         table.running.insert(id, Running { gang, thread });
         Ok(())
     }
@@ -328,10 +328,10 @@ fn still_runs(id: &str) -> Denied {
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn cannot_note(error: std::io::Error) -> Denied {
-    Denied::Local(format!("the gang can't be noted: {error}"))
+    Denied::Local(format!("the gang can't be recorded: {error}"))
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn cannot_read(error: std::io::Error) -> Denied {
-    Denied::Local(format!("what is kept of gangs can't be read: {error}"))
+    Denied::Local(format!("the records of gangs can't be read: {error}"))
 }

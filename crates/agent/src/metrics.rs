@@ -59,7 +59,8 @@ impl Default for Metrics {
             ended: counters(
                 &registry,
                 "droveway_migrations_total",
-                "Migrations from this host that ended, by outcome and by the phase they had come to",
+                "Migrations from this host that ended, by outcome and by the phase they had come \
+                 to",
                 &["outcome", "phase"],
             ),
             audited: counters(
@@ -102,7 +103,7 @@ impl Default for Metrics {
             lane_deaths: counters(
                 &registry,
                 "droveway_lane_deaths_total",
-                "Connections of lanes that were lost or could not be had, by NIC",
+                "Connections of lanes that were lost or could not be made, by NIC",
                 &["nic"],
             ),
             slowed: counter(

@@ -60,7 +60,7 @@ impl Routes {
         let known: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
         if known.is_empty() {
             return format!(
-                "there is no host `{name}`: this agent has no peers, give it --peers FILE"
+                "there is no host `{name}`: this agent has no peers file, set --peers FILE"
             );
         }
         format!("there is no host `{name}` in the peers file; there is: {}", known.join(", "))
@@ -108,7 +108,7 @@ pub(crate) async fn follow(file: PeersFile, peers: Peers, others: Box<dyn Told>,
             Err(error) if watched.refuse(&error.to_string()) => {
                 tracing::error!(
                     %error,
-                    "the peers file was not applied, the one before is used; it is tried again"
+                    "the peers file was not applied, the previous one is used; retrying"
                 );
             }
             Err(_) => {}
@@ -130,13 +130,13 @@ impl PeersFile {
         if own != self.own {
             tracing::warn!(
                 host = self.name,
-                "what the peers file says of this host itself holds from its next start on"
+                "the peers file's settings of this host take effect at the agent's next start"
             );
         }
         if self.rack.is_some() && self.rack_of(&old) != self.rack_of(&new) {
             tracing::warn!(
                 rack = self.rack,
-                "which hosts share content within the rack holds from this agent's next start on"
+                "the hosts that share content within the rack change at the agent's next start"
             );
         }
         let names_beside = |all: &[PeerEntry], others: &[PeerEntry]| -> Vec<String> {

@@ -67,7 +67,7 @@ pub(crate) fn group(name: &str) -> Result<u32, UserError> {
     // `getent` would also accept a group's id.
     let is_it = fields.next() == Some(name);
     let number = fields.nth(1).filter(|_| is_it).and_then(|number| number.parse().ok());
-    number.ok_or_else(|| unknown(format!("getent said `{}`", text.trim())))
+    number.ok_or_else(|| unknown(format!("getent printed `{}`", text.trim())))
 }
 
 fn unknown(name: &str, why: String) -> UserError {
@@ -82,7 +82,7 @@ fn ask(name: &str, what: &str) -> Result<Vec<u32>, UserError> {
     }
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let numbers = text.split_whitespace().map(str::parse).collect::<Result<Vec<_>, _>>();
-    numbers.map_err(|_| unknown(name, format!("id said `{}`", text.trim())))
+    numbers.map_err(|_| unknown(name, format!("id printed `{}`", text.trim())))
 }
 
 #[cfg(test)]

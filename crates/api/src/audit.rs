@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How much of a migration is audited before the source gives the VM up.
+/// How much of a migration is audited before the source releases the VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Audit {
@@ -32,7 +32,7 @@ pub enum Audited {
         /// Of those, the pages that were read back from the destination's RAM.
         reread_pages: u64,
         /// Of those, the pages that arrived with something else than QEMU handed over last, and
-        /// that can't be told from wrong ones: the source had sent them with two contents.
+        /// that can't be distinguished from wrong ones: the source had sent them with two contents.
         #[serde(default)]
         unproved_pages: u64,
     },

@@ -26,13 +26,13 @@ pub struct ErrorBody {
 pub enum ErrorCode {
     /// Something in the request is wrong, and no other code is more specific.
     InvalidRequest,
-    /// Several hosts have a VM of that name, and the request doesn't say which is meant.
+    /// Several hosts have a VM of that name, and the request doesn't name the host.
     AmbiguousVm,
     /// The VM is already at its destination host.
     AlreadyThere,
     /// The VM's memory would cross the network unencrypted.
     NotEncrypted,
-    /// A decision about a VM in doubt lacks the operator's word that it is certain.
+    /// A decision about a VM in doubt lacks the operator's confirmation.
     NotCertain,
     /// The caller's role does not permit it.
     Forbidden,

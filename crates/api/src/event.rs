@@ -30,7 +30,7 @@ pub enum Happening {
         /// Why.
         why: GapReason,
     },
-    /// A migration from this host begins.
+    /// A migration from this host starts.
     MigrationBegan {
         /// The migration.
         migration: String,
@@ -47,7 +47,7 @@ pub enum Happening {
         migration: String,
         /// The VM.
         vm: String,
-        /// The phase that begins.
+        /// The phase that starts.
         phase: Phase,
     },
     /// A migration has ended, and its report is available.
@@ -70,7 +70,7 @@ pub enum Happening {
         /// From the command to the end, in seconds.
         total_s: f64,
     },
-    /// A VM begins to arrive: its QEMU waits for it at this host.
+    /// A VM starts to arrive: its QEMU waits for it at this host.
     ArrivalBegan {
         /// The migration, at its source.
         migration: String,
@@ -90,7 +90,7 @@ pub enum Happening {
         /// Whether the VM has become this host's.
         arrived: bool,
     },
-    /// A gang that this agent coordinates begins, or is resumed.
+    /// A gang that this agent coordinates starts, or is resumed.
     GangBegan {
         /// The gang.
         gang: String,
@@ -107,9 +107,9 @@ pub enum Happening {
         done: usize,
         /// VMs that failed.
         failed: usize,
-        /// VMs that were taken back or never begun.
+        /// VMs that were taken back or never started.
         cancelled: usize,
-        /// From when it was begun, or resumed, in seconds.
+        /// From when it was started, or resumed, in seconds.
         total_s: f64,
     },
     /// The agent can't know which host a VM belongs to, or can't read its record of that.
@@ -158,9 +158,9 @@ pub enum GapReason {
 pub enum MigrationResult {
     /// The VM runs at the destination.
     Done,
-    /// The VM did not arrive, or that is not known; the reason says which.
+    /// The VM did not arrive, or that is not known; see the reason.
     Failed,
-    /// The operator cancelled; the VM goes on at the source.
+    /// The operator cancelled; the VM continues at the source.
     Cancelled,
 }
 

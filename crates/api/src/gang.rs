@@ -250,15 +250,15 @@ pub struct GangStarted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveState {
-    /// Its move has not begun.
+    /// Its move has not started.
     Waiting,
     /// It moves.
     Moving,
     /// It is at its destination.
     Done,
-    /// Its move failed; `reason` says why.
+    /// Its move failed; `reason` has the reason.
     Failed,
-    /// Its move was taken back, or never begun, because the gang was cancelled or another
+    /// Its move was taken back, or never started, because the gang was cancelled or another
     /// VM failed.
     Cancelled,
 }
@@ -298,7 +298,7 @@ pub struct MoveProgress {
 /// All VMs of a gang together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GangTotals {
-    /// VMs whose move has not begun.
+    /// VMs whose move has not started.
     pub waiting: usize,
     /// VMs that move.
     pub moving: usize,
@@ -306,7 +306,7 @@ pub struct GangTotals {
     pub done: usize,
     /// VMs that failed.
     pub failed: usize,
-    /// VMs that were taken back or never begun.
+    /// VMs that were taken back or never started.
     pub cancelled: usize,
     /// Memory that all VMs use, by the plan.
     pub used_bytes: u64,
@@ -322,7 +322,7 @@ pub struct GangTotals {
 pub enum GangOutcome {
     /// All VMs are at their destinations.
     Done,
-    /// Some are not; each says why.
+    /// Some are not; each with its reason.
     Failed,
     /// It was cancelled.
     Cancelled,
@@ -336,7 +336,7 @@ pub enum GangOutcome {
 pub struct GangProgress {
     /// The gang.
     pub id: String,
-    /// Seconds since it was begun, or resumed.
+    /// Seconds since it was started, or resumed.
     pub elapsed_s: f64,
     /// Each VM.
     pub moves: Vec<MoveProgress>,

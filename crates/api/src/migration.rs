@@ -74,7 +74,7 @@ pub struct MigrateRequest {
     /// Which stream to tap.
     #[serde(default)]
     pub tap: TapChoice,
-    /// The operator's word that both hosts see the same storage.
+    /// The operator's confirmation that both hosts see the same storage.
     #[serde(default)]
     pub shared_disks: bool,
     /// `OLD=NEW`: replacements in the command line of the destination's QEMU.
@@ -89,7 +89,7 @@ pub struct MigrateRequest {
     /// Overwrite images at the destination that hold data.
     #[serde(default)]
     pub overwrite_disks: bool,
-    /// How long it may take until the source gives the VM up.
+    /// How long it may take until the source releases the VM.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 86_400)]
     pub timeout_s: Option<u64>,
@@ -111,7 +111,7 @@ pub struct MigrateRequest {
     // As above.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accept_missing_taps: bool,
-    /// What is compared before the source gives the VM up.
+    /// What is compared before the source releases the VM.
     #[serde(default)]
     pub audit: Audit,
 }
@@ -185,9 +185,9 @@ pub enum Limit {
 pub enum Outcome {
     /// The VM runs at the destination.
     Done,
-    /// The VM did not arrive, or that is not known; the text says which.
+    /// The VM did not arrive, or that is not known; see the text.
     Failed(String),
-    /// The operator cancelled; the VM goes on at the source.
+    /// The operator cancelled; the VM continues at the source.
     Cancelled,
 }
 
@@ -235,7 +235,7 @@ pub struct Progress {
     pub time_left_s: Option<f64>,
     /// What limits it now.
     pub limit: Limit,
-    /// What it waits for in its first phase, if it has asked the destination for something.
+    /// What it waits for in its first phase, if it has sent the destination a request.
     #[serde(default)]
     pub waits_for: Option<String>,
     /// Features that are not used, and why.
@@ -248,7 +248,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The progress of a migration that has not begun, with its id, VM and hosts.
+    /// The progress of a migration that has not started, with its id, VM and hosts.
     #[must_use]
     pub fn new((id, vm): (&str, &str), (from, to): (&str, &str), ram_bytes: u64) -> Self {
         Self {

@@ -62,11 +62,11 @@ pub struct Prediction {
     pub used_bytes: u64,
     /// Bytes that it dirtied per second while it was sampled.
     pub dirty_bytes_per_s: f64,
-    /// The memory that it keeps writing to; none if the samples could not tell that from all
+    /// The memory that it keeps writing to; none if the samples could not separate that from all
     /// of its memory.
     pub working_set_bytes: Option<u64>,
     /// The share of a rewritten page that changes and so is sent again; none if too few pages
-    /// were seen to change.
+    /// changed in the samples.
     pub changed_share: Option<f64>,
     /// Guest bytes that can be delivered per second if nothing is compressed.
     pub delivered_bytes_per_s: f64,
@@ -97,9 +97,9 @@ pub struct FreeMemory {
     ///
     /// Some of it is allocated ahead of QEMU, while the link is busy.
     pub reading_s: f64,
-    /// The guest can tell QEMU which memory is free (free-page-hint); that is not sent.
+    /// The guest can report to QEMU which memory is free (free-page-hint); that is not sent.
     pub hinted: bool,
-    /// Whether the guest's kernel clears each page that it allocates, as the helper says: it
+    /// Whether the guest's kernel clears each page that it allocates, as the helper reports: it
     /// then writes to all memory that it reports as free.
     pub guest_clears: Option<bool>,
 }

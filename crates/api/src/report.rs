@@ -7,12 +7,12 @@ use crate::audit::Audited;
 use crate::bounds::{Bounds, BoundsChanged};
 use crate::migration::{Outcome, Phase, Progress, all};
 
-/// When a phase began.
+/// When a phase started.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 pub struct PhaseTime {
     /// The phase.
     pub phase: Phase,
-    /// When it began, in seconds since the command.
+    /// When it started, in seconds since the command.
     pub start_s: f64,
 }
 

@@ -17,7 +17,7 @@ pub enum ReadDisks {
     Auto,
     /// None are.
     Off,
-    /// As `Auto`, but the report says why pages were not read.
+    /// As `Auto`, but the report has the reason if pages were not read.
     On,
 }
 

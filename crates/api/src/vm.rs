@@ -83,7 +83,7 @@ pub enum StopEnd {
 pub struct ResolveRequest {
     /// The host that the VM belongs to.
     pub side: ResolveSide,
-    /// The operator's word that the VM can't run on the other side (for `here`),
+    /// The operator's confirmation that the VM can't run on the other side (for `here`),
     /// or that it runs there (for `there`).
     pub certain: bool,
 }
@@ -92,7 +92,7 @@ pub struct ResolveRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResolveSide {
-    /// This host: the VM goes on here.
+    /// This host: the VM continues here.
     Here,
     /// The other host: what is left of the VM here is removed.
     There,
@@ -109,11 +109,11 @@ pub enum VmStatus {
     /// It is arriving here, and still runs at its source.
     Arriving,
     /// Its switchover was interrupted, and the other host has not reported the outcome:
-    /// `problem` says what to do.
+    /// `problem` has what to do.
     InDoubt,
-    /// Its record can't be read, or doesn't say what to do with its QEMU, which may run.
+    /// Its record can't be read, or doesn't decide what to do with its QEMU, which may run.
     ///
-    /// The agent does nothing with it; `problem` says what to do.
+    /// The agent does nothing with it; `problem` has what to do.
     Unreadable,
     /// QEMU has ended.
     Dead,
@@ -137,7 +137,7 @@ pub enum GuestHelper {
         /// Its version, such as `0.1.0`, as the guest reports it.
         version: String,
         /// Whether the guest's kernel clears each page that it allocates; none if the helper
-        /// does not say.
+        /// does not report it.
         #[serde(default)]
         clears_memory: Option<bool>,
     },

@@ -8,26 +8,27 @@ use crate::VERSION;
 pub enum Fault {
     /// The helper speaks another version.
     #[error(
-        "the guest's helper speaks version {theirs}, and this agent {VERSION}: update the older one"
+        "the guest's helper has version {theirs} of the protocol, and this agent {VERSION}: update \
+         the older one"
     )]
     OtherVersion {
         /// Its version.
         theirs: u16,
     },
     /// The helper refuses.
-    #[error("the guest's helper can't tell: {text}")]
+    #[error("the guest's helper reports an error: {text}")]
     Refused {
         /// Its reason, cleaned.
         text: String,
     },
     /// No greeting came from the port.
-    #[error("{bytes} bytes came from the guest's port, and no greeting among them")]
+    #[error("{bytes} bytes arrived from the guest's port without a greeting")]
     NoGreeting {
         /// How many bytes were received.
         bytes: u64,
     },
     /// Not a frame.
-    #[error("what the guest's helper said is no frame")]
+    #[error("the guest's helper sent an invalid frame")]
     NoFrame,
     /// A frame of an unknown kind.
     #[error("the guest's helper sent a frame of the unknown kind {kind}")]
@@ -60,8 +61,8 @@ pub enum Fault {
     /// A frame ends within a value.
     #[error("a frame of the guest's helper is cut short")]
     CutShort,
-    /// A frame goes on after its end.
-    #[error("a frame of the guest's helper goes on after its end")]
+    /// A frame continues after its end.
+    #[error("a frame of the guest's helper has data after its end")]
     TooMuch,
     /// Not a number.
     #[error("a number of the guest's helper has too many bits")]
@@ -73,7 +74,7 @@ pub enum Fault {
     #[error("the guest's helper names more than {} disks", crate::DEVICES_MAX)]
     Devices,
     /// A run on a disk that was not named.
-    #[error("the guest's helper names a place on disk {device}, which it did not introduce")]
+    #[error("the guest's helper names a location on disk {device}, which it did not announce")]
     Device {
         /// Its number.
         device: u64,
@@ -110,6 +111,6 @@ pub enum Fault {
         pages_max: u64,
     },
     /// Bytes after the summary.
-    #[error("the guest's helper went on after its summary")]
+    #[error("the guest's helper sent more after its summary")]
     AfterEnd,
 }

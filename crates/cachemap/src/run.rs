@@ -32,7 +32,7 @@ impl Run {
         self.sector.saturating_add(u64::from(self.pages) * PAGE_SECTORS)
     }
 
-    /// Whether `next` begins where this ends.
+    /// Whether `next` starts where this ends.
     #[must_use]
     pub fn is_followed_by(&self, next: &Self) -> bool {
         self.device == next.device
@@ -42,7 +42,7 @@ impl Run {
 }
 
 /// Where the last run of a frame ended: the next one is encoded by its distance. Each frame
-/// begins at zero, so it can be read without the others.
+/// starts at zero, so it can be read without the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Last {
     page: u64,

@@ -74,10 +74,10 @@ impl fmt::Display for Reason {
             Self::NoBlock => f.write_str("pages without a block on disk"),
             Self::Scattered => f.write_str("pages in several pieces on disk"),
             Self::FileKind => f.write_str("files of an unsuitable kind"),
-            Self::Unreadable => f.write_str("files that can't be looked at"),
+            Self::Unreadable => f.write_str("files that can't be inspected"),
             Self::Budget => f.write_str("files beyond the budget"),
             Self::FileSystem => f.write_str("file systems not straight on a virtio disk"),
-            Self::Unseen => f.write_str("pages that were not come to"),
+            Self::Unseen => f.write_str("pages that were not reached"),
             Self::Other(number) => write!(f, "for the unknown reason {number}"),
         }
     }

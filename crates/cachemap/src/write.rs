@@ -12,7 +12,7 @@ pub(crate) const TEXT_BYTES_MAX: usize = 512;
 const RUNS_BYTES: usize = 32 << 10;
 const _: () = assert!(RUNS_BYTES + RUN_BYTES_MAX <= CONTENT_BYTES_MAX);
 
-/// An answer to one ask, appended piece by piece to the caller's bytes. A run that begins where
+/// An answer to one ask, appended piece by piece to the caller's bytes. A run that starts where
 /// the last one ended is merged with it.
 #[derive(Debug)]
 pub struct Reply {
@@ -26,7 +26,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Begins an answer with the greeting. `program` is the helper's own version.
+    /// Starts an answer with the greeting. `program` is the helper's own version.
     #[must_use]
     pub fn new(ask: &Ask, program: &str, out: &mut Vec<u8>) -> Self {
         let nonce = ask.nonce;

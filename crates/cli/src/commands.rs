@@ -1,4 +1,4 @@
-//! The command line and its commands, each with its arguments beside the code that runs it.
+//! The command line and its commands, each with its arguments next to the code that runs it.
 
 pub(crate) mod agent;
 pub(crate) mod agents;
@@ -61,28 +61,28 @@ const CODES: &str = "Exit codes:
   0    done
   1    not done: the reason is on standard error
   2    the command line is wrong
-  130  left by a second Ctrl-C
-The help of migrate, gang, evacuate, stop and doctor says more.";
+  130  ended by a second Ctrl-C
+See also the help of migrate, gang, evacuate, stop and doctor.";
 const CODES_OF_MIGRATE: &str = "Exit codes:
   0    the VM is at the destination
-  1    it is not known to be there, and the output says why: look at `droveway list`
+  1    it is not known to be there, and the output shows why: check `droveway list`
        on both hosts before you start it anywhere
   2    the command line is wrong
-  130  left by a second Ctrl-C: the output says what becomes of the move";
+  130  ended by a second Ctrl-C: the output shows what becomes of the move";
 const CODES_OF_GANG: &str = "Exit codes:
   0    all VMs of the plan have moved, or a plan or list was shown; VMs that were left
        out, each with a note, don't count
-  1    some are not known to have moved: the output says which, and why
+  1    some are not known to have moved: the output shows which, and why
   2    the command line is wrong
-  130  left by a second Ctrl-C: the output says what becomes of the moves";
+  130  ended by a second Ctrl-C: the output shows what becomes of the moves";
 const CODES_OF_STOP: &str = "Exit codes:
   0    the VM is off
   1    it is not known to be off: the reason is on standard error
   2    the command line is wrong
-  130  left by a second Ctrl-C or by SIGTERM: the VM is stopped all the same";
+  130  ended by a second Ctrl-C or by SIGTERM: the VM is stopped anyway";
 const CODES_OF_DOCTOR: &str = "Exit codes:
   0    no error was found
-  1    an error was found, or the agent can't be asked
+  1    an error was found, or the agent can't be queried
   2    the command line is wrong";
 
 /// Moves running virtual machines between hosts.
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn the_help_has_exit_codes() {
         let mut whole = Args::command();
-        assert!(whole.render_long_help().to_string().contains("130  left by a second Ctrl-C"));
+        assert!(whole.render_long_help().to_string().contains("130  ended by a second Ctrl-C"));
         for (name, says) in [
             ("migrate", "0    the VM is at the destination"),
             ("gang", "left\n       out, each with a note"),

@@ -22,7 +22,7 @@ pub(crate) enum Problem {
     /// The agent's host can't be connected to.
     #[error(
         "no agent answers at {at}: {why}. Is that host up, does its agent run with `api-listen`, \
-         and does the firewall let it be reached?"
+         and does the firewall allow the connection?"
     )]
     Unreached {
         /// The agent's address.
@@ -72,7 +72,7 @@ pub(crate) enum Problem {
     /// A configuration is invalid for an agent.
     #[error(transparent)]
     Config(#[from] agent::config::ConfigError),
-    /// A file of a certificate, or beside one, can't be used.
+    /// A file of a certificate, or next to one, can't be used.
     #[error(transparent)]
     File(#[from] identity::FileError),
     /// The CA could not be created or opened, or a certificate not issued.

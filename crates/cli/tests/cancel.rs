@@ -11,7 +11,7 @@ use host::{Host, Hosts, kill, text};
 /// Enough RAM that QEMU takes seconds to scan its zero pages.
 const LARGE: &str = "-m 3072";
 
-/// Begins a migration and waits for its first pass.
+/// Starts a migration and waits for its first pass.
 fn begin(host: &Host) -> (Child, BufReader<std::process::ChildStderr>) {
     let mut child = host
         .command(&["migrate", "web1", "b"])
@@ -43,7 +43,7 @@ fn ctrl_c_cancels_and_says_where_the_vm_is() {
     kill("INT", child.id());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stdout).contains("Cancelled. web1 goes on at a."), "{output:?}");
+    assert!(text(&output.stdout).contains("Cancelled. web1 continues at a."), "{output:?}");
     assert_stayed(&hosts, pid);
 }
 
@@ -72,7 +72,7 @@ fn an_agent_that_is_told_to_end_cancels_first() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let mut said = text(&output.stdout);
         lines.read_to_string(&mut said).unwrap();
-        assert!(said.contains("goes on at a") || said.contains("was not moved to b"), "{said}");
+        assert!(said.contains("continues at a") || said.contains("was not moved to b"), "{said}");
         hosts.hosts[ended].start();
         assert_stayed(&hosts, pid);
     }

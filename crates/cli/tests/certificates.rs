@@ -31,10 +31,10 @@ fn certificates_are_made_where_they_are_wanted() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let said = works(dir, "init --days 30");
-    assert!(said.contains("valid from 2") && said.contains("keep it to yourself"), "{said}");
+    assert!(said.contains("valid from 2") && said.contains("keep it secret"), "{said}");
     let said = works(dir, "issue host-a");
     assert!(
-        said.contains("droveway-ca/hosts/host-a") && said.contains("ends with its CA"),
+        said.contains("droveway-ca/hosts/host-a") && said.contains("expires with its CA"),
         "{said}"
     );
     assert!(said.contains("reads them within half a minute"), "{said}");
@@ -60,7 +60,7 @@ fn what_goes_wrong_is_told_with_what_to_do() {
     let dir = dir.path();
     assert!(fails(dir, "issue a").contains("droveway ca init --dir droveway-ca"));
     works(dir, "init");
-    assert!(fails(dir, "init").contains("is there already"));
+    assert!(fails(dir, "init").contains("already exists"));
     works(dir, "issue a");
     assert!(fails(dir, "issue a").contains("--replace"));
     assert!(fails(dir, "issue ../a").contains("is not a name"));

@@ -104,7 +104,7 @@ fn a_move_that_fails_is_told_with_its_reason() {
         panic!("{end:?}")
     };
     assert_eq!((result, downtime_ms), (MigrationResult::Failed, None));
-    assert!(reason.unwrap().contains("there is a VM `web1` there already"));
+    assert!(reason.unwrap().contains("there is already a VM `web1` there"));
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// to be shown.
 const UNDER_WAY: [&str; 3] = ["first pass", "later passes", "stopped"];
 
-/// Begins a gang, and waits until a move is in progress.
+/// Starts a gang, and waits until a move is in progress.
 fn begin(host: &Host, args: &[&str]) -> Child {
     let mut child =
         host.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -104,7 +104,7 @@ fn an_agent_that_is_started_anew_ends_its_vms_part() {
     assert_eq!(gangs(c)[0].outcome, Some(GangOutcome::Failed));
 }
 
-/// A host shuts down while its agent coordinates: moves between other hosts go on.
+/// A host shuts down while its agent coordinates: moves between other hosts continue.
 #[test]
 fn an_agent_that_is_stopped_leaves_its_gang_to_be_taken_up() {
     let mut hosts = Hosts::new(["a", "b", "c"]);
@@ -131,7 +131,7 @@ fn who_may_coordinate_is_up_to_each_host() {
     a.more = vec!["--config".to_owned(), dir.join("a.toml").display().to_string()];
     a.start();
     let why = c.refuses(&["evacuate", "a", "--to", "b"]);
-    assert!(why.contains("c is not one of the coordinators that a takes orders from"), "{why}");
+    assert!(why.contains("c is not one of the coordinators that a accepts orders from"), "{why}");
     assert!(b.says(&["evacuate", "a", "--to", "b"]).contains("1 VM moved."));
     a.assert_clean();
 }

@@ -90,7 +90,7 @@ fn what_the_destination_refuses_leaves_everything_as_it_was() {
     b.run("web1", "-m 64 -S");
     let output = a.command(&["migrate", "web1", "b"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stdout).contains("there is a VM `web1` there already"), "{output:?}");
+    assert!(text(&output.stdout).contains("there is already a VM `web1` there"), "{output:?}");
     b.says(&["stop", "web1", "--force"]);
 
     let output = a.command(&["migrate", "web1", "b", "--set", "/nothing=/x"]).output().unwrap();

@@ -12,7 +12,7 @@ use host::{Hosts, text};
 
 const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
 
-/// A host named `localhost`, by which it is reached, with a CA beside it.
+/// A host named `localhost`, by which it is reached, with a CA next to it.
 struct Site {
     hosts: Hosts,
     port: u16,
@@ -96,24 +96,24 @@ fn a_role_limits_the_requests() {
     let run = [&run[..], &["-display", "none"]].concat();
     for (tls, says) in [(&observer, "olga says observe"), (&mover, "max says migrate")] {
         let (done, said) = site.asks(tls, &run);
-        assert!(!done && said.contains("takes the role admin") && said.contains(says), "{said}");
+        assert!(!done && said.contains("needs the role admin") && said.contains(says), "{said}");
     }
     let (done, said) = site.asks(&admin, &run);
     assert!(done, "{said}");
-    assert!(site.log().contains("asked over TCP who=\"ann\" role=admin"), "{}", site.log());
+    assert!(site.log().contains("request over TCP who=\"ann\" role=admin"), "{}", site.log());
 
     let (done, said) = site.asks(&observer, &["list"]);
     assert!(done && said.contains("web1"), "{said}");
     let (done, said) = site.asks(&observer, &["migrate", "web1", "elsewhere"]);
-    assert!(!done && said.contains("takes the role migrate"), "{said}");
+    assert!(!done && said.contains("needs the role migrate"), "{said}");
     let (done, said) = site.asks(&mover, &["migrate", "web1", "elsewhere"]);
     assert!(!done && said.contains("no host `elsewhere`"), "{said}");
     let set = ["migrate", "web1", "elsewhere", "--set", "/bin/qemu=/tmp/mine"];
     let (done, said) = site.asks(&mover, &set);
-    assert!(!done && said.contains("--set takes the role admin"), "{said}");
+    assert!(!done && said.contains("--set needs the role admin"), "{said}");
     for admins in [&["stop", "web1", "--force"], &["resolve", "web1", "--here", "--yes"][..]] {
         let (done, said) = site.asks(&mover, admins);
-        assert!(!done && said.contains("takes the role admin"), "{said}");
+        assert!(!done && said.contains("needs the role admin"), "{said}");
     }
     let (done, said) = site.asks(&admin, &["stop", "web1", "--force"]);
     assert!(done, "{said}");
@@ -169,7 +169,7 @@ fn a_certificate_is_read_again_without_a_restart() {
     let others = fs::read(ann.join("droveway.crt")).unwrap();
     fs::write(files.join("droveway.crt"), others).unwrap();
     host::kill("HUP", pid);
-    site.logs("the certificate was not replaced, the one before is used");
+    site.logs("the certificate was not replaced, the previous one is used");
     assert!(site.asks(&ann, &["list"]).0, "as before");
     fs::write(files.join("droveway.crt"), own).unwrap();
     // Without SIGHUP this time.
@@ -275,7 +275,7 @@ fn a_dashboard_has_the_forms_that_the_role_allows() {
     let pages = Pages::open(&site, &observer);
     assert!(!pages.vms().contains(form));
     let planned = pages.page("evacuate?host=localhost");
-    assert!(planned.contains("takes the role migrate"), "{planned}");
+    assert!(planned.contains("needs the role migrate"), "{planned}");
     let refused = pages.ask("POST", &format!("{}move", pages.place), &body);
     assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("change nothing"), "{refused}");
 }

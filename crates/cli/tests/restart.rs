@@ -97,7 +97,7 @@ fn an_agent_with_too_few_open_files_ends_no_vm() {
             true => {
                 answered += 1;
                 let vms = fs::read_to_string(a.log()).unwrap();
-                lacked += usize::from(vms.contains("left alone"));
+                lacked += usize::from(vms.contains("not touching a VM"));
                 a.end("KILL");
             }
             false => lacked += 1,

@@ -21,7 +21,7 @@ fn a_vm_is_run_listed_shown_and_stopped() {
     assert!(a.refuses(&["run", "web1", "--", &qemu()]).contains("already"));
     assert!(a.refuses(&["stop", "web2"]).contains("no VM `web2`"));
     let stopped = a.says(&["stop", "web1", "--timeout", "0"]);
-    assert!(stopped.contains("plug was pulled"), "firmware has no power button: {stopped}");
+    assert!(stopped.contains("its QEMU was ended"), "firmware has no power button: {stopped}");
     assert!(!is_alive(pid));
     a.assert_clean();
 }
@@ -42,7 +42,10 @@ fn relative_paths_start_from_the_commands_directory() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(a.vm("web1").unwrap().status, VmStatus::Paused);
     let error = a.refuses(&["stop", "web1"]);
-    assert!(error.contains("can't hear its power button") && error.contains("--force"), "{error}");
+    assert!(
+        error.contains("can't react to its power button") && error.contains("--force"),
+        "{error}"
+    );
     a.says(&["stop", "web1", "--force"]);
 }
 
@@ -96,7 +99,7 @@ fn a_vm_that_somebody_else_started_is_adopted() {
     a.assert_clean();
     // QEMU has removed its socket.
     let file = hosts.dir.path().join("peers.toml");
-    for (wrong, why) in [(qmp, "nothing is there"), (file.to_str().unwrap(), "it is not a socket")]
+    for (wrong, why) in [(qmp, "it does not exist"), (file.to_str().unwrap(), "it is not a socket")]
     {
         let error = a.refuses(&["attach", "web1", "--qmp", wrong]);
         assert!(error.contains(why) && error.contains("-qmp unix:SOCKET"), "{error}");

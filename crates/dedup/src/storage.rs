@@ -94,7 +94,7 @@ impl Consumer for Taking {
 
     fn ended(&self, why: &Failure) {
         if !self.over.load(Relaxed) {
-            tracing::warn!(%why, "a disk is read no more");
+            tracing::warn!(%why, "no longer reading a disk");
             *self.why.lock() = Some(why.clone());
         }
     }

@@ -20,7 +20,7 @@ pub enum DirectoryError {
         why: String,
     },
     /// The directory breaks the protocol.
-    #[error("the directory at {at} answers what makes no sense: {why}")]
+    #[error("the directory at {at} sent an invalid reply: {why}")]
     Nonsense {
         /// Which directory.
         at: String,
@@ -36,12 +36,12 @@ pub enum DirectoryError {
         why: String,
     },
     /// A peer makes up hosts.
-    #[error("the directory knows {max} hosts, and takes no more of them")]
+    #[error("the directory has {max} hosts, which is its limit")]
     HostsMax {
         /// The limit.
         max: usize,
     },
     /// The operator's mistake.
-    #[error("the directory's settings are of no use: {0}")]
+    #[error("the directory's settings are invalid: {0}")]
     Settings(String),
 }

@@ -111,7 +111,7 @@ impl RequestHeader {
     /// # Errors
     /// If they are no valid header, or a length is above its cap.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ProtocolError> {
-        check_magic(bytes, REQUEST_MAGIC, "beginning of a request")?;
+        check_magic(bytes, REQUEST_MAGIC, "prefix of a request")?;
         let header = Self {
             ask: Ask::from_code(bytes[2])?,
             id: le32(bytes, 4),
@@ -199,7 +199,7 @@ impl ReplyHeader {
     /// # Errors
     /// If they are no valid header, or a length is above its cap.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ProtocolError> {
-        check_magic(bytes, REPLY_MAGIC, "beginning of a reply")?;
+        check_magic(bytes, REPLY_MAGIC, "prefix of a reply")?;
         if bytes[2] > 1 {
             let value = u16::from(bytes[2]);
             return Err(ProtocolError::Unknown { what: "status", value });
@@ -252,7 +252,7 @@ impl ReplyHeader {
             let code = u16::from_le_bytes(*code);
             let Some(place) = usize::from(code & !COMING).checked_sub(1) else {
                 if code != 0 {
-                    return Err(ProtocolError::Contradiction("content that comes to nobody"));
+                    return Err(ProtocolError::Contradiction("content for no host"));
                 }
                 answers.push(Answer::Yours);
                 continue;

@@ -107,7 +107,8 @@ impl Redis {
                 Worker { talk, servers: settings.servers.clone(), link: None, down: None };
             let thread = thread::Builder::new().name(format!("directory-redis-{number}"));
             let thread = thread.spawn(move || worker.run(&receiver));
-            let failed = |error| DirectoryError::Settings(format!("no thread for it: {error}"));
+            let failed =
+                |error| DirectoryError::Settings(format!("cannot start a thread for it: {error}"));
             redis.workers.push(thread.map_err(failed)?);
         }
         Ok(redis)

@@ -18,10 +18,10 @@ const BUFFER_BYTES: usize = 1 << 17;
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The client breaks the protocol.
-    #[error("who asks the directory sent {0}")]
+    #[error("a client of the directory sent {0}")]
     Protocol(#[from] ProtocolError),
     /// The connection broke, or ended within a request.
-    #[error("the connection of one who asks the directory broke: {0}")]
+    #[error("the connection of a client of the directory broke: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -72,7 +72,7 @@ impl<'a> Session<'a> {
     fn answer(&mut self, header: &RequestHeader) -> Result<(), ProtocolError> {
         let host = header.read_body(&self.body, &mut self.names)?;
         if !(self.may_speak_for)(&host) {
-            let why = format!("you don't speak for the host {host}");
+            let why = format!("this connection is not from the host {host}");
             write_refusal(header.id, &why, &mut self.replies);
             return Ok(());
         }

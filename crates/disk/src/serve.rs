@@ -6,7 +6,7 @@ use nbd::server::{Connection, RequestKind, ServerError};
 
 use crate::{DiskSource, SourceError};
 
-/// Why a connection can't go on. The mirror that it belongs to has failed.
+/// Why a connection can't continue. The mirror that it belongs to has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The connection itself failed.

@@ -84,11 +84,11 @@ fn carrying(carries: &Carries, findings: &mut Findings) {
         findings.warning(
             "carry",
             format!(
-                "Migrations of {manager} from here go their own way, without the agents: {}.",
+                "Migrations of {manager} from here bypass the agents: {}.",
                 carries.missing.join("; ")
             ),
-            "put that right; if the agent started before its manager's directory was made, \
-             restart the agent",
+            "correct that; if the agent started before its manager's directory existed, restart \
+             the agent",
         );
         return;
     }
@@ -96,11 +96,11 @@ fn carrying(carries: &Carries, findings: &mut Findings) {
         findings.warning(
             "carry",
             format!(
-                "What libvirt on other hosts migrates to here does not go through the agents: \
-                 qemu.conf lacks {}.",
+                "Migrations that libvirt on other hosts sends here bypass the agents: qemu.conf \
+                 lacks {}.",
                 carries.missing.join(", ")
             ),
-            "`droveway libvirt setup` writes that; restart libvirtd, or virtqemud, after it",
+            "run `droveway libvirt setup`, then restart libvirtd, or virtqemud",
         );
         return;
     }
@@ -117,13 +117,13 @@ fn carrying(carries: &Carries, findings: &mut Findings) {
 
 /// A QEMU that waits for a VM can't tell who connects.
 fn waiting(carries: &Carries, findings: &mut Findings) {
-    const LOADS: &str = "loads what the first connection sends, whoever makes it";
+    const LOADS: &str = "loads what the first connection sends, from any sender";
     if let Some(address) = &carries.open_address {
         findings.warning(
             "carry",
             format!("QEMUs wait for VMs at {address}, where other hosts reach them: each {LOADS}."),
-            "take `address` out of [carry], restart the agent, repeat `droveway libvirt setup` and \
-             restart libvirtd; or let only this host reach these ports, as \
+            "remove `address` from [carry], restart the agent, run `droveway libvirt setup` again \
+             and restart libvirtd; or let only this host reach these ports, as \
              droveway-incoming.nft does (firewalls are not examined)",
         );
     } else if !carries.open_ports.is_empty() {
@@ -134,8 +134,8 @@ fn waiting(carries: &Carries, findings: &mut Findings) {
                 "A QEMU waits for a VM at port {}, where other hosts reach it: it {LOADS}.",
                 ports.join(", ")
             ),
-            "if the migration was not told to (--listen-address): does qemu.conf have the lines of \
-             `droveway libvirt setup`, and was libvirtd restarted since?",
+            "unless the migration has --listen-address: does qemu.conf have the lines of `droveway \
+             libvirt setup`, and was libvirtd restarted since?",
         );
     }
 }
@@ -184,8 +184,8 @@ fn user(facts: &Facts, findings: &mut Findings) {
     match (facts.qemu_user.root, facts.qemu_user.chosen) {
         (true, _) => findings.note(
             about,
-            "QEMUs are started as root, unless a command line says otherwise: a guest that breaks \
-             out of one owns the host.",
+            "QEMUs are started as root, unless a command line names another user: a guest that \
+             breaks out of one owns the host.",
             advice,
         ),
         (false, true) => findings.ok(about, "QEMUs are started as a user of their own."),
@@ -200,15 +200,15 @@ fn reach(facts: &Facts, findings: &mut Findings) {
     match (reach.ptrace, reach.yama) {
         (_, Some(3..)) => findings.warning(
             "memory access",
-            "Yama lets nobody reach QEMU's memory (ptrace_scope is 3): pages go through QEMU's \
+            "Yama forbids access to QEMU's memory (ptrace_scope is 3): pages go through QEMU's \
              stream, which is slower.",
             "set kernel.yama.ptrace_scope to 2 or less; that takes a reboot",
         ),
         (true, _) => findings.ok("memory access", "Pages are written to QEMU's memory directly."),
         (false, Some(2)) => findings.warning(
             "memory access",
-            "Yama keeps the agent out of QEMU's memory: pages go through QEMU's stream, which is \
-             slower.",
+            "Yama denies the agent access to QEMU's memory: pages go through QEMU's stream, which \
+             is slower.",
             advice,
         ),
         (false, Some(1)) => findings.note(
@@ -279,7 +279,7 @@ fn clock(facts: &Facts, findings: &mut Findings) {
         findings.warning(
             "clock",
             format!("The kernel takes the time from {source}: guests' clocks are slow or drift."),
-            "see in the kernel's log why it doesn't trust the TSC",
+            "the kernel's log shows why it doesn't trust the TSC",
         );
     } else {
         findings.ok("clock", format!("The kernel takes the time from {source}."));
@@ -342,20 +342,20 @@ fn nic(nic: &Nic, findings: &mut Findings) {
         findings.error(
             "network card",
             format!("{address} can't be used: {why}."),
-            "name addresses that this host has",
+            "name addresses of this host",
         );
         return;
     }
     let mtu = nic.mtu.map_or_else(String::new, |mtu| format!(", MTU {mtu}"));
     match nic.speed_bytes_per_s {
         Some(speed) => {
-            let who = if nic.said { ", as you said" } else { "" };
+            let who = if nic.said { ", as configured" } else { "" };
             let mbit = speed / 125_000;
             findings.ok("network card", format!("{name} ({address}): {mbit} Mbit/s{who}{mtu}."));
         }
         None => findings.note(
             "network card",
-            format!("{name} ({address}) doesn't say what it carries{mtu}: its speed is learned."),
+            format!("{name} ({address}) doesn't report its speed{mtu}: it is learned."),
             &format!(
                 "set its speed, so that migrations leave room for other traffic: --nic-speed \
                  {address}=1G"
@@ -543,7 +543,7 @@ mod tests {
                     f.carries = Some(Carries { manager, missing, ..Carries::default() });
                 },
                 Severity::Warning,
-                "Proxmox VE from here go their own way, without the agents: /run/qemu-server can't",
+                "Proxmox VE from here bypass the agents: /run/qemu-server can't",
             ),
             (|f| f.qemu_user.root = true, Severity::Note, "started as root"),
             (|f| f.vms[0].runs_as_root = true, Severity::Warning, "The QEMU of web1 runs as root"),
@@ -578,13 +578,13 @@ mod tests {
                     f.programs[0].problem = Some("there is none".to_owned());
                 },
                 Severity::Warning,
-                "(kvm, web1) gives no answer: there is none",
+                "(kvm, web1) doesn't answer: there is none",
             ),
             (|f| f.reach.yama = Some(3), Severity::Warning, "ptrace_scope is 3"),
             (
                 |f| f.reach = Reach { ptrace: false, yama: Some(2) },
                 Severity::Warning,
-                "keeps the agent out",
+                "denies the agent access",
             ),
             (
                 |f| f.reach = Reach { ptrace: false, yama: None },
@@ -622,7 +622,7 @@ mod tests {
                 Severity::Warning,
                 "/s has 4096 MiB of 100 GiB free",
             ),
-            (|f| f.nics[0].speed_bytes_per_s = None, Severity::Note, "doesn't say what it carries"),
+            (|f| f.nics[0].speed_bytes_per_s = None, Severity::Note, "doesn't report its speed"),
             (
                 |f| f.nics[0].problem = Some("nobody has it".to_owned()),
                 Severity::Error,

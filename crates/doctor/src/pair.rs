@@ -93,11 +93,11 @@ fn met_one(droveway: &str, peer: &str, meeting: &Meeting, findings: &mut Finding
     if said.host != peer {
         findings.error(
             "peer",
-            format!("At the address of {peer} it is {} that answers.", said.host),
+            format!("At the address of {peer}, {} answers.", said.host),
             "correct the peers file",
         );
     } else if meeting.skew() > SKEW_MUCH {
-        findings.warning("peer", text, "let both hosts take their time from the same servers");
+        findings.warning("peer", text, "synchronize both clocks with the same servers");
     } else if said.droveway != droveway {
         findings.note("peer", text, "run the same version on all hosts");
     } else {
@@ -119,8 +119,8 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
             Err(why) => findings.error(
                 "lane",
                 format!("{}: {why}.", lane.way),
-                "is that address right, is it reached from that card, and do all switches between \
-                 take packets as long as both cards'?",
+                "is that address right, can that card reach it, and do all switches between \
+                 forward packets of both cards' MTU?",
             ),
         }
     }
@@ -136,7 +136,7 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
         // sockets only if an agent expects the VM.
         let outcome = match ours.manager {
             None => "they fail, and their VMs stay",
-            Some(_) => "they go their own way, without the agents",
+            Some(_) => "they bypass the agents",
         };
         findings.warning(
             "carry",
@@ -155,7 +155,7 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
         findings.warning(
             "carry",
             format!(
-                "{} carries migrations of {}, and {} those of {}: neither's come to the other.",
+                "{} carries migrations of {}, and {} those of {}: neither can send to the other.",
                 here.host,
                 moves(ours),
                 there.host,
@@ -180,8 +180,8 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
     if there.vms.iter().any(|other| other.name == vm.name) {
         findings.error(
             "vm",
-            format!("{}: a VM of that name is at {} already.", vm.name, there.host),
-            "stop it, or call one of them something else",
+            format!("{}: a VM of that name is already at {}.", vm.name, there.host),
+            "stop it, or give one of the two another name",
         );
     }
     if vm.accelerator == "kvm" && !matches!(there.kvm, Kvm::Usable | Kvm::Unknown) {
@@ -200,8 +200,7 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
         findings.error(
             "vm",
             format!("{}: {}.", vm.name, lost_writes::WHY),
-            "start it anew with QEMU 9.0 or newer, or with KVM; --accept-lost-writes moves it all \
-             the same",
+            "restart it with QEMU 9.0 or newer, or with KVM; --accept-lost-writes moves it anyway",
         );
     }
     environment(vm, there, findings);
@@ -247,7 +246,7 @@ fn taps(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
                          route there.",
                         vm.name, there.host
                     ),
-                    "put it on the VM's bridge, if nothing else connects it",
+                    "add it to the VM's bridge, if nothing else connects it",
                 );
                 continue;
             }
@@ -256,19 +255,19 @@ fn taps(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
         findings.error(
             "vm",
             format!("{}: the tap {tap} is {offline} at {}.", vm.name, there.host),
-            "make it and bring it up on the VM's bridge there, or have --set name another; \
-             --accept-missing-taps moves the VM all the same",
+            "create it and bring it up on the VM's bridge there, or name another with --set; \
+             --accept-missing-taps moves the VM anyway",
         );
     }
 }
 
 fn qemu(vm: &VmFacts, there: &Facts, program: &Program, findings: &mut Findings) {
     let Some(known) = &program.known else {
-        let why = program.problem.as_deref().unwrap_or("its QEMU there gives no answer");
+        let why = program.problem.as_deref().unwrap_or("its QEMU there doesn't answer");
         findings.error(
             "vm",
             format!("{}: {why}.", vm.name),
-            "install it there, or have --set name the program that is there",
+            "install it there, or name the program there with --set",
         );
         return;
     };
@@ -293,8 +292,7 @@ fn qemu(vm: &VmFacts, there: &Facts, program: &Program, findings: &mut Findings)
                 there.host,
                 here_lacks.join(", ")
             ),
-            "it can go only if it does without them here too, which a move finds out before it \
-             begins",
+            "it can go only if it runs without them here too, which a move checks before it starts",
         );
     }
 }
@@ -320,8 +318,8 @@ fn tsc(here: &Facts, there: &Facts, findings: &mut Findings) {
             "{text}, and KVM there can't scale it: a guest from here whose clock source is tsc \
              has a clock that is {by:.2} % {how} until it boots there."
         ),
-        "guests with kvm-clock or Hyper-V's clock are not concerned; a VM with \
-         tsc-frequency on its command line can't go there",
+        "guests with kvm-clock or Hyper-V's clock are not affected; a VM with tsc-frequency on its \
+         command line can't go there",
     );
 }
 
@@ -433,7 +431,7 @@ mod tests {
                 |here, _, _| here.vms[0].loses_writes = true,
                 "web1: under TCG, a QEMU older than 9.0 loses writes",
             ),
-            (|_, there, _| there.vms.push(vm("web1", 0)), "a VM of that name is at b already"),
+            (|_, there, _| there.vms.push(vm("web1", 0)), "a VM of that name is already at b"),
             (|here, _, _| here.vms[0].accelerator = "kvm".to_owned(), "b can't use KVM"),
             (
                 |here, _, _| here.vms[0].machine = "pc-q35-10.0".to_owned(),
@@ -500,7 +498,7 @@ mod tests {
         let manager = Some("Proxmox VE".to_owned());
         here.carries = Some(Carries { manager, ..Carries::default() });
         let found = of_pair(&here, &there, &meeting());
-        let text = "of Proxmox VE, and b does not: they go their own way";
+        let text = "of Proxmox VE, and b does not: they bypass the agents";
         assert!(found.iter().any(|one| one.text.contains(text)), "{found:#?}");
     }
 

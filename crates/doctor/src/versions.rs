@@ -66,7 +66,7 @@ const PROBLEMS: [Problem; 7] = [
         tcg_only: false,
         severity: Severity::Note,
         text: "ends when it can't load an arriving VM, so that the reason is only in its log; the \
-               VM goes on at its source",
+               VM continues at its source",
         advice: "",
     },
     Problem {
@@ -84,7 +84,7 @@ const PROBLEMS: [Problem; 7] = [
         tcg_only: false,
         severity: Severity::Note,
         text: "has no machine types older than 5.2: VMs with one of them can't arrive",
-        advice: "start such VMs anew with a newer machine type",
+        advice: "restart such VMs with a newer machine type",
     },
 ];
 
@@ -96,9 +96,8 @@ pub(crate) fn unknown(known: &Capabilities) -> Option<String> {
         let held = if known.legacy_ack { "has" } else { "has not" };
         format!(
             "QEMU {} is newer than those that Droveway is tested with (up to \
-             {tested_major}.{tested_minor}), so what is wrong with it isn't known. It was asked: \
-             it knows {} machine types and {} CPU models, and its migration {held} the property \
-             switchover-ack-legacy.",
+             {tested_major}.{tested_minor}), so its faults are not known. It reports {} machine \
+             types and {} CPU models, and its migration {held} the property switchover-ack-legacy.",
             known.version_text(),
             known.machines.len(),
             known.cpus.len(),

@@ -158,13 +158,13 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, or the peer has closed the connection at once.
-                tracing::warn!(%error, "cannot take a connection");
+                tracing::warn!(%error, "cannot accept a connection");
                 thread::sleep(Duration::from_millis(50));
                 continue;
             }
         };
         let Some(mut place) = shared.connections.admit(&stream, peer.ip()) else {
-            tracing::warn!(%peer, "too many connections; turned away");
+            tracing::warn!(%peer, "too many connections; rejected");
             continue;
         };
         // Without a thread, the connection is dropped together with its place.
@@ -173,7 +173,10 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             move || {
                 if let Err(error) = serve_one(&shared, stream, number, &mut place) {
                     if place.gave_way() {
-                        tracing::warn!(%peer, "said nothing, and made room for other connections");
+                        tracing::warn!(
+                            %peer,
+                            "sent nothing, and was closed to make room for other connections"
+                        );
                     } else {
                         tracing::warn!(%peer, %error, "connection refused or broken");
                     }
@@ -181,7 +184,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             }
         });
         if let Err(error) = spawned {
-            tracing::warn!(%peer, %error, "no thread for a connection; turned away");
+            tracing::warn!(%peer, %error, "cannot start a thread for a connection; rejected");
         }
     }
 }
@@ -199,7 +202,7 @@ enum TurnedAway {
     #[error(transparent)]
     Directory(#[from] directory::ServeError),
     /// The peer claims another host's name.
-    #[error("it says that it is {said}, and its certificate that it is {certified}")]
+    #[error("it gave the name {said}, and its certificate is for {certified}")]
     OtherName {
         /// The name that it claims.
         said: String,

@@ -19,7 +19,7 @@ pub enum MigrationError {
     #[error("cancelled")]
     Cancelled,
     /// The destination does not take the VM.
-    #[error("{host} does not take the VM: {reason}")]
+    #[error("{host} refuses the VM: {reason}")]
     Refused {
         /// The destination.
         host: String,
@@ -27,7 +27,7 @@ pub enum MigrationError {
         reason: String,
     },
     /// The destination failed before the commit.
-    #[error("{host} gave up: {reason}")]
+    #[error("{host} ended the migration: {reason}")]
     DestinationFailed {
         /// The destination.
         host: String,
@@ -70,7 +70,7 @@ pub enum MigrationError {
         source: LanesError,
     },
     /// A thread of this agent panicked.
-    #[error("a fault in the agent: its thread {thread} panicked; the agent's log says where")]
+    #[error("a fault in the agent: its thread {thread} panicked; see the agent's log")]
     Panicked {
         /// The thread's name.
         thread: String,
@@ -91,7 +91,7 @@ pub enum MigrationError {
     #[error("the VM ended while it was being moved: {0}")]
     VmGone(String),
     /// The guest powered off, or ended otherwise, and QEMU keeps the VM.
-    #[error("{0} while the VM was being moved; its QEMU was told to keep it (-no-shutdown)")]
+    #[error("{0} while the VM was being moved; its QEMU keeps it (-no-shutdown)")]
     PoweredOff(&'static str),
     /// The VM's fate can't be known, or decided, at the moment.
     #[error("{0}")]
@@ -122,7 +122,7 @@ pub enum MigrationError {
         left: String,
     },
     /// The operator's time limit has passed.
-    #[error("it was not given up within the {} s of --timeout", allowed.as_secs())]
+    #[error("it was not released within the {} s of --timeout", allowed.as_secs())]
     TooLong {
         /// That limit.
         allowed: Duration,
@@ -143,8 +143,8 @@ pub enum MigrationError {
     },
     /// QEMU loses what the guest writes meanwhile, and the operator has not accepted that.
     #[error(
-        "{}: start the VM anew with QEMU 9.0 or newer, or with KVM. --accept-lost-writes moves it \
-         all the same",
+        "{}: restart the VM with QEMU 9.0 or newer, or with KVM. --accept-lost-writes moves it \
+         anyway",
         lost_writes::WHY
     )]
     LosesWrites,
@@ -198,6 +198,6 @@ pub(crate) enum LinkError {
     #[error("it closed the connection")]
     Closed,
     /// The peer doesn't read.
-    #[error("it does not read what it is told")]
+    #[error("it is not reading from the connection")]
     Unread,
 }

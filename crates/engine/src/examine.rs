@@ -27,13 +27,13 @@ pub enum ExamineError {
     #[error(transparent)]
     Broken(#[from] WireError),
     /// The peer closed the connection.
-    #[error("it hangs up: it may be of a version that can't be asked")]
+    #[error("it closes the connection: its version may not support this query")]
     HungUp,
     /// The peer refuses to answer.
     #[error("it refuses: {0}")]
     Refused(String),
     /// The peer sent another message.
-    #[error("it answers something else")]
+    #[error("it sent another answer than expected")]
     OutOfTurn,
 }
 
@@ -62,7 +62,7 @@ pub fn examine(
     question: Question,
     within: Duration,
 ) -> Result<Examined, ExamineError> {
-    tracing::debug!(peer, way = %endpoint, "asking");
+    tracing::debug!(peer, route = %endpoint, "querying");
     let mut stream = connect(endpoint, peer, &local.security, Kind::Control)?;
     stream.set_write_timeout(Some(within)).map_err(WireError::from)?;
     let asked = Instant::now();

@@ -293,7 +293,7 @@ fn an_order_in_another_hosts_name_is_refused() {
     stays(
         Does::Takes,
         &Known::By("host-c"),
-        "comes from host-c, and its certificate that it is host-a",
+        "is from host-c, and the certificate of its sender is for host-a",
     );
 }
 

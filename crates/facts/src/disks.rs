@@ -15,7 +15,7 @@ pub struct Challenge {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "by")]
 pub enum Proof {
-    /// A file beside the image holds this.
+    /// A file next to the image holds this.
     Nonce {
         /// The image's own file name.
         image: String,

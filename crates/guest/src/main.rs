@@ -12,14 +12,16 @@ use guest::priority;
 use guest::serve::{Counted, PROGRAM, serve};
 use guest::survey::survey;
 
-const USAGE: &str = "\
-Tells Droveway which memory of this guest is a copy of what is on its disks.
+const USAGE: &str = "Tells Droveway which memory of this guest is a copy of what is on its \
+disks.
 
 usage: droveway-guest [--port PATH]   wait at the port, and answer
-       droveway-guest --once          say what would be answered now
+       droveway-guest \
+--once          print what would be answered now
        droveway-guest --version
 
-  --port PATH   /dev/virtio-ports/org.droveway.guest.0 unless told otherwise";
+  --port PATH   \
+the default is /dev/virtio-ports/org.droveway.guest.0";
 
 /// The command on the command line.
 enum Order {
@@ -52,7 +54,7 @@ fn main() -> ExitCode {
 fn order() -> Result<Order, String> {
     let mut words = env::args_os().skip(1);
     let order = match words.next().as_deref().and_then(|word| word.to_str()) {
-        None if env::args_os().len() > 1 => return Err("an option that is no text".to_owned()),
+        None if env::args_os().len() > 1 => return Err("an option is not text".to_owned()),
         None => Order::Serve(None),
         Some("--port") => {
             let path = words.next().ok_or("--port needs a path")?;
@@ -74,7 +76,10 @@ fn prepare() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let more = rustix::process::Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, more) {
-        eprintln!("droveway-guest: with few open files it takes longer: {error}");
+        eprintln!(
+            "droveway-guest: cannot raise the limit of open files, so each answer takes longer: \
+             {error}"
+        );
     }
     if let Err(error) = priority::give_way() {
         eprintln!("droveway-guest: the system refuses another priority: {error}");

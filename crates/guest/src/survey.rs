@@ -61,7 +61,7 @@ pub trait Sink {
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
     /// The kernel hides page numbers.
-    #[error("the kernel doesn't say which pages are where: this needs root (CAP_SYS_ADMIN)")]
+    #[error("the kernel doesn't report where pages are: this needs root (CAP_SYS_ADMIN)")]
     Rights,
     /// A filter of system calls, which can't see the flags of `openat2`, refuses it; or the kernel
     /// lacks it.
@@ -71,7 +71,7 @@ pub enum SurveyError {
     )]
     Filtered,
     /// A feature is missing that every suitable kernel has.
-    #[error("this kernel doesn't let its page cache be looked at: {action}: {source}")]
+    #[error("this kernel doesn't let the page cache be read: {action}: {source}")]
     Kernel {
         /// What was tried.
         action: &'static str,
@@ -79,7 +79,7 @@ pub enum SurveyError {
         source: io::Error,
     },
     /// The agent doesn't listen any more.
-    #[error("nobody listens any more")]
+    #[error("the agent no longer listens")]
     Abandoned,
 }
 

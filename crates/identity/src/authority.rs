@@ -51,8 +51,8 @@ pub enum AuthorityError {
     File(#[from] FileError),
     /// There is no CA.
     #[error(
-        "there is no CA in {0}: make one with `droveway ca init --dir {0}`, or say where it is \
-         with --dir",
+        "there is no CA in {0}: create one with `droveway ca init --dir {0}`, or name its \
+         directory with --dir",
         dir.display()
     )]
     None {
@@ -127,7 +127,7 @@ impl Authority {
 
         let (certificate_file, key_file) = files_of(dir);
         let mut writing =
-            Writing::new("a CA is never replaced, or nothing that it issued would hold");
+            Writing::new("a CA is never replaced, since that would invalidate all it has issued");
         writing.add(&key_file, key.serialize_pem(), Readers::Owner)?;
         writing.add(&certificate_file, certificate.pem(), Readers::Everybody)?;
         writing.finish()?;
@@ -187,7 +187,7 @@ impl Authority {
     }
 
     /// Makes a key and its certificate, and writes both, with the CA's
-    /// certificate beside them.
+    /// certificate next to them.
     ///
     /// # Errors
     /// If files exist and must not be replaced, or can't be written.
@@ -216,7 +216,7 @@ impl Authority {
         let mut writing = if wanted.replace {
             Writing::over()
         } else {
-            Writing::new("add --replace to put a new one in its place, or choose another --out")
+            Writing::new("add --replace to replace it, or choose another --out")
         };
         writing.add(&files.key, key.serialize_pem(), Readers::Owner)?;
         writing.add(&files.certificate, certificate.pem(), Readers::Everybody)?;

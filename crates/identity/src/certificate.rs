@@ -74,7 +74,7 @@ impl Validity {
             let (from, now) = (minute(self.not_before_s), minute(seconds(now)));
             return Some(format!(
                 "the certificate of {what} is valid only from {from} on, and this host's clock \
-                 says {now}: correct the clock"
+                 shows {now}: correct the clock"
             ));
         }
         let days = left.as_secs() / (24 * 3600);

@@ -83,7 +83,7 @@ pub enum FileError {
         source: io::Error,
     },
     /// It exists, and is not replaced.
-    #[error("{} is there already: {}", file.display(), advice)]
+    #[error("{} already exists: {}", file.display(), advice)]
     Exists {
         /// Which.
         file: PathBuf,
@@ -140,7 +140,7 @@ fn read(file: &Path) -> Result<Vec<u8>, FileError> {
     let unreadable = |source| FileError::Unreadable { file: file.to_owned(), source };
     let bytes = std::fs::metadata(file).map_err(unreadable)?.len();
     if bytes > FILE_BYTES_MAX {
-        let source = io::Error::new(io::ErrorKind::FileTooLarge, "too large for what it should be");
+        let source = io::Error::new(io::ErrorKind::FileTooLarge, "too large for such a file");
         return Err(unreadable(source));
     }
     std::fs::read(file).map_err(unreadable)

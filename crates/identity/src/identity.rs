@@ -39,7 +39,7 @@ const NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// connections. One for each agent, shared by all its connections.
 pub struct Identity {
     name: String,
-    /// Replaced whole by [`Identity::reload`]; connections keep what they began with.
+    /// Replaced whole by [`Identity::reload`]; connections keep what they started with.
     shown: RwLock<Arc<Shown>>,
 }
 
@@ -72,7 +72,7 @@ impl Identity {
         Ok(Self { name: name.to_owned(), shown })
     }
 
-    /// Reads the files again, for all connections that begin from now on.
+    /// Reads the files again, for all connections that start from now on.
     ///
     /// # Errors
     /// As [`Identity::load`]: then the identity stays as it was.

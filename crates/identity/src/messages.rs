@@ -20,7 +20,7 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// Whether a message has begun and not ended: no other kind of record may interrupt it.
+    /// Whether a message has started and not ended: no other kind of record may interrupt it.
     pub(crate) fn is_within(&self) -> bool {
         !self.begun.is_empty()
     }

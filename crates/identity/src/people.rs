@@ -100,7 +100,7 @@ pub(crate) fn server(
         .with_client_cert_verifier(Arc::new(calling) as Arc<dyn ClientCertVerifier>)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(certified))));
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
-    // Connections are few, so each is verified anew.
+    // Connections are few, so each is verified again.
     config.send_tls13_tickets = 0;
     Ok(config)
 }

@@ -59,23 +59,24 @@ impl Kind {
 pub enum RecordError {
     /// The header is not a record's.
     #[error(
-        "what came is not a TLS record: the connection is damaged, or another program writes to it"
+        "the data received is not a TLS record: the connection is damaged, or another program \
+         writes to it"
     )]
     Header,
     /// Longer than a record may be.
     #[error("the peer sent a TLS record of {0} bytes, more than there may be")]
     TooLong(usize),
     /// It doesn't open: not what the peer wrote.
-    #[error("a TLS record was changed on its way, or was not written by the peer")]
+    #[error("a TLS record was changed in transit, or was not written by the peer")]
     Forged,
     /// Nothing but padding.
     #[error("the peer sent a TLS record without content")]
     Empty,
     /// Content of a kind that is not allowed now.
-    #[error("the peer sent a TLS record of kind {0}, which has no place here")]
+    #[error("the peer sent a TLS record of the unexpected kind {0}")]
     Kind(u8),
     /// A handshake message that is not allowed now, or not valid.
-    #[error("the peer sent a TLS message that has no place here")]
+    #[error("the peer sent an unexpected TLS message")]
     Message,
     /// Too many records without data in a row.
     #[error("the peer keeps sending TLS records that carry nothing")]

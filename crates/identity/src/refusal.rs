@@ -10,7 +10,9 @@ use crate::subject::Subject;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateProblem {
     /// The peer shows none.
-    #[error("the peer shows no certificate: only agents with one of the same CA may speak here")]
+    #[error(
+        "the peer shows no certificate: only agents with a certificate of the same CA may connect"
+    )]
     None,
     /// From an unknown CA, or with a bad signature.
     #[error(
@@ -86,7 +88,7 @@ impl CertificateProblem {
 /// A time in a certificate, and what this host's clock says.
 fn and_now(at: UnixTime, now: UnixTime) -> String {
     let shown = |at: UnixTime| minute(i64::try_from(at.as_secs()).unwrap_or(i64::MAX));
-    format!("{}, and this host's clock says {}", shown(at), shown(now))
+    format!("{}, and this host's clock shows {}", shown(at), shown(now))
 }
 
 /// The TLS alert with which the peer ended the connection.
@@ -114,27 +116,27 @@ impl std::fmt::Display for Refusal {
                  of the same CA"
             }
             AlertDescription::CertificateExpired => {
-                "the peer says that this host's certificate has expired, or isn't valid yet: \
+                "the peer reports that this host's certificate has expired, or isn't valid yet: \
                  issue a new one, or correct that host's clock"
             }
             AlertDescription::CertificateUnknown => {
-                "the peer doesn't take this host's certificate for that of the host which it \
-                 called: compare this host's name with the peers file there"
+                "the peer expected another host's certificate: compare this host's name with the \
+                 peers file there"
             }
             AlertDescription::AccessDenied => {
-                "the peer doesn't accept a certificate of this kind: agents speak to \
-                 hosts, and their API to people with a role"
+                "the peer doesn't accept a certificate of this kind: agents need a host's, and \
+                 their API a person's with a role"
             }
-            AlertDescription::CertificateRequired => "the peer wants to see a certificate",
+            AlertDescription::CertificateRequired => "the peer requires a certificate",
             AlertDescription::BadCertificate
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::DecryptError => "the peer can't use this host's certificate",
             AlertDescription::ProtocolVersion => {
-                "the peer speaks plaintext (--insecure-plaintext) or an older TLS: agents that \
-                 move VMs to one another need the same setting"
+                "the peer uses plaintext (--insecure-plaintext) or an older TLS: agents that move \
+                 VMs to each other need the same setting"
             }
             AlertDescription::NoApplicationProtocol => {
-                "the peer speaks TLS, but is not an agent: is this its API's port?"
+                "the peer uses TLS, but is not an agent: is this its API's port?"
             }
             other => return write!(f, "the peer ended the TLS connection: {other:?}"),
         };

@@ -100,7 +100,7 @@ mod tests {
         let security = Security::Tls(Arc::new(Identity::load("a", &files).unwrap()));
         let refused = |alert: AlertDescription| security.refused(Refusal(alert.into())).to_string();
         let said = refused(AlertDescription::CertificateExpired);
-        assert!(said.starts_with("the peer says that this host's certificate has"), "{said}");
+        assert!(said.starts_with("the peer reports that this host's certificate has"), "{said}");
         assert!(said.contains("one of the two clocks is wrong"), "{said}");
         assert!(!refused(AlertDescription::UnknownCA).contains("clock"));
     }

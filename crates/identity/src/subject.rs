@@ -72,7 +72,7 @@ pub enum Subject {
 /// A text that is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a name: use 1 to {LETTERS_MAX} of A-Z a-z 0-9 . _ - and begin with a letter or \
+    "`{0}` is not a name: use 1 to {LETTERS_MAX} of A-Z a-z 0-9 . _ - and start with a letter or \
      digit"
 )]
 pub struct NameError(String);

@@ -37,7 +37,7 @@ fn files_are_replaced_only_on_request() {
     let cluster = Cluster::new();
     let before = fs::read(cluster.path().join("ca.key")).unwrap();
     let said = Authority::create(&cluster.path(), 10).unwrap_err().to_string();
-    assert!(said.contains("ca.key is there already: a CA is never replaced"), "{said}");
+    assert!(said.contains("ca.key already exists: a CA is never replaced"), "{said}");
     assert_eq!(fs::read(cluster.path().join("ca.key")).unwrap(), before);
 
     let authority = Authority::open(&cluster.path()).unwrap();
@@ -46,7 +46,7 @@ fn files_are_replaced_only_on_request() {
     let said = authority.issue(&wanted(&cluster, false)).unwrap_err().to_string();
     assert!(said.contains("--replace"), "{said}");
     assert_eq!(fs::read(&files.key).unwrap(), before);
-    // One existing file is enough to refuse, and no others appear beside it.
+    // One existing file is enough to refuse, and no others appear next to it.
     fs::remove_file(&files.key).unwrap();
     fs::remove_file(&files.authority).unwrap();
     assert_eq!(mode(&files.content_key), 0o600);

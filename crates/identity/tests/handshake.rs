@@ -42,7 +42,7 @@ fn hears(one: &mut Connection, other: &mut Connection) {
     assert_eq!(&heard, b"ping");
 }
 
-/// Existing connections go on with the certificate that they began with.
+/// Existing connections continue with the certificate that they started with.
 #[test]
 fn renewing_a_certificate_disturbs_no_connection() {
     let cluster = Cluster::new();
@@ -206,7 +206,7 @@ fn plaintext_and_tls_agents_recognize_each_other() {
     let (calls, called) = call(&Security::Tls(a), &Security::Plaintext, "b");
     assert!(matches!(called, Err(HandshakeError::PeerIsSecure)));
     let heard = calls.unwrap_err().to_string();
-    assert!(heard.contains("the peer speaks plaintext (--insecure-plaintext)"), "{heard}");
+    assert!(heard.contains("the peer uses plaintext (--insecure-plaintext)"), "{heard}");
 
     let b = cluster.host("b");
     let (mut calling, called) = sockets();
@@ -275,9 +275,9 @@ fn the_first_message_is_bounded() {
     // Records of a handshake message that never ends, and one too long record.
     let endless = [[22, 3, 1, 0x40, 0].as_slice(), &[1, 0, 0xff, 0xff], &[0; 16380]].concat();
     for (hello, says) in [
-        (endless.repeat(8), "can't be understood"),
+        (endless.repeat(8), "invalid TLS"),
         ([22, 3, 1, 0xff, 0xff].repeat(100), "a record is too long"),
-        (vec![22; 40_000], "can't be understood"),
+        (vec![22; 40_000], "invalid TLS"),
     ] {
         let (mut calling, called) = sockets();
         let refused = thread::scope(|scope| {

@@ -37,7 +37,7 @@ fn burst(ours: &mut Connection, theirs: &mut Connection) {
         scope.spawn(move || {
             for _ in 0..PIECES {
                 ours.write_all(&PIECE).unwrap();
-                // The reader has begun by now.
+                // The reader has started by now.
                 let _ = tell.send(());
             }
         });

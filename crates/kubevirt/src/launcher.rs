@@ -109,10 +109,10 @@ impl Launcher {
         let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
         let connected = takeover::connect_opened(socket, ACCEPTS_MAX);
         let connected = connected.trying("connecting to virt-launcher")?;
-        let peer = socket_peercred(&connected).trying("asking who virt-launcher is")?;
+        let peer = socket_peercred(&connected).trying("reading virt-launcher's credentials")?;
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get())
             .map_err(|_| io::Error::other("it is not of this PID namespace: hostPID is missing"))
-            .trying("asking who virt-launcher is")?;
+            .trying("reading virt-launcher's credentials")?;
         Ok(Self { vmi: record.vmi.clone(), pid })
     }
 
@@ -120,7 +120,7 @@ impl Launcher {
     fn root(&self) -> Result<OwnedFd, KubevirtError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty());
-        Ok(opened.trying("looking into a pod")?)
+        Ok(opened.trying("opening a pod's file system")?)
     }
 
     /// A directory in the pod; no link leads out of the pod. None if it doesn't exist.
@@ -129,11 +129,11 @@ impl Launcher {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         match takeover::open_resolved(self.root()?, Path::new(path), flags, resolve) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            opened => Ok(Some(opened.trying("looking into a pod")?.into())),
+            opened => Ok(Some(opened.trying("opening a pod's file system")?.into())),
         }
     }
 
-    /// The directory of the VM's sockets; none if no migration has begun yet.
+    /// The directory of the VM's sockets; none if no migration has started yet.
     ///
     /// # Errors
     /// If the pod's files can't be accessed, or the pod has ended.
@@ -170,7 +170,7 @@ impl Launcher {
     /// If the pod has ended.
     pub fn made(&self, name: &SocketName) -> Result<Made, KubevirtError> {
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.pid));
-        let listed = listed.trying("asking for a pod's sockets")?;
+        let listed = listed.trying("reading a pod's sockets")?;
         Ok(if lists(&listed, &name.to_string()) { Made::Inside } else { Made::Outside })
     }
 }
@@ -189,7 +189,7 @@ fn open_socket(path: &Path) -> io::Result<OwnedFd> {
     let opened = takeover::open_resolved(rustix::fs::CWD, path, flags, resolve)?;
     let stat = rustix::fs::fstat(&opened)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(io::Error::other(format!("{} is no socket", path.display())));
+        return Err(io::Error::other(format!("{} is not a socket", path.display())));
     }
     Ok(opened)
 }

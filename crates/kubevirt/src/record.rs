@@ -34,7 +34,7 @@ impl Record {
         let vmi = json.uid.parse().map_err(|error: KubevirtError| wrong(error.to_string()))?;
         let socket = PathBuf::from(json.socket_file);
         if !socket.is_absolute() {
-            return Err(wrong(format!("{} is no absolute path", socket.display())));
+            return Err(wrong(format!("{} is not an absolute path", socket.display())));
         }
         Ok(Self { vmi, socket })
     }
@@ -45,11 +45,11 @@ impl Record {
 pub(crate) fn all(directory: &Path) -> Result<Vec<Record>, KubevirtError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.trying("looking at virt-handler's notes")?,
+        entries => entries.trying("reading virt-handler's notes")?,
     };
     let mut records = Vec::new();
     for entry in entries {
-        let path = entry.trying("looking at virt-handler's notes")?.path();
+        let path = entry.trying("reading virt-handler's notes")?.path();
         let text = match read(&path) {
             Ok(text) => text,
             // The record was removed meanwhile.

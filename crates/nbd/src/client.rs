@@ -88,7 +88,7 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The socket failed before an export was chosen.
-    #[error("the NBD server left, or was silent, before it gave an export: {0}")]
+    #[error("the NBD server disconnected, or sent nothing, before it offered an export: {0}")]
     Handshake(io::Error),
     /// A thread can't be started.
     #[error("cannot start a thread for an NBD client: {0}")]
@@ -294,9 +294,9 @@ impl<T: Send + 'static> Client<T> {
                 Err(error) => return Err(Failure::Broken(error.to_string())),
             }
         };
-        let outcome = flushed
-            .recv()
-            .unwrap_or_else(|_| Err(Failure::Broken("its reader of answers died".to_owned())));
+        let outcome = flushed.recv().unwrap_or_else(|_| {
+            Err(Failure::Broken("the thread that reads its replies died".to_owned()))
+        });
         outcome.and_then(|()| self.failure().map_or(Ok(()), Err))
     }
 

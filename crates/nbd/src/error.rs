@@ -3,8 +3,8 @@
 /// The peer violates the NBD protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// It doesn't begin with its magic number.
-    #[error("{what} begins with {found:#x}: this is no NBD peer, or it lost its place")]
+    /// It doesn't start with its magic number.
+    #[error("{what} starts with {found:#x}: this is not an NBD peer, or the stream is out of step")]
     Magic {
         /// What was expected.
         what: &'static str,

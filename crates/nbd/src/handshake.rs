@@ -21,7 +21,7 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// The protocol's limit on an export's minimum block size.
 const MINIMUM_MAX: u32 = 64 << 10;
 
-/// The server replies to options that it doesn't know, and goes on.
+/// The server replies to options that it doesn't know, and continues.
 pub const FIXED_NEWSTYLE: u16 = 1;
 /// The 124 zero bytes after EXPORT_NAME's answer are left out.
 pub const NO_ZEROES: u16 = 1 << 1;
@@ -275,7 +275,7 @@ impl Info {
                 let sizes = BlockSizes { minimum, preferred, maximum: content.u32()? };
                 let sound = minimum.is_power_of_two() && minimum <= MINIMUM_MAX;
                 if !sound || sizes.maximum < minimum {
-                    let text = format!("block sizes that nobody can keep to: {sizes:?}");
+                    let text = format!("invalid block sizes: {sizes:?}");
                     return Err(ProtocolError::Unexpected(text));
                 }
                 Self::BlockSizes(sizes)

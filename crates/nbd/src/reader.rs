@@ -38,7 +38,7 @@ pub enum ReadError {
     },
     /// No request was sent: the range is not in the export, not aligned as the server
     /// requires, longer than it returns at once, or not in the buffer.
-    #[error("the NBD export can't be asked for {bytes} bytes at {offset}")]
+    #[error("the NBD export can't read {bytes} bytes at {offset}")]
     Unfit {
         /// Where.
         offset: u64,
@@ -209,7 +209,7 @@ impl<B: AsMut<[u8]> + Default> Reader<B> {
                 }
                 continue;
             };
-            // Before another thread could go on reading in the middle of a reply.
+            // Before another thread could continue reading in the middle of a reply.
             state.broken.get_or_insert(why.clone());
             drop(state);
             self.break_off(why);

@@ -75,10 +75,10 @@ pub enum ServerError {
         source: io::Error,
     },
     /// The client sent nothing when it was its turn.
-    #[error("the NBD client said nothing for {} s", PATIENCE.as_secs())]
+    #[error("the NBD client sent nothing for {} s", PATIENCE.as_secs())]
     Silent,
     /// The client left without a DISCONNECT, as QEMU does when it ends or is killed.
-    #[error("the NBD client hung up")]
+    #[error("the NBD client disconnected")]
     HungUp,
     /// The client violates the protocol.
     #[error("the NBD client breaks the protocol: {0}")]

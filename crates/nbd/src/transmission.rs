@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn another_magic_is_refused() {
         let error = RequestHeader::parse(&[0; 28]).unwrap_err();
-        assert!(error.to_string().contains("a request begins with 0x0"), "{error}");
+        assert!(error.to_string().contains("a request starts with 0x0"), "{error}");
         assert!(SimpleReply::parse(&[0xff; 16]).is_err());
     }
 }

@@ -161,7 +161,7 @@ impl Nics {
         Ok(self.nics.iter().map(|nic| nic.sample.clone()).collect())
     }
 
-    /// Starts anew for all NICs: traffic before this call is not counted.
+    /// Starts again for all NICs: traffic before this call is not counted.
     ///
     /// # Errors
     /// If the system refuses.

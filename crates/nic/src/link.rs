@@ -49,7 +49,7 @@ pub fn link_state(name: &str) -> Result<LinkState, NicError> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Ok(LinkState::Missing);
     }
-    let action = "asking the kernel for an interface";
+    let action = "querying the kernel for an interface";
     let state = match ask(name).map_err(|source| NicError::System { action, source })? {
         None => LinkState::Missing,
         Some(Link { is_up: false, .. }) => LinkState::Down,

@@ -25,7 +25,7 @@ pub(crate) fn carrier(name: &str) -> String {
     if is_same.collect::<BTreeSet<_>>() == ours { below(sys, name) } else { name.to_owned() }
 }
 
-/// A file that the bonding driver puts beside the interfaces.
+/// A file that the bonding driver puts next to the interfaces.
 fn is_bonding_switch(name: &str) -> bool {
     name == "bonding_masters"
 }
@@ -55,7 +55,7 @@ fn below(sys: &Path, name: &str) -> String {
     name
 }
 
-/// The names in `dir` that begin with `prefix`, without the prefix.
+/// The names in `dir` that start with `prefix`, without the prefix.
 fn names_in(dir: &Path, prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

@@ -29,7 +29,7 @@ pub fn user_of(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Nic
 pub fn processes_of(local: SocketAddr, remote: SocketAddr) -> Result<Vec<u32>, NicError> {
     let Some(socket) = connection(local, remote)? else { return Ok(Vec::new()) };
     holders(socket.inode).map_err(|source| NicError::System {
-        action: "looking for the processes of a connection",
+        action: "finding the processes of a connection",
         source,
     })
 }
@@ -41,7 +41,7 @@ pub fn processes_of(local: SocketAddr, remote: SocketAddr) -> Result<Vec<u32>, N
 pub fn listener_at(address: SocketAddr) -> Result<Option<u32>, NicError> {
     let Some(socket) = listener(address)? else { return Ok(None) };
     let holding = holders(socket.inode).map_err(|source| NicError::System {
-        action: "looking for the process that listens at an address",
+        action: "finding the process that listens at an address",
         source,
     })?;
     let [pid] = holding[..] else { return Ok(None) };

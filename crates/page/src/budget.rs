@@ -24,8 +24,9 @@ const MINIMUM_SLOTS: usize = 4;
 /// The budget can't promise the minimum of another migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no buffers for another migration: it needs {needed_bytes} bytes, and of {total_bytes} \
-     only {left_bytes} are not promised to those that run; let one end, or give the agent more"
+    "no buffers for another migration: it needs {needed_bytes} bytes, and of {total_bytes} only \
+     {left_bytes} are not reserved for running migrations; wait until one has ended, or raise \
+     pool-mib"
 )]
 pub struct BudgetFull {
     /// Bytes that the migration needs.

@@ -239,7 +239,7 @@ impl Packer {
             return Encoded::RAW;
         }
         let worth = bytes.len() - bytes.len() / SHRINK_WORTH;
-        // lz4_flex wants room for the worst case before it begins.
+        // lz4_flex wants room for the worst case before it starts.
         let room = lz4_flex::block::get_maximum_output_size(BODIES_BYTES_MAX);
         let room = self.packed.room(room);
         let packed_bytes = match wanted {

@@ -49,7 +49,7 @@ impl Pool {
     /// and more while the budget has some left.
     ///
     /// # Errors
-    /// If the budget can't promise the minimum beside the minimums of the other
+    /// If the budget can't promise the minimum next to the minimums of the other
     /// pools.
     pub fn within(budget: &Arc<Budget>, limit_bytes: usize) -> Result<Arc<Self>, BudgetFull> {
         let seat = budget.join(limit_bytes)?;

@@ -1,6 +1,6 @@
 //! Memory that many parts of an agent share, and that none of them waits for.
 //!
-//! Each part has some by itself, enough to go on. What it uses beyond that it borrows, and where
+//! Each part has some by itself, enough to continue. What it uses beyond that it borrows, and where
 //! nothing is left it does with less. Parts that can't do with less share a
 //! [`Budget`](crate::Budget), and wait.
 

@@ -1,6 +1,6 @@
 //! How fast pages are placed, in bytes of guest RAM a second.
 //!
-//! `decoded` and `fills` are the placer alone. `raw` receives over TCP on loopback. `read` beside
+//! `decoded` and `fills` are the placer alone. `raw` receives over TCP on loopback. `read` next to
 //! it reads the same bytes into one buffer, which is the fastest possible.
 
 #![allow(missing_docs, reason = "criterion's macros make a public function")]

@@ -143,7 +143,7 @@ pub enum PlaceError {
     #[error(transparent)]
     Feeder(FeederError),
     /// RAM is complete: nothing more is placed.
-    #[error("a batch came after the RAM was complete")]
+    #[error("a batch arrived after the RAM was complete")]
     Closed,
 }
 
@@ -182,7 +182,7 @@ pub enum FeederError {
         seconds: u64,
     },
     /// The thread that feeds it panicked.
-    #[error("a fault in the agent: its thread feeder panicked; the agent's log says where")]
+    #[error("a fault in the agent: its thread feeder panicked; see the agent's log")]
     Fault,
     /// The feeder was stopped.
     #[error("feeding the destination's QEMU was stopped")]
@@ -191,10 +191,10 @@ pub enum FeederError {
     #[error("the destination's QEMU has its whole stream already")]
     Ended,
     /// Pages before the head: QEMU could not tell what they belong to.
-    #[error("pages came before the head of the stream")]
+    #[error("pages arrived before the head of the stream")]
     NoHead,
-    /// A second head: a stream begins once.
-    #[error("the head of the stream came twice")]
+    /// A second head: a stream starts once.
+    #[error("the head of the stream arrived twice")]
     SecondHead,
 }
 

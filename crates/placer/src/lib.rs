@@ -4,7 +4,7 @@
 //! All their receivers share one [`Placer`], which makes consistent RAM of them by three rules:
 //!
 //! 1. **The newest epoch wins.** The placer keeps the epoch of each page's latest write, from when
-//!    it began. Older content is dropped. Content of the same epoch is the same content again, sent
+//!    it started. Older content is dropped. Content of the same epoch is the same content, sent
 //!    because a lane died before it was acknowledged, and is written again.
 //! 2. **One writer for a page.** A batch locks the range from its first to its last page while it
 //!    checks epochs and writes. One lock covers the span, instead of one for each run: QEMU sweeps

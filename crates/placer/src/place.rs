@@ -22,7 +22,7 @@ pub(crate) type Fingerprints = [Fingerprint; BATCH_PAGES];
 impl Place<'_> {
     /// The bodies' fingerprints, to be computed before anything is locked. They are computed from
     /// the last page to the first: the bytes received last are still in the processor's cache,
-    /// and the copy into RAM, which begins with the first, finds that page there.
+    /// and the copy into RAM, which starts with the first, finds that page there.
     pub(crate) fn fingerprints(&self, bytes: &[u8]) -> Fingerprints {
         let mut fingerprints = [Fingerprint::default(); BATCH_PAGES];
         if let Some(hash) = self.ledger.map(BlockLedger::hash) {

@@ -12,7 +12,7 @@ use page::{Epoch, PageIndex};
 
 #[derive(Debug)]
 pub(crate) struct Versions {
-    /// The epoch of the latest write, from when it began. 0 also for pages that were never
+    /// The epoch of the latest write, from when it started. 0 also for pages that were never
     /// written, since 0 is not newer than anything.
     epochs: Box<[AtomicU32]>,
     /// A bit for each page that may hold anything but zeros.

@@ -196,11 +196,11 @@ pub struct Throttle {
     missed_alone: bool,
     patience: Patience,
     stalled: bool,
-    /// What was decided for good, or to go on.
+    /// What was decided for good, or to continue.
     step: Step,
 }
 
-/// When samples were taken, in seconds since the migration's beginning.
+/// When samples were taken, in seconds since the migration's start.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Clock {
     at_s: f64,
@@ -210,7 +210,7 @@ struct Clock {
     later_s: Option<f64>,
 }
 
-/// Sums since the beginning.
+/// Sums since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Sums {
     /// Bytes delivered.

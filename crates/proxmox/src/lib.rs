@@ -56,15 +56,15 @@ impl Host {
         let Some(vm) = vm_of(name) else { return Ok(false) };
         let pid = match fs::read_to_string(self.directory.join(format!("{vm}.pid"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            pid => pid.trying("reading whose a VM is")?,
+            pid => pid.trying("reading a VM's process ID")?,
         };
         let Ok(pid) = pid.trim().parse::<u32>() else { return Ok(false) };
-        let listed = fs::read_to_string("/proc/net/unix").trying("asking for sockets")?;
+        let listed = fs::read_to_string("/proc/net/unix").trying("reading the list of sockets")?;
         let listening: Vec<_> = listening(&listed, name).collect();
         let files = match fs::read_dir(format!("/proc/{pid}/fd")) {
             // QEMU has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            files => files.trying("looking at a QEMU's files")?,
+            files => files.trying("reading the open files of a QEMU")?,
         };
         let targets = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
         let is_one = |target: PathBuf| {

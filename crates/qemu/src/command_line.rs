@@ -46,8 +46,8 @@ pub enum CommandLineError {
     },
     /// The VM has a balloon already, and QEMU makes only one.
     #[error(
-        "the VM has a balloon already: give that one free-page-hint=on and an iothread instead of \
-         --free-page-hint"
+        "the VM already has a balloon: give that balloon free-page-hint=on and an iothread instead \
+         of --free-page-hint"
     )]
     Balloon,
     /// `--set` that is not `OLD=NEW`.

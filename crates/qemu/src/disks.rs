@@ -3,7 +3,7 @@
 //! A file of the same name at the destination may be a stale copy, and a VM
 //! that runs from it silently loses data. So for each image the source
 //! makes a challenge that only a host with the same storage can meet: a file
-//! with a nonce beside the image, or the identity that a block device's
+//! with a nonce next to the image, or the identity that a block device's
 //! hardware or volume manager gives it, or, where nothing writes to the image,
 //! its content.
 //!
@@ -53,7 +53,7 @@ pub type GoesOn<'g> = &'g dyn Fn() -> Result<(), String>;
 
 /// An image that is not proven to be shared by both hosts. Its text is for the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{image} is not shown to be the same at both hosts: {}", reason.for_peer())]
+#[error("{image} can't be proved to be the same at both hosts: {}", reason.for_peer())]
 pub struct NotShared {
     /// The image, as it is called at the destination.
     pub image: String,

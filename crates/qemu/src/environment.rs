@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::process::proc_path;
 
-/// How names of such variables begin.
+/// How names of such variables start.
 const PREFIXES: [&str; 3] = ["LD_", "QEMU_", "GLIBC_TUNABLES"];
 /// A process may overwrite its environment, as long as it is.
 const BYTES_MAX: u64 = 1 << 20;
@@ -80,7 +80,7 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Until it runs, it may have no environment to be seen.
+        // Until it runs, it may have no readable environment.
         child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         assert_eq!(not_inherited(child.id()), ["LD_BIND_NOW", "QEMU_MODULE_DIR"]);

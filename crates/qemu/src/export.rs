@@ -4,7 +4,7 @@
 //! through separate nodes over the same files: these punch holes for zeros,
 //! whatever the VM's command line says, and are removed before the VM runs. Until
 //! then the VM's own nodes stay inactive and hold no locks; they read the images
-//! anew when the VM runs.
+//! again when the VM runs.
 //!
 //! QEMU gets images and socket as open files: so it needs no rights to open them
 //! any more (`-runas`), and it writes to the file that was checked.
@@ -26,7 +26,7 @@ use crate::process::directory_of;
 use crate::qmp::{Qmp, QmpError, RunState, odd};
 use crate::shape::{self, Shape};
 
-/// How the names of nodes and exports made here begin.
+/// How the names of nodes and exports made here start.
 const PREFIX: &str = "droveway-export-";
 /// QEMU's name for the listening socket until it uses it.
 const LISTENER: &str = "droveway-exports";
@@ -140,7 +140,7 @@ impl Exports {
         if outcome.is_err()
             && let Err(error) = exports.stop()
         {
-            tracing::warn!(%error, "exports of disks stay behind in QEMU");
+            tracing::warn!(%error, "cannot remove exports of disks from QEMU");
         }
         outcome.map(|()| exports)
     }
@@ -295,7 +295,7 @@ fn checked(image: &PreparedImage, disk: &Disk, shape: &Shape) -> Result<File, St
     }
     let mut used = PathBuf::from(&disk.file);
     if used.is_relative() {
-        let pid = shape.pid.ok_or("QEMU's process can't be seen from here")?;
+        let pid = shape.pid.ok_or("QEMU's process is not visible from here")?;
         used = directory_of(pid).map_err(|error| error.to_string())?.join(used);
     }
     let words = |error: io::Error| format!("{}: {error}", image.path.display());

@@ -42,7 +42,7 @@ pub struct GuestMemory {
 pub struct PcMemory {
     /// Names and lengths.
     pub blocks: Vec<(String, u64)>,
-    /// Where the gap begins.
+    /// Where the gap starts.
     pub below_4g: u64,
 }
 

@@ -32,7 +32,7 @@ const READ_BYTES: usize = 64 << 10;
 const PART_PAGES_LEAST: u64 = 1024;
 const PART_SHARE: u64 = 2;
 const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
-/// Below this, memory has no gap on any machine type that QEMU has: q35's begins
+/// Below this, memory has no gap on any machine type that QEMU has: q35's starts
 /// at 2 GiB at the lowest. Above it, the gap goes up to 4 GiB.
 const GAP_BEGINS_MIN: u64 = 2 << 30;
 const GAP_ENDS: u64 = 4 << 30;
@@ -53,7 +53,7 @@ pub enum GuestError {
         source: io::Error,
     },
     /// QEMU closed the port, or another client has it.
-    #[error("the guest's port was closed while its helper was asked")]
+    #[error("the guest's port was closed during the query of its helper")]
     Closed,
     /// The VM has no port, or none that can be used.
     #[error(transparent)]
@@ -66,7 +66,7 @@ pub enum GuestError {
     Taken,
     /// The helper doesn't greet.
     #[error(
-        "nobody answered at the guest's port within {waited:?}: its helper doesn't run, or hangs"
+        "nothing answered at the guest's port within {waited:?}: its helper doesn't run, or hangs"
     )]
     Absent {
         /// How long that was.

@@ -116,7 +116,7 @@ impl Incoming {
                 RunState::InMigrate => return Err(cannot_load("it stays in `inmigrate`")),
                 RunState::Running => {
                     return Err(cannot_load(
-                        "it runs the VM unasked: start the destination's QEMU with -S",
+                        "it started the VM by itself: start the destination's QEMU with -S",
                     ));
                 }
                 _ => return Ok(()),
@@ -178,7 +178,7 @@ impl Incoming {
         let said = [error, self.written()];
         let said: Vec<String> = said.into_iter().flatten().collect();
         if said.is_empty() {
-            return cannot_load("it doesn't say why");
+            return cannot_load("it gives no reason");
         }
         cannot_load(&said.join("; "))
     }

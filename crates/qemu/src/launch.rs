@@ -137,7 +137,7 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
         .map_err(|source| LaunchError::Program { program: program.clone(), source })?;
     // `Process` reaps it; dropping `child` only closes its pipes, of which it has none.
     Ok(Process::now(child.id()).inspect_err(|_| {
-        // It would go on running unnoticed.
+        // It would continue running unnoticed.
         let _ = child.kill();
         let _ = child.wait();
     })?)

@@ -31,7 +31,7 @@ pub use undo::remove_left;
 
 use job::{Job, State};
 
-/// How the names of everything created here begin.
+/// How the names of everything created here start.
 pub const PREFIX: &str = "droveway-mirror-";
 
 /// From this version on a mirror's mode can be changed while it runs.
@@ -116,7 +116,7 @@ impl Mirrors {
         remove_left(&qmp)?;
         let events = qmp.events_named(&EVENTS);
         let jobs = targets.iter().enumerate().map(|(nth, target)| Job::new(nth, &target.disk));
-        // If anything here fails, dropping `mirrors` undoes what was begun.
+        // If anything here fails, dropping `mirrors` undoes what was started.
         let mirrors = Self { events, jobs: Mutex::new(jobs.collect()), qmp };
         let jobs: Vec<Job> = mirrors.jobs.lock().clone();
         start::start(&mirrors.qmp, &jobs, targets)?;
@@ -353,7 +353,7 @@ impl Drop for Mirrors {
             return;
         }
         if let Err(error) = self.undo() {
-            tracing::warn!(%error, "disk mirrors stay behind in QEMU");
+            tracing::warn!(%error, "cannot remove disk mirrors from QEMU");
         }
     }
 }

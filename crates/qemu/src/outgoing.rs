@@ -55,7 +55,7 @@ fn may_move(state: &RunState) -> Result<bool, String> {
         RunState::Paused | RunState::Prelaunch => Ok(false),
         // QEMU leaves it so only by `cont`, and so does a move of a paused VM that is undone.
         RunState::PostMigrate => Err(format!(
-            "an earlier migration of the VM ended after QEMU had given the VM up ({state}). If it \
+            "an earlier migration of the VM ended after QEMU had released the VM ({state}). If it \
              runs nowhere else, `cont` it in QEMU's monitor, and `stop` it again if it is to stay \
              paused"
         )),
@@ -72,7 +72,7 @@ pub fn hold(machine: &Machine) -> Result<Hold, QmpError> {
     acknowledgement::of(machine, &Settings::of(&machine.qmp)?, kind)
 }
 
-/// Whether this event begins a pass over RAM after the first.
+/// Whether this event starts a pass over RAM after the first.
 #[must_use]
 pub fn ends_first_pass(event: &Event) -> bool {
     event.name == "MIGRATION_PASS" && event.data["pass"].as_u64() >= Some(2)
@@ -96,7 +96,7 @@ impl Outgoing {
     /// settings.
     ///
     /// # Errors
-    /// If something in the VM blocks migration, if a migration is going on, or if
+    /// If something in the VM blocks migration, if a migration is in progress, or if
     /// QEMU refuses a setting. Nothing has changed then.
     pub fn new(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
         Self::prepare(machine, kind, socket, false)
@@ -214,7 +214,7 @@ impl Outgoing {
     /// # Errors
     /// If QEMU doesn't answer, such as while it stops the VM.
     pub fn progress(&self) -> Result<Progress, QmpError> {
-        // Until this one has begun, QEMU reports the one before, with all its passes and nothing
+        // Until this one has started, QEMU reports the one before, with all its passes and nothing
         // left if it had completed.
         if !self.begun.load(Relaxed) {
             return Ok(Progress::default());
@@ -228,7 +228,7 @@ impl Outgoing {
         &self.events
     }
 
-    /// Events for the passes that begin from now on: see [`ends_first_pass`].
+    /// Events for the passes that start from now on: see [`ends_first_pass`].
     #[must_use]
     pub fn passes(&self) -> Receiver<Event> {
         self.qmp.events_named(&["MIGRATION_PASS"])
@@ -290,7 +290,7 @@ impl Outgoing {
         match self.settled()? {
             RunState::PostMigrate => Ok(()),
             state => Err(QmpError::Migration(format!(
-                "it says that all was sent, and yet the VM is {state}"
+                "it reports that all was sent, and yet the VM is {state}"
             ))),
         }
     }

@@ -64,7 +64,7 @@ pub enum ProbeError {
         why: String,
     },
     /// It ended without an answer.
-    #[error("{} with {accelerator} says: {words}", program.display())]
+    #[error("{} with {accelerator} printed: {words}", program.display())]
     Ended {
         /// The program.
         program: PathBuf,

@@ -42,13 +42,13 @@ pub(crate) const SEEING_TAKES: &str =
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// There is no such process any more.
-    #[error("process {pid} is gone")]
+    #[error("process {pid} has exited")]
     Gone {
         /// Its process id.
         pid: u32,
     },
     /// It is another user's, or has rights that the agent lacks.
-    #[error("the agent may not look into process {pid}: {SEEING_TAKES}")]
+    #[error("the agent may not inspect process {pid}: {SEEING_TAKES}")]
     Denied {
         /// Its process id.
         pid: u32,
@@ -64,7 +64,7 @@ pub enum ProcessError {
         source: io::Error,
     },
     /// It has not ended.
-    #[error("process {pid} is still there {} s after it was told to end", waited.as_secs())]
+    #[error("process {pid} still exists {} s after SIGTERM", waited.as_secs())]
     Stays {
         /// Its process id.
         pid: u32,
@@ -261,7 +261,7 @@ fn not_seen(pid: u32, source: io::Error) -> ProcessError {
             ProcessError::Gone { pid }
         }
         io::ErrorKind::PermissionDenied => ProcessError::Denied { pid },
-        _ => ProcessError::Local { action: "looking at", pid, source },
+        _ => ProcessError::Local { action: "reading", pid, source },
     }
 }
 

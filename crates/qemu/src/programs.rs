@@ -29,7 +29,7 @@ pub const USUAL: [&str; 6] = [
     "/usr/local/bin/qemu-system-*",
     "/usr/local/bin/qemu-kvm",
 ];
-/// Where QEMU's tools are, unless they are beside it or in PATH.
+/// Where QEMU's tools are, unless they are next to it or in PATH.
 const TOOLS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 /// Most characters that are shown of a name that a peer chose.
 const SHOWN_MAX: usize = 200;
@@ -38,7 +38,7 @@ const SHOWN_MAX: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAllowed {
     /// It doesn't exist.
-    #[error("there is no {program} on this host: install QEMU, or name the program that is there")]
+    #[error("there is no {program} on this host: install QEMU, or name an existing program")]
     Missing {
         /// As it was called.
         program: String,
@@ -46,8 +46,7 @@ pub enum NotAllowed {
     /// The operator has not listed it.
     #[error(
         "{program} is not in qemu-programs, the programs that an agent starts for other hosts \
-         ({listed}): have --set name one of those, or add it to qemu-programs of the host that the \
-         VM is to go to"
+         ({listed}): name one of those with --set, or add it to qemu-programs of the destination"
     )]
     Unlisted {
         /// As it was called.
@@ -134,7 +133,7 @@ impl Programs {
         })
     }
 
-    /// One of QEMU's tools: the one beside `qemu`, which was found here, or the
+    /// One of QEMU's tools: the one next to `qemu`, which was found here, or the
     /// system's.
     ///
     /// # Errors
@@ -313,7 +312,7 @@ mod tests {
         for (path, bad, good) in [("bin/qemu-a", 0o757, 0o755), ("bin", 0o1777, 0o755)] {
             mode(&root.join(path), bad);
             let error = told(&programs, &found).unwrap_err();
-            assert!(error.contains("others than root can write to"), "{error}");
+            assert!(error.contains("other users than root can write to"), "{error}");
             assert!(programs.find("qemu-a", Path::new("/")).is_err());
             let tool = programs.tool("other", Some(&found));
             assert_eq!(tool.is_err(), path == "bin", "{tool:?}");
@@ -331,7 +330,7 @@ mod tests {
         // Only the host's root can change a file's owner.
         if std::os::unix::fs::chown(root.join("home/bin/qemu-a"), Some(12_345), None).is_ok() {
             let error = told(&programs, &found).unwrap_err();
-            assert!(error.contains("is user 12345's"), "{error}");
+            assert!(error.contains("belongs to user 12345"), "{error}");
         }
     }
 

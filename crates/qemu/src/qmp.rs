@@ -254,7 +254,7 @@ impl Qmp {
 
         let (answer, answered) = bounded(1);
         if !self.shared.expect(id, band == Band::In, answer, timeout)? {
-            tracing::debug!(command, "not sent: QEMU answers none of those before it");
+            tracing::debug!(command, "not sent: QEMU has not answered the previous commands");
             return Err(timed_out());
         }
         tracing::trace!(command, id, "to QEMU");

@@ -55,7 +55,7 @@ impl RamBlocks {
         let listed = match list(&machine.qmp) {
             Ok(listed) => listed,
             Err(error) => {
-                blocks.notes.push(format!("QEMU doesn't say where its RAM is: {error}"));
+                blocks.notes.push(format!("QEMU doesn't report where its RAM is: {error}"));
                 return blocks;
             }
         };
@@ -87,7 +87,7 @@ impl RamBlocks {
         let mapping = match address {
             Some(address) => Mapping::of_process(process.pidfd(), process.pid(), address, bytes)
                 .map_err(|error| error.to_string()),
-            None => Err("this QEMU says only where its first block is".to_owned()),
+            None => Err("this QEMU reports only where its first block is".to_owned()),
         };
         match mapping {
             Ok(mapping) => self.reached.push(Reached {

@@ -34,7 +34,7 @@ pub enum NoRoom {
     /// Ordinary memory.
     #[error(
         "no room for the VM: it has {} MiB of RAM, and this host has {} MiB to give: stop or move \
-         other VMs there, or say --overcommit-memory if you know that its guests never use all",
+         other VMs there, or use --overcommit-memory if you know that its guests never use all",
         needed >> 20,
         available >> 20
     )]
@@ -47,7 +47,7 @@ pub enum NoRoom {
     /// Huge pages.
     #[error(
         "no room for the VM: it takes {needed} huge pages of {} KiB, and {free} are free there: \
-         give the host more (vm.nr_hugepages), or have --set name memory of another kind",
+         give the host more (vm.nr_hugepages), or name another memory backend with --set",
         page_bytes >> 10
     )]
     Huge {

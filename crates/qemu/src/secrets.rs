@@ -165,7 +165,7 @@ fn pairs(text: &str) -> String {
     out + rest
 }
 
-/// If a secret's name and value begin after a quote: the text up to the value, and what is after
+/// If a secret's name and value start after a quote: the text up to the value, and what is after
 /// the value.
 fn secret_pair(text: &str) -> Option<(&str, &str)> {
     let (name, after) = text.split_once('"')?;
@@ -207,7 +207,7 @@ fn separates(letter: char) -> bool {
     letter.is_whitespace() || ":&?;,".contains(letter) || QUOTES.contains(&letter)
 }
 
-/// Whether an option with a secret begins here: its value may contain what separates parameters.
+/// Whether an option with a secret starts here: its value may contain what separates parameters.
 fn begins_secret_option(text: &str) -> bool {
     let end = text.find(|letter: char| letter == '=' || separates(letter));
     end.is_some_and(|end| text[end..].starts_with('=') && has(&text[..end], &OPTIONS))

@@ -52,7 +52,7 @@ pub(crate) fn has_virtio_net(qmp: &Qmp) -> Result<bool, QmpError> {
     query::has_virtio_net(qmp)
 }
 
-/// The paths and kinds of plugged devices whose kind begins so.
+/// The paths and kinds of plugged devices whose kind starts so.
 ///
 /// # Errors
 /// If QEMU doesn't answer.

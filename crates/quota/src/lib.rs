@@ -201,7 +201,7 @@ pub fn check(pid: u32, threads: &[u32]) -> Result<(), QuotaError> {
     places(pid, threads)?.iter().try_for_each(Group::check)
 }
 
-/// The places of the groups for these threads. Without threads, the process itself shows whether
+/// The locations of the groups for these threads. Without threads, the process itself shows whether
 /// the host can throttle.
 fn places(pid: u32, threads: &[u32]) -> Result<Vec<Group>, QuotaError> {
     let threads = if threads.is_empty() { &[pid] } else { threads };

@@ -16,7 +16,7 @@ pub enum RamError {
         pid: u32,
     },
     /// QEMU has ended.
-    #[error("QEMU's process {pid} is gone, and its memory with it")]
+    #[error("QEMU's process {pid} has exited, and its memory with it")]
     Gone {
         /// QEMU's process.
         pid: u32,

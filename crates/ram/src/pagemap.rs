@@ -67,7 +67,7 @@ pub(crate) fn lost(pid: u32, source: io::Error) -> RamError {
     match source.kind() {
         io::ErrorKind::NotFound => RamError::Gone { pid },
         io::ErrorKind::PermissionDenied => RamError::Denied { pid },
-        _ => RamError::Local { action: "looking at", pid, source },
+        _ => RamError::Local { action: "reading", pid, source },
     }
 }
 

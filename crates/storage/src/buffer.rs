@@ -6,7 +6,7 @@ use page::Buffer as Mapped;
 /// requests.
 pub const ALIGNMENT_MAX: usize = 64 << 10;
 
-/// Bytes that begin at an aligned address.
+/// Bytes that start at an aligned address.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Mapped,

@@ -13,7 +13,7 @@ use crate::{Failure, Item};
 /// thread's next request.
 pub trait Consumer: Send + Sync + 'static {
     /// Whether the page is still wanted, asked right before its request
-    /// begins. `false` ends the item, so an item that a newer page has replaced
+    /// starts. `false` ends the item, so an item that a newer page has replaced
     /// need not be withdrawn.
     fn wants(&self, _item: &Item) -> bool {
         true

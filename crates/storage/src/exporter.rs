@@ -144,7 +144,7 @@ fn leave_behind(mut child: Child) {
         came_back();
     });
     if reap.is_err() {
-        tracing::warn!("a qemu-nbd that hangs is left behind, and nobody waits for it");
+        tracing::warn!("a hanging qemu-nbd is left behind without a thread that waits for it");
     }
 }
 
@@ -173,7 +173,7 @@ fn layer(image: &Layer, user: Option<&User>) -> Result<Value, OpenError> {
     let Layer { path, format, data_file, backing } = image;
     let known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if format.is_empty() || !format.chars().all(known) {
-        let reason = format!("'{format}' is no format");
+        let reason = format!("'{format}' is not a format");
         return Err(OpenError::Image { what: path.display().to_string(), reason });
     }
     let backing = backing.as_deref().map(|backing| layer(backing, user)).transpose()?;

@@ -27,13 +27,13 @@ pub enum Failure {
         read: usize,
     },
     /// The item is outside the image, most likely by the guest's fault.
-    #[error("that is not in the image of {image_bytes} bytes")]
+    #[error("that is outside the image of {image_bytes} bytes")]
     Outside {
         /// The image's size.
         image_bytes: u64,
     },
     /// The connection to the storage is gone.
-    #[error("the way to the storage broke: {0}")]
+    #[error("the connection to the storage broke: {0}")]
     Broken(String),
     /// A request was not answered in time.
     #[error("the storage did not answer for {} s", .0.as_secs_f32())]

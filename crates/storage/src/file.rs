@@ -24,7 +24,7 @@ const ALIGNMENT: usize = 4096;
 #[derive(Debug)]
 pub struct FileSource {
     file: File,
-    /// Where the image begins.
+    /// Where the image starts.
     base: u64,
     bytes: u64,
     /// The alignment of offsets and lengths; `None`: read through the cache.
@@ -32,7 +32,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Opens an image that begins at byte `base` of the file and has `bytes`, or
+    /// Opens an image that starts at byte `base` of the file and has `bytes`, or
     /// the rest of the file.
     ///
     /// This may hang on storage that is gone: see [`crate::open`].

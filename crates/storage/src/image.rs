@@ -15,7 +15,7 @@ pub enum Image {
     Raw {
         /// Where.
         path: PathBuf,
-        /// Where in it the disk begins.
+        /// Where in it the disk starts.
         base: u64,
         /// The disk's size; `None`: up to the file's end.
         bytes: Option<u64>,
@@ -125,7 +125,7 @@ pub struct Opens {
 }
 
 impl Opens {
-    /// Waits until it is open, for as long as it may take since it was begun.
+    /// Waits until it is open, for as long as it may take since it was started.
     ///
     /// # Errors
     /// If it doesn't exist, can't be read, or its storage doesn't answer.
@@ -135,11 +135,11 @@ impl Opens {
     }
 }
 
-/// Begins to open an image, on a thread that is left behind if the storage doesn't
+/// Starts to open an image, on a thread that is left behind if the storage doesn't
 /// answer.
 ///
 /// # Errors
-/// If that can't be begun.
+/// If that can't be started.
 pub fn begin_to_open(image: &Image, how: &Opening) -> Result<Opens, OpenError> {
     let (what, patience) = (image.name(), how.patience);
     let (image, how) = (image.clone(), how.clone());

@@ -9,7 +9,7 @@ use crate::OpenError;
 use crate::reader::{abandon, came_back, check_abandoned};
 
 /// A look at storage, on a thread of its own that is left behind if the storage doesn't answer.
-/// Several that are begun together take no longer than the slowest.
+/// Several that are started together take no longer than the slowest.
 #[derive(Debug)]
 pub struct Look<T> {
     slot: Arc<Slot<T>>,
@@ -17,7 +17,7 @@ pub struct Look<T> {
 }
 
 impl<T: Send + 'static> Look<T> {
-    /// Begins it. It may take as long as `patience`, from now on.
+    /// Starts it. It may take as long as `patience`, from now on.
     ///
     /// # Errors
     /// If a thread can't be started, or too many that were left behind still hang.

@@ -1,8 +1,8 @@
 //! Bounds what is requested from the storage in a second.
 //!
-//! A request begins only when the time for those before has passed. Unused time is
+//! A request starts only when the time for those before has passed. Unused time is
 //! not saved up, a request is never larger than a 64th of a second's worth, and the
-//! pace is a 64th below the bound: so in no second, wherever it begins, is more
+//! pace is a 64th below the bound: so in no second, wherever it starts, is more
 //! requested than the operator allows. Late answers of the storage may still arrive
 //! all at once.
 
@@ -22,12 +22,12 @@ const BYTES_PER_S_MIN: u64 = 64 << 10;
 struct Schedule {
     /// None: no bound.
     bytes_per_s: Option<u64>,
-    /// When the next request may begin, since the start of the clock.
+    /// When the next request may start, since the start of the clock.
     free_at: Duration,
 }
 
 impl Schedule {
-    /// How large a request may begin now, or when to ask again.
+    /// How large a request may start now, or when to ask again.
     fn begin(&mut self, now: Duration, wanted_bytes: u64) -> Result<u64, Duration> {
         let Some(bytes_per_s) = self.bytes_per_s else { return Ok(wanted_bytes) };
         if self.free_at > now {
@@ -38,7 +38,7 @@ impl Schedule {
         Ok(bytes)
     }
 
-    /// Corrects the schedule for a request that had another size than begun.
+    /// Corrects the schedule for a request that had another size than started.
     fn settle(&mut self, begun: u64, read: u64) {
         if read > begun {
             self.free_at += self.time(read - begun);
@@ -50,7 +50,7 @@ impl Schedule {
     fn set(&mut self, now: Duration, bytes_per_s: Option<u64>) {
         let bound = bytes_per_s.filter(|rate| *rate > 0);
         self.bytes_per_s = bound.map(|rate| rate.max(BYTES_PER_S_MIN));
-        // Requests begun under another bound delay the next one by a page's time at most.
+        // Requests started under another bound delay the next one by a page's time at most.
         self.free_at = self.free_at.min(now + self.time(PAGE_BYTES as u64));
     }
 
@@ -99,7 +99,7 @@ impl Pace {
         self.schedule.lock().bytes_per_s
     }
 
-    /// Waits until a request may begin; returns how large it may be. Its actual size
+    /// Waits until a request may start; returns how large it may be. Its actual size
     /// is settled afterwards.
     pub(crate) fn begin(&self, wanted_bytes: u64) -> u64 {
         let mut schedule = self.schedule.lock();
@@ -134,7 +134,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The most that begins in any second.
+    /// The most that starts in any second.
     fn most_in_a_second(begun: &[(Duration, u64)]) -> u64 {
         let (mut window, mut sum, mut most) = (VecDeque::new(), 0, 0);
         for (at, bytes) in begun {
@@ -214,7 +214,7 @@ mod tests {
     fn lifting_the_bound_wakes_waiting_requests() {
         let pace = Pace::new();
         pace.set(Some(BYTES_PER_S_MIN));
-        // A page more than was begun, a million times: hours.
+        // A page more than was started, a million times: hours.
         pace.settle(0, 4096 << 20);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pace.begin(1 << 20));

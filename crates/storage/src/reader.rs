@@ -2,7 +2,7 @@
 //!
 //! One thread at a time has the *turn*: it waits for wanted items and for the
 //! pace, takes the next request's items, and only then passes the turn on. So
-//! requests begin in order, and items that are not begun can be taken from the
+//! requests start in order, and items that are not started can be taken from the
 //! end until the last moment. A watch thread notices requests without an
 //! answer, and cleans up at the end: it takes the items from threads that hang
 //! and leaves the threads behind.
@@ -87,9 +87,9 @@ impl Default for Settings {
 /// How far a reader is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Pages that are wanted and not begun.
+    /// Pages that are wanted and not started.
     pub wanted_pages: usize,
-    /// Requests that are begun and not answered.
+    /// Requests that are started and not answered.
     pub in_flight: usize,
     /// Requests that succeeded.
     pub requests: u64,
@@ -126,7 +126,7 @@ struct Shared {
     state: Mutex<State>,
     /// For the thread with the turn: something is wanted, or the reader is over.
     wanted: Condvar,
-    /// For the watch: the reader is over, a request has begun, or a thread has ended.
+    /// For the watch: the reader is over, a request has started, or a thread has ended.
     watched: Condvar,
     /// For the owner: the reader is idle, or has ended.
     quiet: Condvar,
@@ -144,11 +144,11 @@ struct State {
     live: usize,
     /// Nothing is wanted or in flight.
     idle: bool,
-    /// The watch waits for a request to begin.
+    /// The watch waits for a request to start.
     watch_rests: bool,
     failures_in_a_row: u32,
     failures: u32,
-    /// Why no more requests are begun.
+    /// Why no more requests are started.
     over: Option<Failure>,
     /// All items and threads have ended, too, or are left behind.
     ended: bool,
@@ -247,7 +247,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Adds wanted items. They take 16 bytes each until they are begun; any
+    /// Adds wanted items. They take 16 bytes each until they are started; any
     /// offset is allowed.
     ///
     /// # Errors
@@ -266,7 +266,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes the items with the highest offsets that no request has begun:
+    /// Takes the items with the highest offsets that no request has started:
     /// appends their tokens, highest first. Returns how many.
     pub fn take_from_the_end(&self, pages_max: usize, into: &mut Vec<u64>) -> usize {
         let mut state = self.shared.state.lock();
@@ -282,7 +282,7 @@ impl Reader {
         self.shared.state.lock().progress()
     }
 
-    /// Why it begins no more requests, if so.
+    /// Why it starts no more requests, if so.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         self.shared.state.lock().over.clone()

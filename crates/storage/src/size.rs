@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long a request should take.
 const TARGET: Duration = Duration::from_millis(100);
-/// The size to begin with.
+/// The size to start with.
 const FIRST: u64 = 256 << 10;
 /// The smallest size: below it, the requests themselves take most of the time.
 const MIN: u64 = 64 << 10;
@@ -30,7 +30,7 @@ const WINDOW: Duration = Duration::from_millis(50);
 pub(crate) struct Size {
     bytes: u64,
     max: u64,
-    /// Requests that began earlier say nothing about the last change.
+    /// Requests that started earlier say nothing about the last change.
     changed: Instant,
     rate: Rate,
 }

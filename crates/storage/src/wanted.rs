@@ -1,4 +1,4 @@
-//! Items that are wanted and not begun, in the image's order.
+//! Items that are wanted and not started, in the image's order.
 //!
 //! The image is divided into stretches of [`STRETCH_BYTES`], as large as the
 //! largest request. A stretch collects its items as they are added and is sorted
@@ -19,8 +19,8 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// A wanted page of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Item {
-    /// Where its 4,096 bytes begin in the image: at any byte, since a guest's partition
-    /// may begin anywhere.
+    /// Where its 4,096 bytes start in the image: at any byte, since a guest's partition
+    /// may start anywhere.
     pub offset: u64,
     /// Identifies the item to its owner.
     pub token: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Wanted {
 #[derive(Debug, Default)]
 struct Stretch {
     items: Vec<Item>,
-    /// Items before this index are begun.
+    /// Items before this index are started.
     from: usize,
     sorted: bool,
 }

@@ -77,11 +77,11 @@ pub enum Unsplittable {
 }
 
 /// An error in a main stream. QEMU at the source, or another process that wrote
-/// to its socket, is to blame; the source VM can go on.
+/// to its socket, is to blame; the source VM can continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The first bytes are not QEMU's.
-    #[error("not a migration stream of QEMU: it begins with {magic:#010x}, version {version}")]
+    #[error("not a migration stream of QEMU: it starts with {magic:#010x}, version {version}")]
     NotAStream {
         /// The first four bytes.
         magic: u32,
@@ -94,7 +94,7 @@ pub enum StreamError {
         /// The place where it ended.
         place: &'static str,
     },
-    /// A byte that begins no record.
+    /// A byte that starts no record.
     #[error("unknown record {kind:#04x} in QEMU's stream")]
     UnknownRecord {
         /// The byte.
@@ -114,7 +114,11 @@ pub enum StreamError {
     },
     /// Footers are present or absent contrary to the machine type, after the
     /// splitter has already predicted them for the destination.
-    #[error("QEMU's section footers are switched {}, against its machine type; migrate with the classic stream", if *.sent { "on" } else { "off" })]
+    #[error(
+        "QEMU's section footers are switched {}, against its machine type; migrate with the \
+         classic stream",
+        if *.sent { "on" } else { "off" }
+    )]
     Footers {
         /// Whether QEMU sends footers.
         sent: bool,
@@ -198,7 +202,7 @@ pub enum StreamError {
     /// An unsplittable stream, detected when it was too late to pass it on
     /// whole: pages were taken out, or are on multifd channels.
     #[error(
-        "the stream can't be split, and it is too late to pass it on whole: {0}; migrate without \
+        "the stream can't be split, and it is too late to relay it unchanged: {0}; migrate without \
          that, or with the classic stream from the start"
     )]
     Late(Unsplittable),

@@ -18,7 +18,7 @@ const BYTES: usize = SECTION_BYTES + HEADER.len() + 4 + STATE_BYTES + SECTION_BY
 /// Scans a tail, in pieces of any size, for the section.
 #[derive(Debug, Default)]
 pub struct GlobalState {
-    /// The last bytes read, where a section may have begun.
+    /// The last bytes read, where a section may have started.
     rest: Vec<u8>,
     state: Option<String>,
     /// Two sections with different states were found: a guest may have forged one.

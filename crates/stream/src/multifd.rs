@@ -34,11 +34,11 @@ const FLAGS_COMPRESSION: u32 = 0b11_1110;
 const FLAG_DEVICE_STATE: u32 = 1 << 6;
 
 /// An error on a multifd channel. QEMU at the source, or another process that wrote to its
-/// socket, is to blame; the source VM can go on.
+/// socket, is to blame; the source VM can continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MultifdError {
     /// Not a multifd channel, or one that is out of sync.
-    #[error("a multifd packet begins with {magic:#010x}, version {version}")]
+    #[error("a multifd packet starts with {magic:#010x}, version {version}")]
     NotAPacket {
         /// The first four bytes.
         magic: u32,
@@ -59,7 +59,8 @@ pub enum MultifdError {
     DeviceState,
     /// Flags that are newer than QEMU 10.
     #[error(
-        "a multifd packet has the flags {flags:#x}, which are not known; migrate with the classic stream"
+        "a multifd packet has the flags {flags:#x}, which are not known; migrate with the classic \
+         stream"
     )]
     Flags {
         /// The packet's flags.

@@ -7,7 +7,7 @@ use page::{BlockId, Epoch, PageIndex};
 use crate::record::{MAGIC, command, kind};
 use crate::{Progress, Sink, Splitter, Step, StreamError, Unsplittable};
 
-/// Whether a connection begins as one by which a source resumes a postcopy that was
+/// Whether a connection starts as one by which a source resumes a postcopy that was
 /// interrupted: without a header, with a command about pages that have arrived.
 #[must_use]
 pub fn resumes_postcopy(bytes: &[u8]) -> bool {
@@ -16,7 +16,7 @@ pub fn resumes_postcopy(bytes: &[u8]) -> bool {
 }
 
 /// Looks for the first command of post-copy, in pieces of any size. A stream that resumes
-/// post-copy begins with one.
+/// post-copy starts with one.
 ///
 /// From it on the VM runs at the destination while part of its memory is still at the
 /// source, so it stops if the connection breaks.
@@ -36,7 +36,7 @@ impl Default for PostcopyWatch {
 }
 
 impl PostcopyWatch {
-    /// Parses the next bytes; returns whether post-copy begins in them.
+    /// Parses the next bytes; returns whether post-copy starts in them.
     ///
     /// Bytes that can't be parsed, such as encrypted ones or those of some devices, end the
     /// search.

@@ -78,7 +78,7 @@ impl Follower {
         self.requests_pages
     }
 
-    /// The kind of the current message, once its header has begun.
+    /// The kind of the current message, once its header has started.
     fn kind(&self) -> Option<u16> {
         self.message.first_chunk().map(|kind| u16::from_be_bytes(*kind))
     }

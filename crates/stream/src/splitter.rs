@@ -20,7 +20,7 @@ use crate::{Block, Blocks, StreamError, Unsplittable};
 /// Most bytes before the first page. The longest possible block list has 17 MB.
 pub const HEAD_BYTES_MAX: usize = 32 << 20;
 
-/// Whether QEMU uses multifd channels beside the main stream. This decides where epochs end,
+/// Whether QEMU uses multifd channels next to the main stream. This decides where epochs end,
 /// and when the head must be handed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
@@ -72,7 +72,7 @@ pub trait Sink {
     fn body(&mut self, block: BlockId, page: PageIndex, at: usize) -> ControlFlow<()>;
     /// Takes a page that is `byte` throughout.
     fn fill(&mut self, block: BlockId, page: PageIndex, byte: u8) -> ControlFlow<()>;
-    /// Begins an epoch: the following pages belong to it.
+    /// Starts an epoch: the following pages belong to it.
     fn epoch(&mut self, epoch: Epoch);
 }
 
@@ -187,7 +187,7 @@ pub struct Splitter {
     epoch_by_flush: bool,
     blocks: Blocks,
     ram_section: Option<u32>,
-    /// The section of disks' dirty bitmaps, once it has begun.
+    /// The section of disks' dirty bitmaps, once it has started.
     bitmap_section: Option<u32>,
     /// The stream opens a return path.
     has_return_path: bool,
@@ -262,7 +262,7 @@ impl Splitter {
         !self.epoch_by_flush
     }
 
-    /// Whether RAM's last section has begun: QEMU has stopped the VM.
+    /// Whether RAM's last section has started: QEMU has stopped the VM.
     #[must_use]
     pub fn is_last_section(&self) -> bool {
         matches!(self.place, Place::Pages { end: true })

@@ -30,12 +30,12 @@ pub struct PartSection<'a> {
 }
 
 impl<'a> PartSection<'a> {
-    /// Begins a PART section with the number `section`.
+    /// Starts a PART section with the number `section`.
     pub fn begin(out: &'a mut Vec<u8>, section: u32, footers: bool) -> Self {
         Self::header(out, kind::PART, section, footers)
     }
 
-    /// Begins the END section, RAM's last.
+    /// Starts the END section, RAM's last.
     pub fn begin_end(out: &'a mut Vec<u8>, section: u32, footers: bool) -> Self {
         Self::header(out, kind::END, section, footers)
     }

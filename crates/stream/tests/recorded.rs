@@ -100,7 +100,7 @@ fn dirty_bitmaps_begin_in_the_head() {
     }
 }
 
-/// With multifd the head was already sent when they begin: they go with the tail, before
+/// With multifd the head was already sent when they start: they go with the tail, before
 /// RAM's end, with their footer.
 #[test]
 fn dirty_bitmaps_begin_in_the_tail_beside_channels() {
@@ -135,7 +135,7 @@ fn plugged_blocks_of_a_virtio_mem_device_reach_the_destination() {
 }
 
 /// A management tool's stream: everything from the first difference on goes to the
-/// destination's QEMU unchanged, in a section of RAM that it has seen begin.
+/// destination's QEMU unchanged, in a section of RAM that it has seen start.
 #[test]
 fn differences_to_pages_sent_before_end_the_split() {
     for version in VERSIONS {

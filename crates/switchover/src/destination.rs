@@ -64,7 +64,7 @@ pub enum Event {
 /// An action. A step's actions are done in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Write the record, and go on when it is on disk. If that fails, drop the rest of this step
+    /// Write the record, and continue when it is on disk. If that fails, drop the rest of this step
     /// and step with [`Event::JournalFailed`].
     Journal(Record),
     /// Write the record without waiting for it; this may fail.
@@ -294,7 +294,7 @@ impl Machine {
 
     fn late(&mut self) -> Vec<Action> {
         match self.state {
-            State::Arriving => self.end(Reason::new("the VM did not come in time")),
+            State::Arriving => self.end(Reason::new("the VM did not arrive in time")),
             State::Loaded => {
                 let said = self.say(ToSource::Loaded);
                 match self.doubt {

@@ -60,15 +60,15 @@ impl Doubt {
     #[must_use]
     pub fn advice(&self, vm: &str, peer: &str) -> String {
         let here = format!(
-            "make sure that it can't run on {peer} any more (power that host off), then \
-             `droveway resolve {vm} --here`"
+            "make sure that it can no longer run on {peer} (power that host off), then `droveway \
+             resolve {vm} --here`"
         );
         let there = format!("`droveway resolve {vm} --there`");
         match self {
             Self::Unheard => format!(
-                "{vm} was given to {peer}, which has not answered since. It is kept here, \
-                 stopped, and {peer} is asked again and again. If {peer} never comes back: \
-                 {here}. If {vm} runs there: {there}"
+                "{vm} was given to {peer}, which has not answered since. It is kept here, stopped, \
+                 and the agent keeps querying {peer}. If {peer} never comes back: {here}. If {vm} \
+                 runs there: {there}"
             ),
             Self::UnknownThere => format!(
                 "{vm} was given to {peer}, whose agent knows nothing of it: was its state \
@@ -76,56 +76,55 @@ impl Doubt {
                  there: {here}. If it does: {there}"
             ),
             Self::LostThere { reason } => format!(
-                "{vm} was given to {peer} and died there ({reason}). The copy here is from \
-                 before: its disks may have changed since, and then running it would damage \
-                 them. If they can't have: {here}. Else start it anew on {peer}, and here \
-                 {there}"
+                "{vm} was given to {peer} and died there ({reason}). The copy here is older: its \
+                 disks may have changed since, and running it would damage them. If they can't \
+                 have changed: {here}. Otherwise restart it on {peer}, and here {there}"
             ),
             Self::RunsHere => format!(
                 "{vm} was given to {peer}, and yet it runs here: something sent `cont` to its \
-                 QEMU. {peer} is being asked. If it runs there too: {there}. If not: {here}"
+                 QEMU. The agent is querying {peer}. If it runs there too: {there}. If not: {here}"
             ),
             Self::RunsThereToo => format!(
-                "{vm} was taken back, and {peer} says that it runs it: end one of the two now, \
+                "{vm} was taken back, and {peer} reports that it runs it: end one of the two now, \
                  with `droveway stop {vm} --force` on the host that is to lose it, or here, if \
                  `droveway list` shows it in doubt, with {there}, and check its disks. If {peer} \
-                 lost it, then say so here: `droveway resolve {vm} --here`, and once more if \
-                 {peer} still says that it runs it"
+                 lost it, then here `droveway resolve {vm} --here`, and once more if {peer} still \
+                 reports that it runs it"
             ),
             // The VM is held here, so `droveway stop` is refused. A VM that is stopped at the
             // destination still counts as that side's.
             Self::RunsAtBoth => format!(
                 "{vm} runs here and on {peer}: end the copy here now with {there}, and check its \
                  disks. To keep this one instead: `droveway stop {vm} --force` on {peer}, then \
-                 here `droveway resolve {vm} --here`, and once more if {peer} still says that it \
-                 runs it"
+                 here `droveway resolve {vm} --here`, and once more if {peer} still reports that \
+                 it runs it"
             ),
             Self::CannotGoOn { reason } => format!(
-                "{vm} stays here, but QEMU does not let it run ({reason}); this is tried again"
+                "{vm} stays here, but QEMU does not let it run ({reason}); the agent retries"
             ),
             Self::CannotNote { reason } => format!(
                 "the journal of {vm}'s migration can't be written ({reason}), and it stays as it \
                  is until that works: make room or fix the disk of the agent's state directory"
             ),
             Self::NoVerdict => format!(
-                "{vm} is loaded here, and {peer} does not say whether it gave it up; it is asked \
-                 again and again. If {peer} never comes back: {here}. If {vm} runs there: {there}"
+                "{vm} is loaded here, and {peer} does not report whether it released it; the agent \
+                 keeps querying. If {peer} never comes back: {here}. If {vm} runs there: {there}"
             ),
             Self::CannotRun { reason } => format!(
-                "{vm} was given to this host and does not run ({reason}); this is tried again. To \
-                 have it go on at {peer} instead, if it is still there: {there}"
+                "{vm} was given to this host and does not run ({reason}); the agent retries. To \
+                 have it continue at {peer} instead, if it is still there: {there}"
             ),
             Self::TakenBack { reason } => format!(
-                "{vm} is this host's, and {peer} says that it was taken back ({reason}): two may \
-                 be running. End one of them now, with `droveway stop {vm} --force` on the host \
-                 that is to lose it, and check its disks"
+                "{vm} is this host's, and {peer} reports that it was taken back ({reason}): two \
+                 may be running. End one of them now, with `droveway stop {vm} --force` on the \
+                 host that is to lose it, and check its disks"
             ),
             Self::TakenBackMeanwhile { reason } => format!(
-                "{vm} was given to this host, which has not seen it run, and {peer} says that it \
-                 was taken back ({reason}): two may be running. End the copy here now with \
+                "{vm} was given to this host, which has not seen it run, and {peer} reports that \
+                 it was taken back ({reason}): two may be running. End the copy here now with \
                  {there}, and check its disks. To keep this one instead: `droveway stop {vm} \
                  --force` on {peer}, then here `droveway resolve {vm} --here`, and once more if \
-                 {peer} still says so. It is not tried before that"
+                 {peer} still reports it. The agent waits for that"
             ),
         }
     }

@@ -53,7 +53,7 @@ pub fn messages(bytes: &[u8]) {
 }
 
 /// Runs any bytes as a history: each is an event of one of the sides, in any order, possible or
-/// not. In any history, a source that sent `go` lets its VM go on only if it received `refused` or
+/// not. In any history, a source that sent `go` resumes its VM only if it received `refused` or
 /// an operator's decision, and a destination that has the VM neither runs nor kills it again.
 pub fn events(bytes: &[u8]) {
     let Ok(id) = MigrationId::new("m") else { return };

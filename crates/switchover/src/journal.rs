@@ -125,7 +125,7 @@ impl JournalDir {
             return Err(JournalError::Exists(opened.migration));
         }
         let mut bytes = line::first(&self.boot, &opened)
-            .map_err(|source| failed(&path, "wording it", source.into()))?;
+            .map_err(|source| failed(&path, "encoding it", source.into()))?;
         let end = bytes.len();
         bytes.resize((end + ROOM_BYTES).next_multiple_of(4096), 0);
         if bytes.len() as u64 > FILE_BYTES_MAX {
@@ -265,7 +265,7 @@ impl<R: Keeps> Journal<R> {
 
     fn write(&mut self, record: &R) -> Result<usize, JournalError> {
         let mut bytes = line::nth(self.next, &self.boot, &self.opened.migration, record)
-            .map_err(|source| failed(&self.path, "wording it", source.into()))?;
+            .map_err(|source| failed(&self.path, "encoding it", source.into()))?;
         let end = self.end + bytes.len();
         if end as u64 > FILE_BYTES_MAX {
             return Err(JournalError::TooLong(self.path.clone()));

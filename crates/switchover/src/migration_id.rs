@@ -18,7 +18,7 @@ pub struct MigrationId(Arc<str>);
 /// A text that is not a valid migration id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a migration's id has 1 to {LETTERS_MAX} letters, digits and hyphens, and begins with no hyphen"
+    "a migration's id has 1 to {LETTERS_MAX} letters, digits and hyphens, and starts with no hyphen"
 )]
 pub struct NotAnId;
 

@@ -53,9 +53,9 @@ pub enum Event {
     },
     /// The wait of [`Machine::wait`] has timed out.
     Timeout,
-    /// The VM goes on, as [`Action::QemuGoOn`] requested.
+    /// The VM continues, as [`Action::QemuGoOn`] requested.
     WentOn,
-    /// QEMU does not let the VM go on.
+    /// QEMU does not let the VM continue.
     CannotGoOn {
         /// QEMU's error.
         reason: Reason,
@@ -75,7 +75,7 @@ pub enum Event {
 /// An action. A step's actions are done in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Write the record, and go on when it is on disk. If that fails, drop the rest of this step
+    /// Write the record, and continue when it is on disk. If that fails, drop the rest of this step
     /// and step with [`Event::JournalFailed`].
     Journal(Record),
     /// Write the record without waiting for it; this may fail.
@@ -87,7 +87,7 @@ pub enum Action {
     /// Wait until QEMU reports how its migration ended. Results in [`Event::Completed`],
     /// [`Event::NotCompleted`] or [`Event::QemuGone`].
     QemuAwaitCompleted,
-    /// End QEMU's migration in whatever state it is; let the VM go on and announce itself, if
+    /// End QEMU's migration in whatever state it is; let the VM continue and announce itself, if
     /// `run`; restore QEMU's settings. Results in [`Event::WentOn`], [`Event::CannotGoOn`] or
     /// [`Event::QemuGone`]. Repeating it is harmless.
     QemuGoOn {
@@ -108,7 +108,7 @@ pub enum Action {
 pub enum Outcome {
     /// It is the destination's.
     Gone,
-    /// It stays here, and goes on.
+    /// It stays here, and continues.
     Stays {
         /// Why it did not move.
         reason: Reason,
@@ -139,14 +139,14 @@ enum State {
     Committed,
     /// The VM was given up, and the operator has given up the copy here too.
     Dropped,
-    /// The VM was not given up, and goes on here. `risky`: `committed` may be on disk nevertheless,
+    /// The VM was not released, and continues here. `risky`: `committed` may be on disk anyway,
     /// until `aborted` is.
     Aborting { risky: bool },
-    /// The destination refused the VM, so it goes on here.
+    /// The destination refused the VM, so it continues here.
     Reclaiming,
-    /// The operator took the VM back, so it goes on here.
+    /// The operator took the VM back, so it continues here.
     TakingBack,
-    /// The operator took the VM back, and it went on here. The destination may not know.
+    /// The operator took the VM back, and it continued here. The destination may not know.
     TakenBack,
     /// The destination has the VM: QEMU ends here.
     Leaving,
@@ -287,7 +287,7 @@ impl Machine {
         }
     }
 
-    /// Keeps the VM. `aborted` is on disk before the VM goes on. The VM goes on before the
+    /// Keeps the VM. `aborted` is on disk before the VM continues. The VM continues before the
     /// destination is told, because the destination may read slowly, or not at all.
     fn abort(&mut self, reason: Reason) -> Vec<Action> {
         self.reason = reason;
@@ -311,7 +311,7 @@ impl Machine {
                 self.doubting(Doubt::CannotNote { reason }, Vec::new())
             }
             // `go` was not sent, but the record may be on disk, and an agent that reads it would
-            // send `go`. So the VM does not go on before `aborted` is on disk, or the destination
+            // send `go`. So the VM waits here until `aborted` is on disk, or the destination
             // has refused.
             State::Committed => {
                 self.reason = reason;
@@ -352,7 +352,7 @@ impl Machine {
             State::Committed | State::Dropped => vec![self.go()],
             State::Aborting { risky: true } => self.write_aborted(),
             // QEMU refused while the other copy had the disks, and would not once that has ended,
-            // on disks that it has changed. Only an operator can know whether it is to go on then.
+            // on disks that it has changed. Only an operator knows whether it is to continue then.
             State::TakingBack if self.doubt == Some(Doubt::RunsThereToo) => Vec::new(),
             State::Aborting { .. } | State::Reclaiming | State::TakingBack => vec![go_on],
             State::TakenBack => vec![self.say_aborted()],

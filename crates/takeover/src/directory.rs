@@ -76,9 +76,9 @@ impl Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             opened => opened.trying("opening a socket")?,
         };
-        let stat = rustix::fs::fstat(&opened).trying("looking at a socket")?;
+        let stat = rustix::fs::fstat(&opened).trying("reading a socket")?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-            return Err(std::io::Error::other("it is no socket")).trying("opening a socket");
+            return Err(std::io::Error::other("it is not a socket")).trying("opening a socket");
         }
         Ok(Some(opened))
     }
@@ -90,7 +90,7 @@ impl Directory {
     pub fn which(&self, name: &str) -> Result<Option<Inode>, TakeoverError> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
-            stat => stat.map(|stat| Some(Inode::of(&stat))).trying("looking at a socket"),
+            stat => stat.map(|stat| Some(Inode::of(&stat))).trying("reading a socket"),
         }
     }
 }

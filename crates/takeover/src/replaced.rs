@@ -58,23 +58,24 @@ impl Directory {
         // Restores what a killed run left behind.
         self.give_back(&name)?;
         let listener = UnixListener::bind(self.by_number(&mark(&name)));
-        let listener = listener.trying("listening in another's place")?;
+        let listener = listener.trying("replacing another program's socket")?;
         let own = self.owned(&mark(&name));
         let replaced = own.and_then(|(own, inode)| {
             let other = self.socket(&name)?.ok_or(Errno::NOENT);
-            let other = other.trying("keeping another's socket")?;
-            listener.set_nonblocking(true).trying("listening in another's place")?;
+            let other = other.trying("keeping another program's socket")?;
+            listener.set_nonblocking(true).trying("replacing another program's socket")?;
             let to = self.as_fd();
             let kept = rustix::fs::linkat(to, &*name, to, theirs(&name), AtFlags::empty());
-            kept.trying("keeping another's socket")?;
-            let stat = rustix::fs::fstat(&other).trying("keeping another's socket")?;
+            kept.trying("keeping another program's socket")?;
+            let stat = rustix::fs::fstat(&other).trying("keeping another program's socket")?;
             if self.which(&theirs(&name))? != Some(Inode::of(&stat)) {
-                return Err(io::Error::other("it has changed")).trying("keeping another's socket");
+                return Err(io::Error::other("it has changed"))
+                    .trying("keeping another program's socket");
             }
             let linked = rustix::fs::linkat(to, mark(&name), to, next(&name), AtFlags::empty());
             linked.trying("naming a socket")?;
             let renamed = rustix::fs::renameat(to, next(&name), to, &*name);
-            renamed.trying("taking the place of another's socket")?;
+            renamed.trying("replacing another program's socket")?;
             Ok((own, inode, other))
         });
         match replaced {
@@ -100,7 +101,7 @@ impl Directory {
             match rustix::fs::renameat(self.as_fd(), theirs(name), self.as_fd(), name) {
                 // Without their socket, the name has no listener.
                 Err(Errno::NOENT) => self.remove([name.to_owned()]),
-                renamed => renamed.trying("giving another's socket back")?,
+                renamed => renamed.trying("restoring another program's socket")?,
             }
         }
         self.remove([mark(name), theirs(name), next(name)]);
@@ -122,8 +123,8 @@ impl Directory {
     fn owned(&self, name: &str) -> Result<(OwnedFd, Inode), TakeoverError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let own = rustix::fs::openat(self.as_fd(), name, flags, Mode::empty());
-        let own = own.trying("opening a socket of our own")?;
-        let stat = rustix::fs::fstat(&own).trying("looking at a socket of our own")?;
+        let own = own.trying("opening the agent's socket")?;
+        let stat = rustix::fs::fstat(&own).trying("reading the agent's socket")?;
         Ok((own, Inode::of(&stat)))
     }
 }
@@ -160,8 +161,10 @@ impl Replaced {
     /// # Errors
     /// If the system refuses.
     pub fn take_owner(&self) -> Result<(), TakeoverError> {
-        let theirs = rustix::fs::fstat(&self.theirs).trying("looking whose another's socket is")?;
-        let ours = rustix::fs::fstat(&self.own).trying("looking whose our socket is")?;
+        let theirs = rustix::fs::fstat(&self.theirs)
+            .trying("reading the owner of another program's socket")?;
+        let ours =
+            rustix::fs::fstat(&self.own).trying("reading the owner of the agent's socket")?;
         if theirs.st_uid == 0 || (ours.st_uid, ours.st_gid) == (theirs.st_uid, theirs.st_gid) {
             return Ok(());
         }
@@ -186,7 +189,11 @@ impl Drop for Replaced {
             if now == Some(self.inode) { self.directory.give_back(&self.name) } else { Ok(()) }
         });
         if let Err(error) = given_back {
-            tracing::debug!(socket = %self.name, %error, "not given back: its directory may be gone");
+            tracing::debug!(
+                socket = %self.name,
+                %error,
+                "cannot restore a socket: its directory may be missing"
+            );
         }
     }
 }
@@ -326,7 +333,7 @@ mod tests {
     fn without_a_socket_there_is_nothing_to_replace() {
         let dir = tempfile::tempdir().unwrap();
         let error = directory(dir.path()).replace(NAME.to_owned()).unwrap_err().to_string();
-        assert!(error.contains("another's socket"), "{error}");
+        assert!(error.contains("another program's socket"), "{error}");
         assert_eq!(names(dir.path()), Vec::<String>::new());
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join(NAME)).unwrap();
         assert!(directory(dir.path()).socket(NAME).is_err());

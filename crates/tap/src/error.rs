@@ -7,7 +7,7 @@ use stream::multifd::MultifdError;
 
 use crate::output::Stopped;
 
-/// An error that ends a tap. The source VM can go on after each of them.
+/// An error that ends a tap. The source VM can continue after each of them.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The main stream breaks QEMU's rules, or the tap's limits.
@@ -17,7 +17,7 @@ pub enum TapError {
     #[error("a multifd channel of QEMU can't be read: {0}")]
     Multifd(#[from] MultifdError),
     /// A connection ended in the middle of a record.
-    #[error("QEMU's stream ends in the middle of {what}; QEMU broke off, its log says why")]
+    #[error("QEMU's stream ends in the middle of {what}; QEMU aborted the migration, see its log")]
     Truncated {
         /// What it ended in.
         what: &'static str,
@@ -28,7 +28,7 @@ pub enum TapError {
     /// QEMU ended the main channel without making all its connections.
     #[error(
         "QEMU made {connected} connections and ended the migration; it has fewer multifd channels \
-         than were asked for"
+         than requested"
     )]
     ChannelsMissing {
         /// Connections that it made, including the main channel.

@@ -84,7 +84,7 @@ impl<'t> Filling<'t> {
         }
     }
 
-    /// Begins an epoch: hands on the batch and reports the epochs before as
+    /// Starts an epoch: hands on the batch and reports the epochs before as
     /// finished.
     pub(crate) fn begin(&mut self, epoch: Epoch) -> Result<(), TapError> {
         self.hand_on()?;

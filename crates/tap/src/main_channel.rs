@@ -333,7 +333,7 @@ impl Reader<'_> {
 /// tables.
 struct InPlace<'b> {
     pages: PagesMut<'b>,
-    /// The buffer offset where the splitter began.
+    /// The buffer offset where the splitter started.
     base: usize,
     epoch: Epoch,
     fill_pages: &'b mut u64,
@@ -379,7 +379,7 @@ impl Sink for InPlace<'_> {
     }
 }
 
-/// Takes the zero pages that the main channel carries beside multifd channels.
+/// Takes the zero pages that the main channel carries next to multifd channels.
 struct Beside<'s, 't> {
     filling: &'s mut Filling<'t>,
     epoch: Epoch,
@@ -400,7 +400,7 @@ impl Beside<'_, '_> {
 
 impl Sink for Beside<'_, '_> {
     fn body(&mut self, _: BlockId, _: PageIndex, _: usize) -> ControlFlow<()> {
-        self.noted(Err(TapError::Connection("pages on the main channel beside multifd")))
+        self.noted(Err(TapError::Connection("pages on the main channel next to multifd")))
     }
 
     fn fill(&mut self, block: BlockId, page: PageIndex, byte: u8) -> ControlFlow<()> {

@@ -31,7 +31,7 @@ pub struct Head {
 
 /// The receiver of the tap's output accepts no more, and reports the reason itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nobody takes the stream any more")]
+#[error("the stream's reader has ended")]
 pub struct Stopped;
 
 /// Receives what the tap reads. Called from all of its threads; a call that blocks makes
@@ -94,7 +94,7 @@ pub trait Output: Send + Sync + 'static {
         Err(Stopped)
     }
 
-    /// RAM's last section has begun: QEMU has stopped the VM. Called once, unless that
+    /// RAM's last section has started: QEMU has stopped the VM. Called once, unless that
     /// section has already ended when it is seen.
     fn last_section(&self) {}
 

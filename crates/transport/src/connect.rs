@@ -239,7 +239,7 @@ mod tests {
         let (heard, ended) = offers(Versions::only(5), release_before);
         assert_eq!(heard, [5]);
         let said = ended.unwrap_err();
-        assert!(said.contains("speaks version 4 of"), "{said}");
+        assert!(said.contains("has version 4 of"), "{said}");
         assert!(said.contains("this agent version 5"), "{said}");
         let (heard, ended) = offers(BOTH, undecided);
         assert_eq!(heard, [5, 4]);

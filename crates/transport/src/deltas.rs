@@ -40,7 +40,7 @@ const RECORDS_MAX_BYTES: u64 = 1 << 30;
 /// rest is borrowed in steps of this size.
 const RECORDS_OWN_BYTES: usize = 2 << 20;
 
-/// A flag beside a record's place: the page has left twice in the newest epoch, because
+/// A flag next to a record's place: the page has left twice in the newest epoch, because
 /// QEMU before 9.0 may send it twice or because its lane died. Which of the two the
 /// destination placed last is unknown, so neither is a base.
 const TWICE: u32 = 1 << 31;

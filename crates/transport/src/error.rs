@@ -18,7 +18,7 @@ pub enum LaneError {
         source: io::Error,
     },
     /// The NIC's address can't be used.
-    #[error("cannot leave by the NIC address {local}: {source}; check --nic")]
+    #[error("cannot connect from the NIC address {local}: {source}; check --nic")]
     Bind {
         /// The address.
         local: std::net::IpAddr,
@@ -34,7 +34,7 @@ pub enum LaneError {
         source: HandshakeError,
     },
     /// The destination refuses the connection.
-    #[error("{remote} does not take the connection: {reply}")]
+    #[error("{remote} rejected the connection: {reply}")]
     Turned {
         /// The destination's address.
         remote: SocketAddr,
@@ -52,7 +52,7 @@ pub enum LaneError {
     /// The connection broke, and none of the batches sent on it was acknowledged.
     #[error(
         "the connection to {remote} broke before anything sent on it had arrived: {source}; if \
-         that goes on, find out whether full packets get through: the MTUs on that path may differ"
+         that repeats, check whether full packets arrive: the MTUs on that path may differ"
     )]
     InVain {
         /// The destination's address.
@@ -66,7 +66,7 @@ pub enum LaneError {
 }
 
 impl LaneError {
-    /// Whether the peer may take a connection in a moment: it is busy or starts anew, or the
+    /// Whether the peer may take a connection in a moment: it is busy or starts again, or the
     /// network failed.
     #[must_use]
     pub fn may_pass(&self) -> bool {
@@ -88,7 +88,7 @@ fn advice(error: &io::Error) -> &'static str {
         io::ErrorKind::ConnectionRefused => {
             "no agent listens there: start it, or correct the address in the peers file"
         }
-        _ => "is that host up, and does the firewall let its agent be reached?",
+        _ => "is that host up, and does the firewall allow the connection?",
     }
 }
 
@@ -99,7 +99,7 @@ pub enum LanesError {
     #[error("the VM ended while it was being moved")]
     SourceGone,
     /// No lane could be (re)connected for too long.
-    #[error("no lane to the destination for {seconds} s; the last one said: {last}")]
+    #[error("no lane to the destination for {seconds} s; the last error: {last}")]
     AllDead {
         /// For how long.
         seconds: u64,
@@ -108,11 +108,12 @@ pub enum LanesError {
     },
     /// The destination violates the protocol.
     #[error(
-        "the destination acknowledged batches that were never sent, or took back what it had acknowledged"
+        "the destination acknowledged batches that were never sent, or took back what it had \
+         acknowledged"
     )]
     Nonsense,
     /// A lane's thread panicked.
-    #[error("a fault in the agent: its thread {thread} panicked; the agent's log says where")]
+    #[error("a fault in the agent: its thread {thread} panicked; see the agent's log")]
     Fault {
         /// The thread's name.
         thread: String,

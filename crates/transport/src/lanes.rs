@@ -76,7 +76,7 @@ impl<X> Shared<X> {
     pub(crate) fn disconnected(&self, number: usize) {
         self.connections.lock()[number] = None;
         self.meters[number].set_round_trip(None);
-        // The next connection begins with a small window.
+        // The next connection starts with a small window.
         self.meters[number].window_bytes.store(0, Relaxed);
     }
 

@@ -53,7 +53,7 @@ impl<X> Load<X> {
     }
 
     /// Bytes of buffers that it counts for in a lane's window: those of a full batch, however few
-    /// of them it uses, because it keeps its buffer all the same. With fewer, a lane that is dead
+    /// of them it uses, because it keeps its buffer anyway. With fewer, a lane that is dead
     /// could take all buffers of the pool, each with a few bytes for the network.
     pub(crate) fn buffer_bytes(&self) -> u64 {
         match self {

@@ -106,7 +106,7 @@ mod tests {
             fails.iter().map(|(_, pause)| pause.beside_others.as_secs()).take(8).collect();
         assert_eq!(rests, [0, 2, 4, 8, 16, 32, 64, 64]);
         assert_eq!(fails[39].1.beside_others, REST_MAX);
-        // Alone it goes on trying, and a connection that is made is no new outage.
+        // Alone it continues trying, and a connection that is made is no new outage.
         assert!(fails.iter().all(|(_, pause)| pause.alone <= PAUSES[1]));
         assert!(!outage.seems_over());
         // One that delivered ends all that.

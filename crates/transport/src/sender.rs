@@ -205,7 +205,7 @@ impl<'c, X> Sender<'c, X> {
     #[must_use]
     pub fn source_is_gone(&self) -> io::Error {
         self.shared.queue.fail(LanesError::SourceGone);
-        io::Error::other("the source's QEMU is gone")
+        io::Error::other("the source's QEMU has exited")
     }
 
     pub(crate) fn close(&mut self) {

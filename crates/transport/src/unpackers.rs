@@ -147,7 +147,7 @@ mod tests {
         drop(used);
         unpackers.trim();
         assert_eq!(unpackers.state.lock().count, OWN + 3, "they were used until now");
-        // Two lanes go on.
+        // Two lanes continue.
         drop([unpackers.take(), unpackers.take()]);
         unpackers.trim();
         assert_eq!((unpackers.state.lock().count, reserve.borrowed_bytes()), (2, 0));

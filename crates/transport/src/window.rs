@@ -23,7 +23,7 @@ const HALF: Duration = Duration::from_secs(5);
 /// The departure of a batch that is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Departure {
-    /// When the lane began to encode and write it.
+    /// When the lane started to encode and write it.
     pub(crate) at: Instant,
     /// Bytes that the connection had delivered by then.
     pub(crate) delivered_bytes: u64,

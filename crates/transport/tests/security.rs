@@ -54,11 +54,11 @@ fn one_end_speaks_plaintext() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|host| load(host, &issue(dir.path(), host)));
     let [calls, called] = refused(&a, Security::Plaintext, "b");
-    assert!(calls.contains("the peer speaks plaintext (--insecure-plaintext)"), "{calls}");
-    assert!(called.contains("take --insecure-plaintext away here"), "{called}");
+    assert!(calls.contains("the peer uses plaintext (--insecure-plaintext)"), "{calls}");
+    assert!(called.contains("remove it here"), "{called}");
     let [calls, called] = refused(&Security::Plaintext, b, "b");
-    assert!(calls.contains("take --insecure-plaintext away here"), "{calls}");
-    assert!(called.contains("take --insecure-plaintext away there"), "{called}");
+    assert!(calls.contains("remove it here"), "{calls}");
+    assert!(called.contains("remove --insecure-plaintext there"), "{called}");
 }
 
 /// The client is ready before the server has verified it, so its first read brings

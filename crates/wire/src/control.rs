@@ -101,7 +101,7 @@ pub enum ToDestination {
         /// The source's state.
         said: Envelope<switchover::ToDestination>,
     },
-    /// The VM stays at the source, which has not even begun.
+    /// The VM stays at the source, which has not even started.
     Abort {
         /// Why, for the log.
         reason: String,

@@ -7,7 +7,8 @@ use crate::preamble::Versions;
 pub enum WireError {
     /// The connection is not from a Droveway agent at all.
     #[error(
-        "the peer does not speak Droveway's protocol (its first bytes are {found:02x?}); is the address that of an agent?"
+        "the peer does not use Droveway's protocol (its first bytes are {found:02x?}); is the \
+         address that of an agent?"
     )]
     NotDroveway {
         /// The bytes received instead of the magic.
@@ -15,8 +16,8 @@ pub enum WireError {
     },
     /// Another version of the protocol.
     #[error(
-        "the peer speaks {theirs} of Droveway's protocol, this agent {ours}: upgrade the host \
-         with the older release, which speaks that of the release before and after it"
+        "the peer has {theirs} of Droveway's protocol, this agent {ours}: upgrade the host with \
+         the older release; neighbouring releases work together"
     )]
     Version {
         /// The peer's versions.

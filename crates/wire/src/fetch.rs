@@ -56,7 +56,7 @@ impl Wants {
         }
         let (domain, names) = rest.split_at(usize::from(head[2]));
         let domain = str::from_utf8(domain)
-            .map_err(|_| WireError::Contradiction("a domain that is no text"))?;
+            .map_err(|_| WireError::Contradiction("a domain that is not text"))?;
         Ok(Self { domain: Domain(domain.to_owned()), names: read_names(names) })
     }
 

@@ -211,7 +211,7 @@ impl Answer {
     /// Its length on the wire.
     pub const BYTES: usize = 44;
 
-    /// Whether an answer begins with these bytes.
+    /// Whether an answer starts with these bytes.
     #[must_use]
     pub fn begins(bytes: &[u8; 4]) -> bool {
         u32::from_le_bytes(*bytes) == ANSWER_MAGIC

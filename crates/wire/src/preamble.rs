@@ -301,7 +301,7 @@ mod tests {
         let mut bytes = offer(FIVE);
         let error = Preamble::parse(&bytes, FOUR).unwrap_err();
         assert!(matches!(error, WireError::Version { theirs: FIVE, ours: FOUR }), "{error}");
-        assert!(error.to_string().contains("speaks version 5 of"), "{error}");
+        assert!(error.to_string().contains("has version 5 of"), "{error}");
         // A version that was not offered is refused.
         let error = Reply::parse(&Reply::Welcome.to_bytes(5), FOUR).unwrap_err();
         assert!(matches!(error, WireError::Version { .. }), "{error}");

@@ -90,7 +90,9 @@ impl Carried {
         let kept = format!("{}.kept", pod.socket(Some(port)));
         until("the agent stands in virt-handler's place", || {
             self.world.host(from).path(&kept).exists()
-                && self.agents[from as usize].log_text().contains("what leaves here is carried")
+                && self.agents[from as usize]
+                    .log_text()
+                    .contains("carrying migrations that leave by this socket")
         });
     }
 

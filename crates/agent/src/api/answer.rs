@@ -34,14 +34,14 @@ pub(super) async fn no_route() -> Response {
 }
 
 pub(super) async fn no_method() -> Response {
-    error(ErrorCode::MethodNotAllowed, "this path takes another method")
+    error(ErrorCode::MethodNotAllowed, "this path has another method")
 }
 
 /// Runs `work` on a blocking thread: QEMU is asked over blocking sockets, and may be slow.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Denied> + Send + 'static,
 ) -> Result<T, Denied> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
-        Err(Denied::Local("a fault in the agent; its log says more".to_owned()))
-    })
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|_| Err(Denied::Local("a fault in the agent; see its log".to_owned())))
 }

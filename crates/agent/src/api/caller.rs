@@ -59,7 +59,7 @@ pub(super) fn may_migrate(caller: Option<&Caller>, request: &MigrateRequest) -> 
     match (caller, more.iter().find(|(_, asked)| *asked)) {
         (Some(Caller { name, role }), Some((flag, _))) if *role < Role::Admin => {
             Err(Denied::Forbidden(format!(
-                "{flag} takes the role admin, and the certificate of {name} says {role}"
+                "{flag} needs the role admin, and the certificate of {name} has {role}"
             )))
         }
         _ => Ok(()),

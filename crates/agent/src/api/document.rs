@@ -107,24 +107,24 @@ impl Route {
 
     pub(super) fn answers<T: ToSchema>(mut self) -> Self {
         let content = self.content::<T>();
-        self.responds("200", "As asked for", JSON, content)
+        self.responds("200", "The requested object", JSON, content)
     }
 
     /// As `answers`, for a request that creates something.
     pub(super) fn makes<T: ToSchema>(mut self) -> Self {
         let content = self.content::<T>();
-        self.responds("201", "It was begun", JSON, content)
+        self.responds("201", "It was started", JSON, content)
     }
 
     pub(super) fn answers_many<T: ToSchema>(mut self) -> Self {
         let many = ArrayBuilder::new().items(self.reference::<T>());
-        self.responds("200", "As asked for", JSON, content_of(many))
+        self.responds("200", "The requested object", JSON, content_of(many))
     }
 
     pub(super) fn answers_optionally<T: ToSchema>(mut self) -> Self {
         let null = ObjectBuilder::new().schema_type(Type::Null);
         let one = OneOfBuilder::new().item(null).item(self.reference::<T>());
-        self.responds("200", "As asked for", JSON, content_of(one))
+        self.responds("200", "The requested object", JSON, content_of(one))
     }
 
     pub(super) fn answers_null(self) -> Self {
@@ -134,12 +134,12 @@ impl Route {
 
     pub(super) fn answers_any(self) -> Self {
         let any = ObjectBuilder::new().schema_type(Type::Object);
-        self.responds("200", "As asked for", JSON, content_of(any))
+        self.responds("200", "The requested object", JSON, content_of(any))
     }
 
     pub(super) fn answers_text(self, kind: &str) -> Self {
         let text = ObjectBuilder::new().schema_type(Type::String);
-        self.responds("200", "As asked for", kind, content_of(text))
+        self.responds("200", "The requested object", kind, content_of(text))
     }
 
     /// Adds a response that is a stream of values; the schema is that of one value.
@@ -150,7 +150,7 @@ impl Route {
 
     fn refuses(mut self) -> Self {
         let content = self.content::<ErrorBody>();
-        self.responds("default", "It was not done: why, and what to do", JSON, content)
+        self.responds("default", "The request failed: why, and what to do", JSON, content)
     }
 
     fn responds(mut self, status: &str, about: &str, kind: &str, content: Content) -> Self {

@@ -65,7 +65,7 @@ async fn send(mut reader: Reader, mut frames: Sender<Bytes, Infallible>, limits:
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => {
-                tracing::warn!("a reader of events takes none, and is given up");
+                tracing::warn!("dropping a stalled reader of events");
                 return;
             }
         }

@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 /// The pause after a failed accept, such as for lack of open files.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The longest time for a request that is in progress when the time of its connection is over.
+/// The longest time for a request that is in progress when the time of its connection has expired.
 const REQUEST_MAX: Duration = Duration::from_secs(60);
 
 /// A listener that bounds the number of connections and their duration.
@@ -71,7 +71,7 @@ impl Listener for Few {
 pub struct Held {
     stream: TcpStream,
     over: Pin<Box<Sleep>>,
-    /// Its time is over, and only a request may be answered.
+    /// Its time has expired, and only a request may be answered.
     is_over: bool,
     /// Something was read since the last answer...
     is_requested: bool,
@@ -181,7 +181,7 @@ mod tests {
         let mut few = Few::new(listener, 1, TIME);
         let (mut held, _) = few.accept().await;
         client.write_all(b"GET").await.unwrap();
-        // Its time may be over before anything was read, on a slow machine.
+        // Its time may expire before anything was read, on a slow machine.
         held.is_requested = true;
         held.read_exact(&mut [0; 3]).await.unwrap();
         sleep(10 * TIME).await;

@@ -34,7 +34,7 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Denied> {
     let cached = api.metrics.clone();
     let text = cached.read(move || collected(&api)).await.ok_or_else(|| {
-        let text = "the metrics can't be collected now: the agent's log may say more";
+        let text = "the metrics can't be collected now: see the agent's log";
         Denied::Local(text.to_owned())
     })?;
     Ok(([(CONTENT_TYPE, TEXT)], text).into_response())

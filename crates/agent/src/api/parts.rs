@@ -56,7 +56,7 @@ impl Api {
         } else {
             format!("it is at {}", hosts.join(" and at "))
         };
-        let text = format!("there is no VM `{vm}` here: {place}. Give the command at its host");
+        let text = format!("there is no VM `{vm}` here: {place}. Run the command on that host");
         Denied::Coded(ErrorCode::NoSuchVm, text)
     }
 }

@@ -129,7 +129,7 @@ async fn welcome(listener: TcpListener, identity: Arc<Identity>, let_in: mpsc::S
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "cannot take a connection to the API");
+                tracing::warn!(%error, "cannot accept a connection to the API");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -138,7 +138,7 @@ async fn welcome(listener: TcpListener, identity: Arc<Identity>, let_in: mpsc::S
         let (stay, mut gives_way) = oneshot::channel::<()>();
         // The connection that has to make room is dropped with its handle.
         let Some((admission, _)) = unknown.admit(from, stay) else {
-            tracing::warn!(from = %address, "too many connections to the API; turned away");
+            tracing::warn!(from = %address, "too many connections to the API; rejected");
             continue;
         };
         let acceptor = TlsAcceptor::from(identity.for_people());
@@ -147,7 +147,9 @@ async fn welcome(listener: TcpListener, identity: Arc<Identity>, let_in: mpsc::S
             let known = tokio::select! {
                 known = identify(stream, address, &acceptor) => known,
                 _ = &mut gives_way => {
-                    let why = "said nothing, and made room for other connections to the API";
+                    let why =
+                        "sent nothing, and was closed to make room for other connections to the \
+                         API";
                     tracing::warn!(from = %address, "{why}");
                     None
                 }
@@ -206,7 +208,7 @@ async fn identify(
         }
         Err(_) => format!("it took more than {} s to identify itself", HANDSHAKE_MAX.as_secs()),
     };
-    tracing::warn!(from = %address, why, "turned away from the API");
+    tracing::warn!(from = %address, why, "rejected by the API");
     None
 }
 
@@ -220,7 +222,7 @@ async fn linger(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<(
 /// Answers the first request of a connection that is one too many.
 async fn refuse(mut stream: TlsStream<TcpStream>) -> io::Result<()> {
     let error = "this agent serves no more connections, or no more of this certificate: end some \
-                 of them, or try again later. What was begun goes on";
+                 of them, or try again later. What was started continues";
     let body = ErrorBody { error: error.to_owned(), code: Some(ErrorCode::TooManyConnections) };
     let body = serde_json::to_string(&body)?;
     let response = format!(
@@ -250,13 +252,18 @@ async fn permit(
     if caller.role < needed {
         let Caller { name, role } = &caller;
         let text =
-            format!("this takes the role {needed}, and the certificate of {name} says {role}");
-        tracing::warn!(who = name, %role, path = request.uri().path(), "not allowed");
+            format!("this needs the role {needed}, and the certificate of {name} has {role}");
+        tracing::warn!(
+            who = name,
+            %role,
+            path = request.uri().path(),
+            "refused: the role does not permit it"
+        );
         return answer::error(ErrorCode::Forbidden, &text);
     }
     if needed > Role::Observe {
         let (method, path) = (request.method(), request.uri().path());
-        tracing::info!(who = caller.name, role = %caller.role, %method, path, "asked over TCP");
+        tracing::info!(who = caller.name, role = %caller.role, %method, path, "request over TCP");
     }
     let mut request = match timeout(BODY_MAX, whole(request)).await {
         Ok(Ok(request)) => request,

@@ -65,8 +65,8 @@ impl Watchers {
         place.ok_or_else(|| {
             let text = format!(
                 "{max} commands or programs follow this agent's migrations and gangs already: end \
-                 one of them, or ask now and then with `droveway list --migrations` or `droveway \
-                 gang`. What was begun goes on"
+                 one of them, or poll with `droveway list --migrations` or `droveway gang`. What \
+                 was started continues"
             );
             Denied::Coded(ErrorCode::TooManyWatchers, text)
         })
@@ -170,7 +170,7 @@ async fn stream<S: Watched>(
             match blocking(move || watched.wait(version)).await {
                 Ok(next) => (version, state) = next,
                 Err(denied) => {
-                    tracing::warn!(%denied, "a watcher is left alone");
+                    tracing::warn!(%denied, "cannot follow progress for a watcher");
                     return;
                 }
             }
@@ -189,7 +189,7 @@ async fn send(
     match timeout(stuck, lines.send_data(line.into())).await {
         Ok(sent) => sent.ok(),
         Err(_) => {
-            tracing::warn!("a watcher takes nothing, and is given up");
+            tracing::warn!("dropping a stalled watcher");
             None
         }
     }

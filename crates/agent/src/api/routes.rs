@@ -23,10 +23,10 @@ pub(super) fn routes() -> Vec<Route> {
             .about("This document")
             .answers_any(),
         Route::get("/v1/host", "host", host::show)
-            .about("This host, and the hosts that it knows")
+            .about("This host, and the hosts of its peers file")
             .answers::<HostInfo>(),
         Route::get("/v1/hosts/{host}", "census", gangs::census)
-            .about("What a host has, this one or another, as its own agent says")
+            .about("What a host has, this one or another, as its own agent reports")
             .answers::<HostCensus>(),
         Route::get("/v1/events", "events", events::events)
             .about("What happens at this host, as server-sent events")
@@ -46,11 +46,11 @@ pub(super) fn routes() -> Vec<Route> {
             .takes::<RunRequest>()
             .makes::<VmSummary>(),
         Route::post("/v1/vms/attach", "attach_vm", vms::attach)
-            .about("Adopts a VM that runs already")
+            .about("Adopts a running VM")
             .takes::<AttachRequest>()
             .makes::<VmSummary>(),
         Route::get("/v1/vms/{name}", "show_vm", vms::show)
-            .about("One VM, with what its guest's helper says")
+            .about("One VM, with what the helper in its guest reports")
             .answers::<VmSummary>(),
         Route::delete("/v1/vms/{name}", "stop_vm", vms::stop)
             .about("Shuts a VM down")
@@ -64,14 +64,14 @@ pub(super) fn routes() -> Vec<Route> {
             .takes::<ResolveRequest>()
             .answers_optionally::<VmSummary>(),
         Route::post("/v1/vms/{name}/predict", "predict", vms::predict)
-            .about("Watches a VM for some seconds, and says what moving it would take")
+            .about("Watches a VM for some seconds, and predicts what moving it takes")
             .takes::<PredictRequest>()
             .answers::<Prediction>(),
         Route::get("/v1/migrations", "list_migrations", migrations::list)
             .about("Migrations from this host, the latest first")
             .answers_many::<Progress>(),
         Route::post("/v1/migrations", "migrate", migrations::start)
-            .about("Begins to move a VM")
+            .about("Starts to move a VM")
             .takes::<MigrateRequest>()
             .makes::<MigrationStarted>(),
         Route::get("/v1/migrations/{id}", "show_migration", migrations::show)
@@ -94,7 +94,7 @@ pub(super) fn routes() -> Vec<Route> {
             .about("Gangs that this host coordinates or has coordinated, the latest first")
             .answers_many::<GangProgress>(),
         Route::post("/v1/gangs", "start_gang", gangs::start)
-            .about("Begins to move several VMs as one operation, or says what that would do")
+            .about("Starts to move several VMs as one operation, or plans it")
             .takes::<GangRequest>()
             .makes::<GangStarted>(),
         Route::get("/v1/gangs/{id}", "show_gang", gangs::show)
@@ -107,7 +107,7 @@ pub(super) fn routes() -> Vec<Route> {
             .about("Takes back the VMs of a gang that have not moved")
             .answers_null(),
         Route::post("/v1/gangs/{id}/resume", "resume_gang", gangs::resume)
-            .about("Takes up a gang that has not moved all of its VMs")
+            .about("Resumes a gang that has not moved all of its VMs")
             .makes::<GangStarted>(),
         Route::get("/v1/gangs/{id}/report", "gang_report", gangs::report)
             .about("How a gang went")

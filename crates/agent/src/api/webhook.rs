@@ -96,7 +96,7 @@ impl Sender {
                         event = *id,
                         why,
                         again_s,
-                        "the webhook's receiver took no event"
+                        "the webhook's receiver accepted no event"
                     );
                 }
             }
@@ -130,7 +130,7 @@ fn proxy(webhook: &Webhook, usual: Option<Proxy>) -> Option<Proxy> {
 }
 
 fn judge(status: StatusCode) -> Attempt {
-    let says = format!("it answers {status}");
+    let says = format!("it answered {status}");
     match status {
         _ if status.is_success() => Attempt::Taken,
         // The last three mean that the receiver's configuration is wrong, which can be fixed.

@@ -90,7 +90,7 @@ impl SocketFile {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
-            return Err(io::Error::other("something else was put in its place"));
+            return Err(io::Error::other("another file has replaced the socket"));
         }
         Ok(Self { path: path.to_owned(), file })
     }
@@ -218,8 +218,8 @@ impl Door {
             tracing::warn!(
                 ?uid,
                 connections,
-                door = %self,
-                "a user connected who may not; turned away"
+                listener = %self,
+                "rejected a connection: its user has no permission"
             );
         }
         taken

@@ -58,7 +58,7 @@ pub enum DoorsError {
         source: io::Error,
     },
     /// Another operation on this host failed.
-    #[error("waiting for migrations to be carried: {0}")]
+    #[error("cannot wait for migrations to carry: {0}")]
     Local(io::Error),
 }
 
@@ -190,14 +190,14 @@ impl Doors {
     pub(crate) fn wait_around(&self, until: Instant) {
         let connections = self.shared.around.number();
         if connections > 0 {
-            tracing::info!(connections, "waiting for migrations that are only passed on");
+            tracing::info!(connections, "waiting for migrations that bypass the agents");
         }
         let connections = self.shared.around.wait_none(until);
         if connections > 0 {
             tracing::error!(
                 connections,
-                "broken off: migrations that are only passed on fail; a VM in post-copy stops \
-                 until its manager resumes its migration"
+                "aborting migrations that bypass the agents; a VM in post-copy stops until its \
+                 manager resumes its migration"
             );
         }
     }
@@ -342,7 +342,10 @@ impl Shared {
             }
             Err(error) => {
                 drop(served);
-                tracing::warn!(%error, "no thread for a connection; it waits");
+                tracing::warn!(
+                    %error,
+                    "cannot start a thread for a connection; the connection waits"
+                );
                 thread::sleep(RETRY);
                 self.accepting.fetch_sub(1, SeqCst);
                 post.served.fetch_sub(1, SeqCst);
@@ -361,7 +364,7 @@ impl Shared {
         let (caller, kept) = match next {
             Ok(next) => next?,
             Err(error) => {
-                tracing::warn!(door = %post.door, %error, "cannot take a connection");
+                tracing::warn!(listener = %post.door, %error, "cannot accept a connection");
                 thread::sleep(RETRY);
                 return None;
             }

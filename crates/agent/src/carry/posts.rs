@@ -69,10 +69,11 @@ impl Posts {
         let own = sockets(carry, &self.own).map(|path| (self.own.clone(), Place::Path(path)));
         for (place, hosts) in take_shared(&mut self.wanted, own) {
             tracing::error!(
-                place,
+                listener = place,
                 hosts = hosts.join(", "),
-                "several hosts would have this socket, so none has it, and migrations by it fail \
-                 to connect here: set `sockets` under [carry] to 1, or rename a host"
+                "several hosts map to this socket, so the agent does not listen there, and \
+                 migrations to it fail to connect: set `sockets` under [carry] to 1, or rename a \
+                 host"
             );
         }
         let Self { wanted, open, .. } = self;
@@ -81,16 +82,16 @@ impl Posts {
         self.open_each(|peer, place, error| {
             tracing::error!(
                 peer,
-                %place,
+                listener = %place,
                 %error,
-                "cannot stand for a host: its migrations fail to connect here; tried again"
+                "cannot listen for a host: migrations to it fail to connect here; retrying"
             );
         });
     }
 
     /// Retries the doors that could not be opened.
     pub(super) fn open_missing(&mut self) {
-        self.open_each(|peer, place, error| tracing::debug!(peer, %place, %error, "not yet"));
+        self.open_each(|peer, at, error| tracing::debug!(peer, %at, %error, "not listening yet"));
     }
 
     pub(super) fn open(&self) -> &[Arc<Post>] {

@@ -79,7 +79,7 @@ impl Troubles {
     fn warn(&mut self, target: &Target, error: &dyn Error) {
         let error = error.to_string();
         if self.note(target, &error) {
-            tracing::warn!(?target, error, "what leaves there can't be carried");
+            tracing::warn!(?target, error, "cannot carry migrations that leave by this socket");
         }
     }
 }
@@ -117,7 +117,7 @@ impl Takeovers {
             move || {
                 while !stopping.load(SeqCst) {
                     if let Err(error) = following.look() {
-                        tracing::warn!(%error, "looking for what leaves");
+                        tracing::warn!(%error, "cannot search for sockets of leaving migrations");
                     }
                     following.wait(&wake);
                 }
@@ -149,7 +149,7 @@ impl Following {
             thread::sleep(TOGETHER);
         }
         if let Err(error) = self.watch.clear() {
-            tracing::warn!(%error, "cannot see what has changed");
+            tracing::warn!(%error, "cannot read the changes of watched directories");
             thread::sleep(LOOK_AGAIN);
         }
     }
@@ -206,7 +206,7 @@ impl Following {
             && let Some(peer) = self.who_takes(&target)
         {
             let door = Door::in_place_of(&peer, directory.replace(name)?, target);
-            tracing::info!(door = %door, peer, "what leaves here is carried");
+            tracing::info!(listener = %door, peer, "carrying migrations that leave by this socket");
             self.shared.taken_over.lock().push(Arc::new(Post::at(door)));
             self.shared.wake();
         } else {
@@ -219,7 +219,11 @@ impl Following {
     fn goes_its_own_way(&self, target: &Target) -> bool {
         let goes = self.shared.own_way.lock().remove(target);
         if goes {
-            tracing::info!(?target, "agents could not carry the last one: this one is not carried");
+            tracing::info!(
+                ?target,
+                "the agents could not carry the last migration to this target: not carrying this \
+                 one"
+            );
         }
         goes
     }
@@ -231,11 +235,15 @@ impl Following {
         match &*found {
             [one] => Some(one.clone()),
             [] => {
-                tracing::info!(?target, "no other agent expects it: not carried");
+                tracing::info!(?target, "no other agent expects the migration: not carried");
                 None
             }
             several => {
-                tracing::warn!(?target, ?several, "several hosts expect it: not carried");
+                tracing::warn!(
+                    ?target,
+                    ?several,
+                    "several hosts expect the migration: not carried"
+                );
                 None
             }
         }
@@ -261,7 +269,7 @@ fn in_pods(node: &kubevirt::Node, watch: &Watch, troubles: &mut Troubles) -> Out
             let target = Target::Vmi { uid: launcher.vmi.to_string(), port: port.number() };
             // A pod that isn't watched is still scanned at intervals.
             if let Err(error) = launcher.watch(watch) {
-                tracing::debug!(?target, %error, "a pod that can't be watched");
+                tracing::debug!(?target, %error, "cannot watch a pod");
             }
             match launcher.directory() {
                 Ok(Some(directory)) => {
@@ -323,7 +331,11 @@ fn expects(local: &Local, peer: &PeerEntry, target: &Target) -> bool {
     match engine::examine(local, &peer.name, way, question, ANSWERS_MAX) {
         Ok(examined) => examined.answer == Answer::Comes { here: true },
         Err(error) => {
-            tracing::debug!(peer = peer.name, %error, "asked what comes");
+            tracing::debug!(
+                peer = peer.name,
+                %error,
+                "cannot query a peer for expected migrations"
+            );
             false
         }
     }

@@ -155,7 +155,7 @@ impl Section {
         };
         let directory = self.directory.unwrap_or_else(|| self.manager.directory().into());
         if !directory.is_absolute() {
-            return wrong(format!("directory: {} is no absolute path", directory.display()));
+            return wrong(format!("directory: {} is not an absolute path", directory.display()));
         }
         let downtime_ms = self.downtime_ms.unwrap_or(DOWNTIME_MS_DEFAULT);
         if downtime_ms == 0 {

@@ -10,9 +10,9 @@ use crate::name;
 /// The text names no directory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a place for the directory: write `auto` for one in the agent of the rack's first \
-     host, `off`, `host:NAME` for another host's agent, `redis://HOST[:PORT]` for a server of \
-     Redis or Valkey, or several of those with commas between them for a cluster"
+    "`{0}` is not a location of the directory: write `auto` for one in the agent of the rack's \
+     first host, `off`, `host:NAME` for another host's agent, `redis://HOST[:PORT]` for a server \
+     of Redis or Valkey, or several servers separated by commas for a cluster"
 )]
 pub struct DirectoryChoiceError(String);
 
@@ -101,6 +101,9 @@ mod tests {
             assert!(text.parse::<DirectoryChoice>().is_err(), "{text}");
         }
         let wrong = "redis:/:hunter2@a".parse::<DirectoryChoice>().unwrap_err().to_string();
-        assert!(wrong.starts_with("`a` is not a place") && !wrong.contains("hunter2"), "{wrong}");
+        assert!(
+            wrong.starts_with("`a` is not a location") && !wrong.contains("hunter2"),
+            "{wrong}"
+        );
     }
 }

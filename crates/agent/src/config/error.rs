@@ -60,9 +60,9 @@ pub enum ConfigError {
     /// It would listen unencrypted where others can reach it.
     #[error(
         "listening at {listen} without a certificate, others on that network could read guest \
-         memory and start VMs. Make a CA once (`droveway ca init`), a certificate for each host \
-         (`droveway ca issue {name}`), and copy its files to {dir} here, or say where they \
-         are with --tls. Or listen at 127.0.0.1; or, on a network of your own, say \
+         memory and start VMs. Create a CA once (`droveway ca init`), a certificate for each host \
+         (`droveway ca issue {name}`), and copy its files to {dir} here, or name their directory \
+         with --tls. Or listen at 127.0.0.1; or, on a network of your own, use \
          --insecure-plaintext",
         dir = TLS_DEFAULT
     )]
@@ -76,7 +76,7 @@ pub enum ConfigError {
     #[error("tls and insecure-plaintext contradict one another: leave one of them out")]
     Contradiction,
     /// The address to listen at has no port.
-    #[error("listen: {0} needs a port that peers can know, such as :7800")]
+    #[error("listen: {0} needs a fixed port, such as :7800")]
     Port(SocketAddr),
     /// The API over TCP lacks the certificate by which it admits people.
     #[error(
@@ -113,6 +113,9 @@ pub enum ConfigError {
     #[error("[webhook] {0}")]
     Webhook(String),
     /// The pool's size is out of range.
-    #[error("pool-mib: {0} is outside {low} to {high}", low = POOL_MIB.start(), high = POOL_MIB.end())]
+    #[error(
+        "pool-mib: {0} is outside {low} to {high}",
+        low = POOL_MIB.start(), high = POOL_MIB.end()
+    )]
     Pool(u32),
 }

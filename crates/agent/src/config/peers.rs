@@ -94,7 +94,8 @@ fn shared_ports(hosts: &[PeerEntry]) -> Option<(String, String)> {
         let (other, [from, to]) = with_ports().take(nth).find(overlaps)?;
         let message = format!(
             "has the carry-ports [{first}, {last}], and {} [{from}, {to}]: libvirt finds no free \
-             port where the agent listens at the same ones for another host; give each its own",
+             port where the agent listens at the same ports for another host; give each host its \
+             own ports",
             other.name
         );
         Some((host.name.clone(), message))
@@ -115,7 +116,9 @@ fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), S
     }
     if entry.carry_address.is_some_and(|address| !address.is_loopback()) {
         return Err(
-            "carry-address is none of 127.0.0.0/8: it stands for the host on others".to_owned()
+            "carry-address is not in 127.0.0.0/8: other hosts' agents listen at it for this \
+             host"
+                .to_owned(),
         );
     }
     if let Some(ports) = entry.carry_ports {

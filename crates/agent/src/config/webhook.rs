@@ -147,7 +147,7 @@ fn check_url(url: &str) -> Result<bool, ConfigError> {
             "would be sent names of VMs and hosts unencrypted: use https, or a receiver on \
              this host",
         )),
-        _ => Err(refused("has to begin with https://")),
+        _ => Err(refused("must start with https://")),
     }
 }
 
@@ -170,8 +170,8 @@ fn read_authorities(ca: Option<PathBuf>) -> Result<Vec<CertificateDer<'static>>,
     let usual = || TRUSTED.map(PathBuf::from).into_iter().find(|file| file.is_file());
     let file = ca.or_else(usual).ok_or_else(|| {
         wrong(format!(
-            "ca: neither {} nor {} is there: install ca-certificates, or name the file of the \
-             CAs that may vouch for the receiver",
+            "ca: neither {} nor {} exists: install ca-certificates, or name the file of the CAs \
+             that may vouch for the receiver",
             TRUSTED[0], TRUSTED[1]
         ))
     })?;

@@ -25,7 +25,7 @@ use crate::moves::arrivals::Arrivals;
 use crate::moves::migrations::Migrations;
 use crate::peers::{Peers, PeersFile, Routes, Told};
 
-/// VMs can arrive and be carried. Nobody can give orders yet.
+/// VMs can arrive and be carried. No one can give orders yet.
 pub(super) struct Open {
     pub(super) runtime: Runtime,
     pub(super) socket: ApiSocket,

@@ -36,10 +36,15 @@ impl Process {
             tracing::warn!("{exposure}");
         }
         if !gives_back_memory {
-            tracing::warn!("the C library keeps freed memory: the agent grows with each move");
+            tracing::warn!(
+                "cannot make the C library release freed memory: the agent grows with each move"
+            );
         }
         if let Err(error) = qemu::launch::raise_open_files() {
-            tracing::warn!(%error, "the limit of open files stays as it is: LimitNOFILE= in the unit");
+            tracing::warn!(
+                %error,
+                "cannot raise the limit of open files: set LimitNOFILE= in the unit"
+            );
         }
         Configured { runtime, hangups, config }
     }

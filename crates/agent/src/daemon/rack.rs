@@ -25,14 +25,14 @@ pub enum RackError {
     /// The operator names a host that isn't in the rack.
     #[error(
         "directory: the host `{0}` is not in this host's rack, as the peers file has it: name one \
-         that is, or say `auto`"
+         that is, or use `auto`"
     )]
     NotInRack(String),
     /// Redis can't be used with these settings.
     #[error("directory: {0}")]
     Directory(#[from] DirectoryError),
     /// A thread can't be started.
-    #[error("making the rack's directory: {0}")]
+    #[error("cannot create the rack's directory: {0}")]
     Thread(#[from] std::io::Error),
 }
 

@@ -59,7 +59,7 @@ fn reload(watched: &mut Watched<Times>, identity: &Identity, files: &Files, even
             if watched.refuse(&why) {
                 tracing::error!(
                     error = why,
-                    "the certificate was not replaced, the one before is used; it is tried again"
+                    "the certificate was not replaced, the previous one is used; retrying"
                 );
             }
         }

@@ -162,8 +162,8 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     };
     let Some(secret) = secret.map_err(AgentError::Certificate)? else {
         tracing::warn!(
-            "VMs that arrive here share no content: content.key is missing beside the certificate; \
-             issue the certificate again"
+            "VMs that arrive here share no content: content.key is missing next to the \
+             certificate; issue the certificate again"
         );
         return Ok(None);
     };

@@ -108,7 +108,7 @@ impl Serving {
             let serving = port.serve(api.clone(), closed.clone());
             tokio::spawn(async {
                 if let Err(error) = serving.await {
-                    tracing::error!(%error, "the API is not served over TCP any more");
+                    tracing::error!(%error, "the API's TCP listener has failed");
                 }
             })
         });
@@ -116,7 +116,7 @@ impl Serving {
             let serving = serve_metrics(listener, api.clone(), closed.clone());
             tokio::spawn(async {
                 if let Err(error) = serving.await {
-                    tracing::error!(%error, "metrics are not served any more");
+                    tracing::error!(%error, "the listener for metrics has failed");
                 }
             })
         });
@@ -177,8 +177,8 @@ fn wind_down(api: &Api, mut server: Server, mut doors: Option<Doors>) {
     if vms > 0 {
         tracing::error!(
             vms,
-            "broken off in post-copy: VMs that run here stop now, until their managers resume \
-             their migrations"
+            "aborting migrations in post-copy: VMs that run here stop now, until their \
+             managers resume their migrations"
         );
     }
     server.stop();

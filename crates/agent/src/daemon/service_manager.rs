@@ -10,7 +10,7 @@ const STATUS_EVERY: Duration = Duration::from_secs(2);
 /// Notifies the service manager, if there is one.
 pub(crate) fn tell(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the service manager can't be told how the agent is");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 

@@ -32,8 +32,8 @@ impl Found {
         // Reads from the first event on: VMs in doubt are published before anything is served.
         let webhook = config.webhook.clone().and_then(|webhook| {
             let reader = events.read(None);
-            let reader =
-                reader.inspect_err(|denied| tracing::error!(%denied, "no events for the webhook"));
+            let reader = reader
+                .inspect_err(|denied| tracing::error!(%denied, "the webhook sends no events"));
             Some((webhook, reader.ok()?))
         });
         let peers = Peers::new(config.peers.clone(), config.peers_file.as_deref());

@@ -155,7 +155,7 @@ fn without_records(records: &Path) -> Vec<String> {
     if records.is_dir() {
         return Vec::new();
     }
-    vec![format!("virt-handler has made no {}", records.display())]
+    vec![format!("virt-handler has not created {}", records.display())]
 }
 
 /// Why the agent can't take the place of Proxmox VE's tunnels, whose sockets are in `directory`.
@@ -346,7 +346,7 @@ mod tests {
         let none = dir.path().join("none");
         assert_eq!(without_records(dir.path()), Vec::<String>::new());
         let why = without_records(&none);
-        assert_eq!(why, [format!("virt-handler has made no {}", none.display())]);
+        assert_eq!(why, [format!("virt-handler has not created {}", none.display())]);
 
         let secure = "keyboard: de\nmigration: secure,network=10.0.0.0/24\n";
         assert_eq!(without_tunnels(dir.path(), secure), Vec::<String>::new());

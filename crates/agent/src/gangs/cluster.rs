@@ -189,7 +189,7 @@ fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String>
     match answer {
         Answer::Sample(sampled) => {
             let understood = sampled::understood(&sampled, vm.ram_bytes, one_in);
-            understood.ok_or_else(|| "its agent's answer contradicts itself".to_owned())
+            understood.ok_or_else(|| "the answer of its agent contradicts itself".to_owned())
         }
         answer => Err(unexpected(answer)),
     }
@@ -199,7 +199,7 @@ fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String>
 pub(super) fn unexpected(answer: Answer) -> String {
     match answer {
         Answer::Refused { reason, .. } => reason,
-        _ => "it is of a version that takes no such orders".to_owned(),
+        _ => "its version does not support such orders".to_owned(),
     }
 }
 
@@ -245,5 +245,5 @@ fn plain(text: &str) -> String {
 
 /// The error for the caller if another host's agent can't be asked.
 pub(super) fn silent(host: &str, why: &str) -> Denied {
-    Denied::Coded(ErrorCode::HostSilent, format!("the agent of {host} can't be asked: {why}"))
+    Denied::Coded(ErrorCode::HostSilent, format!("the agent of {host} can't be queried: {why}"))
 }

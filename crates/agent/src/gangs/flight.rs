@@ -175,7 +175,7 @@ impl<A: Reach> Flight<A> {
                 Ok(Answer::Refused { is_stopping: true, .. }) if self.has_patience(since) => {}
                 Ok(answer) => return Begun::Over(Some(End::failed(unexpected(answer)))),
                 Err(why) => {
-                    tracing::debug!(vm = self.request.vm, why, "an order's answer is lost");
+                    tracing::debug!(vm = self.request.vm, why, "the answer to an order is lost");
                     return Begun::Unanswered;
                 }
             }
@@ -213,7 +213,9 @@ impl<A: Reach> Flight<A> {
             is_unheard &= cause == Cause::Silence;
             if cause == Cause::Lasting || !self.has_patience(since) {
                 let from = &self.from;
-                let why = format!("the agent of {from} can't be reached: {why}. It has not begun");
+                let why = format!(
+                    "the agent of {from} can't be reached: {why}. The migration has not started"
+                );
                 return Err(Some(End { is_unheard, ..End::failed(why) }));
             }
             self.wait_to_begin()?;
@@ -267,7 +269,7 @@ impl<A: Reach> Flight<A> {
     fn look_for_it(&self, was_begun: bool) -> End {
         let Self { from, to, migration, .. } = self;
         let vm = &self.request.vm;
-        let what = if was_begun { "was started anew" } else { "has not heard of it" };
+        let what = if was_begun { "was restarted" } else { "has not received the order" };
         let at = |host: &str| -> Result<Option<Counted>, String> {
             let census = self.agents.census(host)?;
             Ok(census.vms.into_iter().find(|one| one.name == *vm))
@@ -277,22 +279,22 @@ impl<A: Reach> Flight<A> {
             (Ok(None), Ok(Some(there))) if has_come(&there) => End::of(MoveState::Done),
             (Ok(Some(here)), _) if here.migration.as_ref() == Some(migration) => {
                 End::unknown(format!(
-                    "the agent of {from} has not said that it began. Its migration {migration} may \
-                     go on: `droveway list` there says where it is"
+                    "the agent of {from} has not reported the start. Migration {migration} may \
+                     continue: `droveway list` there shows where the VM is"
                 ))
             }
             (Ok(Some(here)), _) if here.status == VmStatus::Dead => End::failed(format!(
                 "the agent of {from} {what}, and {vm} is dead there: `droveway show {vm}` on \
-                 {from} says why"
+                 {from} shows why"
             )),
             (Ok(Some(here)), _)
                 if !matches!(here.status, VmStatus::InDoubt | VmStatus::Unreadable) =>
             {
-                End::failed(format!("the agent of {from} {what}. {vm} goes on at {from}"))
+                End::failed(format!("the agent of {from} {what}. {vm} continues at {from}"))
             }
             _ => End::unknown(format!(
-                "the agent of {from} {what}, and it is not settled where {vm} is: `droveway list` \
-                 on {from} and {to} says so"
+                "the agent of {from} {what}, and it is not settled where {vm} is: see `droveway \
+                 list` on {from} and {to}"
             )),
         }
     }
@@ -301,16 +303,16 @@ impl<A: Reach> Flight<A> {
     fn untold(&self, why: &str) -> End {
         let Self { from, migration, .. } = self;
         End::unknown(format!(
-            "the agent of {from} does not say how it goes: {why}. Its migration {migration} may go \
-             on: `droveway list` there says where it is"
+            "the agent of {from} does not report progress: {why}. Migration {migration} may \
+             continue: `droveway list` there shows where the VM is"
         ))
     }
 
     fn given_up(&self, why: &str) -> End {
         let Self { from, migration, .. } = self;
         End::unknown(format!(
-            "the agent of {from} has not answered for {} s: {why}. Its migration {migration} may \
-             go on: `droveway list` there says where it is",
+            "the agent of {from} has not answered for {} s: {why}. Migration {migration} may \
+             continue: `droveway list` there shows where the VM is",
             self.patience.silence_max.as_secs()
         ))
     }

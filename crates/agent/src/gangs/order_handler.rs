@@ -79,10 +79,15 @@ impl OrderHandler {
     /// Carries out another agent's order, if that agent may give orders.
     pub(crate) fn obey(&self, from: &str, order: &Part<Order>) -> Result<Answer, Denied> {
         self.may_order(from)
-            .inspect_err(|denied| tracing::warn!(from, %denied, "an order is refused"))?;
+            .inspect_err(|denied| tracing::warn!(from, %denied, "refused an order"))?;
         let Part::Read(order) = order else { return Ok(Answer::Unknown) };
         if let Order::Start { request, .. } = order {
-            tracing::info!(from, vm = request.vm, to = request.to, "told to move");
+            tracing::info!(
+                from,
+                vm = request.vm,
+                to = request.to,
+                "received an order to move a VM"
+            );
         }
         Ok(self.follow(order))
     }
@@ -94,7 +99,7 @@ impl OrderHandler {
         }
         match &self.coordinators {
             Some(named) if !named.iter().any(|name| name == from) => Err(Denied::Forbidden(
-                format!("{from} is not one of the coordinators that {here} takes orders from"),
+                format!("{from} is not one of the coordinators that {here} accepts orders from"),
             )),
             _ => Ok(()),
         }

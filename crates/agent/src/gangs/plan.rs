@@ -35,7 +35,7 @@ pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangP
     if moves.len() > MOVES_MAX {
         let count = moves.len();
         return Err(Denied::Asked(format!(
-            "{count} VMs are more than {MOVES_MAX}: make it two gangs"
+            "{count} VMs are more than {MOVES_MAX}: start two gangs"
         )));
     }
     check_writes(&moves, request.options.accept_lost_writes)?;
@@ -45,7 +45,7 @@ pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangP
 fn check(request: &GangRequest) -> Result<(), Denied> {
     let asked = |text: &str| Err(Denied::Asked(text.to_owned()));
     match (request.moves.is_empty(), &request.evacuate) {
-        (true, None) => return asked("there is no VM to move in it: name one, or a host"),
+        (true, None) => return asked("the gang has no VM to move: name one, or a host"),
         (false, Some(_)) => return asked("name VMs, or a host to evacuate, and not both"),
         _ => {}
     }
@@ -84,8 +84,8 @@ fn check_writes(moves: &[Chosen], accepted: bool) -> Result<(), Denied> {
     names.truncate(NAMED_MAX);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     Err(Denied::Conflict(format!(
-        "{}{more} would lose writes: {}. Start them anew with QEMU 9.0 or newer, or with KVM; \
-         --accept-lost-writes moves them all the same",
+        "{}{more} would lose writes: {}. Restart them with QEMU 9.0 or newer, or with KVM; \
+         --accept-lost-writes moves them anyway",
         names.join(", "),
         lost_writes::WHY
     )))
@@ -191,8 +191,8 @@ impl<'r> Planner<'r> {
             several => {
                 let hosts: Vec<&str> = several.iter().map(|(_, host)| host.as_str()).collect();
                 let text = format!(
-                    "{} have a VM `{name}` each: say which is meant, as HOST/{name}={to}, or by `from` \
-                     in a plan file",
+                    "{} have a VM `{name}` each: name the host, as HOST/{name}={to}, or with \
+                     `from` in a plan file",
                     hosts.join(" and ")
                 );
                 return Err(Denied::Coded(ErrorCode::AmbiguousVm, text));
@@ -312,7 +312,7 @@ impl<'r> Planner<'r> {
                 if let Ok(census) = self.census(&target)
                     && census.vms.iter().any(|other| other.name == vm.name)
                 {
-                    why = Some(format!("there is a VM `{}` there already", vm.name));
+                    why = Some(format!("there is already a VM `{}` there", vm.name));
                 }
                 if evacuated.contains(&target) {
                     why = Some(evacuated::WHY.to_owned());
@@ -354,7 +354,7 @@ impl<'r> Planner<'r> {
         match self.known.get(host) {
             Some(Ok(census)) => Ok(census),
             Some(Err(why)) => Err(silent(host, why)),
-            None => Err(silent(host, "it was not asked")),
+            None => Err(silent(host, "it was not queried")),
         }
     }
 
@@ -378,8 +378,8 @@ impl<'r> Planner<'r> {
             };
             if needed > free_bytes {
                 short.push(format!(
-                    "{host} has {} MiB free now, and {} MiB are to arrive: VMs that find no room \
-                     are refused",
+                    "{host} has {} MiB free now, and {} MiB are to arrive: VMs without room are \
+                     refused",
                     free_bytes >> 20,
                     needed >> 20
                 ));
@@ -407,7 +407,7 @@ impl<'r> Planner<'r> {
 
 /// The note about a host that does not answer and was not named.
 fn left_out(host: &str, why: &str) -> String {
-    format!("{host} is left out, it can't be asked: {why}")
+    format!("{host} is left out, since it can't be queried: {why}")
 }
 
 /// Why a VM can't be moved.

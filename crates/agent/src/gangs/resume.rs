@@ -62,8 +62,8 @@ fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> F
     let at = |host: &str| -> Result<Option<&Counted>, String> {
         match known.get(host) {
             Some(Ok(census)) => Ok(census.vms.iter().find(|vm| vm.name == one.vm)),
-            Some(Err(why)) => Err(format!("the agent of {host} can't be asked: {why}")),
-            None => Err(format!("{host} was not asked")),
+            Some(Err(why)) => Err(format!("the agent of {host} can't be queried: {why}")),
+            None => Err(format!("{host} was not queried")),
         }
     };
     let here = match at(&one.from) {
@@ -85,7 +85,7 @@ fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> F
             Found::Lost(format!("it is dead at {}", one.to))
         }
         (None, Ok(_)) => Found::Lost(format!("it is neither at {} nor at {}", one.from, one.to)),
-        (None, Err(why)) => Found::Lost(format!("it is not at {} any more, and {why}", one.from)),
+        (None, Err(why)) => Found::Lost(format!("it is no longer at {}, and {why}", one.from)),
     }
 }
 

@@ -156,7 +156,7 @@ impl Run {
                     Ok(id) => (one.state, one.migration) = (MoveState::Moving, Some(id.clone())),
                     Err(error) => {
                         one.state = MoveState::Failed;
-                        one.reason = Some(format!("no random id: {error}"));
+                        one.reason = Some(format!("cannot make a random ID: {error}"));
                     }
                 }
             }
@@ -187,7 +187,7 @@ impl Run {
         let spawned = thread::Builder::new().name(format!("gang-{}", one.vm)).spawn(move || {
             let show = |progress| gang.tell(Event::Progress(number, Box::new(progress)));
             let end = catch_unwind(AssertUnwindSafe(|| flight.fly(show))).unwrap_or_else(|_| {
-                let why = "a fault in the agent that coordinates; its log says more".to_owned();
+                let why = "a fault in the coordinating agent; see its log".to_owned();
                 Some(End::failed(why))
             });
             gang.tell(Event::Ended(number, end));
@@ -198,7 +198,7 @@ impl Run {
                 self.flights.insert(number, InFlight { recall, thread, stage });
             }
             Err(error) => {
-                let why = format!("no thread for it: {error}");
+                let why = format!("cannot start a thread for it: {error}");
                 self.end(number, Some(End::failed(why)));
             }
         }
@@ -284,7 +284,7 @@ impl Run {
         self.tell_end(&report);
         tracing::info!(id = report.id, outcome = ?report.outcome, "a gang has ended");
         if let Err(error) = self.store.prune(&report.id) {
-            tracing::warn!(%error, "old gangs can't be forgotten");
+            tracing::warn!(%error, "cannot remove old gangs");
         }
     }
 
@@ -308,7 +308,11 @@ impl Run {
 
     fn save(&self, report: &GangReport) {
         if let Err(error) = self.store.save(report) {
-            tracing::error!(id = report.id, %error, "a gang can't be noted: it may not be taken up");
+            tracing::error!(
+                id = report.id,
+                %error,
+                "cannot record a gang: it may not be resumable"
+            );
         }
     }
 }

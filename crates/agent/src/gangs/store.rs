@@ -69,7 +69,7 @@ impl GangStore {
             match self.read(name.trim_end_matches(".json")) {
                 Ok(Some(report)) => all.push(report),
                 Ok(None) => {}
-                Err(error) => tracing::warn!(name, %error, "what is kept of a gang can't be read"),
+                Err(error) => tracing::warn!(name, %error, "cannot read the record of a gang"),
             }
         }
         all.sort_by(|one, other| {

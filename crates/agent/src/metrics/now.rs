@@ -40,7 +40,7 @@ impl Now {
         gauge("droveway_build_info", "The agent's version", &["version"])
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1.0);
-        let vms = gauge("droveway_vms", "VMs of this host, by what they do", &["status"]);
+        let vms = gauge("droveway_vms", "VMs of this host, by state", &["status"]);
         for status in STATUSES {
             let number = self.vms.iter().filter(|vm| vm.status == status).count();
             vms.with_label_values(&[&label(&status)]).set(number as f64);
@@ -81,7 +81,7 @@ impl Now {
             ("lane_bytes_per_second", "Bytes written to its lanes", |it| Some(it.wire_bytes_per_s)),
             (
                 "dirty_bytes_per_second",
-                "Guest memory that it changes, as QEMU says after its first pass",
+                "Guest memory that it changes, as QEMU reports after its first pass",
                 Progress::dirties,
             ),
             (

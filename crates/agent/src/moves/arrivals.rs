@@ -87,7 +87,7 @@ impl Arrivals {
         let until = Instant::now() + self.prepare_max;
         if !self.registry.is_free(&order.vm) {
             return Err(Denied::Conflict(format!(
-                "there is a VM `{}` there already: stop it, or call one of them something else",
+                "there is already a VM `{}` there: stop it, or give one of the two another name",
                 order.vm
             )));
         }
@@ -149,7 +149,7 @@ impl Arrivals {
             return Ok(Arrival { claim, machine, images, source_address, notes, told });
         }
         Err(Denied::Conflict(format!(
-            "the VM is not what its command line says any more: {}",
+            "the VM no longer matches its command line: {}",
             differences.join("; ")
         )))
     }
@@ -196,7 +196,7 @@ fn check_disks(order: &Prepare, user: Option<&User>, goes_on: GoesOn<'_>) -> Res
         .filter_map(|disk| images::verify(disk, &order.overrides, user, goes_on).err())
         .inspect(|not_shared| {
             let (image, reason) = (&not_shared.image, not_shared.reason.for_log());
-            tracing::warn!(image, reason, "a disk is not shown to be the source's");
+            tracing::warn!(image, reason, "cannot prove that a disk is the source's");
         })
         .map(|not_shared| not_shared.to_string())
         .take(UNSHOWN_MAX)
@@ -265,13 +265,15 @@ fn waiting(
         || user.is_some_and(|user| process::user_of(pid).is_ok_and(|of| of.uid == user.uid));
     if machine.qmp.peer_pid() != Some(pid) && !is_users() {
         return Err(Denied::Conflict(format!(
-            "what listens at {socket} says that it is process {pid}, and the kernel says that it is \
-             another one: have QEMU make that socket itself"
+            "the program at {socket} reports process ID {pid}, and the kernel reports another: let \
+             QEMU create that socket itself"
         )));
     }
     // The QEMU of another arriving VM also waits.
     if let Some(name) = registry.who_has(machine.process.pid()) {
-        return Err(Denied::Conflict(format!("the QEMU at {socket} is there already, as {name}")));
+        return Err(Denied::Conflict(format!(
+            "the QEMU at {socket} already runs the VM {name} here"
+        )));
     }
     match machine.qmp.run_state() {
         Ok(RunState::InMigrate) => Ok(machine),
@@ -287,7 +289,7 @@ fn waiting(
 fn understood<'p, T>(what: &str, part: &'p Part<T>) -> Result<&'p T, Denied> {
     part.read().map_err(|why| {
         Denied::Asked(format!(
-            "{what} can't be understood ({why}): run the same version of droveway on both hosts"
+            "{what} can't be read ({why}): run the same version of droveway on both hosts"
         ))
     })
 }

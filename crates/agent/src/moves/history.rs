@@ -110,7 +110,7 @@ impl History {
         };
         let why = format!(
             "the agent of {} ended during the move, and it is not settled yet where {vm} is. \
-             `droveway show {vm}` there says what to do",
+             `droveway show {vm}` there shows what to do",
             self.agent
         );
         let outcome = api::Outcome::Failed(why);

@@ -146,11 +146,11 @@ impl Migrations {
             self.events.tell(began(&watch));
         }
         let carried = catch_unwind(AssertUnwindSafe(|| run(&watch)));
-        let report = carried
-            .unwrap_or_else(|_| fault(&watch, "a fault in the agent; its log says more").report);
+        let report =
+            carried.unwrap_or_else(|_| fault(&watch, "a fault in the agent; see its log").report);
         match &report.outcome {
             Outcome::Done => tracing::info!(to, "carried"),
-            Outcome::Failed(why) => tracing::warn!(to, why, "not carried to its end"),
+            Outcome::Failed(why) => tracing::warn!(to, why, "a carried migration has failed"),
             Outcome::Cancelled => tracing::info!(to, "cancelled"),
         }
         match what {
@@ -204,7 +204,9 @@ impl Migrations {
             Ok(thread) => thread,
             Err(error) => {
                 self.registry.stays(&taken);
-                return Err(Denied::Local(format!("no thread for the migration: {error}")));
+                return Err(Denied::Local(format!(
+                    "cannot start a thread for the migration: {error}"
+                )));
             }
         };
         table.add(id, What::Migration, watch, Some(thread));
@@ -213,8 +215,8 @@ impl Migrations {
 
     fn unused_id(&self, table: &Table) -> Result<String, Denied> {
         for _ in 0..16 {
-            let id =
-                random_id().map_err(|error| Denied::Local(format!("no random id: {error}")))?;
+            let id = random_id()
+                .map_err(|error| Denied::Local(format!("cannot make a random ID: {error}")))?;
             if !table.entries.contains_key(&id) && !self.history.reports.has(&id) {
                 return Ok(id);
             }
@@ -281,7 +283,7 @@ impl Migrations {
     fn after_fault(&self, vm: &Vm, watch: &Watch) -> Migrated {
         let kept = self.settlers.kept_leaving(&vm.name);
         let decided = !self.settlers.take_up_after_fault(&vm.name, kept);
-        let mut migrated = fault(watch, "a fault in the agent; its log says more");
+        let mut migrated = fault(watch, "a fault in the agent; see its log");
         migrated.report.in_doubt = !decided;
         Migrated { decided, ..migrated }
     }

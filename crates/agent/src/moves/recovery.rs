@@ -115,7 +115,7 @@ impl Settlers {
                     self.open_desk(opened, Side::Destination, begin);
                 }
                 Kept::Unreadable(error) => {
-                    tracing::error!(%error, "a journal can't be read; its VM is left as it is");
+                    tracing::error!(%error, "cannot read a journal; its VM is not touched");
                     if let Some(vm) = error.vm().and_then(|vm| self.registry.vm(vm)) {
                         self.cannot_read(&vm, error.to_string());
                     }
@@ -129,8 +129,8 @@ impl Settlers {
         match self.journals.count() {
             Ok(count) if count < JOURNALS_MAX => Ok(()),
             Ok(count) => Err(Denied::Conflict(format!(
-                "there are {count} switchovers there that are running or not settled: let the \
-                 agents of their other hosts be reached, or decide with `droveway resolve`"
+                "{count} switchovers there are running or not settled: make the agents of their \
+                 other hosts reachable, or decide with `droveway resolve`"
             ))),
             Err(error) => Err(Denied::Local(error.to_string())),
         }
@@ -231,7 +231,11 @@ impl Settlers {
                 desks.insert(key, Desk { opened, tell, thread: Some(thread) });
             }
             Err(error) => {
-                tracing::error!(vm, %error, "no thread settles it; the next start of the agent does");
+                tracing::error!(
+                    vm,
+                    %error,
+                    "cannot start the recovery thread; the agent retries at its next start"
+                );
             }
         }
     }
@@ -249,7 +253,12 @@ impl Settlers {
             Some(desk) if desk.opened.peer == from => Some(desk.tell.clone()),
             Some(desk) => {
                 let of = &desk.opened.peer;
-                tracing::warn!(from, of, %id, "a word of another host's migration");
+                tracing::warn!(
+                    from,
+                    expected = of,
+                    %id,
+                    "ignoring a switchover message for another host's migration"
+                );
                 return None;
             }
             None => None,
@@ -284,10 +293,11 @@ impl Settlers {
         if !request.certain {
             let text = match resolution {
                 Resolution::Here => format!(
-                    "first make sure that {name} can't run on the other host any more, and say so"
+                    "first make sure that {name} can no longer run on the other host, and confirm \
+                     it"
                 ),
                 Resolution::There => {
-                    format!("first make sure that {name} runs on the other host, and say so")
+                    format!("first make sure that {name} runs on the other host, and confirm it")
                 }
             };
             return Err(Denied::Coded(ErrorCode::NotCertain, text));
@@ -309,7 +319,7 @@ impl Settlers {
             }
             ResolveSide::Here => Err(Denied::Coded(
                 ErrorCode::NotCertain,
-                format!("first make sure that {name} can't run on another host, and say so"),
+                format!("first make sure that {name} can't run on another host, and confirm it"),
             )),
             ResolveSide::There => Err(Denied::Coded(
                 ErrorCode::NotCertain,
@@ -336,7 +346,7 @@ impl Settlers {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(reason)) => denied = reason,
                 Err(_) => {
-                    denied = Denied::Local(format!("{vm}: this takes a while; look again soon"));
+                    denied = Denied::Local(format!("{vm}: not settled yet; check again soon"));
                 }
             }
         }
@@ -365,9 +375,9 @@ impl Settlers {
                 ErrorCode::VmInDoubt,
                 format!(
                     "the last migration of {vm} is not settled with {0} yet: `droveway show {vm}` \
-                     may say more; it is asked again and again. If {0} never comes back: make sure \
-                     that {vm} can't run there, then `droveway resolve {vm} --here`; if you \
-                     have taken it back before, once more",
+                     may show more; the agent keeps retrying. If {0} never comes back: make sure \
+                     that {vm} can't run there, then `droveway resolve {vm} --here`; if you have \
+                     taken it back before, once more",
                     desk.opened.peer
                 ),
             )),

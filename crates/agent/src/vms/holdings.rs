@@ -79,7 +79,7 @@ fn watch_all(sharing: &Sharing, told: &Receiver<Arc<Vm>>) {
             // The VM ended meanwhile.
             Err(_) if !machine.process.is_alive() => {}
             Err(error) => {
-                tracing::warn!(vm = vm.name, %error, "what it holds can be shared with nobody");
+                tracing::warn!(vm = vm.name, %error, "the content of this VM can't be shared");
             }
         }
     }

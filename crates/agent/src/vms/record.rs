@@ -74,7 +74,7 @@ pub(crate) enum RecordError {
     Damaged { path: PathBuf, source: serde_json::Error },
     #[error(
         "{} is of form {version}, and this agent reads up to form {VERSION}: a newer droveway \
-         wrote it, and can read it",
+         wrote it: use that version",
         path.display()
     )]
     Newer { path: PathBuf, version: u32 },

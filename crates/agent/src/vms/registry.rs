@@ -196,7 +196,7 @@ impl Registry {
         let claim = self.claim(&request.name, Busy::Starting)?;
         let machine = machine::attach(Path::new(&request.qmp), &claim.dir).map_err(unreached)?;
         if let Some(name) = self.who_has(machine.process.pid()) {
-            let text = format!("that VM is here already, as {name}");
+            let text = format!("that VM is already here, as {name}");
             return Err(Denied::Coded(ErrorCode::VmExists, text));
         }
         let vm = claim.fill_attached(machine, &request.share_domain)?;
@@ -265,7 +265,8 @@ impl Registry {
         // First, outside the lock: a dead VM can't be moved.
         if self.show(name)?.status == VmStatus::Dead {
             let text = format!(
-                "{name} is dead: `droveway show {name}` says why, `droveway stop {name}` removes it"
+                "{name} is dead: `droveway show {name}` shows why, `droveway stop {name}` removes \
+                 it"
             );
             return Err(Denied::Coded(ErrorCode::VmDead, text));
         }
@@ -362,7 +363,7 @@ impl Registry {
         match (&slot.vm, &slot.busy) {
             (Some(vm), Busy::Nothing) if vm.unreadable_why().is_some() => Err(Denied::Coded(
                 ErrorCode::VmUnreadable,
-                format!("{name} is unreadable: `droveway show {name}` says why, and what to do"),
+                format!("{name} is unreadable: `droveway show {name}` shows why, and what to do"),
             )),
             (Some(vm), Busy::Nothing) => {
                 slot.busy = busy;
@@ -403,7 +404,7 @@ fn summary(vm: &Vm, busy: Busy) -> VmSummary {
 fn unreached(error: StartError) -> Denied {
     let StartError::Qmp(QmpError::Connect { source, .. }) = &error else { return error.into() };
     let why = match source.kind() {
-        io::ErrorKind::NotFound => "nothing is there",
+        io::ErrorKind::NotFound => "it does not exist",
         io::ErrorKind::ConnectionRefused => {
             "it is not a socket, or the QEMU that made it has ended"
         }
@@ -413,7 +414,7 @@ fn unreached(error: StartError) -> Denied {
     Denied::Qemu(format!(
         "{error}: {why}. Give the socket of an option `-qmp unix:SOCKET,server=on,wait=off` in the \
          command line of the VM's QEMU, which `pgrep -a qemu` shows; a VM that was started without \
-         one can't be adopted"
+         such a socket can't be adopted"
     ))
 }
 
@@ -435,7 +436,7 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
         Busy::Starting | Busy::Arriving(_) | Busy::Moving(_) | Busy::Stopping => ErrorCode::VmBusy,
     };
     let text = match busy {
-        Busy::Nothing => format!("there is a VM `{name}` here already"),
+        Busy::Nothing => format!("there is already a VM `{name}` here"),
         Busy::Starting => format!("{name} is starting"),
         Busy::Arriving(id) => format!("{name} is arriving here with migration {id}"),
         Busy::Moving(id) => {
@@ -443,7 +444,7 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
         }
         Busy::Stopping => format!("{name} is being stopped"),
         Busy::Unsettled => {
-            format!("{name} is in doubt: `droveway show {name}` says why, and what to do")
+            format!("{name} is in doubt: `droveway show {name}` shows why, and what to do")
         }
     };
     Denied::Coded(code, text)
@@ -451,7 +452,7 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
 
 fn remove_dir(dir: &Path) {
     if let Err(error) = record::remove_with(dir) {
-        tracing::warn!(dir = %dir.display(), %error, "a VM's directory stays behind");
+        tracing::warn!(dir = %dir.display(), %error, "cannot remove a VM's directory");
     }
 }
 

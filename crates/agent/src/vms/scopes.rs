@@ -147,7 +147,7 @@ impl Wanted {
         let why = match self.ask(unit) {
             Ok(()) => return None,
             Err(why) if !why.contains("already") => why,
-            Err(_) if self.tries_left == 0 => "another one has its scope".to_owned(),
+            Err(_) if self.tries_left == 0 => "another process has its scope".to_owned(),
             Err(_) => return Some(Self { tries_left: self.tries_left - 1, ..self }),
         };
         match self.answers {

@@ -152,7 +152,7 @@ impl Vm {
     /// Writes its record.
     pub(crate) fn save(&self, standing: Standing) -> io::Result<()> {
         let Some(machine) = self.machine() else {
-            return Err(io::Error::other("its QEMU is gone"));
+            return Err(io::Error::other("its QEMU has exited"));
         };
         let (ram_bytes, domain) = (self.ram_bytes(), self.share_domain.as_str());
         Record::new(standing, Some(machine.record()), ram_bytes, &machine.version, domain)
@@ -178,9 +178,9 @@ impl Vm {
         };
         self.known.lock().unnoted = saved.as_ref().err().map(|error| {
             format!(
-                "{} is here, and its record in {} can't be written ({error}): make room or fix \
-                 the disk of the agent's state directory. The journal of its move stands in for \
-                 the record until then; it is tried again",
+                "{} is here, and its record in {} can't be written ({error}): make room or fix the \
+                 disk of the agent's state directory. The journal of its move replaces the record \
+                 until then; the agent retries",
                 self.name,
                 self.dir.display()
             )

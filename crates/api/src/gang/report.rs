@@ -45,7 +45,7 @@ pub struct MoveReport {
     /// Whether it is in doubt: it may run at either host.
     #[serde(default)]
     pub in_doubt: bool,
-    /// The costs of its migration; none if its source host could not be asked.
+    /// The costs of its migration; none if its source host could not be queried.
     pub figures: Option<Figures>,
 }
 
@@ -54,15 +54,15 @@ pub struct MoveReport {
 pub struct GangReport {
     /// The gang.
     pub id: String,
-    /// When it was begun, seconds since 1970.
+    /// When it was started, seconds since 1970.
     pub started_unix_s: u64,
-    /// From when it was begun, or resumed, to its end.
+    /// From when it was started, or resumed, to its end.
     pub total_s: f64,
     /// How many VMs left one host, and arrived at one, at a time.
     pub parallel: u16,
     /// Whether the first failure cancelled the others.
     pub atomic: bool,
-    /// The host that it evacuates, if that is what was asked for.
+    /// The host that it evacuates, if that was requested.
     pub evacuates: Option<String>,
     /// How its VMs were moved.
     pub options: GangOptions,

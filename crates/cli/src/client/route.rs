@@ -89,8 +89,8 @@ impl Route {
         }
         let dir = tls.ok_or_else(|| {
             typed(
-                "say with --tls (or DROVEWAY_TLS) where your certificate is, which `droveway ca \
-                 issue NAME --role ROLE` made",
+                "name the directory of your certificate, from `droveway ca issue NAME --role \
+                 ROLE`, with --tls (or DROVEWAY_TLS)",
             )
         })?;
         let person = Person::load(&Files::within(dir))?;
@@ -118,8 +118,8 @@ impl Route {
                         Err(self.insecure(why.unwrap_or_else(|| error.to_string())))
                     }
                     Err(_) => Err(self.insecure(format!(
-                        "it has not shown its certificate within {} s. Its log says more, if that \
-                         is the agent's `api-listen`",
+                        "it has not shown its certificate within {} s. If that is the agent's \
+                         `api-listen`, see the agent's log",
                         HANDSHAKE_MAX.as_secs()
                     ))),
                 }

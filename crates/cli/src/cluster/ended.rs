@@ -6,7 +6,7 @@ use crate::output::{Tone, full_stop};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Ended {
-    /// Empty for a VM of a gang that never began to move.
+    /// Empty for a VM of a gang that never started to move.
     pub(crate) id: String,
     /// The agent that has its report, if there is a direct connection to it.
     pub(crate) agent: Option<usize>,
@@ -68,7 +68,7 @@ impl Ended {
         gang.moves.iter().filter_map(|one| Self::of_move(gang, one))
     }
 
-    /// A move of a gang; none if it has not ended. Of a gang that was interrupted, moves go on.
+    /// A move of a gang; none if it has not ended. Of a gang that was interrupted, moves continue.
     fn of_move(gang: &GangReport, one: &MoveReport) -> Option<Self> {
         let figures = one.figures.as_ref();
         let reason = || full_stop(one.reason.as_deref().unwrap_or("no reason is known"));

@@ -25,7 +25,7 @@ pub(crate) struct Known {
     missing: HashMap<String, u8>,
     pub(super) gang_reports: HashMap<String, GangReport>,
     traces: Traces,
-    /// Whether hosts have not been asked since a migration began or ended.
+    /// Whether hosts have not been asked since a migration started or ended.
     pub(super) stale: bool,
 }
 

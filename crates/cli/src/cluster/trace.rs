@@ -1,4 +1,4 @@
-//! The rates of running migrations since this program began to watch them.
+//! The rates of running migrations since this program started to watch them.
 
 use std::collections::{BTreeSet, HashMap};
 

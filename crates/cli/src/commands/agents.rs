@@ -10,7 +10,7 @@ use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AgentsArgs {
-    /// Also show migrations that begin at this agent's host; its address is as for --api;
+    /// Also show migrations that start at this agent's host; its address is as for --api;
     /// may be repeated
     #[arg(long, value_name = "SOCKET|https://HOST:PORT")]
     agent: Vec<PathBuf>,

@@ -49,7 +49,7 @@ struct IssueArgs {
     /// The directory of the CA
     #[arg(long, value_name = "DIR", default_value = "droveway-ca")]
     dir: PathBuf,
-    /// Where the files go [default: hosts/NAME or clients/NAME beside the CA]
+    /// Where the files go [default: hosts/NAME or clients/NAME next to the CA]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// How long it is valid; never longer than its CA
@@ -77,8 +77,8 @@ pub(crate) fn run(args: &CaArgs) -> Result<ExitCode, Problem> {
 fn init(InitArgs { dir, days }: &InitArgs) -> Result<String, AuthorityError> {
     let validity = Authority::create(dir, *days)?;
     Ok(format!(
-        "A CA is in {}, {validity}.\nWith its ca.key one can pose as any host: keep it, and keep \
-         it to yourself.\nNext: droveway ca issue HOST --dir {0}\n",
+        "A CA is in {}, {validity}.\nAnyone with its ca.key can pose as any host: back it up, and \
+         keep it secret.\nNext: droveway ca issue HOST --dir {0}\n",
         dir.display()
     ))
 }
@@ -95,7 +95,7 @@ fn issue(args: &IssueArgs) -> Result<String, AuthorityError> {
     let (subject, out) = (&wanted.subject, wanted.out.display());
     let mut said = format!("A certificate for {subject} is in {out}, {}.\n", issued.validity);
     if issued.is_shortened {
-        said.push_str("It ends with its CA, earlier than wanted.\n");
+        said.push_str("It expires with its CA, earlier than requested.\n");
     }
     said.push_str(match subject {
         Subject::Host(_) => {

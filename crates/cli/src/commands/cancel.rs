@@ -22,7 +22,7 @@ pub(crate) async fn run(client: &Client, args: &CancelArgs) -> Result<ExitCode, 
         Operation::Migration(id) => {
             print_line(format_args!(
                 "Migration {id} is being cancelled. Unless it commits before that, its VM stays \
-                 where it is: `droveway report {id}` says how it ends."
+                 where it is: `droveway report {id}` shows how it ended."
             ))?;
         }
         Operation::Gang(id) => {

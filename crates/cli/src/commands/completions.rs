@@ -49,7 +49,7 @@ mod tests {
         let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
         assert!(page("droveway.1").contains("Moves running virtual machines between hosts"));
         let migrate = page("droveway-migrate.1");
-        assert!(migrate.contains("downtime") && migrate.contains("130  left by"), "{migrate}");
+        assert!(migrate.contains("downtime") && migrate.contains("130  ended by"), "{migrate}");
         assert!(page("droveway-ca-issue.1").contains("role"));
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();

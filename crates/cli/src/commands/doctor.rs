@@ -48,8 +48,8 @@ pub(crate) async fn run(client: &Client, args: &DoctorArgs) -> Result<ExitCode, 
 }
 
 /// The last line about a pair of hosts: a VM that can go there by what was found may be refused.
-const UNSEEN: &str = "Not looked at: disks, other devices, and networks behind the VMs' taps. A \
-                      move checks disks and devices before it begins.";
+const UNSEEN: &str = "Not checked: disks, other devices, and networks behind the VMs' taps. A move \
+                      checks disks and devices before it starts.";
 
 /// How findings are shown.
 #[derive(Clone, Copy)]

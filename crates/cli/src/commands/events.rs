@@ -26,7 +26,7 @@ pub(crate) async fn run(client: &Client, args: &EventsArgs) -> Result<ExitCode, 
     // The agent first sends an id to resume from, so from here on nothing is missed unnoticed,
     // even if the connection is lost before the first event.
     let mut last = events.next().await?.and_then(|sent| sent.id);
-    eprint_line(format_args!("droveway: following what happens from now on; Ctrl-C ends that"));
+    eprint_line(format_args!("droveway: following new events; Ctrl-C ends that"));
     loop {
         match show(&mut events, args.json, &mut last).await {
             End::NobodyReads => return Ok(ExitCode::SUCCESS),

@@ -16,7 +16,7 @@ use crate::problem::Problem;
 pub(crate) struct InitArgs {
     /// A host: its name, and the IP address at which the other hosts reach it, with a port
     /// if it is not 7800; then, each after a comma, addresses of network cards that carry
-    /// data. Hosts that were named before need not be named again [at a terminal: asked for]
+    /// data. Hosts that were named before need not be named again [at a terminal: a prompt]
     #[arg(value_name = "NAME=ADDRESS", conflicts_with = "from")]
     hosts: Vec<TypedHost>,
     /// Where the CA, the peers file and the hosts' archives are kept: if you can choose, not
@@ -27,7 +27,7 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "NAME", default_value = "operator", conflicts_with = "from")]
     operator: String,
     /// The user that QEMU runs as on all of these hosts, who has to exist there [at a
-    /// terminal: asked for, with the hosts; else the agent's own user, usually root]
+    /// terminal: a prompt, with that for the hosts; else the agent's own user, usually root]
     #[arg(long, value_name = "NAME", conflicts_with = "from")]
     qemu_user: Option<String>,
     /// Put the files of a host's archive in place, on that host
@@ -75,7 +75,8 @@ fn asked(qemu_user: Option<String>) -> Result<(Vec<TypedHost>, Option<String>), 
         ));
     }
     let (mut input, mut output) = (stdin.lock(), std::io::stdout());
-    let asking = |source| Problem::Local { what: "asking for hosts".to_owned(), source };
+    let asking =
+        |source| Problem::Local { what: "reading the hosts from the terminal".to_owned(), source };
     let hosts = ask::hosts(&mut input, &mut output).map_err(asking)?;
     let qemu_user = match qemu_user {
         None => ask::qemu_user(&mut input, &mut output).map_err(asking)?,

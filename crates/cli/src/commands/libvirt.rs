@@ -111,17 +111,12 @@ fn fallback(name: &str, address: IpAddr) -> String {
         IpAddr::V6(address) => format!("[{address}]"),
     };
     format!(
-        "If an agent at either end doesn't run, libvirt's migrations to {name} fail before they\n\
-         begin, and the VM runs on. To move one without agents, name this host's own address:\n\
-         \n  \
-           virsh migrate --live DOMAIN --desturi DESTINATION \\\n      \
-             --migrateuri tcp://{at} --listen-address {address}\n\
-         \n\
-         With --copy-storage-all its disks follow. For all migrations, take the lines out on this\n\
-         host, and put them back later:\n\
-         \n  \
-           droveway libvirt setup --undo && {restart}\n  \
-           droveway libvirt setup && {restart}\n",
+        "If an agent at either end doesn't run, libvirt's migrations to {name} fail before \
+         they\nstart, and the VM keeps running. To move one without agents, name this host's own \
+         address:\n\n  virsh migrate --live DOMAIN --desturi DESTINATION \\\n      --migrateuri \
+         tcp://{at} --listen-address {address}\n\nWith --copy-storage-all its disks follow. For \
+         all migrations, remove the lines on this\nhost, and restore them later:\n\n  droveway \
+         libvirt setup --undo && {restart}\n  droveway libvirt setup && {restart}\n",
         restart = restart().split("   ").next().unwrap_or_default(),
     )
 }

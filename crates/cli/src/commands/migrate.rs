@@ -87,7 +87,7 @@ pub(crate) struct MigrateArgs {
     /// Move it even to a host where a tap of its network cards is missing, or down
     #[arg(long)]
     accept_missing_taps: bool,
-    /// What is compared before the source gives the VM up
+    /// What is compared before the source releases the VM
     #[arg(long, value_enum, default_value_t = AuditArg::On)]
     audit: AuditArg,
     /// Print the report as JSON on standard output, and nothing else there
@@ -155,7 +155,7 @@ pub(crate) async fn run(client: &Client, args: MigrateArgs) -> Result<ExitCode, 
     match report.and_then(|report| tell(&report, json)) {
         Ok(()) => {}
         // An agent that is stopping cancels its migrations first, and may have ended by now.
-        // The outcome is known all the same.
+        // The outcome is known anyway.
         Err(problem) => {
             eprint_line(format_args!("droveway: {}", summary::without_report(&last)));
             eprint_line(format_args!("droveway: no report: {problem}"));

@@ -101,15 +101,15 @@ fn free_memory(free: &FreeMemory) -> String {
     let FreeMemory { unused_shared_bytes, reading_s, hinted, guest_clears } = free;
     let text = match (hinted, guest_clears) {
         (true, Some(true)) => {
-            "The guest's kernel clears each page to say that it is free, so it takes longer than \
+            "The guest's kernel clears each page to report it as free, so it takes longer than \
              this: boot it with init_on_alloc=0, or start the VM without free-page-hint."
                 .to_owned()
         }
         (true, Some(false)) => {
-            "Less is sent: the guest says what of it is free (free-page-hint).".to_owned()
+            "Less is sent: the guest reports which of it is free (free-page-hint).".to_owned()
         }
-        (true, None) => "Less is sent if the guest says what of it is free (free-page-hint), and \
-                         more if its kernel has init_on_alloc=1."
+        (true, None) => "Less is sent if the guest reports which of it is free (free-page-hint), \
+                         and more if its kernel has init_on_alloc=1."
             .to_owned(),
         (false, _) if *unused_shared_bytes >= SHARED_LEAST => {
             let advice = match guest_clears {
@@ -232,7 +232,7 @@ mod tests {
         assert!(without.contains("7.50 s of that are for 5.86 GiB of shared"), "{without}");
         assert!(without.contains("if its guest's kernel has init_on_alloc=0"), "{without}");
         assert!(!told(6000, false, Some(false)).contains("init_on_alloc"));
-        assert!(told(0, true, Some(false)).contains("Less is sent: the guest says"));
+        assert!(told(0, true, Some(false)).contains("Less is sent: the guest reports"));
         assert!(told(0, true, Some(true)).contains("takes longer"));
         assert!(told(0, true, None).contains("and more if"));
     }

@@ -18,7 +18,7 @@ const CERTAIN: &str = "certain";
 pub(crate) struct ResolveArgs {
     /// The VM
     name: String,
-    /// It goes on here; you have made sure that it can't run on the other host any more
+    /// It continues here; you have made sure that it can't run on the other host
     #[arg(long, required_unless_present = "there", conflicts_with = "there")]
     here: bool,
     /// It belongs to the other host; what is left of it here is removed
@@ -56,15 +56,15 @@ pub(crate) async fn run(client: &Client, args: &ResolveArgs) -> Result<ExitCode,
 fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
     let sure = if !here && vm.status == api::VmStatus::Unreadable {
         format!(
-            "What is kept of {0} here will be forgotten; no QEMU is ended, and no image removed. \
-             Is it certain that {0} doesn't run here?",
+            "The record of {0} here will be removed; no QEMU is ended, and no image removed. Is it \
+             certain that {0} doesn't run here?",
             vm.name
         )
     } else if here {
         format!(
-            "If {0} runs on the other host, or ever does again, there will be two of it, and they \
-             destroy its disks. Is it certain that it can't run there (host off, or cut off from \
-             its storage)?",
+            "If {0} runs on the other host, now or later, it runs twice, and its disks are \
+             destroyed. Is it certain that it can't run there (host off, or cut off from its \
+             storage)?",
             vm.name
         )
     } else {
@@ -75,7 +75,7 @@ fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
         )
     };
     if !io::stdin().is_terminal() {
-        return Err(Problem::Typed(format!("{sure} If so, say --yes")));
+        return Err(Problem::Typed(format!("{sure} If so, use --yes")));
     }
     if let Some(problem) = &vm.problem {
         print_line(format_args!("{problem}\n"))?;

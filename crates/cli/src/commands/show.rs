@@ -82,14 +82,14 @@ fn hint_text(helper: Option<&api::GuestHelper>) -> &'static str {
         _ => None,
     };
     match clears {
-        Some(false) => "not sent: the guest says what it is (free-page-hint)",
+        Some(false) => "not sent: the guest reports it (free-page-hint)",
         Some(true) => {
-            "sent, and more: the guest's kernel clears each page to say that it is free. Boot it \
+            "sent, and more: the guest's kernel clears each page to report it as free. Boot it \
              with init_on_alloc=0, or start the VM without free-page-hint"
         }
         None => {
-            "not sent if the guest says what it is (free-page-hint); with init_on_alloc=1 in its \
-             kernel moves take longer instead"
+            "not sent if the guest reports it (free-page-hint); with init_on_alloc=1 in its kernel \
+             moves take longer instead"
         }
     }
 }
@@ -99,7 +99,7 @@ fn helper_text(helper: &api::GuestHelper) -> String {
         api::GuestHelper::Answers { version, .. } => format!("answers, version {version}"),
         api::GuestHelper::NoPort { why } => format!("no port: {why}"),
         api::GuestHelper::Silent { why } => format!("no answer: {why}"),
-        api::GuestHelper::NotAsked { why } => format!("not asked: {why}"),
+        api::GuestHelper::NotAsked { why } => format!("not queried: {why}"),
     }
 }
 

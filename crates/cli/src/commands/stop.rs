@@ -37,7 +37,7 @@ pub(crate) async fn run(client: &Client, args: &StopArgs) -> Result<ExitCode, Pr
         api::StopEnd::ShutDown => format!("{name} has shut down."),
         api::StopEnd::PlugPulled if args.force => format!("{name} is off."),
         api::StopEnd::PlugPulled => {
-            format!("{name} did not shut down within {} s, so its plug was pulled.", args.timeout)
+            format!("{name} did not shut down within {} s, so its QEMU was ended.", args.timeout)
         }
         api::StopEnd::WasDead => format!("{name} was dead and is removed."),
     };
@@ -50,7 +50,7 @@ fn goes_on(StopArgs { name, force, timeout }: &StopArgs) -> String {
     let becomes = if *force {
         "is being ended".to_owned()
     } else {
-        format!("goes on shutting down: its plug is pulled after {timeout} s")
+        format!("keeps shutting down: its QEMU is ended after {timeout} s")
     };
     format!("{name} {becomes}. Ctrl-C again: don't wait.")
 }
@@ -64,7 +64,7 @@ mod tests {
         let args = |force| StopArgs { name: "web1".to_owned(), force, timeout: 60 };
         assert_eq!(
             goes_on(&args(false)),
-            "web1 goes on shutting down: its plug is pulled after 60 s. Ctrl-C again: don't wait."
+            "web1 keeps shutting down: its QEMU is ended after 60 s. Ctrl-C again: don't wait."
         );
         assert_eq!(goes_on(&args(true)), "web1 is being ended. Ctrl-C again: don't wait.");
     }

@@ -57,9 +57,8 @@ pub(crate) async fn run(client: &Client, args: &SupportBundleArgs) -> Result<Exi
     let file = args.output.clone().unwrap_or_else(|| format!("droveway-{}.json", args.id).into());
     write(&file, &bundle)?;
     print_line(format_args!(
-        "Wrote {}. It has names of hosts and VMs, addresses and QEMU's command lines, and nothing \
-         of a guest's memory. Values that look like secrets are hidden: read it before you send \
-         it.",
+        "Wrote {}. It has names of hosts and VMs, addresses and QEMU's command lines, and no guest \
+         memory. Values that look like secrets are hidden: read it before you send it.",
         file.display()
     ))?;
     Ok(ExitCode::SUCCESS)

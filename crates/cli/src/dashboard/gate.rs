@@ -201,10 +201,10 @@ impl Refusal {
                 "These pages are served at 127.0.0.1, localhost, [::1] and the address of \
                  --listen, and by no other name."
             }
-            Self::Origin => "The request comes from a page that is none of these.",
+            Self::Origin => "The request is from a page of another program.",
             Self::Stranger => "The request shows no cookie of these pages.",
             Self::ReadOnly => {
-                "These pages change nothing: --read-only says so, or the role of the certificate."
+                "These pages change nothing, because of --read-only or the certificate's role."
             }
         }
     }

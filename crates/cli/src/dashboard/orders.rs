@@ -1,4 +1,4 @@
-//! Orders from forms: to move a VM, to plan and begin an evacuation, to cancel.
+//! Orders from forms: to move a VM, to plan and start an evacuation, to cancel.
 //!
 //! Also requests to agents for a single page.
 
@@ -244,8 +244,7 @@ fn ordered(site: &Dashboard, done: Result<(), Problem>) -> Response {
 fn not_done(problem: &Problem) -> String {
     match problem {
         Problem::Lost { .. } => format!(
-            "{problem}. It may be carried out all the same: look at the overview before you repeat \
-             it."
+            "{problem}. It may be carried out anyway: check the overview before you repeat it."
         ),
         _ => problem.to_string(),
     }
@@ -290,7 +289,7 @@ mod tests {
     fn an_order_without_an_answer_is_not_said_to_have_failed() {
         let lost = Problem::Lost { at: "/s".to_owned(), why: "no answer".to_owned() };
         let said = not_done(&lost);
-        assert!(said.contains("no answer. It may be carried out all the same"), "{said}");
+        assert!(said.contains("no answer. It may be carried out anyway"), "{said}");
         assert_eq!(not_done(&Problem::Refused("no room".to_owned())), "no room");
     }
 

@@ -146,7 +146,7 @@ pub(super) fn overview(known: &Known, gate: &Gate) -> Markup {
                   &if silent == 0 { "all answer".to_owned() } else { format!("{silent} silent") }))
             (tile("VMs", &vms.to_string(), "on all hosts"))
             (tile("In motion", &running.len().to_string(), "migrations"))
-            (tile("Room", &amount::size(known.free_bytes()), "free for VMs that come"))
+            (tile("Room", &amount::size(known.free_bytes()), "free for arriving VMs"))
         }
         section #moving data-live aria-labelledby="moving-head" {
             h2 #moving-head { "In progress" }
@@ -244,8 +244,8 @@ pub(super) fn history(known: &Known, words: &str) -> Markup {
         (moves::status(known, known.running().len()))
         (problems(known))
         p.lede {
-            "Migrations that have ended: those from hosts whose agents are asked, and those of gangs \
-             that they coordinated."
+            "Migrations that have ended: those from hosts whose agents are queried, and those of \
+             gangs that they coordinated."
         }
         (filter("history", words, "Filter by VM, host or migration"))
         section #history-table data-live aria-label="Migrations" {

@@ -89,7 +89,7 @@ pub(crate) struct MoveOptions {
     #[arg(long, value_name = "LABEL")]
     share_domain: Option<String>,
     /// Whether the destinations read page cache from the VMs' disks, where helpers in the
-    /// guests say that they have the same content [default: auto]
+    /// guests report that they have the same content [default: auto]
     #[arg(long, value_enum)]
     storage: Option<StorageArg>,
     /// The most that is read from storage for each VM, in bits per second
@@ -111,7 +111,7 @@ pub(crate) struct MoveOptions {
     /// Move VMs even to hosts where a tap of their network cards is missing, or down
     #[arg(long)]
     accept_missing_taps: bool,
-    /// What is compared before the source gives each VM up [default: on]
+    /// What is compared before the source releases each VM [default: on]
     #[arg(long, value_enum)]
     audit: Option<AuditArg>,
 }

@@ -15,7 +15,7 @@ pub(crate) struct Plan {
     pub(crate) settings: Settings,
 }
 
-/// The settings beside the moves.
+/// The settings next to the moves.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) parallel: Option<u16>,

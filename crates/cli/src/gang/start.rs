@@ -29,7 +29,7 @@ pub(crate) struct StartArgs {
     /// Cancel the gang at the first VM that fails: those that have not moved yet stay
     #[arg(long)]
     pub(crate) atomic: bool,
-    /// Only say where each VM goes, and what is expected to cross the network
+    /// Only print where each VM goes, and what is expected to cross the network
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print the report (or the plan, or the list) as JSON on standard output,
@@ -47,7 +47,7 @@ pub(crate) async fn start(
     if !request.dry_run {
         return begin_and_watch(client, asking, args.json).await;
     }
-    // Nothing begins, so a signal simply ends the command.
+    // Nothing starts, so a signal simply ends the command.
     let planned: GangStarted = asking.await?;
     if args.json {
         print_json(&planned.plan)?;
@@ -57,7 +57,7 @@ pub(crate) async fn start(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for the answer to a request that begins a gang, and watches the gang.
+/// Waits for the answer to a request that starts a gang, and watches the gang.
 pub(crate) async fn begin_and_watch(
     client: &Client,
     asking: impl Future<Output = Result<GangStarted, Problem>>,
@@ -92,7 +92,7 @@ async fn watch(
     };
     let report: Result<GangReport, Problem> = report(client, &operation, signals).await;
     if let Err(problem) = report.and_then(|report| tell(&report, json)) {
-        // Which VMs have moved is known all the same.
+        // Which VMs have moved is known anyway.
         eprint_line(format_args!("droveway: {}", without_report(&last)));
         eprint_line(format_args!("droveway: no report: {problem}"));
     }

@@ -39,9 +39,9 @@ pub(crate) fn name(text: &str) -> Option<String> {
 pub(crate) fn merged(old: &str, wanted: &str, dir: &Path) -> Result<(String, Vec<String>), String> {
     let there = table(old)?;
     if there.get("insecure-plaintext") == Some(&Value::Boolean(true)) {
-        return Err("says insecure-plaintext, and certificates would be of no use: remove that \
-                    line"
-            .to_owned());
+        return Err(
+            "has insecure-plaintext, which makes certificates useless: remove that line".to_owned()
+        );
     }
     let mut lines = String::new();
     let mut added = Vec::new();
@@ -78,7 +78,7 @@ fn check_same(key: &str, found: &Value, value: &Value, dir: &Path) -> Result<(),
         return Ok(());
     }
     Err(format!(
-        "says {key} = {found}, and the archive {key} = {value}: if the archive is this host's, \
+        "has {key} = {found}, and the archive {key} = {value}: if the archive is this host's, \
          remove that line"
     ))
 }

@@ -86,8 +86,8 @@ pub(crate) fn read(path: &Path) -> Result<Archive, Problem> {
     let file = File::open(path).map_err(reading)?;
     unpack(file.take(ARCHIVE_BYTES_MAX)).map_err(|why| {
         Problem::Typed(format!(
-            "{} is not an archive that `droveway init` made, or not all of it ({why}): copy it \
-             again from where it was made",
+            "{} is not a complete archive of `droveway init` ({why}): copy it again from where it \
+             was made",
             path.display()
         ))
     })
@@ -110,7 +110,7 @@ fn unpack(archive: impl Read) -> Result<Archive, String> {
             return Err(format!("{} is not one of a host's files", path.display()));
         };
         if files.iter().any(|file| file.path == known) {
-            return Err(format!("{known} is there twice"));
+            return Err(format!("{known} exists twice"));
         }
         if entry.size() > FILE_BYTES_MAX {
             return Err(format!("{known} is too large"));

@@ -31,7 +31,8 @@ pub(crate) fn find(
     }
     let again = again(authority, subject);
     if there < needed.len() {
-        let message = format!("{} is not complete: make it anew with `{again}`", place.display());
+        let message =
+            format!("{} is not complete: create it again with `{again}`", place.display());
         return Err(Problem::Typed(message));
     }
     let warning = match subject {
@@ -40,7 +41,7 @@ pub(crate) fn find(
             let found = Person::load(&files)?;
             if found.subject() != subject {
                 return Err(Problem::Typed(format!(
-                    "{} has the certificate of {}, and {subject} is wanted: make it anew with \
+                    "{} has the certificate of {}, and {subject} is expected: create it again with \
                      `{again}`, or choose another name with --operator",
                     place.display(),
                     found.subject()

@@ -62,7 +62,7 @@ fn not_an_address(name: &str, text: &str) -> String {
 
 fn check(name: &str, ip: IpAddr) -> Result<(), String> {
     if ip.is_unspecified() || ip.is_multicast() {
-        return Err(format!("nobody can connect to {ip}: write an address that {name} has"));
+        return Err(format!("no host can connect to {ip}: write an address of {name}"));
     }
     Ok(())
 }
@@ -100,10 +100,10 @@ mod tests {
             ("a=10.0.0", "is not an IP address"),
             ("a=10.0.0.1:0", "has no port"),
             ("a=10.0.0.1:70000", "is not an IP address"),
-            ("a=0.0.0.0", "nobody can connect to 0.0.0.0"),
-            ("a=224.0.0.1", "nobody can connect"),
+            ("a=0.0.0.0", "no host can connect to 0.0.0.0"),
+            ("a=224.0.0.1", "no host can connect"),
             ("a=10.0.0.1,", "is not an IP address"),
-            ("a=10.0.0.1,::", "nobody can connect"),
+            ("a=10.0.0.1,::", "no host can connect"),
         ] {
             let error = text.parse::<TypedHost>().unwrap_err();
             assert!(error.contains(says), "{text}: {error}");

@@ -12,8 +12,8 @@ use super::hosts::TypedHost;
 use crate::libvirt::write;
 use crate::problem::Problem;
 
-const HEAD: &str = "# All hosts: the same file on each of them. Add hosts at the end, since libvirt is \
-                    led to a\n# host by its place here.\n";
+const HEAD: &str = "# All hosts: the same file on each of them. Add hosts at the end: a host's \
+                    position here decides\n# its address for libvirt.\n";
 
 /// The file's path.
 pub(crate) fn path(dir: &Path) -> PathBuf {

@@ -134,8 +134,8 @@ fn planned<'a>(archive: &'a Archive, from: &Path, dir: &Path) -> Result<Vec<Step
         return Ok(steps);
     }
     Err(Problem::Typed(format!(
-        "nothing was changed, since {} here differ from those in {}: if the archive is right, move \
-         them out of the way and run this again",
+        "nothing was changed, since {} here differ from those in {}: if the archive is right, \
+         rename them and run this again",
         different.join(", "),
         from.display()
     )))
@@ -194,7 +194,7 @@ fn carry_out(steps: &[Step<'_>], dir: &Path) -> Result<(), Problem> {
     fs::create_dir_all(dir)
         .map_err(|source| FileError::Unwritable { file: dir.to_owned(), source })?;
     make_dir(&tls)?;
-    let mut writing = Writing::new("move it out of the way and run this again");
+    let mut writing = Writing::new("rename it and run this again");
     for Step { file, path, change, text } in steps {
         let unwritable = |source| FileError::Unwritable { file: path.clone(), source };
         match change {

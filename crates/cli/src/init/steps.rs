@@ -12,8 +12,8 @@ use crate::output::quoted;
 /// The steps after the archives are made.
 pub(crate) fn after_make(cluster: &Cluster) -> String {
     let mut text = format!(
-        "Keep {} and the archives secret: with the first one can pose as any host, with an \
-         archive\nas its host.\n\nNext, with droveway installed on each host:\n",
+        "Keep {} and the archives secret: the first allows to pose as any host, an archive\nas its \
+         host.\n\nNext, with droveway installed on each host:\n",
         cluster.dir().join("ca.key").display()
     );
     for host in cluster.hosts() {
@@ -23,8 +23,8 @@ pub(crate) fn after_make(cluster: &Cluster) -> String {
     // Writing to a string does not fail.
     let _ = write!(
         text,
-        "\nEach says what it did and how to start the agent. The hosts reach each other at TCP port \
-         {}: open\nit in their firewalls, for each other.\n",
+        "\nEach prints what it did and how to start the agent. The hosts reach each other at TCP \
+         port {}: open\nit in their firewalls, for each other.\n",
         ports.join(", ")
     );
     let user = match cluster.qemu_user() {
@@ -96,8 +96,8 @@ pub(crate) fn after_place(placed: &Placed) -> String {
     if let Some(other) = &placed.other {
         let _ = write!(
             text,
-            "Then check it, and the way to another host once the agent there runs:\n  droveway \
-             doctor {other}\n"
+            "Then check it, and the connection to another host once the agent there runs:\n  \
+             droveway doctor {other}\n"
         );
     }
     text

@@ -30,8 +30,8 @@ pub(crate) fn find(
     let is_ours = UdpSocket::bind((lines.address, 0)).is_ok();
     let foreign = (!is_ours).then(|| {
         format!(
-            "{} is no address of this host: QEMU could not listen there. Correct `address` under \
-             [carry] in the agent's file, or take it out",
+            "{} is not an address of this host: QEMU could not listen there. Correct `address` \
+             under [carry] in the agent's file, or remove it",
             lines.address
         )
     });
@@ -43,9 +43,9 @@ pub(crate) fn find(
 fn encrypted(qemu_conf: &str) -> Option<String> {
     (value(qemu_conf, "migrate_tls_force") == Some("1")).then(|| {
         "qemu.conf has migrate_tls_force = 1: a migration must then be encrypted by QEMU itself. \
-         Agents can only pass it on as it is, and it fails unless `virsh migrate` is told a name \
-         in the destination's certificate (--tls-destination). Take the line out: between hosts \
-         the agents encrypt"
+         Agents can only relay it unchanged, and it fails unless `virsh migrate` names the \
+         destination's certificate (--tls-destination). Remove the line: the agents encrypt \
+         between hosts"
             .to_owned()
     })
 }
@@ -64,7 +64,7 @@ fn taken(
     let list: Vec<String> = taken.iter().map(u16::to_string).collect();
     (!taken.is_empty()).then(|| {
         format!(
-            "another program listens at all addresses on port {}, where the agent has to stand \
+            "another program listens at all addresses on port {}, where the agent has to listen \
              for another host: VMs that move to that host would be sent to the program. End it (a \
              QEMU that waits for a migration ends with it), or give that host other `carry-ports` \
              in the peers file, on all hosts, and repeat this command there",
@@ -119,7 +119,10 @@ mod tests {
     fn an_address_of_another_host_is_found() {
         let foreign = Lines { address: Ipv4Addr::new(192, 0, 2, 7).into(), ..LINES };
         let found = find("", &foreign, &[], true);
-        assert!(found.iter().any(|one| one.starts_with("192.0.2.7 is no address")), "{found:?}");
+        assert!(
+            found.iter().any(|one| one.starts_with("192.0.2.7 is not an address")),
+            "{found:?}"
+        );
     }
 
     #[test]

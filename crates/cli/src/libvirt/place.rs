@@ -65,8 +65,8 @@ impl Place {
         let agent: AgentFile = parse(agent_file)?;
         let (Some(name), Some(peers)) = (agent.name, agent.peers) else {
             return Err(Problem::Typed(format!(
-                "{} has no `name` or no `peers`: the address at which libvirt on other \
-                 hosts reaches this host follows from its place in the peers file",
+                "{} has no `name` or no `peers`: the address at which libvirt on other hosts \
+                 reaches this host follows from its position in the peers file",
                 agent_file.display()
             )));
         };
@@ -74,8 +74,8 @@ impl Place {
         let file: PeersFile = parse(&peers)?;
         let (loopback, network, [first, last]) = among(&file.host, &name).ok_or_else(|| {
             Problem::Typed(format!(
-                "{} has no host `{name}`, which this host is by {}: add it, in the same place on \
-                 all hosts",
+                "{} has no host `{name}`, which is this host's name in {}: add it, at the same \
+                 position on all hosts",
                 peers.display(),
                 agent_file.display()
             ))

@@ -29,18 +29,17 @@ pub(crate) struct Lines {
 pub(crate) enum Unchanged {
     #[error(
         "line {line} sets {key} already: another tool or an administrator has set where libvirt \
-         sends migrations to this host. If that is no longer needed, remove the line and repeat \
-         this"
+         sends migrations to this host. If that is no longer needed, remove the line and run this \
+         again"
     )]
     Taken { line: usize, key: String },
     #[error(
         "line {line} sets {key} to {value}, and the agent has ports {ports}: remove that line and \
-         repeat this, or give this host `carry-ports` in the peers file, the same on all hosts"
+         run this again, or give this host `carry-ports` in the peers file, the same on all hosts"
     )]
     Ports { line: usize, key: String, value: String, ports: String },
     #[error(
-        "line {0} has `{BEGIN}` or `{END}` without its other half: remove by hand what is left of \
-         that block"
+        "line {0} has `{BEGIN}` or `{END}` without the other: remove the rest of that block by hand"
     )]
     Damaged(usize),
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StorageArgs {
     /// Whether the destination reads page cache from the VM's disks, where the helper in the
-    /// guest says that they have the same content
+    /// guest reports that they have the same content
     #[arg(long, value_enum, default_value_t = StorageArg::Auto)]
     pub(crate) storage: StorageArg,
     /// The most that is read from storage, in bits per second: 500M, 2G
@@ -41,7 +41,7 @@ pub(crate) enum StorageArg {
     Auto,
     /// Never
     Off,
-    /// As auto, and the report says why pages were not read
+    /// As auto, and the report has the reason if pages were not read
     On,
 }
 

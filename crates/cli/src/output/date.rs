@@ -16,7 +16,7 @@ pub(crate) fn utc_to_the_second(unix_s: u64) -> String {
 /// `2026-11-21`.
 fn day(unix_s: u64) -> String {
     let days = unix_s / 86_400;
-    // Years begin in March here, so that a leap day is the last day of a year.
+    // Years start in March here, so that a leap day is the last day of a year.
     let shifted = days + 719_468;
     let era = shifted / 146_097;
     let day_of_era = shifted % 146_097;

@@ -19,14 +19,14 @@ fn described(what: &Happening) -> String {
     match what {
         Happening::Gap { why } => match why {
             GapReason::TooOld => "Events are missing here: there were more than the agent keeps.",
-            GapReason::Restarted => "Events may be missing here: the agent was started again.",
+            GapReason::Restarted => "Events may be missing here: the agent was restarted.",
             GapReason::Unknown => {
                 "Events may be missing here: the agent doesn't know the last one."
             }
         }
         .to_owned(),
         Happening::MigrationBegan { migration, vm, from, to } => {
-            format!("{vm}: migration {migration} from {from} to {to} begins.")
+            format!("{vm}: migration {migration} from {from} to {to} starts.")
         }
         Happening::MigrationPhase { migration, vm, phase } => {
             format!("{vm}: migration {migration}: {}.", phase_name(*phase))
@@ -66,7 +66,7 @@ fn described(what: &Happening) -> String {
             format!("{vm}: {how} from {from} with migration {migration}.")
         }
         Happening::GangBegan { gang, vms } => {
-            format!("Gang {gang} begins: {}.", amount::counted(*vms as u64, "VM"))
+            format!("Gang {gang} starts: {}.", amount::counted(*vms as u64, "VM"))
         }
         Happening::GangEnded { gang, result, done, failed, cancelled, total_s } => {
             let how = match result {

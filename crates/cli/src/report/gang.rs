@@ -7,7 +7,7 @@ use crate::output::{Stayed, aligned, amount, full_stop};
 
 /// The outcome, the notes, and the command that shows more.
 ///
-/// The notes were shown when the gang began, hours ago perhaps. They name the VMs that were left
+/// The notes were shown when the gang started, hours ago perhaps. They name the VMs that were left
 /// out, which is easily missed.
 pub(crate) fn summary(report: &GangReport) -> String {
     let mut out = sentences(report);

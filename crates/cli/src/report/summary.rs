@@ -11,7 +11,7 @@ pub(crate) fn sentences(report: &Report) -> String {
         Outcome::Done => done(report),
         Outcome::Failed(reason) => failed(&report.vm, &report.to, report.in_doubt, reason),
         Outcome::Cancelled => {
-            format!("Cancelled. {} goes on at {}.", report.vm, report.from)
+            format!("Cancelled. {} continues at {}.", report.vm, report.from)
         }
     };
     for note in &report.notes {
@@ -30,7 +30,7 @@ pub(crate) fn without_report(last: &Progress) -> String {
         Some(Outcome::Done) => format!("{} runs on {}.", last.vm, last.to),
         Some(Outcome::Failed(reason)) => failed(&last.vm, &last.to, last.in_doubt, reason),
         Some(Outcome::Cancelled) | None => {
-            format!("Cancelled. {} goes on at {}.", last.vm, last.from)
+            format!("Cancelled. {} continues at {}.", last.vm, last.from)
         }
     }
 }

@@ -81,7 +81,7 @@ fn host(name: &str, state: &HostState) -> Vec<Span<'static>> {
     let census = state.census.as_ref();
     let problem = match (&state.problem, census) {
         (Some(problem), _) => wrong(problem.clone()),
-        (None, None) => Span::raw("not asked yet"),
+        (None, None) => Span::raw("not queried yet"),
         (None, Some(_)) => Span::raw(""),
     };
     vec![

@@ -93,7 +93,7 @@ fn each_tab_says_what_may_be_old() {
 fn failed() -> Known {
     let mut report = example();
     report.vm = "web1".to_owned();
-    let why = format!("host-b does not take the VM: {}", "it has no room, ".repeat(20));
+    let why = format!("host-b refuses the VM: {}", "it has no room, ".repeat(20));
     report.outcome = Outcome::Failed(why);
     let mut known =
         Known::example(vec![host("host-a", &["web1"])], Vec::new(), Vec::new(), vec![report]);
@@ -109,7 +109,7 @@ fn rows_with_a_long_reason_are_cut_and_not_squeezed() {
     let known = failed();
     let mut state = State::new(false);
     for (tab, name, why) in [
-        (Tab::History, "web1", "host-b does not take the VM"),
+        (Tab::History, "web1", "host-b refuses the VM"),
         (Tab::Hosts, "host-b", "the agent of host-b can't"),
     ] {
         state.tab = tab;
@@ -134,7 +134,7 @@ fn rows_with_a_long_reason_are_cut_and_not_squeezed() {
     let mut buffer = Buffer::empty(Rect::new(0, 0, 80, overview::height_of_text(&known, 80)));
     overview::draw_text(&known, buffer.area, &mut buffer);
     let text = lines(&buffer);
-    assert!(text.contains("\n  host-b does not take the VM") && text.ends_with("…\n\n"), "{text}");
+    assert!(text.contains("\n  host-b refuses the VM") && text.ends_with("…\n\n"), "{text}");
 }
 
 #[test]

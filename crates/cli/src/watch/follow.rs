@@ -31,7 +31,7 @@ pub(crate) trait Shown {
     const UNSEEN: &str;
 
     fn show(&mut self, state: &Self::State);
-    /// Prints a message beside the progress.
+    /// Prints a message next to the progress.
     fn say(&self, text: &str);
     fn is_over(state: &Self::State) -> bool;
 }
@@ -75,13 +75,16 @@ pub(crate) fn leave(operation: &Operation, said: Said) -> ExitCode {
     };
     let becomes = match said {
         Said::Yes => {
-            format!("{capital} {id} is being cancelled; `droveway report {id}` says how it ends")
+            format!("{capital} {id} is being cancelled; `droveway report {id}` shows how it ended")
         }
         Said::No => {
-            format!("It is too late to cancel {noun} {id}: `droveway report {id}` says how it ends")
+            format!(
+                "It is too late to cancel {noun} {id}: `droveway report {id}` shows how it ended"
+            )
         }
         Said::Nothing => format!(
-            "The agent has not answered: {noun} {id} may go on. `droveway cancel {id}` asks again"
+            "The agent has not answered: {noun} {id} may continue. `droveway cancel {id}` tries \
+             again"
         ),
     };
     eprint_line(format_args!("droveway: no longer watching. {becomes}"));

@@ -100,12 +100,12 @@ impl Shown for Display {
     type State = GangProgress;
     const CANCELLING: &str = "Cancelling; VMs that have not moved yet stay where they are. Ctrl-C \
                               again: don't wait for it.";
-    const LOST: &str = "the agent ended before the gang did. VMs that move from other hosts go on \
-                        by themselves; when it runs again, `droveway gang` lists the gang, and \
-                        `droveway gang --resume ID` takes it up";
-    const UNSEEN: &str = "The gang, or its VMs that move now, may go on: once the agent answers, \
-                          `droveway gang` says how it stands, and `droveway gang --resume ID` \
-                          takes it up if it was interrupted";
+    const LOST: &str = "the agent ended before the gang did. VMs that move from other hosts \
+                        continue by themselves; when the agent runs again, `droveway gang` lists \
+                        the gang, and `droveway gang --resume ID` resumes it";
+    const UNSEEN: &str = "The gang, or its VMs that move now, may continue: once the agent \
+                          answers, `droveway gang` shows its state, and `droveway gang --resume \
+                          ID` resumes it if it was interrupted";
 
     fn show(&mut self, progress: &GangProgress) {
         for (number, one) in progress.moves.iter().enumerate() {

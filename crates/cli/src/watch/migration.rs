@@ -91,10 +91,10 @@ impl Shown for Display {
     type State = Progress;
     const CANCELLING: &str = "Cancelling; unless it is past its commit, the VM stays where it is. \
                               Ctrl-C again: don't wait for it.";
-    const LOST: &str = "the agent ended before the migration did; when it runs again, \
-                        `droveway list` says where the VM is";
-    const UNSEEN: &str = "The migration may go on: once the agents answer, `droveway list` on both \
-                          hosts says where the VM is";
+    const LOST: &str = "the agent ended before the migration did; when it runs again, `droveway \
+                        list` shows where the VM is";
+    const UNSEEN: &str = "The migration may continue: once the agents answer, `droveway list` on \
+                          both hosts shows where the VM is";
 
     fn show(&mut self, progress: &Progress) {
         match self {

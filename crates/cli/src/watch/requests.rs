@@ -13,11 +13,11 @@ use crate::operation::Operation;
 use crate::output::eprint_line;
 use crate::problem::Problem;
 
-/// The message at the first signal while an operation begins.
+/// The message at the first signal while an operation starts.
 const CANCELLED_SOON: &str =
     "It is cancelled as soon as the agent has answered. Ctrl-C again: don't wait for it.";
 
-/// Waits until an operation begins. The first signal is kept, to cancel the operation once its
+/// Waits until an operation starts. The first signal is kept, to cancel the operation once its
 /// id is known. At the second the user leaves, and the answer is none.
 pub(crate) async fn begin<T>(
     asking: impl Future<Output = Result<T, Problem>>,
@@ -70,11 +70,11 @@ async fn answered<T>(
 }
 
 /// Tells a user who leaves before the agent has answered; `shows` is the command that shows
-/// what begins.
+/// what starts.
 pub(crate) fn leave_unanswered(shows: &str) -> ExitCode {
     eprint_line(format_args!(
-        "droveway: not waiting any longer. The agent has not answered; it may begin all the same: \
-         `{shows}` says whether it has"
+        "droveway: not waiting any longer. The agent has not answered; it may start anyway: \
+         `{shows}` shows whether it has"
     ));
     ExitCode::from(INTERRUPTED)
 }
@@ -82,8 +82,8 @@ pub(crate) fn leave_unanswered(shows: &str) -> ExitCode {
 /// Tells a user who leaves while a VM is being stopped.
 pub(crate) fn leave_stopping(name: &str) -> ExitCode {
     eprint_line(format_args!(
-        "droveway: not waiting any longer. {name} is stopped all the same: `droveway list` says \
-         whether it is still there"
+        "droveway: not waiting any longer. {name} is stopped anyway: `droveway list` shows whether \
+         it is still there"
     ));
     ExitCode::from(INTERRUPTED)
 }

@@ -1,4 +1,4 @@
-//! The signals that cancel the watched operation, or end the wait for one that goes on.
+//! The signals that cancel the watched operation, or end the wait for one that continues.
 
 use std::future::pending;
 

@@ -104,11 +104,11 @@ pub(crate) struct Seat {
 pub(crate) struct Round {
     /// The next page.
     pub(crate) next: u64,
-    /// When the round began.
+    /// When the round started.
     pub(crate) began: Option<Instant>,
     /// How many rounds are complete.
     pub(crate) completed: u64,
-    /// When it last began to report all names, and whether it does so in this round.
+    /// When it last started to report all names, and whether it does so in this round.
     pub(crate) told: Option<Instant>,
     pub(crate) tells_all: bool,
 }

@@ -321,7 +321,7 @@ fn no_wrong_byte_is_found_while_all_pages_change() {
     let rams: Vec<_> = (0..3).map(|_| Ram::new(PAGES)).collect();
     let over = AtomicBool::new(false);
     let found = AtomicUsize::new(0);
-    // Finders begin only once something is noted.
+    // Finders start only once something is noted.
     let noted = Barrier::new(5);
     let names: Vec<Name> = (0..CONTENTS).map(name_of).collect();
     thread::scope(|scope| {

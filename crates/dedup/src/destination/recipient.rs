@@ -107,7 +107,7 @@ impl Recipient {
         named < NAMED_PER_PAGE * self.blocks.pages() && self.has_memory(pages)
     }
 
-    /// Whether so many more pages can be noted, beside those that are.
+    /// Whether so many more pages can be recorded, in addition to those that are.
     fn has_memory(&self, pages: usize) -> bool {
         let reports = self.tell.lock().as_ref().map_or(0, Sender::len);
         let noted = self.asked.lock().len() + self.waiting.load(Relaxed) + reports;

@@ -107,7 +107,7 @@ impl Exchange {
         let Passed { elsewhere, over } = passed;
         drop(over);
         if !elsewhere.is_empty() {
-            tracing::debug!(pages = elsewhere.len(), "waited for in vain");
+            tracing::debug!(pages = elsewhere.len(), "content did not arrive in time");
         }
         self.look_elsewhere(elsewhere);
     }

@@ -257,7 +257,7 @@ impl Taking {
             let wrong =
                 exchange.brought(by, &here, &|nth| &bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
             if wrong > 0 {
-                tracing::warn!(pages = wrong, "another host sent what it was not asked for");
+                tracing::warn!(pages = wrong, "another host sent content that was not requested");
             }
             exchange.not_brought(by, &not_here);
         }

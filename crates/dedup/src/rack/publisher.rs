@@ -51,7 +51,9 @@ impl Publisher {
     fn publish(&self, change: Change) {
         match self.changes.as_ref().map(|changes| changes.try_send(change)) {
             None | Some(Ok(()) | Err(TrySendError::Disconnected(_))) => {}
-            Some(Err(TrySendError::Full(_))) => tracing::debug!("the directory is slow; not told"),
+            Some(Err(TrySendError::Full(_))) => {
+                tracing::debug!("the directory is slow; dropping a notification")
+            }
         }
     }
 }
@@ -74,7 +76,7 @@ fn run(me: &HostName, directory: &dyn Directory, published: &Receiver<Change>) {
         let held = if held.is_empty() { Ok(()) } else { directory.hold(me, &held, until) };
         let lacked = if lacked.is_empty() { Ok(()) } else { directory.release(me, &lacked, until) };
         if let Err(error) = held.and(lacked) {
-            tracing::debug!(%error, "the directory was not told");
+            tracing::debug!(%error, "cannot notify the directory");
         }
     }
 }

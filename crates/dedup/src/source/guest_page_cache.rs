@@ -78,7 +78,7 @@ impl GuestPageCache {
         if self.known.lock().parts.is_empty() {
             format!("no page is read from storage: {why}")
         } else {
-            format!("only pages that the guest's helper had told of are read from storage: {why}")
+            format!("only pages that the guest's helper had reported are read from storage: {why}")
         }
     }
 

@@ -26,7 +26,7 @@ impl StorageNotes {
         let note = note.into();
         match &mut *self.kept_back.lock() {
             Some(kept_back) => {
-                tracing::debug!(note, "kept back: nobody asked for pages from storage");
+                tracing::debug!(note, "not reported: no pages from storage were requested");
                 kept_back.push(note);
             }
             None => (self.report)(note),

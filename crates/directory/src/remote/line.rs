@@ -154,7 +154,7 @@ impl Line {
     /// Has the sending thread connect, if there is no connection.
     fn want(&self, phase: &mut Phase, ask: Ask) -> Result<(), DirectoryError> {
         match phase {
-            Phase::Ended => return Err(self.unreachable("it is not asked any more")),
+            Phase::Ended => return Err(self.unreachable("it is no longer queried")),
             Phase::Down(Some(failed)) if Instant::now() < failed.again => {
                 return Err(self.unreachable(&failed.why));
             }
@@ -177,7 +177,7 @@ impl Line {
         let Phase::Open { number, .. } = state.phase else { return };
         if state.silent_since.is_some_and(|since| since.elapsed() > SILENT_MAX) {
             drop(state);
-            self.broke(number, "it says nothing");
+            self.broke(number, "it sends nothing");
         }
     }
 

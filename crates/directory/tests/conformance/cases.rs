@@ -194,7 +194,7 @@ fn many_at_once(world: &dyn World) {
             .map(|number| {
                 let (hosts, all) = (&hosts, &all);
                 scope.spawn(move || {
-                    // Hosts begin in different places, two of them in each.
+                    // Hosts start in different places, two of them in each.
                     let mut mine = vec![Answer::Yours; CONTENTS];
                     let begin = number / 2 * 777;
                     let order: Vec<_> = (0..CONTENTS).map(|nth| (nth + begin) % CONTENTS).collect();

@@ -57,7 +57,7 @@ fn it_does_what_all_do() {
     cases::check(&InRedis::new());
 }
 
-/// Every key has a time to live, and begins with its owner.
+/// Every key has a time to live, and starts with its owner.
 #[test]
 fn nothing_is_kept_for_ever() {
     let world = InRedis::new();

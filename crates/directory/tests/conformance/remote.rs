@@ -97,7 +97,7 @@ fn a_client_speaks_only_for_its_hosts() {
         let Err(DirectoryError::Refused { why, .. }) = refusal else { panic!("{refusal:?}") };
         assert!(why.contains("b-1"), "{why}");
     }
-    // The connection goes on.
+    // The connection continues.
     assert!(claim(directory, &ours, &all).iter().all(|said| *said == Answer::Yours));
 }
 

@@ -105,7 +105,7 @@ impl NbdWriter {
             done.finish(Err(failure.into()));
         } else if (range.start | range.end) & (minimum - 1) != 0 {
             let why = format!(
-                "bytes {} to {} are not aligned to the {minimum} that it wants",
+                "bytes {} to {} are not aligned to the {minimum} that it requires",
                 range.start, range.end
             );
             done.finish(Err(WriteFailure::Other(why)));

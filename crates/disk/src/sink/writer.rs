@@ -40,7 +40,7 @@ fn next(shared: &Shared, number: usize) -> Option<Job> {
     }
 }
 
-/// Returns whether the sink still goes on.
+/// Returns whether the sink still continues.
 fn write(
     shared: &Arc<Shared>,
     number: usize,
@@ -78,7 +78,7 @@ fn bytes_of<'b>(piece: &Piece<'b>, range: &Range<u64>) -> Option<&'b [u8]> {
 
 /// Waits until no write in flight overlaps `range` and fewer than the maximum are in flight;
 /// then adds `range` to them. Only this thread adds ranges, so they start in the order of its
-/// queue. Returns whether the sink still goes on.
+/// queue. Returns whether the sink still continues.
 fn lock_range(shared: &Shared, number: usize, range: &Range<u64>) -> bool {
     let mut state = shared.state.lock();
     loop {

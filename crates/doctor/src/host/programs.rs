@@ -25,11 +25,11 @@ pub(super) fn programs(facts: &Facts, coming: &[VmFacts], findings: &mut Finding
                 }
             }
             None if is_used => {
-                let why = program.problem.as_deref().unwrap_or("it was not asked");
+                let why = program.problem.as_deref().unwrap_or("it was not queried");
                 findings.warning(
                     "qemu",
-                    format!("{} ({users}) gives no answer: {why}.", program.name),
-                    "install QEMU, or have command lines name the program that there is",
+                    format!("{} ({users}) doesn't answer: {why}.", program.name),
+                    "install QEMU, or name the existing program in command lines",
                 );
             }
             None => {}

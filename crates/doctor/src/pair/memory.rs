@@ -38,7 +38,7 @@ pub(super) fn of_one(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
         Err(NoRoom::Pages { needed, .. }) => findings.error(
             "vm",
             format!("{} has {} of RAM, more than {} has free.", vm.name, size(needed), there.host),
-            "stop or move VMs there; --overcommit-memory moves it all the same",
+            "stop or move VMs there; --overcommit-memory moves it anyway",
         ),
         Err(NoRoom::Huge { page_bytes, needed, free }) => findings.error(
             "vm",
@@ -48,7 +48,7 @@ pub(super) fn of_one(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
                 page_bytes >> 10,
                 there.host
             ),
-            "give that host more (vm.nr_hugepages), or have --set name memory of another kind",
+            "give that host more (vm.nr_hugepages), or name another memory backend with --set",
         ),
     }
 }

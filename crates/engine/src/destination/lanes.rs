@@ -65,7 +65,7 @@ impl ArrivingLanes {
         let panicked = broken.clone();
         let threads = DataThreads::new(SchedParams::default(), move |thread| {
             let _ = panicked.try_send(format!(
-                "a fault in the agent: its thread {thread} panicked; the agent's log says where"
+                "a fault in the agent: its thread {thread} panicked; see the agent's log"
             ));
         });
         Self {
@@ -86,7 +86,7 @@ impl ArrivingLanes {
     pub(crate) fn are_of(&self, peer: Option<&str>) -> bool {
         let are = self.peer.as_deref() == peer;
         if !are {
-            tracing::warn!(from = self.peer, peer, "a lane comes from another host than its VM");
+            tracing::warn!(from = self.peer, peer, "a lane is from another host than its VM");
         }
         are
     }

@@ -122,7 +122,7 @@ impl Connected<'_> {
         let through =
             AssertUnwindSafe(|| self.go_through(&pools, wanted, &mut driver, &mut keeper));
         if catch_unwind(through).is_err() {
-            tracing::error!("a fault in the agent; its journal says whose it is");
+            tracing::error!("a fault in the agent; its journal decides which host has the VM");
             self.end_lanes();
             drop(driver);
             if self.shared.host.take_up(&order.vm, &order.switchover) {
@@ -143,7 +143,7 @@ impl Connected<'_> {
         if place.arrives(self.certified.as_deref()) {
             return Ok(());
         }
-        let why = "too many VMs arrive there already, of this host or in all: move it when one of \
+        let why = "too many VMs already arrive there, of this host or in all: move it when one of \
                    them has arrived";
         Err(End::failed(why))
     }

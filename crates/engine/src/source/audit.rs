@@ -74,7 +74,7 @@ impl SourceAudit {
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<Self, MigrationError> {
         let hash = chosen.map_or_else(|| Some(Hash::default()), Hash::named);
-        let why = "it chose a hash for the audit that it was not offered";
+        let why = "it chose a hash for the audit that was not offered";
         let hash = hash.ok_or_else(|| MigrationError::lost(host, why))?;
         Ok(Self {
             host: host.to_owned(),
@@ -101,7 +101,7 @@ impl SourceAudit {
             }
             Err(NotKept::NotWanted) => self.turned_off,
             Err(NotKept::NoMemory) => "this host has no memory for it: 8 bytes for each page",
-            Err(NotKept::NoBlocks) => "QEMU's stream was passed through whole",
+            Err(NotKept::NoBlocks) => "QEMU's stream was relayed unchanged",
         };
         self.report(Audited::Nothing { why: why.to_owned() });
         Vec::new()
@@ -251,7 +251,7 @@ mod tests {
         assert!(matches!(audited.hear(&AUDITED).unwrap(), Some(Compared::Same)));
         assert!(!audited.is_open() && audited.hear(&AUDITED).unwrap().is_none());
 
-        for (setting, why) in [(Audit::Off, "turned off"), (Audit::On, "passed through whole")] {
+        for (setting, why) in [(Audit::Off, "turned off"), (Audit::On, "relayed unchanged")] {
             let mut none = audit(setting, None).unwrap();
             assert!(none.begin().is_empty() && !none.is_open());
             assert!(none.hear(&AUDITED).unwrap().is_none());

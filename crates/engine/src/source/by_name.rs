@@ -49,7 +49,7 @@ pub(crate) fn order(
         if auto {
             return Ok(None);
         }
-        return Err("content is not shared: the agent here is told not to");
+        return Err("content is not shared: the agent here has sharing turned off");
     };
     let print = sharing.key(&domain).print().to_string();
     let if_any = auto && !asked.together;

@@ -1,5 +1,5 @@
-//! What the tap reads, whoever commands QEMU: pages go to the lanes, the non-RAM stream to the
-//! control connection.
+//! What the tap reads, whichever program commands QEMU: pages go to the lanes, the non-RAM stream
+//! to the control connection.
 //!
 //! [`own`](super::own) and `carried::observed` are the tap's outputs. Each adds what follows from
 //! who commands QEMU: above all when the tail may flow.
@@ -20,7 +20,7 @@ use super::lanes::Lanes;
 use super::notice::Notice;
 use crate::link::Link;
 
-/// What QEMU hands over passes this, or is noted in it.
+/// What QEMU hands over passes this, or is recorded in it.
 pub(crate) struct Collector {
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: Arc<Lanes>,

@@ -224,7 +224,7 @@ impl Disks {
         self.shut();
         self.watching.stop();
         if let Err(error) = self.mirrors.undo() {
-            tracing::warn!(%error, "disk mirrors stay behind in QEMU");
+            tracing::warn!(%error, "cannot remove disk mirrors from QEMU");
         }
     }
 

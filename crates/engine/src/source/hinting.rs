@@ -39,7 +39,7 @@ impl Hinting {
         threads: &Arc<DataThreads>,
     ) -> Result<Option<Self>, QmpError> {
         if let Err(error) = outgoing.hold_back(true) {
-            tracing::warn!(%error, "QEMU doesn't wait for what the guest says is free");
+            tracing::warn!(%error, "QEMU doesn't wait for the guest's report of free memory");
             return outgoing.hold_back(false).map(|()| None);
         }
         let stopped = Arc::<AtomicBool>::default();
@@ -52,7 +52,10 @@ impl Hinting {
         match data_threads::spawn("hinting", run) {
             Ok(thread) => Ok(Some(Self { stopped, thread: Some(thread) })),
             Err(error) => {
-                tracing::warn!(%error, "no thread to wait for what the guest says is free");
+                tracing::warn!(
+                    %error,
+                    "cannot start a thread to wait for the guest's report of free memory"
+                );
                 outgoing.hold_back(false).map(|()| None)
             }
         }
@@ -87,7 +90,7 @@ impl Waiting {
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "what the guest has lent isn't known");
+                    tracing::debug!(%error, "cannot query the guest's free-page hints");
                     break;
                 }
             }
@@ -101,7 +104,7 @@ impl Waiting {
         while !self.is_stopped() {
             match self.outgoing.hold_back(false) {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(%error, "QEMU is still held back"),
+                Err(error) => tracing::warn!(%error, "cannot stop holding QEMU back; retrying"),
             }
             thread::sleep(PATIENCE);
         }

@@ -75,7 +75,8 @@ impl Prefault {
             thread_cpu()
         };
         let thread = data_threads::spawn("prefault", run);
-        let thread = thread.inspect_err(|error| tracing::warn!(%error, "no thread to prefault"));
+        let thread =
+            thread.inspect_err(|error| tracing::warn!(%error, "cannot start a thread to prefault"));
         Some(Self { stopped, thread: Some(thread.ok()?) })
     }
 

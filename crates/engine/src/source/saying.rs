@@ -38,7 +38,7 @@ impl Saying {
                 let _is_over: Sender<()> = is_over;
                 for frame in to_say {
                     if let Err(error) = link.frame(&frame) {
-                        tracing::info!(%error, "not said");
+                        tracing::info!(%error, "cannot send a switchover message");
                         // The thread that reads the connection notices it this way.
                         link.close();
                     }

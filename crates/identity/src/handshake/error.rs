@@ -12,30 +12,30 @@ use crate::refusal::{CertificateProblem, Refusal};
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The network failed, or the peer is gone.
-    #[error("the connection broke while it was made secure: {0}")]
+    #[error("the connection broke during the TLS handshake: {0}")]
     Io(#[from] io::Error),
     /// The peer sent nothing, or too little.
-    #[error("the peer took more than {} s to make the connection secure", HANDSHAKE_MAX.as_secs())]
+    #[error("the peer took more than {} s for the TLS handshake", HANDSHAKE_MAX.as_secs())]
     TooSlow,
     /// The peer doesn't speak TLS.
     #[error(
-        "the peer speaks plaintext and this agent TLS: take --insecure-plaintext away there, and \
-         give it a certificate (or is it not an agent?)"
+        "the peer uses plaintext and this agent TLS: remove --insecure-plaintext there, and give \
+         that host a certificate (or is it not an agent?)"
     )]
     PeerIsPlain,
     /// The peer ended the connection at our first message.
     #[error(
-        "the peer ended the connection when it heard TLS: it is an agent that speaks plaintext \
-         (--insecure-plaintext), or something else"
+        "the peer closed the connection when it received TLS: it is an agent with \
+         --insecure-plaintext, or another program"
     )]
     Unheard,
     /// The peer connected, and left without sending anything.
-    #[error("the peer connected and left without a word")]
+    #[error("the peer connected and closed the connection without sending data")]
     Silent,
     /// The peer speaks TLS, and this host doesn't.
     #[error(
-        "the peer speaks TLS, and this agent is told not to: take --insecure-plaintext away here, \
-         and give it a certificate"
+        "the peer uses TLS, and this agent has --insecure-plaintext: remove it here, and give this \
+         host a certificate"
     )]
     PeerIsSecure,
     /// The peer's certificate is refused.
@@ -56,7 +56,7 @@ pub enum HandshakeError {
     #[error("the peer has a certificate of our CA, but is not an agent")]
     NotAnAgent,
     /// The peer, or something on the path, violates TLS.
-    #[error("the peer's TLS can't be understood: {0}")]
+    #[error("the peer sent invalid TLS: {0}")]
     Protocol(String),
 }
 

@@ -16,11 +16,11 @@ use crate::refusal::PLAINTEXT_ONLY;
 const CAME_BYTES_MAX: usize = RECORD_BYTES_MAX + (4 << 10);
 /// Most bytes sent at once.
 const SAID_BYTES_MAX: usize = 64 << 10;
-/// How long a refused peer may go on sending before it reads why.
+/// How long a refused peer may continue sending before it reads why.
 const LINGER_MAX: Duration = Duration::from_secs(1);
 /// How many bytes it may send until then.
 const LINGER_BYTES_MAX: usize = 64 << 10;
-/// Kinds of records that a handshake may begin with.
+/// Kinds of records that a handshake may start with.
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 

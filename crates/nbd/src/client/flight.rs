@@ -54,7 +54,7 @@ impl<T> Flight<T> {
         }
     }
 
-    /// Begins an operation. Only one at a time is being launched; each of the
+    /// Starts an operation. Only one at a time is being launched; each of the
     /// others has at least one part in flight.
     pub(crate) fn begin(&mut self, tag: T) -> Operation {
         let free = self.operations.iter().position(Option::is_none);
@@ -94,7 +94,7 @@ impl<T> Flight<T> {
             .get_mut(place)
             .and_then(|flying| flying.take_if(|flying| flying.cookie == reply.cookie));
         let Some(Flying { operation, part, .. }) = flying else {
-            let text = format!("an answer to nothing: {:#x}", reply.cookie);
+            let text = format!("a reply to no request: {:#x}", reply.cookie);
             return Err(ProtocolError::Unexpected(text));
         };
         self.free_places.push(place);

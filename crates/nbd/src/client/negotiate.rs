@@ -54,7 +54,7 @@ fn hear_answer(from: &mut impl Read, name: &str) -> Result<ExportInfo, ClientErr
         content.resize(header.bytes as usize, 0);
         from.read_exact(&mut content).map_err(ClientError::Handshake)?;
         if header.option != OptionCode::GO {
-            let text = format!("it answers what we did not ask: option {}", header.option.0);
+            let text = format!("it replied to an option that was not sent: {}", header.option.0);
             return Err(ProtocolError::Unexpected(text).into());
         }
         match header.answer {
@@ -87,8 +87,8 @@ fn hear_answer(from: &mut impl Read, name: &str) -> Result<ExportInfo, ClientErr
 fn reason(error: Answer, text: &[u8]) -> String {
     match (error, String::from_utf8_lossy(text)) {
         (_, text) if !text.is_empty() => text.into_owned(),
-        (Answer::UNKNOWN, _) => "there is none of this name".to_owned(),
-        (Answer::UNSUPPORTED, _) => "it is too old to be asked for one".to_owned(),
+        (Answer::UNKNOWN, _) => "it has no export of this name".to_owned(),
+        (Answer::UNSUPPORTED, _) => "it is too old to negotiate one".to_owned(),
         (other, _) => format!("answer {:#x}", other.0),
     }
 }

@@ -12,7 +12,7 @@ struct Ending<'a, T>(&'a Shared<T>);
 impl<T> Drop for Ending<'_, T> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        let panicked = Failure::Broken("its reader of answers panicked".to_owned());
+        let panicked = Failure::Broken("the thread that reads its replies panicked".to_owned());
         let why = state.ending.get_or_insert(panicked).clone();
         state.ended.get_or_insert(why);
         // Only after a panic are there any; dropping them wakes their waiters.

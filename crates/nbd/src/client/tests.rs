@@ -281,7 +281,7 @@ fn a_reply_to_no_request_ends_the_connection() {
         odd.answer(0xdead_beef);
         Some(odd)
     });
-    assert!(client.failure().unwrap().to_string().contains("an answer to nothing"));
+    assert!(client.failure().unwrap().to_string().contains("a reply to no request"));
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl<B> Places<B> {
         let filling = Place::Filling { cookie: reply.cookie };
         let asked = asked.map(|place| (std::mem::replace(place, filling), place));
         let Some((Place::Asked { into, buffer, .. }, place)) = asked else {
-            let text = format!("an answer to nothing: {:#x}", reply.cookie);
+            let text = format!("a reply to no request: {:#x}", reply.cookie);
             return Err(ProtocolError::Unexpected(text));
         };
         let payload = match reply.outcome {

@@ -176,9 +176,9 @@ fn readers_fail_when_the_server_hangs_up_or_violates_the_protocol() {
     let text = broken(|odd, _| odd.socket.shutdown(std::net::Shutdown::Both).unwrap());
     assert!(text.ends_with("broke: the other end closed it"), "{text}");
     let text = broken(|odd, _| odd.head(12_345, Ok(())));
-    assert!(text.contains("an answer to nothing"), "{text}");
+    assert!(text.contains("a reply to no request"), "{text}");
     let text = broken(|odd, _| odd.socket.write_all(&[7; 100]).unwrap());
-    assert!(text.contains("a reply begins with"), "{text}");
+    assert!(text.contains("a reply starts with"), "{text}");
     let text = broken(|odd, first| {
         odd.head(first.cookie, Ok(()));
         odd.socket.write_all(&[7; 100]).unwrap();

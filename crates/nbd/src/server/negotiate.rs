@@ -90,7 +90,7 @@ impl<W: Write> Talk<'_, W> {
 
     fn inform(&mut self, content: &[u8]) -> Turn {
         let Ok(Go { name }) = Go::parse(content) else {
-            self.reply(Answer::INVALID, b"the option makes no sense");
+            self.reply(Answer::INVALID, b"the option is invalid");
             return Turn::Next;
         };
         let Some(chosen) = self.find(name) else {
@@ -111,9 +111,11 @@ impl<W: Write> Talk<'_, W> {
     /// connection ends.
     fn export_name(&mut self, content: &[u8]) -> Result<usize, ServerError> {
         let name = str::from_utf8(content)
-            .map_err(|_| ProtocolError::Text { what: "the name of the export it wants" })?;
+            .map_err(|_| ProtocolError::Text { what: "the name of the requested export" })?;
         let chosen = self.find(name).ok_or_else(|| {
-            ProtocolError::Unexpected(format!("it wants the export '{name}', which isn't there"))
+            ProtocolError::Unexpected(format!(
+                "it requested the export '{name}', which doesn't exist"
+            ))
         })?;
         let mut info = Vec::new();
         self.export_info(chosen).write(&mut info);

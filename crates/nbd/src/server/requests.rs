@@ -130,7 +130,7 @@ impl<R: Read> RequestReader<R> {
 
     pub(crate) fn read_payload(&mut self, into: &mut [u8]) -> Result<(), ServerError> {
         let bytes = u32::try_from(into.len()).ok().filter(|bytes| *bytes <= self.payload_left);
-        let bytes = bytes.expect("asked for more than the payload that is left");
+        let bytes = bytes.expect("requested more than the payload that is left");
         self.from.read_exact(into).map_err(ServerError::reading)?;
         self.payload_left -= bytes;
         Ok(())

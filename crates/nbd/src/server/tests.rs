@@ -94,7 +94,7 @@ fn the_oldest_way_to_choose_works() {
         assert_eq!(said[..8], (1_u64 << 30).to_be_bytes());
     }
     let (chosen, _) = negotiated(3, &[option(OptionCode::EXPORT_NAME, b"nosuch")]);
-    assert!(chosen.unwrap_err().to_string().contains("'nosuch', which isn't there"));
+    assert!(chosen.unwrap_err().to_string().contains("'nosuch', which doesn't exist"));
 }
 
 #[test]

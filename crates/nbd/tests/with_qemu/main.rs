@@ -27,7 +27,7 @@ fn run(dir: &Path, program: &str, arguments: &str) -> Output {
         .unwrap_or_else(|error| panic!("{program}: {error}; install qemu-utils"))
 }
 
-/// Splits arguments at spaces; a part between bars that begins with `'` is one argument.
+/// Splits arguments at spaces; a part between bars that starts with `'` is one argument.
 fn pieces(part: &str) -> Vec<&str> {
     match part.strip_prefix('\'') {
         Some(whole) => vec![whole],

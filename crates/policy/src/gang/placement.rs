@@ -44,7 +44,7 @@ pub enum NoPlace {
     /// There is not enough memory.
     #[error(
         "no room for {vm}: it has {} MiB of RAM, and {host} has most left of those that can have \
-         it, {} MiB: {} MiB are missing. Leave some VMs out, name more hosts, or say \
+         it, {} MiB: {} MiB are missing. Leave some VMs out, name more hosts, or use \
          --overcommit-memory if you know that its guests never use all",
         ram_bytes >> 20,
         left_bytes >> 20,
@@ -138,7 +138,7 @@ fn assign(
 
 fn refusal<'v>(vm: &'v Vm<'_>, number: usize, host: &Host<'_>) -> Option<&'v str> {
     if host.name == vm.at {
-        return Some("is there already");
+        return Some("is already there");
     }
     vm.unfit.get(number)?.as_deref()
 }
@@ -241,8 +241,8 @@ mod tests {
         assert_eq!(names(&[picky], &hosts, false).unwrap(), ["y"]);
         let homeless = Vm { at: "y", unfit: vec![old, None], ..vm("a", 3) };
         let text = place(&[homeless], &hosts, true).unwrap_err().to_string();
-        let expected = "no host can have a: x: QEMU 7.2 doesn't know pc-q35-10.0; y: is there \
-                        already";
+        let expected = "no host can have a: x: QEMU 7.2 doesn't know pc-q35-10.0; y: is already \
+                        there";
         assert_eq!(text, expected);
         assert!(place(&[vm("a", 3)], &[], false).unwrap_err().to_string().contains("none"));
     }

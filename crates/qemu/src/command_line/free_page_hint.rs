@@ -5,7 +5,7 @@ use super::guest_port::value;
 use super::machine::pieces;
 use super::{CommandLine, CommandLineError};
 
-/// The id of the device; the id of its thread begins with it.
+/// The id of the device; the id of its thread starts with it.
 const BALLOON_ID: &str = "droveway-balloon";
 const DRIVER: &str = "virtio-balloon";
 const HINT: &str = "free-page-hint";

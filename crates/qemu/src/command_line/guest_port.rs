@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::CommandLine;
 use super::machine::pieces;
 
-/// The id of the socket; the ids of the devices begin with it.
+/// The id of the socket; the ids of the devices start with it.
 pub(crate) const GUEST_ID: &str = "droveway-guest";
 
 impl CommandLine {

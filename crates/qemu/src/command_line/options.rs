@@ -76,7 +76,7 @@ pub(super) fn refused(name: &str) -> Option<&'static str> {
             "the agent keeps QEMU running by itself and watches its process; leave it out"
         }
         "incoming" => "the agent adds it where a VM arrives; leave it out",
-        "preconfig" => "QEMU would wait for a command that never comes; leave it out",
+        "preconfig" => "QEMU would wait for a command that is never sent; leave it out",
         "h" | "help" | "?" | "version" => "it starts no VM",
         _ => return None,
     })

@@ -50,7 +50,7 @@ fn options_that_the_agent_does_not_allow_are_refused() {
     let table = [
         ("qemu -daemonize", "watches its process"),
         ("qemu --incoming defer", "the agent adds it"),
-        ("qemu -preconfig", "never comes"),
+        ("qemu -preconfig", "is never sent"),
         ("qemu -version", "starts no VM"),
         ("qemu -chardev null,id=droveway-qmp", "the agent's"),
         ("qemu -m", "needs an argument"),

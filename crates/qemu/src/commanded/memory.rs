@@ -11,17 +11,17 @@ const GIB: u64 = 1 << 30;
 /// QEMU has no more slots for memory.
 const SLOTS_MAX: u64 = 256;
 
-/// The RAM blocks of a PC, and where its gap begins; or why that isn't known.
+/// The RAM blocks of a PC, and where its gap starts; or why that isn't known.
 pub(super) fn of(words: Words<'_>) -> Result<PcMemory, String> {
-    let blocks = blocks(words).ok_or("its command line does not say what memory it has")?;
+    let blocks = blocks(words).ok_or("its command line does not name its memory")?;
     let machine = machine(words).ok_or("its command line names no machine")?;
     let name = machine.get("type").or_else(|| machine.first()).unwrap_or_default();
     if machine.get("max-ram-below-4g").is_some() {
         return Err("its machine has max-ram-below-4g".to_owned());
     }
     let bytes = blocks.iter().try_fold(0, |sum: u64, (_, bytes)| sum.checked_add(*bytes));
-    let bytes = bytes.ok_or("its command line does not say what memory it has")?;
-    // These machines have a gap that ends at 4 GiB. If the RAM reaches it, it begins at a
+    let bytes = bytes.ok_or("its command line does not name its memory")?;
+    // These machines have a gap that ends at 4 GiB. If the RAM reaches it, it starts at a
     // whole GiB instead.
     let (least, gap) = match name.as_str() {
         "q35" => (0xb000_0000, 2 * GIB),

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How names begin that are made of an ATA disk's model and serial number alone. No two hosts see
+/// How names start that are made of an ATA disk's model and serial number alone. No two hosts see
 /// one such disk, and virtual ones of different hosts have the same names.
 const LOCAL_NAMES: [&str; 2] = ["t10.ATA ", "mpath-1ATA"];
 
@@ -12,7 +12,7 @@ const LVM: &str = "LVM-";
 const MULTIPATH: &str = "mpath-";
 /// Between a disk's identity and the number of its partition.
 const PARTITION: &str = " part ";
-/// How the identities of NVMe namespaces begin, which multipath devices keep.
+/// How the identities of NVMe namespaces start, which multipath devices keep.
 const NVME: [&str; 3] = ["eui.", "uuid.", "nvme."];
 
 /// Whether disks of different hosts may have this identity.

@@ -12,7 +12,7 @@ use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, GoesOn, Proof, block_device, 
 use crate::process::{directory_of, proc_path};
 use crate::shape::{Image, Shape};
 
-/// How the names of nonces' files begin, in the images' own directories.
+/// How the names of nonces' files start, in the images' own directories.
 pub(super) const PREFIX: &str = ".droveway-";
 
 /// Protocols whose names mean the same service at every host.
@@ -41,7 +41,7 @@ const COPIES_BYTES_MAX: u64 = 64 << 20;
 
 /// Challenges for all images of a live VM, and a guard that removes their files
 /// again: keep it until the destination has answered. `id` names the migration.
-/// Images whose content is read may take minutes; once that doesn't go on, they have
+/// Images whose content is read may take minutes; once that doesn't continue, they have
 /// no proof.
 #[must_use]
 pub fn challenges(shape: &Shape, id: &str, goes_on: GoesOn<'_>) -> (Vec<Challenge>, Cleanup) {
@@ -85,7 +85,7 @@ pub(super) fn challenge(
             (image.file.clone(), network::proof(driver, &image.file))
         }
         driver => {
-            let reason = format!("Droveway can't tell for the driver {driver}");
+            let reason = format!("Droveway can't compare images of the driver {driver}");
             (image.file.clone(), impossible(reason))
         }
     };
@@ -123,7 +123,7 @@ fn is_remote(path: &Path) -> bool {
 
 /// The image's absolute path, if QEMU has the file at that path open.
 fn local(image: &Image, pid: Option<u32>) -> Result<PathBuf, String> {
-    let pid = pid.ok_or("QEMU's process can't be seen from here")?;
+    let pid = pid.ok_or("QEMU's process is not visible from here")?;
     let mut path = PathBuf::from(&image.file);
     if path.is_relative() {
         path = directory_of(pid).map_err(|error| error.to_string())?.join(path);
@@ -160,12 +160,12 @@ fn local_proof(
             let (bytes, hash) = content(path, goes_on)?;
             Ok(Proof::Content { bytes, hash })
         }
-        Err(error) => Err(format!("no file can be made beside it: {error}")),
+        Err(error) => Err(format!("no file can be created next to it: {error}")),
     }
 }
 
 fn nonce(path: &Path, bytes: u64, id: &str, cleanup: &mut Cleanup) -> std::io::Result<Proof> {
-    // Beside the file itself, not beside a link to it.
+    // Next to the file itself, not next to a link to it.
     let real = path.canonicalize()?;
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
     let (Some(image), Some(folder)) = (name(&real), real.parent()) else {
@@ -214,7 +214,7 @@ pub(super) fn content_of(file: File, goes_on: GoesOn<'_>) -> Result<(u64, String
     let bytes = file.metadata().map_err(text)?.len();
     if bytes > CONTENT_BYTES_MAX {
         return Err(format!(
-            "no file can be made beside it, and with {bytes} bytes it is too large to compare"
+            "no file can be created next to it, and with {bytes} bytes it is too large to compare"
         ));
     }
     // Of a file that grows no more than shows that it differs.

@@ -17,7 +17,11 @@ impl Drop for Cleanup {
     fn drop(&mut self) {
         for path in &self.0 {
             if let Err(error) = fs::remove_file(path) {
-                tracing::warn!(path = %path.display(), %error, "a challenge's file stays behind");
+                tracing::warn!(
+                    path = %path.display(),
+                    %error,
+                    "cannot remove the file of a challenge"
+                );
             }
         }
     }

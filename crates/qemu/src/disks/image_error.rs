@@ -21,20 +21,20 @@ pub struct ImageError {
 #[derive(Debug, thiserror::Error)]
 pub enum ImageProblem {
     /// It doesn't exist.
-    #[error("it doesn't exist; make it, or allow it to be made (--create-disks)")]
+    #[error("it doesn't exist; create it, or allow Droveway to (--create-disks)")]
     Missing,
     /// It would be, or is, a file among the devices, which is in memory.
     #[error(
-        "no block device is there, and a file in /dev is lost when the host restarts: make the \
+        "it is not a block device, and a file in /dev is lost when the host restarts: create the \
          device, or name another image (--set OLD=NEW)"
     )]
     InMemory,
     /// Its directory doesn't exist.
-    #[error("its directory isn't there")]
+    #[error("its directory doesn't exist")]
     NoDirectory,
     /// QEMU's user lacks rights that the VM needs.
     #[error(
-        "the user that QEMU runs as there may not {what}: give it that right, for instance with \
+        "the user that QEMU runs as there may not {what}: grant that right, for instance with \
          setfacl"
     )]
     Closed {
@@ -89,7 +89,7 @@ pub enum ImageProblem {
     #[error("it has a backing file; what moves is one image: remove it, or flatten it")]
     Backing,
     /// The source describes a disk that can't exist.
-    #[error("the source describes the disk as it can't be: {0}")]
+    #[error("the source sent an invalid description of the disk: {0}")]
     Impossible(String),
     /// The file system or the block device is too small.
     #[error(
@@ -116,5 +116,5 @@ fn beside(promised: u64) -> String {
     if promised == 0 {
         return String::new();
     }
-    format!(" beside {promised} for other disks that arrive there")
+    format!(" next to {promised} for other disks that arrive there")
 }

@@ -133,7 +133,11 @@ impl Drop for Prepared {
     fn drop(&mut self) {
         for Created { path, file } in &self.created {
             if let Err(error) = remove_made(path, *file, self.user.as_ref()) {
-                tracing::warn!(path = %path.display(), %error, "an image that was made stays");
+                tracing::warn!(
+                    path = %path.display(),
+                    %error,
+                    "cannot remove an image that was created"
+                );
             }
         }
     }

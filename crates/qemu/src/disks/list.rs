@@ -125,7 +125,7 @@ fn other_names(drive: &Value, name: &str, node: &str) -> Vec<String> {
     let path = drive["qdev"].as_str().unwrap_or_default();
     let device =
         path.trim_start_matches("/machine/peripheral/").trim_end_matches("/virtio-backend");
-    // QEMU's own names begin with `#` and differ each time.
+    // QEMU's own names start with `#` and differ each time.
     let node = Some(node).filter(|node| !node.starts_with('#'));
     let mut names: Vec<String> =
         [Some(device), node].into_iter().flatten().map(str::to_owned).collect();

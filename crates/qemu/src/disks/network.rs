@@ -30,7 +30,9 @@ pub(super) fn proof(driver: &str, file: &str) -> Proof {
 /// Whether a service isn't one of the host itself.
 pub(super) fn is_elsewhere(file: &str) -> Result<(), String> {
     if servers::is_local(file) {
-        return Err(format!("{file} is a service of this host, or its name doesn't tell"));
+        return Err(format!(
+            "{file} is a service of this host, or its name doesn't identify a host"
+        ));
     }
     Ok(())
 }

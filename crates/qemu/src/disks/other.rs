@@ -1,5 +1,5 @@
 //! Proves that an image is another one than the source's: copying an image onto
-//! itself begins with zeroing it.
+//! itself starts with zeroing it.
 
 use std::fs;
 use std::io::Read;
@@ -37,13 +37,13 @@ pub(super) fn compare(path: &Path, proof: &Proof) -> Kinship {
     }
 }
 
-/// The source's nonce is beside the image only if both hosts see the same directory.
+/// The source's nonce is next to the image only if both hosts see the same directory.
 fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
     let unsure = |reason: &str| Kinship::Unsure(reason.to_owned());
     if !file.starts_with(PREFIX) || file.contains('/') || image.contains('/') {
         return unsure("the source's challenge can't be understood");
     }
-    let Ok(real) = path.canonicalize() else { return unsure("its directory can't be told") };
+    let Ok(real) = path.canonicalize() else { return unsure("its directory can't be determined") };
     let Some(folder) = real.parent() else { return unsure("it is in no directory") };
     let mut found = String::new();
     let read = open_plain(&folder.join(file))
@@ -60,7 +60,7 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
             Kinship::Same
         }
         (Ok(_), Ok(_)) => Kinship::Other,
-        _ => unsure("the source's image can't be seen beside it"),
+        _ => unsure("the source's image is not visible next to it"),
     }
 }
 

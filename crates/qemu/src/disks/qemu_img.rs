@@ -49,7 +49,8 @@ impl QemuImg {
         let mut text = String::new();
         let read = (&mut run.out).take(WORDS_MAX).read_to_string(&mut text);
         run.end(read.map(drop))?;
-        serde_json::from_str(&text).map_err(|_| ImageProblem::Tool("qemu-img said nothing".into()))
+        serde_json::from_str(&text)
+            .map_err(|_| ImageProblem::Tool("qemu-img printed nothing".into()))
     }
 
     /// Whether there is nothing but holes and zeros in an image.

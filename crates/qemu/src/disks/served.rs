@@ -6,7 +6,7 @@
 use super::{Challenge, Proof};
 use crate::shape::{Device, Shape};
 
-/// How the types of their devices begin.
+/// How the types of their devices start.
 const KINDS: [&str; 3] = ["vhost-user-blk", "vhost-user-scsi", "vhost-scsi"];
 
 /// A challenge for each device with such disks, which no host can meet.
@@ -14,7 +14,7 @@ pub(super) fn challenges(shape: &Shape) -> impl Iterator<Item = Challenge> {
     shape.devices.iter().filter(|device| is_served(device)).map(|device| Challenge {
         image: device.to_string(),
         proof: Proof::Impossible {
-            reason: "another program serves it, and QEMU doesn't know from what".to_owned(),
+            reason: "another program serves it, and QEMU doesn't know its source".to_owned(),
         },
     })
 }
@@ -47,7 +47,7 @@ mod tests {
         let refused = made.iter().map(|one| disks::verify(one, &[], None, &|| Ok(())).unwrap_err());
         let refused: Vec<String> = refused.map(|error| error.to_string()).collect();
         assert_eq!(refused.len(), 3, "{refused:?}");
-        let expected = "the vhost-user-blk-pci device `d0` is not shown to be the same at both \
+        let expected = "the vhost-user-blk-pci device `d0` can't be proved to be the same at both \
                         hosts: another program serves it";
         assert!(refused[0].starts_with(expected), "{refused:?}");
     }

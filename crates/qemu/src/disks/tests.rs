@@ -244,8 +244,8 @@ fn a_peer_learns_nothing_about_files() {
         let made = Challenge { image: image.to_owned(), proof };
         let refused = verify(&made, &[]).unwrap_err();
         let text = refused.to_string();
-        let expected = "is not shown to be the same at both hosts: the log of the agent there has \
-                        the reason";
+        let expected = "can't be proved to be the same at both hosts: the log of the agent there \
+                        has the reason";
         assert_eq!(text, format!("{image} {expected}"), "{refused:?}");
     }
 }

@@ -15,7 +15,7 @@ const NODES_MAX: usize = 200;
 /// Drivers whose nodes read the same as the node below.
 const FILTERS: [&str; 4] = ["throttle", "copy-on-read", "compress", "preallocate"];
 
-/// How file names begin that only QEMU's process can use.
+/// How file names start that only QEMU's process can use.
 const HANDED_OVER: [&str; 3] = ["/proc/", "/dev/fd/", "/dev/fdset/"];
 
 /// Options of a protocol that refer to what only its QEMU has: keys and certificates.
@@ -207,7 +207,8 @@ struct Walk<'g, 'a> {
 impl<'g, 'a> Walk<'g, 'a> {
     fn below(&self, node: &Node<'a>, role: &str) -> Result<Described, String> {
         let below = self.graph.child(node, role);
-        let below = below.ok_or_else(|| format!("QEMU doesn't say what is below {}", node.name))?;
+        let below =
+            below.ok_or_else(|| format!("QEMU doesn't report what is below {}", node.name))?;
         self.describe(below)
     }
 
@@ -240,7 +241,7 @@ impl<'g, 'a> Walk<'g, 'a> {
         let cut = number("size")?;
         match self.below(node, "file")? {
             Described::Plain { protocol, offset, cut: below } => {
-                let offset = offset.checked_add(more).ok_or("its image begins nowhere")?;
+                let offset = offset.checked_add(more).ok_or("its image has no start")?;
                 let rest = below.map(|bytes| bytes.saturating_sub(more));
                 Ok(Described::Plain { protocol, offset, cut: cut.or(rest) })
             }
@@ -306,7 +307,7 @@ impl<'g, 'a> Walk<'g, 'a> {
 /// empty. QEMU cuts a description that is longer than a path.
 fn described(node: &Node<'_>) -> Result<Map<String, Value>, String> {
     let Some(json) = node.file.strip_prefix("json:") else { return Ok(Map::new()) };
-    serde_json::from_str(json).map_err(|_| format!("QEMU describes {} by halves", node.name))
+    serde_json::from_str(json).map_err(|_| format!("QEMU describes {} incompletely", node.name))
 }
 
 /// The file name of a protocol's node.
@@ -320,7 +321,7 @@ fn filename(node: &Node<'_>) -> Option<String> {
 /// A number, which may be written as a string.
 fn number(value: &Value) -> Result<u64, String> {
     let text = || value.as_str()?.parse().ok();
-    value.as_u64().or_else(text).ok_or_else(|| format!("it begins or ends at `{value}`"))
+    value.as_u64().or_else(text).ok_or_else(|| format!("it starts or ends at `{value}`"))
 }
 
 /// An NBD node's server and export: from a description in JSON, or from

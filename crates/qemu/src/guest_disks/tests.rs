@@ -195,7 +195,7 @@ fn a_part_of_a_part_begins_where_both_do() {
     let Reading::No { reason } = reading(&by("file"), &ring) else { panic!("a ring") };
     assert!(reason.contains("no end"), "{reason}");
     let nowhere = reading(&by("file"), &json!({}));
-    assert!(matches!(nowhere, Reading::No { .. }), "QEMU doesn't say what is below");
+    assert!(matches!(nowhere, Reading::No { .. }), "QEMU doesn't report what is below");
 }
 
 fn told(serial: &str, address: &str, bytes: u64) -> Device {

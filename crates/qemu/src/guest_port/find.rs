@@ -30,7 +30,7 @@ pub enum NoPort {
     Missing,
     /// The port can't be connected to.
     #[error(
-        "the VM's port {PORT_NAME} leads to `{leads_to}`: to be asked it needs a chardev such as \
+        "the VM's port {PORT_NAME} leads to `{leads_to}`: to be queried it needs a chardev such as \
          socket,path=...,server=on,wait=off"
     )]
     Elsewhere {

@@ -58,7 +58,7 @@ fn the_rest_of_an_older_answer_in_the_port_is_skipped() {
     assert_eq!(map.unwrap().runs(), [run]);
 }
 
-/// The helper goes on only after its first part was passed on.
+/// The helper continues only after its first part was passed on.
 #[test]
 fn parts_are_handed_on_while_the_helper_looks() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();

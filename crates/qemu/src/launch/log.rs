@@ -31,20 +31,20 @@ pub fn log_tail(path: &Path, from: u64) -> Option<String> {
     let text = String::from_utf8_lossy(&bytes);
     let mut text = text.trim();
     if start > from {
-        // A line that is cut may begin within a secret.
+        // A line that is cut may start within a secret.
         text = text.split_once('\n').map_or(text, |(_, lines)| lines);
     }
     (!text.is_empty()).then(|| secrets::hidden_in_text(text))
 }
 
 /// Empties a log that is longer than [`LOG_BYTES_MAX`] into a file next to it, `qemu.log.1`, of
-/// which the newest part is kept, and returns whether it did. QEMU goes on at the log's new end.
+/// which the newest part is kept, and returns whether it did. QEMU continues at the log's new end.
 ///
 /// What QEMU writes in the moment between the copy and the cut is lost.
 ///
 /// # Errors
 /// If the log can't be read or emptied, or its content can't be written to the other file. In the
-/// latter case it is empty all the same: a lack of room may be the cause.
+/// latter case it is empty anyway: a lack of room may be the cause.
 pub fn bound_log(path: &Path) -> io::Result<bool> {
     let mut file = match OpenOptions::new().read(true).write(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

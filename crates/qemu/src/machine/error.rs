@@ -24,7 +24,7 @@ pub enum StartError {
     },
     /// A socket for QMP or for the guest's port can't be made.
     #[error(
-        "no socket for QEMU can be made at {}: {source} (its path may have 107 bytes at most)",
+        "no socket for QEMU can be created at {}: {source} (its path may have 107 bytes at most)",
         path.display()
     )]
     Socket {
@@ -43,7 +43,7 @@ pub enum StartError {
         words: String,
     },
     /// QEMU runs and doesn't answer: it may wait for a client of one of its sockets.
-    #[error("QEMU started and does not answer ({why}); it says: {words}")]
+    #[error("QEMU started and does not answer ({why}); its output: {words}")]
     Silent {
         /// What was waited for.
         why: String,
@@ -52,8 +52,8 @@ pub enum StartError {
     },
     /// QMP answers, and the process of its QEMU can't be found.
     #[error(
-        "the QEMU that answers at {} is not to be seen among this host's processes: run the agent \
-         where it can see them, outside of containers, and as root or with CAP_SYS_PTRACE",
+        "the QEMU that answers at {} is not visible among this host's processes: run the agent \
+         outside of containers, as root or with CAP_SYS_PTRACE",
         path.display()
     )]
     Hidden {

@@ -89,7 +89,7 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
 
 fn relative_from_root(pid: u32) -> String {
     format!(
-        "relative paths on the VM's command line are taken from /, since the agent may not see \
+        "relative paths on the VM's command line are taken from /, since the agent may not read \
          the directory of QEMU's process {pid}: {SEEING_TAKES}"
     )
 }

@@ -22,7 +22,7 @@ use crate::qmp::{Qmp, QmpError};
 /// How long a QEMU may take until it answers, for an operator who waits. It answers when
 /// the machine is built; with `prealloc=on` it touches all RAM before, at some GB/s.
 pub const UP_MAX: Duration = Duration::from_secs(300);
-/// How the note begins for a VM that should have a port for the helper in its guest, and
+/// How the note starts for a VM that should have a port for the helper in its guest, and
 /// can't have one.
 pub const NO_GUEST_PORT: &str = "the VM has no port for a helper in the guest";
 const GONE_WAIT: Duration = Duration::from_secs(10);
@@ -131,7 +131,7 @@ fn as_said_by(start: &Start<'_>, line: CommandLine) -> CommandLine {
     }
     let (line, left_out) = line.without_user();
     for option in left_out {
-        tracing::warn!(vm = start.name, option, "left out: qemu-user says who QEMU runs as");
+        tracing::warn!(vm = start.name, option, "left out: qemu-user sets QEMU's user");
     }
     line
 }
@@ -249,7 +249,7 @@ fn connect(
         && process.wait_gone(GONE_WAIT).is_ok();
     let words = log_tail(log, logged);
     if ended {
-        let words = words.unwrap_or_else(|| "it doesn't say why".to_owned());
+        let words = words.unwrap_or_else(|| "it gives no reason".to_owned());
         return Err(StartError::Ended { words });
     }
     let why = match error {

@@ -88,7 +88,7 @@ pub enum MirrorError {
         disk: String,
     },
     /// Something could not be removed.
-    #[error("what mirrors disks stays behind in QEMU: {0}")]
+    #[error("disk mirrors can't be removed from QEMU: {0}")]
     Left(String),
     /// QEMU doesn't answer, or is gone.
     #[error(transparent)]

@@ -73,7 +73,7 @@ impl Job {
     fn end(&mut self, error: Option<&str>) {
         self.state = match (error, self.failing) {
             (Some(words), side) => State::Failed(side.unwrap_or(Side::Target), words.to_owned()),
-            (None, Some(side)) => State::Failed(side, "QEMU doesn't say why".to_owned()),
+            (None, Some(side)) => State::Failed(side, "QEMU gives no reason".to_owned()),
             (None, None) if self.finishing => State::Drained,
             (None, None) => State::Ended,
         };
@@ -142,7 +142,7 @@ mod tests {
             (
                 &[ready(), error("write"), done()],
                 true,
-                State::Failed(Side::Target, "QEMU doesn't say why".to_owned()),
+                State::Failed(Side::Target, "QEMU gives no reason".to_owned()),
             ),
         ];
         for (events, finishing, expected) in table {

@@ -71,9 +71,9 @@ impl Before {
             }
             other => other?,
         }
-        // QEMU restores none of them while a migration goes on: the file is kept.
+        // QEMU restores none of them while a migration continues: the file is kept.
         if Progress::query(qmp, PROGRESS_WAIT)?.status.is_going_on() {
-            let why = "it still migrates: its settings are put back when that has ended";
+            let why = "it still migrates: its settings are restored when that has ended";
             return Err(QmpError::Migration(why.to_owned()));
         }
         match fs::remove_file(dir.join(FILE)) {
@@ -100,7 +100,7 @@ pub(super) fn set_capabilities<'n>(
 fn unless_refused(outcome: Result<(), QmpError>, name: &str) -> Result<(), QmpError> {
     match outcome {
         Err(error @ QmpError::Refused { .. }) => {
-            tracing::warn!(name, %error, "a migration setting of QEMU can't be put back");
+            tracing::warn!(name, %error, "cannot restore a migration setting of QEMU");
             Ok(())
         }
         other => other,

@@ -27,7 +27,7 @@ pub fn blockers(qmp: &Qmp) -> Result<Vec<String>, QmpError> {
             if keeps_state(qmp, &path, &kind)? {
                 reasons.push(format!(
                     "{kind} {path}: its virtiofsd can't hand over its state (no {DEVICE_STATE}); \
-                     QEMU would refuse when the VM has stopped. virtiofsd 1.11 or newer can"
+                     QEMU would refuse when the VM has stopped. Use virtiofsd 1.11 or newer"
                 ));
             }
         }

@@ -173,7 +173,7 @@ fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, Qm
 }
 
 /// Waits until QEMU has cleaned up a migration that has ended. It reports `failed`
-/// before its main loop has cleaned up; a migration that was begun then was once
+/// before its main loop has cleaned up; a migration that was started then was once
 /// refused as a "duplicate yank instance", and QEMU 7.2 stayed in its set-up.
 pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
     let deadline = Instant::now() + LET_GO_MAX;
@@ -184,7 +184,7 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            let why = "QEMU has not let go of the migration before; try again";
+            let why = "QEMU has not released the previous migration; try again";
             return Err(QmpError::Migration(why.to_owned()));
         }
         // There is no event for it.
@@ -195,7 +195,7 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
 /// Blocks until the migration has ended, and returns how.
 ///
 /// # Errors
-/// If QEMU is gone, or reports after `timeout` that it goes on. A timeout, if QEMU does not
+/// If QEMU is gone, or reports after `timeout` that it continues. A timeout, if QEMU does not
 /// answer: then the outcome is unknown, and another request would not help.
 pub(super) fn wait_end(
     qmp: &Qmp,

@@ -13,7 +13,7 @@ pub enum Status {
     /// There was none.
     #[default]
     None,
-    /// It has begun.
+    /// It has started.
     Setup,
     /// It makes passes over RAM.
     Active,
@@ -23,11 +23,11 @@ pub enum Status {
     Device,
     /// Everything is written.
     Completed,
-    /// It failed; the VM goes on.
+    /// It failed; the VM continues.
     Failed,
     /// It is about to be cancelled.
     Cancelling,
-    /// It was cancelled; the VM goes on.
+    /// It was cancelled; the VM continues.
     Cancelled,
     /// Any other, as QEMU calls it.
     Other(String),
@@ -49,7 +49,7 @@ impl Status {
         }
     }
 
-    /// Whether it has begun and not ended.
+    /// Whether it has started and not ended.
     #[must_use]
     pub fn is_going_on(&self) -> bool {
         !matches!(self, Self::None | Self::Completed | Self::Failed | Self::Cancelled)
@@ -76,7 +76,7 @@ impl fmt::Display for Status {
 /// The progress of QEMU's migration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Whether it goes on, and how it ended.
+    /// Whether it continues, and how it ended.
     pub status: Status,
     /// Guest RAM in all.
     pub total_bytes: u64,
@@ -84,7 +84,7 @@ pub struct Progress {
     pub remaining_bytes: u64,
     /// Bytes that it wrote to the agent's sockets.
     pub transferred_bytes: u64,
-    /// Passes begun.
+    /// Passes started.
     pub dirty_sync_count: u32,
     /// Guest bytes dirtied per second, as QEMU estimated a while ago.
     pub dirty_bytes_per_s: u64,

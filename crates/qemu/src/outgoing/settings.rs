@@ -88,7 +88,7 @@ impl Settings {
         if let Err(error) = before.put_back(qmp, &dir) {
             // A QEMU that is gone, as after a move, needs nothing restored. For
             // another one the saved file remains.
-            tracing::debug!(%error, "QEMU's migration settings are not put back");
+            tracing::debug!(%error, "cannot restore QEMU's migration settings");
         }
     }
 

@@ -13,12 +13,12 @@ pub enum StreamKind {
     /// pages, so the stream is passed through whole, and QEMU is not held: see
     /// [`Hold::Unknown`](super::Hold::Unknown).
     Whole,
-    /// This many channels beside the main one.
+    /// This many channels next to the main one.
     Multifd(u8),
 }
 
 /// Devices that write sections of their own before RAM has ended, by how the names
-/// of their types begin. A classic stream with such a section can still be passed
+/// of their types start. A classic stream with such a section can still be passed
 /// through as a whole; a multifd stream can't. The section of a virtio-mem device is
 /// known, and no obstacle.
 const ITERATING: [(&str, &str); 3] = [

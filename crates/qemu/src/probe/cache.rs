@@ -136,7 +136,7 @@ impl Probes {
         match self.of(line.program(), cwd, &line.accelerator()) {
             Ok(known) => known.legacy_ack,
             Err(error) => {
-                tracing::info!(program = line.program(), %error, "it can't be asked what it knows");
+                tracing::info!(program = line.program(), %error, "it can't be queried");
                 false
             }
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "qemu-programs: `{0}` is not a path of programs: write an absolute path, in whose last part a \
-     * may stand for any letters, such as /opt/qemu/bin/qemu-system-*"
+     * matches any letters, such as /opt/qemu/bin/qemu-system-*"
 )]
 pub struct PlaceError(String);
 
@@ -16,7 +16,7 @@ pub struct PlaceError(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     dir: PathBuf,
-    /// What the name begins with, and ends with if there is a `*` between.
+    /// What the name starts with, and ends with if there is a `*` between.
     begins: String,
     ends: Option<String>,
 }

@@ -58,7 +58,7 @@ impl Trust {
             if seen.file_type().is_symlink() {
                 links += 1;
                 if links > LINKS_MAX {
-                    return Err(format!("{} leads in circles", path.display()));
+                    return Err(format!("{} is a loop of links", path.display()));
                 }
                 let to = fs::read_link(&found).map_err(|error| why(&found, &error))?;
                 found.pop();
@@ -74,12 +74,12 @@ impl Trust {
         }
         let seen = look(path)?;
         if !self.owners.contains(&seen.uid()) {
-            return Err(format!("{} is user {}'s, not root's", path.display(), seen.uid()));
+            return Err(format!("{} belongs to user {}, not to root", path.display(), seen.uid()));
         }
         // Root's group is assumed to have no other members.
         let by_group = seen.mode() & WRITABLE_BY_GROUP != 0 && seen.gid() != 0;
         if by_group || seen.mode() & WRITABLE_BY_ALL != 0 {
-            return Err(format!("others than root can write to {}", path.display()));
+            return Err(format!("other users than root can write to {}", path.display()));
         }
         Ok(())
     }

@@ -58,7 +58,7 @@ pub enum QmpError {
         source: io::Error,
     },
     /// The data received is not QMP.
-    #[error("QMP said what can't be understood: {0}")]
+    #[error("QMP sent an invalid message: {0}")]
     Garbage(String),
 }
 

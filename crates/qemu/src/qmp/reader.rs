@@ -98,7 +98,7 @@ impl Shared {
 
     fn answer(&self, message: &Value) {
         let Some(id) = message["id"].as_u64() else {
-            tracing::debug!(%message, "QMP answered nobody");
+            tracing::debug!(%message, "QMP answered no command");
             return;
         };
         let answer = {
@@ -127,7 +127,7 @@ impl Shared {
             }
             if subscriber.to.len() >= EVENTS_UNREAD_MAX {
                 tracing::warn!(
-                    "{EVENTS_UNREAD_MAX} QEMU events left unread: giving up on one reader"
+                    "{EVENTS_UNREAD_MAX} QEMU events left unread: dropping a stalled reader"
                 );
                 return false;
             }
@@ -160,7 +160,7 @@ pub(super) fn run<R: Read>(mut lines: Lines<R>, shared: &Shared) {
             },
             Err(QmpError::Closed) => break,
             Err(error) => {
-                tracing::warn!(%error, "giving up a QMP connection");
+                tracing::warn!(%error, "closing a QMP connection");
                 break;
             }
         }

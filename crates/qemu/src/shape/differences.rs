@@ -24,8 +24,8 @@ pub(super) fn differences(
     }
     if here.vcpus != there.vcpus {
         found.push(format!(
-            "the VM has {} vCPUs now, its command line gives {}: unplug what was plugged in \
-             later, or start it anew with that number",
+            "the VM has {} vCPUs now, its command line gives {}: unplug what was plugged in later, \
+             or restart the VM with that number",
             here.vcpus, there.vcpus
         ));
     }
@@ -77,7 +77,7 @@ fn devices(here: &[Device], there: &[Device], found: &mut Vec<String>) {
             Some(at) => drop(unmatched.swap_remove(at)),
             None => found.push(format!(
                 "the VM has {device} that its command line doesn't: it was plugged in later; \
-                 unplug it, or start the VM anew with it"
+                 unplug it, or restart the VM with it"
             )),
         }
     }
@@ -85,7 +85,7 @@ fn devices(here: &[Device], there: &[Device], found: &mut Vec<String>) {
     for device in unmatched {
         found.push(format!(
             "the command line has {device} that the VM doesn't: it was unplugged; plug it in \
-             again, or start the VM anew without it"
+             again, or restart the VM without it"
         ));
     }
 }
@@ -98,8 +98,8 @@ fn drives(here: &Shape, there: &Shape, overrides: &[(String, String)], found: &m
             // Some versions create an empty drive by themselves, others don't.
             (None, None) => {}
             (None, Some(medium)) => found.push(format!(
-                "the VM has a drive `{}` with {} that its command line doesn't: it was plugged \
-                 in later; unplug it, or start the VM anew with it",
+                "the VM has a drive `{}` with {} that its command line doesn't: it was plugged in \
+                 later; unplug it, or restart the VM with it",
                 drive.name,
                 shown(medium)
             )),
@@ -170,7 +170,7 @@ pub(super) fn changed_files(before: &Drive, now: &[Drive]) -> Option<String> {
         return None;
     }
     Some(format!(
-        "drive `{}` holds other files than when the move began ({} now): a snapshot was taken, a \
+        "drive `{}` holds other files than when the move started ({} now): a snapshot was taken, a \
          block job ended, or the medium was changed; move the VM again, with its present file in \
          --set OLD=NEW",
         before.name,

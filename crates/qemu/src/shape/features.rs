@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// The features `ht` and `cmp-legacy`, which QEMU gives to guests with several vCPUs: leaf,
 /// register and bit. It lists them among the others only from 10.0 on, so a QEMU that doesn't
-/// list them may offer them all the same. The number of vCPUs is compared by itself.
+/// list them may offer them anyway. The number of vCPUs is compared by itself.
 const BY_TOPOLOGY: [(u32, &str, u32); 2] = [(1, "EDX", 1 << 28), (0x8000_0001, "ECX", 1 << 1)];
 
 fn is_same_register(word: &FeatureWord, other: &FeatureWord) -> bool {

@@ -130,7 +130,7 @@ fn children(qmp: &Qmp, path: &str) -> Result<Vec<(String, String)>, QmpError> {
     Ok(children.collect())
 }
 
-/// The paths and kinds of plugged devices whose kind begins so.
+/// The paths and kinds of plugged devices whose kind starts so.
 pub(super) fn plugged(qmp: &Qmp, kind: &str) -> Result<Vec<(String, String)>, QmpError> {
     let mut found = Vec::new();
     for path in [NAMED, ANONYMOUS] {
@@ -269,7 +269,7 @@ fn nodes(qmp: &Qmp) -> Result<(Vec<Node>, Vec<Image>), QmpError> {
             });
         }
     }
-    // QEMU's own names begin with `#` and differ each time.
+    // QEMU's own names start with `#` and differ each time.
     let mut nodes: Vec<Node> =
         all.into_iter().map(|(node, _)| node).filter(|node| !node.name.starts_with('#')).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));

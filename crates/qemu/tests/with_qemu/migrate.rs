@@ -141,7 +141,8 @@ fn a_vm_that_was_sent_and_never_ran_elsewhere_comes_back() {
     assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
 }
 
-/// A first pass would end, and the VM might be stopped, by the figures of a migration that is over.
+/// A first pass would end, and the VM might be stopped, by the figures of a migration that has
+/// ended.
 #[test]
 fn one_that_has_not_begun_has_made_no_progress_whatever_the_last_one_did() {
     let (source, outgoing, _destination, _incoming) = moved(true);

@@ -288,7 +288,7 @@ fn items_that_are_not_begun_can_be_taken_from_the_end() {
     let mut tokens = Vec::new();
     assert_eq!(reader.take_from_the_end(10, &mut tokens), 10);
     assert_eq!(tokens, (40..50).rev().collect::<Vec<_>>());
-    // The first one may be begun, or not yet.
+    // The first one may be started, or not yet.
     let rest = reader.take_from_the_end(100, &mut tokens);
     assert!(rest >= 39, "{rest}");
     drop(release);

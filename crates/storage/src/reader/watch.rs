@@ -54,7 +54,7 @@ fn wait_over(shared: &Shared) -> Failure {
             Some(due) if due <= Instant::now() => {
                 shared.end(&mut state, Failure::Stalled(shared.settings.patience));
             }
-            // Requests that begin meanwhile are due later.
+            // Requests that start meanwhile are due later.
             Some(due) => drop(shared.watched.wait_until(&mut state, due)),
         }
     }

@@ -78,7 +78,7 @@ fn a_server_with_another_disk_is_read_for_the_consumer_to_notice() {
 fn a_faulty_server_ends_the_reader_and_keeps_no_thread() {
     for end in [Do::Leave, Do::Lie, Do::Wait] {
         let words = match end {
-            Do::Lie => "no NBD peer",
+            Do::Lie => "not an NBD peer",
             Do::Wait => "did not answer for 2 s",
             _ => "the connection to the NBD server broke",
         };

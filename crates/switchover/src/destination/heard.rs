@@ -32,7 +32,7 @@ impl Machine {
                 let noted = noted.into_iter().collect();
                 self.doubting(Doubt::TakenBackMeanwhile { reason }, noted)
             }
-            // The source has given it up all the same: what it said before came late.
+            // The source has given it up anyway: what it said before came late.
             (ToDestination::Go { .. }, State::Starting { fresh: false })
                 if self.is_taken_back() =>
             {

@@ -42,7 +42,7 @@ impl Machine {
                 match found {
                     Found::Gone => self.qemu_gone(),
                     Found::Stopped if noted == Noted::TakenBackMeanwhile => {
-                        let reason = Reason::new("as was noted before the agent was restarted");
+                        let reason = Reason::new("as recorded before the agent was restarted");
                         self.doubting(Doubt::TakenBackMeanwhile { reason }, Vec::new())
                     }
                     Found::Stopped => vec![Action::QemuCont],

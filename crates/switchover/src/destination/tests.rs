@@ -203,7 +203,7 @@ fn a_vm_that_was_taken_back_while_it_could_not_run_is_ended_by_the_operator() {
     assert_eq!(machine.step(Event::Timeout), [], "the disks may change meanwhile");
     assert_eq!(machine.step(unclear), [], "the worse doubt stays shown");
     assert_eq!(machine.doubt(), Some(&doubt));
-    // The operator keeps this copy; or the source has the VM given up all the same.
+    // The operator keeps this copy; or the source has the VM given up anyway.
     let mut kept = machine.clone();
     let again = [noted(false), Action::QemuCont];
     assert_eq!(kept.step(Event::Resolve(Resolution::Here)), again);

@@ -20,14 +20,17 @@ pub enum JournalError {
         source: io::Error,
     },
     /// It is longer than any journal.
-    #[error("the journal {} is longer than {FILE_BYTES_MAX} bytes: it is none of ours", .0.display())]
+    #[error(
+        "the journal {} is longer than {FILE_BYTES_MAX} bytes: it is not a journal",
+        .0.display()
+    )]
     TooLong(PathBuf),
     /// Its content is damaged.
     #[error(
-        "the journal {} is damaged at byte {at}: {why}. It says who may run {}, so nothing is done \
-         with that VM. Find out on both hosts where it runs (`droveway list`, QEMU's own status); \
-         end what is left of it on the other one; then move this file away and restart the agent. \
-         And see to the disk that it is on",
+        "the journal {} is damaged at byte {at}: {why}. It decides which host may run {}, so the \
+         agent does not touch that VM. Find out on both hosts where it runs (`droveway list`, \
+         QEMU's own status); end what is left of it on the other host; then rename this file, \
+         restart the agent, and check the disk that holds the file",
         path.display(), vm.as_deref().unwrap_or("its VM")
     )]
     Damaged {
@@ -41,7 +44,7 @@ pub enum JournalError {
         why: &'static str,
     },
     /// This migration has a journal on this side already.
-    #[error("migration {0} has been here before: its journal is still kept")]
+    #[error("migration {0} was already here: its journal is still kept")]
     Exists(MigrationId),
 }
 

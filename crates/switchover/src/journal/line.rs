@@ -92,7 +92,7 @@ pub(crate) fn read<R: Keeps>(bytes: &[u8]) -> Result<Contents<R>, Damage> {
         |vm: Option<&Opened>, at, why| Damage { vm: vm.map(|opened| opened.vm.clone()), at, why };
     let (line, mut end) = line_at(bytes).ok_or(damage(None, 0, "its first line can't be read"))?;
     let (Line { n: 0, boot, .. }, Some(opened)) = (&line, &line.opened) else {
-        return Err(damage(None, 0, "it does not begin with its first line"));
+        return Err(damage(None, 0, "its first line is missing"));
     };
     let mut records = Vec::new();
     let mut torn = false;
@@ -131,7 +131,7 @@ fn line_at(bytes: &[u8]) -> Option<(Line, usize)> {
     Some((serde_json::from_slice(json).ok()?, length + 1))
 }
 
-/// Whether a line begins anywhere in `bytes`.
+/// Whether a line starts anywhere in `bytes`.
 fn holds_a_line(bytes: &[u8]) -> bool {
     let begins = bytes.windows(SUM_DIGITS + 2).enumerate().filter(|(_, window)| {
         let (digits, json) = window.split_at(SUM_DIGITS);

@@ -46,7 +46,7 @@ impl Machine {
             }
             ToSource::Refused { reason } | ToSource::Lost { reason } => self.abort(reason),
             ToSource::Running => {
-                self.abort(Reason::new("the destination says that it runs the VM, unasked"))
+                self.abort(Reason::new("the destination runs the VM without permission"))
             }
             ToSource::Unknown => {
                 self.abort(Reason::new("the destination's agent knows nothing of this migration"))
@@ -161,7 +161,7 @@ impl Machine {
         if !self.takes(resolution) {
             return Vec::new();
         }
-        // The destination may never come back. One that does all the same hears `unknown`, and ends
+        // The destination may never come back. One that does anyway hears `unknown`, and ends
         // a VM that it has loaded, as with `aborted`.
         if self.state == State::TakenBack {
             return self.forget(Vec::new());

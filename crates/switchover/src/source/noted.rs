@@ -12,7 +12,7 @@ pub enum Record {
     /// QEMU has stopped the VM; or before that, its owner has paused it or let it run again. There
     /// is no separate record for the latter, because agents of earlier releases could not read it.
     Stopped {
-        /// Whether the VM runs when it goes on.
+        /// Whether the VM runs when it continues.
         run: bool,
     },
     /// The VM is given up.

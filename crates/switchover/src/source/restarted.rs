@@ -25,7 +25,7 @@ impl Machine {
         };
         let actions = match (phase, found) {
             (Phase::Opened | Phase::Stopped, Found::Gone) => {
-                self.reason = Reason::new("its QEMU was gone when the agent was restarted");
+                self.reason = Reason::new("its QEMU had exited when the agent was restarted");
                 self.died()
             }
             (Phase::Opened | Phase::Stopped, _) => self.abort(self.reason.clone()),
@@ -39,7 +39,7 @@ impl Machine {
             (Phase::Reclaimed(By::Destination), found) => {
                 self.resume_here(State::Reclaiming, found)
             }
-            // The VM went on, and its owner is responsible for it since.
+            // The VM continued, and its owner is responsible for it since.
             (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
                 self.state = State::TakenBack;
                 vec![self.say_aborted()]

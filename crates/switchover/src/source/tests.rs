@@ -216,7 +216,7 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
     let _ = machine.step(heard(ToSource::Running));
     assert!(machine.is_over());
 
-    // The operator stops it at the destination, which goes on saying that it has the VM.
+    // The operator stops it at the destination, which continues saying that it has the VM.
     let mut machine = at_both();
     let actions = machine.step(Event::Resolve(Resolution::Here));
     assert_eq!(actions[1], go_on());
@@ -312,7 +312,7 @@ fn a_vm_that_was_taken_back_is_settled_when_the_operator_says_so_again() {
     let settles = [Action::Forget, say(ToDestination::Unknown)];
     assert_eq!(machine.step(here()), settles);
     assert!(machine.is_over() && machine.wait().is_none());
-    // It comes back all the same.
+    // It comes back anyway.
     assert_eq!(machine.step(heard(ToSource::Loaded)), [say(ToDestination::Unknown)]);
     assert_eq!(machine.step(here()), []);
 
@@ -345,7 +345,7 @@ fn a_commit_that_is_not_written_is_aborted() {
     let aborted = Action::Journal(Record::Aborted { reason: reason() });
     let said = say(ToDestination::Aborted { reason: reason() });
     assert_eq!(actions, [aborted, go_on(), said.clone()]);
-    // If that fails too, `committed` may be on disk, so the VM must not go on yet.
+    // If that fails too, `committed` may be on disk, so the VM must not continue yet.
     let doubt = Action::KeepInDoubt(Doubt::CannotNote { reason: reason() });
     assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), [said, doubt]);
     assert_eq!(machine.step(Event::Timeout).len(), 3, "it tries again");
@@ -411,7 +411,8 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Phase::RunsThereToo, Found::Stopped), [both]);
     let said = say(ToDestination::Aborted { reason: "the agent was restarted".into() });
     assert_eq!(restart(Phase::RunsThereToo, Found::Runs), [said]);
-    let lost = || Outcome::Lost { reason: "its QEMU was gone when the agent was restarted".into() };
+    let lost =
+        || Outcome::Lost { reason: "its QEMU had exited when the agent was restarted".into() };
     assert_eq!(restart(Phase::Stopped, Found::Gone), forgets(lost()));
     assert_eq!(restart(Phase::Dropped, Found::Stopped), [Action::QemuQuit]);
     assert_eq!(restart(Phase::Dropped, Found::Gone), [go()]);

@@ -9,7 +9,7 @@
 //!
 //! In each world: two QEMUs never run the VM, none runs it after its state was run elsewhere, and
 //! it is not lost unless faults destroyed it. Once a side has noted that the other one has the VM
-//! too, it does not try its own copy. A VM that goes on never waits until the other side has read
+//! too, it does not try its own copy. A VM that continues never waits until the other side has read
 //! something. And from each world, once nothing fails any more, both sides end by themselves, or
 //! one asks for an operator, whose decision ends it. An operator who has taken the VM back ends
 //! that without the destination, too, by the same decision again.

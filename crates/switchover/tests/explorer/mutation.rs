@@ -15,9 +15,9 @@ pub(crate) enum Mutation {
     SourceResumesAlone,
     /// The source ends its QEMU once it has said `go`.
     QuitAfterGo,
-    /// After a failed commit the VM goes on before `aborted` is on disk.
+    /// After a failed commit the VM continues before `aborted` is on disk.
     AbortUnwritten,
-    /// The VM goes on only once the destination was told.
+    /// The VM continues only once the destination was told.
     SayBeforeGoOn,
     /// The source treats a destination that knows nothing like one that refused.
     UnknownMeansRefused,

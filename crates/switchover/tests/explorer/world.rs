@@ -304,7 +304,7 @@ impl World {
         None
     }
 
-    /// Whether the source sends something before it lets its VM go on, which takes as long as the
+    /// Whether the source sends something before it resumes its VM, which takes as long as the
     /// destination likes.
     fn waits_for_reader(&self) -> bool {
         let Agent::Up { doing, .. } = &self.source else { return false };

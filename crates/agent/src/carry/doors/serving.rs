@@ -21,12 +21,16 @@ impl Shared {
         // A channel that was read already can only be carried, as its migration is.
         let is_unread = caller.is_unread();
         if is_unread && post.goes_around.load(SeqCst) {
-            return self.go_around(post, &caller.into_connection(), "those before it do");
+            return self.go_around(
+                post,
+                &caller.into_connection(),
+                "the migration's earlier connections do",
+            );
         }
         let may_be_stray = is_unread && door.may_miss_main() && !post.has_carried.load(SeqCst);
         if may_be_stray && caller.is_stray() {
             post.goes_around.store(true, SeqCst);
-            let why = "its main connection came before this door";
+            let why = "its main connection was made before the agent listened";
             return self.go_around(post, &caller.into_connection(), why);
         }
         let opened = match self.open_way(door, caller) {
@@ -59,12 +63,12 @@ impl Shared {
         match carried {
             Err(error) => {
                 self.leave(post);
-                tracing::warn!(door = at, host, error, "not carried");
+                tracing::warn!(listener = at, host, error, "not carried");
             }
             Ok((id, vm, .., Content::Other(relay))) => {
                 self.leave(post);
                 let _in = data_threads::migration_span(&id, &vm).entered();
-                tracing::info!(door = at, host, "a disk is carried");
+                tracing::info!(listener = at, host, "a disk is carried");
                 let run = |watch: &_| relay.carry(&self.request, watch);
                 let shown = format!("{vm} (disk)");
                 let bounds = self.request.bounds.clone();
@@ -116,18 +120,22 @@ impl Shared {
         let door = post.door.to_string();
         let Some(_place) = self.around.place(&door) else {
             self.leave(post);
-            tracing::error!(door, why, "not carried, and not relayed: too many others are");
+            tracing::error!(
+                listener = door,
+                why,
+                "not carried and not relayed: too many other migrations are relayed"
+            );
             return;
         };
         let way = post.door.replaces().map(Replaced::go_around);
         self.leave(post);
         let Some(way) = way else { return };
-        tracing::info!(door, why, "not carried, but passed on");
+        tracing::info!(listener = door, why, "not carried: the connection bypasses the agents");
         if let Err(error) = way.and_then(|way| self.around.pass(socket, &way)) {
             tracing::warn!(
-                door,
+                listener = door,
                 %error,
-                "the way that its manager has made for the migration is broken"
+                "cannot relay to the socket of the migration's manager"
             );
         }
     }

@@ -160,8 +160,8 @@ impl LeftOut {
         let Self { level, lines, like } = self;
         // An error stays one, for those who log errors only.
         match *level {
-            Level::ERROR => tracing::error!(lines, seconds, like, "lines were left out"),
-            _ => tracing::warn!(lines, seconds, like, "lines were left out"),
+            Level::ERROR => tracing::error!(lines, seconds, like, "lines were suppressed"),
+            _ => tracing::warn!(lines, seconds, like, "lines were suppressed"),
         }
     }
 }
@@ -282,7 +282,7 @@ mod tests {
         let passed = LINES_MAX as usize;
         let refused = (Level::ERROR, "a connection was refused".to_owned(), 0);
         assert!(shown[..passed].iter().all(|line| *line == refused), "{shown:?}");
-        let like = "lines were left outa connection was refused".to_owned();
+        let like = "lines were suppresseda connection was refused".to_owned();
         let rest = [
             (Level::INFO, "another statement".to_owned(), 0),
             (Level::ERROR, like, 10_000 - u64::from(LINES_MAX)),

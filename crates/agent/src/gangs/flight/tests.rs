@@ -144,7 +144,10 @@ fn an_agent_that_is_busy_for_a_while_is_asked_again() {
         let source = Source::new([cause; 1000], []);
         let (state, why) = source.moves(SHORT);
         assert_eq!(state, MoveState::Failed);
-        assert!(why.contains("can't be reached: it is busy. It has not begun"), "{why}");
+        assert!(
+            why.contains("can't be reached: it is busy. The migration has not started"),
+            "{why}"
+        );
         assert!(source.orders().is_empty());
         let at_once = source.0.lock().refusals.len() == 999;
         assert_eq!(at_once, cause == Cause::Lasting, "what stays so fails at once");
@@ -223,12 +226,12 @@ fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
         .collect();
     assert_eq!(said[0], serde_json::json!([{ "share": "auto", "together": true }, "on", true]));
     assert_eq!(said[1], serde_json::json!([{ "share": "off" }, "auto", false]));
-    // An option that it knows stays, and an agent that refuses this too takes no such orders.
+    // An option that it knows stays, and an agent that refuses this too has no orders at all.
     let source = Source::new([], [Ok(Answer::Unknown), Ok(Answer::Unknown)]);
     let (mut flight, _recall) = source.flight(LONG);
     flight.request.sharing.share = Share::Rack;
     let end = flight.fly(|_| {}).unwrap();
-    assert!(end.reason.unwrap().contains("takes no such orders") && !end.in_doubt);
+    assert!(end.reason.unwrap().contains("does not support such orders") && !end.in_doubt);
     assert_eq!(source.0.lock().requests[1].sharing.share, Share::Rack);
 }
 
@@ -237,7 +240,7 @@ fn a_migration_that_is_not_told_of_may_go_on() {
     let refused = refused("host-c is not in the peers file");
     let silent = || std::iter::repeat_with(lost).take(100_000);
     for (answers, says) in [
-        (vec![Ok(refused)], "the agent of a does not say how it goes: host-c is not in the peers"),
+        (vec![Ok(refused)], "the agent of a does not report progress: host-c is not in the peers"),
         (silent().collect(), "the agent of a has not answered for 1 s: it is late"),
     ] {
         let source = Source::new([], std::iter::once(Ok(Answer::Started)).chain(answers));
@@ -245,7 +248,7 @@ fn a_migration_that_is_not_told_of_may_go_on() {
         let end = flight.fly(|_| {}).unwrap();
         assert_eq!((end.state, end.in_doubt), (MoveState::Failed, true));
         let why = end.reason.unwrap();
-        assert!(why.starts_with(says) && why.contains("may go on"), "{why}");
+        assert!(why.starts_with(says) && why.contains("may continue"), "{why}");
     }
 }
 
@@ -272,23 +275,23 @@ fn an_order_that_was_never_heard_is_taken_back_before_the_move_fails() {
     let source = Source::new([], [lost()]);
     let (state, why) = source.moves(SHORT);
     assert_eq!(state, MoveState::Failed);
-    assert_eq!(why, "the agent of a has not heard of it. web1 goes on at a");
+    assert_eq!(why, "the agent of a has not received the order. web1 continues at a");
     assert_eq!(source.orders().iter().filter(|order| **order == "cancel").count(), 1);
     assert_eq!(source.orders()[source.orders().len() - 2..], ["cancel", "watch"]);
     // By the census, the order is being carried out after all.
     let source = Source::new([], [lost()]);
     source.0.lock().migration = Some(ID.to_owned());
-    assert!(source.moves(SHORT).1.contains("may go on"));
+    assert!(source.moves(SHORT).1.contains("may continue"));
 }
 
 #[test]
 fn a_migration_that_had_begun_and_is_not_known_was_lost_in_a_restart() {
     let source = Source::new([], [Ok(Answer::Started)]);
     let why = source.moves(SHORT).1;
-    assert_eq!(why, "the agent of a was started anew. web1 goes on at a");
+    assert_eq!(why, "the agent of a was restarted. web1 continues at a");
     assert_eq!(source.orders(), ["start", "watch"]);
     let source = Source::new([], [Ok(Answer::Started)]);
     source.0.lock().is_dead = true;
     let why = source.moves(SHORT).1;
-    assert!(why.contains("web1 is dead there: `droveway show web1` on a says why"), "{why}");
+    assert!(why.contains("web1 is dead there: `droveway show web1` on a shows why"), "{why}");
 }

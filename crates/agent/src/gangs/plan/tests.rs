@@ -159,7 +159,7 @@ fn a_host_that_does_not_say_what_it_can_run_is_left_out_unless_it_was_named() {
     let plan = stage.plan(&evacuate()).unwrap();
     // Reasons still belong to their hosts: z has another b.
     assert_eq!(ways(&plan), [("a", "x", "y"), ("b", "x", "y")]);
-    assert_eq!(plan.notes, ["w is left out, it can't be asked: its disk hangs"]);
+    assert_eq!(plan.notes, ["w is left out, since it can't be queried: its disk hangs"]);
     let to = |hosts: &str| request(&format!(r#"{{"evacuate":{{"host":"x","to":[{hosts}]}}}}"#));
     let why = stage.plan(&to(r#""w","y""#)).unwrap_err();
     assert!(why.contains("agent of w can't be asked: its disk hangs"), "{why}");
@@ -220,7 +220,7 @@ fn vms_without_a_place_are_named() {
     assert!(why.contains("no host can have b: y: it has no KVM"), "{why}");
     let taken = Stage::default().host("x", 1, vec![vm("a", 1)]).host("y", 9, vec![vm("a", 1)]);
     let why = taken.plan(&evacuate()).unwrap_err();
-    assert!(why.contains("there is a VM `a` there already"), "{why}");
+    assert!(why.contains("there is already a VM `a` there"), "{why}");
 }
 
 #[test]

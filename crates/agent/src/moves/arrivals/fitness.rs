@@ -144,7 +144,7 @@ fn has_kvm(kvm: &Kvm) -> Result<(), Denied> {
         Kvm::Denied(why) => format!("/dev/kvm can't be opened, {why}"),
     };
     Err(Denied::Local(format!(
-        "the VM runs with KVM, and this host can't use KVM ({why}): `droveway doctor` there says \
+        "the VM runs with KVM, and this host can't use KVM ({why}): `droveway doctor` there shows \
          what to do"
     )))
 }
@@ -161,8 +161,8 @@ pub(super) fn check_features(there: &Shape, here: &Shape) -> Result<(), Denied> 
         missing.push(format!("and {more} more"));
     }
     Err(Denied::Conflict(format!(
-        "the guest was told that its CPU has {}, and here it would not: move it to a host that can \
-         give it that, or start it anew with a -cpu that all hosts can give",
+        "the guest's CPU has {}, which it would lack here: choose a host that has it, or restart \
+         the VM with a -cpu that all hosts have",
         missing.join(", ")
     )))
 }
@@ -204,9 +204,9 @@ mod tests {
         };
         assert_eq!(check_features(&word(7), &word(15)), Ok(()));
         let refused = |there, here| check_features(&word(there), &word(here)).unwrap_err();
-        assert!(refused(7, 5).to_string().contains("its CPU has vme, and here"));
+        assert!(refused(7, 5).to_string().contains("CPU has vme, which it would lack here"));
         let many = refused(u32::MAX, 1).to_string();
-        assert!(many.contains("vme, de, ") && many.contains(", and 18 more, and here"), "{many}");
+        assert!(many.contains("vme, de, ") && many.contains(", and 18 more, which"), "{many}");
         let other = Shape { cpu: "other".to_owned(), ..word(0) };
         assert_eq!(check_features(&word(7), &other), Ok(()), "which is told as a difference");
     }

@@ -32,8 +32,8 @@ pub(super) fn before(
         return Ok(found.into_iter().filter_map(note).collect());
     }
     Err(Denied::Conflict(format!(
-        "{}, so the VM would have no network: make it and bring it up on the VM's bridge there, or \
-         have --set name another; --accept-missing-taps moves the VM all the same",
+        "{}, so the VM would have no network: create it and bring it up on the VM's bridge there, \
+         or name another with --set; --accept-missing-taps moves the VM anyway",
         offline.join(", ")
     )))
 }
@@ -47,8 +47,7 @@ pub(super) fn after(taps: &[Tap], state: impl Fn(&str) -> State) -> Vec<String> 
 fn note((tap, state): (&Tap, State)) -> Option<String> {
     let is = match state {
         State::Missing => {
-            "was missing at the destination, and QEMU puts one that it makes on no \
-                           bridge"
+            "was missing at the destination, and a tap that QEMU creates is on no bridge"
         }
         State::Down => "is down at the destination",
         State::Alone => {

@@ -8,7 +8,7 @@ use super::reports::empty;
 /// The result of a migration for which the engine gave no report.
 pub(in crate::moves) fn fault(watch: &Watch, why: &str) -> Migrated {
     let progress = watch.progress().1;
-    let why = format!("{why}. `droveway show {}` says how the VM is", progress.vm);
+    let why = format!("{why}. `droveway show {}` shows the VM's state", progress.vm);
     let report = empty(&progress, Outcome::Failed(why));
     Migrated { report, unsettled: None, decided: true }
 }

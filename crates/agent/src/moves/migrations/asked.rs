@@ -129,11 +129,7 @@ impl Migrations {
             Ok(None) => {
                 let text = self.registry.arriving_with(id).map_or_else(
                     || format!("there is no migration `{id}` here"),
-                    |vm| {
-                        format!(
-                            "migration {id} brings {vm} here: ask the host that {vm} comes from"
-                        )
-                    },
+                    |vm| format!("migration {id} brings {vm} here: repeat this on the source host"),
                 );
                 Err(Denied::Coded(ErrorCode::NoSuchMigration, text))
             }

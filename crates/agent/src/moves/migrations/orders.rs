@@ -121,11 +121,11 @@ impl Migrations {
                         id,
                         vm,
                         to,
-                        "broken off past its commit: in post-copy the VM stops now, until \
-                         its manager resumes the migration"
+                        "aborting past the commit: in post-copy the VM stops now, until its \
+                         manager resumes the migration"
                     );
                 } else {
-                    tracing::warn!(id, vm, to, "cancelled, and still not over");
+                    tracing::warn!(id, vm, to, "cancelled, and has not ended yet");
                 }
             }
             return;

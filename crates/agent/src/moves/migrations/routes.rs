@@ -14,7 +14,7 @@ impl Migrations {
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         let here = &self.local.agent;
         if name == here {
-            let text = format!("{name} is this host: the VM is there already");
+            let text = format!("{name} is this host: the VM is already there");
             return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
         }
         let Some(peer) = self.routes.peers.named(name) else {

@@ -131,7 +131,7 @@ fn a_migration_that_arrives_is_commanded_where_it_begins() {
         migrations.report("deadbeef").unwrap_err(),
     ] {
         let error = error.to_string();
-        assert!(error.contains("brings web2 here: ask the host that web2 comes from"), "{error}");
+        assert!(error.contains("brings web2 here: repeat this on the source host"), "{error}");
     }
     drop(claim);
     let error = migrations.cancel("deadbeef").unwrap_err().to_string();

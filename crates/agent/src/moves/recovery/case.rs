@@ -46,7 +46,7 @@ impl Case {
             (Self::Destination(driver, effects), Word::ToDestination(said)) => {
                 driver.step(destination::Event::Heard(said), effects);
             }
-            (_, word) => tracing::warn!(?word, "not a word to this side"),
+            (_, ignored) => tracing::warn!(?ignored, "a switchover message for the other side"),
         }
     }
 

@@ -90,7 +90,7 @@ impl DestinationEffects {
 
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
-        let reason = || "as was noted before the agent was restarted".into();
+        let reason = || "as recorded before the agent was restarted".into();
         match (noted, found) {
             (Noted::Running | Noted::Left, _) => self.done(Outcome::Here),
             (Noted::Lost, _) => self.done(Outcome::Lost { reason: reason() }),
@@ -127,7 +127,7 @@ impl Effects for DestinationEffects {
             Some(incoming) => incoming.restore(),
             None => {
                 if let Err(error) = outgoing::make_up(machine) {
-                    tracing::warn!(%error, "QEMU's settings are not put back");
+                    tracing::warn!(%error, "cannot restore QEMU's settings");
                 }
                 if self.ran {
                     outgoing::announce(machine);
@@ -158,7 +158,7 @@ impl Effects for DestinationEffects {
             // A VM that was lost here is shown as dead.
             Outcome::Here | Outcome::Lost { .. } => {
                 if let Err(error) = place.adopt() {
-                    tracing::error!(error, "the VM is here, but that could not be noted down");
+                    tracing::error!(error, "the VM is here, but its record could not be written");
                 }
                 place.settled();
             }

@@ -97,8 +97,8 @@ impl Settler {
                 (Err(StartError::Process(ProcessError::Gone { .. })), _) => return Ok(None),
                 (Err(error), _) => {
                     self.show(Some(format!(
-                        "what became of {} is not known: its QEMU is there and can't be asked \
-                         ({error}); this is tried again",
+                        "the fate of {} is not known: its QEMU exists and can't be queried \
+                         ({error}); the agent retries",
                         self.opened.vm
                     )));
                     self.wait()?;
@@ -112,10 +112,10 @@ impl Settler {
     fn cannot_read(&self, error: &serde_json::Error) -> Closing {
         let Opened { vm, .. } = &self.opened;
         self.show(Some(format!(
-            "what became of {vm} is not known: the journal of its migration was written by \
-             another release of Droveway, and this one can't read how to find its QEMU ({error}). \
-             Nothing is done with {vm} until the agent is of that release again, or newer, or the \
-             host is rebooted"
+            "the fate of {vm} is not known: the journal of its migration was written by another \
+             release of Droveway, and this one can't find its QEMU from it ({error}). The agent \
+             does not touch {vm} until it is of that release again, or newer, or the host is \
+             rebooted"
         )));
         while self.wait().is_ok() {}
         Closing

@@ -105,13 +105,13 @@ impl Settler {
         is_about(&self.opened, vm)
     }
 
-    /// What is in doubt and what to do, and why the other side can't be asked, if that is so: an
+    /// What is in doubt and what to do, and why the other side can't be queried, if that is so: an
     /// expired certificate, for instance, is no reason to decide without it.
     fn advice(&self, doubt: &Doubt) -> String {
         let Opened { vm, peer, .. } = &self.opened;
         let advice = doubt.advice(vm, peer);
         match &*self.unreached.borrow() {
-            Some(why) => format!("{advice}. The agent of {peer} can't be asked now: {why}"),
+            Some(why) => format!("{advice}. The agent of {peer} can't be queried now: {why}"),
             None => advice,
         }
     }
@@ -163,7 +163,7 @@ impl Settler {
         let before = self.unreached.replace(why.cloned());
         if let Some(why) = why.filter(|why| before.as_ref() != Some(*why)) {
             let peer = &self.opened.peer;
-            tracing::warn!(peer, why, "a word about a switchover does not reach the other side");
+            tracing::warn!(peer, why, "cannot send a switchover message to the peer");
         }
     }
 
@@ -213,8 +213,8 @@ fn hear(told: Request, case: &mut Case, vm: &str) {
                 Ok(())
             } else {
                 Err(Denied::Conflict(format!(
-                    "{vm}: that can't be decided so, or there is nothing to decide any more: look \
-                     again with `droveway show {vm}`"
+                    "{vm}: this decision is not possible, or nothing is left to decide: check with \
+                     `droveway show {vm}`"
                 )))
             });
         }
@@ -279,10 +279,10 @@ mod tests {
         settler.deliver(&mut case);
         let said = settler.advice(case.doubt().unwrap());
         assert!(said.contains("which has not answered since"), "{said}");
-        let why = "of host-b can't be asked now: cannot connect to 127.0.0.1:1";
+        let why = "of host-b can't be queried now: cannot connect to 127.0.0.1:1";
         assert!(said.contains(why), "{said}");
         settler.note(None);
         let said = settler.advice(case.doubt().unwrap());
-        assert!(!said.contains("can't be asked"), "{said}");
+        assert!(!said.contains("can't be queried"), "{said}");
     }
 }

@@ -36,8 +36,8 @@ impl Registry {
             let may_have_own = own.try_exists().unwrap_or(true);
             if may_have_own && socket.canonicalize().ok() != own.canonicalize().ok() {
                 return Err(Denied::Conflict(format!(
-                    "the QEMU of {name} listens at {}: attach that one. If it is gone for good, \
-                     `droveway resolve {name} --there` forgets it, and the name is free",
+                    "the QEMU of {name} listens at {}: attach that one. If that QEMU never comes \
+                     back, `droveway resolve {name} --there` removes the record and frees the name",
                     own.display()
                 )));
             }
@@ -73,7 +73,10 @@ impl Registry {
         let vm = self.begin_again(name)?;
         match none_runs(&vm) {
             Ok(()) => {
-                tracing::info!(vm = name, "forgotten: an operator says that it doesn't run here");
+                tracing::info!(
+                    vm = name,
+                    "record removed: the operator confirmed that the VM doesn't run here"
+                );
                 self.remove(name);
                 Ok(())
             }
@@ -118,7 +121,7 @@ impl Registry {
     fn renew(&self, old: &Vm, machine: Machine, share_domain: &str) -> Result<Arc<Vm>, Denied> {
         if let Some(other) = self.who_has(machine.process.pid()).filter(|other| *other != old.name)
         {
-            let text = format!("that VM is here already, as {other}");
+            let text = format!("that VM is already here, as {other}");
             return Err(Denied::Coded(ErrorCode::VmExists, text));
         }
         let bytes = machine.qmp.ram_bytes().map_err(|error| Denied::Qemu(error.to_string()))?;
@@ -141,7 +144,7 @@ fn own_machine(vm: &Vm) -> Result<Machine, Denied> {
         Some(recorded) => Ok(machine::reopen(&recorded, &vm.dir)?),
         None => machine::attach(&vm.dir.join("qmp"), &vm.dir).map_err(|error| match error {
             StartError::Qmp(QmpError::Connect { .. }) => Denied::Conflict(format!(
-                "{error}: if {0} runs, `droveway attach {0} --qmp SOCKET` says where its QEMU is",
+                "{error}: if {0} runs, `droveway attach {0} --qmp SOCKET` names its QEMU",
                 vm.name
             )),
             error => error.into(),
@@ -157,8 +160,8 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
     let name = &vm.name;
     let runs = || {
         Denied::Conflict(format!(
-            "a QEMU of {name} runs here, and forgetting never ends one: `droveway attach` adopts \
-             it, and then `droveway stop {name}` ends it"
+            "a QEMU of {name} runs here, and removing the record never ends it: `droveway attach` \
+             adopts it, and then `droveway stop {name}` ends it"
         ))
     };
     if vm.machine().is_some_and(|machine| machine.process.is_alive()) {
@@ -168,7 +171,7 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
         Ok(_) => return Err(runs()),
         Err(error) if found::nobody_listens(&error) => {}
         Err(error) => {
-            let why = format!("whether a QEMU of {name} runs here can't be seen: {error}");
+            let why = format!("cannot detect whether a QEMU of {name} runs here: {error}");
             return Err(Denied::Local(why));
         }
     }
@@ -179,7 +182,8 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
         Err(StartError::Process(ProcessError::Gone { .. })) => Ok(()),
         Ok(_) => Err(runs()),
         Err(error) => Err(Denied::Conflict(format!(
-            "a QEMU of {name} may run here: {error}. Forgetting never ends one: see to that first"
+            "a QEMU of {name} may run here: {error}. Removing the record never ends a QEMU: end \
+             that one first"
         ))),
     }
 }

@@ -58,7 +58,12 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
         let named = entry.file_name().into_string().ok().filter(|n| name::check(n).is_ok());
         match named {
             Some(name) if entry.file_type()?.is_dir() => dirs.push((name, entry.path())),
-            _ => tracing::warn!(path = %entry.path().display(), "not a VM; left alone"),
+            _ => {
+                tracing::warn!(
+                    path = %entry.path().display(),
+                    "ignoring a file that is not a VM's directory"
+                )
+            }
         }
     }
     let found = by_threads(FINDERS, &dirs, |(name, dir)| one(name, dir.clone(), held));
@@ -143,12 +148,13 @@ fn arrived(name: &str, dir: PathBuf, machine: Machine, record: Record) -> Option
             Err(error) => format!("it was arriving, and its QEMU can't be ended: {error}"),
         },
         Ok(state @ (RunState::Paused | RunState::Prelaunch)) => format!(
-            "its record says that it was arriving, and no journal says whether its source gave it \
-             up: its QEMU has it, {state}. Look first whether it runs at the host that it came from"
+            "its record shows that it was arriving, and no journal shows whether its source \
+             released it: its QEMU has it, {state}. First check whether it runs at the host that \
+             it came from"
         ),
         // Only a VM that its source gave up runs.
         Ok(_) => return Some(meet(name, dir, machine, &record)),
-        Err(error) => format!("it was arriving, and its QEMU doesn't say what it does: {error}"),
+        Err(error) => format!("it was arriving, and its QEMU doesn't report its state: {error}"),
     };
     drop(machine);
     Some(left_alone(name, dir, Some(record), &why))
@@ -178,8 +184,8 @@ fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Found {
 fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> Found {
     let why = match record.standing {
         Standing::Arriving => format!(
-            "{gone}; {name} was arriving when its record was written, and whether its source gave \
-             it up is not known here. Images that were made for it are left where they are"
+            "{gone}; {name} was arriving when its record was written, and it is not known here \
+             whether its source released it. Its images are kept"
         ),
         Standing::Starting | Standing::Here => gone.to_string(),
     };
@@ -190,7 +196,7 @@ fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> Found 
 
 fn left_alone(name: &str, dir: PathBuf, record: Option<Record>, why: &str) -> Found {
     let advice = format!("{why}.\n{}", advice(name, &dir));
-    tracing::error!(vm = name, why, "left alone, for an operator to decide");
+    tracing::error!(vm = name, why, "not touching a VM until the operator decides");
     Found { vm: Vm::unreadable(name, dir, record, advice), held: false }
 }
 
@@ -201,10 +207,10 @@ fn advice(name: &str, dir: &Path) -> String {
         false => "SOCKET".to_owned(),
     };
     format!(
-        "Nothing is done with {name} until you decide: a QEMU of it may run.\n\
-         If one does, and is to go on here: `droveway attach {name} --qmp {socket}` adopts it as \
-         it is, and `droveway resolve {name} --here` has it run as well.\n\
-         If none runs here: `droveway resolve {name} --there` forgets it, and ends nothing."
+        "The agent does not touch {name} until you decide: a QEMU of it may run.\nIf one does, and \
+         is to continue here: `droveway attach {name} --qmp {socket}` adopts it as it is, and \
+         `droveway resolve {name} --here` has it run as well.\nIf none runs here: `droveway \
+         resolve {name} --there` forgets it, and ends nothing."
     )
 }
 

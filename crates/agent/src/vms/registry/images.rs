@@ -45,7 +45,11 @@ pub(super) fn note(dir: &Path, paths: &[PathBuf], user: Option<&User>) -> io::Re
 pub(super) fn forget(dir: &Path) {
     match fs::remove_file(dir.join(FILE)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(dir = %dir.display(), %error, "the note of a VM's images stays behind");
+            tracing::warn!(
+                dir = %dir.display(),
+                %error,
+                "cannot remove the record of a VM's images"
+            );
         }
         _ => {}
     }
@@ -57,7 +61,11 @@ pub(super) fn remove(dir: &Path) {
     let made: Vec<Made> = serde_json::from_slice(&text).unwrap_or_default();
     for Made { path, device, inode, user } in made {
         if let Err(error) = remove_made(&path, (device, inode), user.as_ref()) {
-            tracing::warn!(image = %path.display(), %error, "an image that was made stays behind");
+            tracing::warn!(
+                image = %path.display(),
+                %error,
+                "cannot remove an image that was created"
+            );
         }
     }
 }

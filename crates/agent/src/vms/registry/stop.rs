@@ -58,12 +58,12 @@ fn press_button(name: &str, machine: &Machine, timeout: Duration) -> Result<Stop
         Ok(RunState::Shutdown) | Err(QmpError::Closed) => return Ok(StopEnd::ShutDown),
         Ok(state) => {
             return Err(Denied::Conflict(format!(
-                "{name} is {state} and can't hear its power button: let it run first, or pull its \
-                 plug with --force"
+                "{name} is {state} and can't react to its power button: let it run first, or end \
+                 it with --force"
             )));
         }
         Err(error) => {
-            return Err(Denied::Qemu(format!("{error}; `--force` ends {name} all the same")));
+            return Err(Denied::Qemu(format!("{error}; `--force` ends {name} anyway")));
         }
     }
     let ends = machine.qmp.events_named(&["SHUTDOWN"]);

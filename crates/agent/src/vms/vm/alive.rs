@@ -79,9 +79,9 @@ impl Vm {
         let stuck_by = left.map(|error| {
             tracing::warn!(vm = self.name, %error, "a migration is left behind");
             format!(
-                "QEMU still has what is left of a migration that an earlier run of the agent \
-                 began, and its settings: {error}. The VM runs on; it can be moved once that \
-                 is fixed, or its QEMU was restarted"
+                "QEMU still has parts of a migration that an earlier run of the agent started, and \
+                 its settings: {error}. The VM keeps running; it can be moved once that is fixed, \
+                 or its QEMU was restarted"
             )
         });
         self.known.lock().stuck_by = stuck_by;
@@ -183,7 +183,7 @@ impl Vm {
             }
         }
         let why = self.epitaph(machine);
-        tracing::info!(vm = self.name, why, "its QEMU is gone");
+        tracing::info!(vm = self.name, why, "its QEMU has exited");
         let mut known = self.known.lock();
         known.status = VmStatus::Dead;
         known.qemu = Qemu::Dead {

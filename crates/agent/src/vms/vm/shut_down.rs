@@ -11,7 +11,7 @@ use qemu::qmp::{Event, Qmp};
 const SHUT_DOWN_WAIT: Duration = Duration::from_secs(2);
 
 /// QEMU ended for an unknown reason.
-pub(super) const WITHOUT_A_WORD: &str = "QEMU ended without a word";
+pub(super) const WITHOUT_A_WORD: &str = "QEMU exited without giving a reason";
 
 /// The end of a guest.
 #[derive(Clone, Copy, Debug)]
@@ -27,10 +27,10 @@ impl ShutDown {
     fn reported(event: &Event) -> Self {
         let how = match event.data["reason"].as_str() {
             Some("guest-shutdown") => "the guest shut down",
-            Some("guest-reset") => "the guest rebooted, and QEMU was told not to",
+            Some("guest-reset") => "the guest rebooted, and QEMU has -no-reboot",
             Some("guest-panic") => "the guest's kernel crashed",
             Some("host-signal") => "QEMU was ended by a signal",
-            Some("host-qmp-quit") => "QEMU was told to quit",
+            Some("host-qmp-quit") => "QEMU received the command to quit",
             _ => WITHOUT_A_WORD,
         };
         Self { how, at: event.at, is_kept: false }

@@ -22,7 +22,7 @@ const THICK: f64 = 14.0;
 const TOP: f64 = 12.0;
 /// The least height of all VMs together; many VMs need more.
 const HEIGHT: f64 = 300.0;
-/// The least height of a VM, so that its name beside it is legible.
+/// The least height of a VM, so that its name next to it is legible.
 const VM_MIN: f64 = 18.0;
 /// The gap between two destinations.
 const GAP: f64 = 34.0;
@@ -99,7 +99,7 @@ fn described(host: &str, plan: &GangPlan, choice: &Choice, gate: &Gate) -> Marku
                     input type="hidden" name="disks" value=(choice.disks.value());
                     p {
                         button { "Evacuate " (host) }
-                        span.quiet { " It is planned anew then, as hosts are at that moment." }
+                        span.quiet { " It is planned again then, as hosts are at that moment." }
                     }
                 }
             }
@@ -250,7 +250,8 @@ fn ribbon(from_y: f64, to_y: f64, height: f64) -> String {
     let (a, b) = (tenths(from_y), tenths(to_y));
     let (c, d) = (tenths(to_y + height - 1.0), tenths(from_y + height - 1.0));
     format!(
-        "M{left} {a}C{middle} {a} {middle} {b} {right} {b}V{c}C{middle} {c} {middle} {d} {left} {d}Z"
+        "M{left} {a}C{middle} {a} {middle} {b} {right} {b}V{c}C{middle} {c} {middle} {d} {left} \
+         {d}Z"
     )
 }
 
@@ -258,7 +259,7 @@ fn tenths(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// A name shortened to fit beside the drawing; the table has the whole name.
+/// A name shortened to fit next to the drawing; the table has the whole name.
 fn short(name: &str) -> String {
     const LETTERS_MAX: usize = 20;
     if name.chars().count() <= LETTERS_MAX {

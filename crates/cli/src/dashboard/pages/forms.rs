@@ -50,7 +50,7 @@ fn form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {
             }
             (choice(&Choice::default()))
             p { button { "Move " (vm.name) } " " a href="vms" { "Leave it where it is" } }
-            p.quiet { "It runs on while it moves. Until it is given up, the move can be cancelled." }
+            p.quiet { "It keeps running. Until its commit, the move can be cancelled." }
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::cluster::{EndedAs, Known, Running};
 use crate::output::amount;
 use crate::watch::migration::{limit, phase};
 
-/// A status for screen readers, which changes only when a migration begins or ends.
+/// A status for screen readers, which changes only when a migration starts or ends.
 pub(super) fn status(known: &Known, running: usize) -> Markup {
     let last = known.history().into_iter().next();
     let runs = match running {

@@ -58,7 +58,7 @@ fn host_row(name: &str, host: &HostState, racks: bool, most: u64) -> Markup {
                 td.n { "—" } td.n { "—" } td.n { "—" }
                 td.wide {
                     @if let Some(problem) = &host.problem { span.bad { (problem) } }
-                    @else { span.quiet { "not asked yet" } }
+                    @else { span.quiet { "not queried yet" } }
                 }
             }
             td.n {
@@ -74,7 +74,7 @@ fn memory(host: &HostState) -> u64 {
     host.ram_bytes().saturating_add(host.free_bytes().unwrap_or(0))
 }
 
-/// A bar of used and free memory, hidden from screen readers: the cells beside it have the
+/// A bar of used and free memory, hidden from screen readers: the cells next to it have the
 /// figures.
 fn room_bar(used: u64, free: u64, most: u64) -> Markup {
     let share = |bytes: u64| format!("{:.2}", bytes as f64 / most as f64 * 100.0);
@@ -108,7 +108,7 @@ pub(super) fn class(tone: Tone) -> &'static str {
     }
 }
 
-/// Whether a VM can begin to move.
+/// Whether a VM can start to move.
 pub(super) fn can_move(vm: &HostVm) -> bool {
     matches!(vm.status, VmStatus::Running | VmStatus::Paused) && vm.migration.is_none()
 }

@@ -75,7 +75,7 @@ fn parts(report: &Report, downtime_ms: f64) -> Vec<Part> {
     let committed = after(Phase::Committed).max(loaded);
     vec![
         part("stop", "last pages and device state", 0.0, loaded),
-        part("load", "loaded, waiting for the word", loaded, committed),
+        part("load", "loaded, waiting for the commit", loaded, committed),
         part("commit", "committed, starting", committed, downtime_ms),
     ]
 }

@@ -19,9 +19,9 @@ use crate::source::StorageNotes;
 /// The longest wait for another user of the port.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
-const NO_ROOM: &str = "only a part of what the guest's helper tells is read from storage: what is \
-                       kept of it may be as large as a quarter of this agent's buffers; a larger \
-                       pool-mib allows more";
+const NO_ROOM: &str = "only a part of what the guest's helper reports is read from storage: its \
+                       report may take a quarter of this agent's buffers; a larger pool-mib allows \
+                       more";
 
 const NOWHERE: &str = "no page is read from storage: none that the guest's helper names was found \
                        in the VM's RAM";
@@ -228,14 +228,14 @@ fn unfinished(summary: &Summary, cpu_percent: u16) -> Option<String> {
         End::Complete => return None,
         End::Time => "its time was up",
         End::Memory => "it may use no more memory",
-        End::Runs => "it names as many runs of pages as are taken",
+        End::Runs => "it has reported as many runs of pages as are accepted",
     };
-    let mut note = format!("the guest's helper told only a part (see --helper-budget): {what}");
+    let mut note = format!("the guest's helper reported only a part (see --helper-budget): {what}");
     let unseen = summary.left_out.iter().find(|left| left.reason == Reason::Unseen);
     if let Some(unseen) = unseen {
         let mib = |pages: u64| pages / ((1 << 20) / cachemap::PAGE_BYTES);
         let all = cached_pages.saturating_add(unseen.count).max(pages);
-        note += &format!(" when it had told {} of {} MiB", mib(pages), mib(all));
+        note += &format!(" when it had reported {} of {} MiB", mib(pages), mib(all));
     }
     // Less than half of what it may use.
     let most_ms = elapsed_ms.saturating_mul(cpu_percent.into()) / 100;
@@ -272,18 +272,18 @@ mod tests {
             unfinished(&Summary { end, cpu_ms, cached_pages, left_out, ..numbers }, 50)
         };
         assert_eq!(note(End::Complete, 0, Vec::new()), None);
-        let part = "the guest's helper told only a part (see --helper-budget): ";
+        let part = "the guest's helper reported only a part (see --helper-budget): ";
         let said = |end, cpu_ms, left_out| {
             note(end, cpu_ms, left_out).unwrap().strip_prefix(part).unwrap().to_owned()
         };
         assert_eq!(
             said(End::Time, 100, left(36_728)),
-            "its time was up when it had told 141 of 288 MiB, because the guest's CPUs or disks \
-             were busy"
+            "its time was up when it had reported 141 of 288 MiB, because the guest's CPUs or \
+             disks were busy"
         );
         assert_eq!(
             said(End::Time, 4000, left(36_728)),
-            "its time was up when it had told 141 of 288 MiB"
+            "its time was up when it had reported 141 of 288 MiB"
         );
         // Of an earlier helper.
         assert_eq!(said(End::Time, 4000, Vec::new()), "its time was up");

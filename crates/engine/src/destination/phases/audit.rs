@@ -135,7 +135,7 @@ impl Connected<'_> {
                         let known = ledger.block(BlockId(block));
                         let entries = known.and_then(|block| block.entries(range));
                         let entries = entries.ok_or_else(|| {
-                            End::failed("the source asked for pages that are not there")
+                            End::failed("the source requested pages that do not exist")
                         })?;
                         self.say(&ToSource::AuditEntries { block, range, entries })?;
                     }

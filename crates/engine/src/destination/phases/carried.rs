@@ -116,10 +116,13 @@ impl Connected<'_> {
         self.check_from(&order.from)?;
         self.link.set_dead_after(CARRIED_DEAD_AFTER).map_err(End::failed)?;
         let carrying = self.shared.local.carrying.as_ref().ok_or_else(|| {
-            End::failed("the agent there does not carry: [carry] in its file turns that on")
+            End::failed("the agent there does not carry migrations: add [carry] to its file")
         })?;
         let target = order.target.read().map_err(|why| {
-            End::failed(format!("where the VM is to go is said in words of another version: {why}"))
+            End::failed(format!(
+                "the VM's target can't be read ({why}): run the same version of droveway on both \
+                 hosts"
+            ))
         })?;
         self.lanes.threads().set(&order.terms);
         let onward = Onward::find(target, carrying)?;
@@ -201,7 +204,9 @@ impl Carried<'_> {
                     }
                     Heard::Message(ToDestination::RelayEnds { bytes }) => {
                         let Incoming::Relayed(by_lanes) = &self.incoming else {
-                            return Err(End::failed("the source ended what it had not begun"));
+                            return Err(End::failed(
+                                "the source ended a stream that it had not started",
+                            ));
                         };
                         by_lanes.in_order.ends_at(bytes);
                     }
@@ -217,8 +222,9 @@ impl Carried<'_> {
                     Heard::Head(head) => {
                         let blocks = announced.take();
                         let blocks = blocks.filter(|_| self.is_new());
-                        let (blocks, ram_section, footers) =
-                            blocks.ok_or_else(|| End::failed("a head came out of turn"))?;
+                        let (blocks, ram_section, footers) = blocks.ok_or_else(|| {
+                            End::failed("the head of the stream arrived out of turn")
+                        })?;
                         self.split(blocks, (&head, ram_section, footers))?;
                     }
                     Heard::Tail(piece) => self.tail(&piece)?,
@@ -253,7 +259,7 @@ impl Carried<'_> {
             // The source doesn't miss what it isn't told any more.
             return if closed.shut == Some(0) { Ok(()) } else { ended };
         }
-        Err(End::Over(format!("the source is gone: {error}")))
+        Err(End::Over(format!("lost the source's agent: {error}")))
     }
 
     fn next(&self) -> Result<Next, End> {
@@ -321,7 +327,7 @@ impl Carried<'_> {
                 Err(End::failed(format!("QEMU there could not load the VM (error {error})")))
             }
             None => Err(End::failed(
-                "QEMU there closed its connection before it had loaded the VM; its log says why",
+                "QEMU there closed its connection before it had loaded the VM; see its log",
             )),
         }
     }
@@ -335,7 +341,7 @@ impl Carried<'_> {
             return;
         };
         if let Err(error) = sharing.watch_ram(&whose.process, domain, || ram.clone()) {
-            tracing::info!(%error, "what it holds can be shared with nobody");
+            tracing::info!(%error, "the content of this VM can't be shared");
         }
     }
 
@@ -345,7 +351,9 @@ impl Carried<'_> {
             Incoming::New => self.incoming = Incoming::Whole { ended: false },
             Incoming::Whole { .. } => {}
             Incoming::Split(_) | Incoming::Relayed(_) => {
-                return Err(End::failed("a stream that comes by lanes came whole"));
+                return Err(End::failed(
+                    "the source sent data of a split stream on the control connection",
+                ));
             }
         }
         if piece.is_empty() {
@@ -356,7 +364,9 @@ impl Carried<'_> {
         }
         self.relayed.pass(piece);
         let written = self.socket.write_all(piece);
-        written.map_err(|error| End::failed(format!("what waits there takes no more: {error}")))
+        written.map_err(|error| {
+            End::failed(format!("the program that waits for the VM accepts no data: {error}"))
+        })
     }
 
     /// Splits the stream, now that the block list is known: from here on lanes deliver pages.
@@ -413,7 +423,7 @@ impl Carried<'_> {
     /// The stream after RAM: kept until everything before it is placed.
     fn tail(&mut self, piece: &[u8]) -> Result<(), End> {
         let Incoming::Split(split) = &mut self.incoming else {
-            return Err(End::failed("a tail came before its head"));
+            return Err(End::failed("the tail of the stream arrived before its head"));
         };
         match &mut split.tail {
             Some(tail) => tail.push(piece).map_err(End::failed),
@@ -424,9 +434,10 @@ impl Carried<'_> {
     /// All pages are placed. Compares them, and passes what follows RAM to QEMU.
     fn placed(&mut self, totals: &[u64]) -> Result<(), End> {
         let Incoming::Split(split) = &mut self.incoming else {
-            return Err(End::failed("pages came before their head"));
+            return Err(End::failed("pages arrived before the head of the stream"));
         };
-        let tail = split.tail.take().ok_or_else(|| End::failed("all was placed twice"))?;
+        let tail =
+            split.tail.take().ok_or_else(|| End::failed("the stream was completed twice"))?;
         let Opened { placer, mappings, .. } = &split.opened;
         if let Some(ledger) = placer.ledger() {
             self.connected.audit(ledger, mappings, totals, self.audit)?;

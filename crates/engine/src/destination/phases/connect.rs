@@ -143,10 +143,10 @@ pub(super) fn ended(heard: Heard<ToDestination>) -> End {
                 End::Over("the VM ended at its source".to_owned())
             }
             switchover::ToDestination::Go { .. } => {
-                End::failed("the source gave up a VM that is not loaded")
+                End::failed("the source released a VM that is not loaded")
             }
         },
-        Heard::Gone(error) => End::Over(format!("the source is gone: {error}")),
+        Heard::Gone(error) => End::Over(format!("lost the source's agent: {error}")),
         _ => End::failed("the source sent a message out of turn"),
     }
 }

@@ -101,7 +101,7 @@ impl Keeper {
             ..by_name
         }));
         if let Err(error) = said {
-            tracing::debug!(%error, "what it took is not told");
+            tracing::debug!(%error, "cannot report what loading took");
         }
     }
 }
@@ -110,7 +110,7 @@ impl Effects for Keeper {
     fn say(&mut self, said: &Envelope<switchover::ToSource>) {
         // A lost message is repeated, or requested.
         if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {
-            tracing::info!(%error, "not said");
+            tracing::info!(%error, "cannot send a switchover message");
         }
         if said.message == switchover::ToSource::Running
             && let Some(loaded) = &self.loaded
@@ -175,7 +175,7 @@ impl Effects for Keeper {
                 self.adopted = true;
                 if let Some(Err(error)) = self.arriving.as_mut().map(|arriving| arriving.adopt()) {
                     self.unnoted = true;
-                    tracing::error!(error, "the VM is here, but that could not be noted down");
+                    tracing::error!(error, "the VM is here, but its record could not be written");
                 }
             }
             Outcome::NotHere { reason } => {

@@ -35,7 +35,7 @@ impl Connected<'_> {
             }
             Ok(Heard::Gone(error)) => Err(End::Over(error.to_string())),
             Ok(_) => Err(End::failed("an order to prepare was expected first")),
-            Err(_) => Err(End::Over("no order came".to_owned())),
+            Err(_) => Err(End::Over("no order arrived".to_owned())),
         }
     }
 
@@ -43,7 +43,7 @@ impl Connected<'_> {
     pub(super) fn check_from(&self, from: &str) -> Result<(), End> {
         match &self.certified {
             Some(certified) if certified != from => Err(End::failed(format!(
-                "the order says that it comes from {from}, and its certificate that it is {certified}"
+                "the order is from {from}, and the certificate of its sender is for {certified}"
             ))),
             _ => self.check_listed(),
         }

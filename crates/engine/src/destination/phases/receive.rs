@@ -113,16 +113,16 @@ impl<'a, 's> Prepared<'a, 's> {
                     announced = Some((blocks, ram_section, footers));
                 }
                 Heard::Head(head) => {
-                    let (blocks, ram_section, footers) = announced
-                        .take()
-                        .ok_or_else(|| End::failed("a head came without its block list"))?;
+                    let (blocks, ram_section, footers) = announced.take().ok_or_else(|| {
+                        End::failed("the head of the stream arrived without its block list")
+                    })?;
                     self.feeder.head(&head, ram_section, footers).map_err(End::failed)?;
                     let found = std::mem::take(&mut self.found);
                     let reach = Reach { ram: &self.ram, feeder: &self.feeder, audit: self.audit };
                     streamed.opened = Some(self.connected.open_lanes(&reach, blocks, found)?);
                 }
                 Heard::Tail(_) if streamed.opened.is_none() => {
-                    return Err(End::failed("a tail came before its head"));
+                    return Err(End::failed("the tail of the stream arrived before its head"));
                 }
                 Heard::Tail(piece) => streamed.tail.push(&piece).map_err(End::failed)?,
                 Heard::Whole(piece) => {
@@ -137,7 +137,7 @@ impl<'a, 's> Prepared<'a, 's> {
                 }
                 Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match &self.disks {
                     Some(disks) => disks.flush(ticket, disk).map_err(End::failed)?,
-                    None => return Err(End::failed("a disk was to be flushed, and none comes")),
+                    None => return Err(End::failed("a disk was to be flushed, and no disk moves")),
                 },
                 Heard::Message(ToDestination::Complete { residue_bytes, audit }) => {
                     let came = streamed.tail.bytes().len() as u64 + streamed.whole_bytes;

@@ -124,7 +124,7 @@ impl Connected<'_> {
             if wanted.auto {
                 return Agreed::default();
             }
-            return Agreed::to_nothing("the agent at the destination is told not to");
+            return Agreed::to_nothing("the destination's agent has sharing turned off");
         };
         if let Some(why) = why_not(sharing, wanted) {
             return Agreed::to_nothing(&why);

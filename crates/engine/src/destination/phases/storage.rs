@@ -55,7 +55,10 @@ pub(super) fn open(
             Ok(opened) => {
                 if opened.cached {
                     let file = &disk.file;
-                    notes.push(format!("{file} is read through the destination's page cache: its file system does not do otherwise"));
+                    notes.push(format!(
+                        "{file} is read through the destination's page cache: its file system has \
+                         no direct reads"
+                    ));
                 }
                 Some(opened)
             }
@@ -116,7 +119,7 @@ fn begin(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Opens, 
 /// An image of a format, in a file, with the files that belong to it.
 fn of_a_format(image: &Value) -> Result<Image, String> {
     if image["file"]["driver"] != "file" {
-        return Err("it is in a format, and not in a file".to_owned());
+        return Err("it has a format, and is not in a file".to_owned());
     }
     let layer =
         layer(image).ok_or("its data file or a backing file is no file, or a part of one")?;

@@ -68,7 +68,7 @@ pub(super) struct ByLanes {
     threads: Arc<DataThreads>,
     pacing: Pacing,
     sampler: Ticking,
-    /// Tells of a thread that has panicked.
+    /// Reports a thread that has panicked.
     notices: Receiver<Notice>,
 }
 
@@ -204,7 +204,7 @@ impl Sending {
             let mut piece = self.piece()?;
             let piece_bytes = self.piece_bytes.load(Relaxed);
             let count = fill(socket, &mut piece.room_mut()[..piece_bytes])
-                .map_err(|error| format!("the connection here broke off: {error}"))?;
+                .map_err(|error| format!("the connection here broke: {error}"))?;
             if count == 0 {
                 passed.closed();
                 return Ok(self.offset);

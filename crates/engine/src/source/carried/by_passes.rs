@@ -108,7 +108,7 @@ impl ByPasses {
         };
         if waiting.is_over(state, left) && way_back.let_stop() {
             report_builder.note(format!(
-                "QEMU waited {:.1} s after its first pass until it was told that it may stop the VM",
+                "QEMU waited {:.1} s after its first pass until it was allowed to stop the VM",
                 waiting.time().as_secs_f64()
             ));
         }

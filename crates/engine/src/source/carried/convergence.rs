@@ -219,9 +219,8 @@ fn stalled(stall: &Stall) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
         "the VM does not converge: it writes {:.0} MiB/s with {:.0} % of its CPU time, and {:.0} \
-         MiB/s are delivered. Allow a longer downtime (virsh \
-         migrate-setmaxdowntime), or stop the VM; `throttle-floor` under [carry] in the agent's file \
-         says how far it is throttled",
+         MiB/s are delivered. Allow a longer downtime (virsh migrate-setmaxdowntime), or stop the \
+         VM; `throttle-floor` under [carry] in the agent's file bounds throttling",
         mib(stall.dirty_bytes_per_s),
         stall.share * 100.0,
         mib(stall.delivered_bytes_per_s),

@@ -58,7 +58,7 @@ impl Split {
             Ok(Heard::Back(bytes)) if bytes.is_empty() => return Err(self.agents.closed_early()),
             Ok(other) => return Err(self.agents.ended(other)),
             Err(_) => {
-                let why = "it did not say in time which disks it reads".to_owned();
+                let why = "it did not report in time which disks it reads".to_owned();
                 return Err(self.agents.lost(why));
             }
         };

@@ -55,14 +55,13 @@ impl Running<'_> {
             return if self.is_loaded() { Ok(()) } else { Err(self.split.agents.closed_early()) };
         }
         let passed = self.way_back.pass(bytes).map_err(|error| {
-            MigrationError::Qemu(format!("it does not take its destination's answer: {error}"))
+            MigrationError::Qemu(format!("it does not accept the destination's answer: {error}"))
         })?;
         match passed {
             Passed::On => {}
             Passed::ButAcknowledgement => {
-                self.report_builder.note(
-                    "QEMU waits until the agent says that it may stop the VM (switchover-ack)",
-                );
+                self.report_builder
+                    .note("QEMU waits until the agent allows it to stop the VM (switchover-ack)");
             }
             Passed::Loaded => {
                 self.report_builder.enter(Phase::Loaded);

@@ -89,7 +89,7 @@ impl Output for Observed {
 
     fn last_section(&self) {
         self.passes.end();
-        // The VM stands still, and goes on here if the destination is silent.
+        // The VM stands still, and continues here if the destination is silent.
         let _ = self.collector.link.set_dead_after(DEAD_AFTER);
     }
 

@@ -121,7 +121,7 @@ impl Opening {
         match heard {
             // Nothing more will come back.
             Ok(Heard::Back(bytes)) if bytes.is_empty() => {
-                Err(self.agents.lost("what waits there has closed its connection"))
+                Err(self.agents.lost("the program that waits there has closed its connection"))
             }
             Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.agents.ended(other)),
@@ -130,10 +130,10 @@ impl Opening {
     }
 
     fn read_setup(mut self, more: &mut More<'_>, relays: bool) -> Result<Carried, MigrationError> {
-        let reading = |error| local_error("reading what QEMU begins with", error);
+        let reading = |error| local_error("reading the first bytes of QEMU's stream", error);
         if !relays && self.caller.is_stray() {
             return Err(MigrationError::Tap(
-                "a multifd channel came without a main connection".to_owned(),
+                "a multifd channel connected without a main connection".to_owned(),
             ));
         }
         let before = mem::take(&mut self.caller.before);
@@ -143,7 +143,7 @@ impl Opening {
         main.set_read_timeout(None).map_err(reading)?;
         match setup {
             Setup::Whole { before, .. } if before.is_empty() => Err(MigrationError::Qemu(
-                "the program that connected closed without a word".to_owned(),
+                "the program that connected closed the connection without sending data".to_owned(),
             )),
             // QEMU's other connections wait at the door, and are relayed one by one, in their
             // order and behind this one. They must not be waited for here: one for urgent
@@ -203,12 +203,15 @@ impl Opening {
             socket.set_read_timeout(None).map_err(taking)?;
             let Init { id, uuid } = Init::parse(&first).map_err(|error| {
                 MigrationError::Tap(format!(
-                    "a connection beside QEMU's main one is none of its channels: {error}"
+                    "a connection next to QEMU's main connection is not one of its channels: \
+                     {error}"
                 ))
             })?;
             if channels.iter().any(|other| other.id == id || other.uuid != uuid) {
                 return Err(MigrationError::Tap(
-                    "multifd channels of several VMs came to the same door at a time".to_owned(),
+                    "multifd channels of several VMs connected to the same socket at the same \
+                     time"
+                        .to_owned(),
                 ));
             }
             channels.push(Channel { id, uuid, first, after: Vec::new(), socket });

@@ -156,7 +156,7 @@ impl Passed {
             }
             None => {
                 "QEMU here had closed its connection before all of its stream was delivered: only \
-                 the VM's manager can tell whether its migration had completed"
+                 the VM's manager knows whether its migration had completed"
             }
         }
     }

@@ -32,7 +32,7 @@ pub(super) fn of(main: &UnixStream) -> Result<Qemu, String> {
         (Some(only), []) => Ok(only),
         (Some(_), _) => Err("several processes have its connection".to_owned()),
         (None, _) if holders.is_empty() => {
-            Err("the agent may not see which process has its connection".to_owned())
+            Err("the agent may not read which process has its connection".to_owned())
         }
         (None, _) => Err(
             "of the process that connected no thread is known for a vCPU: QEMU names them with \

@@ -145,10 +145,10 @@ pub(super) fn relayed(
     let resumes = why.as_ref().is_some_and(|why| why.resumes);
     // An encrypted stream doesn't reveal how it ends.
     let is_answered = resumes || why.as_ref().is_some_and(|why| why.is_answered);
-    let why = why.map_or_else(|| "it is encrypted, or none of QEMU's".to_owned(), |why| why.text);
-    report_builder.note(format!(
-        "the stream is passed through as it is, and the VM is never throttled: {why}"
-    ));
+    let why =
+        why.map_or_else(|| "it is encrypted, or not a stream of QEMU".to_owned(), |why| why.text);
+    report_builder
+        .note(format!("the stream is relayed unchanged, and the VM is never throttled: {why}"));
     report_builder.enter(Phase::FirstPass);
     report_builder.tell(|report| report.tap = "relayed".to_owned());
     let passed = if relay.is_channel {
@@ -310,7 +310,7 @@ fn write_unless(
     mut bytes: &[u8],
     look: impl Fn() -> Result<(), MigrationError>,
 ) -> Result<(), MigrationError> {
-    let failed = |error: Errno| local_error("passing on what came back", error.into());
+    let failed = |error: Errno| local_error("relaying data from the destination", error.into());
     while !bytes.is_empty() {
         match send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(count) => bytes = &bytes[count..],
@@ -338,7 +338,7 @@ fn start(
     passed: &Arc<Passed>,
 ) -> Result<(JoinHandle<()>, Ended), MigrationError> {
     let socket = socket.try_clone();
-    let socket = socket.map_err(|error| local_error("passing a connection on", error))?;
+    let socket = socket.map_err(|error| local_error("relaying a connection", error))?;
     let (link, passed) = (Arc::clone(&agents.link), Arc::clone(passed));
     let (tell, ended) = bounded(1);
     let thread = data_threads::spawn(format!("relay-{}", agents.id), move || {
@@ -388,7 +388,7 @@ fn pass(
             }
             Ok(count) => forward(&buffer[..count])?,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(format!("the connection here broke off: {error}")),
+            Err(error) => return Err(format!("the connection here broke: {error}")),
         }
     }
 }

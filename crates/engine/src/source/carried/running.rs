@@ -137,14 +137,14 @@ impl Running<'_> {
                 self.way_back.let_stop();
                 self.report_builder.enter(Phase::FirstPass);
                 self.report_builder.note(format!(
-                    "the stream is passed through as it is, and the VM is never throttled: {why}"
+                    "the stream is relayed unchanged, and the VM is never throttled: {why}"
                 ));
                 self.report_builder.tell(|report| report.tap = "relayed".to_owned());
             }
             Notice::SplitEnds(why) => {
                 self.way_back.let_stop();
                 self.report_builder.note(format!(
-                    "from its {} on, the stream is passed through as it is, without audit and \
+                    "from its {} on, the stream is relayed unchanged, without audit and \
                      throttling: {why}",
                     if self.flow.state.first_pass_over.load(Relaxed) {
                         "later passes"
@@ -220,7 +220,7 @@ impl Running<'_> {
 
     /// Closes the connection of a QEMU that hangs. Its VM is the destination's.
     fn leave_qemu(&self) {
-        tracing::warn!("QEMU here has not closed its migration, which is over");
+        tracing::warn!("QEMU here has not closed its completed migration");
         // Without a reset, which could take from QEMU what it has not read yet.
         let _ = self.main.shutdown(Shutdown::Both);
     }

@@ -107,7 +107,7 @@ pub(super) fn read(mut socket: &UnixStream, mut before: Vec<u8>) -> io::Result<S
             }
             Step::More { .. } if before.len() + READ_BYTES > Taken::READ_BEFORE_BYTES_MAX => {
                 let is_answered = splitter.has_return_path();
-                let why = Reason::new("its setup is too long to be looked at", is_answered);
+                let why = Reason::new("its setup is too long to be read", is_answered);
                 return Ok(Setup::Whole { before, why: Some(why) });
             }
             Step::More { .. } => {
@@ -130,7 +130,7 @@ pub(super) fn read(mut socket: &UnixStream, mut before: Vec<u8>) -> io::Result<S
 fn reason(error: &StreamError) -> Option<String> {
     match error {
         StreamError::NotAStream { magic: MAGIC, .. } => {
-            Some("it is a multifd channel of one that can't be split".to_owned())
+            Some("it is a multifd channel of a stream that can't be split".to_owned())
         }
         StreamError::NotAStream { .. } => None,
         StreamError::Late(why) => Some(why.to_string()),

@@ -128,7 +128,8 @@ fn flows(
         };
         let joined = network.join(Way::Out, migration, address, counter);
         if let Err(error) = &joined {
-            report_builder.note(format!("others on its network card are not spared: {error}"));
+            report_builder
+                .note(format!("other traffic on its network card is not spared: {error}"));
         }
         joined.ok()
     };
@@ -235,7 +236,7 @@ impl Paced {
             Ok(nics) => nics,
             Err(error) => {
                 self.report_builder
-                    .note(format!("others on its network card are not spared: {error}"));
+                    .note(format!("other traffic on its network card is not spared: {error}"));
                 return;
             }
         };

@@ -26,7 +26,7 @@ use crate::report_builder::ReportBuilder;
 use crate::source::flow::Flow;
 use crate::source::lanes::{self, Lanes};
 
-/// What is measured of one migration, whoever commands QEMU.
+/// What is measured of one migration, whichever program commands QEMU.
 pub(crate) struct Sampler {
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: Arc<Lanes>,
@@ -82,7 +82,7 @@ impl Sampler {
         &self.deliveries.last().delivered
     }
 
-    /// The first pass is over. Returns whether that is news.
+    /// The first pass has ended. Returns whether that is new.
     pub(crate) fn end_first_pass(&self) -> bool {
         if self.state.first_pass_over.swap(true, Relaxed) {
             return false;

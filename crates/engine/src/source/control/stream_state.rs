@@ -41,7 +41,7 @@ pub(crate) struct StreamState {
     pub(crate) pool_bytes: u64,
     least_bytes: u64,
     traits: Traits,
-    /// The pool's bound, written by whoever may have changed it.
+    /// The pool's bound, written by each thread that may have changed it.
     limit_bytes: Mutex<u64>,
     tapped: Tapped,
     /// Written by the tap's main channel.

@@ -137,7 +137,7 @@ impl Throttling {
         let Brakes { vcpus, notes, report_builder } = &self.brakes;
         let why = match (notes, vcpus) {
             (_, Err(why)) => why.clone(),
-            (None, _) => "the agent is told to leave cgroups alone".to_owned(),
+            (None, _) => "the agent is configured not to use cgroups".to_owned(),
             (Some(notes), Ok(vcpus)) => {
                 let writers: Vec<u32> = vcpus.writers().collect();
                 match quota::Slowed::new(notes, vcpus.pid, &writers) {

@@ -80,7 +80,7 @@ impl Journaled<Streaming<'_>> {
             (Some(Fate::Lost { reason }), _) => Err(MigrationError::VmGone(reason.to_string())),
             (None, Some(doubt)) => Err(MigrationError::InDoubt(doubt.advice(vm, host))),
             (None, None) => Err(MigrationError::InDoubt(format!(
-                "{vm} runs at {host}; its QEMU here does not end, and that is tried again"
+                "{vm} runs at {host}; its QEMU here does not end; retrying"
             ))),
         }
     }

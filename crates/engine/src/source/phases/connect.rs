@@ -95,7 +95,7 @@ impl Connected<'_> {
                 self.goes_on(Blackout::is_over);
             }
             "MIGRATION" if event.data["status"] == "failed" => {
-                let why = "it says only that the migration failed".to_owned();
+                let why = "it reports only that the migration failed".to_owned();
                 return Err(MigrationError::Qemu(why));
             }
             "SHUTDOWN" => return Err(self.shut_down(event)),
@@ -145,7 +145,7 @@ impl Connected<'_> {
         self.context.was_running = false;
         MigrationError::PoweredOff(match reason {
             "guest-panic" => "the guest's kernel crashed",
-            "guest-reset" => "the guest rebooted, and QEMU was told not to",
+            "guest-reset" => "the guest rebooted, and QEMU has -no-reboot",
             _ => "the guest powered off",
         })
     }

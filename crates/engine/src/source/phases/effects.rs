@@ -33,7 +33,7 @@ impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
         }
         // A lost message is sent again, or queried.
         if let Err(error) = connected.send(&ToDestination::Switchover { said: said.clone() }) {
-            tracing::info!(%error, "not said");
+            tracing::info!(%error, "cannot send a switchover message");
         }
     }
 

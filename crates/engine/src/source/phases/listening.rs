@@ -152,8 +152,8 @@ impl Connected<'_> {
         use switchover::ToSource::{Loaded, Lost, Refused, Running, Unknown};
         let reason = match &said.message {
             Refused { reason } | Lost { reason } => reason.to_string(),
-            Unknown => "its agent knows nothing of this migration any more".to_owned(),
-            Loaded | Running => "it says that it has the VM, which it was not given".to_owned(),
+            Unknown => "its agent no longer knows this migration".to_owned(),
+            Loaded | Running => "it claims the VM, which was not released to it".to_owned(),
         };
         MigrationError::DestinationFailed { host: self.context.peer.name.clone(), reason }
     }

@@ -228,7 +228,7 @@ impl<'m> Reversible<'m> for Prepared<'m> {
     }
 
     fn await_completed(&self) -> Step {
-        Step::NotCompleted { reason: "its migration never began".into() }
+        Step::NotCompleted { reason: "its migration never started".into() }
     }
 
     fn back_out(&mut self, _: bool) -> Result<(), QmpError> {

@@ -89,7 +89,7 @@ impl Connected<'_> {
             context.report_builder.note(
                 "this QEMU stops the VM by itself: only small buffers keep it from doing so too \
                  early. Started by `droveway run`, or with -global \
-                 migration.switchover-ack-legacy=on, it waits until it may",
+                 migration.switchover-ack-legacy=on, it waits for the agent",
             );
         }
         Ok(SetUp { outgoing, kind, listener, socket })
@@ -207,8 +207,8 @@ impl Prepared<'_> {
         let context = &self.connected.context;
         Brakes {
             vcpus: Vcpus::of(&context.vm.machine).map_err(|error| {
-                tracing::warn!(%error, "no vCPUs to be seen");
-                "its vCPUs can't be seen".to_owned()
+                tracing::warn!(%error, "it has no visible vCPUs");
+                "its vCPUs are not visible".to_owned()
             }),
             notes: context.local.slowed.clone(),
             report_builder: Arc::clone(&context.report_builder),
@@ -251,7 +251,7 @@ pub(crate) fn lanes_plan(
     (lanes, compress): (Option<u16>, Compress),
     token: &str,
 ) -> Result<LanesPlan, MigrationError> {
-    let why = "it named the migration in a way that cannot be read";
+    let why = "it sent a migration ID that cannot be read";
     let token = parse_token(token).ok_or_else(|| MigrationError::lost(&peer.name, why))?;
     Ok(LanesPlan {
         endpoints: lane_endpoints(local, peer, lanes),

@@ -29,7 +29,7 @@ use crate::source::hinting::Hinting;
 use crate::source::lanes::Lanes;
 
 /// QEMU completes before the destination loads, and only `cont` has it take a VM back.
-const GIVEN_UP: &str = "QEMU had given the paused VM up when its move failed (postmigrate): before \
+const GIVEN_UP: &str = "QEMU had released the paused VM when its move failed (postmigrate): before \
                         it can be moved again, `cont` it in QEMU's monitor, and `stop` it again if \
                         it is to stay paused";
 

@@ -8,7 +8,7 @@ pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Most of a header that is read. All that QEMU writes there takes some KiB.
 const BYTES_MAX: u64 = 64 << 10;
 const NAME_BYTES_MAX: usize = 1023;
-/// Where extensions begin in version 2, which has no length.
+/// Where extensions start in version 2, which has no length.
 const LENGTH_OF_2: usize = 72;
 /// Kinds of extensions: the backing file's format, and the name of the file with the data.
 const BACKING_FORMAT: u32 = 0xe279_2aca;

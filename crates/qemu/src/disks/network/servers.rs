@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use serde_json::Value;
 
-/// How the names begin by which a host knows itself.
+/// How the names start by which a host knows itself.
 const OWN_NAMES: [&str; 5] =
     ["localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"];
 /// Transports and kinds of sockets that don't leave the host.

@@ -121,7 +121,7 @@ fn write_syncs(syncs: &Syncs, mut sockets: Vec<UnixStream>) {
 
 /// Parses a channel's first message.
 fn message(hex: &str) -> Result<[u8; INIT_BYTES], End> {
-    let strange = || End::failed("the source sent a channel's first message that is none");
+    let strange = || End::failed("the source sent an invalid first message of a channel");
     let mut bytes = [0; INIT_BYTES];
     if hex.len() != 2 * INIT_BYTES || !hex.is_ascii() {
         return Err(strange());

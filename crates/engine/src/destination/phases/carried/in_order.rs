@@ -138,7 +138,9 @@ impl Pieces {
         while let Some(piece) = self.next()? {
             relayed.pass(piece.data());
             let written = socket.write_all(piece.data());
-            written.map_err(|error| format!("what waits there takes no more: {error}"))?;
+            written.map_err(|error| {
+                format!("the program that waits for the VM accepts no data: {error}")
+            })?;
             let bytes = piece.bytes();
             // Frees the buffer before the source is told of room.
             drop(piece);
@@ -161,7 +163,7 @@ impl Pieces {
             let number = state.next;
             if let Some(piece) = state.waiting.remove(&number) {
                 if piece.offset != state.written_bytes {
-                    return Err("the source sent a piece out of its place".to_owned());
+                    return Err("the source sent a piece out of order".to_owned());
                 }
                 state.next += 1;
                 return Ok(Some(piece));
@@ -169,7 +171,7 @@ impl Pieces {
             match state.ends_at {
                 Some(end) if state.written_bytes == end => return Ok(None),
                 Some(end) if state.written_bytes > end => {
-                    return Err("the source sent more than it said that there is".to_owned());
+                    return Err("the source sent more than it announced".to_owned());
                 }
                 _ => self.changed.wait(&mut state),
             }
@@ -196,7 +198,9 @@ impl BlockSink for Pieces {
 
     fn take(&self, piece: BlockBatch) -> Result<(), TakeError> {
         if piece.disk.0 != 0 || piece.bytes() != piece.data().len() as u64 {
-            return Err(TakeError::Peer("they are no piece of what is relayed".to_owned()));
+            return Err(TakeError::Peer(
+                "the blocks are not part of the relayed stream".to_owned(),
+            ));
         }
         let mut state = self.state.lock();
         let number = piece.sequence;
@@ -204,7 +208,7 @@ impl BlockSink for Pieces {
             return Err(TakeError::Over);
         }
         if number >= state.room {
-            return Err(TakeError::Peer("more came than there is room for".to_owned()));
+            return Err(TakeError::Peer("more arrived than there is room for".to_owned()));
         }
         // A piece may arrive again, from a lane that has died.
         if number >= state.next {
@@ -329,7 +333,7 @@ mod tests {
         let more = Tried::new();
         more.in_order.ends_at(PIECE as u64 - 1);
         more.take(0);
-        for (tried, why) in [(elsewhere, "out of its place"), (more, "more than it said")] {
+        for (tried, why) in [(elsewhere, "out of order"), (more, "more than it announced")] {
             let Written::Failed(said) = tried.last() else { panic!() };
             assert!(said.contains(why), "{said}");
         }
@@ -341,7 +345,7 @@ mod tests {
         drop(waits);
         in_order.pieces.take(piece(&in_order.pieces, 0)).unwrap();
         let Written::Failed(why) = told.recv().unwrap() else { panic!() };
-        assert!(why.contains("takes no more"), "{why}");
+        assert!(why.contains("accepts no data"), "{why}");
     }
 
     /// It is dropped while the receiver reads nothing.

@@ -55,7 +55,7 @@ impl Onward {
                 Ok(Self::Path(socket))
             }
             (_, carrying) => Err(End::failed(format!(
-                "the agent there carries what {} moves: `manager` under [carry] in its file",
+                "the agent there carries migrations of {}: `manager` under [carry] in its file",
                 match carrying {
                     Carrying::Host { .. } => "libvirt",
                     Carrying::Kubevirt(_) => "KubeVirt",
@@ -69,13 +69,20 @@ impl Onward {
     fn listener(&self) -> Option<u32> {
         let Self::Port(address) = self else { return None };
         let found = nic::listener_at(*address);
-        found.inspect_err(|error| tracing::warn!(%error, "whose a port is")).ok().flatten()
+        found
+            .inspect_err(
+                |error| tracing::warn!(%error, "cannot find the process that owns the port"),
+            )
+            .ok()
+            .flatten()
     }
 
     /// Opens a connection.
     pub(super) fn connect(&self) -> Result<UnixStream, End> {
         let refused = |what: String| {
-            move |error| End::failed(format!("nothing takes the VM at {what}: {error}"))
+            move |error| {
+                End::failed(format!("cannot connect to the destination's QEMU at {what}: {error}"))
+            }
         };
         match self {
             Self::Port(address) => {
@@ -104,7 +111,9 @@ impl Onward {
         };
         let whose = pid.and_then(|pid| {
             let whose = Commanded::of_process(pid);
-            whose.inspect_err(|error| tracing::warn!(%error, "whose VM it is")).ok()
+            whose
+                .inspect_err(|error| tracing::warn!(%error, "cannot find the VM behind the socket"))
+                .ok()
         });
         Ok((socket, whose))
     }
@@ -123,13 +132,15 @@ fn in_pod(node: &Node, uid: &str, port: u16) -> Result<Onward, End> {
     let nothing = || End::failed(format!("no QEMU waits in the pod of the VM {vmi}"));
     let directory = launcher.directory().map_err(End::failed)?.ok_or_else(nothing)?;
     let Some(port) = Port::of(port) else {
-        return Err(End::failed(format!("{port} is none of KubeVirt's ports")));
+        return Err(End::failed(format!("{port} is not one of KubeVirt's ports")));
     };
     let name = SocketName { vmi: vmi.clone(), port };
     let socket = directory.socket(&name.to_string()).map_err(End::failed)?.ok_or_else(nothing)?;
     match launcher.made(&name).map_err(End::failed)? {
         Made::Inside => Ok(Onward::Pod(socket, launcher)),
-        Made::Outside => Err(End::failed(format!("the VM {vmi} does not come here, it leaves"))),
+        Made::Outside => {
+            Err(End::failed(format!("the VM {vmi} leaves this host, and does not arrive")))
+        }
     }
 }
 
@@ -151,7 +162,10 @@ fn socket_below(directory: &Path, path: &Path) -> Result<OwnedFd, End> {
         return Err(outside());
     }
     let refused = |error: io::Error| {
-        End::failed(format!("nothing takes the VM at {}: {error}", path.display()))
+        End::failed(format!(
+            "cannot connect to the destination's QEMU at {}: {error}",
+            path.display()
+        ))
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(directory, flags, Mode::empty());
@@ -161,7 +175,7 @@ fn socket_below(directory: &Path, path: &Path) -> Result<OwnedFd, End> {
     let socket = takeover::open_resolved(&root, inside, flags, resolve).map_err(refused)?;
     let stat = rustix::fs::fstat(&socket).map_err(|error| refused(error.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(End::failed(format!("{} is no socket", path.display())));
+        return Err(End::failed(format!("{} is not a socket", path.display())));
     }
     Ok(socket)
 }
@@ -199,11 +213,11 @@ mod tests {
             assert!(refusal(&inside, &path).contains("not inside"), "{path}");
         }
         for name in ["dir/out.sock", "gone.sock"] {
-            assert!(refusal(&inside, &text(name)).contains("nothing takes"), "{name}");
+            assert!(refusal(&inside, &text(name)).contains("cannot connect to"), "{name}");
         }
         // The link itself is opened, not its target.
         for name in ["file", "link.sock"] {
-            assert!(refusal(&inside, &text(name)).contains("no socket"), "{name}");
+            assert!(refusal(&inside, &text(name)).contains("not a socket"), "{name}");
         }
     }
 
@@ -222,14 +236,14 @@ mod tests {
         let vmi = |uid: &str| Target::Vmi { uid: uid.to_owned(), port: 49152 };
         for (target, carrying, part) in [
             (Target::Port(22), &carrying, "49152 to 49215"),
-            (vmi("8a9c-1"), &carrying, "what libvirt moves"),
+            (vmi("8a9c-1"), &carrying, "migrations of libvirt"),
             (vmi("8a9c-1"), &kubevirt, "no pod of this node"),
             (vmi("../8a9c"), &kubevirt, "no UID"),
-            (Target::Port(49160), &kubevirt, "what KubeVirt moves"),
-            (Target::Path("/run/x".to_owned()), &kubevirt, "what KubeVirt moves"),
-            (Target::Port(49160), &proxmox, "what Proxmox VE moves"),
+            (Target::Port(49160), &kubevirt, "migrations of KubeVirt"),
+            (Target::Path("/run/x".to_owned()), &kubevirt, "migrations of KubeVirt"),
+            (Target::Port(49160), &proxmox, "migrations of Proxmox VE"),
             (Target::Path("/run/x".to_owned()), &proxmox, "not inside"),
-            (Target::Path(socket("100.migrate")), &proxmox, "nothing takes the VM"),
+            (Target::Path(socket("100.migrate")), &proxmox, "cannot connect to"),
             (Target::Path(socket("other")), &proxmox, "no VM's own QEMU"),
         ] {
             let Err(End::Failed(why)) = Onward::find(&target, carrying) else { panic!() };
