@@ -1,0 +1,52 @@
+//! TPMs of the field lab's guests.
+
+use std::fs;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{QEMU_MAX, silent};
+use crate::error::{FileContext, Result, SystemContext};
+use crate::hosts::{Host, RUN_DIR};
+
+/// A TPM at one host, by swtpm, for one start of a VM's QEMU. A stream of QEMU's brings its state.
+/// Dropping it ends it.
+#[derive(Debug)]
+pub struct Tpm(Child);
+
+impl Tpm {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If there is no swtpm, or it doesn't listen.
+    pub fn start(host: &Host, name: &str) -> Result<Self> {
+        let at = |end: &str| host.run_dir.join(format!("{name}.{end}"));
+        fs::create_dir_all(at("tpm-state")).at("create", at("tpm-state"))?;
+        let _ = fs::remove_file(at("tpm"));
+        let mut command = host.command("swtpm");
+        command.args(["socket", "--tpm2", "--tpmstate"]);
+        command.arg(format!("dir={RUN_DIR}/{name}.tpm-state"));
+        command.arg("--ctrl").arg(format!("type=unixio,path={}", Self::socket(name)));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let tpm = Self(command.spawn().doing("start swtpm")?);
+        let until = Instant::now() + QEMU_MAX;
+        while !at("tpm").exists() {
+            if Instant::now() > until {
+                return Err(silent("swtpm"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(tpm)
+    }
+
+    /// Path, on its host, of the socket for QEMU.
+    pub(super) fn socket(name: &str) -> String {
+        format!("{RUN_DIR}/{name}.tpm")
+    }
+}
+
+impl Drop for Tpm {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
