@@ -2,6 +2,7 @@
 //! release is named, has its owner and itself do what they do, and prints a table of what came of
 //! it. It keeps results, tries what is missing or has failed, and ends after 40 minutes; the next
 //! run goes on. With parts of names it tries only rows that have one of them, but those in any case.
+//! The environment variable `TOGETHER` sets how many VMs run at a time.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -89,9 +90,11 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
     let work = Mutex::new(work);
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     // One more than there are cores: VMs wait for their guests now and then.
-    let workers = std::thread::available_parallelism().map_or(1, usize::from) + 1;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let together = std::env::var("TOGETHER").ok().and_then(|text| text.parse().ok());
+    let together: usize = together.unwrap_or(cores + 1);
     std::thread::scope(|scope| {
-        for _ in 0..workers {
+        for _ in 0..together {
             scope.spawn(|| {
                 while let Some(column) = take() {
                     lab.go_through(&column);
