@@ -283,6 +283,29 @@ impl Commander {
 
     /// Has this QEMU migrate to the waiting one.
     pub fn leave(&mut self, from: Side, way: &Way) {
+        self.prepare(from, way);
+        self.at(from).do_it("migrate", json!({ "uri": way.uris[1] }));
+    }
+
+    /// Has this QEMU try to migrate to the waiting one, which it can't; returns why.
+    ///
+    /// # Panics
+    /// If it can, or the guest does not live on here.
+    pub fn refused(&mut self, from: Side, way: &Way) -> String {
+        self.prepare(from, way);
+        let source = self.at(from);
+        if let Err(error) = source.qmp.execute("migrate", json!({ "uri": way.uris[1] })) {
+            self.qemus[from.other() as usize] = None;
+            assert_intact(&self.guest);
+            return error.to_string();
+        }
+        assert_eq!(self.follow(from), "failed", "{}", self.logs());
+        let why = self.at(from).do_it("query-migrate", json!({}))["error-desc"].to_string();
+        self.assert_stayed(from);
+        why
+    }
+
+    fn prepare(&self, from: Side, way: &Way) {
         let source = self.at(from);
         source.capabilities(way, "pause-before-switchover");
         source.do_it("migrate-set-parameters", json!({ "max-bandwidth": NO_LIMIT }));
@@ -297,7 +320,6 @@ impl Commander {
             let known = source.do_it("query-yank", json!({}));
             !known.as_array().unwrap().iter().any(|one| one["type"] == "migration")
         });
-        source.do_it("migrate", json!({ "uri": way.uris[1] }));
     }
 
     /// Follows the source's QEMU until its migration has ended; returns the final status.

@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lab::error::LabError;
-use lab::field::{self, Lan, Machine, Snapshot};
+use lab::field::{self, Lan, Machine, Snapshot, Tpm};
 use lab::guest::Guest;
 use lab::hosts::{Host, Link};
 use lab::setup::{self, Release};
 use qemu::qmp::Qmp;
 
-use crate::commander::{Commanded, Commander, resume};
+use crate::commander::{self, Commanded, Commander, resume};
 use crate::{Side, World, assert_intact};
 
 pub use results::{Cell, Results};
-pub use rows::{DEVICE_ROWS, ROWS, Row, START_AGAIN, named};
+pub use rows::{ROWS, Row, named};
 
 /// Its VM's name.
 const NAME: &str = "web1";
@@ -87,6 +87,15 @@ impl Way {
         }
     }
 
+    fn commands(self, commander: &Commander, from: Side) -> commander::Way {
+        let mut commands = commander.way(from, false, self.channels());
+        if self.mover == Mover::Qemu {
+            let there = commander.world.host(from.other()).addresses[0];
+            commands.uris = [(); 2].map(|()| format!("tcp:{there}:{PORT}"));
+        }
+        commands
+    }
+
     fn channels(self) -> u8 {
         match self.stream {
             Stream::Multifd => 4,
@@ -111,6 +120,9 @@ pub struct Field {
     managed: Managed,
     /// The guests' network.
     pub lan: Lan,
+    snapshot: Snapshot,
+    /// What the QEMU at each host has, if its VM has a TPM.
+    tpms: [Option<Tpm>; 2],
     way: Way,
     side: Side,
 }
@@ -138,6 +150,7 @@ impl Field {
         let disks = snapshot.disks(&world.hosts.a.run_dir).unwrap();
         let spec = snapshot.spec(NAME, &disks);
         let (program, incoming) = (snapshot.qemu.program.as_path(), snapshot.incoming());
+        let tpms = [snapshot.tpm(&world.hosts.a, NAME).unwrap(), None];
         let managed = if way.mover == Mover::Own {
             // An adopted QEMU's command line names the program that the kit's wrapper has started.
             if let Some(variable) = snapshot.qemu.environment() {
@@ -157,20 +170,33 @@ impl Field {
             let commander = Commander::resumed(world, spec, program, &incoming);
             Managed::Commander(Box::new(commander))
         };
-        let mut field = Self { managed, lan, way, side: Side::A };
+        let snapshot = snapshot.clone();
+        let mut field = Self { managed, lan, snapshot, tpms, way, side: Side::A };
         field.guest().wait_beat(SHOWS_MAX).unwrap();
-        for _ in 0..moves {
-            field.move_on();
-        }
+        field.move_on(moves);
         field
     }
 
-    /// Moves it to the other host.
+    /// Moves it to the other host, so many times.
     ///
     /// # Panics
     /// If it doesn't arrive well.
-    pub fn move_on(&mut self) {
+    pub fn move_on(&mut self, moves: u32) {
+        for _ in 0..moves {
+            self.move_once();
+        }
+    }
+
+    /// Another TPM at a host, for its next QEMU.
+    fn fit_tpm(&mut self, side: Side) {
+        // The old one has its socket until it ends.
+        self.tpms[side as usize] = None;
+        self.tpms[side as usize] = self.snapshot.tpm(self.world().host(side), NAME).unwrap();
+    }
+
+    fn move_once(&mut self) {
         let (from, way) = (self.side, self.way);
+        self.fit_tpm(from.other());
         match &mut self.managed {
             Managed::Agents { world, guest, first } => {
                 let report = world.migrate(guest, from, &["--tap", way.tap()]);
@@ -179,12 +205,10 @@ impl Field {
                 let _ = first.try_wait();
             }
             Managed::Commander(commander) => {
-                let mut commands = commander.way(from, false, way.channels());
+                let commands = way.commands(commander, from);
                 if way.mover == Mover::Carried {
                     drop(commander.migrate(from, &commands));
                 } else {
-                    let there = commander.world.host(from.other()).addresses[0];
-                    commands.uris = [(); 2].map(|()| format!("tcp:{there}:{PORT}"));
                     commander.begin(from, &commands);
                     assert_eq!(commander.follow(from), "completed", "{}", commander.logs());
                     commander.run_there(from);
@@ -193,6 +217,28 @@ impl Field {
             }
         }
         self.side = from.other();
+    }
+
+    /// Tries to move it, which can't be done: checks that this is in the reason, and that the VM
+    /// stays.
+    fn stays(&mut self, reason: &str) -> Result<(), String> {
+        let (from, way) = (self.side, self.way);
+        self.fit_tpm(from.other());
+        let why = match &mut self.managed {
+            Managed::Agents { world, .. } => {
+                world.refuses(from, &["migrate", NAME, from.other().name(), "--tap", way.tap()])
+            }
+            Managed::Commander(commander) => {
+                let commands = way.commands(commander, from);
+                commander.expect(from, &commands);
+                commander.refused(from, &commands)
+            }
+        };
+        if why.contains(reason) {
+            Ok(())
+        } else {
+            Err(format!("refused for another reason: {why}"))
+        }
     }
 
     /// Its guest.
@@ -258,16 +304,6 @@ impl Field {
         assert_intact(self.guest());
         self.guest().ask(&field::check_kept()).map_err(|error| error.to_string())?;
         self.shows("the guest's SSH server answers", |field| field.lan.greets())
-    }
-
-    /// Does what a row says.
-    ///
-    /// # Errors
-    /// If it doesn't work, or the VM doesn't live on.
-    pub fn run(&mut self, row: &Row) -> Done {
-        let told = (row.act)(self)?;
-        self.lives()?;
-        Ok(told)
     }
 
     /// Starts its QEMU again where it was, after it has ended.

@@ -2,6 +2,7 @@
 //! kept as a stream of QEMU's from which a test's VM goes on within seconds.
 
 mod lan;
+mod tpm;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,22 +15,33 @@ use qemu::qmp::{Qmp, QmpError};
 use serde_json::{Value, json};
 
 pub use lan::Lan;
+pub use tpm::Tpm;
 
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::guest::{Guest, GuestSpec};
 use crate::hosts::{Host, Hosts, Link, Outside, RUN_DIR};
 use crate::program;
-use crate::setup::{Image, Kit, Qemu};
+use crate::setup::{self, Image, Kit, OVMF, Qemu};
 
 /// No multiple of 256 KiB: with other sizes TCG loses writes, as it has more RAM than this
 /// (docs/TESTING.md).
-const MEMORY: &str = "524440k,slots=4,maxmem=2G";
+const MEMORY: &str = "524440k";
 /// A file of the guest that nothing writes to any more.
 const KEPT: &str = "/var/tmp/kept";
+/// A shell function: `pcr '\1\0\0'` reads register 0 of the guest's TPM, `pcr '\0\0\1'` register 16.
+/// Debian 11 doesn't show them in `/sys`.
+pub const PCR: &str = "pcr() { exec 3<>/dev/tpm0; \
+     printf '\\200\\1\\0\\0\\0\\24\\0\\0\\1\\176\\0\\0\\0\\1\\0\\13\\3'$1 >&3; \
+     dd bs=4096 count=1 <&3 2>/dev/null | tail -c 32 | od -An -tx1; exec 3>&-; }";
+/// A file of the guest with register 0 of its TPM, which the firmware has extended.
+pub const KEPT_PCR: &str = "/var/tmp/kept-pcr";
 const DATA_BYTES: u64 = 32 << 20;
 const MIB: u64 = 1 << 20;
 /// The guest takes its root from a disk, without a boot loader.
 const WORDS: &str = "root=/dev/vda rw";
+/// Longest time until a guest that speaks has started its services.
+const BOOT_MAX: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_secs(1);
 /// Longest time until QEMU answers at its socket, or has written a stream.
 const QEMU_MAX: Duration = Duration::from_secs(120);
 
@@ -40,20 +52,28 @@ pub enum Machine {
     Virtio,
     /// The same with devices that exist outside of QEMU too, under the large kernel.
     Devices,
+    /// An i440fx with UEFI and its variable store, a TPM, and memory that grows, under the small
+    /// kernel.
+    Uefi,
 }
 
 impl Machine {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Virtio, Self::Devices, Self::Uefi];
+
     fn name(self) -> &'static str {
         match self {
             Self::Virtio => "virtio",
             Self::Devices => "devices",
+            Self::Uefi => "uefi",
         }
     }
 
     fn devices(self) -> &'static [&'static str] {
         match self {
-            Self::Virtio => &[],
+            Self::Virtio => &[SPARE],
             Self::Devices => &[
+                SPARE,
                 "ide-hd,bus=ide.1,drive=sata,id=sata",
                 "VGA",
                 "virtio-gpu-pci",
@@ -61,13 +81,15 @@ impl Machine {
                 "usb-tablet",
                 "i6300esb,id=dog",
                 "e1000e,netdev=second,romfile=,id=second",
+                "virtio-9p-pci,fsdev=files,mount_tag=files",
             ],
+            Self::Uefi => &["tpm-crb,tpmdev=tpm", "virtio-mem-pci,memdev=more,id=more"],
         }
     }
 }
 
 /// Devices of every machine.
-const DEVICES: [&str; 9] = [
+const DEVICES: [&str; 8] = [
     "virtio-blk-pci,drive=root,id=root",
     "virtio-blk-pci,drive=data,id=data",
     "virtio-scsi-pci,id=scsi",
@@ -76,8 +98,9 @@ const DEVICES: [&str; 9] = [
     "virtio-balloon-pci,id=balloon",
     "virtio-serial-pci,id=serial",
     "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
-    "pcie-root-port,id=spare,chassis=10",
 ];
+/// A place for devices that are plugged. An i440fx has places on its bus.
+const SPARE: &str = "pcie-root-port,id=spare,chassis=10";
 
 /// The images of a VM's disks: paths that both hosts see.
 #[derive(Clone, Debug)]
@@ -88,21 +111,35 @@ pub struct Disks {
     pub data: PathBuf,
     /// What the SATA disk of [`Machine::Devices`] holds.
     pub sata: PathBuf,
+    /// The variable store of [`Machine::Uefi`].
+    pub variables: PathBuf,
+    /// A directory that [`Machine::Devices`] sees, and others may.
+    pub shared: PathBuf,
 }
 
 impl Disks {
     fn within(dir: &Path) -> Self {
         let path = |name: &str| dir.join(format!("files-{name}"));
-        Self { root: path("root"), data: path("data"), sata: path("sata") }
+        Self {
+            root: path("root"),
+            data: path("data"),
+            sata: path("sata"),
+            variables: path("variables"),
+            shared: path("shared"),
+        }
     }
 
-    fn make(&self, format: &str, behind: &Path) -> Result<()> {
+    fn make(&self, format: &str, behind: &Path, variables: &Path) -> Result<()> {
         let mut make = program::command("qemu-img");
         make.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(behind);
         program::output(make.arg(&self.root))?;
         for path in [&self.data, &self.sata] {
             let file = fs::File::create(path).at("create", path)?;
             file.set_len(DATA_BYTES).at("extend", path)?;
+        }
+        fs::create_dir(&self.shared).at("create", &self.shared)?;
+        if variables.is_file() {
+            fs::copy(variables, &self.variables).at("copy", variables)?;
         }
         Ok(())
     }
@@ -111,7 +148,8 @@ impl Disks {
 /// A VM that has booted, as a stream of QEMU's.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    machine: Machine,
+    /// Its devices.
+    pub machine: Machine,
     image: Image,
     /// The QEMU that wrote it.
     pub qemu: Qemu,
@@ -124,6 +162,9 @@ impl Snapshot {
     /// # Errors
     /// If the guest doesn't boot; with what it lacks.
     pub fn of(kit: &Kit, image: Image, machine: Machine, qemu: Qemu) -> Result<Self> {
+        if machine == Machine::Uefi {
+            setup::field_firmware()?;
+        }
         let home = image.home.join(format!("{}-{}", machine.name(), qemu.version));
         let snapshot = Self { machine, image, qemu, home };
         let home = &snapshot.home;
@@ -148,16 +189,20 @@ impl Snapshot {
 
     fn boot(&self, kit: &Kit, spec: GuestSpec) -> Result<()> {
         let disks = Disks::within(&self.home);
-        disks.make("raw", &self.image.disk)?;
+        disks.make("raw", &self.image.disk, Path::new(OVMF[1]))?;
         let hosts = Hosts::new(Link::unshaped())?;
         let _lan = Lan::join(&hosts)?;
         let argv = spec.argv(kit, &self.qemu.program);
+        let _tpm = self.tpm(&hosts.a, &spec.name)?;
         let mut qemu = start(&hosts.a, &argv)?;
         let guest = Guest::meet(spec, &hosts.a)?;
-        guest.ask("sh systemctl is-system-running --wait")?;
+        wait_services(&guest)?;
         guest.ask(&format!(
             "sh head -c 4M /dev/urandom >{KEPT} && sha256sum {KEPT} >{KEPT}.sum && sync"
         ))?;
+        if self.machine == Machine::Uefi {
+            guest.ask(&format!("sh {PCR}; pcr '\\1\\0\\0' >{KEPT_PCR} && sync"))?;
+        }
         let qmp = monitor(&hosts.a, &guest.spec.name)?;
         let ask = |command: &str, arguments: Value| {
             qmp.execute(command, arguments).map_err(|error| fault(&error))
@@ -178,6 +223,14 @@ impl Snapshot {
         qemu.wait().doing("wait for QEMU").map(drop)
     }
 
+    /// A TPM at a host, if the VM has one: for one start of its QEMU.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn tpm(&self, host: &Host, name: &str) -> Result<Option<Tpm>> {
+        (self.machine == Machine::Uefi).then(|| Tpm::start(host, name)).transpose()
+    }
+
     fn state(&self) -> PathBuf {
         self.home.join("state")
     }
@@ -194,7 +247,8 @@ impl Snapshot {
     /// If `qemu-img` fails.
     pub fn disks(&self, dir: &Path) -> Result<Disks> {
         let disks = Disks::within(dir);
-        disks.make("qcow2", &Disks::within(&self.home).root)?;
+        let kept = Disks::within(&self.home);
+        disks.make("qcow2", &kept.root, &kept.variables)?;
         Ok(disks)
     }
 
@@ -214,12 +268,16 @@ impl Snapshot {
             file_rate: 100_000,
             ..Orders::default()
         };
-        let mut spec = GuestSpec::new(name, MEMORY, orders);
+        let memory = format!("{MEMORY},slots=4,maxmem=2G");
+        let mut spec = GuestSpec::new(name, &memory, orders);
         let kernel = match self.machine {
-            Machine::Virtio => &self.image.small,
+            Machine::Virtio | Machine::Uefi => &self.image.small,
             Machine::Devices => &self.image.large,
         };
-        spec.machine = self.qemu.machine();
+        spec.machine = match self.machine {
+            Machine::Virtio | Machine::Devices => self.qemu.machine(),
+            Machine::Uefi => format!("{},memory-backend=ram", self.qemu.i440fx()),
+        };
         spec.kernel = Some(kernel.image.clone());
         spec.initrd = Some(kernel.initrd.clone());
         spec.kernel_words = WORDS;
@@ -229,7 +287,7 @@ impl Snapshot {
     }
 
     fn arguments(&self, name: &str, disks: &Disks) -> Vec<String> {
-        let Disks { root, data, sata } = disks;
+        let Disks { root, data, sata, variables, shared } = disks;
         let mut options = vec![
             ("-smp", "1,maxcpus=2".to_owned()),
             ("-drive", format!("file={},format=qcow2,if=none,id=root", root.display())),
@@ -242,6 +300,21 @@ impl Snapshot {
             let drive = format!("file={},format=raw,if=none,id=sata", sata.display());
             options.push(("-drive", drive));
             options.push(("-netdev", "hubport,id=second,hubid=0".to_owned()));
+            let files = format!("local,id=files,security_model=none,path={}", shared.display());
+            options.push(("-fsdev", files));
+        }
+        if self.machine == Machine::Uefi {
+            let pflash = "if=pflash,format=raw";
+            // Other processes may map it, as virtiofsd does.
+            let ram = format!("memory-backend-memfd,id=ram,share=on,size={MEMORY}");
+            options.extend([
+                ("-drive", format!("{pflash},unit=0,readonly=on,file={}", OVMF[0])),
+                ("-drive", format!("{pflash},unit=1,file={}", variables.display())),
+                ("-object", ram),
+                ("-object", "memory-backend-ram,id=more,size=256M".to_owned()),
+                ("-chardev", format!("socket,id=tpm,path={}", Tpm::socket(name))),
+                ("-tpmdev", "emulator,id=tpm,chardev=tpm".to_owned()),
+            ]);
         }
         let devices = DEVICES.iter().chain(self.machine.devices());
         options.extend(devices.map(|device| ("-device", (*device).to_owned())));
@@ -255,6 +328,23 @@ impl Snapshot {
 #[must_use]
 pub fn check_kept() -> String {
     format!("sh sha256sum --quiet --check {KEPT}.sum")
+}
+
+/// Waits until all services of a guest run. On a busy machine that takes longer than an answer may.
+fn wait_services(guest: &Guest) -> Result<()> {
+    let until = Instant::now() + BOOT_MAX;
+    loop {
+        let state = guest.ask("sh systemctl is-system-running; true")?;
+        match state.as_str() {
+            "running" => return Ok(()),
+            "initializing" | "starting" if Instant::now() < until => std::thread::sleep(PAUSE),
+            _ => {
+                let failed = guest.ask("sh systemctl --failed --no-legend; systemctl list-jobs")?;
+                let text = format!("{state}: {failed}");
+                return Err(LabError::Text { what: "the state of the guest's services", text });
+            }
+        }
+    }
 }
 
 fn start(host: &Host, argv: &[String]) -> Result<Child> {

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fmt, thread};
 
 pub use accelerator::Accelerator;
+pub(crate) use field::OVMF;
 pub use field::{Image, Kernel, Release};
 pub use libvirt::Libvirt;
 pub(crate) use libvirt::MODULES as QEMU_MODULES;
@@ -231,6 +232,12 @@ impl Qemu {
     pub fn machine(&self) -> String {
         format!("pc-q35-{}.{}", self.version.major, self.version.minor)
     }
+
+    /// The same of i440fx, the older chipset.
+    #[must_use]
+    pub(crate) fn i440fx(&self) -> String {
+        format!("pc-i440fx-{}.{}", self.version.major, self.version.minor)
+    }
 }
 
 /// All QEMUs available here, from the oldest to the newest, one of each release: the
@@ -328,6 +335,14 @@ pub fn nft() -> Result<Nft> {
 /// If it isn't available.
 pub fn field_image(release: Release) -> Result<Image> {
     field::image(release)
+}
+
+/// Installs what the field lab's guests with UEFI and a TPM need.
+///
+/// # Errors
+/// If it isn't available.
+pub(crate) fn field_firmware() -> Result<()> {
+    field::firmware()
 }
 
 /// A Chromium and its driver.

@@ -2,19 +2,26 @@
 //! release is named, has its owner and itself do what they do, and prints a table of what came of
 //! it. It keeps results, tries what is missing or has failed, and ends after 40 minutes; the next
 //! run goes on. With parts of names it tries only rows that have one of them, but those in any case.
+//! The environment variable `TOGETHER` sets how many VMs run at a time.
 
 use std::any::Any;
+use std::collections::VecDeque;
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use end_to_end::field::{self, DEVICE_ROWS, Field, ROWS, Results, Row, START_AGAIN, WAYS, Way};
+use end_to_end::field::{self, Field, ROWS, Results, Row, WAYS, Way};
+use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
 use lab::setup::Release;
 use lab::{agent, program};
 
-const RUN_MAX: Duration = Duration::from_secs(40 * 60);
+/// Nothing is started after that, so that all has ended after 40 minutes.
+const START_MAX: Duration = Duration::from_secs(38 * 60);
 const DEPTHS: [u32; 3] = [1, 2, 3];
 
 fn main() -> ExitCode {
@@ -27,87 +34,201 @@ fn main() -> ExitCode {
         }
         None => Release::Bookworm,
     };
-    let started = Instant::now();
-    let snapshots =
-        [Machine::Virtio, Machine::Devices].map(|machine| field::snapshot(release, machine));
-    let [virtio, devices] = match snapshots {
-        [Ok(virtio), Ok(devices)] => [virtio, devices],
-        [Err(error), _] | [_, Err(error)] => {
+    match run(release, &parts) {
+        Ok(code) => code,
+        Err(error) => {
             eprintln!("field: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let version = program::output(std::process::Command::new(agent::binary()).arg("--version"));
-    let version = version.unwrap_or_default();
-    let key =
-        format!("Debian {} in QEMU {}, {}", release.number(), virtio.qemu.version, version.trim());
-    let results = Results::new(target().join("field/results"), key);
-    let of_virtio: Vec<&Row> = ROWS.iter().chain([&START_AGAIN]).collect();
-    let of_devices: Vec<&Row> = DEVICE_ROWS.iter().collect();
-    let mut is_whole = true;
-    let machines = [(&virtio, of_virtio.as_slice()), (&devices, of_devices.as_slice())];
-    // First what takes seconds, everywhere.
-    let columns = DEPTHS.into_iter().flat_map(|moves| WAYS.map(|way| (way, moves)));
-    let columns: Vec<(Way, u32)> = columns.collect();
-    for (boots, (way, moves)) in [false, true]
-        .into_iter()
-        .flat_map(|boots| columns.iter().map(move |column| (boots, *column)))
-    {
-        let chosen = |row: &&Row| {
-            row.boots == boots
-                && if parts.is_empty() {
-                    !results.of(way, moves, row).is_some_and(|cell| cell.lives)
-                } else {
-                    parts.iter().any(|part| row.name.contains(part))
-                }
-        };
-        for (snapshot, rows) in machines {
-            let due: Vec<&Row> = rows.iter().copied().filter(chosen).collect();
-            is_whole &= run(snapshot, way, moves, &due, &results, started);
+            ExitCode::FAILURE
         }
     }
-    if started.elapsed() > RUN_MAX {
-        println!("field: 40 minutes are over; run it again for what is missing");
-    }
-    let rows = [of_virtio, of_devices].concat();
-    println!("{}", results.table(&rows, &DEPTHS));
-    if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Tries rows one after the other, with a new VM after one that has failed. Returns whether all
-/// went well.
-fn run(
-    snapshot: &Snapshot,
-    way: Way,
-    moves: u32,
-    rows: &[&Row],
-    results: &Results,
-    started: Instant,
-) -> bool {
-    let (mut vm, mut all_live) = (None, true);
-    for row in rows {
-        if started.elapsed() > RUN_MAX {
-            return false;
-        }
-        let began = Instant::now();
-        let tried = catch_unwind(AssertUnwindSafe(|| {
-            let vm = vm.get_or_insert_with(|| Field::moved(snapshot, way, moves));
-            vm.run(row)
-        }));
-        let done = tried.unwrap_or_else(|panic| Err(message(&*panic)));
-        let lives = done.is_ok();
-        let detail = done.unwrap_or_else(|why| why);
-        let shown = if lives { "lives" } else { "FAILS" };
-        let seconds = began.elapsed().as_secs();
-        println!("{}, {moves}: {}: {shown} ({seconds} s) {detail}", way.name(), row.name);
-        results.keep(way, moves, row, lives, detail);
-        if !lives {
-            all_live = false;
-            // What is broken may break its end, too.
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(vm.take())));
+fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
+    let started = Instant::now();
+    let chosen = |row: &&Row| {
+        row.lacks().is_none()
+            && (parts.is_empty() || parts.iter().any(|part| row.name.contains(part)))
+    };
+    let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
+    let version = program::output(Command::new(agent::binary()).arg("--version"))?;
+    let qemu = lab::setup::ensure()?.own_qemu().version;
+    let key = format!("Debian {} in QEMU {qemu}, {}", release.number(), version.trim());
+    let home = target().join("field").join(release.to_string());
+    let results = Results::new(home.join("results"), key);
+    let mut work = VecDeque::new();
+    let mut snapshots = Vec::new();
+    for machine in Machine::ALL {
+        if rows.iter().any(|row| row.machine == machine) {
+            snapshots.push(field::snapshot(release, machine)?);
         }
     }
-    all_live
+    // First what takes seconds, everywhere.
+    for boots in [false, true] {
+        for moves in DEPTHS {
+            for way in WAYS {
+                for snapshot in &snapshots {
+                    let due = |row: &&&Row| {
+                        row.machine == snapshot.machine
+                            && row.boots == boots
+                            && (!parts.is_empty()
+                                || !results.of(way, moves, row).is_some_and(|cell| cell.lives))
+                    };
+                    let rows: Vec<&Row> = rows.iter().filter(due).copied().collect();
+                    if !rows.is_empty() {
+                        work.push_back(Column { snapshot, way, moves, rows });
+                    }
+                }
+            }
+        }
+    }
+    let lab = Lab {
+        results: &results,
+        started,
+        table: home.join("table.md"),
+        all_live: AtomicBool::new(true),
+    };
+    let work = Mutex::new(work);
+    let take = || work.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    // One more than there are cores: VMs wait for their guests now and then.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let together = std::env::var("TOGETHER").ok().and_then(|text| text.parse().ok());
+    let together: usize = together.unwrap_or(cores + 1);
+    std::thread::scope(|scope| {
+        for _ in 0..together {
+            scope.spawn(|| {
+                while let Some(column) = take() {
+                    lab.go_through(&column);
+                }
+            });
+        }
+    });
+    if lab.is_late() {
+        println!("field: the time is over; run it again for what is missing");
+    }
+    println!("\n{}", lab.keep_table());
+    let all_live = lab.all_live.load(Ordering::Relaxed) && !lab.is_late();
+    Ok(if all_live { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Rows of one VM that moves in one way so many times.
+struct Column<'r> {
+    snapshot: &'r Snapshot,
+    way: Way,
+    moves: u32,
+    rows: Vec<&'r Row>,
+}
+
+struct Lab<'r> {
+    results: &'r Results,
+    started: Instant,
+    /// The table as it is so far, for whoever ends a run.
+    table: PathBuf,
+    all_live: AtomicBool,
+}
+
+impl Lab<'_> {
+    fn is_late(&self) -> bool {
+        self.started.elapsed() > START_MAX
+    }
+
+    /// Rows after which the guest goes on are tried together. For each of the others the VM moves
+    /// anew.
+    fn go_through(&self, column: &Column<'_>) {
+        let boots = column.rows.iter().any(|row| row.boots);
+        let size = if boots { 1 } else { column.rows.len() };
+        let mut vm = None;
+        for rows in column.rows.chunks(size) {
+            self.try_together(column, &mut vm, rows);
+        }
+        end(&mut vm);
+        self.keep_table();
+    }
+
+    /// The same with a new VM.
+    fn try_anew(&self, column: &Column<'_>, rows: &[&Row]) {
+        let mut vm = None;
+        self.try_together(column, &mut vm, rows);
+        end(&mut vm);
+    }
+
+    /// Moves the VM, or a new one, tries rows one after the other, and then checks it once. If a
+    /// row fails, or the VM isn't well, what is not known to be its cause is tried once more.
+    fn try_together(&self, column: &Column<'_>, vm: &mut Option<Field>, rows: &[&Row]) {
+        if self.is_late() || rows.is_empty() {
+            return;
+        }
+        let mut began = Instant::now();
+        let mut arrived = guarded(|| move_on(column, vm));
+        let mut tried = Vec::new();
+        for (nth, row) in rows.iter().enumerate() {
+            if self.is_late() {
+                break;
+            }
+            let act = |()| guarded(|| (row.act)(vm.as_mut().expect("it has moved")));
+            match std::mem::replace(&mut arrived, Ok(())).and_then(act) {
+                Ok(detail) => tried.push((*row, detail, began.elapsed())),
+                Err(why) => {
+                    self.keep(column, row, false, why, began.elapsed());
+                    end(vm);
+                    self.try_anew(column, &rows[..nth]);
+                    return self.try_together(column, vm, &rows[nth + 1..]);
+                }
+            }
+            began = Instant::now();
+        }
+        match guarded(|| vm.as_ref().map_or(Ok(()), Field::lives)) {
+            Ok(()) => {
+                for (row, detail, took) in tried {
+                    self.keep(column, row, true, detail, took);
+                }
+            }
+            Err(why) => {
+                end(vm);
+                if let [(row, ..)] = tried[..] {
+                    return self.keep(column, row, false, why, began.elapsed());
+                }
+                let (first, second) = rows.split_at(rows.len() / 2);
+                self.try_anew(column, first);
+                self.try_anew(column, second);
+            }
+        }
+    }
+
+    fn keep(&self, column: &Column<'_>, row: &Row, lives: bool, detail: String, took: Duration) {
+        let shown = if lives { "lives" } else { "FAILS" };
+        let (way, seconds) = (column.way.name(), took.as_secs());
+        println!("{way}, {}: {}: {shown} ({seconds} s) {detail}", column.moves, row.name);
+        self.results.keep(column.way, column.moves, row, lives, detail);
+        self.all_live.fetch_and(lives, Ordering::Relaxed);
+    }
+
+    fn keep_table(&self) -> String {
+        let table = self.results.table(&ROWS, &DEPTHS);
+        // It is printed as well.
+        let _ = fs::write(&self.table, &table);
+        table
+    }
+}
+
+/// Moves the VM of a column as often as it must, or a new one.
+fn move_on(column: &Column<'_>, vm: &mut Option<Field>) -> Result<(), String> {
+    match vm {
+        Some(vm) => vm.move_on(column.moves),
+        None => *vm = Some(Field::moved(column.snapshot, column.way, column.moves)),
+    }
+    Ok(())
+}
+
+/// Ends a VM; what is broken may break its end, too.
+fn end(vm: &mut Option<Field>) {
+    let _ = guarded(|| {
+        drop(vm.take());
+        Ok(())
+    });
+}
+
+fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(message(&*panic)))
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

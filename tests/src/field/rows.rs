@@ -2,8 +2,12 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use lab::field::{KEPT_PCR, Machine, PCR};
+use lab::hosts::RUN_DIR;
 use qemu::qmp::{Event, Qmp};
 use serde_json::{Value, json};
 
@@ -18,18 +22,38 @@ pub struct Row {
     pub act: fn(&mut Field) -> Done,
     /// Whether the guest boots, which takes half a minute of a core and more.
     pub boots: bool,
+    /// The VM with which it is done.
+    pub machine: Machine,
+    /// A file of the hosts without which it can't be done.
+    pub needs: Option<&'static str>,
+}
+
+impl Row {
+    const fn on(self, machine: Machine) -> Self {
+        Self { machine, ..self }
+    }
+
+    const fn with(self, file: &'static str) -> Self {
+        Self { needs: Some(file), ..self }
+    }
+
+    /// The file of the hosts that it needs and that isn't here.
+    #[must_use]
+    pub fn lacks(&self) -> Option<&'static str> {
+        self.needs.filter(|file| !Path::new(file).exists())
+    }
 }
 
 const fn row(name: &'static str, act: fn(&mut Field) -> Done) -> Row {
-    Row { name, act, boots: false }
+    Row { name, act, boots: false, machine: Machine::Virtio, needs: None }
 }
 
 const fn booting(name: &'static str, act: fn(&mut Field) -> Done) -> Row {
-    Row { name, act, boots: true }
+    Row { boots: true, ..row(name, act) }
 }
 
 /// All of them, in the order in which a VM goes through them: what ends its QEMU is last.
-pub static ROWS: [Row; 25] = [
+pub static ROWS: [Row; 48] = [
     row("serial console", serial_console),
     row("guest agent (virtio-serial)", guest_agent),
     row("QMP commands of its owner", owners_commands),
@@ -43,8 +67,16 @@ pub static ROWS: [Row; 25] = [
     row("virtio-balloon unbound and bound", |field| rebind(field, "virtio_balloon", ALL)),
     row("virtio-serial unbound and bound", virtio_serial),
     row("balloon down and up", balloon),
-    row("NIC plugged and unplugged", nic),
+    row("NIC plugged and unplugged", |field| nic(field, hub_port(), SPARE)),
     row("disk plugged and unplugged", disk),
+    row("NVMe disk plugged: no move; unplugged", nvme),
+    row("NIC with vhost plugged and unplugged", |field| {
+        let tap = json!({ "type": "tap", "id": PLUG, "script": "no", "downscript": "no",
+            "vhost": true });
+        nic(field, tap, SPARE)
+    })
+    .with("/dev/vhost-net"),
+    row("vsock by vhost plugged and unplugged", vsock).with("/dev/vhost-vsock"),
     row("memory plugged and unplugged", memory),
     row("vCPU plugged and unplugged", vcpu),
     row("disk resized", disk_resized),
@@ -52,41 +84,61 @@ pub static ROWS: [Row; 25] = [
     row("medium changed", medium),
     row("standstill of five seconds", standstill),
     row("S3 suspend and wake-up", suspend),
+    row("moved once more after all of that", move_on),
     booting("kexec", kexec),
-    booting("reboot from inside", |field| boots(field, |field| field.sh_later("systemctl reboot"))),
+    booting("reboot from inside", reboot),
     booting("`system_reset`", |field| boots(field, |field| ask(field, "system_reset", json!({})))),
-];
-
-/// The last one: with it, the VM's QEMU ends.
-pub static START_AGAIN: Row = booting("shutdown, and started again", start_again);
-
-/// Those of [`lab::field::Machine::Devices`].
-pub static DEVICE_ROWS: [Row; 8] = [
+    booting("shutdown, and started again", start_again),
     row("e1000e down and up", |field| {
         field.sh(&format!("{SECOND}; ip link set $c down && sleep 1 && ip link set $c up"))?;
         second_has_a_carrier(field)
-    }),
+    })
+    .on(Machine::Devices),
     row("e1000e unbound and bound", |field| {
         rebind_pci(field, "e1000e")?;
         second_has_a_carrier(field)
-    }),
-    row("SATA disk written and read", sata),
+    })
+    .on(Machine::Devices),
+    row("SATA disk written and read", sata).on(Machine::Devices),
     row("AHCI unbound and bound", |field| {
         rebind_pci(field, "ahci")?;
         sata(field)
-    }),
+    })
+    .on(Machine::Devices),
     row("xHCI unbound and bound, with its tablet", |field| {
         rebind_pci(field, "xhci_hcd")?;
         field.shows("the tablet is there", |field| {
             field.sh("grep Tablet /proc/bus/input/devices").is_ok()
         })?;
         Ok(String::new())
-    }),
-    row("virtio-gpu unbound and bound", |field| rebind(field, "virtio_gpu", ALL)),
-    booting("watchdog", watchdog),
-    booting("reboot with these devices", |field| {
-        boots(field, |field| field.sh_later("systemctl reboot"))
-    }),
+    })
+    .on(Machine::Devices),
+    row("virtio-gpu unbound and bound", |field| rebind(field, "virtio_gpu", ALL))
+        .on(Machine::Devices),
+    row("VGA unbound and bound", |field| rebind_pci(field, "bochs-drm")).on(Machine::Devices),
+    row("virtio-9p mounted: no move; unmounted", shared_by_9p).on(Machine::Devices),
+    row("moved once more after that", move_on).on(Machine::Devices),
+    booting("watchdog, and reboot with these devices", watchdog).on(Machine::Devices),
+    row("i440fx: virtio-net unbound and bound", |field| rebind(field, "virtio_net", ALL))
+        .on(Machine::Uefi),
+    row("i440fx: NIC plugged and unplugged", |field| nic(field, hub_port(), "pci.0"))
+        .on(Machine::Uefi),
+    row("TPM read and extended", tpm).on(Machine::Uefi),
+    row("UEFI variable written and read", |field| {
+        field.sh(&format!("{VARIABLE} && printf '\\7\\0\\0\\0x' >$v && test -s $v"))
+    })
+    .on(Machine::Uefi),
+    row("virtio-mem grown and shrunk", virtio_mem).on(Machine::Uefi),
+    row("virtiofs plugged and mounted: no move; unplugged", virtiofs)
+        .on(Machine::Uefi)
+        .with(VIRTIOFSD),
+    row("UEFI, TPM: moved once more", move_on).on(Machine::Uefi),
+    booting("UEFI, TPM: reboot", |field| {
+        reboot(field)?;
+        field.sh(&format!("{VARIABLE} && test -s $v"))?;
+        tpm(field)
+    })
+    .on(Machine::Uefi),
 ];
 
 /// The row of this name.
@@ -109,6 +161,13 @@ const SECOND: &str = "c=$(for i in /sys/class/net/*; do \
      readlink $i/device/driver | grep -q e1000e && basename $i; done)";
 const PLUGGED_MAC: &str = "52:54:00:77:00:09";
 const PLUG: &str = "plug";
+/// The bus of a q35 for devices that are plugged.
+const SPARE: &str = "spare";
+/// A UEFI variable, in `$v`.
+const VARIABLE: &str = "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-0000-000000000001 && \
+     { test -e $v && chattr -i $v; true; }";
+/// Of QEMU 7.2: newer ones can hand over their state.
+const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
@@ -280,10 +339,14 @@ fn unplug(field: &Field, qmp: &Qmp) -> Result<(), String> {
     }
 }
 
-fn nic(field: &mut Field) -> Done {
+fn hub_port() -> Value {
+    json!({ "type": "hubport", "id": PLUG, "hubid": 7 })
+}
+
+fn nic(field: &mut Field, netdev: Value, bus: &str) -> Done {
     let qmp = field.qmp()?;
-    execute(&qmp, "netdev_add", json!({ "type": "hubport", "id": PLUG, "hubid": 7 }))?;
-    let device = json!({ "driver": "virtio-net-pci", "id": PLUG, "netdev": PLUG, "bus": "spare",
+    execute(&qmp, "netdev_add", netdev)?;
+    let device = json!({ "driver": "virtio-net-pci", "id": PLUG, "netdev": PLUG, "bus": bus,
         "mac": PLUGGED_MAC, "romfile": "" });
     execute(&qmp, "device_add", device)?;
     let seen = |field: &Field| field.sh(&format!("ip -br link | grep {PLUGGED_MAC}")).is_ok();
@@ -304,39 +367,159 @@ fn medium_file(field: &Field, name: &str, mark: &str) -> Result<String, String> 
 }
 
 fn disk(field: &mut Field) -> Done {
+    let device = json!({ "driver": "virtio-blk-pci" });
+    plugged_disk(field, device, "/dev/vdc", |_| Ok(()))
+}
+
+fn nvme(field: &mut Field) -> Done {
+    let device = json!({ "driver": "nvme", "serial": PLUG });
+    plugged_disk(field, device, "/dev/nvme0n1", |field| field.stays("/nvme"))
+}
+
+/// Plugs a disk, writes to it, does something, and unplugs it.
+fn plugged_disk(
+    field: &mut Field,
+    mut device: Value,
+    at: &str,
+    act: impl FnOnce(&mut Field) -> Result<(), String>,
+) -> Done {
     let qmp = field.qmp()?;
     let path = medium_file(field, "plugged", "")?;
     let file = json!({ "driver": "file", "filename": path });
     execute(&qmp, "blockdev-add", json!({ "driver": "raw", "node-name": PLUG, "file": file }))?;
-    let device = json!({ "driver": "virtio-blk-pci", "id": PLUG, "drive": PLUG, "bus": "spare" });
+    for (name, value) in [("id", PLUG), ("drive", PLUG), ("bus", SPARE)] {
+        device[name] = value.into();
+    }
     execute(&qmp, "device_add", device)?;
-    field.shows("the guest has the disk", |field| field.sh("test -b /dev/vdc").is_ok())?;
-    field.sh(&format!("echo {MARK} | dd of=/dev/vdc bs=512 conv=sync,fsync 2>&1"))?;
+    let is_there = format!("test -b {at}");
+    field.shows("the guest has the disk", |field| field.sh(&is_there).is_ok())?;
+    field.sh(&format!("echo {MARK} | dd of={at} bs=512 conv=sync,fsync 2>&1"))?;
+    act(field)?;
     unplug(field, &qmp)?;
-    field.shows("the guest has lost the disk", |field| field.sh("test -b /dev/vdc").is_err())?;
+    field.shows("the guest has lost the disk", |field| field.sh(&is_there).is_err())?;
     execute(&qmp, "blockdev-del", json!({ "node-name": PLUG }))?;
     let written = std::fs::read(&path).map_err(|error| error.to_string())?;
     if written.starts_with(MARK.as_bytes()) { Ok(String::new()) } else { Err("not written".into()) }
 }
 
-fn memory(field: &mut Field) -> Done {
-    let qmp = field.qmp()?;
-    let total = |field: &Field| {
-        let said = field.sh("awk '/^MemTotal/ { print $2 }' /proc/meminfo");
-        said.ok().and_then(|it| it.parse::<u64>().ok()).unwrap_or_default()
-    };
-    let before = total(field);
-    let backend = json!({ "qom-type": "memory-backend-ram", "id": PLUG, "size": 128 * MIB });
-    execute(&qmp, "object-add", backend)?;
-    execute(&qmp, "device_add", json!({ "driver": "pc-dimm", "id": PLUG, "memdev": PLUG }))?;
+/// KiB of memory that the guest has.
+fn memory_kib(field: &Field) -> u64 {
+    let said = field.sh("awk '/^MemTotal/ { print $2 }' /proc/meminfo");
+    said.ok().and_then(|it| it.parse().ok()).unwrap_or_default()
+}
+
+/// Waits until the guest has 128 MiB more than before, and its kernel uses most of that.
+fn uses_more_memory(field: &Field, before_kib: u64) -> Result<(), String> {
     field.shows("the guest uses the memory", |field| {
         let _ = field.sh("for b in /sys/devices/system/memory/memory*/state; do \
              grep -q offline $b && echo online_movable >$b; done; true");
-        total(field) >= before + 100 * 1024
-    })?;
+        memory_kib(field) >= before_kib + 100 * 1024
+    })
+}
+
+fn memory(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let before = memory_kib(field);
+    let backend = json!({ "qom-type": "memory-backend-ram", "id": PLUG, "size": 128 * MIB });
+    execute(&qmp, "object-add", backend)?;
+    execute(&qmp, "device_add", json!({ "driver": "pc-dimm", "id": PLUG, "memdev": PLUG }))?;
+    uses_more_memory(field, before)?;
     unplug(field, &qmp)?;
     execute(&qmp, "object-del", json!({ "id": PLUG }))?;
-    field.shows("the guest has lost the memory", |field| total(field) <= before)?;
+    field.shows("the guest has lost the memory", |field| memory_kib(field) <= before)?;
+    Ok(String::new())
+}
+
+fn virtio_mem(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let before = memory_kib(field);
+    let device = "/machine/peripheral/more";
+    let request = |size: u64| {
+        let size = json!({ "path": device, "property": "requested-size", "value": size });
+        execute(&qmp, "qom-set", size)
+    };
+    request(128 * MIB)?;
+    uses_more_memory(field, before)?;
+    request(0)?;
+    field.shows("the guest gives the memory back", |_| {
+        let size = json!({ "path": device, "property": "size" });
+        execute(&qmp, "qom-get", size).is_ok_and(|it| it == 0)
+    })?;
+    Ok(String::new())
+}
+
+/// Its registers are as the firmware and guests have left them.
+fn tpm(field: &mut Field) -> Done {
+    // TPM2_PCR_Extend of register 16, with an empty password and 32 zeros.
+    let extend = r"\200\2\0\0\0\101\0\0\1\202\0\0\0\20\0\0\0\11\100\0\0\11\0\0\0\0\0\0\0\0\1\0\13";
+    let zeros = r"\0".repeat(32);
+    field.sh(&format!(
+        "{PCR}; test \"$(pcr '\\1\\0\\0')\" = \"$(cat {KEPT_PCR})\" && old=$(pcr '\\0\\0\\1') && \
+         printf '{extend}{zeros}' >/dev/tpm0 && test \"$(pcr '\\0\\0\\1')\" != \"$old\""
+    ))
+}
+
+/// A device of a kind that QEMU can't migrate while it is mounted.
+fn shared_by_9p(field: &mut Field) -> Done {
+    field.sh("modprobe -a 9pnet_virtio 9p && mkdir -p /mnt/files && \
+         mount -t 9p -o trans=virtio files /mnt/files && echo here >/mnt/files/9p && \
+         grep here /mnt/files/9p")?;
+    field.stays("VirtFS")?;
+    field.sh("umount /mnt/files")
+}
+
+fn virtiofs(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let socket = format!("{RUN_DIR}/{NAME}.files");
+    let mut serve = field.host().command(VIRTIOFSD);
+    let shared = field.world().hosts.a.run_dir.join("files-shared");
+    serve.arg(format!("--socket-path={socket}"));
+    serve.arg("-o").arg(format!("source={}", shared.display()));
+    serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = serve.spawn().map_err(|error| format!("virtiofsd: {error}"))?;
+    let there = field.host().run_dir.join(format!("{NAME}.files"));
+    let done = field
+        .shows("virtiofsd listens", |_| there.exists())
+        .and_then(|()| mounted_virtiofs(field, &qmp, &socket));
+    let _ = server.kill();
+    let _ = server.wait();
+    done
+}
+
+fn mounted_virtiofs(field: &mut Field, qmp: &Qmp, socket: &str) -> Done {
+    let addr = json!({ "type": "unix", "data": { "path": socket } });
+    let backend = json!({ "type": "socket", "data": { "addr": addr, "server": false } });
+    execute(qmp, "chardev-add", json!({ "id": PLUG, "backend": backend }))?;
+    let device = json!({ "driver": "vhost-user-fs-pci", "id": PLUG, "chardev": PLUG, "tag": PLUG });
+    execute(qmp, "device_add", device)?;
+    field.shows("the guest mounts it", |field| {
+        field.sh("mkdir -p /mnt/plug && mount -t virtiofs plug /mnt/plug").is_ok()
+    })?;
+    field.sh("echo here >/mnt/plug/fs && grep here /mnt/plug/fs")?;
+    field.stays("vhost-user-fs")?;
+    field.sh("umount /mnt/plug")?;
+    unplug(field, qmp)?;
+    execute(qmp, "chardev-remove", json!({ "id": PLUG }))?;
+    Ok(String::new())
+}
+
+fn vsock(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    // One of a kernel; those up to 2 have a meaning.
+    let device = json!({ "driver": "vhost-vsock-pci", "id": PLUG, "bus": SPARE,
+        "guest-cid": u64::from(std::process::id()) + 3 });
+    execute(&qmp, "device_add", device)?;
+    let driver = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
+    field.shows("the guest has the device", |field| {
+        field.sh(&format!("ls {driver} | grep virtio")).is_ok()
+    })?;
+    unplug(field, &qmp)?;
+    Ok(String::new())
+}
+
+/// As if nothing had been done with it.
+fn move_on(field: &mut Field) -> Done {
+    field.move_on(1);
     Ok(String::new())
 }
 
@@ -443,6 +626,10 @@ fn boots(field: &mut Field, act: impl FnOnce(&mut Field) -> Done) -> Done {
     act(field)?;
     field.guest().wait_boots(before + 1).map_err(|error| error.to_string())?;
     Ok(String::new())
+}
+
+fn reboot(field: &mut Field) -> Done {
+    boots(field, |field| field.sh_later("systemctl reboot"))
 }
 
 fn kexec(field: &mut Field) -> Done {

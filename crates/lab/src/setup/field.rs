@@ -17,6 +17,12 @@ use crate::program;
 const PROGRAMS: [(&str, &str); 3] =
     [("mmdebstrap", "mmdebstrap"), ("mke2fs", "e2fsprogs"), ("dnsmasq", "dnsmasq-base")];
 
+/// UEFI's code, and an empty variable store.
+pub(crate) const OVMF: [&str; 2] =
+    ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
+/// What a guest with UEFI and a TPM needs: files, each with its Debian package.
+const FIRMWARE: [(&str, &str); 2] = [("swtpm", "swtpm"), (OVMF[0], "ovmf")];
+
 /// What is installed in a guest besides the essential packages: two kernels, a small one for
 /// virtio, and one with drivers for all devices.
 const PACKAGES: &str = "systemd,systemd-sysv,udev,dbus,kmod,linux-image-cloud-amd64,\
@@ -172,6 +178,11 @@ pub(super) fn image(release: Release) -> Result<Image> {
     fs::write(new.0.join("recipe"), recipe).at("write", new.0.join("recipe"))?;
     fs::rename(&new.0, &image.home).at("create", &image.home)?;
     Ok(image)
+}
+
+/// Installs what guests with UEFI and a TPM need.
+pub(super) fn firmware() -> Result<()> {
+    install::missing(&FIRMWARE)
 }
 
 /// Whether this is root outside of user namespaces.

@@ -37,7 +37,7 @@ pub(super) fn browser() -> Result<bool> {
     Ok(true)
 }
 
-/// Installs those that are missing.
+/// Installs those that are missing. A name may be a path, too.
 pub(super) fn missing(programs: &[(&str, &'static str)]) -> Result<()> {
     let mut packages: Vec<&str> = programs
         .iter()
