@@ -128,6 +128,10 @@ impl Record {
             put(self.seed, number, &mut expected);
             expected[page.bytes..].fill(0);
         }
+        // Byte by byte takes most of a check's time in a guest that is interpreted.
+        if found == &expected[..found.len()] {
+            return None;
+        }
         let from = found.iter().zip(&expected).position(|(found, due)| found != due)?;
         let holds = if found.iter().all(|byte| *byte == 0) { "zeros" } else { "other" };
         Some(format!("content-{:?}-holds-{holds}-from-byte-{from}", page.content))

@@ -18,9 +18,11 @@ pub(crate) fn mount(kind: &str, at: &str) -> std::io::Result<()> {
 }
 
 /// Loads the drivers. Their order depends on the kernel, so those that fail are tried again after
-/// the others.
+/// the others. Large ones come last: each try reads all of a module, and small ones are needed by
+/// others.
 pub(crate) fn load_modules() -> std::io::Result<()> {
     let mut left: Vec<_> = fs::read_dir(MODULES)?.filter_map(|e| Some(e.ok()?.path())).collect();
+    left.sort_by_key(|path| fs::metadata(path).map_or(0, |module| module.len()));
     let mut before = usize::MAX;
     while left.len() < before {
         before = left.len();
