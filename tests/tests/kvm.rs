@@ -97,7 +97,7 @@ fn begin(world: &World, guest: &Guest, args: &[&str]) -> Moving {
 #[runs(alone)]
 #[test]
 fn throttled_by_a_quota() {
-    let Some((world, guest, _)) = hard(12) else { return };
+    let Some((world, guest, _)) = hard(6) else { return };
     let moving = begin(&world, &guest, &["--throttle-floor", "5"]);
     let report = world.arrive(&guest, Side::A, moving);
     let slowed = report.slowed.as_ref().expect("it could not be followed otherwise");
