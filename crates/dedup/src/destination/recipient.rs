@@ -226,6 +226,26 @@ impl Recipient {
         displaced
     }
 
+    /// Its source sends these pages, which is not noted. Returns the names requested before for the
+    /// same pages, as [`Recipient::asks`].
+    pub(crate) fn displaces<'n>(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: impl Iterator<Item = (&'n PageIndex, &'n Name)>,
+    ) -> Vec<Name> {
+        let mut asked = self.asked.lock();
+        let mut displaced = Vec::new();
+        for (page, name) in pages {
+            let Entry::Occupied(entry) = asked.entry((block, *page)) else { continue };
+            let (asked_in, before) = entry.get();
+            if *asked_in <= epoch && before != name {
+                displaced.push(entry.remove().1);
+            }
+        }
+        displaced
+    }
+
     /// Whether nearly all that was requested from its source has arrived.
     pub(crate) fn source_is_idle(&self) -> bool {
         self.asked.lock().len() < BATCH_PAGES

@@ -138,6 +138,9 @@ impl Resolving {
         let lacks = PageSet::all(batch.pages.len()).without(here);
         if !recipient.may_claim(batch.pages.len()) {
             // Its source sends them, as if there were no other provider. Nothing is noted.
+            let Batch { header: NamedHeader { block, epoch, .. }, pages, names, .. } = &batch;
+            let pages = lacks.of(pages).zip(lacks.of(names));
+            self.exchange.wake_waiters(&recipient.displaces(*block, *epoch, pages));
             question.answer(lacks, PageSet::NONE);
             return Ok(());
         }
