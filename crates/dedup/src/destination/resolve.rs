@@ -222,6 +222,11 @@ impl Resolving {
         stored
     }
 
+    /// Gives back memory that is not used. To be called now and then.
+    pub fn trim(&self) {
+        self.recipient.trim();
+    }
+
     /// The source could send so many of the pages that are awaited from disks.
     pub fn spare(&self, pages: u64) {
         if let Some(disk_readers) = &self.disk_readers {

@@ -155,6 +155,12 @@ fn what_there_is_no_memory_for_is_sent_at_once() {
     assert_eq!(said(&other, MAPPED, 3), (1, 0));
     drop(greedy);
     assert_eq!(said(&other, MAPPED, 4), (0, 1));
+    assert!(memory.borrowed_bytes() > 0);
+    // What it waited for is placed, and its source names no more.
+    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
+    (0..OWN_PAGES).for_each(|_| other.recipient().settled(place, false));
+    other.trim();
+    assert_eq!(memory.borrowed_bytes(), 0);
 }
 
 /// A newer version of a page is sent, so the one that was requested before may never arrive.
