@@ -1,4 +1,4 @@
-//! Expected figures beside measured ones: the lab's own runs of `gang-idle`, for one contender
+//! Expected figures next to measured ones: the lab's own runs of `gang-idle`, for one contender
 //! after the other. TCP's retransmissions are not expected: the bytes that are compared are those
 //! that the target rack received from the core and sent into it.
 
