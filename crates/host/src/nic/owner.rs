@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::NicError;
-use crate::sock_diag::{self, TcpSocket};
+use crate::nic::NicError;
+use crate::nic::sock_diag::{self, TcpSocket};
 
 /// `TCP_ESTABLISHED` and `TCP_LISTEN`.
 const ESTABLISHED: u8 = 0x01;

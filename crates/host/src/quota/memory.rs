@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::hierarchy::{Controller, Version, mount};
+use crate::quota::hierarchy::{Controller, Version, mount};
 
 /// How much more memory the process may use, according to its group and those above it. Page cache
 /// counts as used. None if nothing limits it, or if the limit can't be read.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::counters::Table;
+use crate::nic::counters::Table;
 
 /// Enough for a VLAN on a bridge on a VLAN on a bond, and one more.
 const LAYERS_MAX: usize = 5;

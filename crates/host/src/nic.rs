@@ -5,7 +5,7 @@
 //! `/proc/thread-self/net/dev`, speeds from the ethtool ioctl on a socket in it. `/sys` shows the
 //! namespace in which it was mounted, so it is used only if it shows the same interfaces.
 //!
-//! This crate has no thread: callers take a sample once a second.
+//! There is no thread here: callers take a sample once a second.
 
 mod counters;
 mod link;
@@ -20,10 +20,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use crate::counters::{Counters, Table};
-pub use crate::link::{LinkState, link_state};
-pub use crate::owner::{has_listener, listener_at, processes_of, user_of};
-pub use crate::tcp::TcpCounts;
+use counters::{Counters, Table};
+pub use link::{LinkState, link_state};
+pub use owner::{has_listener, listener_at, processes_of, user_of};
+pub use tcp::TcpCounts;
 
 /// Closer samples are not taken: several migrations look at the same NICs, and rates over shorter
 /// times mean little.

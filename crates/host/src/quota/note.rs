@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{At, NoteError, QuotaError};
-use crate::group::Group;
-use crate::lift_all;
+use crate::quota::error::{At, NoteError, QuotaError};
+use crate::quota::group::Group;
+use crate::quota::lift_all;
 
 /// Our notes are never longer: a group takes some 300 bytes, and QEMU permits some thousand vCPUs,
 /// each of which may be in a group of its own.

@@ -7,7 +7,7 @@ use std::io;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, sendto, socket};
 
-use crate::{NicError, without_label};
+use crate::nic::{NicError, without_label};
 
 const GET_LINK: u16 = 18;
 const NEW_LINK: u16 = 16;

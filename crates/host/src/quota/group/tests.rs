@@ -1,7 +1,7 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::{Members, Notes, Slowed};
+use crate::quota::{Members, Notes, Slowed};
 
 /// A directory that looks like a version 2 group, with one of our groups in it.
 fn version_2(controllers: &str, subtree: &str) -> (tempfile::TempDir, Result<Group, QuotaError>) {

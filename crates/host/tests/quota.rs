@@ -1,4 +1,4 @@
-//! Tests with the kernel's own cgroups, as root.
+//! Quotas with the kernel's own cgroups, as root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use quota::{Notes, Slowed, check, memory_left, used};
+use host::quota::{Notes, Slowed, check, memory_left, used};
 
 /// A process that wants a whole CPU.
 struct Busy(Child);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::{NicError, Rate};
+use crate::nic::{NicError, Rate};
 
 /// Bytes of a packet that are not content: headers of Ethernet, IPv4, and TCP with timestamps. The
 /// kernel counts merged packets as one, with one header, both in packets and in bytes.

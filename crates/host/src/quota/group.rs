@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{At, QuotaError};
-use crate::hierarchy::{Controller, Version, mount};
-use crate::period::Quota;
+use crate::quota::error::{At, QuotaError};
+use crate::quota::hierarchy::{Controller, Version, mount};
+use crate::quota::period::Quota;
 
 /// Prefix of our groups' names, followed by the PID.
 const PREFIX: &str = "droveway-slow-";
