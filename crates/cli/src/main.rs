@@ -15,7 +15,6 @@ mod operation;
 mod options;
 mod output;
 mod problem;
-mod report;
 mod top;
 mod watch;
 

@@ -2,7 +2,7 @@
 
 use api::{GangReport, MoveReport, MoveState, Outcome, Report};
 
-use crate::output::{Tone, full_stop};
+use report::{Tone, full_stop};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Ended {

@@ -1,9 +1,9 @@
 //! Example answers of agents.
 
 use api::{HostCensus, HostVm, Limit, Phase, Progress, VmStatus};
+use report::example::example;
 
 use super::Known;
-use crate::report::example::example;
 
 pub(crate) const GIB: u64 = 1 << 30;
 

@@ -282,11 +282,11 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use api::{GangOutcome, GangTotals, MoveProgress, Outcome};
+    use report::example::example;
     use serde_json::json;
 
     use super::super::example::{host, moving};
     use super::*;
-    use crate::report::example::example;
 
     fn gang(id: &str, moves: Vec<MoveProgress>) -> GangProgress {
         let totals = GangTotals::default();

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
 use hyper::Method;
+use report::vm::status;
 
 use crate::client::Client;
 use crate::output::print_line;
-use crate::output::vm::{print_problem, status};
+use crate::output::vm::print_problem;
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]

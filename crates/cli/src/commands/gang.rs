@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use api::{GangOutcome, GangProgress, GangRequest, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
 use hyper::Method;
+use report::{aligned, amount};
 
 use crate::client::{Client, NOTHING};
 use crate::gang::options::MoveOptions;
 use crate::gang::plan_file;
 use crate::gang::start::{GANGS, PARALLEL_DEFAULT, StartArgs, begin_and_watch, start};
 use crate::operation::Operation;
-use crate::output::{aligned, amount, print, print_json};
+use crate::output::{print, print_json};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use api::{MigrationStarted, Outcome, Report};
 use clap::Args as ClapArgs;
 use hyper::Method;
+use report::summary;
 
 use crate::client::Client;
 use crate::operation::Operation;
@@ -13,7 +14,6 @@ use crate::options::{
 };
 use crate::output::{eprint_line, print_json, print_line};
 use crate::problem::Problem;
-use crate::report::summary;
 use crate::watch::migration::Display;
 use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswered, report};
 

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
 use hyper::Method;
+use report::vm::status;
 
 use crate::client::{Client, segment};
-use crate::output::vm::status;
 use crate::output::{print, print_line};
 use crate::problem::Problem;
 

@@ -6,10 +6,11 @@ use std::str::FromStr;
 use api::{BitRate, Bounds, BoundsChange, Cpus, Priority};
 use clap::{ArgGroup, Args as ClapArgs};
 use hyper::Method;
+use report::described;
 
 use crate::client::{Client, segment};
 use crate::options::PriorityArg;
-use crate::output::{described, print_line};
+use crate::output::print_line;
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]

@@ -10,6 +10,7 @@ use api::{
 use axum::extract::{Query, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
+use report::html;
 use serde::Deserialize;
 use tokio::time::timeout;
 
@@ -19,7 +20,6 @@ use crate::client::{Client, NOTHING};
 use crate::gang::start::{GANGS, PARALLEL_DEFAULT};
 use crate::operation::Operation;
 use crate::problem::Problem;
-use crate::report::html;
 
 /// How long an agent may take.
 ///

@@ -10,10 +10,10 @@ mod table;
 mod tables;
 
 use maud::{DOCTYPE, Markup, html};
+use report::amount;
 
 use super::gate::Gate;
 use crate::cluster::{HostState, Known};
-use crate::output::amount;
 pub(super) use evacuation::page as evacuation;
 pub(super) use forms::move_form;
 

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use api::{GangOutcome, GangReport, GangRequest, GangStarted};
 use clap::Args as ClapArgs;
 use hyper::Method;
+use report::gang::{summary, without_report};
 
 use super::plan;
 use crate::client::Client;
 use crate::operation::Operation;
 use crate::output::{eprint_line, print, print_json, print_line};
 use crate::problem::Problem;
-use crate::report::gang::{summary, without_report};
 use crate::watch::gang::Display;
 use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswered, report};
 

@@ -6,9 +6,9 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Widget};
+use report::amount;
 
 use crate::cluster::{Point, Running};
-use crate::output::amount;
 
 type Curve = (&'static str, Color, fn(&Point) -> Option<f64>);
 

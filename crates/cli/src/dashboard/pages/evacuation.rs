@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{GangPlan, HostRoom, PlannedMove};
 use maud::{Markup, html};
+use report::{amount, full_stop};
 
 use super::super::gate::Gate;
 use super::super::orders::Choice;
@@ -11,7 +12,6 @@ use super::table::Column::{Number, Text};
 use super::table::table;
 use super::{Page, Place, forms};
 use crate::cluster::Known;
-use crate::output::{amount, full_stop};
 
 /// The drawing's width, in units that the browser scales.
 const WIDTH: f64 = 900.0;

@@ -2,13 +2,13 @@
 
 use api::HostVm;
 use maud::{Markup, html};
+use report::amount;
+use report::vm::state;
 
 use super::super::gate::Gate;
 use super::super::orders::{Choice, Disks};
 use super::{Page, Place, tables};
 use crate::cluster::Known;
-use crate::output::amount;
-use crate::output::vm::state;
 
 pub(crate) fn move_form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {
     let title = format!("Move {}", vm.name);

@@ -2,14 +2,14 @@
 
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use maud::{Markup, html};
+use report::amount;
+use report::progress::{limit, phase};
 
 use super::super::gate::Gate;
 use super::plot;
 use super::table::Column::{Number, Text};
 use super::table::table;
 use crate::cluster::{EndedAs, Known, Running};
-use crate::output::amount;
-use crate::watch::migration::{limit, phase};
 
 /// A status for screen readers, which changes only when a migration starts or ends.
 pub(super) fn status(known: &Known, running: usize) -> Markup {

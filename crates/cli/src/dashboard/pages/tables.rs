@@ -2,13 +2,13 @@
 
 use api::{HostVm, VmStatus};
 use maud::{Markup, html};
+use report::vm::state;
+use report::{Tone, amount, date};
 
 use super::table::Column::{Actions, Number, Text, Wide};
 use super::table::table;
 use crate::client::segment;
 use crate::cluster::{Ended, EndedAs, HostState, Known};
-use crate::output::vm::state;
-use crate::output::{Tone, amount, date};
 
 /// The address of a page with a query.
 pub(super) fn link(page: &str, query: &[(&str, &str)]) -> String {

@@ -4,8 +4,8 @@ use api::Report;
 use maud::{Markup, html};
 
 use super::plot::ratio;
-use crate::output::amount;
-use crate::report::summary::goal;
+use crate::amount;
+use crate::summary::goal;
 
 /// A row of tiles.
 pub(super) fn tiles(report: &Report) -> Markup {

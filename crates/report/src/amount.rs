@@ -1,7 +1,8 @@
 //! Numbers, formatted for people.
 
 /// `106 MiB`, `1.0 GiB`: three digits at most, binary units.
-pub(crate) fn bytes(count: f64) -> String {
+#[must_use]
+pub fn bytes(count: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = if count.is_finite() { count.max(0.0) } else { 0.0 };
     let mut unit = 0;
@@ -20,18 +21,21 @@ pub(crate) fn bytes(count: f64) -> String {
 }
 
 /// A whole number of bytes, formatted as by [`bytes`].
-pub(crate) fn size(count: u64) -> String {
+#[must_use]
+pub fn size(count: u64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
     bytes(count as f64)
 }
 
 /// `812 MiB/s`.
-pub(crate) fn rate(bytes_per_s: f64) -> String {
+#[must_use]
+pub fn rate(bytes_per_s: f64) -> String {
     format!("{}/s", bytes(bytes_per_s))
 }
 
 /// `38 ms`, `1.3 s`, `2 min 05 s`, `1 h 20 min`.
-pub(crate) fn seconds(seconds: f64) -> String {
+#[must_use]
+pub fn seconds(seconds: f64) -> String {
     let seconds = if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
     if seconds < 0.00995 {
         format!("{:.1} ms", seconds * 1e3)
@@ -51,12 +55,14 @@ pub(crate) fn seconds(seconds: f64) -> String {
 }
 
 /// Milliseconds, formatted as by [`seconds`].
-pub(crate) fn milliseconds(ms: f64) -> String {
+#[must_use]
+pub fn milliseconds(ms: f64) -> String {
     seconds(ms / 1e3)
 }
 
 /// `1 page`, `2 pages`.
-pub(crate) fn counted(count: u64, noun: &str) -> String {
+#[must_use]
+pub fn counted(count: u64, noun: &str) -> String {
     if count == 1 {
         format!("1 {noun}")
     } else if noun.ends_with("s") || noun.ends_with("ch") {

@@ -1,7 +1,8 @@
 //! Aligned tables and lists.
 
 /// Aligns columns to their widest cells, two blanks apart.
-pub(crate) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+#[must_use]
+pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {

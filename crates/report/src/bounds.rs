@@ -3,7 +3,8 @@
 use api::{BitRate, Bounds, Priority};
 
 /// All bounds, for a person.
-pub(crate) fn described(bounds: &Bounds) -> String {
+#[must_use]
+pub fn described(bounds: &Bounds) -> String {
     let rate = |rate: Option<BitRate>| {
         rate.map_or_else(|| "none".to_owned(), |rate| format!("{rate}bit/s"))
     };

@@ -5,7 +5,7 @@
 mod figures;
 mod plot;
 mod plots;
-pub(crate) mod scale;
+pub mod scale;
 mod switchover;
 
 use api::{Outcome, Report};
@@ -13,7 +13,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::details::facts;
 use super::summary::{goal, settled};
-use crate::output::{amount, date, full_stop, phase_name};
+use crate::{amount, date, full_stop, phase_name};
 
 const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str = include_str!("html/script.js");
@@ -22,7 +22,8 @@ const SCRIPT: &str = include_str!("html/script.js");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
 /// The whole page.
-pub(crate) fn page(report: &Report) -> String {
+#[must_use]
+pub fn page(report: &Report) -> String {
     let title = format!("{}: {} to {}", report.vm, report.from, report.to);
     let page = html! {
         (DOCTYPE)

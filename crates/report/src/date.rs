@@ -1,13 +1,15 @@
 //! Dates as text.
 
 /// `2026-11-21 04:57 UTC`.
-pub(crate) fn utc_to_the_minute(unix_s: u64) -> String {
+#[must_use]
+pub fn utc_to_the_minute(unix_s: u64) -> String {
     let second = unix_s % 86_400;
     format!("{} {:02}:{:02} UTC", day(unix_s), second / 3600, second / 60 % 60)
 }
 
 /// `2026-11-21 04:57:03 UTC`.
-pub(crate) fn utc_to_the_second(unix_s: u64) -> String {
+#[must_use]
+pub fn utc_to_the_second(unix_s: u64) -> String {
     let second = unix_s % 86_400;
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{} {hour:02}:{minute:02}:{second:02} UTC", day(unix_s))

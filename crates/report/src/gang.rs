@@ -3,13 +3,14 @@
 use api::{GangOutcome, GangProgress, GangReport, MoveReport, MoveState};
 
 use super::more;
-use crate::output::{Stayed, aligned, amount, full_stop};
+use crate::{Stayed, aligned, amount, full_stop};
 
 /// The outcome, the notes, and the command that shows more.
 ///
 /// The notes were shown when the gang started, hours ago perhaps. They name the VMs that were left
 /// out, which is easily missed.
-pub(crate) fn summary(report: &GangReport) -> String {
+#[must_use]
+pub fn summary(report: &GangReport) -> String {
     let mut out = sentences(report);
     for note in &report.notes {
         out += &format!("\nNote: {}", full_stop(note));
@@ -71,7 +72,8 @@ fn sentences(report: &GangReport) -> String {
 }
 
 /// What is known of a gang's end without its report.
-pub(crate) fn without_report(last: &GangProgress) -> String {
+#[must_use]
+pub fn without_report(last: &GangProgress) -> String {
     format!("{} of {} VMs moved.", last.totals.done, last.moves.len())
 }
 
@@ -87,7 +89,8 @@ fn stayed(one: &MoveReport) -> Stayed<'_> {
 }
 
 /// The whole report, for `droveway report`.
-pub(crate) fn text(report: &GangReport) -> String {
+#[must_use]
+pub fn text(report: &GangReport) -> String {
     let mut out = sentences(report) + "\n";
     let mut rows = vec![
         ["VM", "FROM", "TO", "RAM", "MIGRATION", "STATE", "WIRE", "TOOK", "DOWNTIME"]

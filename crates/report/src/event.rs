@@ -5,7 +5,8 @@ use api::{Event, GangOutcome, GapReason, Happening, MigrationResult};
 use super::{amount, date, full_stop, phase_name};
 
 /// The line for an event's data; an event that only newer agents know is shown unchanged.
-pub(crate) fn line(data: &str) -> String {
+#[must_use]
+pub fn line(data: &str) -> String {
     match serde_json::from_str::<Event>(data) {
         Ok(event) => {
             let at = date::utc_to_the_second(event.at_unix_ms / 1000);

@@ -4,10 +4,11 @@ use api::{Audited, Report};
 
 use super::more;
 use super::summary::{goal, sentences};
-use crate::output::{aligned, amount, described, phase_name};
+use crate::{aligned, amount, described, phase_name};
 
 /// The summary, all figures, phases, disks and lanes.
-pub(crate) fn text(report: &Report) -> String {
+#[must_use]
+pub fn text(report: &Report) -> String {
     let mut out = more::without(&sentences(report));
     out.push_str("\n\n");
     out.push_str(&aligned(&facts(report)));

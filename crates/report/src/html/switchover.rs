@@ -4,8 +4,8 @@ use api::{Phase, Report};
 use maud::{Markup, html};
 
 use super::scale::positive;
-use crate::output::amount;
-use crate::report::summary::goal;
+use crate::amount;
+use crate::summary::goal;
 
 /// A bar from the VM's stop, with marks for the goal and the prediction.
 ///

@@ -5,7 +5,7 @@ use api::{Phase, Report};
 use maud::{Markup, html};
 
 use super::scale::{Scale, positive, time_label};
-use crate::output::{amount, phase_name};
+use crate::{amount, phase_name};
 
 /// The drawing's width, in units that the browser scales.
 pub(super) const WIDTH: f64 = 992.0;

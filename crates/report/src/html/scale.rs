@@ -2,11 +2,11 @@
 
 /// A linear axis from 0.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scale {
+pub struct Scale {
     /// Where the axis ends.
-    pub(crate) max: f64,
+    pub max: f64,
     /// The distance between two ticks.
-    pub(crate) step: f64,
+    pub step: f64,
 }
 
 /// Ticks on a vertical axis, at most.
@@ -17,7 +17,8 @@ const TIME_TICKS: f64 = 10.0;
 impl Scale {
     /// An axis for bytes: steps of 1, 2 or 5 times 1, 10 or 100 of a binary unit, and the end
     /// at a step.
-    pub(crate) fn bytes(most: f64) -> Self {
+    #[must_use]
+    pub fn bytes(most: f64) -> Self {
         let most = positive(most).max(1.0);
         let raw = most / BYTE_TICKS;
         let mut unit = 1.0;
@@ -35,7 +36,8 @@ impl Scale {
     }
 
     /// An axis for seconds: round steps, and the end where the data ends.
-    pub(crate) fn time(most: f64) -> Self {
+    #[must_use]
+    pub fn time(most: f64) -> Self {
         let most = positive(most).max(0.001);
         let raw = most / TIME_TICKS;
         let round = [1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0];
@@ -49,20 +51,22 @@ impl Scale {
     }
 
     /// The ticks, 0 first.
-    pub(crate) fn ticks(self) -> impl Iterator<Item = f64> {
+    pub fn ticks(self) -> impl Iterator<Item = f64> {
         // Some slack, so that the last tick is not lost to rounding.
         let last = self.max + self.step * 1e-6;
         (0..64u32).map(move |n| f64::from(n) * self.step).take_while(move |&tick| tick <= last)
     }
 
     /// A value's place, from 0 to 1.
-    pub(crate) fn place(self, value: f64) -> f64 {
+    #[must_use]
+    pub fn place(self, value: f64) -> f64 {
         (positive(value) / self.max).clamp(0.0, 1.0)
     }
 }
 
 /// The label of a tick of a time axis.
-pub(crate) fn time_label(seconds: f64, step: f64) -> String {
+#[must_use]
+pub fn time_label(seconds: f64, step: f64) -> String {
     if step >= 60.0 {
         format!("{:.0} min", seconds / 60.0)
     } else if step >= 1.0 {

@@ -2,7 +2,8 @@
 
 /// How good a state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tone {
+pub enum Tone {
+    /// As it should be.
     Good,
     /// As requested, or temporary.
     Calm,

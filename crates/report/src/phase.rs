@@ -3,7 +3,8 @@
 use api::Phase;
 
 /// A phase's name, for text and HTML.
-pub(crate) fn phase_name(phase: Phase) -> &'static str {
+#[must_use]
+pub fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Prepare => "preparing",
         Phase::FirstPass => "first pass",

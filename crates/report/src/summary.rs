@@ -3,10 +3,11 @@
 use api::{Outcome, Progress, Report};
 
 use super::more;
-use crate::output::{amount, date, full_stop};
+use crate::{amount, date, full_stop};
 
 /// The outcome, for a person.
-pub(crate) fn sentences(report: &Report) -> String {
+#[must_use]
+pub fn sentences(report: &Report) -> String {
     let mut out = match &report.outcome {
         Outcome::Done => done(report),
         Outcome::Failed(reason) => failed(&report.vm, &report.to, report.in_doubt, reason),
@@ -25,7 +26,8 @@ pub(crate) fn sentences(report: &Report) -> String {
 }
 
 /// The outcome of a migration without its report.
-pub(crate) fn without_report(last: &Progress) -> String {
+#[must_use]
+pub fn without_report(last: &Progress) -> String {
     match &last.outcome {
         Some(Outcome::Done) => format!("{} runs on {}.", last.vm, last.to),
         Some(Outcome::Failed(reason)) => failed(&last.vm, &last.to, last.in_doubt, reason),

@@ -4,15 +4,20 @@ use std::fmt;
 
 use super::sentence::full_stop;
 
-pub(crate) struct Stayed<'a> {
-    pub(crate) vm: &'a str,
-    pub(crate) from: &'a str,
-    pub(crate) to: &'a str,
+/// The VM, and how far its move went.
+pub struct Stayed<'a> {
+    /// Its name.
+    pub vm: &'a str,
+    /// Its host before the move.
+    pub from: &'a str,
+    /// Its destination.
+    pub to: &'a str,
     /// Whether its move was attempted.
-    pub(crate) tried: bool,
-    pub(crate) reason: Option<&'a str>,
+    pub tried: bool,
+    /// Why it has not moved; none if that is not known.
+    pub reason: Option<&'a str>,
     /// Whether it may be at either host.
-    pub(crate) in_doubt: bool,
+    pub in_doubt: bool,
 }
 
 impl fmt::Display for Stayed<'_> {
