@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use api::{GangOutcome, GangProgress, GangRequest, WantedMove};
+use api::{GangOutcome, GangProgress, GangRequest, PARALLEL_DEFAULT, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
 use hyper::Method;
 use report::{aligned, amount};
@@ -11,7 +11,7 @@ use report::{aligned, amount};
 use crate::client::{Client, NOTHING};
 use crate::gang::options::MoveOptions;
 use crate::gang::plan_file;
-use crate::gang::start::{GANGS, PARALLEL_DEFAULT, StartArgs, begin_and_watch, start};
+use crate::gang::start::{GANGS, StartArgs, begin_and_watch, start};
 use crate::operation::Operation;
 use crate::output::{print, print_json};
 use crate::problem::Problem;

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use api::{
-    Evacuation, GangOptions, GangRequest, GangStarted, MigrationStarted, Report, WantedMove,
+    Evacuation, GangOptions, GangRequest, GangStarted, MigrationStarted, PARALLEL_DEFAULT, Report,
+    WantedMove,
 };
 use axum::extract::{Query, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -17,7 +18,7 @@ use tokio::time::timeout;
 use super::gate::Fields;
 use super::{Dashboard, Site, page, pages};
 use crate::client::{Client, NOTHING};
-use crate::gang::start::{GANGS, PARALLEL_DEFAULT};
+use crate::gang::start::GANGS;
 use crate::operation::Operation;
 use crate::problem::Problem;
 

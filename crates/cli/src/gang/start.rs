@@ -17,8 +17,6 @@ use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswe
 
 /// The API's path of gangs.
 pub(crate) const GANGS: &str = "/v1/gangs";
-/// The API's default.
-pub(crate) const PARALLEL_DEFAULT: u16 = 2;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StartArgs {
