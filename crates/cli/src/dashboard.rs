@@ -19,14 +19,14 @@ use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use client::Problem;
+use client::cluster::Cluster;
 use maud::Markup;
 use serde::Deserialize;
 use tokio::net::TcpListener;
 
-use crate::cluster::Cluster;
 use crate::commands::agents::Agents;
 use crate::output::{eprint_line, print_line};
-use crate::problem::Problem;
 use gate::Gate;
 
 /// Connections at a time. Any user of this machine may connect, and would otherwise use up the open

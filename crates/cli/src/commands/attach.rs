@@ -4,13 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem};
 use hyper::Method;
 use report::vm::status;
 
-use crate::client::Client;
 use crate::output::print_line;
 use crate::output::vm::print_problem;
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AttachArgs {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::Problem;
 
 use super::agents::AgentsArgs;
 use super::runtime;
 use crate::dashboard;
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DashboardArgs {

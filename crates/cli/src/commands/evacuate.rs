@@ -4,11 +4,10 @@ use std::process::ExitCode;
 
 use api::{Evacuation, GangRequest, PARALLEL_DEFAULT};
 use clap::Args as ClapArgs;
+use client::{Client, Problem};
 
-use crate::client::Client;
 use crate::gang::options::MoveOptions;
 use crate::gang::start::{StartArgs, start};
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct EvacuateArgs {

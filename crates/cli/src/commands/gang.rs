@@ -5,16 +5,14 @@ use std::process::ExitCode;
 
 use api::{GangOutcome, GangProgress, GangRequest, PARALLEL_DEFAULT, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
+use client::{Client, GANGS, NOTHING, Operation, Problem};
 use hyper::Method;
 use report::{aligned, amount};
 
-use crate::client::{Client, NOTHING};
 use crate::gang::options::MoveOptions;
 use crate::gang::plan_file;
-use crate::gang::start::{GANGS, StartArgs, begin_and_watch, start};
-use crate::operation::Operation;
+use crate::gang::start::{StartArgs, begin_and_watch, start};
 use crate::output::{print, print_json};
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("what").args(["moves", "file", "resume"])))]

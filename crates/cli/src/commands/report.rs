@@ -5,13 +5,11 @@ use std::process::ExitCode;
 
 use api::{GangReport, Report};
 use clap::Args as ClapArgs;
+use client::{Client, Operation, Problem};
 use report::{details, gang, html};
 use serde_json::Value;
 
-use crate::client::Client;
-use crate::operation::Operation;
 use crate::output::{print, print_json, print_line};
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ReportArgs {

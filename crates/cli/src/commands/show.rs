@@ -3,12 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem, segment};
 use report::vm::status;
 use report::{aligned, amount};
 
-use crate::client::{Client, segment};
 use crate::output::{print, print_json, quoted};
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ShowArgs {

@@ -19,9 +19,9 @@ use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use client::Problem;
 
 use super::{Dashboard, page, pages};
-use crate::problem::Problem;
 
 /// Lets pages load nothing from elsewhere, and use only the dashboard's own scripts and
 /// styles.

@@ -11,16 +11,13 @@ use api::{
 use axum::extract::{Query, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
+use client::{Client, GANGS, NOTHING, Operation, Problem};
 use report::html;
 use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::gate::Fields;
 use super::{Dashboard, Site, page, pages};
-use crate::client::{Client, NOTHING};
-use crate::gang::start::GANGS;
-use crate::operation::Operation;
-use crate::problem::Problem;
 
 /// How long an agent may take.
 ///

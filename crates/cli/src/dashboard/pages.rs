@@ -9,11 +9,11 @@ mod plot;
 mod table;
 mod tables;
 
+use client::cluster::{HostState, Known};
 use maud::{DOCTYPE, Markup, html};
 use report::amount;
 
 use super::gate::Gate;
-use crate::cluster::{HostState, Known};
 pub(super) use evacuation::page as evacuation;
 pub(super) use forms::move_form;
 

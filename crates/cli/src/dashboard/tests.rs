@@ -7,13 +7,13 @@ use std::task::Poll;
 use axum::body::Body;
 use axum::http::Request;
 use axum::serve::Listener;
+use client::cluster::Known;
+use client::cluster::example::{known, silent};
 use http_body_util::BodyExt;
 use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 use super::*;
-use crate::cluster::Known;
-use crate::cluster::example::{known, silent};
 
 const EVIL: &str = "</script><script>alert(1)</script>\"'&";
 
@@ -167,7 +167,7 @@ async fn names_cannot_bring_markup() {
 }
 
 fn pages_link(vm: &str) -> String {
-    format!("move?from=host-a&vm={}", crate::client::segment(vm))
+    format!("move?from=host-a&vm={}", client::segment(vm))
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The overview: running migrations, hosts, and recent history.
 
+use client::cluster::Known;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -9,7 +10,6 @@ use report::amount;
 use super::grid::{Grid, put, put_all, wrong};
 use super::keys::State;
 use super::{lists, plot};
-use crate::cluster::Known;
 
 /// Rows of the recent history.
 const LATELY: usize = 5;

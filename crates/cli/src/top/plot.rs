@@ -1,5 +1,6 @@
 //! The rates of one migration so far.
 
+use client::cluster::{Point, Running};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -7,8 +8,6 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Widget};
 use report::amount;
-
-use crate::cluster::{Point, Running};
 
 type Curve = (&'static str, Color, fn(&Point) -> Option<f64>);
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::{GangPlan, HostRoom, PlannedMove};
+use client::cluster::Known;
 use maud::{Markup, html};
 use report::{amount, full_stop};
 
@@ -11,7 +12,6 @@ use super::super::orders::Choice;
 use super::table::Column::{Number, Text};
 use super::table::table;
 use super::{Page, Place, forms};
-use crate::cluster::Known;
 
 /// The drawing's width, in units that the browser scales.
 const WIDTH: f64 = 900.0;

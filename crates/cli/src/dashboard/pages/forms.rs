@@ -1,6 +1,7 @@
 //! The form that moves a VM, and the fields that it shares with the form of an evacuation.
 
 use api::HostVm;
+use client::cluster::Known;
 use maud::{Markup, html};
 use report::amount;
 use report::vm::state;
@@ -8,7 +9,6 @@ use report::vm::state;
 use super::super::gate::Gate;
 use super::super::orders::{Choice, Disks};
 use super::{Page, Place, tables};
-use crate::cluster::Known;
 
 pub(crate) fn move_form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {
     let title = format!("Move {}", vm.name);

@@ -1,6 +1,7 @@
 //! Running migrations and gangs.
 
 use api::{GangProgress, MoveProgress, MoveState, Phase};
+use client::cluster::{EndedAs, Known, Running};
 use maud::{Markup, html};
 use report::amount;
 use report::progress::{limit, phase};
@@ -9,7 +10,6 @@ use super::super::gate::Gate;
 use super::plot;
 use super::table::Column::{Number, Text};
 use super::table::table;
-use crate::cluster::{EndedAs, Known, Running};
 
 /// A status for screen readers, which changes only when a migration starts or ends.
 pub(super) fn status(known: &Known, running: usize) -> Markup {

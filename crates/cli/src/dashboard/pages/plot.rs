@@ -1,11 +1,9 @@
 //! A migration's rates so far as inline SVG.
 
+use client::cluster::{Point, Running};
 use maud::{Markup, html};
 use report::amount;
 use report::html::scale::{Scale, time_label};
-
-use crate::cluster::Point;
-use crate::cluster::Running;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 150.0;

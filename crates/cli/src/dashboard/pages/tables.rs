@@ -1,14 +1,14 @@
 //! Tables: hosts, VMs, history.
 
 use api::{HostVm, VmStatus};
+use client::cluster::{Ended, EndedAs, HostState, Known};
+use client::segment;
 use maud::{Markup, html};
 use report::vm::state;
 use report::{Tone, amount, date};
 
 use super::table::Column::{Actions, Number, Text, Wide};
 use super::table::table;
-use crate::client::segment;
-use crate::cluster::{Ended, EndedAs, HostState, Known};
 
 /// The address of a page with a query.
 pub(super) fn link(page: &str, query: &[(&str, &str)]) -> String {

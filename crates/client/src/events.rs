@@ -1,10 +1,10 @@
 //! An agent's events, as server-sent events.
 
 use super::Lines;
-use crate::problem::Problem;
+use crate::Problem;
 
 /// A stream of events.
-pub(crate) struct EventStream {
+pub struct EventStream {
     lines: Lines,
     frame: Frame,
 }
@@ -27,9 +27,11 @@ impl Frame {
 }
 
 /// An id to resume from, and the event's data if it is one.
-pub(crate) struct Sent {
-    pub(crate) id: Option<String>,
-    pub(crate) data: Option<String>,
+pub struct Sent {
+    /// The id.
+    pub id: Option<String>,
+    /// The event, as JSON.
+    pub data: Option<String>,
 }
 
 impl EventStream {
@@ -38,7 +40,10 @@ impl EventStream {
     }
 
     /// The next frame; none at the end.
-    pub(crate) async fn next(&mut self) -> Result<Option<Sent>, Problem> {
+    ///
+    /// # Errors
+    /// If the connection is lost.
+    pub async fn next(&mut self) -> Result<Option<Sent>, Problem> {
         while let Some(line) = self.lines.line().await? {
             match String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']) {
                 "" => {

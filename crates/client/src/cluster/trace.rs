@@ -9,13 +9,15 @@ const POINTS_MAX: usize = 240;
 
 /// A migration's rates at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Point {
+pub struct Point {
     /// Seconds since the command.
-    pub(crate) at_s: f64,
-    pub(crate) wire: f64,
-    pub(crate) delivered: f64,
-    /// None while it is not known.
-    pub(crate) dirty: Option<f64>,
+    pub at_s: f64,
+    /// Bytes a second on the wire.
+    pub wire: f64,
+    /// Bytes of the guest's memory that were delivered, a second.
+    pub delivered: f64,
+    /// Bytes that the guest writes a second. None while it is not known.
+    pub dirty: Option<f64>,
 }
 
 /// The points of one migration.

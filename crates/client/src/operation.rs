@@ -1,18 +1,21 @@
 //! Operations that have an id, and their paths in the API.
 
-use crate::client::segment;
+use crate::segment;
 
 /// An operation of an agent: it has an id, can be watched and cancelled, and leaves a
 /// report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub enum Operation {
+    /// A migration, by its id.
     Migration(String),
+    /// A gang, by its id.
     Gang(String),
 }
 
 impl Operation {
     /// The operation with this id; a migration's id has only hex digits.
-    pub(crate) fn named(id: &str) -> Self {
+    #[must_use]
+    pub fn named(id: &str) -> Self {
         let digits = id.strip_prefix('g').unwrap_or_default();
         if digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             Self::Gang(id.to_owned())
@@ -21,7 +24,9 @@ impl Operation {
         }
     }
 
-    pub(crate) fn path(&self) -> String {
+    /// Its path in the API.
+    #[must_use]
+    pub fn path(&self) -> String {
         match self {
             Self::Migration(id) => format!("/v1/migrations/{}", segment(id)),
             Self::Gang(id) => format!("/v1/gangs/{}", segment(id)),

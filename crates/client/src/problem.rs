@@ -6,7 +6,7 @@ use std::io;
 ///
 /// It is printed after `droveway: ` on one line.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Problem {
+pub enum Problem {
     /// Nothing listens.
     #[error(
         "no agent answers at {0}: start it (`systemctl start droveway`, or `droveway agent`), or \

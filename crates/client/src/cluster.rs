@@ -2,8 +2,8 @@
 //! shown: in a browser with the dashboard's pages, or in a terminal.
 
 mod ended;
-#[cfg(test)]
-pub(crate) mod example;
+#[cfg(any(test, feature = "example"))]
+pub mod example;
 mod known;
 mod trace;
 
@@ -17,14 +17,11 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::client::{Client, segment};
-use crate::gang::start::GANGS;
-use crate::operation::Operation;
-use crate::problem::Problem;
-pub(crate) use ended::{Ended, EndedAs};
+use crate::{Client, GANGS, Operation, Problem, segment};
+pub use ended::{Ended, EndedAs};
 use known::Said;
-pub(crate) use known::{HostState, Known, Running};
-pub(crate) use trace::Point;
+pub use known::{HostState, Known, Running};
+pub use trace::Point;
 
 /// The interval between queries about migrations.
 const MOVES_EVERY: Duration = Duration::from_secs(1);
@@ -42,7 +39,7 @@ const FIRST_MAX: Duration = Duration::from_secs(3);
 const HOSTS_AT_ONCE: usize = 8;
 
 /// The agents, and their latest answers.
-pub(crate) struct Cluster {
+pub struct Cluster {
     agents: Vec<Agent>,
     known: Mutex<Known>,
     looked: Mutex<Instant>,
@@ -68,7 +65,10 @@ struct Asking {
 impl Cluster {
     /// Asks each agent for its host and peers. It is an error only if none answers: the others
     /// are asked again in each round.
-    pub(crate) async fn meet(clients: Vec<Client>) -> Result<Self, Problem> {
+    ///
+    /// # Errors
+    /// If no agent answers.
+    pub async fn meet(clients: Vec<Client>) -> Result<Self, Problem> {
         let mut known = Known::default();
         known.stale = true;
         known.said.resize_with(clients.len(), Said::default);
@@ -145,12 +145,13 @@ impl Cluster {
         let _ = self.agents[number].host.set(info.name);
     }
 
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+    /// The known state.
+    pub fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps everything up to date for a while from now on; waits for a first answer.
-    pub(crate) async fn look(&self) {
+    pub async fn look(&self) {
         let mut rounds = self.rounds.subscribe();
         let was_asleep = {
             let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,13 +165,13 @@ impl Cluster {
     }
 
     /// Waits for the next round of queries about migrations.
-    pub(crate) async fn next_round(&self) {
+    pub async fn next_round(&self) {
         // This can't fail: `self` owns the sender.
         let _ = self.rounds.subscribe().changed().await;
     }
 
     /// Waits until each host has answered, or could not be asked.
-    pub(crate) async fn wait_for_hosts(&self) {
+    pub async fn wait_for_hosts(&self) {
         let all = async {
             while !self.known().hosts.values().all(HostState::was_asked) {
                 sleep(HOSTS_SOON).await;
@@ -181,30 +182,33 @@ impl Cluster {
     }
 
     /// An agent for requests that any agent can answer.
-    pub(crate) fn any(&self) -> Arc<Client> {
+    #[must_use]
+    pub fn any(&self) -> Arc<Client> {
         let number = self.known().said.iter().position(|said| said.problem.is_none());
         Arc::clone(&self.agents[number.unwrap_or(0)].client)
     }
 
     /// The agent with this number, as in [`Running::agent`].
-    pub(crate) fn agent(&self, number: usize) -> Option<Arc<Client>> {
+    #[must_use]
+    pub fn agent(&self, number: usize) -> Option<Arc<Client>> {
         self.agents.get(number).map(|agent| Arc::clone(&agent.client))
     }
 
     /// The agent of a host, if there is a direct connection to it.
-    pub(crate) fn agent_of(&self, host: &str) -> Option<Arc<Client>> {
+    #[must_use]
+    pub fn agent_of(&self, host: &str) -> Option<Arc<Client>> {
         let of_host = |agent: &&Agent| agent.host.get().is_some_and(|name| name == host);
         let agent = self.agents.iter().find(of_host)?;
         Some(Arc::clone(&agent.client))
     }
 
     /// Has hosts queried at once, because an order was given.
-    pub(crate) fn hurry(&self) {
+    pub fn hurry(&self) {
         self.known().stale = true;
     }
 
     /// Keeps everything up to date, for ever.
-    pub(crate) async fn watch(self: Arc<Self>) {
+    pub async fn watch(self: Arc<Self>) {
         let hosts = tokio::spawn(Arc::clone(&self).watch_hosts());
         let _hosts = AbortOnDrop(hosts);
         let mut asking = Asking::default();
@@ -368,10 +372,11 @@ async fn within<T: DeserializeOwned>(
 #[cfg(test)]
 mod tests;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "example"))]
 impl Cluster {
     /// A cluster without agents, after one round.
-    pub(crate) fn example(known: Known) -> Self {
+    #[must_use]
+    pub fn example(known: Known) -> Self {
         Self {
             agents: Vec::new(),
             known: Mutex::new(known),

@@ -10,7 +10,7 @@ use tokio::net::UnixListener;
 
 use super::example::moving;
 use super::*;
-use crate::client::Route;
+use crate::Route;
 
 /// Longer than rounds take on a busy machine, and shorter than three waits for a silent agent.
 const SOON: Duration = Duration::from_secs(40);

@@ -6,7 +6,7 @@ use api::{GangProgress, GangReport, HostCensus, HostVm, MoveState, Progress, Rep
 
 use super::ended::{Ended, EndedAs};
 use super::trace::{Point, Traces};
-use crate::operation::Operation;
+use crate::Operation;
 
 /// Reports that are read per round; each may have thousands of samples.
 const REPORTS_AT_ONCE: usize = 20;
@@ -15,9 +15,9 @@ const REPORT_TRIES: u8 = 5;
 
 /// The known state of the cluster.
 #[derive(Default)]
-pub(crate) struct Known {
+pub struct Known {
     /// All hosts by name.
-    pub(crate) hosts: BTreeMap<String, HostState>,
+    pub hosts: BTreeMap<String, HostState>,
     /// The latest answers of agents, by their numbers.
     pub(super) said: Vec<Said>,
     ended: HashMap<String, Ended>,
@@ -31,12 +31,13 @@ pub(crate) struct Known {
 
 /// A host of the cluster.
 #[derive(Debug, Default)]
-pub(crate) struct HostState {
-    pub(crate) rack: Option<String>,
+pub struct HostState {
+    /// Its rack, if it has one.
+    pub rack: Option<String>,
     /// Its memory and VMs, by its latest answer.
-    pub(crate) census: Option<HostCensus>,
+    pub census: Option<HostCensus>,
     /// Why it can't be asked.
-    pub(crate) problem: Option<String>,
+    pub problem: Option<String>,
 }
 
 /// The latest answer of one agent.
@@ -49,12 +50,15 @@ pub(super) struct Said {
 
 /// A running migration.
 #[derive(Clone, Copy)]
-pub(crate) struct Running<'k> {
-    pub(crate) progress: &'k Progress,
+pub struct Running<'k> {
+    /// Its latest progress.
+    pub progress: &'k Progress,
     /// The agent that can be told to cancel it; none if only its gang can be, or another host's.
-    pub(crate) agent: Option<usize>,
-    pub(crate) gang: Option<&'k str>,
-    pub(crate) points: &'k [Point],
+    pub agent: Option<usize>,
+    /// The gang that it is part of.
+    pub gang: Option<&'k str>,
+    /// Its rates so far.
+    pub points: &'k [Point],
 }
 
 impl HostState {
@@ -63,13 +67,15 @@ impl HostState {
     }
 
     /// The total RAM of its VMs.
-    pub(crate) fn ram_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn ram_bytes(&self) -> u64 {
         let vms = self.census.iter().flat_map(|census| &census.vms);
         vms.fold(0, |sum, vm| sum.saturating_add(vm.ram_bytes))
     }
 
     /// Memory for arriving VMs; none if the host doesn't report it.
-    pub(crate) fn free_bytes(&self) -> Option<u64> {
+    #[must_use]
+    pub fn free_bytes(&self) -> Option<u64> {
         self.census.as_ref()?.free_bytes
     }
 
@@ -85,13 +91,14 @@ impl HostState {
 
 impl Known {
     /// A VM of a host.
-    pub(crate) fn vm(&self, host: &str, vm: &str) -> Option<&HostVm> {
+    #[must_use]
+    pub fn vm(&self, host: &str, vm: &str) -> Option<&HostVm> {
         let census = self.hosts.get(host)?.census.as_ref()?;
         census.vms.iter().find(|one| one.name == vm)
     }
 
     /// All VMs, with their hosts.
-    pub(crate) fn vms(&self) -> impl Iterator<Item = (&str, &HostVm)> {
+    pub fn vms(&self) -> impl Iterator<Item = (&str, &HostVm)> {
         self.hosts.iter().flat_map(|(host, state)| {
             let vms = state.census.iter().flat_map(|census| &census.vms);
             vms.map(move |vm| (host.as_str(), vm))
@@ -99,7 +106,8 @@ impl Known {
     }
 
     /// How many VMs there are. One that arrives, or is in doubt, may be another host's.
-    pub(crate) fn vm_count(&self) -> usize {
+    #[must_use]
+    pub fn vm_count(&self) -> usize {
         let mut at_home: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, vm) in self.vms() {
             let is_at_home = !matches!(vm.status, VmStatus::Arriving | VmStatus::InDoubt);
@@ -109,12 +117,14 @@ impl Known {
     }
 
     /// Memory for arriving VMs, on all hosts that report it.
-    pub(crate) fn free_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
         self.hosts.values().filter_map(HostState::free_bytes).fold(0, u64::saturating_add)
     }
 
     /// All running migrations, including those of gangs, by VM.
-    pub(crate) fn running(&self) -> Vec<Running<'_>> {
+    #[must_use]
+    pub fn running(&self) -> Vec<Running<'_>> {
         let mut all: Vec<Running<'_>> = Vec::new();
         let mut seen = HashSet::new();
         let direct = self.said.iter().enumerate().flat_map(|(number, said)| {
@@ -154,7 +164,7 @@ impl Known {
     }
 
     /// All gangs, the running ones first.
-    pub(crate) fn gangs(&self) -> impl Iterator<Item = &GangProgress> {
+    pub fn gangs(&self) -> impl Iterator<Item = &GangProgress> {
         let of = |running: bool| {
             let all = self.said.iter().flat_map(|said| &said.gangs);
             all.filter(move |gang| gang.outcome.is_none() == running)
@@ -163,23 +173,25 @@ impl Known {
     }
 
     /// The agent that coordinates a gang.
-    pub(crate) fn coordinator(&self, gang: &str) -> Option<usize> {
+    #[must_use]
+    pub fn coordinator(&self, gang: &str) -> Option<usize> {
         self.said.iter().position(|said| said.gangs.iter().any(|one| one.id == gang))
     }
 
     /// Why an agent's migrations are not up to date.
-    pub(crate) fn problems(&self) -> impl Iterator<Item = &str> {
+    pub fn problems(&self) -> impl Iterator<Item = &str> {
         self.said.iter().filter_map(|said| said.problem.as_deref())
     }
 
     /// Hosts whose VMs are not known, or not as they are now.
-    pub(crate) fn silent_hosts(&self) -> impl Iterator<Item = &str> {
+    pub fn silent_hosts(&self) -> impl Iterator<Item = &str> {
         let silent = self.hosts.iter().filter(|(_, state)| state.problem.is_some());
         silent.map(|(name, _)| name.as_str())
     }
 
     /// Migrations that have ended, the latest first.
-    pub(crate) fn history(&self) -> Vec<Ended> {
+    #[must_use]
+    pub fn history(&self) -> Vec<Ended> {
         let mut all: Vec<Ended> =
             self.ended.values().filter(|ended| !ended.vm.is_empty()).cloned().collect();
         let of_gangs = self.gang_reports.values().flat_map(Ended::of_gang);
@@ -255,10 +267,11 @@ fn is_of(report: &GangReport, gang: &GangProgress) -> bool {
     gang.outcome == report.outcome && gang.elapsed_s.total_cmp(&report.total_s).is_eq()
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "example"))]
 impl Known {
     /// The state after these answers of one agent.
-    pub(crate) fn example(
+    #[must_use]
+    pub fn example(
         hosts: Vec<HostCensus>,
         migrations: Vec<Progress>,
         gangs: Vec<GangProgress>,

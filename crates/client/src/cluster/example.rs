@@ -1,13 +1,16 @@
-//! Example answers of agents.
+//! Example answers of agents, for tests.
 
 use api::{HostCensus, HostVm, Limit, Phase, Progress, VmStatus};
 use report::example::example;
 
 use super::Known;
 
-pub(crate) const GIB: u64 = 1 << 30;
+/// A GiB.
+pub const GIB: u64 = 1 << 30;
 
-pub(crate) fn moving(vm: &str) -> Progress {
+/// A migration in its first pass.
+#[must_use]
+pub fn moving(vm: &str) -> Progress {
     Progress {
         id: "deadbeef".to_owned(),
         vm: vm.to_owned(),
@@ -34,7 +37,9 @@ pub(crate) fn moving(vm: &str) -> Progress {
     }
 }
 
-pub(crate) fn host(name: &str, vms: &[&str]) -> HostCensus {
+/// A host with these VMs.
+#[must_use]
+pub fn host(name: &str, vms: &[&str]) -> HostCensus {
     let vm = |name: &&str| HostVm {
         name: (*name).to_owned(),
         status: VmStatus::Running,
@@ -53,7 +58,8 @@ pub(crate) fn host(name: &str, vms: &[&str]) -> HostCensus {
 }
 
 /// As [`known`], after the agent that is asked has ended, and host-b has been cut off.
-pub(crate) fn silent() -> Known {
+#[must_use]
+pub fn silent() -> Known {
     let mut known = known("web1");
     known.said[0].problem = Some("no agent answers at /run/droveway/api.sock".to_owned());
     if let Some(host) = known.hosts.get_mut("host-b") {
@@ -63,7 +69,8 @@ pub(crate) fn silent() -> Known {
 }
 
 /// Two hosts: one VM moves, another stays, and a third has moved.
-pub(crate) fn known(vm: &str) -> Known {
+#[must_use]
+pub fn known(vm: &str) -> Known {
     let mut report = example();
     report.vm = vm.to_owned();
     let hosts = vec![host("host-a", &[vm, "web2"]), host("host-b", &[])];

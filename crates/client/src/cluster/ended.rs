@@ -1,38 +1,53 @@
 //! An ended migration, as a row of the history.
 
 use api::{GangReport, MoveReport, MoveState, Outcome, Report};
-
 use report::{Tone, full_stop};
 
+/// A migration that has ended, or a VM of a gang that has.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Ended {
-    /// Empty for a VM of a gang that never started to move.
-    pub(crate) id: String,
+pub struct Ended {
+    /// Its id. Empty for a VM of a gang that never started to move.
+    pub id: String,
     /// The agent that has its report, if there is a direct connection to it.
-    pub(crate) agent: Option<usize>,
-    pub(crate) vm: String,
-    pub(crate) from: String,
-    pub(crate) to: String,
-    /// For a VM of a gang, the end of the gang.
-    pub(crate) ended_unix_s: u64,
-    pub(crate) total_s: Option<f64>,
-    pub(crate) downtime_ms: Option<f64>,
-    pub(crate) wire_bytes: Option<u64>,
-    pub(crate) result: EndedAs,
-    pub(crate) gang: Option<String>,
+    pub agent: Option<usize>,
+    /// The VM.
+    pub vm: String,
+    /// Its host before.
+    pub from: String,
+    /// Its destination.
+    pub to: String,
+    /// When it ended. For a VM of a gang, the end of the gang.
+    pub ended_unix_s: u64,
+    /// How long it took, if that is known.
+    pub total_s: Option<f64>,
+    /// The downtime; none if the VM did not move, or it is not known.
+    pub downtime_ms: Option<f64>,
+    /// What crossed the network, if that is known.
+    pub wire_bytes: Option<u64>,
+    /// How it ended.
+    pub result: EndedAs,
+    /// The gang that it was part of.
+    pub gang: Option<String>,
 }
 
+/// How a migration ended.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum EndedAs {
+pub enum EndedAs {
+    /// The VM is at the destination.
     Done,
+    /// The VM stayed, for this reason.
     Failed(String),
+    /// The VM may be at either host, for this reason.
     InDoubt(String),
+    /// It was cancelled.
     #[default]
     Cancelled,
 }
 
 impl EndedAs {
-    pub(crate) fn described(&self) -> (&'static str, Tone) {
+    /// In a few words.
+    #[must_use]
+    pub fn described(&self) -> (&'static str, Tone) {
         match self {
             Self::Done => ("moved", Tone::Good),
             Self::Failed(_) => ("failed", Tone::Bad),

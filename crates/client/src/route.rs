@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::problem::Problem;
+use crate::Problem;
 
 const HTTPS: &str = "https://";
 /// How long a host may take to accept a connection: three seconds, if two packets get lost.
@@ -26,7 +26,7 @@ const HOST_SILENT_MAX: Duration = Duration::from_secs(30);
 const HANDSHAKE_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 15 });
 
 /// The route to an agent.
-pub(crate) enum Route {
+pub enum Route {
     /// Its socket on this host.
     Socket(PathBuf),
     /// An agent on another host.
@@ -56,7 +56,11 @@ impl fmt::Display for Route {
 
 impl Route {
     /// The route as typed, or the default socket.
-    pub(crate) fn new(api: Option<PathBuf>, tls: Option<&Path>) -> Result<Self, Problem> {
+    ///
+    /// # Errors
+    /// If that is neither a socket's path nor an agent's address, or the certificate in `tls`, which
+    /// the latter requires, can't be used.
+    pub fn new(api: Option<PathBuf>, tls: Option<&Path>) -> Result<Self, Problem> {
         let socket = api.unwrap_or_else(|| PathBuf::from(agent::config::API_DEFAULT));
         match socket.to_str().and_then(|api| api.strip_prefix(HTTPS)) {
             Some(address) => Self::https(address, tls),
@@ -70,7 +74,8 @@ impl Route {
     }
 
     /// Whether the agent is on another host, which requires a certificate.
-    pub(crate) fn is_remote(&self) -> bool {
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
         matches!(self, Self::Https { .. })
     }
 

@@ -1,6 +1,12 @@
-//! HTTP to the agent.
+//! Requests to agents: HTTP to one of them, and the state of a whole cluster, kept up to date while
+//! it is shown.
 
+#![forbid(unsafe_code)]
+
+pub mod cluster;
 mod events;
+mod operation;
+mod problem;
 mod route;
 
 use std::error::Error;
@@ -14,10 +20,10 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::problem::Problem;
-
-pub(crate) use self::events::EventStream;
-pub(crate) use self::route::Route;
+pub use events::{EventStream, Sent};
+pub use operation::Operation;
+pub use problem::Problem;
+pub use route::Route;
 
 /// The longest body.
 ///
@@ -30,34 +36,50 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// A client of one agent.
-pub(crate) struct Client {
+pub struct Client {
     route: Route,
 }
 
+/// The API's path of gangs.
+pub const GANGS: &str = "/v1/gangs";
+
 /// A request without a body.
-pub(crate) const NOTHING: Option<&()> = None;
+pub const NOTHING: Option<&()> = None;
 
 impl Client {
-    pub(crate) fn new(route: Route) -> Self {
+    /// A client of the agent at the end of `route`. It connects for each request.
+    #[must_use]
+    pub fn new(route: Route) -> Self {
         Self { route }
     }
 
     /// Whether the agent is on another host.
-    pub(crate) fn is_remote(&self) -> bool {
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
         self.route.is_remote()
     }
 
-    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
+    /// Reads what is at `path`.
+    ///
+    /// # Errors
+    /// If the agent can't be reached, refuses, or sends no valid answer.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
         self.ask(Method::GET, path, NOTHING).await
     }
 
     /// Cancels the operation at `path`.
-    pub(crate) async fn cancel(&self, path: &str) -> Result<(), Problem> {
+    ///
+    /// # Errors
+    /// As with [`Client::get`].
+    pub async fn cancel(&self, path: &str) -> Result<(), Problem> {
         self.ask(Method::POST, &format!("{path}/cancel"), NOTHING).await
     }
 
     /// Sends a request and reads the whole response.
-    pub(crate) async fn ask<T: DeserializeOwned>(
+    ///
+    /// # Errors
+    /// As with [`Client::get`].
+    pub async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -76,7 +98,10 @@ impl Client {
     }
 
     /// Requests a stream of lines of JSON.
-    pub(crate) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
+    ///
+    /// # Errors
+    /// If the agent can't be reached, or refuses.
+    pub async fn lines(&self, path: &str) -> Result<Lines, Problem> {
         let response = self.send(Method::GET, path, NOTHING).await?;
         if response.status().is_success() {
             Ok(self.lines_of(response))
@@ -86,7 +111,10 @@ impl Client {
     }
 
     /// Requests the events from now on, or after the one with the id `last`.
-    pub(crate) async fn events(&self, last: Option<&str>) -> Result<EventStream, Problem> {
+    ///
+    /// # Errors
+    /// If the agent can't be reached, or refuses.
+    pub async fn events(&self, last: Option<&str>) -> Result<EventStream, Problem> {
         let mut request = request(Method::GET, "/v1/events");
         if let Some(last) = last {
             request = request.header("last-event-id", last);
@@ -158,7 +186,8 @@ impl Client {
     }
 
     /// The connection broke, or the agent does not answer.
-    pub(crate) fn lost(&self, why: String) -> Problem {
+    #[must_use]
+    pub fn lost(&self, why: String) -> Problem {
         Problem::Lost { at: self.route.to_string(), why }
     }
 }
@@ -197,7 +226,7 @@ fn refusal(bytes: &[u8]) -> String {
 }
 
 /// A stream of lines of JSON.
-pub(crate) struct Lines {
+pub struct Lines {
     body: Incoming,
     ready: Vec<u8>,
     at: String,
@@ -207,7 +236,10 @@ impl Lines {
     /// The next value; none at the end.
     ///
     /// The future can be dropped at any time: data that has arrived stays for the next call.
-    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
+    ///
+    /// # Errors
+    /// If the connection is lost, or the line is no such value.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
         let Some(line) = self.line().await? else { return Ok(None) };
         serde_json::from_slice(&line).map(Some).map_err(|e| self.lost(&e))
     }
@@ -242,7 +274,8 @@ impl Lines {
 ///
 /// Special characters are percent-encoded, so that a wrong name reaches the agent's check instead
 /// of another route.
-pub(crate) fn segment(name: &str) -> String {
+#[must_use]
+pub fn segment(name: &str) -> String {
     use std::fmt::Write;
     let mut out = String::new();
     for byte in name.bytes() {
