@@ -5,7 +5,6 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
-mod dashboard;
 mod gang;
 mod init;
 mod libvirt;

@@ -4,6 +4,8 @@
 //! Everything is rendered here, from agents' latest answers. The script only refreshes pages
 //! and filters tables; without it, everything works after a reload.
 
+#![forbid(unsafe_code)]
+
 mod gate;
 mod orders;
 mod pages;
@@ -19,14 +21,12 @@ use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use client::Problem;
 use client::cluster::Cluster;
+use client::{Client, Problem};
 use maud::Markup;
 use serde::Deserialize;
 use tokio::net::TcpListener;
 
-use crate::commands::agents::Agents;
-use crate::output::{eprint_line, print_line};
 use gate::Gate;
 
 /// Connections at a time. Any user of this machine may connect, and would otherwise use up the open
@@ -35,48 +35,68 @@ const CONNECTIONS_MAX: usize = 64;
 /// The longest duration of one: a browser connects again.
 const CONNECTION_MAX: Duration = Duration::from_secs(600);
 
-const STYLE: &str = include_str!("dashboard/style.css");
-const SCRIPT: &str = include_str!("dashboard/script.js");
-const ICON: &str = include_str!("dashboard/icon.svg");
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+const ICON: &str = include_str!("icon.svg");
 
-/// The state from which requests are answered.
-pub(crate) struct Dashboard {
+/// The pages, before they are served.
+pub struct Pages {
+    listener: TcpListener,
+    address: SocketAddr,
     gate: Gate,
     cluster: Arc<Cluster>,
 }
 
+/// The state from which requests are answered.
+struct Dashboard {
+    gate: Gate,
+    cluster: Arc<Cluster>,
+    /// Shows the next address that opens the pages.
+    announce: fn(&str),
+}
+
 type Site = State<Arc<Dashboard>>;
 
-/// Serves pages until Ctrl-C.
-pub(crate) async fn serve(listen: SocketAddr, agents: Agents) -> Result<(), Problem> {
-    let cluster = Arc::new(Cluster::meet(agents.clients).await?);
-    let listening = |source| Problem::Local { what: format!("listening at {listen}"), source };
-    let listener = TcpListener::bind(listen).await.map_err(listening)?;
-    let address = listener.local_addr().map_err(listening)?;
-    let gate = Gate::new(address, agents.read_only)?;
-    eprint_line(format_args!(
-        "droveway: open this address in a browser on this machine. It works once; then another one \
-         is printed. Ctrl-C ends the dashboard"
-    ));
-    announce(&gate);
-    let watching = tokio::spawn(Arc::clone(&cluster).watch());
-    let app = router(Arc::new(Dashboard { gate, cluster }));
-    let served = tokio::select! {
-        served = async { axum::serve(few(listener), app).await } => served,
-        stopped = tokio::signal::ctrl_c() => stopped,
-    };
-    watching.abort();
-    served.map_err(|source| Problem::Local { what: format!("serving {address}"), source })
+impl Pages {
+    /// Queries the agents, and listens for browsers. With `read_only`, pages have no forms that
+    /// change something.
+    ///
+    /// # Errors
+    /// If no agent answers, or the address can't be listened at.
+    pub async fn open(
+        listen: SocketAddr,
+        agents: Vec<Client>,
+        read_only: bool,
+    ) -> Result<Self, Problem> {
+        let cluster = Arc::new(Cluster::meet(agents).await?);
+        let listening = |source| Problem::Local { what: format!("listening at {listen}"), source };
+        let listener = TcpListener::bind(listen).await.map_err(listening)?;
+        let address = listener.local_addr().map_err(listening)?;
+        let gate = Gate::new(address, read_only)?;
+        Ok(Self { listener, address, gate, cluster })
+    }
+
+    /// Serves them until Ctrl-C. `announce` is called with an address that opens the pages once, and
+    /// with the next one when that was used.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub async fn serve(self, announce: fn(&str)) -> Result<(), Problem> {
+        let Self { listener, address, gate, cluster } = self;
+        announce(&gate.address());
+        let watching = tokio::spawn(Arc::clone(&cluster).watch());
+        let app = router(Arc::new(Dashboard { gate, cluster, announce }));
+        let served = tokio::select! {
+            served = async { axum::serve(few(listener), app).await } => served,
+            stopped = tokio::signal::ctrl_c() => stopped,
+        };
+        watching.abort();
+        served.map_err(|source| Problem::Local { what: format!("serving {address}"), source })
+    }
 }
 
 fn few(listener: TcpListener) -> Few {
     Few::new(listener, CONNECTIONS_MAX, CONNECTION_MAX)
-}
-
-/// Prints the next address that opens the pages.
-fn announce(gate: &Gate) {
-    // Standard output may be full, which does not end the pages.
-    let _ = print_line(format_args!("{}", gate.address()));
 }
 
 /// All pages, behind the gate.
@@ -113,7 +133,7 @@ struct Opening {
 async fn open(State(site): Site, Query(Opening { key }): Query<Opening>) -> Response {
     match site.gate.open(&key) {
         Some(cookie) => {
-            announce(&site.gate);
+            (site.announce)(&site.gate.address());
             let opened = page(StatusCode::OK, pages::opened(&site.gate.path("")));
             ([(header::SET_COOKIE, cookie)], opened).into_response()
         }

@@ -27,7 +27,7 @@ impl Browser {
     fn new(known: Known, read_only: bool) -> Self {
         let gate = Gate::new("127.0.0.1:7880".parse().unwrap(), read_only).unwrap();
         let cluster = Arc::new(Cluster::example(known));
-        let site = Arc::new(Dashboard { gate, cluster });
+        let site = Arc::new(Dashboard { gate, cluster, announce: |_| () });
         Self { router: router(Arc::clone(&site)), site, cookie: None }
     }
 
