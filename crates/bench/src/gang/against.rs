@@ -6,13 +6,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use serde_json::Value;
+use simulator::{Ground, Pace, Share, Trace, VMS_MAX, run};
 
-use super::gang::run;
-use super::ground::Ground;
-use super::pace::Pace;
-use super::trace::Trace;
-use crate::contender::gang::Share;
-use crate::gang::figures::GangFigures;
+use super::figures::GangFigures;
 use crate::result::{Contender, Outcome, median};
 use lab::error::{FileContext, LabError, Result};
 
@@ -48,7 +44,7 @@ struct Row {
 ///
 /// # Errors
 /// If the file can't be read, or is of another benchmark.
-pub(super) fn compare(path: &Path, pace: &Pace, trace: &Trace) -> Result<String> {
+pub fn compare(path: &Path, pace: &Pace, trace: &Trace) -> Result<String> {
     let text = std::fs::read(path).at("read", path)?;
     let wrong = |why: &str| LabError::Unsupported(format!("{}: {why}", path.display()));
     let outcome: Outcome =
@@ -58,7 +54,7 @@ pub(super) fn compare(path: &Path, pace: &Pace, trace: &Trace) -> Result<String>
     }
     let ground = ground(&outcome.links).ok_or_else(|| wrong("it doesn't say which links"))?;
     let vms = outcome.guest["vms"].as_u64().and_then(|vms| usize::try_from(vms).ok());
-    let vms = vms.filter(|vms| (1..=super::VMS_MAX).contains(vms));
+    let vms = vms.filter(|vms| (1..=VMS_MAX).contains(vms));
     let trace = trace.clone().repeated(vms.ok_or_else(|| wrong("it doesn't say how many VMs"))?);
     let mut rows = Vec::new();
     for (contender, runs) in &outcome.contenders {
@@ -181,12 +177,10 @@ fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use simulator::{Costs, Machines, Mix};
 
-    use super::super::trace::Mix;
     use super::*;
     use crate::result::Run;
-    use crate::simulate::cores::Machines;
-    use crate::simulate::pace::example;
 
     fn outcome(scenario: &str, total_s: f64) -> Outcome {
         let links = json!({
@@ -227,7 +221,19 @@ mod tests {
             dirty_bytes_per_s: 0,
             working_set_bytes: 0,
         };
-        compare(&path, &example(Machines::One(2.0)), &mix.trace())
+        let pace = Pace {
+            parallel: 16,
+            prepare_s: 0.5,
+            switchover_s: 0.1,
+            goal_s: 0.3,
+            pool_bytes: 8e6,
+            naming_bytes_per_s: 1e9,
+            vm_bytes_per_s: 600e6,
+            step_s: 0.01,
+            machines: Machines::One(2.0),
+            costs: Costs::default(),
+        };
+        compare(&path, &pace, &mix.trace())
     }
 
     #[test]

@@ -3,18 +3,17 @@
 //! where content is. VMs are traces of what they contain, and links divide their capacity as TCP
 //! does. There is no QEMU: CPU time, its own and all other, is given per byte.
 
-mod against;
 mod content;
 mod cores;
 mod gang;
 mod ground;
 mod links;
 mod pace;
-mod record;
+mod share;
 mod trace;
 mod vm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -22,15 +21,15 @@ pub use cores::{Costs, Machines};
 pub use gang::{Outcome, run};
 pub use ground::Ground;
 pub use pace::Pace;
-pub use record::record;
+pub use share::Share;
 pub use trace::{Mix, Trace, TracedVm};
 
-use crate::contender::gang::Share;
 use lab::error::{FileContext, LabError, Result};
 
 const MIB: u64 = 1 << 20;
 const HOSTS_MAX: usize = 1000;
-const VMS_MAX: usize = 10_000;
+/// The most VMs.
+pub const VMS_MAX: usize = 10_000;
 /// Length of a step: nothing that matters can happen within it.
 const STEP_S: f64 = 0.02;
 /// Cores of the lab's machine, less the time that no process gets: interrupts, and steal.
@@ -140,11 +139,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Runs the simulation, and prints its outcome.
+    /// Runs the simulation, and prints its outcome. `compare` describes how far off it is from what a
+    /// file says that the lab measured.
     ///
     /// # Errors
     /// If the options or the files that they name are wrong.
-    pub fn run(&self) -> Result<()> {
+    pub fn run(&self, compare: fn(&Path, &Pace, &Trace) -> Result<String>) -> Result<()> {
         let (ground, mix) = (self.ground(), self.mix());
         let pace = self.pace(self.costs()?);
         self.check(&ground, &pace)?;
@@ -158,7 +158,7 @@ impl Options {
         }
         for path in &self.against {
             let name = path.file_stem().unwrap_or_default().display();
-            println!("`{name}`:\n\n{}", against::compare(path, &pace, &trace)?);
+            println!("`{name}`:\n\n{}", compare(path, &pace, &trace)?);
         }
         if !self.against.is_empty() {
             return Ok(());

@@ -13,7 +13,7 @@ use super::links::{Way, fair};
 use super::pace::Pace;
 use super::trace::{BATCH, Trace};
 use super::vm::{Parcel, Phase, Vm, take};
-use crate::contender::gang::Share;
+use crate::Share;
 use lab::error::Result;
 
 /// Bytes of a page's name, its bit of the answer, and its part of the heads around them.

@@ -9,10 +9,10 @@ use content::{Domain, Key, Name};
 use qemu::machine::{self, Machine};
 use qemu::ram_blocks::{RamBlocks, Reached};
 use ram::DataRanges;
+use simulator::{Trace, TracedVm};
 
-use super::trace::{Trace, TracedVm};
-use crate::gang::conditions::Conditions;
-use crate::gang::scenarios;
+use super::conditions::Conditions;
+use super::scenarios;
 use lab::error::{FileContext, LabError, Result, SystemContext};
 use lab::guest::Guest;
 use lab::hosts::{Hosts, Link, RUN_DIR};

@@ -10,7 +10,7 @@ use content::{NAME_BYTES, Name};
 use directory::{Answer, Directory, Embedded, HostName, Limits};
 
 use super::ground::Ground;
-use crate::contender::gang::Share;
+use crate::Share;
 use lab::error::{LabError, Result};
 
 /// How one grain is delivered.
