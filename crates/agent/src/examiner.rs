@@ -18,6 +18,7 @@ use api::{ErrorCode, Examination, Finding};
 use doctor::{LaneMet, Meeting, Unmet};
 use engine::{Endpoint, ExamineError, Examined, LaneError, Local, Peer};
 use facts::host::{Cgroups, Facts, Kvm, Network, Program, VmFacts};
+use host::nic;
 use identity::Security;
 use qemu::environment;
 use qemu::probe::Probes;

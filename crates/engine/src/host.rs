@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use content::Domain;
 use dedup::destination::Sharing;
+use host::quota;
 use identity::Security;
 use parking_lot::Mutex;
 use qemu::disks::{GoesOn, PreparedImage};

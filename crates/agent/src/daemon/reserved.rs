@@ -9,10 +9,10 @@ use std::time::SystemTime;
 
 use dedup::destination::Sharing;
 use engine::{Carrying, Local, Resources};
+use host::quota::Notes;
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use qemu::launch::User;
 use qemu::programs::Programs;
-use quota::Notes;
 use switchover::Kept;
 use switchover::journal::JournalDir;
 use tokio::runtime::Runtime;

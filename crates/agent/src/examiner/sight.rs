@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use facts::host::{Carries, Cgroups, Kvm, Nic, QemuUser, Reach, State, Tap, Tsc};
-use nic::LinkState;
+use host::nic::{self, LinkState};
 use qemu::launch::User;
 use rustix::fs::Access;
 

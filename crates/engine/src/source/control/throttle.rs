@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{OnStall, Slowed, Throttle as Wanted};
+use host::quota;
 use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
 
 use crate::report_builder::ReportBuilder;

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Component, Path};
 use std::time::Duration;
 
+use host::nic;
 use kubevirt::{Launcher, Made, Node, Port, SocketName, Vmi};
 use qemu::commanded::Commanded;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
