@@ -9,6 +9,7 @@ use std::time::Duration;
 use content::Domain;
 use dedup::destination::Sharing;
 use identity::Security;
+use managers::{kubevirt, proxmox};
 use parking_lot::Mutex;
 use qemu::disks::{GoesOn, PreparedImage};
 use qemu::incoming::Incoming;

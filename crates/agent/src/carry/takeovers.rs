@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use engine::{Carrying, Endpoint, Local};
-use kubevirt::{Launcher, Made, Port, SocketName};
+use managers::kubevirt::{Launcher, Made, Port, SocketName};
+use managers::takeover::{Directory, Inode, Replaced, Watch};
+use managers::{kubevirt, proxmox};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use takeover::{Directory, Inode, Replaced, Watch};
 use wire::carry::Target;
 use wire::examine::{Answer, Question};
 

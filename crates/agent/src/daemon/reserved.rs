@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use dedup::destination::Sharing;
 use engine::{Carrying, Local, Resources};
 use identity::{FileError, Files, Identity, IdentityError, Security};
+use managers::{kubevirt, proxmox};
 use qemu::launch::User;
 use qemu::programs::Programs;
 use quota::Notes;

@@ -7,8 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Component, Path};
 use std::time::Duration;
 
-use kubevirt::{Launcher, Made, Node, Port, SocketName, Vmi};
+use managers::kubevirt::{Launcher, Made, Node, Port, SocketName, Vmi};
+use managers::takeover;
 use qemu::commanded::Commanded;
+use qemu::socket::connect_opened;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use wire::carry::Target;
 
@@ -93,8 +95,7 @@ impl Onward {
                 Ok(UnixStream::from(OwnedFd::from(stream)))
             }
             Self::Path(socket) | Self::Pod(socket, _) => {
-                takeover::connect_opened(socket, CONNECT_MAX)
-                    .map_err(refused("its socket".to_owned()))
+                connect_opened(socket, CONNECT_MAX).map_err(refused("its socket".to_owned()))
             }
         }
     }
@@ -230,7 +231,7 @@ mod tests {
         };
         let none = tempfile::tempdir().unwrap();
         let kubevirt = Carrying::Kubevirt(Node::with_records(none.path()));
-        let proxmox = Carrying::Proxmox(proxmox::Host::new(none.path()));
+        let proxmox = Carrying::Proxmox(managers::proxmox::Host::new(none.path()));
         let socket = |name: &str| none.path().join(name).display().to_string();
         let _other = UnixListener::bind(socket("other")).unwrap();
         let vmi = |uid: &str| Target::Vmi { uid: uid.to_owned(), port: 49152 };

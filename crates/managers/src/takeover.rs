@@ -1,14 +1,12 @@
 //! Replaces another program's socket file for a while: its clients connect to us, and can still be
-//! passed on to the other program. Also connects to sockets that other programs have made.
+//! passed on to the other program.
 
-mod connect;
 mod directory;
 mod error;
 mod replaced;
 mod resolve;
 mod watch;
 
-pub use connect::{connect, connect_opened};
 pub use directory::{Directory, Inode};
 pub use error::{TakeoverError, Trying};
 pub use replaced::Replaced;

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
 
-use crate::error::{TakeoverError, Trying};
+use super::error::{TakeoverError, Trying};
 
 /// Watches directories. The kernel drops a watch when its directory is deleted.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
-    use crate::Directory;
+    use crate::takeover::Directory;
 
     #[test]
     fn what_is_made_is_noticed_once() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::KubevirtError;
+use super::KubevirtError;
 
 /// Usually a UUID of 36 characters, but KubeVirt accepts any UID that Kubernetes assigns.
 const UID_BYTES_MAX: usize = 63;

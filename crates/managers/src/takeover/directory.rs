@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::error::{TakeoverError, Trying};
-use crate::resolve::open_resolved;
+use super::error::{TakeoverError, Trying};
+use super::resolve::open_resolved;
 
 /// Identifies a file as long as it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use takeover::Trying;
 
-use crate::{KubevirtError, Vmi};
+use super::{KubevirtError, Vmi};
+use crate::takeover::Trying;
 
 /// A record has a few hundred bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;

@@ -13,12 +13,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use qemu::socket::connect_opened;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use crate::connect::connect_opened;
-use crate::directory::{Directory, Inode};
-use crate::error::{TakeoverError, Trying};
+use super::directory::{Directory, Inode};
+use super::error::{TakeoverError, Trying};
 
 /// A program that made a socket is expected to accept connections.
 const ACCEPTS_MAX: Duration = Duration::from_secs(5);

@@ -16,7 +16,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use takeover::{Directory, TakeoverError, Trying};
+use crate::takeover::{Directory, TakeoverError, Trying};
 
 /// Proxmox VE's directory for them.
 pub const DIRECTORY: &str = "/run/qemu-server";

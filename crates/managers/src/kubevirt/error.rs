@@ -1,6 +1,6 @@
 //! Errors of this crate.
 
-use takeover::TakeoverError;
+use crate::takeover::TakeoverError;
 
 /// A problem with KubeVirt on this node.
 #[derive(Debug, thiserror::Error)]

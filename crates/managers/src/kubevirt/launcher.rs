@@ -6,12 +6,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use qemu::socket::connect_opened;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::net::sockopt::socket_peercred;
-use takeover::{Directory, Trying, Watch};
 
-use crate::record::{self, Record};
-use crate::{KubevirtError, SocketName, Vmi};
+use super::record::{self, Record};
+use super::{KubevirtError, SocketName, Vmi};
+use crate::takeover::{self, Directory, Trying, Watch};
 
 /// virt-handler's ghost records, which list this node's VMs.
 const RECORDS: &str = "/var/run/kubevirt-private/ghost-records";
@@ -107,7 +108,7 @@ impl Launcher {
     /// Finds the pod by the process that listens at the recorded socket, as virt-handler does.
     fn of(record: &Record) -> Result<Self, KubevirtError> {
         let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
-        let connected = takeover::connect_opened(socket, ACCEPTS_MAX);
+        let connected = connect_opened(socket, ACCEPTS_MAX);
         let connected = connected.trying("connecting to virt-launcher")?;
         let peer = socket_peercred(&connected).trying("reading virt-launcher's credentials")?;
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get())
