@@ -17,11 +17,75 @@
 //! virt-handler keeps a ghost record for each VM that has a pod, with the path of the socket of the
 //! pod's virt-launcher. The process that listens there is in the pod.
 
-mod error;
 mod launcher;
 mod name;
 mod record;
 
-pub use error::KubevirtError;
+use std::error::Error;
+
+use wire::carry::Target;
+
+use crate::takeover::Watch;
+use crate::{Manager, ManagerError, Onward, Socket};
+
 pub use launcher::{Launcher, Made, Node};
 pub use name::{Port, SocketName, Vmi};
+
+impl Manager for Node {
+    fn find(&self, target: &Target) -> Result<Onward, ManagerError> {
+        let Target::Vmi { uid, port } = target else {
+            return Err(ManagerError::OtherManager("KubeVirt"));
+        };
+        let vmi: Vmi = uid.parse()?;
+        let launcher = self.launcher(&vmi)?;
+        let nothing = || ManagerError::Refused(format!("no QEMU waits in the pod of the VM {vmi}"));
+        let directory = launcher.directory()?.ok_or_else(nothing)?;
+        let Some(port) = Port::of(*port) else {
+            return Err(ManagerError::Refused(format!("{port} is not one of KubeVirt's ports")));
+        };
+        let name = SocketName { vmi: vmi.clone(), port };
+        let socket = directory.socket(&name.to_string())?.ok_or_else(nothing)?;
+        match launcher.made(&name)? {
+            Made::Inside => Ok(Onward::Pod(socket, launcher)),
+            Made::Outside => {
+                let why = format!("the VM {vmi} leaves this host, and does not arrive");
+                Err(ManagerError::Refused(why))
+            }
+        }
+    }
+
+    fn expects(&self, target: &Target) -> Result<bool, ManagerError> {
+        let Target::Vmi { uid, .. } = target else { return Ok(false) };
+        self.launcher(&uid.parse::<Vmi>()?).map(|_| true)
+    }
+
+    /// Both sockets of each pod.
+    fn sockets(
+        &self,
+        watch: &Watch,
+        failed: &mut dyn FnMut(&Target, &dyn Error),
+    ) -> Result<Vec<Socket>, ManagerError> {
+        self.watch(watch)?;
+        let mut sockets = Vec::new();
+        for launcher in self.launchers()? {
+            for port in Port::ALL {
+                let target = Target::Vmi { uid: launcher.vmi.to_string(), port: port.number() };
+                // A pod that isn't watched is still scanned at intervals.
+                if let Err(error) = launcher.watch(watch) {
+                    tracing::debug!(?target, %error, "cannot watch a pod");
+                }
+                match launcher.directory() {
+                    Ok(Some(directory)) => {
+                        let socket = SocketName { vmi: launcher.vmi.clone(), port };
+                        let (name, launcher) = (socket.to_string(), launcher.clone());
+                        let leaves = move || launcher.made(&socket).map(|by| by == Made::Outside);
+                        sockets.push(Socket { directory, name, target, leaves: Box::new(leaves) });
+                    }
+                    Ok(None) => {}
+                    Err(error) => failed(&target, &error),
+                }
+            }
+        }
+        Ok(sockets)
+    }
+}

@@ -11,7 +11,8 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::net::sockopt::socket_peercred;
 
 use super::record::{self, Record};
-use super::{KubevirtError, SocketName, Vmi};
+use super::{SocketName, Vmi};
+use crate::ManagerError;
 use crate::takeover::{self, Directory, Trying, Watch};
 
 /// virt-handler's ghost records, which list this node's VMs.
@@ -63,7 +64,7 @@ impl Node {
     /// # Errors
     /// If the system refuses. A missing directory is no error: virt-handler may not have started
     /// yet.
-    pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
+    pub fn watch(&self, watch: &Watch) -> Result<(), ManagerError> {
         let records = Directory::open(&self.records)?;
         Ok(records.map_or(Ok(()), |records| watch.directory(records))?)
     }
@@ -72,7 +73,7 @@ impl Node {
     ///
     /// # Errors
     /// If virt-handler's ghost records can't be read.
-    pub fn launchers(&self) -> Result<Vec<Launcher>, KubevirtError> {
+    pub fn launchers(&self) -> Result<Vec<Launcher>, ManagerError> {
         let records = record::all(&self.records)?.into_iter();
         let launcher = |record: Record| match Launcher::of(&record) {
             Ok(launcher) => Some(launcher),
@@ -88,10 +89,10 @@ impl Node {
     ///
     /// # Errors
     /// If there is none.
-    pub fn launcher(&self, vmi: &Vmi) -> Result<Launcher, KubevirtError> {
+    pub fn launcher(&self, vmi: &Vmi) -> Result<Launcher, ManagerError> {
         let mut records = record::all(&self.records)?.into_iter();
         let record = records.find(|record| record.vmi == *vmi);
-        Launcher::of(&record.ok_or_else(|| KubevirtError::NoSuchVmi(vmi.to_string()))?)
+        Launcher::of(&record.ok_or_else(|| ManagerError::NoSuchVmi(vmi.to_string()))?)
     }
 }
 
@@ -106,7 +107,7 @@ pub struct Launcher {
 
 impl Launcher {
     /// Finds the pod by the process that listens at the recorded socket, as virt-handler does.
-    fn of(record: &Record) -> Result<Self, KubevirtError> {
+    fn of(record: &Record) -> Result<Self, ManagerError> {
         let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
         let connected = connect_opened(socket, ACCEPTS_MAX);
         let connected = connected.trying("connecting to virt-launcher")?;
@@ -118,14 +119,14 @@ impl Launcher {
     }
 
     /// The pod's root directory.
-    fn root(&self) -> Result<OwnedFd, KubevirtError> {
+    fn root(&self) -> Result<OwnedFd, ManagerError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty());
         Ok(opened.trying("opening a pod's file system")?)
     }
 
     /// A directory in the pod; no link leads out of the pod. None if it doesn't exist.
-    fn open(&self, path: &str) -> Result<Option<Directory>, KubevirtError> {
+    fn open(&self, path: &str) -> Result<Option<Directory>, ManagerError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         match takeover::open_resolved(self.root()?, Path::new(path), flags, resolve) {
@@ -138,7 +139,7 @@ impl Launcher {
     ///
     /// # Errors
     /// If the pod's files can't be accessed, or the pod has ended.
-    pub fn directory(&self) -> Result<Option<Directory>, KubevirtError> {
+    pub fn directory(&self) -> Result<Option<Directory>, ManagerError> {
         self.open(SOCKETS)
     }
 
@@ -146,7 +147,7 @@ impl Launcher {
     ///
     /// # Errors
     /// If the pod has ended.
-    pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
+    pub fn watch(&self, watch: &Watch) -> Result<(), ManagerError> {
         for path in [OWN, SOCKETS] {
             if let Some(directory) = self.open(path)? {
                 watch.directory(directory)?;
@@ -169,7 +170,7 @@ impl Launcher {
     ///
     /// # Errors
     /// If the pod has ended.
-    pub fn made(&self, name: &SocketName) -> Result<Made, KubevirtError> {
+    pub fn made(&self, name: &SocketName) -> Result<Made, ManagerError> {
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.pid));
         let listed = listed.trying("reading a pod's sockets")?;
         Ok(if lists(&listed, &name.to_string()) { Made::Inside } else { Made::Outside })

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::KubevirtError;
+use crate::ManagerError;
 
 /// Usually a UUID of 36 characters, but KubeVirt accepts any UID that Kubernetes assigns.
 const UID_BYTES_MAX: usize = 63;
@@ -27,12 +27,12 @@ impl fmt::Display for Vmi {
 }
 
 impl FromStr for Vmi {
-    type Err = KubevirtError;
+    type Err = ManagerError;
 
-    fn from_str(text: &str) -> Result<Self, KubevirtError> {
+    fn from_str(text: &str) -> Result<Self, ManagerError> {
         let is_good = |letter: u8| letter.is_ascii_alphanumeric() || letter == b'-';
         if text.is_empty() || text.len() > UID_BYTES_MAX || !text.bytes().all(is_good) {
-            return Err(KubevirtError::NoUid(text.chars().take(UID_BYTES_MAX).collect()));
+            return Err(ManagerError::NoUid(text.chars().take(UID_BYTES_MAX).collect()));
         }
         Ok(Self(text.to_owned()))
     }
