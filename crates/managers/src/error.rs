@@ -2,8 +2,6 @@
 
 use std::io;
 
-use crate::takeover::TakeoverError;
-
 /// Why a manager's migration can't be carried to or from this host.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
@@ -35,7 +33,24 @@ pub enum ManagerError {
         /// What is wrong with it.
         why: String,
     },
-    /// The system refuses.
-    #[error(transparent)]
-    System(#[from] TakeoverError),
+    /// The system refuses an operation.
+    #[error("{what}: {source}")]
+    System {
+        /// The operation.
+        what: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// Adds to an error what was tried.
+pub(crate) trait Trying<T> {
+    /// Names the operation, as in "opening a file".
+    fn trying(self, what: &'static str) -> Result<T, ManagerError>;
+}
+
+impl<T, E: Into<io::Error>> Trying<T> for Result<T, E> {
+    fn trying(self, what: &'static str) -> Result<T, ManagerError> {
+        self.map_err(|error| ManagerError::System { what, source: error.into() })
+    }
 }

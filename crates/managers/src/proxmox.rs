@@ -19,9 +19,10 @@ use std::path::{Path, PathBuf};
 
 use wire::carry::Target;
 
+use crate::error::{ManagerError, Trying};
 use crate::onward::socket_below;
-use crate::takeover::{Directory, TakeoverError, Trying, Watch};
-use crate::{Manager, ManagerError, Onward, Socket};
+use crate::takeover::{Directory, Watch};
+use crate::{Manager, Onward, Socket};
 
 /// Proxmox VE's directory for them.
 pub const DIRECTORY: &str = "/run/qemu-server";
@@ -40,13 +41,13 @@ impl Host {
     }
 
     /// Whether a VM waits for a migration at a path: whether its QEMU listens there.
-    fn waits_at(&self, path: &Path) -> Result<bool, TakeoverError> {
+    fn waits_at(&self, path: &Path) -> Result<bool, ManagerError> {
         let name = path.strip_prefix(&self.directory).ok().and_then(Path::to_str);
         name.map_or(Ok(false), |name| self.waits(name))
     }
 
     /// The same at a socket of this name.
-    fn waits(&self, name: &str) -> Result<bool, TakeoverError> {
+    fn waits(&self, name: &str) -> Result<bool, ManagerError> {
         let Some(vm) = vm_of(name) else { return Ok(false) };
         let pid = match fs::read_to_string(self.directory.join(format!("{vm}.pid"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -85,7 +86,7 @@ impl Manager for Host {
 
     fn expects(&self, target: &Target) -> Result<bool, ManagerError> {
         let Target::Path(path) = target else { return Ok(false) };
-        Ok(self.waits_at(Path::new(path))?)
+        self.waits_at(Path::new(path))
     }
 
     fn sockets(
@@ -103,7 +104,7 @@ impl Manager for Host {
             let Some(directory) = Directory::open(&self.directory)? else { continue };
             let target = Target::Path(self.directory.join(&name).display().to_string());
             let (host, at) = (self.clone(), name.clone());
-            let leaves = move || host.waits(&at).map(|waits| !waits).map_err(ManagerError::from);
+            let leaves = move || host.waits(&at).map(|waits| !waits);
             sockets.push(Socket { directory, name, target, leaves: Box::new(leaves) });
         }
         Ok(sockets)

@@ -2,13 +2,11 @@
 //! passed on to the other program.
 
 mod directory;
-mod error;
 mod replaced;
 mod resolve;
 mod watch;
 
 pub use directory::{Directory, Inode};
-pub use error::{TakeoverError, Trying};
 pub use replaced::Replaced;
 pub use resolve::{can_open_resolved, open_resolved};
 pub use watch::Watch;

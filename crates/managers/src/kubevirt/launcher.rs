@@ -12,8 +12,8 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::record::{self, Record};
 use super::{SocketName, Vmi};
-use crate::ManagerError;
-use crate::takeover::{self, Directory, Trying, Watch};
+use crate::error::{ManagerError, Trying};
+use crate::takeover::{self, Directory, Watch};
 
 /// virt-handler's ghost records, which list this node's VMs.
 const RECORDS: &str = "/var/run/kubevirt-private/ghost-records";
@@ -66,7 +66,7 @@ impl Node {
     /// yet.
     pub fn watch(&self, watch: &Watch) -> Result<(), ManagerError> {
         let records = Directory::open(&self.records)?;
-        Ok(records.map_or(Ok(()), |records| watch.directory(records))?)
+        records.map_or(Ok(()), |records| watch.directory(records))
     }
 
     /// All pods that run VMs. A pod that is starting or ending may be missing.
@@ -122,7 +122,7 @@ impl Launcher {
     fn root(&self) -> Result<OwnedFd, ManagerError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty());
-        Ok(opened.trying("opening a pod's file system")?)
+        opened.trying("opening a pod's file system")
     }
 
     /// A directory in the pod; no link leads out of the pod. None if it doesn't exist.

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::Vmi;
-use crate::ManagerError;
-use crate::takeover::Trying;
+use crate::error::{ManagerError, Trying};
 
 /// A record has a few hundred bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
