@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use qemu::commanded::Commanded;
 use qemu::socket::connect_opened;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::ManagerError;
 use crate::kubevirt::Launcher;
-use crate::takeover::open_resolved;
+use crate::takeover::open_socket;
 
 /// A listener on this very host accepts at once.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -106,18 +106,10 @@ pub(crate) fn socket_below(directory: &Path, path: &Path) -> Result<OwnedFd, Man
     {
         return Err(outside());
     }
-    let refused = |error: io::Error| unreached(path.display(), error);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(directory, flags, Mode::empty());
-    let root = root.map_err(|error| refused(error.into()))?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let socket = open_resolved(&root, inside, flags, resolve).map_err(refused)?;
-    let stat = rustix::fs::fstat(&socket).map_err(|error| refused(error.into()))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(ManagerError::Refused(format!("{} is not a socket", path.display())));
-    }
-    Ok(socket)
+    let root = rustix::fs::open(directory, flags, Mode::empty()).map_err(io::Error::from);
+    let socket = root.and_then(|root| open_socket(root, inside, ResolveFlags::BENEATH));
+    socket.map_err(|error| unreached(path.display(), error))
 }
 
 fn unreached(what: impl std::fmt::Display, source: io::Error) -> ManagerError {

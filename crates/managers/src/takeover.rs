@@ -8,5 +8,6 @@ mod watch;
 
 pub use directory::{Directory, Inode};
 pub use replaced::Replaced;
-pub use resolve::{can_open_resolved, open_resolved};
+pub use resolve::can_open_resolved;
+pub(crate) use resolve::{open_resolved, open_socket};
 pub use watch::Watch;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use qemu::socket::connect_opened;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::net::sockopt::socket_peercred;
 
 use super::record::{self, Record};
@@ -108,7 +108,9 @@ pub struct Launcher {
 impl Launcher {
     /// Finds the pod by the process that listens at the recorded socket, as virt-handler does.
     fn of(record: &Record) -> Result<Self, ManagerError> {
-        let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
+        // The pod controls the path.
+        let socket = takeover::open_socket(CWD, &record.socket, ResolveFlags::empty());
+        let socket = socket.trying("opening virt-launcher's socket")?;
         let connected = connect_opened(socket, ACCEPTS_MAX);
         let connected = connected.trying("connecting to virt-launcher")?;
         let peer = socket_peercred(&connected).trying("reading virt-launcher's credentials")?;
@@ -181,19 +183,6 @@ impl Launcher {
 fn lists(listed: &str, name: &str) -> bool {
     let paths = listed.lines().filter_map(|line| line.split_whitespace().nth(7));
     paths.filter_map(|path| path.rsplit('/').next()).any(|last| last == name)
-}
-
-/// Opens a socket at a path that the pod controls: no symbolic link can lead out of it, and other
-/// kinds of files are refused.
-fn open_socket(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW;
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let opened = takeover::open_resolved(rustix::fs::CWD, path, flags, resolve)?;
-    let stat = rustix::fs::fstat(&opened)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(io::Error::other(format!("{} is not a socket", path.display())));
-    }
-    Ok(opened)
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::resolve::open_resolved;
+use super::resolve::open_socket;
 use crate::error::{ManagerError, Trying};
 
 /// Identifies a file as long as it exists.
@@ -70,17 +70,10 @@ impl Directory {
     /// # Errors
     /// If the name is something else, such as a link.
     pub fn socket(&self, name: &str) -> Result<Option<OwnedFd>, ManagerError> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let opened = match open_resolved(&self.fd, Path::new(name), flags, resolve) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            opened => opened.trying("opening a socket")?,
-        };
-        let stat = rustix::fs::fstat(&opened).trying("reading a socket")?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-            return Err(std::io::Error::other("it is not a socket")).trying("opening a socket");
+        match open_socket(&self.fd, Path::new(name), ResolveFlags::BENEATH) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).trying("opening a socket"),
         }
-        Ok(Some(opened))
     }
 
     /// The file that has that name now. None if there is none.
