@@ -21,14 +21,12 @@ mod launcher;
 mod name;
 mod record;
 
-use std::error::Error;
-
 use wire::carry::Target;
 
-use crate::takeover::Watch;
-use crate::{Manager, ManagerError, Onward, Socket};
+use crate::takeover::{Directory, Watch};
+use crate::{Failed, Manager, ManagerError, Onward, Socket};
 
-pub use launcher::{Launcher, Made, Node};
+pub use launcher::{Launcher, Node};
 pub use name::{Port, SocketName, Vmi};
 
 impl Manager for Node {
@@ -45,13 +43,11 @@ impl Manager for Node {
         };
         let name = SocketName { vmi: vmi.clone(), port };
         let socket = directory.socket(&name.to_string())?.ok_or_else(nothing)?;
-        match launcher.made(&name)? {
-            Made::Inside => Ok(Onward::Pod(socket, launcher)),
-            Made::Outside => {
-                let why = format!("the VM {vmi} leaves this host, and does not arrive");
-                Err(ManagerError::Refused(why))
-            }
+        if !launcher.waits(&name)? {
+            let why = format!("the VM {vmi} leaves this host, and does not arrive");
+            return Err(ManagerError::Refused(why));
         }
+        Ok(Onward::Pod(socket, launcher))
     }
 
     fn expects(&self, target: &Target) -> Result<bool, ManagerError> {
@@ -60,12 +56,11 @@ impl Manager for Node {
     }
 
     /// Both sockets of each pod.
-    fn sockets(
-        &self,
-        watch: &Watch,
-        failed: &mut dyn FnMut(&Target, &dyn Error),
-    ) -> Result<Vec<Socket>, ManagerError> {
-        self.watch(watch)?;
+    fn sockets(&self, watch: &Watch, failed: Failed<'_>) -> Result<Vec<Socket>, ManagerError> {
+        // virt-handler makes the directory when it starts.
+        if let Some(records) = Directory::open(self.records())? {
+            watch.directory(records)?;
+        }
         let mut sockets = Vec::new();
         for launcher in self.launchers()? {
             for port in Port::ALL {
@@ -78,7 +73,7 @@ impl Manager for Node {
                     Ok(Some(directory)) => {
                         let socket = SocketName { vmi: launcher.vmi.clone(), port };
                         let (name, launcher) = (socket.to_string(), launcher.clone());
-                        let leaves = move || launcher.made(&socket).map(|by| by == Made::Outside);
+                        let leaves = move || launcher.waits(&socket).map(|waits| !waits);
                         sockets.push(Socket { directory, name, target, leaves: Box::new(leaves) });
                     }
                     Ok(None) => {}

@@ -10,7 +10,6 @@ mod onward;
 pub mod proxmox;
 pub mod takeover;
 
-use std::error::Error;
 use std::fmt::Debug;
 
 use takeover::{Directory, Watch};
@@ -42,15 +41,14 @@ pub trait Manager: Debug + Send + Sync {
     ///
     /// # Errors
     /// If they can't be listed.
-    fn sockets(
-        &self,
-        watch: &Watch,
-        failed: &mut dyn FnMut(&Target, &dyn Error),
-    ) -> Result<Vec<Socket>, ManagerError> {
+    fn sockets(&self, watch: &Watch, failed: Failed<'_>) -> Result<Vec<Socket>, ManagerError> {
         let _ = (watch, failed);
         Ok(Vec::new())
     }
 }
+
+/// Is called for a target whose socket can't be accessed.
+pub type Failed<'f> = &'f mut dyn FnMut(&Target, &ManagerError);
 
 /// A migration socket, made by QEMU or by its manager.
 pub struct Socket {

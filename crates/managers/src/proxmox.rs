@@ -12,7 +12,6 @@
 //! Both ends use the same path. At the destination the VM's QEMU listens, whose PID is in a file;
 //! at the source ssh listens.
 
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +21,7 @@ use wire::carry::Target;
 use crate::error::{ManagerError, Trying};
 use crate::onward::socket_below;
 use crate::takeover::{Directory, Watch};
-use crate::{Manager, Onward, Socket};
+use crate::{Failed, Manager, Onward, Socket};
 
 /// Proxmox VE's directory for them.
 pub const DIRECTORY: &str = "/run/qemu-server";
@@ -89,11 +88,7 @@ impl Manager for Host {
         self.waits_at(Path::new(path))
     }
 
-    fn sockets(
-        &self,
-        watch: &Watch,
-        _: &mut dyn FnMut(&Target, &dyn Error),
-    ) -> Result<Vec<Socket>, ManagerError> {
+    fn sockets(&self, watch: &Watch, _: Failed<'_>) -> Result<Vec<Socket>, ManagerError> {
         let Some(listed) = Directory::open(&self.directory)? else { return Ok(Vec::new()) };
         watch.directory(&listed)?;
         let mut sockets = Vec::new();

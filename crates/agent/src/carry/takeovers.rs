@@ -143,12 +143,9 @@ impl Following {
     fn look(&mut self) -> Outcome<()> {
         self.troubles.next_scan();
         let sockets = match &self.shared.local.manager {
-            Some(manager) => {
-                let mut failed = |target: &Target, error: &dyn Error| {
-                    self.troubles.warn(target, error);
-                };
-                manager.sockets(&self.watch, &mut failed)?
-            }
+            Some(manager) => manager.sockets(&self.watch, &mut |target, error| {
+                self.troubles.warn(target, error);
+            })?,
             None => Vec::new(),
         };
         self.watch.forget_others();

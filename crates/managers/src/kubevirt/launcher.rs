@@ -25,15 +25,6 @@ const OWN: &str = "var/run/kubevirt";
 /// listener is not virt-launcher, and it must not hold up other VMs.
 const ACCEPTS_MAX: Duration = Duration::from_millis(20);
 
-/// Who made a socket, which tells what it is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// Made by QEMU, inside the pod: a VM is about to arrive.
-    Inside,
-    /// Made by virt-handler, from outside: the VM is about to leave.
-    Outside,
-}
-
 /// This node.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -57,16 +48,6 @@ impl Node {
     #[must_use]
     pub fn records(&self) -> &Path {
         &self.records
-    }
-
-    /// Watches for VMs that arrive and leave. Calling it again is harmless.
-    ///
-    /// # Errors
-    /// If the system refuses. A missing directory is no error: virt-handler may not have started
-    /// yet.
-    pub fn watch(&self, watch: &Watch) -> Result<(), ManagerError> {
-        let records = Directory::open(&self.records)?;
-        records.map_or(Ok(()), |records| watch.directory(records))
     }
 
     /// All pods that run VMs. A pod that is starting or ending may be missing.
@@ -168,14 +149,15 @@ impl Launcher {
         network(self.pid).is_some_and(|own| network(pid) == Some(own))
     }
 
-    /// Who made a socket. The pod's network namespace lists only sockets made inside the pod.
+    /// Whether QEMU waits at a socket for the VM to arrive. virt-handler makes sockets for VMs that
+    /// leave, from outside, and the pod's network namespace lists only those made inside.
     ///
     /// # Errors
     /// If the pod has ended.
-    pub fn made(&self, name: &SocketName) -> Result<Made, ManagerError> {
+    pub fn waits(&self, name: &SocketName) -> Result<bool, ManagerError> {
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.pid));
         let listed = listed.trying("reading a pod's sockets")?;
-        Ok(if lists(&listed, &name.to_string()) { Made::Inside } else { Made::Outside })
+        Ok(lists(&listed, &name.to_string()))
     }
 }
 

@@ -21,8 +21,8 @@ pub(crate) fn open_resolved(
     openat2(directory, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve).map_err(explained)
 }
 
-/// As [`open_resolved`], but opens only a socket, to connect to it by its descriptor, and follows no
-/// link.
+/// As [`open_resolved`], but opens only a socket, to connect to it by its descriptor, and follows
+/// no link.
 pub(crate) fn open_socket(
     directory: impl AsFd,
     path: &Path,
