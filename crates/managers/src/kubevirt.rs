@@ -25,9 +25,10 @@ use wire::carry::Target;
 
 use crate::takeover::{Directory, Watch};
 use crate::{Failed, Manager, ManagerError, Onward, Socket};
+use name::{SocketName, Vmi};
 
 pub use launcher::{Launcher, Node};
-pub use name::{Port, SocketName, Vmi};
+pub use name::Port;
 
 impl Manager for Node {
     fn find(&self, target: &Target) -> Result<Onward, ManagerError> {

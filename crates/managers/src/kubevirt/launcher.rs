@@ -10,8 +10,8 @@ use qemu::socket::connect_opened;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::net::sockopt::socket_peercred;
 
+use super::name::{SocketName, Vmi};
 use super::record::{self, Record};
-use super::{SocketName, Vmi};
 use crate::error::{ManagerError, Trying};
 use crate::takeover::{self, Directory, Watch};
 
@@ -51,10 +51,7 @@ impl Node {
     }
 
     /// All pods that run VMs. A pod that is starting or ending may be missing.
-    ///
-    /// # Errors
-    /// If virt-handler's ghost records can't be read.
-    pub fn launchers(&self) -> Result<Vec<Launcher>, ManagerError> {
+    pub(super) fn launchers(&self) -> Result<Vec<Launcher>, ManagerError> {
         let records = record::all(&self.records)?.into_iter();
         let launcher = |record: Record| match Launcher::of(&record) {
             Ok(launcher) => Some(launcher),
@@ -67,10 +64,7 @@ impl Node {
     }
 
     /// The pod of a VM.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub fn launcher(&self, vmi: &Vmi) -> Result<Launcher, ManagerError> {
+    pub(super) fn launcher(&self, vmi: &Vmi) -> Result<Launcher, ManagerError> {
         let mut records = record::all(&self.records)?.into_iter();
         let record = records.find(|record| record.vmi == *vmi);
         Launcher::of(&record.ok_or_else(|| ManagerError::NoSuchVmi(vmi.to_string()))?)
@@ -81,7 +75,7 @@ impl Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// The VM.
-    pub vmi: Vmi,
+    pub(super) vmi: Vmi,
     /// The PID of a process in the pod, in this node's PID namespace.
     pid: u32,
 }
@@ -119,18 +113,12 @@ impl Launcher {
     }
 
     /// The directory of the VM's sockets; none if no migration has started yet.
-    ///
-    /// # Errors
-    /// If the pod's files can't be accessed, or the pod has ended.
-    pub fn directory(&self) -> Result<Option<Directory>, ManagerError> {
+    pub(super) fn directory(&self) -> Result<Option<Directory>, ManagerError> {
         self.open(SOCKETS)
     }
 
     /// Watches for sockets in the pod. Calling it again is harmless.
-    ///
-    /// # Errors
-    /// If the pod has ended.
-    pub fn watch(&self, watch: &Watch) -> Result<(), ManagerError> {
+    pub(super) fn watch(&self, watch: &Watch) -> Result<(), ManagerError> {
         for path in [OWN, SOCKETS] {
             if let Some(directory) = self.open(path)? {
                 watch.directory(directory)?;
@@ -140,8 +128,7 @@ impl Launcher {
     }
 
     /// Whether a process is in the pod, judged by its network namespace.
-    #[must_use]
-    pub fn runs(&self, pid: u32) -> bool {
+    pub(crate) fn runs(&self, pid: u32) -> bool {
         let network = |pid| {
             let stat = rustix::fs::stat(format!("/proc/{pid}/ns/net"));
             stat.map(|stat| (stat.st_dev, stat.st_ino)).ok()
@@ -151,10 +138,7 @@ impl Launcher {
 
     /// Whether QEMU waits at a socket for the VM to arrive. virt-handler makes sockets for VMs that
     /// leave, from outside, and the pod's network namespace lists only those made inside.
-    ///
-    /// # Errors
-    /// If the pod has ended.
-    pub fn waits(&self, name: &SocketName) -> Result<bool, ManagerError> {
+    pub(super) fn waits(&self, name: &SocketName) -> Result<bool, ManagerError> {
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.pid));
         let listed = listed.trying("reading a pod's sockets")?;
         Ok(lists(&listed, &name.to_string()))

@@ -10,15 +10,7 @@ const UID_BYTES_MAX: usize = 63;
 
 /// The UID of a VM (of a `VirtualMachineInstance`): its file names are made of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Vmi(String);
-
-impl Vmi {
-    /// As text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
+pub(crate) struct Vmi(String);
 
 impl fmt::Display for Vmi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,11 +61,11 @@ impl Port {
 
 /// A socket through which a VM leaves or arrives.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SocketName {
+pub(crate) struct SocketName {
     /// The VM.
-    pub vmi: Vmi,
+    pub(crate) vmi: Vmi,
     /// What it carries.
-    pub port: Port,
+    pub(crate) port: Port,
 }
 
 impl fmt::Display for SocketName {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::Vmi;
+use super::name::Vmi;
 use crate::error::{ManagerError, Trying};
 
 /// A record has a few hundred bytes.
