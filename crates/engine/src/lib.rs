@@ -19,9 +19,7 @@ mod tail;
 mod waits;
 mod watch;
 
-pub use crate::host::{
-    Arriving, Carrying, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled,
-};
+pub use crate::host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use content::{Domain, Estimate, Sample, Tally};
 pub use destination::{KnownHosts, Server, serve};
 pub use error::MigrationError;

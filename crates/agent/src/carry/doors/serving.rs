@@ -4,8 +4,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
 
 use engine::{Caller, Carried, Content, Opening};
+use managers::takeover::Replaced;
 use qemu::lost_writes;
-use takeover::Replaced;
 
 use super::Shared;
 use crate::carry::door::Door;

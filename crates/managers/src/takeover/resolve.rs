@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 /// Opens what `path` means in `directory`, within the limits of `resolve`. Only `openat2` can be
@@ -12,13 +12,29 @@ use rustix::io::Errno;
 ///
 /// # Errors
 /// If it doesn't exist, or the system refuses.
-pub fn open_resolved(
+pub(crate) fn open_resolved(
     directory: impl AsFd,
     path: &Path,
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> io::Result<OwnedFd> {
     openat2(directory, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve).map_err(explained)
+}
+
+/// As [`open_resolved`], but opens only a socket, to connect to it by its descriptor, and follows
+/// no link.
+pub(crate) fn open_socket(
+    directory: impl AsFd,
+    path: &Path,
+    resolve: ResolveFlags,
+) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
+    let opened = open_resolved(directory, path, flags, resolve | ResolveFlags::NO_SYMLINKS)?;
+    let stat = rustix::fs::fstat(&opened)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(io::Error::other(format!("{} is not a socket", path.display())));
+    }
+    Ok(opened)
 }
 
 /// Checks that the system lets this process open files so.

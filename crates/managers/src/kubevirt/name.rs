@@ -3,22 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::KubevirtError;
+use crate::ManagerError;
 
 /// Usually a UUID of 36 characters, but KubeVirt accepts any UID that Kubernetes assigns.
 const UID_BYTES_MAX: usize = 63;
 
 /// The UID of a VM (of a `VirtualMachineInstance`): its file names are made of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Vmi(String);
-
-impl Vmi {
-    /// As text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
+pub(crate) struct Vmi(String);
 
 impl fmt::Display for Vmi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,12 +19,12 @@ impl fmt::Display for Vmi {
 }
 
 impl FromStr for Vmi {
-    type Err = KubevirtError;
+    type Err = ManagerError;
 
-    fn from_str(text: &str) -> Result<Self, KubevirtError> {
+    fn from_str(text: &str) -> Result<Self, ManagerError> {
         let is_good = |letter: u8| letter.is_ascii_alphanumeric() || letter == b'-';
         if text.is_empty() || text.len() > UID_BYTES_MAX || !text.bytes().all(is_good) {
-            return Err(KubevirtError::NoUid(text.chars().take(UID_BYTES_MAX).collect()));
+            return Err(ManagerError::NoUid(text.chars().take(UID_BYTES_MAX).collect()));
         }
         Ok(Self(text.to_owned()))
     }
@@ -69,11 +61,11 @@ impl Port {
 
 /// A socket through which a VM leaves or arrives.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SocketName {
+pub(crate) struct SocketName {
     /// The VM.
-    pub vmi: Vmi,
+    pub(crate) vmi: Vmi,
     /// What it carries.
-    pub port: Port,
+    pub(crate) port: Port,
 }
 
 impl fmt::Display for SocketName {

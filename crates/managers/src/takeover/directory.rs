@@ -5,11 +5,11 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::error::{TakeoverError, Trying};
-use crate::resolve::open_resolved;
+use super::resolve::open_socket;
+use crate::error::{ManagerError, Trying};
 
 /// Identifies a file as long as it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Directory {
     ///
     /// # Errors
     /// If it can't be opened.
-    pub fn open(path: &Path) -> Result<Option<Self>, TakeoverError> {
+    pub fn open(path: &Path) -> Result<Option<Self>, ManagerError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Err(Errno::NOENT) => Ok(None),
@@ -53,7 +53,7 @@ impl Directory {
     ///
     /// # Errors
     /// If it can't be read.
-    pub fn names(&self) -> Result<Vec<String>, TakeoverError> {
+    pub fn names(&self) -> Result<Vec<String>, ManagerError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let readable = rustix::fs::openat(&self.fd, c".", flags, Mode::empty());
         let entries = readable.and_then(Dir::new).trying("reading a directory of sockets")?;
@@ -69,25 +69,18 @@ impl Directory {
     ///
     /// # Errors
     /// If the name is something else, such as a link.
-    pub fn socket(&self, name: &str) -> Result<Option<OwnedFd>, TakeoverError> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let opened = match open_resolved(&self.fd, Path::new(name), flags, resolve) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            opened => opened.trying("opening a socket")?,
-        };
-        let stat = rustix::fs::fstat(&opened).trying("reading a socket")?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-            return Err(std::io::Error::other("it is not a socket")).trying("opening a socket");
+    pub fn socket(&self, name: &str) -> Result<Option<OwnedFd>, ManagerError> {
+        match open_socket(&self.fd, Path::new(name), ResolveFlags::BENEATH) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).trying("opening a socket"),
         }
-        Ok(Some(opened))
     }
 
     /// The file that has that name now. None if there is none.
     ///
     /// # Errors
     /// If the system doesn't say.
-    pub fn which(&self, name: &str) -> Result<Option<Inode>, TakeoverError> {
+    pub fn which(&self, name: &str) -> Result<Option<Inode>, ManagerError> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
             stat => stat.map(|stat| Some(Inode::of(&stat))).trying("reading a socket"),

@@ -6,12 +6,14 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use qemu::socket::connect_opened;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::net::sockopt::socket_peercred;
-use takeover::{Directory, Trying, Watch};
 
-use crate::record::{self, Record};
-use crate::{KubevirtError, SocketName, Vmi};
+use super::name::{SocketName, Vmi};
+use super::record::{self, Record};
+use crate::error::{ManagerError, Trying};
+use crate::takeover::{self, Directory, Watch};
 
 /// virt-handler's ghost records, which list this node's VMs.
 const RECORDS: &str = "/var/run/kubevirt-private/ghost-records";
@@ -22,15 +24,6 @@ const OWN: &str = "var/run/kubevirt";
 /// virt-launcher's backlog has room for thousands of connections. If a connection has to wait, the
 /// listener is not virt-launcher, and it must not hold up other VMs.
 const ACCEPTS_MAX: Duration = Duration::from_millis(20);
-
-/// Who made a socket, which tells what it is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// Made by QEMU, inside the pod: a VM is about to arrive.
-    Inside,
-    /// Made by virt-handler, from outside: the VM is about to leave.
-    Outside,
-}
 
 /// This node.
 #[derive(Clone, Debug)]
@@ -57,21 +50,8 @@ impl Node {
         &self.records
     }
 
-    /// Watches for VMs that arrive and leave. Calling it again is harmless.
-    ///
-    /// # Errors
-    /// If the system refuses. A missing directory is no error: virt-handler may not have started
-    /// yet.
-    pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
-        let records = Directory::open(&self.records)?;
-        Ok(records.map_or(Ok(()), |records| watch.directory(records))?)
-    }
-
     /// All pods that run VMs. A pod that is starting or ending may be missing.
-    ///
-    /// # Errors
-    /// If virt-handler's ghost records can't be read.
-    pub fn launchers(&self) -> Result<Vec<Launcher>, KubevirtError> {
+    pub(super) fn launchers(&self) -> Result<Vec<Launcher>, ManagerError> {
         let records = record::all(&self.records)?.into_iter();
         let launcher = |record: Record| match Launcher::of(&record) {
             Ok(launcher) => Some(launcher),
@@ -84,13 +64,10 @@ impl Node {
     }
 
     /// The pod of a VM.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub fn launcher(&self, vmi: &Vmi) -> Result<Launcher, KubevirtError> {
+    pub(super) fn launcher(&self, vmi: &Vmi) -> Result<Launcher, ManagerError> {
         let mut records = record::all(&self.records)?.into_iter();
         let record = records.find(|record| record.vmi == *vmi);
-        Launcher::of(&record.ok_or_else(|| KubevirtError::NoSuchVmi(vmi.to_string()))?)
+        Launcher::of(&record.ok_or_else(|| ManagerError::NoSuchVmi(vmi.to_string()))?)
     }
 }
 
@@ -98,16 +75,18 @@ impl Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// The VM.
-    pub vmi: Vmi,
+    pub(super) vmi: Vmi,
     /// The PID of a process in the pod, in this node's PID namespace.
     pid: u32,
 }
 
 impl Launcher {
     /// Finds the pod by the process that listens at the recorded socket, as virt-handler does.
-    fn of(record: &Record) -> Result<Self, KubevirtError> {
-        let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
-        let connected = takeover::connect_opened(socket, ACCEPTS_MAX);
+    fn of(record: &Record) -> Result<Self, ManagerError> {
+        // The pod controls the path.
+        let socket = takeover::open_socket(CWD, &record.socket, ResolveFlags::empty());
+        let socket = socket.trying("opening virt-launcher's socket")?;
+        let connected = connect_opened(socket, ACCEPTS_MAX);
         let connected = connected.trying("connecting to virt-launcher")?;
         let peer = socket_peercred(&connected).trying("reading virt-launcher's credentials")?;
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get())
@@ -117,14 +96,14 @@ impl Launcher {
     }
 
     /// The pod's root directory.
-    fn root(&self) -> Result<OwnedFd, KubevirtError> {
+    fn root(&self) -> Result<OwnedFd, ManagerError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty());
-        Ok(opened.trying("opening a pod's file system")?)
+        opened.trying("opening a pod's file system")
     }
 
     /// A directory in the pod; no link leads out of the pod. None if it doesn't exist.
-    fn open(&self, path: &str) -> Result<Option<Directory>, KubevirtError> {
+    fn open(&self, path: &str) -> Result<Option<Directory>, ManagerError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         match takeover::open_resolved(self.root()?, Path::new(path), flags, resolve) {
@@ -134,18 +113,12 @@ impl Launcher {
     }
 
     /// The directory of the VM's sockets; none if no migration has started yet.
-    ///
-    /// # Errors
-    /// If the pod's files can't be accessed, or the pod has ended.
-    pub fn directory(&self) -> Result<Option<Directory>, KubevirtError> {
+    pub(super) fn directory(&self) -> Result<Option<Directory>, ManagerError> {
         self.open(SOCKETS)
     }
 
     /// Watches for sockets in the pod. Calling it again is harmless.
-    ///
-    /// # Errors
-    /// If the pod has ended.
-    pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
+    pub(super) fn watch(&self, watch: &Watch) -> Result<(), ManagerError> {
         for path in [OWN, SOCKETS] {
             if let Some(directory) = self.open(path)? {
                 watch.directory(directory)?;
@@ -155,8 +128,7 @@ impl Launcher {
     }
 
     /// Whether a process is in the pod, judged by its network namespace.
-    #[must_use]
-    pub fn runs(&self, pid: u32) -> bool {
+    pub(crate) fn runs(&self, pid: u32) -> bool {
         let network = |pid| {
             let stat = rustix::fs::stat(format!("/proc/{pid}/ns/net"));
             stat.map(|stat| (stat.st_dev, stat.st_ino)).ok()
@@ -164,14 +136,12 @@ impl Launcher {
         network(self.pid).is_some_and(|own| network(pid) == Some(own))
     }
 
-    /// Who made a socket. The pod's network namespace lists only sockets made inside the pod.
-    ///
-    /// # Errors
-    /// If the pod has ended.
-    pub fn made(&self, name: &SocketName) -> Result<Made, KubevirtError> {
+    /// Whether QEMU waits at a socket for the VM to arrive. virt-handler makes sockets for VMs that
+    /// leave, from outside, and the pod's network namespace lists only those made inside.
+    pub(super) fn waits(&self, name: &SocketName) -> Result<bool, ManagerError> {
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.pid));
         let listed = listed.trying("reading a pod's sockets")?;
-        Ok(if lists(&listed, &name.to_string()) { Made::Inside } else { Made::Outside })
+        Ok(lists(&listed, &name.to_string()))
     }
 }
 
@@ -179,19 +149,6 @@ impl Launcher {
 fn lists(listed: &str, name: &str) -> bool {
     let paths = listed.lines().filter_map(|line| line.split_whitespace().nth(7));
     paths.filter_map(|path| path.rsplit('/').next()).any(|last| last == name)
-}
-
-/// Opens a socket at a path that the pod controls: no symbolic link can lead out of it, and other
-/// kinds of files are refused.
-fn open_socket(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW;
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let opened = takeover::open_resolved(rustix::fs::CWD, path, flags, resolve)?;
-    let stat = rustix::fs::fstat(&opened)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(io::Error::other(format!("{} is not a socket", path.display())));
-    }
-    Ok(opened)
 }
 
 #[cfg(test)]

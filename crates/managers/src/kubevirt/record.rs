@@ -5,9 +5,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use takeover::Trying;
 
-use crate::{KubevirtError, Vmi};
+use super::name::Vmi;
+use crate::error::{ManagerError, Trying};
 
 /// A record has a few hundred bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
@@ -28,10 +28,10 @@ struct Json {
 }
 
 impl Record {
-    fn parse(file: &str, text: &str) -> Result<Self, KubevirtError> {
-        let wrong = |why: String| KubevirtError::Record { file: file.to_owned(), why };
+    fn parse(file: &str, text: &str) -> Result<Self, ManagerError> {
+        let wrong = |why: String| ManagerError::Record { file: file.to_owned(), why };
         let json: Json = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
-        let vmi = json.uid.parse().map_err(|error: KubevirtError| wrong(error.to_string()))?;
+        let vmi = json.uid.parse().map_err(|error: ManagerError| wrong(error.to_string()))?;
         let socket = PathBuf::from(json.socket_file);
         if !socket.is_absolute() {
             return Err(wrong(format!("{} is not an absolute path", socket.display())));
@@ -42,7 +42,7 @@ impl Record {
 
 /// All records in a directory. Invalid ones are left out and logged. A missing directory means that
 /// there is no VM yet.
-pub(crate) fn all(directory: &Path) -> Result<Vec<Record>, KubevirtError> {
+pub(crate) fn all(directory: &Path) -> Result<Vec<Record>, ManagerError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.trying("reading virt-handler's notes")?,

@@ -16,7 +16,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use takeover::{Directory, TakeoverError, Trying};
+use wire::carry::Target;
+
+use crate::error::{ManagerError, Trying};
+use crate::onward::socket_below;
+use crate::takeover::{Directory, Watch};
+use crate::{Failed, Manager, Onward, Socket};
 
 /// Proxmox VE's directory for them.
 pub const DIRECTORY: &str = "/run/qemu-server";
@@ -34,25 +39,14 @@ impl Host {
         Self { directory: directory.into() }
     }
 
-    /// The path of that directory.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.directory
+    /// Whether a VM waits for a migration at a path: whether its QEMU listens there.
+    fn waits_at(&self, path: &Path) -> Result<bool, ManagerError> {
+        let name = path.strip_prefix(&self.directory).ok().and_then(Path::to_str);
+        name.map_or(Ok(false), |name| self.waits(name))
     }
 
-    /// The directory of the sockets; none if no VM has been started yet.
-    ///
-    /// # Errors
-    /// If it can't be opened.
-    pub fn directory(&self) -> Result<Option<Directory>, TakeoverError> {
-        Directory::open(&self.directory)
-    }
-
-    /// Whether a VM waits for a migration at a socket of this name: whether its QEMU listens there.
-    ///
-    /// # Errors
-    /// If the kernel doesn't say.
-    pub fn waits(&self, name: &str) -> Result<bool, TakeoverError> {
+    /// The same at a socket of this name.
+    fn waits(&self, name: &str) -> Result<bool, ManagerError> {
         let Some(vm) = vm_of(name) else { return Ok(false) };
         let pid = match fs::read_to_string(self.directory.join(format!("{vm}.pid"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -75,9 +69,45 @@ impl Host {
     }
 }
 
+impl Manager for Host {
+    fn find(&self, target: &Target) -> Result<Onward, ManagerError> {
+        let Target::Path(path) = target else {
+            return Err(ManagerError::OtherManager("Proxmox VE"));
+        };
+        let path = Path::new(path);
+        let socket = socket_below(&self.directory, path)?;
+        if !self.waits_at(path)? {
+            let path = path.display();
+            return Err(ManagerError::Refused(format!("no VM's own QEMU listens at {path}")));
+        }
+        Ok(Onward::Path(socket))
+    }
+
+    fn expects(&self, target: &Target) -> Result<bool, ManagerError> {
+        let Target::Path(path) = target else { return Ok(false) };
+        self.waits_at(Path::new(path))
+    }
+
+    fn sockets(&self, watch: &Watch, _: Failed<'_>) -> Result<Vec<Socket>, ManagerError> {
+        let Some(listed) = Directory::open(&self.directory)? else { return Ok(Vec::new()) };
+        watch.directory(&listed)?;
+        let mut sockets = Vec::new();
+        for name in listed.names()? {
+            if vm_of(&name).is_none() {
+                continue;
+            }
+            let Some(directory) = Directory::open(&self.directory)? else { continue };
+            let target = Target::Path(self.directory.join(&name).display().to_string());
+            let (host, at) = (self.clone(), name.clone());
+            let leaves = move || host.waits(&at).map(|waits| !waits);
+            sockets.push(Socket { directory, name, target, leaves: Box::new(leaves) });
+        }
+        Ok(sockets)
+    }
+}
+
 /// The VM whose migration uses a socket of this name.
-#[must_use]
-pub fn vm_of(name: &str) -> Option<u32> {
+fn vm_of(name: &str) -> Option<u32> {
     let stem = name.strip_suffix(".migrate")?;
     let digits = stem.strip_suffix("_nbd").unwrap_or(stem);
     let is_number = !digits.starts_with('0') && digits.bytes().all(|digit| digit.is_ascii_digit());
@@ -127,6 +157,27 @@ mod tests {
         assert!(!host.waits("4711_nbd.migrate").unwrap());
         pid("no number");
         assert!(!host.waits(name).unwrap());
+    }
+
+    #[test]
+    fn a_vm_leaves_by_a_socket_at_which_its_own_qemu_does_not_listen() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::new(dir.path());
+        let watch = Watch::new().unwrap();
+        let sockets = || host.sockets(&watch, &mut |_, error| panic!("{error}")).unwrap();
+        assert!(sockets().is_empty());
+        let path = |name: &str| dir.path().join(name);
+        let _listeners =
+            ["4712.migrate", "4712.qmp"].map(|name| UnixListener::bind(path(name)).unwrap());
+        let listed = sockets();
+        let [socket] = &listed[..] else { panic!("{} sockets", listed.len()) };
+        let target = Target::Path(path("4712.migrate").display().to_string());
+        assert_eq!(socket.target, target);
+        assert_eq!(((socket.leaves)().unwrap(), host.expects(&target).unwrap()), (true, false));
+        assert!(host.find(&target).is_err());
+        fs::write(path("4712.pid"), std::process::id().to_string()).unwrap();
+        assert_eq!(((socket.leaves)().unwrap(), host.expects(&target).unwrap()), (false, true));
+        assert!(matches!(host.find(&target), Ok(Onward::Path(_))));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
 
-use crate::error::{TakeoverError, Trying};
+use crate::error::{ManagerError, Trying};
 
 /// Watches directories. The kernel drops a watch when its directory is deleted.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Watch {
     ///
     /// # Errors
     /// If the system has no more inotify instances.
-    pub fn new() -> Result<Self, TakeoverError> {
+    pub fn new() -> Result<Self, ManagerError> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
         Ok(Self { inotify: inotify.trying("watching for sockets")?, watched: RefCell::default() })
     }
@@ -40,7 +40,7 @@ impl Watch {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn directory(&self, directory: impl AsFd) -> Result<(), TakeoverError> {
+    pub fn directory(&self, directory: impl AsFd) -> Result<(), ManagerError> {
         let flags = WatchFlags::CREATE
             | WatchFlags::DELETE
             | WatchFlags::MOVED_TO
@@ -91,7 +91,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
-    use crate::Directory;
+    use crate::takeover::Directory;
 
     #[test]
     fn what_is_made_is_noticed_once() {

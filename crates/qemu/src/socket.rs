@@ -48,17 +48,18 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
 
+    use rustix::fs::{Mode, OFlags};
     use rustix::net::{bind, listen};
 
     use super::*;
-    use crate::Directory;
 
     #[test]
     fn an_open_socket_file_is_connected_to() {
         let dir = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(dir.path().join("vm.sock")).unwrap();
-        let file = Directory::open(dir.path()).unwrap().unwrap().socket("vm.sock").unwrap();
-        let mut stream = connect_opened(file.unwrap(), Duration::from_secs(5)).unwrap();
+        let path = dir.path().join("vm.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let file = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
+        let mut stream = connect_opened(file, Duration::from_secs(5)).unwrap();
         stream.write_all(b"here").unwrap();
         let mut read = [0; 4];
         listener.accept().unwrap().0.read_exact(&mut read).unwrap();

@@ -13,12 +13,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use qemu::socket::connect_opened;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use crate::connect::connect_opened;
-use crate::directory::{Directory, Inode};
-use crate::error::{TakeoverError, Trying};
+use super::directory::{Directory, Inode};
+use crate::error::{ManagerError, Trying};
 
 /// A program that made a socket is expected to accept connections.
 const ACCEPTS_MAX: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ impl Directory {
     ///
     /// # Errors
     /// If theirs doesn't exist, or the system refuses. Then everything is as before.
-    pub fn replace(self, name: String) -> Result<Replaced, TakeoverError> {
+    pub fn replace(self, name: String) -> Result<Replaced, ManagerError> {
         // Restores what a killed run left behind.
         self.give_back(&name)?;
         let listener = UnixListener::bind(self.by_number(&mark(&name)));
@@ -95,7 +95,7 @@ impl Directory {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn give_back(&self, name: &str) -> Result<(), TakeoverError> {
+    pub fn give_back(&self, name: &str) -> Result<(), ManagerError> {
         let Some(own) = self.which(&mark(name))? else { return Ok(()) };
         if self.which(name)? == Some(own) {
             match rustix::fs::renameat(self.as_fd(), theirs(name), self.as_fd(), name) {
@@ -120,7 +120,7 @@ impl Directory {
         format!("/proc/self/fd/{}/{name}", self.as_fd().as_raw_fd())
     }
 
-    fn owned(&self, name: &str) -> Result<(OwnedFd, Inode), TakeoverError> {
+    fn owned(&self, name: &str) -> Result<(OwnedFd, Inode), ManagerError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let own = rustix::fs::openat(self.as_fd(), name, flags, Mode::empty());
         let own = own.trying("opening the agent's socket")?;
@@ -160,7 +160,7 @@ impl Replaced {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn take_owner(&self) -> Result<(), TakeoverError> {
+    pub fn take_owner(&self) -> Result<(), ManagerError> {
         let theirs = rustix::fs::fstat(&self.theirs)
             .trying("reading the owner of another program's socket")?;
         let ours =
