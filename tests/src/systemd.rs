@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::world::until;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
-/// Where this machine has cgroup v2: alone, or beside v1.
+/// Where this machine has cgroup v2: alone, or next to v1.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
 /// Boots systemd in a cgroup and in namespaces of its own. The arguments are a directory that is

@@ -1,5 +1,5 @@
 //! docs/ARCHITECTURE.md shows where one page goes, on the plain path and with sharing and storage:
-//! its files and functions exist. And all files of tests are run.
+//! its files and functions exist. All files of tests are run, and the engine names no manager.
 
 use std::fs;
 
@@ -17,6 +17,25 @@ fn every_file_here_is_part_of_this_program() {
         let name = file.file_stem().unwrap().to_str().unwrap();
         let is_named = main.lines().any(|line| line == format!("mod {name};"));
         assert!(is_named || name == "main", "main.rs does not name {name}");
+    }
+}
+
+/// What is special to one is in `crates/managers`, behind a trait. Comments may say whose streams
+/// are described.
+#[runs(promised)]
+#[test]
+fn the_engine_names_no_manager() {
+    let mut files = vec![repository().join("crates/engine")];
+    while let Some(path) = files.pop() {
+        if path.is_dir() {
+            files.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap().to_lowercase();
+        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let named = ["libvirt", "kubevirt", "proxmox"].into_iter().find(|it| line.contains(*it));
+            assert_eq!(named, None, "{}: {line}", path.display());
+        }
     }
 }
 

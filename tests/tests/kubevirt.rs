@@ -1,5 +1,5 @@
 //! KubeVirt's VMs: each in a pod with a libvirtd of its own, moved as KubeVirt moves them, between
-//! virt-handlers; agents beside these carry the migrations.
+//! virt-handlers; agents next to these carry the migrations.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

@@ -11,7 +11,7 @@ use qemu::qmp::Qmp;
 use serde_json::{Value, json};
 
 const RATE: u64 = 5_000_000;
-/// A size that QEMU's TCG tracks correctly beside another RAM block: no multiple of 256 KiB.
+/// A size that QEMU's TCG tracks correctly next to another RAM block: no multiple of 256 KiB.
 const ODD: &str = "196612k";
 const PLUGGED: u64 = 256 * MIB;
 
@@ -138,7 +138,7 @@ fn left_on(qemu: &Qemu) {
     for (nth, names) in LEFT_ON.into_iter().enumerate() {
         set(&owners, names.iter(), true);
         // There are no such credentials: a stream that used them would not begin. And not every
-        // capability may be on beside them.
+        // capability may be on next to them.
         if nth == 0 {
             encrypt("nobodys");
         }

@@ -97,7 +97,7 @@ fn the_sources_agent_dies_while_a_paused_vm_moves() {
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Its QEMU was copying a disk: the next agent ends that, and nothing of it stays in QEMU, beside
+/// Its QEMU was copying a disk: the next agent ends that, and nothing of it stays in QEMU, next to
 /// the image or at the destination.
 #[test]
 fn the_sources_agent_dies_while_disk_blocks_fly() {

@@ -18,6 +18,7 @@ use api::{ErrorCode, Examination, Finding};
 use doctor::{LaneMet, Meeting, Unmet};
 use engine::{Endpoint, ExamineError, Examined, LaneError, Local, Peer};
 use facts::host::{Cgroups, Facts, Kvm, Network, Program, VmFacts};
+use host::nic;
 use identity::Security;
 use qemu::environment;
 use qemu::probe::Probes;
@@ -138,8 +139,12 @@ impl Examiner {
                 Answer::Facts(Box::new(self.facts(vms, &programs, &taps)))
             }
             Part::Read(Question::Comes { target }) => {
-                let carrying = self.local.carrying.as_ref();
-                Answer::Comes { here: carrying.is_some_and(|carrying| carrying.expects(&target)) }
+                let manager = self.local.manager.as_ref();
+                let expects = manager.map_or(Ok(false), |manager| manager.expects(&target));
+                let here = expects
+                    .inspect_err(|error| tracing::debug!(?target, %error, "expected"))
+                    .unwrap_or(false);
+                Answer::Comes { here }
             }
             Part::Read(Question::Unknown) | Part::Odd(_) => Answer::Unknown,
         }

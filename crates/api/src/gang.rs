@@ -17,6 +17,9 @@ pub use report::{Figures, GangReport, MoveReport};
 
 /// The most VMs that leave one host, or arrive at one, at a time.
 pub const PARALLEL_MAX: u16 = 16;
+/// How many do if a request leaves it open: one VM's preparation and end overlap with the other's
+/// pages, and each still has half of the link.
+pub const PARALLEL_DEFAULT: u16 = 2;
 
 /// One VM to move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -169,10 +172,8 @@ pub struct GangRequest {
     pub dry_run: bool,
 }
 
-/// One VM's preparation and end overlap with the other's pages, and each still has half of
-/// the link.
 fn default_parallel() -> u16 {
-    2
+    PARALLEL_DEFAULT
 }
 
 /// One VM of a plan.

@@ -27,8 +27,8 @@ pub use event::{Event, GapReason, Happening, MigrationResult};
 pub use finding::{Examination, Finding, Severity};
 pub use gang::{
     Evacuation, Figures, GangOptions, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest,
-    GangStarted, GangTotals, HostRoom, MoveProgress, MoveReport, MoveState, PARALLEL_MAX,
-    PlannedMove, SharedParts, WantedMove,
+    GangStarted, GangTotals, HostRoom, MoveProgress, MoveReport, MoveState, PARALLEL_DEFAULT,
+    PARALLEL_MAX, PlannedMove, SharedParts, WantedMove,
 };
 pub use helper_budget::{HelperBudget, HelperBudgetError};
 pub use host::{HostCensus, HostInfo, HostVm, PeerInfo};

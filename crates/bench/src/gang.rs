@@ -1,11 +1,13 @@
 //! Runs a contest of gangs: contenders take turns, each with new racks and new VMs.
 
+mod against;
 pub mod conditions;
 pub mod figures;
 mod goals;
 pub mod load;
 mod one;
 mod pair;
+mod record;
 pub mod scenarios;
 
 use super::goals::Goal;
@@ -13,10 +15,12 @@ use super::result::{Outcome, Run};
 use super::rounds::{Contest, Rounds};
 use super::table;
 use crate::contender::gang::GangContender;
+pub use against::compare;
 use conditions::Conditions;
 use lab::error::Result;
 use lab::hosts::Racks;
 use lab::setup::Kit;
+pub use record::record;
 use scenarios::GangScenario;
 
 /// Runs a scenario under these conditions, prints the course, and writes the results so far after

@@ -20,7 +20,6 @@ pub mod result;
 mod rounds;
 pub mod scenario;
 pub mod served;
-pub mod simulate;
 mod slowed;
 mod stolen;
 pub mod sweep;

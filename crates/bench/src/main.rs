@@ -9,7 +9,7 @@ use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
 use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, path, rest, simulate};
+use bench::{demo, path, rest};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -68,7 +68,7 @@ enum Action {
         links: Links,
     },
     /// Predict what a gang of many VMs on many hosts would take, in simulated time.
-    Simulate(Box<simulate::Options>),
+    Simulate(Box<simulator::Options>),
     /// Write what the lab's own guests contain, for `simulate --trace`.
     Trace {
         /// The file.
@@ -207,7 +207,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::Env => println!("{}", setup::ensure()?),
         Action::Clean { store: false } => hosts::clean()?,
         Action::Clean { store: true } => setup::remove_store()?,
-        Action::Simulate(options) => options.run()?,
+        Action::Simulate(options) => options.run(gang::compare)?,
         Action::Demo
         | Action::DemoGang
         | Action::Trace { .. }
@@ -229,7 +229,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::AsRoot { kit, argv } => return unprivileged::run(argv, *kit),
         Action::Demo => return demo::run(),
         Action::DemoGang => return demo::gang::run(),
-        Action::Trace { file, conditions } => simulate::record(file, conditions)?,
+        Action::Trace { file, conditions } => gang::record(file, conditions)?,
         Action::Bench { name: None, .. } => {
             let scenarios = scenario::all();
             let contests = scenarios.iter().map(|one| (one.name, one.about));

@@ -1,4 +1,4 @@
-//! A load beside a VM that moves, and its throughput: a server of web pages on the NIC that the
+//! A load next to a VM that moves, and its throughput: a server of web pages on the NIC that the
 //! migration uses, or threads that keep all CPUs busy.
 //!
 //! Each is a process that reports every 50 ms how much it has done. Its rate in the seconds before
@@ -30,7 +30,7 @@ const ANSWER_BYTES: [u64; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Rounds of work that count as one.
 const ROUNDS: u64 = 100_000;
 
-/// A load beside a VM that moves.
+/// A load next to a VM that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// A server on host a, with clients on host b.

@@ -55,7 +55,7 @@ pub struct Run {
     /// Work that the neighbour lost, as seconds at its undisturbed rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_lost_s: Option<f64>,
-    /// Share of the link's capacity beside the neighbour that the migration used.
+    /// Share of the link's capacity next to the neighbour that the migration used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spare_used: Option<f64>,
     /// Where guests are throttled: the longest gap between beats before the switchover.

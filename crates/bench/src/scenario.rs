@@ -29,7 +29,7 @@ pub struct Scenario {
     pub guest: GuestSpec,
     /// Its disk, which moves with it.
     pub disk: Option<Image>,
-    /// A load beside it.
+    /// A load next to it.
     pub neighbour: Option<Neighbour>,
     /// The links.
     pub link: Link,

@@ -29,6 +29,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use client::{Client, Problem};
 
 use self::agent::AgentArgs;
 use self::attach::AttachArgs;
@@ -53,8 +54,6 @@ use self::show::ShowArgs;
 use self::stop::StopArgs;
 use self::support_bundle::SupportBundleArgs;
 use self::top::TopArgs;
-use crate::client::Client;
-use crate::problem::Problem;
 
 /// Exit codes, in the help and on man pages.
 const CODES: &str = "Exit codes:

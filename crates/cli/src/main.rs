@@ -4,29 +4,22 @@
 // These macros panic if their output has no reader any more. The functions of `output` don't.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod client;
-mod cluster;
 mod commands;
-mod dashboard;
 mod gang;
 mod init;
 mod libvirt;
-mod operation;
 mod options;
 mod output;
-mod problem;
-mod report;
 mod top;
 mod watch;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use client::{Client, Problem, Route};
 
-use crate::client::{Client, Route};
 use crate::commands::{Args, Command, agent, ca};
 use crate::output::eprint_line;
-use crate::problem::Problem;
 
 fn main() -> ExitCode {
     match perform(Args::parse()) {

@@ -12,6 +12,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::cluster::Cluster;
+use client::{Operation, Problem};
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
@@ -19,11 +21,8 @@ use ratatui::layout::Rect;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
-use crate::cluster::Cluster;
 use crate::commands::agents::Agents;
-use crate::operation::Operation;
 use crate::output::print;
-use crate::problem::Problem;
 use crate::watch::Signals;
 use keys::{State, Wish};
 

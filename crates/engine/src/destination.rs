@@ -19,6 +19,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use directory::HostName;
+use host::nic;
 use identity::{Connection, HandshakeError, Security};
 use parking_lot::Mutex;
 use wire::{

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use content::Domain;
 use dedup::destination::Sharing;
+use host::quota;
 use identity::Security;
+use managers::Manager;
 use parking_lot::Mutex;
 use qemu::disks::{GoesOn, PreparedImage};
 use qemu::incoming::Incoming;
@@ -18,7 +20,6 @@ use switchover::MigrationId;
 use switchover::destination::Driver;
 use switchover::journal::JournalDir;
 use transport::Endpoint;
-use wire::carry::Target;
 use wire::{Inquiry, Part, Word, examine, gang};
 
 use crate::resources::Resources;
@@ -51,47 +52,8 @@ pub struct Local {
     pub waits: Waits,
     /// Deduplication; none: each page is sent.
     pub sharing: Option<Arc<Sharing>>,
-    /// Where migrations that another manager commands may arrive here; none: nowhere.
-    pub carrying: Option<Carrying>,
-}
-
-/// Where migrations that another manager commands, such as libvirt, may arrive here.
-#[derive(Clone, Debug)]
-pub enum Carrying {
-    /// At QEMUs that listen at the usual places of a host.
-    Host {
-        /// The address at which they listen.
-        address: IpAddr,
-        /// Their ports.
-        ports: std::ops::RangeInclusive<u16>,
-        /// The directory of the sockets at which they listen.
-        directory: PathBuf,
-    },
-    /// At VMs of KubeVirt, in their pods.
-    Kubevirt(kubevirt::Node),
-    /// At VMs of Proxmox VE.
-    Proxmox(proxmox::Host),
-}
-
-impl Carrying {
-    /// Whether a VM is about to arrive at a target to which another program forwards, because its
-    /// manager has prepared it.
-    #[must_use]
-    pub fn expects(&self, target: &Target) -> bool {
-        let found = match (self, target) {
-            (Self::Kubevirt(node), Target::Vmi { uid, .. }) => {
-                let found = uid.parse().and_then(|vmi| node.launcher(&vmi));
-                found.map(|_| true).map_err(|error| error.to_string())
-            }
-            (Self::Proxmox(host), Target::Path(path)) => {
-                let name = Path::new(path).strip_prefix(host.path()).ok();
-                let waits = name.and_then(Path::to_str).map(|name| host.waits(name));
-                waits.unwrap_or(Ok(false)).map_err(|error| error.to_string())
-            }
-            _ => Ok(false),
-        };
-        found.inspect_err(|error| tracing::debug!(?target, error, "expected")).unwrap_or(false)
-    }
+    /// The program whose migrations are carried here; none: none are carried.
+    pub manager: Option<Arc<dyn Manager>>,
 }
 
 /// Downtime that is not spent on pages: device state, its load, `cont`, and the round trips between

@@ -19,11 +19,11 @@ mod tail;
 mod waits;
 mod watch;
 
+pub use crate::host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use content::{Domain, Estimate, Sample, Tally};
 pub use destination::{KnownHosts, Server, serve};
 pub use error::MigrationError;
 pub use examine::{ExamineError, Examined, examine, ways};
-pub use host::{Arriving, Carrying, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use orders::Orders;
 pub use predict::{predict, used, used_pages};
 pub use resources::{Buffers, BuffersFull, Resources};

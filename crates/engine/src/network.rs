@@ -7,12 +7,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nic::{NicError, Nics, Rate, Sample};
+use host::nic::{self, NicError, Nics, Rate, Sample};
 use parking_lot::Mutex;
 use policy::pace::NicUse;
 
-/// Counters are read again at this age, which is above the interval in which `nic` returns the same
-/// sample.
+/// Counters are read again at this age, which is above the interval in which `host::nic` returns
+/// the same sample.
 const OLD: Duration = Duration::from_millis(600);
 /// Bytes that one connection's sockets can hold: written bytes are on the wire up to that much
 /// later.

@@ -203,7 +203,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         agent_port: 7800,
         waits: engine::Waits::default(),
         sharing: None,
-        carrying: None,
+        manager: None,
     };
     let here = Arc::new(Mutex::new(None));
     let (tell, taken_up) = channel();
@@ -366,7 +366,7 @@ fn a_message_about_a_switchover_in_another_hosts_name_is_refused() {
         agent_port: 1,
         waits: engine::Waits::default(),
         sharing: None,
-        carrying: None,
+        manager: None,
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = engine::serve(listener, [], Arc::new(host), local).unwrap();

@@ -23,7 +23,7 @@ const ACCEPT: &str = "--accept-lost-writes";
 /// An agent usually listens within a tenth of a second.
 const UP_MAX: Duration = Duration::from_secs(60);
 
-/// `DROVEWAY`, or the `droveway` beside the running program.
+/// `DROVEWAY`, or the `droveway` next to the running program.
 #[must_use]
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("DROVEWAY") {

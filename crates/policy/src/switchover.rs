@@ -54,7 +54,7 @@ pub struct BacklogInput {
     pub pool_bytes: u64,
     /// The least with which the lanes always have something to send.
     pub least_bytes: u64,
-    /// As much as keeps the path full, beside that; 0 if it is not known.
+    /// As much as keeps the path full, in addition to that; 0 if it is not known.
     pub path_bytes: u64,
 }
 

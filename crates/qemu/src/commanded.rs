@@ -11,8 +11,8 @@ mod words;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use host::rights::User;
 use ram::Mapping;
-use rights::User;
 
 use crate::guest_disks::{GuestDisk, Reading};
 use crate::guest_memory::PcMemory;

@@ -18,6 +18,7 @@ use cachemap::{
 use serde_json::json;
 
 use crate::qmp::{Qmp, QmpError};
+use crate::socket;
 
 pub use cachemap::PORT_NAME;
 pub use find::{NoPort, Port, find};
@@ -149,7 +150,7 @@ impl Patience {
 /// # Errors
 /// If it can't connect now.
 pub fn connect(path: &Path) -> Result<UnixStream, GuestError> {
-    takeover::connect(path, AT_ONCE).map_err(|error| match error.kind() {
+    socket::connect(path, AT_ONCE).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => GuestError::Taken,
         _ => GuestError::Socket { source: error },
     })

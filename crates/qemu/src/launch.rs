@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use rights::Change;
+use host::rights::Change;
 use rustix::io::FdFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -25,8 +25,8 @@ use crate::process::{Process, ProcessError};
 /// `O_CLOEXEC` as `/proc/PID/fdinfo` shows it.
 const CLOEXEC_SHOWN: u32 = 0o2_000_000;
 
+pub use host::rights::User;
 pub use log::{LOG_BYTES_MAX, bound_log, log_tail};
-pub use rights::User;
 
 /// This process's limit of open files before it was raised.
 static FILES_BEFORE: OnceLock<Rlimit> = OnceLock::new();

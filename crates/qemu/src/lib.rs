@@ -28,3 +28,4 @@ pub mod rendezvous;
 pub mod room;
 pub mod secrets;
 pub mod shape;
+pub mod socket;

@@ -13,7 +13,7 @@ use std::env;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use rights::User;
+use host::rights::User;
 
 use place::Place;
 use trust::Trust;

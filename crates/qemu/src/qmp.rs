@@ -28,6 +28,8 @@ use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
+use crate::socket;
+
 pub use error::QmpError;
 pub use event::Event;
 pub use query::{MemoryBackend, RunState, Vcpu};
@@ -88,7 +90,7 @@ impl Qmp {
 
     /// The first step of [`Qmp::connect`]: a connection on which QEMU has not answered yet.
     pub(crate) fn reach(path: &Path, timeout: Duration) -> Result<UnixStream, QmpError> {
-        takeover::connect(path, timeout).map_err(|source| match source.kind() {
+        socket::connect(path, timeout).map_err(|source| match source.kind() {
             io::ErrorKind::TimedOut => QmpError::NoGreeting { path: path.to_owned() },
             _ => QmpError::Connect { path: path.to_owned(), source },
         })

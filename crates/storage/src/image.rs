@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use host::rights::{self, User};
 use nbd::reader::Endpoint;
-use rights::User;
 
 use crate::{Exporter, FileSource, Look, NbdSource, OpenError, Source};
 

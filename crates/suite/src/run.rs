@@ -50,8 +50,8 @@ impl Printer {
     }
 }
 
-/// Runs all jobs: `alone` one by one, with jobs beside them that fill the CPU time they leave, then
-/// all others in their order.
+/// Runs all jobs: `alone` one by one, with jobs next to them that fill the CPU time they leave,
+/// then all others in their order.
 pub(crate) fn all(
     alone: Vec<Job>,
     others: Vec<Job>,
@@ -148,7 +148,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs jobs beside those that have the machine to themselves, until these are over.
+    /// Runs jobs next to those that have the machine to themselves, until these are over.
     fn fill(&mut self, left: &Left, has_room: impl Fn() -> bool) -> Result<(), SuiteError> {
         while !left.alone_over.load(Relaxed) {
             match has_room().then(|| left.filling()).flatten() {

@@ -14,7 +14,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Reads the times noted beside this program, in cargo's build directory.
+    /// Reads the times noted next to this program, in cargo's build directory.
     pub(crate) fn read() -> Self {
         let path = std::env::current_exe().ok().map(|path| path.with_extension("times"));
         let text = path.as_ref().and_then(|path| std::fs::read(path).ok());

@@ -335,8 +335,15 @@ impl Known {
     /// again once in each turn of the hand.
     fn has_room(&mut self) -> bool {
         let bytes = (self.records.len() + 1) * size_of::<Record>();
-        self.records.len() < self.records_max
+        let has_room = self.records.len() < self.records_max
             && (bytes <= self.memory.bytes()
-                || self.hand == 0 && self.memory.grow_to(bytes.next_multiple_of(RECORDS_OWN_BYTES)))
+                || self.hand == 0
+                    && self.memory.grow_to(bytes.next_multiple_of(RECORDS_OWN_BYTES)));
+        if has_room && self.records.len() == self.records.capacity() {
+            // Left to itself it would double, beyond what is borrowed.
+            let records = (self.memory.bytes() / size_of::<Record>()).min(self.records_max);
+            self.records.reserve_exact(records - self.records.len());
+        }
+        has_room
     }
 }

@@ -9,7 +9,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use nic::TcpCounts;
+use host::nic::TcpCounts;
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 
 /// Bytes between two checks. Losses come in pieces of up to 64 KiB, as the kernel

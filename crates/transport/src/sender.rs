@@ -4,8 +4,8 @@ use std::io::{self, IoSlice, Write};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
+use host::nic::TcpCounts;
 use identity::Writer;
-use nic::TcpCounts;
 use page::{Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES};
 use wire::{BatchHeader, BlockHeader, Payload};
 

@@ -230,7 +230,7 @@ impl Yard {
         world.assert_nothing_left(side.other());
         until("it is heard", || guest.pulse().last_beat.elapsed().as_millis() < 500);
         world.assert_stayed(&guest, side, vm.pid);
-        // The next migration of the same VM works, even beside others that are busy.
+        // The next migration of the same VM works, even next to others that are busy.
         let next = if plan.once_more {
             drop(world.migrate(&guest, side, &arguments));
             side.other()

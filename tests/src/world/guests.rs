@@ -56,7 +56,8 @@ pub fn twin(system: System, name: &str, memory: &str, common_bytes: u64, rate: u
     spec
 }
 
-/// QEMU's arguments for a QMP socket of the VM's owner, beside the agent's; see [`World::own_qmp`].
+/// QEMU's arguments for a QMP socket of the VM's owner, in addition to the agent's; see
+/// [`World::own_qmp`].
 #[must_use]
 pub fn own_qmp_argument(name: &str) -> [String; 2] {
     ["-qmp".to_owned(), format!("unix:{RUN_DIR}/{name}.own,server=on,wait=off")]

@@ -63,7 +63,7 @@ impl Site {
             agent_port: 7450,
             waits: engine::Waits::default(),
             sharing: None,
-            carrying: None,
+            manager: None,
         };
         let events = Events::new(limits).unwrap();
         let settlers = Settlers::new(

@@ -8,12 +8,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use kubevirt::Port;
-use nic::NicError;
+use host::nic::{self, NicError};
+use managers::kubevirt::Port;
+use managers::takeover::Replaced;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use socket2::SockRef;
-use takeover::Replaced;
 use wire::carry::Target;
 
 /// Roughly how much the kernel buffers of a connection from QEMU: as much as for a unix socket.

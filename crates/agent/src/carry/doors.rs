@@ -24,7 +24,7 @@ use wire::carry::Target;
 
 use super::around::Around;
 use super::door::Admitted;
-use super::posts::{Post, Posts, SERVED_OF_ONE_MAX};
+use super::posts::{self, Post, Posts, SERVED_OF_ONE_MAX};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
 use crate::examiner::Examiner;
@@ -87,7 +87,7 @@ pub(super) struct Shared {
     pub(super) migrations: Arc<Migrations>,
     examiner: Arc<Examiner>,
     /// Wakes the thread that waits for connections.
-    wake: OwnedFd,
+    wake: Arc<OwnedFd>,
     closing: AtomicBool,
     /// Threads that accept connections now.
     accepting: AtomicUsize,
@@ -146,7 +146,7 @@ impl Doors {
             local,
             migrations,
             examiner,
-            wake,
+            wake: Arc::new(wake),
             closing: AtomicBool::new(false),
             accepting: AtomicUsize::new(0),
             // A door that had no turn yet has 0.
@@ -257,8 +257,7 @@ fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), DoorsEr
 impl Shared {
     /// Wakes the waiting thread so that it sees what has changed.
     pub(super) fn wake(&self) {
-        // The write fails only if the counter is full, and then the thread wakes as well.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        posts::wake(&self.wake);
     }
 
     /// Waits for connections at all doors, until they are closed.
@@ -315,24 +314,22 @@ impl Shared {
     fn accept(self: &Arc<Self>, post: &Arc<Post>) {
         let number = self.begun.fetch_add(1, SeqCst);
         post.turn.store(number, SeqCst);
-        post.busy.store(true, SeqCst);
+        let busy = post.occupy(&self.wake);
         post.served.fetch_add(1, SeqCst);
-        self.accepting.fetch_add(1, SeqCst);
+        let accepting = Accepting::one_more(self);
         // The thread waits for its entry.
         let mut served = self.served.lock();
         let spawned = thread::Builder::new().name(format!("carry-{number}")).spawn({
-            let (shared, post) = (Arc::clone(self), Arc::clone(post));
+            let shared = Arc::clone(self);
             move || {
-                let of_post = Arc::clone(&post.served);
+                let of_post = Arc::clone(&busy.served);
                 let _serving = Serving { shared: Arc::clone(&shared), number, of_post };
+                // Dropped before that: closing the doors waits for threads that serve.
+                let post = busy;
                 let caller = shared.next(&post, number);
-                shared.accepting.fetch_sub(1, SeqCst);
-                match caller {
-                    Some(caller) => {
-                        shared.wake();
-                        shared.serve(post, caller);
-                    }
-                    None => shared.leave(post),
+                drop(accepting);
+                if let Some(caller) = caller {
+                    shared.serve(post, caller);
                 }
             }
         });
@@ -347,9 +344,7 @@ impl Shared {
                     "cannot start a thread for a connection; the connection waits"
                 );
                 thread::sleep(RETRY);
-                self.accepting.fetch_sub(1, SeqCst);
                 post.served.fetch_sub(1, SeqCst);
-                self.free(post);
             }
         }
     }
@@ -374,17 +369,23 @@ impl Shared {
         entry.socket = Some(kept);
         Some(caller)
     }
+}
 
-    fn free(&self, post: &Post) {
-        if post.busy.swap(false, SeqCst) {
-            self.wake();
-        }
+/// A thread that accepts connections, until this is dropped, even by a panic.
+struct Accepting(Arc<Shared>);
+
+impl Accepting {
+    fn one_more(shared: &Arc<Shared>) -> Self {
+        shared.accepting.fetch_add(1, SeqCst);
+        Self(Arc::clone(shared))
     }
+}
 
-    /// Lets the next connection come, and the door be closed if its host has left.
-    fn leave(&self, post: Arc<Post>) {
-        self.free(&post);
-        drop(post);
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        self.0.accepting.fetch_sub(1, SeqCst);
+        // There is room again.
+        self.0.wake();
     }
 }
 

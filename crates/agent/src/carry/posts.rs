@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -36,6 +38,14 @@ pub(super) struct Post {
     pub(super) relays: AtomicBool,
     /// Those of its channels that were accepted before that was known: they come next.
     pub(super) accepted: Mutex<VecDeque<Caller>>,
+}
+
+/// A post at which one thread accepts connections, until this is dropped, even by a panic. Then the
+/// next connection may come, and the door be closed if its host has left.
+pub(super) struct BusyPost {
+    post: Arc<Post>,
+    /// Wakes the thread that waits for connections.
+    wake: Arc<OwnedFd>,
 }
 
 /// The doors to open, and those that could be opened.
@@ -184,6 +194,12 @@ impl Post {
         }
     }
 
+    /// Leaves it to one thread.
+    pub(super) fn occupy(self: &Arc<Self>, wake: &Arc<OwnedFd>) -> BusyPost {
+        self.busy.store(true, SeqCst);
+        BusyPost { post: Arc::clone(self), wake: Arc::clone(wake) }
+    }
+
     /// Whether a thread may accept connections at it: none does, and there are not too many.
     pub(super) fn is_free(&self) -> bool {
         !self.busy.load(SeqCst) && self.served.load(SeqCst) < SERVED_OF_ONE_MAX
@@ -195,9 +211,33 @@ impl Post {
     }
 }
 
+impl Deref for BusyPost {
+    type Target = Post;
+
+    fn deref(&self) -> &Post {
+        &self.post
+    }
+}
+
+impl Drop for BusyPost {
+    fn drop(&mut self) {
+        self.post.busy.store(false, SeqCst);
+        wake(&self.wake);
+    }
+}
+
+/// Wakes the thread that waits for connections so that it sees what has changed.
+pub(super) fn wake(wake: &OwnedFd) {
+    // The write fails only if the counter is full, and then the thread wakes as well.
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::thread;
+
+    use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
 
@@ -231,8 +271,20 @@ mod tests {
         assert_eq!(accepted.count(), SERVED_OF_ONE_MAX);
         served.fetch_sub(1, SeqCst);
         assert!(post.is_free());
-        post.busy.store(true, SeqCst);
+    }
+
+    #[test]
+    fn a_thread_that_panics_leaves_its_door_to_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::Path(dir.path().join("b.sock"));
+        let post = Arc::new(Post::at(Door::open("b", &place, None).unwrap()));
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let busy = post.occupy(&wake);
         assert!(!post.is_free());
+        let panicked = thread::spawn(move || assert!(busy.is_free(), "a fault, for a test"));
+        assert!(panicked.join().is_err());
+        assert!(post.is_free());
+        assert_eq!(rustix::io::read(&wake, &mut [0; 8]), Ok(8), "the waiting thread is woken");
     }
 
     #[test]

@@ -14,10 +14,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use engine::{Carrying, Endpoint, Local};
-use kubevirt::{Launcher, Made, Port, SocketName};
+use engine::{Endpoint, Local};
+use managers::Socket;
+use managers::takeover::{Inode, Replaced, Watch};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use takeover::{Directory, Inode, Replaced, Watch};
 use wire::carry::Target;
 use wire::examine::{Answer, Question};
 
@@ -84,21 +84,6 @@ impl Troubles {
     }
 }
 
-/// A migration socket, made by QEMU or by its manager.
-struct Socket {
-    directory: Directory,
-    name: String,
-    /// Its target, if a VM leaves by it.
-    target: Target,
-    maker: Maker,
-}
-
-/// What tells whether QEMU or its manager created the socket.
-enum Maker {
-    Pod(Launcher, SocketName),
-    Proxmox(proxmox::Host),
-}
-
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 impl Takeovers {
@@ -157,10 +142,11 @@ impl Following {
     /// Handles all sockets that exist.
     fn look(&mut self) -> Outcome<()> {
         self.troubles.next_scan();
-        let sockets = match &self.shared.local.carrying {
-            Some(Carrying::Kubevirt(node)) => in_pods(node, &self.watch, &mut self.troubles)?,
-            Some(Carrying::Proxmox(host)) => of_proxmox(host, &self.watch)?,
-            _ => Vec::new(),
+        let sockets = match &self.shared.local.manager {
+            Some(manager) => manager.sockets(&self.watch, &mut |target, error| {
+                self.troubles.warn(target, error);
+            })?,
+            None => Vec::new(),
         };
         self.watch.forget_others();
         let is_there = |target: &Target| sockets.iter().any(|socket| socket.target == *target);
@@ -186,7 +172,7 @@ impl Following {
     }
 
     fn look_at(&mut self, socket: Socket) -> Outcome<()> {
-        let Socket { directory, name, target, maker } = socket;
+        let Socket { directory, name, target, leaves } = socket;
         let is_at = |post: &&Arc<Post>| post.door.target() == target;
         let open = self.shared.taken_over.lock().iter().find(is_at).cloned();
         if let Some(post) = open {
@@ -201,7 +187,7 @@ impl Following {
         if self.left_alone.get(&target) == Some(&now) {
             return Ok(());
         }
-        if maker.is_to_leave(&name)?
+        if leaves()?
             && !self.goes_its_own_way(&target)
             && let Some(peer) = self.who_takes(&target)
         {
@@ -248,57 +234,6 @@ impl Following {
             }
         }
     }
-}
-
-impl Maker {
-    /// Whether a VM leaves by the socket, rather than a QEMU waiting at it for one.
-    fn is_to_leave(&self, name: &str) -> Outcome<bool> {
-        match self {
-            Self::Pod(launcher, socket) => Ok(launcher.made(socket)? == Made::Outside),
-            Self::Proxmox(host) => Ok(!host.waits(name)?),
-        }
-    }
-}
-
-/// Both sockets of each pod, whether they exist or not.
-fn in_pods(node: &kubevirt::Node, watch: &Watch, troubles: &mut Troubles) -> Outcome<Vec<Socket>> {
-    node.watch(watch)?;
-    let mut sockets = Vec::new();
-    for launcher in node.launchers()? {
-        for port in Port::ALL {
-            let target = Target::Vmi { uid: launcher.vmi.to_string(), port: port.number() };
-            // A pod that isn't watched is still scanned at intervals.
-            if let Err(error) = launcher.watch(watch) {
-                tracing::debug!(?target, %error, "cannot watch a pod");
-            }
-            match launcher.directory() {
-                Ok(Some(directory)) => {
-                    let socket = SocketName { vmi: launcher.vmi.clone(), port };
-                    let name = socket.to_string();
-                    let maker = Maker::Pod(launcher.clone(), socket);
-                    sockets.push(Socket { directory, name, target, maker });
-                }
-                Ok(None) => {}
-                Err(error) => troubles.warn(&target, &error),
-            }
-        }
-    }
-    Ok(sockets)
-}
-
-fn of_proxmox(host: &proxmox::Host, watch: &Watch) -> Outcome<Vec<Socket>> {
-    let Some(listed) = host.directory()? else { return Ok(Vec::new()) };
-    watch.directory(&listed)?;
-    let mut sockets = Vec::new();
-    for name in listed.names()? {
-        if proxmox::vm_of(&name).is_none() {
-            continue;
-        }
-        let Some(directory) = host.directory()? else { continue };
-        let target = Target::Path(host.path().join(&name).display().to_string());
-        sockets.push(Socket { directory, name, target, maker: Maker::Proxmox(host.clone()) });
-    }
-    Ok(sockets)
 }
 
 /// Asks all peers in parallel, and returns those that have said yes in time.

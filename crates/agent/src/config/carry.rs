@@ -113,7 +113,7 @@ impl Manager {
     fn directory(self) -> &'static str {
         match self {
             Self::Libvirt | Self::Kubevirt => DIRECTORY_DEFAULT,
-            Self::Proxmox => proxmox::DIRECTORY,
+            Self::Proxmox => managers::proxmox::DIRECTORY,
         }
     }
 }

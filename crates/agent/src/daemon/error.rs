@@ -4,9 +4,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use host::quota::QuotaError;
 use identity::IdentityError;
 use qemu::programs::PlaceError;
-use quota::QuotaError;
 use switchover::journal::JournalError;
 
 use super::rack::RackError;

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use dedup::destination::Sharing;
-use engine::{Carrying, Local, Resources};
+use engine::{Local, Resources};
+use host::quota::Notes;
 use identity::{FileError, Files, Identity, IdentityError, Security};
+use managers::{kubevirt, libvirt, proxmox};
 use qemu::launch::User;
 use qemu::programs::Programs;
-use quota::Notes;
 use switchover::Kept;
 use switchover::journal::JournalDir;
 use tokio::runtime::Runtime;
@@ -90,7 +91,7 @@ impl Configured {
             agent_port: config.listen.port(),
             waits: config.waits,
             sharing: sharing(&config, security)?,
-            carrying: config.carry.as_ref().map(carrying),
+            manager: config.carry.as_ref().map(manager),
         };
         let api_group = config.api_group.as_deref().map(user::group).transpose()?;
         let (socket, api) = ApiSocket::bind(&config.api, api_group)?;
@@ -172,15 +173,15 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     sharing.map(Some).map_err(|source| local_error("starting a thread", source))
 }
 
-/// Where carried migrations reach this host's QEMUs.
-fn carrying(carry: &Carry) -> Carrying {
+/// The program whose migrations are carried here.
+fn manager(carry: &Carry) -> Arc<dyn managers::Manager> {
     match carry.manager {
-        Manager::Libvirt => Carrying::Host {
+        Manager::Libvirt => Arc::new(libvirt::Host {
             address: carry.address,
             ports: carry.ports.clone(),
             directory: carry.directory.clone(),
-        },
-        Manager::Kubevirt => Carrying::Kubevirt(kubevirt::Node::default()),
-        Manager::Proxmox => Carrying::Proxmox(proxmox::Host::new(&carry.directory)),
+        }),
+        Manager::Kubevirt => Arc::new(kubevirt::Node::default()),
+        Manager::Proxmox => Arc::new(proxmox::Host::new(&carry.directory)),
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use facts::host::{Carries, Cgroups, Kvm, Nic, QemuUser, Reach, State, Tap, Tsc};
-use nic::LinkState;
+use host::nic::{self, LinkState};
 use qemu::launch::User;
 use rustix::fs::Access;
 
@@ -89,10 +89,10 @@ pub(super) fn clock_source() -> Option<String> {
 
 /// What the agent carries, and what keeps migrations from it. Other hosts reach this one by `nics`.
 pub(super) fn carries(carry: &Carry, nics: &[Nic]) -> Carries {
-    let refused = takeover::can_open_resolved().err().map(|error| error.to_string());
+    let refused = managers::takeover::can_open_resolved().err().map(|error| error.to_string());
     let missing = match carry.manager {
         Manager::Libvirt => return Carries { refused, ..of_libvirt(carry, nics) },
-        Manager::Kubevirt => without_records(kubevirt::Node::default().records()),
+        Manager::Kubevirt => without_records(managers::kubevirt::Node::default().records()),
         Manager::Proxmox => {
             let settings = fs::read_to_string(DATACENTER).unwrap_or_default();
             without_tunnels(&carry.directory, &settings)

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use facts::host::VmFacts;
+use host::quota;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::outgoing;

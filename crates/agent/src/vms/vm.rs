@@ -164,7 +164,7 @@ impl Vm {
 
     /// Writes its record as a VM of this host.
     ///
-    /// Until that succeeds, its problem says why not. A record that can't be read is kept beside
+    /// Until that succeeds, its problem says why not. A record that can't be read is kept next to
     /// the new one; without a QEMU there is no new one, and it stays for an agent that can read it.
     pub(crate) fn save_here(&self) -> io::Result<()> {
         let aside = match (self.unreadable_why(), self.machine()) {

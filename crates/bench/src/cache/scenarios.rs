@@ -47,7 +47,7 @@ pub enum San {
 /// The links of a contest.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Links {
-    /// How fast the network is beside a storage host, in Mbit/s; storage changes with it
+    /// How fast the network is next to a storage host, in Mbit/s; storage changes with it
     #[arg(long, default_value_t = MBIT, value_parser = clap::value_parser!(u32).range(8..))]
     pub mbit: u32,
     /// How fast the storage host is

@@ -5,7 +5,7 @@ mod qemu;
 
 use std::time::{Duration, Instant};
 
-pub use droveway::{DrovewayGang, Share, sharing};
+pub use droveway::{DrovewayGang, sharing};
 pub use qemu::QemuGang;
 
 use super::Moved;

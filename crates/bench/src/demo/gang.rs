@@ -7,7 +7,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::contender::gang::{Share, sharing};
+use simulator::Share;
+
+use crate::contender::gang::sharing;
 use crate::gang::conditions::Conditions;
 use crate::gang::scenarios;
 use lab::agent::{Agent, agents};

@@ -43,7 +43,7 @@ pub struct Conditions {
     /// How many VMs a gang has
     #[arg(long, default_value_t = VMS, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub vms: u8,
-    /// How much the links of a gang's racks carry, beside what they usually do: less
+    /// How much the links of a gang's racks carry, in addition to what they usually do: less
     /// than 1 where the machine's CPUs, and not the links, are what is measured
     #[arg(long, default_value_t = 1.0, value_name = "SCALE")]
     pub links: f64,

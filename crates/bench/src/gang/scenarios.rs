@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use lab_guest::orders::Orders;
 use serde_json::{Value, json};
+use simulator::Share;
 
 use super::conditions::Conditions;
 use crate::contender::Mode;
-use crate::contender::gang::{DrovewayGang, GangContender, Member, QemuGang, Share};
+use crate::contender::gang::{DrovewayGang, GangContender, Member, QemuGang};
 use lab::error::Result;
 use lab::guest::GuestSpec;
 use lab::hosts::{Layout, RackHost, Racks};

@@ -6,8 +6,7 @@ use std::process::ExitCode;
 
 use agent::config::{CpuShare, DirectoryChoice, Flags, NicSpeed};
 use clap::Args as ClapArgs;
-
-use crate::problem::Problem;
+use client::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AgentArgs {

@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem, Route};
 use identity::{Files, Person, Role, Subject};
-
-use crate::client::{Client, Route};
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AgentsArgs {

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem};
 use hyper::Method;
+use report::vm::status;
 
-use crate::client::Client;
 use crate::output::print_line;
-use crate::output::vm::{print_problem, status};
-use crate::problem::Problem;
+use crate::output::vm::print_problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AttachArgs {

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
+use client::Problem;
 use identity::{Authority, AuthorityError, Role, Subject, Wanted};
 
 use crate::output::print;
-use crate::problem::Problem;
 
 /// Often as long as a cluster lives.
 pub(crate) const CA_DAYS: u32 = 3650;

@@ -3,11 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Operation, Problem};
 
-use crate::client::Client;
-use crate::operation::Operation;
 use crate::output::print_line;
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CancelArgs {

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
+use client::Problem;
 
 use super::Args;
 use crate::output::print_raw;
-use crate::problem::Problem;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArgs {

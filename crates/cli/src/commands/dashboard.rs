@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::Problem;
+use dashboard::Pages;
 
-use super::agents::AgentsArgs;
+use super::agents::{Agents, AgentsArgs};
 use super::runtime;
-use crate::dashboard;
-use crate::problem::Problem;
+use crate::output::{eprint_line, print_line};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DashboardArgs {
@@ -38,7 +39,19 @@ pub(crate) fn run(
     tls: Option<&Path>,
 ) -> Result<ExitCode, Problem> {
     let DashboardArgs { listen, agents } = args;
-    let agents = agents.reach(api, tls)?;
-    runtime()?.block_on(dashboard::serve(listen, agents))?;
+    let Agents { clients, read_only } = agents.reach(api, tls)?;
+    runtime()?.block_on(async {
+        let pages = Pages::open(listen, clients, read_only).await?;
+        eprint_line(format_args!(
+            "droveway: open this address in a browser on this machine. It works once; then another \
+             one is printed. Ctrl-C ends the dashboard"
+        ));
+        pages.serve(announce).await
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn announce(address: &str) {
+    // Standard output may be full, which does not end the pages.
+    let _ = print_line(format_args!("{address}"));
 }

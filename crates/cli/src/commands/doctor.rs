@@ -6,11 +6,10 @@ use std::process::ExitCode;
 
 use api::{Examination, Finding, Severity};
 use clap::Args as ClapArgs;
+use client::{Client, Problem, segment};
 use ratatui::crossterm::terminal;
 
-use crate::client::{Client, segment};
 use crate::output::{print_json, print_line, print_raw};
-use crate::problem::Problem;
 
 /// The width of the columns before a finding's text.
 const INDENT: usize = 27;

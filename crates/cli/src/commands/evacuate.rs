@@ -2,13 +2,12 @@
 
 use std::process::ExitCode;
 
-use api::{Evacuation, GangRequest};
+use api::{Evacuation, GangRequest, PARALLEL_DEFAULT};
 use clap::Args as ClapArgs;
+use client::{Client, Problem};
 
-use crate::client::Client;
 use crate::gang::options::MoveOptions;
-use crate::gang::start::{PARALLEL_DEFAULT, StartArgs, start};
-use crate::problem::Problem;
+use crate::gang::start::{StartArgs, start};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct EvacuateArgs {

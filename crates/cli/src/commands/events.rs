@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
+use client::{Client, EventStream, Problem};
+use report::event;
 
-use crate::client::{Client, EventStream};
-use crate::output::{eprint_line, event, legible};
-use crate::problem::Problem;
+use crate::output::{eprint_line, legible};
 
 /// The pause before the first attempt to reconnect; it doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -3,17 +3,16 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use api::{GangOutcome, GangProgress, GangRequest, WantedMove};
+use api::{GangOutcome, GangProgress, GangRequest, PARALLEL_DEFAULT, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
+use client::{Client, GANGS, NOTHING, Operation, Problem};
 use hyper::Method;
+use report::{aligned, amount};
 
-use crate::client::{Client, NOTHING};
 use crate::gang::options::MoveOptions;
 use crate::gang::plan_file;
-use crate::gang::start::{GANGS, PARALLEL_DEFAULT, StartArgs, begin_and_watch, start};
-use crate::operation::Operation;
-use crate::output::{aligned, amount, print, print_json};
-use crate::problem::Problem;
+use crate::gang::start::{StartArgs, begin_and_watch, start};
+use crate::output::{print, print_json};
 
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("what").args(["moves", "file", "resume"])))]

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::Problem;
 
 use crate::init::cluster::Cluster;
 use crate::init::hosts::TypedHost;
 use crate::init::{archive, ask, peers_file, place, steps};
 use crate::output::print;
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct InitArgs {

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
+use client::Problem;
 
 use crate::libvirt::place::Place;
 use crate::libvirt::qemu_conf::{self, Lines, Unchanged};
 use crate::libvirt::{obstacles, write};
 use crate::output::{eprint_line, print, print_line};
-use crate::problem::Problem;
 
 /// The socket of QEMU's daemon, if libvirt has one daemon per driver.
 const MODULAR: &str = "/run/libvirt/virtqemud-sock";

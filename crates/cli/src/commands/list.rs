@@ -3,12 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem};
+use report::vm::status;
+use report::{aligned, amount, phase_name};
 
-use crate::client::Client;
-use crate::output::phase_name;
-use crate::output::vm::status;
-use crate::output::{aligned, amount, print, print_json, print_line};
-use crate::problem::Problem;
+use crate::output::{print, print_json, print_line};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ListArgs {

@@ -4,16 +4,14 @@ use std::process::ExitCode;
 
 use api::{MigrationStarted, Outcome, Report};
 use clap::Args as ClapArgs;
+use client::{Client, Operation, Problem};
 use hyper::Method;
+use report::summary;
 
-use crate::client::Client;
-use crate::operation::Operation;
 use crate::options::{
     AuditArg, BoundsArgs, CompressArg, SharingArgs, SlowingArgs, StorageArgs, TapArg,
 };
 use crate::output::{eprint_line, print_json, print_line};
-use crate::problem::Problem;
-use crate::report::summary;
 use crate::watch::migration::Display;
 use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswered, report};
 

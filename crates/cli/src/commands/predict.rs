@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use api::{BitRate, FreeMemory, Outlook, PredictRequest, Prediction};
 use clap::Args as ClapArgs;
+use client::{Client, Problem, segment};
 use hyper::Method;
+use report::amount;
 
-use crate::client::{Client, segment};
 use crate::options::SlowingArgs;
-use crate::output::{amount, print_json, print_line};
-use crate::problem::Problem;
+use crate::output::{print_json, print_line};
 
 /// Less unused memory than this makes no difference.
 const SHARED_LEAST: u64 = 256 << 20;

@@ -5,13 +5,11 @@ use std::process::ExitCode;
 
 use api::{GangReport, Report};
 use clap::Args as ClapArgs;
+use client::{Client, Operation, Problem};
+use report::{details, gang, html};
 use serde_json::Value;
 
-use crate::client::Client;
-use crate::operation::Operation;
 use crate::output::{print, print_json, print_line};
-use crate::problem::Problem;
-use crate::report::{details, gang, html};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ReportArgs {
@@ -98,10 +96,10 @@ fn parse(text: &str) -> Result<Saved, serde_json::Error> {
 
 #[cfg(test)]
 mod tests {
+    use report::example::example;
     use serde_json::json;
 
     use super::*;
-    use crate::report::example::example;
 
     #[test]
     fn reports_of_migrations_and_of_gangs_are_read_from_files() {

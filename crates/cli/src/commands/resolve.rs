@@ -4,12 +4,11 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem, segment};
 use hyper::Method;
+use report::vm::status;
 
-use crate::client::{Client, segment};
-use crate::output::vm::status;
 use crate::output::{print, print_line};
-use crate::problem::Problem;
 
 /// The word to type, because a `y` is typed too easily.
 const CERTAIN: &str = "certain";

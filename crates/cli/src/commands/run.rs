@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem};
 use hyper::Method;
+use report::amount;
+use report::vm::status;
 
-use crate::client::Client;
-use crate::output::vm::{print_problem, status};
-use crate::output::{amount, print_line};
-use crate::problem::Problem;
+use crate::output::print_line;
+use crate::output::vm::print_problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct RunArgs {

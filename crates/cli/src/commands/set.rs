@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use api::{BitRate, Bounds, BoundsChange, Cpus, Priority};
 use clap::{ArgGroup, Args as ClapArgs};
+use client::{Client, Problem, segment};
 use hyper::Method;
+use report::described;
 
-use crate::client::{Client, segment};
 use crate::options::PriorityArg;
-use crate::output::{described, print_line};
-use crate::problem::Problem;
+use crate::output::print_line;
 
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("change").required(true).multiple(true).args(

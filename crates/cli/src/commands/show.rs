@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, Problem, segment};
+use report::vm::status;
+use report::{aligned, amount};
 
-use crate::client::{Client, segment};
-use crate::output::vm::status;
-use crate::output::{aligned, amount, print, print_json, quoted};
-use crate::problem::Problem;
+use crate::output::{print, print_json, quoted};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ShowArgs {

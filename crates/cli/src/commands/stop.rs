@@ -3,11 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::{Client, NOTHING, Problem, segment};
 use hyper::Method;
 
-use crate::client::{Client, NOTHING, segment};
 use crate::output::print_line;
-use crate::problem::Problem;
 use crate::watch::{Signals, leave_stopping, terminated, wait};
 
 #[derive(Debug, ClapArgs)]

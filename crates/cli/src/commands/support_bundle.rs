@@ -8,12 +8,10 @@ use std::process::{Command, ExitCode};
 
 use agent::secrets;
 use clap::Args as ClapArgs;
+use client::{Client, Operation, Problem, segment};
 use serde_json::{Map, Value, json};
 
-use crate::client::{Client, segment};
-use crate::operation::Operation;
 use crate::output::print_line;
-use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SupportBundleArgs {

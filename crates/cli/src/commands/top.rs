@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use client::Problem;
 
 use super::agents::AgentsArgs;
 use super::runtime;
-use crate::problem::Problem;
 use crate::top;
 
 #[derive(Debug, ClapArgs)]

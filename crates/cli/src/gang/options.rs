@@ -8,12 +8,12 @@ use api::{
     Priority, ReadDisks, Share, Sharing, Slowing, TapChoice, Throttle,
 };
 use clap::Args as ClapArgs;
+use client::Problem;
 use serde::{Deserialize, Deserializer};
 
 use crate::options::{
     AuditArg, CompressArg, OnStallArg, PriorityArg, ShareArg, StorageArg, TapArg,
 };
-use crate::problem::Problem;
 
 /// How each VM is moved; each option is optional. A plan file has the flags' names as keys.
 #[derive(Debug, Default, ClapArgs, Deserialize)]

@@ -2,7 +2,7 @@
 
 use api::{GangPlan, PlannedMove, SharedParts};
 
-use crate::output::{aligned, amount, full_stop};
+use report::{aligned, amount, full_stop};
 
 /// The result of a dry run.
 pub(crate) fn plan(plan: &GangPlan) -> String {

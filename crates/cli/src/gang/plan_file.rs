@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use api::WantedMove;
+use client::Problem;
 use serde::Deserialize;
 
 use super::options::MoveOptions;
-use crate::problem::Problem;
 
 /// The contents of a plan file.
 #[derive(Debug)]

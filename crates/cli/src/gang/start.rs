@@ -4,21 +4,14 @@ use std::process::ExitCode;
 
 use api::{GangOutcome, GangReport, GangRequest, GangStarted};
 use clap::Args as ClapArgs;
+use client::{Client, Operation, Problem};
 use hyper::Method;
+use report::gang::{summary, without_report};
 
 use super::plan;
-use crate::client::Client;
-use crate::operation::Operation;
 use crate::output::{eprint_line, print, print_json, print_line};
-use crate::problem::Problem;
-use crate::report::gang::{summary, without_report};
 use crate::watch::gang::Display;
 use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswered, report};
-
-/// The API's path of gangs.
-pub(crate) const GANGS: &str = "/v1/gangs";
-/// The API's default.
-pub(crate) const PARALLEL_DEFAULT: u16 = 2;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StartArgs {

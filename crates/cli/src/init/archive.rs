@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use client::Problem;
 use identity::Readers;
 use tar::{Builder, EntryType, Header};
 
 use super::agent_file;
-use crate::problem::Problem;
 
 /// The directory of an agent's files, below the host's root.
 pub(crate) const DIR: &str = "etc/droveway";

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use client::Problem;
 use identity::{Files, Identity, Person, Subject};
 
 use crate::output::quoted;
-use crate::problem::Problem;
 
 /// A certificate that was found.
 pub(crate) struct Found {

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use agent::config::PeerEntry;
+use client::Problem;
 use identity::{Authority, AuthorityError, Files, Readers, Role, Subject, Wanted, Writing};
 
 use super::hosts::TypedHost;
 use super::{agent_file, archive, certificates, peers_file};
 use crate::commands::ca::{CA_DAYS, DAYS};
-use crate::problem::Problem;
 
 /// The cluster to set up; everything is checked before anything is written.
 pub(crate) struct Cluster {

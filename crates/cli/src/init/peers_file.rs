@@ -7,10 +7,10 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use agent::config::{PeerEntry, parse_peers};
+use client::Problem;
 
 use super::hosts::TypedHost;
 use crate::libvirt::write;
-use crate::problem::Problem;
 
 const HEAD: &str = "# All hosts: the same file on each of them. Add hosts at the end: a host's \
                     position here decides\n# its address for libvirt.\n";

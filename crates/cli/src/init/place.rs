@@ -10,12 +10,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use agent::config::parse_peers;
+use client::Problem;
 use identity::{FileError, Readers, Writing, make_dir};
 
 use super::agent_file;
 use super::archive::{AGENT, Archive, DIR, HostFile, PEERS, TLS};
 use crate::libvirt::write;
-use crate::problem::Problem;
 
 /// A host, and the change of each of its files.
 pub(crate) struct Placed {

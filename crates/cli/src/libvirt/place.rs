@@ -6,10 +6,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use agent::config::carry::{ADDRESS_DEFAULT, check_address, check_ports, ports_of, stands_for};
+use client::Problem;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-
-use crate::problem::Problem;
 
 /// A host's place in the cluster.
 #[derive(Debug, PartialEq, Eq)]

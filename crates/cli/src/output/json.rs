@@ -1,7 +1,8 @@
 //! Values as JSON, for programs.
 
+use client::Problem;
+
 use super::print_raw;
-use crate::problem::Problem;
 
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Problem> {
     let text = serde_json::to_string_pretty(value)

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt::Arguments;
 use std::io::{self, Write};
 
-use crate::problem::Problem;
+use client::Problem;
 
 /// Writes to standard output.
 pub(crate) fn print(text: Arguments<'_>) -> Result<(), Problem> {

@@ -1,36 +1,8 @@
-//! A VM's state, in a few words.
+//! A VM's problem, next to the output of a command that succeeded.
 
-use api::{HostVm, VmStatus, VmSummary};
+use api::VmSummary;
 
-use super::{Tone, eprint_line};
-
-pub(crate) fn status(vm: &VmSummary) -> &'static str {
-    word(vm.status)
-}
-
-/// The state of a VM in its host's census.
-pub(crate) fn state(vm: &HostVm) -> (&'static str, Tone) {
-    if vm.status == VmStatus::Running && vm.migration.is_some() {
-        return ("moving", Tone::Calm);
-    }
-    let tone = match vm.status {
-        VmStatus::Running => Tone::Good,
-        VmStatus::Paused | VmStatus::Arriving => Tone::Calm,
-        VmStatus::InDoubt | VmStatus::Unreadable | VmStatus::Dead => Tone::Bad,
-    };
-    (word(vm.status), tone)
-}
-
-fn word(status: VmStatus) -> &'static str {
-    match status {
-        VmStatus::Running => "running",
-        VmStatus::Paused => "paused",
-        VmStatus::Arriving => "arriving",
-        VmStatus::InDoubt => "in doubt",
-        VmStatus::Unreadable => "unreadable",
-        VmStatus::Dead => "dead",
-    }
-}
+use super::eprint_line;
 
 /// Prints a VM's problem to standard error, because the command itself succeeded.
 pub(crate) fn print_problem(vm: &VmSummary) {
@@ -44,7 +16,7 @@ pub(crate) fn print_problem(vm: &VmSummary) {
 pub(crate) fn example(name: &str) -> VmSummary {
     VmSummary {
         name: name.to_owned(),
-        status: VmStatus::Running,
+        status: api::VmStatus::Running,
         pid: 4711,
         qemu: "10.0.2".to_owned(),
         ram_bytes: 1 << 30,

@@ -5,7 +5,7 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Span;
 
-use crate::output::Tone;
+use report::Tone;
 
 /// Blanks between two columns, and before a line that belongs to the row above it.
 const GAP: u16 = 2;

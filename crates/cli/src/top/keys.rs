@@ -1,8 +1,7 @@
 //! The effects of keys.
 
+use client::cluster::{Known, Running};
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-
-use crate::cluster::{Known, Running};
 
 /// A tab of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! The tables.
 
 use api::{GangProgress, HostVm, Phase};
+use client::cluster::{Ended, EndedAs, HostState, Known, Running};
 use ratatui::text::Span;
+use report::progress::{limit, phase};
+use report::{amount, date, vm};
 
 use super::grid::Column::{Extra, Number, Reason, Text};
 use super::grid::{Grid, or_dash, toned, wrong};
-use crate::cluster::{Ended, EndedAs, HostState, Known, Running};
-use crate::output::{amount, date, vm};
-use crate::watch::migration::{limit, phase};
 
 pub(super) fn migrations(running: &[Running<'_>]) -> Grid {
     let columns = [

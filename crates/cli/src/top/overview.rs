@@ -1,15 +1,15 @@
 //! The overview: running migrations, hosts, and recent history.
 
+use client::cluster::Known;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Span;
+use report::amount;
 
 use super::grid::{Grid, put, put_all, wrong};
 use super::keys::State;
 use super::{lists, plot};
-use crate::cluster::Known;
-use crate::output::amount;
 
 /// Rows of the recent history.
 const LATELY: usize = 5;

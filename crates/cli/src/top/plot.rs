@@ -1,14 +1,13 @@
 //! The rates of one migration so far.
 
+use client::cluster::{Point, Running};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Widget};
-
-use crate::cluster::{Point, Running};
-use crate::output::amount;
+use report::amount;
 
 type Curve = (&'static str, Color, fn(&Point) -> Option<f64>);
 

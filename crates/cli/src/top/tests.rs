@@ -3,11 +3,11 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use api::Outcome;
+use client::cluster::Known;
+use client::cluster::example::{host, known, moving, silent};
+use report::example::example;
 
 use super::*;
-use crate::cluster::Known;
-use crate::cluster::example::{host, known, moving, silent};
-use crate::report::example::example;
 use keys::Tab;
 
 fn screen(known: &Known, state: &State, width: u16, height: u16) -> String {

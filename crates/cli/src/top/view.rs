@@ -1,5 +1,6 @@
 //! The screen: tabs above, keys below, and the chosen tab between them.
 
+use client::cluster::Known;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -9,7 +10,6 @@ use ratatui::widgets::Widget;
 use super::grid::{Grid, put, put_all, wrong};
 use super::keys::{State, Tab};
 use super::{lists, overview};
-use crate::cluster::Known;
 
 pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer) {
     let [top, _, body, bottom] = Layout::vertical([

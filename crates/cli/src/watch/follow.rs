@@ -4,15 +4,13 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use client::{Client, Operation, Problem};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::signals::Signals;
 use super::states::States;
-use crate::client::Client;
-use crate::operation::Operation;
 use crate::output::eprint_line;
-use crate::problem::Problem;
 
 /// The exit code that a shell expects of a command that Ctrl-C ended.
 pub(super) const INTERRUPTED: u8 = 130;

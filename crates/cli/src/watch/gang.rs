@@ -6,11 +6,13 @@ use std::io::IsTerminal;
 
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use report::progress::phase;
+use report::{Stayed, amount};
 
 use super::bar::{DRAWS_PER_S, pause_s, permille};
 use super::follow::Shown;
-use super::migration::{advance, phase};
-use crate::output::{Stayed, amount, eprint_line};
+use super::migration::advance;
+use crate::output::eprint_line;
 
 /// Shortest time between two lines of the gang, without a terminal, in seconds.
 const LINE_EVERY_S: f64 = 5.0;

@@ -3,12 +3,14 @@
 
 use std::io::IsTerminal;
 
-use api::{Limit, Phase, Progress};
+use api::{Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use report::amount;
+use report::progress::{limit, phase};
 
 use super::bar::{DRAWS_PER_S, pause_s, permille};
 use super::follow::Shown;
-use crate::output::{amount, eprint_line, phase_name};
+use crate::output::eprint_line;
 
 /// Shortest time between two lines of one phase, without a terminal, in seconds.
 const LINE_EVERY_S: f64 = 1.0;
@@ -204,29 +206,10 @@ fn pressure(progress: &Progress) -> Vec<String> {
     parts
 }
 
-/// The phase, as shown to a watcher.
-pub(crate) fn phase(progress: &Progress) -> String {
-    match progress.phase {
-        Phase::LaterPass => format!("pass {}", progress.pass),
-        phase => phase_name(phase).to_owned(),
-    }
-}
-
-pub(crate) fn limit(limit: Limit) -> Option<&'static str> {
-    match limit {
-        Limit::Unknown => None,
-        Limit::Network => Some("limited by the network"),
-        Limit::Bound => Some("limited by --limit"),
-        Limit::Cpu => Some("limited by the CPU"),
-        Limit::Qemu => Some("limited by QEMU"),
-        Limit::Guest => Some("limited by the guest's writes"),
-        Limit::Hold => Some("held until the rest fits the goal"),
-        Limit::Disk => Some("limited by the destination's storage"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use api::Limit;
+
     use super::*;
 
     fn progress() -> Progress {

@@ -4,14 +4,12 @@
 use std::pin::pin;
 use std::process::ExitCode;
 
+use client::{Client, Operation, Problem};
 use serde::de::DeserializeOwned;
 
 use super::follow::INTERRUPTED;
 use super::signals::Signals;
-use crate::client::Client;
-use crate::operation::Operation;
 use crate::output::eprint_line;
-use crate::problem::Problem;
 
 /// The message at the first signal while an operation starts.
 const CANCELLED_SOON: &str =

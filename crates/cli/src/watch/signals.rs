@@ -2,9 +2,8 @@
 
 use std::future::pending;
 
+use client::Problem;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-
-use crate::problem::Problem;
 
 /// Ctrl-C, and the signal that service managers and `timeout` send.
 pub(crate) struct Signals {

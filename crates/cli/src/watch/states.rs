@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
+use client::{Client, Lines, Problem};
 use serde::de::DeserializeOwned;
 use tokio::time::{Interval, MissedTickBehavior, interval};
-
-use crate::client::{Client, Lines};
-use crate::problem::Problem;
 
 /// The interval of queries to an agent that sends no lines.
 const ASK_EVERY: Duration = Duration::from_secs(1);

@@ -10,15 +10,13 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use client::{Client, Operation, Problem, Route};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 use super::follow::Said;
 use super::*;
-use crate::client::{Client, Route};
-use crate::operation::Operation;
-use crate::problem::Problem;
 
 /// An agent with some routes.
 struct Site {

@@ -61,6 +61,7 @@ impl Waiter {
         match self {
             Self::Page(page) if page.recipient.is_over() => Standing::Over,
             Self::Page(page) => Standing::Brings(Provider::Vm(page.recipient.number)),
+            Self::Remote(remote) if remote.is_over() => Standing::Over,
             Self::Remote(_) => Standing::Leaves,
         }
     }

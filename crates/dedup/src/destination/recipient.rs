@@ -109,12 +109,23 @@ impl Recipient {
 
     /// Whether so many more pages can be recorded, in addition to those that are.
     fn has_memory(&self, pages: usize) -> bool {
-        let reports = self.tell.lock().as_ref().map_or(0, Sender::len);
-        let noted = self.asked.lock().len() + self.waiting.load(Relaxed) + reports;
-        let bytes = ((noted + pages) * NOTED_BYTES).next_multiple_of(STEP_BYTES);
+        let bytes = self.noted_bytes(pages);
         let mut memory = self.memory.lock();
         memory.shrink_to(bytes);
         memory.grow_to(bytes)
+    }
+
+    /// Gives back memory that is not used any more. Its source may name no more pages.
+    pub(super) fn trim(&self) {
+        let bytes = self.noted_bytes(0);
+        self.memory.lock().shrink_to(bytes);
+    }
+
+    /// The memory for pages that are recorded, and for so many more.
+    fn noted_bytes(&self, more: usize) -> usize {
+        let reports = self.tell.lock().as_ref().map_or(0, Sender::len);
+        let noted = self.asked.lock().len() + self.waiting.load(Relaxed) + reports;
+        ((noted + more) * NOTED_BYTES).next_multiple_of(STEP_BYTES)
     }
 
     /// Tells its source that there may be content to find.
@@ -222,6 +233,26 @@ impl Recipient {
         for (block, epoch, page, name) in pages {
             let before = asked.insert((block, page), (epoch, name));
             displaced.extend(before.map(|(_, before)| before).filter(|before| *before != name));
+        }
+        displaced
+    }
+
+    /// Its source sends these pages, which is not noted. Returns the names requested before for the
+    /// same pages, as [`Recipient::asks`].
+    pub(crate) fn displaces<'n>(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: impl Iterator<Item = (&'n PageIndex, &'n Name)>,
+    ) -> Vec<Name> {
+        let mut asked = self.asked.lock();
+        let mut displaced = Vec::new();
+        for (page, name) in pages {
+            let Entry::Occupied(entry) = asked.entry((block, *page)) else { continue };
+            let (asked_in, before) = entry.get();
+            if *asked_in <= epoch && before != name {
+                displaced.push(entry.remove().1);
+            }
         }
         displaced
     }

@@ -138,6 +138,9 @@ impl Resolving {
         let lacks = PageSet::all(batch.pages.len()).without(here);
         if !recipient.may_claim(batch.pages.len()) {
             // Its source sends them, as if there were no other provider. Nothing is noted.
+            let Batch { header: NamedHeader { block, epoch, .. }, pages, names, .. } = &batch;
+            let pages = lacks.of(pages).zip(lacks.of(names));
+            self.exchange.wake_waiters(&recipient.displaces(*block, *epoch, pages));
             question.answer(lacks, PageSet::NONE);
             return Ok(());
         }
@@ -217,6 +220,11 @@ impl Resolving {
         drop(tickets);
         disk_readers.want(&mut wanted);
         stored
+    }
+
+    /// Gives back memory that is not used. To be called now and then.
+    pub fn trim(&self) {
+        self.recipient.trim();
     }
 
     /// The source could send so many of the pages that are awaited from disks.

@@ -16,7 +16,7 @@ use page::{BlockId, Epoch, PAGE_BYTES, PageIndex, Reserve};
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
 use transport::Incoming;
-use wire::{Answer, LaneHeader, Late, Names};
+use wire::{Answer, LaneHeader, Late, Names, ToSource};
 
 use super::drained::Drained;
 use super::in_flight::Claim;
@@ -69,15 +69,19 @@ fn heard(source: &mut TcpStream) -> (u128, u128) {
 
 /// Its source names a page on a new lane. Returns both ends.
 fn named(vm: &Resolving, block: BlockId, page: u32, ticket: u32) -> (TcpStream, Incoming) {
-    let names = Names {
-        block,
-        epoch: Epoch(1),
-        ticket,
-        may_wait: true,
-        names: &[NAME],
-        places: &[],
-        fills: &[],
-    };
+    named_as(vm, (NAME, Epoch(1)), block, page, ticket)
+}
+
+/// The same for a version of the page.
+fn named_as(
+    vm: &Resolving,
+    (name, epoch): (Name, Epoch),
+    block: BlockId,
+    page: u32,
+    ticket: u32,
+) -> (TcpStream, Incoming) {
+    let names =
+        Names { block, epoch, ticket, may_wait: true, names: &[name], places: &[], fills: &[] };
     let mut bytes = Vec::new();
     names.write([PageIndex(page)].into_iter(), &mut bytes);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -151,6 +155,40 @@ fn what_there_is_no_memory_for_is_sent_at_once() {
     assert_eq!(said(&other, MAPPED, 3), (1, 0));
     drop(greedy);
     assert_eq!(said(&other, MAPPED, 4), (0, 1));
+    assert!(memory.borrowed_bytes() > 0);
+    // What it waited for is placed, and its source names no more.
+    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
+    (0..OWN_PAGES).for_each(|_| other.recipient().settled(place, false));
+    other.trim();
+    assert_eq!(memory.borrowed_bytes(), 0);
+}
+
+/// A newer version of a page is sent, so the one that was requested before may never arrive.
+#[test]
+fn nothing_waits_for_what_is_displaced_by_a_page_that_there_is_no_memory_for() {
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let memory = Reserve::new(0);
+    let admit = || {
+        let vm = Arriving { memory: Arc::clone(&memory), ..arriving() };
+        exchange.admit(key(), None, vm, &threads).unwrap()
+    };
+    let ((one, _hears_one), (other, mut hears_other)) = (admit(), admit());
+    assert_eq!(said(&one, MAPPED, 0), (1, 0), "it brings it");
+    assert_eq!(said(&other, MAPPED, 1), (0, 1));
+    let recipient = one.recipient();
+    recipient.wait(&mut recipient.tickets.lock(), 7, OWN_PAGES);
+    // The same version again, after its lane has died, is still to come.
+    assert_eq!(said(&one, MAPPED, 0), (1, 0));
+    assert!(!recipient.has_asked(MAPPED, Epoch(1), &[PageIndex(0)], &[NAME]).is_empty());
+    let newer = (Name([8; NAME_BYTES]), Epoch(2));
+    let (mut source, _lane) = named_as(&one, newer, MAPPED, 0, 2);
+    assert_eq!(heard(&mut source), (1, 0));
+    assert!(recipient.has_asked(MAPPED, Epoch(1), &[PageIndex(0)], &[NAME]).is_empty());
+    let waiting = exchange.in_flight.lock().came(&NAME);
+    assert!(waiting.is_empty());
+    let Some(ToSource::Late { batches }) = hears_other.next() else { panic!("its source is told") };
+    assert!(matches!(&*batches, [Late { ticket: 1, wanted, more: false }] if *wanted == [0]));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
@@ -34,7 +34,8 @@ const OWN_BYTES: usize = ASKED_MAX * BATCH_PAGES * WAITER_BYTES;
 pub(crate) struct RemoteWaiter {
     domain: Domain,
     come: Sender<Come>,
-    waiting: Arc<AtomicUsize>,
+    /// Its connection has ended.
+    is_over: Arc<AtomicBool>,
 }
 
 /// What happened to content that a peer waits for.
@@ -55,15 +56,19 @@ impl RemoteWaiter {
         self.tell(Come::NotHere(name));
     }
 
+    /// Whether its connection has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Relaxed)
+    }
+
     fn tell(&self, come: Come) {
-        self.waiting.fetch_sub(1, Relaxed);
         // The connection may have ended.
         let _ = self.come.send(come);
     }
 }
 
-/// Answers requests until the peer ends the connection. What the peer waits for is kept in this
-/// memory, of [`SERVED_BYTES_MAX`], which all connections share.
+/// Answers requests until the peer ends the connection, and nothing here waits for it any more. What
+/// the peer waits for is kept in this memory, of [`SERVED_BYTES_MAX`], which all connections share.
 ///
 /// # Errors
 /// If the peer breaks the protocol, or the connection breaks.
@@ -80,7 +85,8 @@ pub fn serve(
         sharing: Arc::clone(sharing),
         writer,
         come,
-        waiting: Arc::default(),
+        is_over: Arc::default(),
+        waiting: 0,
         memory: Borrowed::new(memory, OWN_BYTES),
         work: Work::default(),
     };
@@ -89,6 +95,8 @@ pub fn serve(
         // The reading thread sees that the connection is closed.
         let _ = answering.all(&asked, &in_flight);
         ended.close();
+        drop(asked);
+        answering.end(&in_flight);
     })?;
     let mut head = [0; Wants::HEAD_BYTES];
     let mut rest = Vec::new();
@@ -105,7 +113,7 @@ pub fn serve(
     };
     drop(ask);
     closer.close();
-    // It ends when everything is answered.
+    // It ends when everything is answered, and what waits here is dropped.
     let _ = answering.join();
     outcome
 }
@@ -130,8 +138,10 @@ struct Answering {
     sharing: Arc<Sharing>,
     writer: Writer,
     come: Sender<Come>,
-    waiting: Arc<AtomicUsize>,
-    /// For those that wait.
+    is_over: Arc<AtomicBool>,
+    /// Those that wait, and messages about them that are not read yet.
+    waiting: usize,
+    /// For these.
     memory: Borrowed,
     work: Work,
 }
@@ -165,11 +175,21 @@ impl Answering {
         }
     }
 
+    /// Waits until no waiter is left here, now that the connection has ended: they are dropped soon.
+    /// Until then their memory is in use, and the connection counts as one of its peer's.
+    fn end(self, in_flight: &Receiver<Come>) {
+        let Self { come, is_over, .. } = self;
+        is_over.store(true, Relaxed);
+        drop(come);
+        in_flight.iter().for_each(drop);
+    }
+
     /// Reports on contents that were waited for, several at once.
     fn settle(&mut self, first: Come, in_flight: &Receiver<Come>) -> io::Result<()> {
         let mut here: Vec<(Domain, Name)> = Vec::new();
         let mut not_here = Vec::new();
         for come in std::iter::once(first).chain(in_flight.try_iter().take(BATCH_PAGES - 1)) {
+            self.waiting -= 1;
             match come {
                 Come::Here(domain, name) => here.push((domain, name)),
                 Come::NotHere(name) => not_here.push(name),
@@ -186,7 +206,7 @@ impl Answering {
             self.work.not_here = not_here;
             self.send(0)?;
         }
-        self.memory.shrink_to(self.waiting.load(Relaxed) * WAITER_BYTES);
+        self.memory.shrink_to(self.waiting * WAITER_BYTES);
         Ok(())
     }
 
@@ -238,15 +258,14 @@ impl Answering {
     /// Waits for missing contents that sources will send. Returns the others.
     fn wait(&mut self, domain: &Domain) -> Vec<Name> {
         let mut names = std::mem::take(&mut self.work.not_here);
-        let waiting = self.waiting.load(Relaxed);
-        let wanted = (waiting + names.len()).min(WAITING_MAX);
+        let wanted = (self.waiting + names.len()).min(WAITING_MAX);
         // Where nothing is left, fewer wait, and the peer gets the content from their sources.
         self.memory.grow_to(wanted * WAITER_BYTES);
-        let room = wanted.min(self.memory.bytes() / WAITER_BYTES).saturating_sub(waiting);
+        let room = wanted.min(self.memory.bytes() / WAITER_BYTES).saturating_sub(self.waiting);
         let remote = Arc::new(RemoteWaiter {
             domain: domain.clone(),
             come: self.come.clone(),
-            waiting: Arc::clone(&self.waiting),
+            is_over: Arc::clone(&self.is_over),
         });
         let now = Instant::now();
         let mut joined = 0;
@@ -258,9 +277,9 @@ impl Answering {
             joins
         };
         names.retain(|name| !joins(name));
-        // Counted under the lock, before any of them can arrive.
-        self.waiting.fetch_add(joined, Relaxed);
         drop(in_flight);
+        // Counted before this thread reads that any of them has arrived.
+        self.waiting += joined;
         names
     }
 
@@ -325,7 +344,8 @@ mod tests {
             sharing: Arc::clone(sharing),
             writer,
             come,
-            waiting: Arc::default(),
+            is_over: Arc::default(),
+            waiting: 0,
             memory: Borrowed::new(memory, OWN_BYTES),
             work: Work::default(),
         };
@@ -346,12 +366,13 @@ mod tests {
         const OWN: usize = OWN_BYTES / WAITER_BYTES;
         let names: Vec<Name> = (0..4 * OWN).map(name).collect();
         let (sharing, memory) = (where_they_arrive(&names), Reserve::new(2 * OWN_BYTES));
-        let [(mut one, ..), (mut other, told, _peer)] =
+        let [(mut one, told_one, _), (mut other, told, _peer)] =
             [(); 2].map(|()| answering(&sharing, &memory));
         assert_eq!(absent(&mut one, &names), OWN);
         assert_eq!(absent(&mut other, &names), 3 * OWN, "each has its own part");
         // What one of them does not wait for any more, the other may.
-        drop(one);
+        one.end(&told_one);
+        assert_eq!(memory.borrowed_bytes(), 0);
         assert_eq!(absent(&mut other, &names[OWN..2 * OWN]), 0);
         for name in &names {
             let waiters = sharing.exchange.in_flight.lock().came(name);
@@ -360,9 +381,9 @@ mod tests {
                 peer.not_here(*name);
             }
         }
-        assert_eq!(memory.borrowed_bytes(), OWN_BYTES);
+        // What is not read yet counts.
         other.settle(told.recv().unwrap(), &told).unwrap();
-        assert_eq!(memory.borrowed_bytes(), 0);
+        assert_eq!(memory.borrowed_bytes(), OWN_BYTES - BATCH_PAGES * WAITER_BYTES);
     }
 
     #[test]
@@ -378,7 +399,9 @@ mod tests {
             let Waiter::Remote(peer) = waiter else { panic!("nobody else waits") };
             peer.here(names[0]);
         }
-        assert!(matches!(in_flight.try_recv(), Ok(Come::Here(_, name)) if name == names[0]));
+        let come = in_flight.try_recv().unwrap();
+        assert!(matches!(&come, Come::Here(_, name) if *name == names[0]));
+        answering.settle(come, &in_flight).unwrap();
         assert_eq!(absent(&mut answering, &names[WAITING_MAX..]), BEYOND - 1);
     }
 }

@@ -166,9 +166,14 @@ impl ArrivingLanes {
         Some(Served { lanes: self, number })
     }
 
-    /// Frees buffers that no lane uses. To be called now and then.
+    /// Frees buffers that no lane uses, and memory for pages by name. To be called now and then.
     pub(crate) fn trim(&self) {
         self.unpackers.trim();
+        // Locked, so that this is never the last reference: dropping that one may take long.
+        let state = self.state.lock();
+        if let Some(by_name) = state.pages.as_ref().and_then(|pages| pages.by_name.as_ref()) {
+            by_name.trim();
+        }
     }
 
     /// Bytes that lanes have received so far.

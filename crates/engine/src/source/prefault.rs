@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use data_threads::DataThreads;
+use host::quota;
 use qemu::ram_blocks::RamBlocks;
 use qemu::room::host_memory;
 use ram::Mapping;

@@ -40,7 +40,7 @@ pub fn carrying_agent(hosts: &Hosts, host: &Host, more: &[&str]) -> Result<Agent
     start(hosts, host, &format!("qemu-user = \"{}\"", QemuUser::usual().name()), &[], more)
 }
 
-/// Capabilities that an agent beside virt-handler needs; `dist/kubevirt` gives it no others.
+/// Capabilities that an agent next to virt-handler needs; `dist/kubevirt` gives it no others.
 pub const KUBEVIRT_RIGHTS: [&str; 4] = ["SYS_PTRACE", "DAC_OVERRIDE", "CHOWN", "FOWNER"];
 
 /// Starts an agent that carries VMs out of KubeVirt's pods, with no more rights than it has in a

@@ -130,7 +130,7 @@ pub fn kubevirts_own() -> Option<PathBuf> {
     std::env::var_os("KUBEVIRT_PROXIES").map(PathBuf::from)
 }
 
-/// The lab's command: beside the running program, or one directory above.
+/// The lab's command: next to the running program, or one directory above.
 fn lab() -> PathBuf {
     let here = std::env::current_exe().unwrap_or_default();
     let beside = here.ancestors().skip(1).take(2).map(|dir| dir.join("lab"));

@@ -11,7 +11,7 @@ use crate::program;
 /// Where libraries are below an unpacked root, for programs that are not installed.
 const LIBRARIES: [&str; 2] = ["usr/lib", "lib"];
 
-/// A program, and the directories of libraries that it needs beside those of the system.
+/// A program, and the directories of libraries that it needs in addition to those of the system.
 #[derive(Clone, Debug)]
 pub struct Nft {
     /// The program.

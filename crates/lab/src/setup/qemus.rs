@@ -81,7 +81,7 @@ pub(super) fn current(store: &Path) -> Result<Option<PathBuf>> {
     keep(&scratch, &home).map(Some)
 }
 
-/// Has the program use the libraries beside it, and their dynamic linker, at their final paths.
+/// Has the program use the libraries next to it, and their dynamic linker, at their final paths.
 fn bind_libraries(store: &Path, scratch: &Path, home: &Path) -> Result<()> {
     let tool = Scratch::new(store, "patchelf")?;
     let apt = Apt::new(store, "system", Sources::System)?;

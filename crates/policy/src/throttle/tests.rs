@@ -310,7 +310,7 @@ fn a_light_writer_needs_a_share_of_the_little_it_uses() {
     let quota = alone.looks.iter().filter_map(|(_, decision)| decision.quota_cpus);
     assert!(quota.fold(0.0, f64::max) < 0.05);
 
-    // Beside another task that uses CPU, it keeps its rate down to a low share: choosing a floor
+    // Next to another task that uses CPU, it keeps its rate down to a low share: choosing a floor
     // that is low enough is up to the operator.
     let spin = Work { cpus: 1.0, bytes_per_s: 0.0 };
     let beside = Sim { works: vec![paced, spin], ..writer(1.0) };

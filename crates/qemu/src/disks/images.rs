@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use host::rights;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 

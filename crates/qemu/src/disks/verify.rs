@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use host::rights;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::challenge::{PREFIX, content_of, open_plain};

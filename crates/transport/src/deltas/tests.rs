@@ -202,6 +202,7 @@ fn records_of_all_vms_have_a_bound_and_each_vm_has_some() {
         (0..pages).for_each(|page| {
             known.note(BlockId(0), page, Epoch(0), &Fingerprints::default());
         });
+        assert!(known.records.capacity() * size_of::<Record>() <= known.memory.bytes());
         known.records.len() * size_of::<Record>()
     };
     let (one, other) = (vm(), vm());

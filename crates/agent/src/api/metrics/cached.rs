@@ -47,7 +47,7 @@ impl CachedText {
     /// The text, by `collect` if the last one is too old and no collection is running.
     ///
     /// A reader that is not served any more does not end the collection: the next one would begin
-    /// another beside it.
+    /// another next to it.
     pub(super) async fn read(
         &self,
         collect: impl FnOnce() -> String + Send + 'static,

@@ -153,7 +153,7 @@ fn with_history() -> Site {
     let site = Site::of(dir, Limits::default(), None);
     let state = site.api.registry.state();
     let report: Value =
-        serde_json::from_str(include_str!("../../../../cli/src/report/example.json")).unwrap();
+        serde_json::from_str(include_str!("../../../../report/src/example.json")).unwrap();
     std::fs::write(state.reports().join("3f2a91c0.json"), report.to_string()).unwrap();
     let gang = json!({
         "id": "gdeadbeef", "started_unix_s": 1, "total_s": 2.5, "parallel": 2, "atomic": false,

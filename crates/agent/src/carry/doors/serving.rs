@@ -1,21 +1,20 @@
 //! One connection to a door: it is carried to the other host, or passed on.
 
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use engine::{Caller, Carried, Content, Opening};
+use managers::takeover::Replaced;
 use qemu::lost_writes;
-use takeover::Replaced;
 
 use super::Shared;
 use crate::carry::door::Door;
-use crate::carry::posts::Post;
+use crate::carry::posts::BusyPost;
 use crate::moves::history::What;
 
 impl Shared {
     /// Serves a connection to its end.
-    pub(super) fn serve(&self, post: Arc<Post>, caller: Caller) {
+    pub(super) fn serve(&self, post: BusyPost, caller: Caller) {
         let door = &post.door;
         let (at, host) = (door.to_string(), door.peer.clone());
         // A channel that was read already can only be carried, as its migration is.
@@ -62,11 +61,11 @@ impl Shared {
         post.relays.store(is_relayed, SeqCst);
         match carried {
             Err(error) => {
-                self.leave(post);
+                drop(post);
                 tracing::warn!(listener = at, host, error, "not carried");
             }
             Ok((id, vm, .., Content::Other(relay))) => {
-                self.leave(post);
+                drop(post);
                 let _in = data_threads::migration_span(&id, &vm).entered();
                 tracing::info!(listener = at, host, "a disk is carried");
                 let run = |watch: &_| relay.carry(&self.request, watch);
@@ -116,10 +115,10 @@ impl Shared {
     }
 
     /// Relays the connection as if there were no agent.
-    fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
+    fn go_around(&self, post: BusyPost, socket: &UnixStream, why: &str) {
         let door = post.door.to_string();
         let Some(_place) = self.around.place(&door) else {
-            self.leave(post);
+            drop(post);
             tracing::error!(
                 listener = door,
                 why,
@@ -128,7 +127,7 @@ impl Shared {
             return;
         };
         let way = post.door.replaces().map(Replaced::go_around);
-        self.leave(post);
+        drop(post);
         let Some(way) = way else { return };
         tracing::info!(listener = door, why, "not carried: the connection bypasses the agents");
         if let Err(error) = way.and_then(|way| self.around.pass(socket, &way)) {
@@ -142,7 +141,7 @@ impl Shared {
 
     /// Carries a migration, and leaves the next one from there to its manager if agents can't
     /// carry it.
-    fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, post: Arc<Post>) {
+    fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, post: BusyPost) {
         let replaced = post.door.replaces().map(|_| post.door.target());
         let mut is_unfit = false;
         // Agents can't refuse what its manager decides.
@@ -152,7 +151,7 @@ impl Shared {
         // A migration that is split has all its connections; others are served one by one, and
         // the first is listed by then: without it, the next would count as a migration.
         let run = |watch: &_| {
-            self.leave(post);
+            drop(post);
             let end = carried.run(&self.request, note, watch);
             is_unfit = end.is_unfit;
             end.report

@@ -97,8 +97,8 @@ impl Wanted {
     }
 }
 
-/// Checks that a host has the memory that a VM needs, beside the ordinary memory that is `promised`
-/// to other VMs that are arriving.
+/// Checks that a host has the memory that a VM needs, in addition to the ordinary memory that is
+/// `promised` to other VMs that are arriving.
 pub(super) fn has_room(
     needs: &Needs,
     mut host: HostMemory,

@@ -27,7 +27,8 @@ impl Migrations {
         all.find(|one| one.vm == vm && one.outcome == Some(Outcome::Done))
     }
 
-    /// The migrations of VMs that have not ended, without the disks that are carried beside them.
+    /// The migrations of VMs that have not ended, without the disks that are carried concurrently
+    /// with them.
     pub(crate) fn moving(&self) -> Vec<Progress> {
         let table = self.table();
         let of_vms = table.entries.values().filter(|entry| entry.what == What::Migration);

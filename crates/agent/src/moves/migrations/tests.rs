@@ -71,7 +71,7 @@ impl Site {
             agent_port: 7450,
             waits: engine::Waits::default(),
             sharing: None,
-            carrying: None,
+            manager: None,
         };
         let settlers = Settlers::new(
             Arc::clone(&self.registry),

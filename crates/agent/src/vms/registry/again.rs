@@ -11,6 +11,7 @@ use api::{ErrorCode, VmSummary};
 use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
+use qemu::socket;
 
 use super::{Busy, Registry, found, images, in_the_way, unknown, unreached};
 use crate::denied::Denied;
@@ -167,7 +168,7 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
     if vm.machine().is_some_and(|machine| machine.process.is_alive()) {
         return Err(runs());
     }
-    match takeover::connect(vm.dir.join("qmp"), SEEN_MAX) {
+    match socket::connect(vm.dir.join("qmp"), SEEN_MAX) {
         Ok(_) => return Err(runs()),
         Err(error) if found::nobody_listens(&error) => {}
         Err(error) => {

@@ -33,8 +33,8 @@ impl Claim {
             .map_err(|error| self.cannot_note(&error))
     }
 
-    /// Reserves ordinary memory for this VM, which arrives, if it `fits` beside what other arriving
-    /// VMs have yet to take.
+    /// Reserves ordinary memory for this VM, which arrives, if it `fits` next to what other
+    /// arriving VMs have yet to take.
     ///
     /// One lock is held for both steps, so that two VMs can't be promised the same memory.
     pub(crate) fn promise(

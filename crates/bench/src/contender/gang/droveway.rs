@@ -1,14 +1,12 @@
 //! Droveway: an agent on each host of all racks, and a migration for each VM of a gang, all started
 //! together.
 
-use std::fmt;
 use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Report};
-use clap::ValueEnum;
-use serde::Serialize;
+use simulator::Share;
 
 use super::{GangContender, GangGround, GangMoved, Member};
 use crate::contender::droveway::{moved, report, within};
@@ -16,28 +14,6 @@ use lab::agent::{Agent, agents, binary};
 use lab::error::{LabError, Result, SystemContext};
 use lab::hosts::RackHost;
 use lab::program;
-
-/// The VMs that a VM shares content with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Share {
-    /// With no VM.
-    Off,
-    /// With VMs on the same destination host.
-    Host,
-    /// With VMs in the same target rack.
-    Rack,
-}
-
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Off => "off",
-            Self::Host => "host",
-            Self::Rack => "rack",
-        })
-    }
-}
 
 /// Agents on all hosts, and guests under them.
 pub struct DrovewayGang {

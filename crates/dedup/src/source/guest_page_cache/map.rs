@@ -55,8 +55,8 @@ pub(super) struct Map {
     told: Vec<OnceLock<Option<Name>>>,
 }
 
-/// The memory that the maps of one migration may take, beside its buffers. A helper that names
-/// everything, or each page twice, takes no more.
+/// The memory that the maps of one migration may take, in addition to its buffers. A helper that
+/// names everything, or each page twice, takes no more.
 #[derive(Debug)]
 pub struct Room {
     left_bytes: usize,
@@ -66,7 +66,7 @@ impl Room {
     /// Maps may take this fraction (1/4) of the size of all migrations' buffers.
     const PART: usize = 4;
 
-    /// The room for maps beside buffers of this size.
+    /// The room for maps next to buffers of this size.
     #[must_use]
     pub fn beside(buffers_bytes: usize) -> Self {
         Self { left_bytes: buffers_bytes / Self::PART }

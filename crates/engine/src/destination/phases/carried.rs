@@ -9,7 +9,6 @@ mod back;
 mod channels;
 mod from_disks;
 mod in_order;
-mod onward;
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -20,6 +19,7 @@ use std::time::Duration;
 use content::Domain;
 use crossbeam_channel::{Receiver, never, select, unbounded};
 use dedup::storage::Disks;
+use managers::Onward;
 use placer::Feeder;
 use qemu::commanded::Commanded;
 use qemu::ram_blocks::RamBlocks;
@@ -42,7 +42,6 @@ use crate::tail::Tail;
 use back::{Back, Closed};
 use channels::Channels;
 use in_order::{InOrder, Written};
-use onward::Onward;
 
 /// A QEMU that has loaded its VM closes its connection at once.
 const LAST_WORD_MAX: Duration = Duration::from_secs(1);
@@ -115,7 +114,7 @@ impl Connected<'_> {
     pub(super) fn carry(&self, order: &Carry, place: &mut Place) -> Result<(), End> {
         self.check_from(&order.from)?;
         self.link.set_dead_after(CARRIED_DEAD_AFTER).map_err(End::failed)?;
-        let carrying = self.shared.local.carrying.as_ref().ok_or_else(|| {
+        let manager = self.shared.local.manager.as_ref().ok_or_else(|| {
             End::failed("the agent there does not carry migrations: add [carry] to its file")
         })?;
         let target = order.target.read().map_err(|why| {
@@ -125,8 +124,8 @@ impl Connected<'_> {
             ))
         })?;
         self.lanes.threads().set(&order.terms);
-        let onward = Onward::find(target, carrying)?;
-        let (socket, whose) = onward.meet()?;
+        let onward = manager.find(target).map_err(End::failed)?;
+        let (socket, whose) = onward.meet().map_err(End::failed)?;
         self.arrives(place)?;
         place.is_of_host();
         let name = whose.as_ref().and_then(|whose| whose.name.clone());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use data_threads::DataThreads;
 use dedup::storage::Disks;
+use host::rights::User;
 use qemu::guest_disks::{GuestDisk, NbdServer, Reading};
-use rights::User;
 use serde_json::Value;
 use storage::{Endpoint, Image, Layer, Opened, Opening, Opens, Pace, Settings, begin_to_open};
 use wire::StorageOrder;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Throttle as Wanted;
+use host::quota;
 use policy::passes::{self, Counted};
 use policy::throttle::{Decision, Look, OnStall, Ratio, Settings, Stall, Why};
 

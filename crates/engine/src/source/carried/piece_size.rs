@@ -13,7 +13,7 @@ use policy::switchover::path_bytes;
 pub(super) const LEAST_BYTES: usize = 64 << 10;
 /// Pieces in flight at most: the destination has room for 16, and tells of more in fours.
 const IN_FLIGHT_MAX: usize = 12;
-/// Buffers beside those in flight: one that is being filled, and one that waits for a lane.
+/// Buffers in addition to those in flight: one that is being filled, and one that waits for a lane.
 const BESIDE: usize = 2;
 /// The rate is measured over this time at least, because acknowledgements come in bursts.
 const LOOK_LEAST: Duration = Duration::from_millis(200);

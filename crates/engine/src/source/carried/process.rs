@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 
+use host::nic;
 use qemu::commanded::{Commanded, vcpu_threads};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{getpeername, getsockname};

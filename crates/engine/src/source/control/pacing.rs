@@ -158,8 +158,8 @@ struct Sent {
     whole: u64,
 }
 
-/// The bounds of what is sent beside something else: of the limit, what that has left of it, and
-/// half at least.
+/// The bounds of what is sent concurrently with something else: of the limit, what that has left
+/// of it, and half at least.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn beside(other_bytes_per_s: u64, bounds: PaceBounds) -> PaceBounds {
     let content = bounds.cap_content_bytes_per_s().unwrap_or(f64::INFINITY);

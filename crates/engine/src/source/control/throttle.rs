@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{OnStall, Slowed, Throttle as Wanted};
+use host::quota;
 use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
 
 use crate::report_builder::ReportBuilder;
@@ -67,14 +68,30 @@ impl Throttling {
         if let Some(used) = vcpus.and_then(|vcpus| vcpus.look(slow, throttled)) {
             self.used_cpus = used;
         }
-        let look = Look { used_cpus: self.used_cpus, ..look };
-        let decision = self.state.next(&self.possible(), &look);
+        let decision = self.decide(&Look { used_cpus: self.used_cpus, ..look });
         if !self.lifted {
             self.apply(&decision);
             self.tell(&decision);
         }
         self.throttled = self.share(&decision) < 1.0;
         decision
+    }
+
+    /// Decides for what can be done. Whether the VM can be throttled is not known before it has to
+    /// be: if it can't, that decision, and the state that it left, are those of another VM.
+    fn decide(&mut self, look: &Look) -> Decision {
+        let before = self.state.clone();
+        let decision = self.state.next(&self.possible(), look);
+        let is_first = decision.share < 1.0 && matches!(self.means, Means::Unused);
+        if self.lifted || !is_first {
+            return decision;
+        }
+        self.means = self.find_means();
+        if !self.is_missing() {
+            return decision;
+        }
+        self.state = before;
+        self.state.next(&self.possible(), look)
     }
 
     /// The settings for what can be done: a VM that can't be throttled keeps all of its CPU time.
@@ -98,9 +115,9 @@ impl Throttling {
         if std::mem::replace(&mut self.lifted, true) {
             return;
         }
-        if let Means::Group(group) = &mut self.means
-            && let Err(error) = group.lift()
-        {
+        // What is missing stays so: nothing has to be found out again.
+        let Means::Group(group) = &mut self.means else { return };
+        if let Err(error) = group.lift() {
             tracing::error!(%error, "the VM may stay throttled until the agent starts again");
         }
         self.means = Means::Unused;
@@ -113,9 +130,6 @@ impl Throttling {
 
     fn apply(&mut self, decision: &Decision) {
         let slow = decision.share < 1.0;
-        if slow && matches!(self.means, Means::Unused) {
-            self.means = self.find_means();
-        }
         match &mut self.means {
             Means::Unused | Means::Missing => {}
             Means::Group(group) => {
@@ -222,7 +236,7 @@ mod tests {
     use api::{Bounds, Progress, Slowing};
     use throttle::Step;
 
-    /// The reason for its end names the CPU time that it really has.
+    /// It is followed as with a floor of 100 %, from the first decision on.
     #[test]
     fn a_vm_that_can_not_be_throttled_keeps_all_of_its_cpu_time() {
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
@@ -231,6 +245,7 @@ mod tests {
         let brakes = Brakes { vcpus: Err("it has none".to_owned()), notes: None, report_builder };
         let settings = settings(300, &Slowing::default(), Duration::ZERO);
         let mut throttling = Throttling::new(brakes, settings);
+        let mut unthrottled = Throttle::new();
         let stall = (0..100).find_map(|nth| {
             let look = Look {
                 at: Duration::from_secs(nth.into()),
@@ -241,14 +256,22 @@ mod tests {
                 counted_at_share: None,
                 pass: 2 + nth,
                 first_pass_over: true,
-                used_cpus: 1.0,
+                // Its vCPUs can't be measured.
+                used_cpus: 0.0,
             };
-            match throttling.look(look).step {
+            let decision = throttling.look(look);
+            let all = Settings { floor: 1.0, ..settings };
+            assert_eq!(decision, unthrottled.next(&all, &look), "{nth}");
+            match decision.step {
                 Step::GiveUp(stall) => Some(stall),
                 _ => None,
             }
         });
         assert_eq!(stall.expect("it makes no progress").share, 1.0);
+        // Its stop for a switchover that failed changes nothing.
+        throttling.lift();
+        throttling.permit();
+        assert!(throttling.is_missing());
         assert_eq!(watch.progress().1.notes, ["the VM was not throttled: it has none"]);
     }
 

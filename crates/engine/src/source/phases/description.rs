@@ -26,7 +26,7 @@ pub(crate) struct Description {
     pub(super) chosen: Option<Chosen>,
     /// For the images that both hosts have to see.
     pub(super) files: Vec<Challenge>,
-    /// Removes the challenge files beside the images when dropped.
+    /// Removes the challenge files next to the images when dropped.
     pub(super) cleanup: Cleanup,
 }
 

@@ -39,7 +39,7 @@ struct Order {
     devices: Vec<Device>,
     /// None: no disk moves.
     chosen: Option<Chosen>,
-    /// Removes the challenge files beside the images when dropped.
+    /// Removes the challenge files next to the images when dropped.
     challenges: Cleanup,
 }
 

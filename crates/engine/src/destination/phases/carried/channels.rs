@@ -7,12 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use managers::Onward;
 use parking_lot::{Condvar, Mutex};
 use stream::multifd::{INIT_BYTES, Init, write_head};
 use wire::carry;
 
 use super::super::End;
-use super::onward::Onward;
 
 /// Closed when this is dropped.
 pub(super) struct Channels {
@@ -58,7 +58,7 @@ impl Channels {
         let mut sockets = Vec::with_capacity(order.first.len());
         for first in &order.first {
             let first = message(first)?;
-            let mut socket = onward.connect()?;
+            let mut socket = onward.connect().map_err(End::failed)?;
             socket.write_all(&first).map_err(End::failed)?;
             sockets.push(socket);
         }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use host::quota::used;
 use qemu::machine::Machine;
-use quota::used;
 
 /// Interval between samples: the kernel's count is exact, but a guest works in
 /// bursts.

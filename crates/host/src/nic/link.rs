@@ -1,0 +1,206 @@
+//! Whether an interface can carry packets: by netlink, which alone knows what an interface is a
+//! port of.
+
+use std::fs;
+use std::io;
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, sendto, socket};
+
+use crate::nic::{NicError, without_label};
+
+const GET_LINK: u16 = 18;
+const NEW_LINK: u16 = 16;
+const ERROR: u16 = 2;
+const REQUEST: u16 = 1;
+/// `nlmsghdr`, and `ifinfomsg` behind it.
+const HEADER_BYTES: usize = 16;
+const LINK_BYTES: usize = 16;
+/// Where `ifinfomsg` has its flags.
+const FLAGS: usize = HEADER_BYTES + 8;
+const UP: u32 = 1;
+/// Attributes of an interface.
+const NAME: u16 = 3;
+const MASTER: u16 = 10;
+/// A name's longest length, without the zero at its end.
+const NAME_MAX: usize = 15;
+/// More than the kernel has to say of one interface.
+const ANSWER_MAX: usize = 64 << 10;
+const NO_SUCH_DEVICE: i32 = 19;
+
+/// An interface's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// There is no such interface.
+    Missing,
+    /// It is down.
+    Down,
+    /// It is up, on no bridge or other switch, and the host has no address and no route there.
+    Alone,
+    /// It is up, and a port of a switch, or routed.
+    Connected,
+}
+
+/// The state of an interface.
+///
+/// # Errors
+/// If the system refuses.
+pub fn link_state(name: &str) -> Result<LinkState, NicError> {
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Ok(LinkState::Missing);
+    }
+    let action = "querying the kernel for an interface";
+    let state = match ask(name).map_err(|source| NicError::System { action, source })? {
+        None => LinkState::Missing,
+        Some(Link { is_up: false, .. }) => LinkState::Down,
+        Some(Link { has_master: true, .. }) => LinkState::Connected,
+        Some(_) if has_address(name) || has_route(name) => LinkState::Connected,
+        Some(_) => LinkState::Alone,
+    };
+    Ok(state)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link {
+    is_up: bool,
+    /// It is a port of a bridge, of Open vSwitch's datapath, and the like.
+    has_master: bool,
+}
+
+fn ask(name: &str) -> io::Result<Option<Link>> {
+    // The default protocol, 0, is `NETLINK_ROUTE`.
+    let socket = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
+    sendto(&socket, &question(name), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut answer = vec![0; ANSWER_MAX];
+    let (length, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
+    read(answer.get(..length).unwrap_or_default())
+}
+
+fn question(name: &str) -> Vec<u8> {
+    let named = [name.as_bytes(), &[0]].concat();
+    let mut body = vec![0; LINK_BYTES];
+    body.extend(u16::try_from(4 + named.len()).unwrap_or(u16::MAX).to_ne_bytes());
+    body.extend(NAME.to_ne_bytes());
+    body.extend(&named);
+    body.resize(body.len().next_multiple_of(4), 0);
+    let length = u32::try_from(HEADER_BYTES + body.len()).unwrap_or(u32::MAX);
+    let mut message = Vec::from(length.to_ne_bytes());
+    message.extend(GET_LINK.to_ne_bytes());
+    message.extend(REQUEST.to_ne_bytes());
+    // Sequence number and port ID, both unused.
+    message.extend([0; 8]);
+    message.extend(body);
+    message
+}
+
+/// Reads the answer; none if there is no such interface.
+fn read(answer: &[u8]) -> io::Result<Option<Link>> {
+    let odd = || io::Error::from(io::ErrorKind::InvalidData);
+    let kind = short(answer, 4).ok_or_else(odd)?;
+    if kind == ERROR {
+        let number = word(answer, HEADER_BYTES).ok_or_else(odd)?.cast_signed().saturating_neg();
+        return match number {
+            NO_SUCH_DEVICE => Ok(None),
+            number => Err(io::Error::from_raw_os_error(number)),
+        };
+    }
+    let flags = word(answer, FLAGS).filter(|_| kind == NEW_LINK).ok_or_else(odd)?;
+    let mut link = Link { is_up: flags & UP != 0, has_master: false };
+    let mut attributes = answer.get(HEADER_BYTES + LINK_BYTES..).unwrap_or_default();
+    while let (Some(length), Some(kind)) = (short(attributes, 0), short(attributes, 2)) {
+        let length = usize::from(length);
+        if kind == MASTER && length > 4 {
+            link.has_master = word(attributes, 4).is_some_and(|index| index != 0);
+        }
+        // At least its own header.
+        let next = length.max(4).next_multiple_of(4);
+        attributes = attributes.get(next..).unwrap_or_default();
+    }
+    Ok(Some(link))
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Whether the host has an address there, apart from one that each interface has.
+fn has_address(name: &str) -> bool {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    interfaces
+        .iter()
+        .any(|interface| without_label(&interface.name) == name && !interface.is_link_local())
+}
+
+/// Whether a route leads there, in the main table: the address of a routed VM may be in none of the
+/// host's networks.
+fn has_route(name: &str) -> bool {
+    let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+    let first = |line: &str| line.split_whitespace().next() == Some(name);
+    read("route").unwrap_or_default().lines().any(first)
+        || read("ipv6_route").unwrap_or_default().lines().any(|line| leads_to(line, name))
+}
+
+/// Whether a line of `ipv6_route` is a route to an interface, apart from those that each interface
+/// has: to link-local addresses and multicast, `fe80::` and `ff00::`.
+fn leads_to(line: &str, name: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let to = words.next().unwrap_or_default();
+    words.last() == Some(name) && !to.starts_with("fe8") && !to.starts_with("ff")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn loopback_is_connected_and_a_missing_interface_is_missing() {
+        assert_eq!(link_state("lo").unwrap(), LinkState::Connected);
+        for name in ["", "no-such-one", "a name that is far too long for one"] {
+            assert_eq!(link_state(name).unwrap(), LinkState::Missing, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_known_by_its_switch() {
+        let answer = |flags: u32, master: Option<u32>| {
+            let mut answer = vec![0; HEADER_BYTES + LINK_BYTES];
+            answer[4..6].copy_from_slice(&NEW_LINK.to_ne_bytes());
+            answer[FLAGS..FLAGS + 4].copy_from_slice(&flags.to_ne_bytes());
+            // Another attribute, of a length that is no multiple of 4.
+            answer.extend([&6_u16.to_ne_bytes()[..], &NAME.to_ne_bytes(), b"t\0\0\0"].concat());
+            if let Some(index) = master {
+                answer.extend([&8_u16.to_ne_bytes()[..], &MASTER.to_ne_bytes()].concat());
+                answer.extend(index.to_ne_bytes());
+            }
+            read(&answer).unwrap()
+        };
+        let link = |is_up, has_master| Some(Link { is_up, has_master });
+        assert_eq!(answer(UP, Some(7)), link(true, true));
+        assert_eq!(answer(UP | 0x1000, None), link(true, false));
+        assert_eq!(answer(0x1002, Some(7)), link(false, true));
+    }
+
+    #[test]
+    fn a_routed_interface_is_known_by_its_routes() {
+        let line =
+            |to: &str| format!("{to} 80 {to} 00 {to} 00000100 00000001 00000000 00000001 tap7");
+        let zeros = "0".repeat(28);
+        for (to, leads) in [("2001", true), ("fe80", false), ("ff00", false)] {
+            assert_eq!(leads_to(&line(&format!("{to}{zeros}")), "tap7"), leads, "{to}");
+        }
+        assert!(!leads_to(&line(&format!("2001{zeros}")), "tap") && !leads_to("", "tap7"));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_answer_is_it_is_read_to_its_end(answer: Vec<u8>) {
+            let _ = read(&answer);
+        }
+    }
+}

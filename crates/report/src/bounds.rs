@@ -1,0 +1,46 @@
+//! A migration's bounds, in words.
+
+use api::{BitRate, Bounds, Priority};
+
+/// All bounds, for a person.
+#[must_use]
+pub fn described(bounds: &Bounds) -> String {
+    let rate = |rate: Option<BitRate>| {
+        rate.map_or_else(|| "none".to_owned(), |rate| format!("{rate}bit/s"))
+    };
+    let cpus =
+        bounds.cpus.as_ref().map_or_else(|| "all CPUs".to_owned(), |cpus| format!("CPUs {cpus}"));
+    let priority = match bounds.priority {
+        Priority::Low => "low",
+        Priority::Normal => "normal",
+        Priority::High => "high",
+    };
+    format!(
+        "limit {}, reserve {}, priority {priority}, {cpus}",
+        rate(bounds.limit_bits_per_s),
+        rate(bounds.reserve_bits_per_s),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_bounds_are_said() {
+        assert_eq!(
+            described(&Bounds::default()),
+            "limit none, reserve none, priority low, all CPUs"
+        );
+        let bounds = Bounds {
+            limit_bits_per_s: Some("200M".parse().unwrap()),
+            reserve_bits_per_s: Some("64k".parse().unwrap()),
+            priority: Priority::High,
+            cpus: Some("0,1".parse().unwrap()),
+        };
+        assert_eq!(
+            described(&bounds),
+            "limit 200Mbit/s, reserve 64kbit/s, priority high, CPUs 0-1"
+        );
+    }
+}
