@@ -140,6 +140,28 @@ fn silence_and_words_out_of_turn() {
     drop(world.migrate(&guest, Side::B, &[]));
 }
 
+/// A host keeps an arrival's resources only while something of its VM is placed, whatever it sends:
+/// a lane with a byte, messages, and a tail byte by byte are nothing.
+#[test]
+fn an_arrival_of_which_nothing_is_placed_ends() {
+    let mut world = World::new(Link::unshaped());
+    let config = world.host(Side::B).run_dir.join("agent.toml");
+    std::fs::write(config, "[waits]\nstall = 5\n").unwrap();
+    world.restart_agent_with(Side::B, &["--config", &format!("{RUN_DIR}/agent.toml")]);
+    let caller = Caller::new(&world, "host-a", Security::Plaintext);
+    let (mut accepted, mut lane) = caller.streaming();
+    lane.write_all(&[0xb1]).unwrap();
+    assert!(world.vm(Side::B, "evil").is_some());
+    until("it has ended", || {
+        say(&mut accepted.control, &ToDestination::Spare { pages: 1 });
+        frame(&mut accepted.control, &Frame::Tail(vec![0]));
+        world.vm(Side::B, "evil").is_none()
+    });
+    let log = world.agent(Side::B).log_text();
+    assert!(log.contains("nothing of the VM has arrived for 10 s"), "{log}");
+    world.assert_only(Side::B, &[]);
+}
+
 /// Each of them ends its own migration, with a reason.
 #[test]
 fn invalid_pages_end_their_migration() {
