@@ -157,6 +157,8 @@ pub struct Commander {
     /// The guest.
     pub guest: Guest,
     program: std::path::PathBuf,
+    /// The UUID of QEMUs that are started from now on.
+    pub uuid: &'static str,
     /// The QEMU at each host.
     pub qemus: [Option<Commanded>; 2],
 }
@@ -209,7 +211,8 @@ impl Commander {
 
     fn listening(world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
         let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
-        Self { world, spec, guest, program: program.to_owned(), qemus: [None, None] }
+        let (program, qemus) = (program.to_owned(), [None, None]);
+        Self { world, spec, guest, program, uuid: UUID, qemus }
     }
 
     /// Starts its QEMU on a host, with these arguments besides the usual ones.
@@ -220,7 +223,7 @@ impl Commander {
         let host = self.world.host(side);
         let argv = self.spec.argv(&self.world.kit, &self.program);
         let mut command = host.command(&argv[0]);
-        command.args(&argv[1..]).args(own_qmp_argument(&self.spec.name)).args(["-uuid", UUID]);
+        command.args(&argv[1..]).args(own_qmp_argument(&self.spec.name)).args(["-uuid", self.uuid]);
         let log = std::fs::File::create(host.run_dir.join("qemu.log")).unwrap();
         let child = command.args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = child.spawn().unwrap();

@@ -1,5 +1,6 @@
 //! docs/ARCHITECTURE.md shows where one page goes, on the plain path and with sharing and storage:
-//! its files and functions exist. All files of tests are run, and the engine names no manager.
+//! its files and functions exist. So do the tests that docs/THREAT_MODEL.md names. All files of
+//! tests are run, and the engine names no manager.
 
 use std::fs;
 
@@ -33,7 +34,8 @@ fn the_engine_names_no_manager() {
         }
         let text = fs::read_to_string(&path).unwrap().to_lowercase();
         for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-            let named = ["libvirt", "kubevirt", "proxmox"].into_iter().find(|it| line.contains(*it));
+            let named =
+                ["libvirt", "kubevirt", "proxmox"].into_iter().find(|it| line.contains(*it));
             assert_eq!(named, None, "{}: {line}", path.display());
         }
     }
@@ -62,4 +64,27 @@ fn every_step_of_a_page_is_there() {
         steps += 1;
     }
     assert!(steps >= 16, "{steps} steps");
+}
+
+/// The table says of each resource which test measures its bound.
+#[runs(promised)]
+#[test]
+fn every_test_that_the_threat_model_names_is_there() {
+    let root = repository();
+    let text = fs::read_to_string(root.join("docs/THREAT_MODEL.md")).unwrap();
+    let mut tests = 0;
+    for name in text.split('`').skip(1).step_by(2) {
+        let (file, function) = name.split_once("::").unwrap_or((name, ""));
+        if !["crates/", "tests/"].iter().any(|dir| file.starts_with(dir)) {
+            continue;
+        }
+        let file = root.join(file);
+        assert!(file.exists(), "there is no {name}");
+        if !function.is_empty() {
+            let code = fs::read_to_string(&file).unwrap();
+            assert!(code.contains(&format!("fn {function}(")), "there is no {name}");
+            tests += 1;
+        }
+    }
+    assert!(tests >= 70, "{tests} tests");
 }

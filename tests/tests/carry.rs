@@ -273,6 +273,18 @@ fn without_a_recipient_the_vm_stays() {
     drop(commander.migrate(Side::A, &way));
 }
 
+/// As where a migration was given the port of another VM.
+#[test]
+fn a_qemu_that_waits_for_another_vm_does_not_get_this_one() {
+    let mut commander = commander(1000, MAPPED, &usual(), NEW);
+    let way = commander.way(Side::A, false, 0);
+    commander.uuid = "4dea22b3-1d52-d8f3-2516-782e98ab3fa1";
+    commander.expect(Side::A, &way);
+    drop(commander.refused(Side::A, &way));
+    let log = commander.world.agent(Side::A).log_text();
+    assert!(log.contains("the QEMU that waits at host-b is for another one, web1"), "{log}");
+}
+
 /// A stream that may switch to post-copy is passed through as it is.
 #[test]
 fn a_stream_that_may_turn_to_postcopy_is_relayed() {

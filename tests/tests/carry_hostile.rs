@@ -93,7 +93,11 @@ fn only_what_was_sent_is_relayed() {
             piece.send(lane);
         }
     };
-    let scripts: [(&Script<'_>, &str); 11] = [
+    let scripts: [(&Script<'_>, &str); 12] = [
+        (
+            &|control, _| frame(control, &Frame::Tail(b"x".to_vec())),
+            "the tail of the stream arrived before its head",
+        ),
         (&|control, _| say(control, &ToDestination::RelayEnds { bytes: 0 }), "had not started"),
         (
             &|control, _| {

@@ -16,7 +16,8 @@ use lab::hosts::{Link, RUN_DIR};
 use serde_json::json;
 use switchover::{Envelope, MigrationId};
 use wire::{
-    Frame, Inquiry, Kind, Prepare, ToDestination, ToSource, Token, Word, read_frame, read_message,
+    Frame, Inquiry, Kind, Order, Prepare, ToDestination, ToSource, Token, Word, gang, read_frame,
+    read_message,
 };
 
 const RATE: u64 = 2_000_000;
@@ -137,6 +138,28 @@ fn silence_and_words_out_of_turn() {
     drop((silent, halves));
     caller.assert_unharmed(&guest);
     drop(world.migrate(&guest, Side::B, &[]));
+}
+
+/// A host keeps an arrival's resources only while something of its VM is placed, whatever it sends:
+/// a lane with a byte, messages, and a tail byte by byte are nothing.
+#[test]
+fn an_arrival_of_which_nothing_is_placed_ends() {
+    let mut world = World::new(Link::unshaped());
+    let config = world.host(Side::B).run_dir.join("agent.toml");
+    std::fs::write(config, "[waits]\nstall = 5\n").unwrap();
+    world.restart_agent_with(Side::B, &["--config", &format!("{RUN_DIR}/agent.toml")]);
+    let caller = Caller::new(&world, "host-a", Security::Plaintext);
+    let (mut accepted, mut lane) = caller.streaming();
+    lane.write_all(&[0xb1]).unwrap();
+    assert!(world.vm(Side::B, "evil").is_some());
+    until("it has ended", || {
+        say(&mut accepted.control, &ToDestination::Spare { pages: 1 });
+        frame(&mut accepted.control, &Frame::Tail(vec![0]));
+        world.vm(Side::B, "evil").is_none()
+    });
+    let log = world.agent(Side::B).log_text();
+    assert!(log.contains("nothing of the VM has arrived for 10 s"), "{log}");
+    world.assert_only(Side::B, &[]);
 }
 
 /// Each of them ends its own migration, with a reason.
@@ -333,7 +356,22 @@ fn another_hosts_migrations() {
     let order = Prepare { from: "host-a".to_owned(), ..other.order() };
     assert!(other.refused(order).contains("the certificate of its sender is for host-c"));
     let why = other.refused(other.order());
-    assert!(why.contains("host-c is not in the peers file of host-b"), "{why}");
+    let stranger = "host-c is not in the peers file of host-b";
+    assert!(why.contains(stranger), "{why}");
+    // It orders no moves, and takes no part in a rack.
+    let mut ordering = other.call(Kind::Orders).unwrap();
+    let order = Order { from: "host-c".to_owned(), order: gang::Order::Census.into() };
+    Frame::message(&order).unwrap().write_to(&mut ordering).unwrap();
+    let Some(Frame::Message(json)) = read_frame(&mut ordering).unwrap() else { panic!() };
+    let gang::Answer::Refused { reason, .. } = read_message(&json).unwrap() else { panic!() };
+    assert!(reason.contains(stranger), "{reason}");
+    for kind in [Kind::Directory, Kind::Content] {
+        assert!(other.call(kind).is_err());
+    }
+    // There is no rack here, so the reply would be the same to a host that is listed.
+    let log = || world.agent(Side::B).whole_log();
+    let stranger = "it is host-c, which is not in the peers file of this host";
+    until("the reason is logged", || log().matches(stranger).count() == 2);
     // It has even learned the token.
     let (accepted, mut lane) = honest.streaming();
     let kind = Kind::Lane { number: 0, token: accepted.token };

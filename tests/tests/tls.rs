@@ -90,6 +90,7 @@ impl Refusing {
         let world = &self.secured.world;
         let why = world.refuses(Side::A, &["migrate", "web1", "host-b"]);
         assert!(why.contains(says), "{says:?} is not in: {why}");
+        assert!(!why.contains("lost the agent"), "there was no connection: {why}");
         until(&format!("host-b logs {logs:?}"), || world.agent(Side::B).log_text().contains(logs));
         world.assert_stayed(&self.guest, Side::A, self.pid);
     }
@@ -132,6 +133,8 @@ fn a_destination_that_is_not_who_it_should_be() {
     refusing.secured.restart(Side::B);
     let log = refusing.secured.world.agent(Side::B).log_text();
     assert!(log.contains("the certificate of host host-b has expired on"), "{log}");
+    let found = refusing.secured.world.refuses(Side::B, &["doctor", "--json"]);
+    assert!(found.contains("Other agents refuse this one: "), "{found}");
     refusing.refuses(
         "the peer's certificate has expired on",
         "the peer reports that this host's certificate has expired",

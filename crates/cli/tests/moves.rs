@@ -50,6 +50,19 @@ fn a_command_at_the_wrong_host_says_where_the_vm_is() {
 }
 
 #[test]
+fn an_agent_that_does_not_run_is_not_said_to_be_lost() {
+    let mut hosts = Hosts::new(["a", "b"]);
+    let [a, b] = &mut hosts.hosts[..] else { unreachable!() };
+    a.run("web1", "-m 64");
+    b.end("KILL");
+    let error = a.refuses(&["migrate", "web1", "b"]);
+    assert!(error.contains("the agent of b can't be reached"), "{error}");
+    assert!(!error.contains("lost the agent"), "{error}");
+    assert_eq!(a.vm("web1").unwrap().status, VmStatus::Running);
+    b.start();
+}
+
+#[test]
 fn a_paused_vm_arrives_paused() {
     let hosts = Hosts::new(["a", "b"]);
     let [a, b] = &hosts.hosts[..] else { unreachable!() };

@@ -201,4 +201,11 @@ mod tests {
         let text = text(&example());
         assert!(text.contains("first pass") && text.contains("10.0.0.2"), "{text}");
     }
+
+    #[test]
+    fn pages_that_can_not_be_proved_are_not_shown_as_the_same() {
+        let found = Audited::Same { pages: 9, reread_pages: 0, unproved_pages: 2 };
+        let text = audit(&Report { audit: found, ..example() });
+        assert_eq!(text, "7 of 9 pages as QEMU handed them over; 2 arrived, and can't be proved");
+    }
 }

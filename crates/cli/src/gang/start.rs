@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use api::{GangOutcome, GangReport, GangRequest, GangStarted};
 use clap::Args as ClapArgs;
-use client::{Client, Operation, Problem};
+use client::{Client, GANGS, Operation, Problem};
 use hyper::Method;
 use report::gang::{summary, without_report};
 

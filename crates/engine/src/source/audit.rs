@@ -228,6 +228,8 @@ pub(crate) fn ordered(audit: Audit) -> wire::AuditOrder {
 #[cfg(test)]
 mod tests {
     use api::{Bounds, Outcome, Progress};
+    use audit::Delivery;
+    use page::{Epoch, PageIndex};
 
     use super::*;
     use crate::watch::Watch;
@@ -271,6 +273,37 @@ mod tests {
         audited.begin();
         let entries = ToSource::AuditEntries { block: 0, range: 0, entries: vec![0; 16] };
         assert!(audited.hear(&entries).unwrap().is_none());
+    }
+
+    /// QEMU handed over two contents of one page in one epoch, and the destination holds the first.
+    #[test]
+    fn pages_that_can_not_be_proved_are_counted_in_the_report() {
+        const PAGES: u64 = 16;
+        let mut audited = audit(Audit::On, None).unwrap();
+        let handed_over = Arc::clone(audited.handed_over());
+        handed_over.announce([PAGES].into_iter());
+        let theirs = Ledger::new(Hash::default(), [PAGES]).unwrap();
+        let block = theirs.block(BlockId(0)).unwrap();
+        let (page, epoch) = (PageIndex(1), Epoch(1));
+        for byte in [7, 8] {
+            let mut ours = handed_over.block(BlockId(0)).unwrap().write();
+            ours.handed_over(page, Hash::default().of_fill(byte), epoch);
+        }
+        block.write().placed(page, Hash::default().of_fill(7), epoch, Delivery::Fill);
+
+        audited.begin();
+        let digests = block.digests().collect();
+        let differs = ToSource::AuditDigests { block: 0, first: 0, digests, more: false };
+        let asked = audited.hear(&differs).unwrap();
+        let Some(Compared::Asks(ToDestination::AuditRanges { ranges })) = asked else { panic!() };
+        assert_eq!(ranges, [(0, 0)]);
+        let entries = block.entries(0).unwrap();
+        let entries = ToSource::AuditEntries { block: 0, range: 0, entries };
+        let accepted = audited.hear(&entries).unwrap();
+        assert!(matches!(accepted, Some(Compared::Asks(ToDestination::AuditAccepted))));
+        assert!(matches!(audited.hear(&AUDITED).unwrap(), Some(Compared::Same)));
+        let found = audited.report_builder.end(Outcome::Done).audit;
+        assert_eq!(found, Audited::Same { pages: PAGES, reread_pages: 0, unproved_pages: 1 });
     }
 
     #[test]

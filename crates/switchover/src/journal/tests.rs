@@ -52,6 +52,15 @@ fn written(dir: &Path) -> Vec<usize> {
     ends
 }
 
+/// Operators search the log for the id that `migrate` printed.
+#[test]
+fn log_lines_have_the_id_of_commands_and_reports() {
+    let opened = opened("m1");
+    assert_eq!(opened.log_id(), &MigrationId::new("deadbeef").unwrap());
+    let of_release_0_1_0 = Opened { listed: None, ..opened };
+    assert_eq!(of_release_0_1_0.log_id(), &MigrationId::new("m1").unwrap());
+}
+
 #[test]
 fn a_journal_is_read_again_and_continued() {
     let dir = tempfile::tempdir().unwrap();
