@@ -253,7 +253,7 @@ fn what_is_there_is_never_overwritten() {
     for (file, content, says) in [
         ("tls/droveway.key", "mine", "b/etc/droveway/tls/droveway.key here differ"),
         ("peers.toml", "# mine\n", "b/etc/droveway/peers.toml here differ"),
-        ("agent.toml", "name = 'host-a'\n", "says name = \"host-a\""),
+        ("agent.toml", "name = 'host-a'\n", "has name = \"host-a\""),
     ] {
         let old = fs::read(etc.join(file)).ok();
         fs::write(etc.join(file), content).unwrap();

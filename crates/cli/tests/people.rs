@@ -94,7 +94,7 @@ fn a_role_limits_the_requests() {
     let run =
         ["run", "web1", "--", &qemu, "-machine", "q35,accel=tcg", "-nodefaults", "-S", "-m", "32"];
     let run = [&run[..], &["-display", "none"]].concat();
-    for (tls, says) in [(&observer, "olga says observe"), (&mover, "max says migrate")] {
+    for (tls, says) in [(&observer, "olga has observe"), (&mover, "max has migrate")] {
         let (done, said) = site.asks(tls, &run);
         assert!(!done && said.contains("needs the role admin") && said.contains(says), "{said}");
     }

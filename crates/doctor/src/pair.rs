@@ -450,7 +450,7 @@ mod tests {
             ),
             (|here, _, _| here.vms[0].ram_bytes = 3 << 30, "web1 has 3072 MiB of RAM, more than b"),
             (|_, _, met| met.lanes[0].outcome = Err("no route".to_owned()), "x -> y: no route"),
-            (|_, _, met| met.reached.host = "c".to_owned(), "it is c that answers"),
+            (|_, _, met| met.reached.host = "c".to_owned(), "At the address of b, c answers"),
             (
                 |_, there, _| there.state.free_bytes = Some(0),
                 "VMs' records and journals can't be written",

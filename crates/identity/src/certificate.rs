@@ -154,7 +154,7 @@ mod tests {
         let at = |days: u32| UNIX_EPOCH + DAY * days;
         let early = validity.warning("host a", DAY, at(9)).unwrap();
         assert!(early.contains("only from 1970-01-11 00:00 UTC on, and"), "{early}");
-        assert!(early.contains("clock says 1970-01-10 00:00 UTC"), "{early}");
+        assert!(early.contains("clock shows 1970-01-10 00:00 UTC"), "{early}");
         for (days, says) in [
             (9, "by this host's clock, 1970-01-10 00:00 UTC, it is valid only from 1970-01-11"),
             (50, "it is valid until 1970-04-11 00:00 UTC: one of the two clocks is wrong"),

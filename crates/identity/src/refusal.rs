@@ -155,11 +155,11 @@ mod tests {
             CertificateError::NotValidYetContext { time: at(3600), not_before: at(2 * 3600) };
         let early = CertificateProblem::of(&early).to_string();
         assert!(early.contains("only from 1970-01-01 02:00 UTC, and"), "{early}");
-        assert!(early.contains("clock says 1970-01-01 01:00 UTC: one of"), "{early}");
+        assert!(early.contains("clock shows 1970-01-01 01:00 UTC: one of"), "{early}");
         let late = CertificateError::ExpiredContext { time: at(3600), not_after: at(60) };
         let late = CertificateProblem::of(&late).to_string();
         assert!(late.contains("has expired on 1970-01-01 00:01 UTC, and"), "{late}");
-        assert!(late.contains("clock says 1970-01-01 01:00 UTC"), "{late}");
+        assert!(late.contains("clock shows 1970-01-01 01:00 UTC"), "{late}");
     }
 
     #[test]

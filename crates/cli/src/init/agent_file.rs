@@ -143,9 +143,9 @@ mod tests {
                     '10.0.0.1:7801'\nqemu-user = 'qemu'\n";
         assert_eq!(merge(same), Ok((same.to_owned(), Vec::new())));
         for (old, says) in [
-            ("name = 'b'", "says name = \"b\", and the archive name = \"a\""),
-            ("tls = '/etc/pki'", "says tls = \"/etc/pki\""),
-            ("qemu-user = 'kvm'", "says qemu-user = \"kvm\", and the archive qemu-user = \"qemu\""),
+            ("name = 'b'", "has name = \"b\", and the archive name = \"a\""),
+            ("tls = '/etc/pki'", "has tls = \"/etc/pki\""),
+            ("qemu-user = 'kvm'", "has qemu-user = \"kvm\", and the archive qemu-user = \"qemu\""),
             ("insecure-plaintext = true", "remove that line"),
             ("name = ", "is no agent's file"),
         ] {

@@ -250,6 +250,6 @@ mod tests {
         assert!(matches!(ask(&mute), ProbeError::Silent { .. }));
         fs::write(&mute, "#!/bin/sh\necho 'Could not access KVM' >&2\nexit 1\n").unwrap();
         let error = ask(&mute).to_string();
-        assert!(error.ends_with("with kvm says: Could not access KVM"), "{error}");
+        assert!(error.ends_with("with kvm printed: Could not access KVM"), "{error}");
     }
 }
