@@ -245,12 +245,13 @@ impl<'r> Planner<'r> {
                 unfit: unfit.remove(&vm.name).unwrap_or_default(),
             })
             .collect();
-        let placed = gang::place(&to_place, &rooms, self.request.options.overcommit_memory)
+        let overcommit = self.request.options.overcommit_memory;
+        let placed = gang::place(&to_place, &rooms, &gang::Contents::default(), overcommit)
             .map_err(|no_place| Denied::Coded(ErrorCode::NoRoom, no_place.to_string()))?;
-        let chosen = vms.iter().zip(placed).map(|(vm, number)| Chosen {
+        let chosen = vms.iter().zip(placed).map(|(vm, placed)| Chosen {
             vm: vm.clone(),
             from: host.clone(),
-            to: targets[number].clone(),
+            to: targets[placed.host].clone(),
         });
         Ok(chosen.collect())
     }
