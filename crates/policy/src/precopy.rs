@@ -226,7 +226,7 @@ pub struct Throttled {
     pub prediction: Prediction,
     /// Share of its CPU that the VM keeps after the second pass.
     pub share: f64,
-    /// Work lost, as time of the VM at full speed, including the downtime.
+    /// Work that throttling costs, as time of the VM at full speed. The downtime costs more.
     pub work_lost: Duration,
 }
 
@@ -240,7 +240,7 @@ pub fn predict_throttled(vm: Vm, path: Path, dirty_bytes_per_s: f64, share: f64)
     let second_s = vm.dirtied(dirty_bytes_per_s, first_s) / path.bytes_per_s.max(1.0);
     let others = duration(first_s + second_s) + prediction.blackout;
     let later = prediction.total.saturating_sub(others);
-    let work_lost = later.mul_f64((1.0 - share).clamp(0.0, 1.0)) + prediction.blackout;
+    let work_lost = later.mul_f64((1.0 - share).clamp(0.0, 1.0));
     Throttled { prediction, share, work_lost }
 }
 
@@ -371,10 +371,10 @@ mod tests {
                 assert!(low.prediction.total < middle.prediction.total);
                 assert!(middle.prediction.total < high.prediction.total);
             }
-            // A VM that is not throttled loses only the downtime.
+            // A VM that is not throttled loses nothing by it.
             let free = predict_throttled(vm, path, 10e6, 1.0);
             assert_eq!(free.prediction, predict(vm, path, |_| 10e6));
-            assert_eq!(free.work_lost, free.prediction.blackout);
+            assert_eq!(free.work_lost, Duration::ZERO);
         }
     }
 
