@@ -162,11 +162,11 @@ fn a_host_that_does_not_say_what_it_can_run_is_left_out_unless_it_was_named() {
     assert_eq!(plan.notes, ["w is left out, since it can't be queried: its disk hangs"]);
     let to = |hosts: &str| request(&format!(r#"{{"evacuate":{{"host":"x","to":[{hosts}]}}}}"#));
     let why = stage.plan(&to(r#""w","y""#)).unwrap_err();
-    assert!(why.contains("agent of w can't be asked: its disk hangs"), "{why}");
+    assert!(why.contains("agent of w can't be queried: its disk hangs"), "{why}");
     stage.plan(&to(r#""y""#)).unwrap();
     let dry = GangRequest { dry_run: true, ..named(r#"{"vm":"a","to":"w"}"#) };
     let plan = stage.plan(&dry).unwrap();
-    assert_eq!(plan.notes, ["the agent of w can't be asked: its disk hangs"]);
+    assert_eq!(plan.notes, ["the agent of w can't be queried: its disk hangs"]);
     let alone = Stage::default().host("x", 1, vec![vm("a", 1)]).host("w", 9, vec![]).sick("w");
     let why = alone.plan(&evacuate()).unwrap_err();
     assert!(why.contains("none to choose from"), "{why}");
@@ -294,13 +294,13 @@ fn invalid_requests_are_refused_with_the_reason() {
             request(r#"{"evacuate":{"host":"q"}}"#),
             "no host `q` in the peers file; there is: w, x, y",
         ),
-        (request(r#"{"evacuate":{"host":"x","to":["w"]}}"#), "agent of w can't be asked: nobody"),
-        (request(r#"{"evacuate":{"host":"w"}}"#), "agent of w can't be asked: nobody"),
+        (request(r#"{"evacuate":{"host":"x","to":["w"]}}"#), "agent of w can't be queried: nobody"),
+        (request(r#"{"evacuate":{"host":"w"}}"#), "agent of w can't be queried: nobody"),
         (named(r#"{"vm":"a","to":"y"},{"vm":"a","to":"y"}"#), "twice"),
         (named(r#"{"vm":"a","to":"y"},{"vm":"a","from":"x","to":"y"}"#), "twice"),
         (named(r#"{"vm":"a","from":"x","to":"x"}"#), "at that host already"),
         (named(r#"{"vm":"a","to":"x"}"#), "a is on x already"),
-        (named(r#"{"vm":"a","to":"w"}"#), "agent of w can't be asked"),
+        (named(r#"{"vm":"a","to":"w"}"#), "agent of w can't be queried"),
         (named(r#"{"vm":"q","to":"y"}"#), "no VM `q` on any host (w did not answer)"),
         (named(r#"{"vm":"q","from":"x","to":"y"}"#), "no VM `q` on x"),
         (named(r#"{"vm":"twin","to":"y"}"#), "x and y have a VM `twin` each"),
