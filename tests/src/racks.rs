@@ -83,9 +83,20 @@ impl RackWorld {
         let argv = spec.argv(&self.kit, &self.kit.qemu);
         let mut run = vec!["run", spec.name.as_str(), "--"];
         run.extend(argv.iter().map(String::as_str));
-        let output = self.agent(host).command(&host.host, &run).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        drop(self.tells(host, &run));
         Guest::meet(spec, &host.host).unwrap()
+    }
+
+    /// The output of a command to a host's agent, which must succeed.
+    ///
+    /// # Panics
+    /// If it fails.
+    #[must_use]
+    pub fn tells(&self, host: &RackHost, args: &[&str]) -> String {
+        let output = self.agent(host).command(&host.host, args).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {error}\n{}", self.logs());
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// Waits until a host's agent has scanned all that a VM holds now.
@@ -94,9 +105,7 @@ impl RackWorld {
     /// If it doesn't scan it.
     pub fn wait_looked_at(&self, host: &RackHost, name: &str) {
         crate::world::wait_looked_at(name, || {
-            let show = ["show", name, "--json"];
-            let output = self.agent(host).command(&host.host, &show).output().unwrap();
-            serde_json::from_slice(&output.stdout).unwrap()
+            serde_json::from_str(&self.tells(host, &["show", name, "--json"])).unwrap()
         });
     }
 

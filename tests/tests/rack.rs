@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::sync::atomic::Ordering::Relaxed;
 
-use api::{Phase, Report};
+use api::{GangPlan, Phase, Report};
 use end_to_end::liar::Liar;
 use end_to_end::{MIB, RackWorld};
 use lab::guest::{Guest, GuestSpec, System};
@@ -73,6 +73,26 @@ fn what_runs_on_another_host_comes_from_there() {
     let Report { peer_bytes, wire_bytes, .. } = report;
     println!("{peer_bytes} from the mate, {wire_bytes} sent");
     assert!(peer_bytes >= COMMON * 9 / 10, "{peer_bytes}");
+    [&resident, &guest].into_iter().for_each(end_to_end::assert_intact);
+}
+
+/// The other host has as much memory.
+#[runs(fills)]
+#[test]
+fn a_vm_of_an_evacuated_host_goes_where_its_content_is() {
+    let told = ["--scan-cpu", "50%"].map(str::to_owned);
+    let world = RackWorld::with(3, |_| (String::new(), told.to_vec()));
+    let [from, other, there] = [0, 1, 2].map(|nth| world.target(nth));
+    let resident = world.boot(there, twin("web0", 0));
+    let guest = world.boot(from, twin("web1", 0));
+    world.wait_looked_at(there, "web0");
+    world.wait_looked_at(from, "web1");
+    let to = format!("{},{}", other.name, there.name);
+    let dry = ["evacuate", &from.name, "--to", &to, "--share", "host", "--dry-run", "--json"];
+    let plan: GangPlan = serde_json::from_str(&world.tells(from, &dry)).unwrap();
+    assert_eq!(plan.moves[0].to, there.name, "{plan:?}");
+    let held_bytes = plan.moves[0].shared.unwrap().held_bytes;
+    assert!(held_bytes >= COMMON * 9 / 10, "{held_bytes}");
     [&resident, &guest].into_iter().for_each(end_to_end::assert_intact);
 }
 

@@ -155,7 +155,7 @@ pub struct GangRequest {
     /// VMs by name.
     #[serde(default)]
     pub moves: Vec<WantedMove>,
-    /// All VMs of a host, placed by free memory.
+    /// All VMs of a host, placed by their content and by free memory.
     #[serde(default)]
     pub evacuate: Option<Evacuation>,
     /// How they are moved.

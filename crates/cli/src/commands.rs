@@ -153,7 +153,7 @@ pub(crate) enum Request {
     /// Move several VMs as one operation, or list such operations
     #[command(after_help = CODES_OF_GANG)]
     Gang(GangArgs),
-    /// Move all VMs of a host to others, by free memory
+    /// Move all VMs of a host to others, by their content and free memory
     #[command(after_help = CODES_OF_GANG)]
     Evacuate(EvacuateArgs),
     /// Watch a VM for a few seconds, and predict what moving it would take

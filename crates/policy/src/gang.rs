@@ -4,4 +4,4 @@ mod admission;
 mod placement;
 
 pub use admission::{Move, PARALLEL_MAX, Stage, admit, is_landing};
-pub use placement::{Host, NoPlace, Unfit, Vm, place};
+pub use placement::{CONTENTS_MAX, Contents, Host, NoPlace, Placed, Unfit, Vm, place};

@@ -11,6 +11,7 @@ use super::cores::Cores;
 use super::ground::Ground;
 use super::links::{Way, fair};
 use super::pace::Pace;
+use super::placement::targets;
 use super::trace::{BATCH, Trace};
 use super::vm::{Parcel, Phase, Vm, take};
 use crate::Share;
@@ -84,8 +85,9 @@ pub fn run(
             contents.arrived(to, *content, &mut Vec::new())?;
         }
     }
+    let targets = targets(share, ground, pace.placement, trace, going)?;
     let vm = |nth: usize| {
-        let (from, to) = (ground.source_of(nth), ground.target_of(nth));
+        let (from, to) = (ground.source_of(nth), targets[nth]);
         Vm {
             name: format!("v{nth}"),
             from,

@@ -39,7 +39,7 @@ impl Ground {
         self.source_racks * self.source_hosts
     }
 
-    fn targets(&self) -> usize {
+    pub(super) fn targets(&self) -> usize {
         self.target_racks * self.target_hosts
     }
 

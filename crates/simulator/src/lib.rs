@@ -1,7 +1,8 @@
 //! Gangs of many VMs on many hosts in simulated time: what sharing content would save at sizes that
-//! no lab reaches. The agents' policy decides which VMs may begin, and the agents' directory knows
-//! where content is. VMs are traces of what they contain, and links divide their capacity as TCP
-//! does. There is no QEMU: CPU time, its own and all other, is given per byte.
+//! no lab reaches. The agents' policy decides which VMs may begin and, if requested, where they go;
+//! the agents' directory knows where content is. VMs are traces of what they contain, and links
+//! divide their capacity as TCP does. There is no QEMU: CPU time, its own and all other, is given
+//! per byte.
 
 mod content;
 mod cores;
@@ -9,6 +10,7 @@ mod gang;
 mod ground;
 mod links;
 mod pace;
+mod placement;
 mod share;
 mod trace;
 mod vm;
@@ -21,6 +23,7 @@ pub use cores::{Costs, Machines};
 pub use gang::{Outcome, run};
 pub use ground::Ground;
 pub use pace::Pace;
+pub use placement::Placement;
 pub use share::Share;
 pub use trace::{Mix, Trace, TracedVm};
 
@@ -77,6 +80,9 @@ pub struct Options {
     /// How many leave a host, and arrive at one, at a time
     #[arg(long, default_value_t = 2)]
     parallel: usize,
+    /// How their hosts are chosen: by the agents' policy, or in turn
+    #[arg(long, value_enum, default_value_t = Placement::Turn)]
+    placement: Placement,
     /// How many systems the VMs have
     #[arg(long, default_value_t = 1)]
     systems: usize,
@@ -235,6 +241,7 @@ impl Options {
     fn pace(&self, costs: Costs) -> Pace {
         Pace {
             parallel: if self.like_lab { policy::gang::PARALLEL_MAX } else { self.parallel },
+            placement: self.placement,
             prepare_s: self.prepare,
             switchover_s: self.switchover,
             goal_s: 0.3,

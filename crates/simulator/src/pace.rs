@@ -1,12 +1,15 @@
 //! Speed of hosts and agents in simulated time.
 
 use super::cores::{Costs, Machines};
+use super::placement::Placement;
 
 /// All parameters of a gang but its network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
     /// VMs that leave a host, and that arrive at one, at the same time.
     pub parallel: usize,
+    /// How the hosts that VMs move to are chosen.
+    pub placement: Placement,
     /// From a VM's turn until its first page is sent.
     pub prepare_s: f64,
     /// From its last page until it runs.
@@ -32,6 +35,7 @@ pub struct Pace {
 pub(super) fn example(machines: Machines) -> Pace {
     Pace {
         parallel: 16,
+        placement: Placement::Turn,
         prepare_s: 0.5,
         switchover_s: 0.1,
         goal_s: 0.3,

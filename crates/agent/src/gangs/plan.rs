@@ -1,5 +1,6 @@
 //! The plan of a gang: which VM moves to which host.
 
+mod by_content;
 mod evacuated;
 mod shares;
 
@@ -21,7 +22,7 @@ use wire::gang::{Census, Counted, WANTS_MAX, Want};
 
 /// The most VMs in one gang; a rack of hosts has about that many.
 const MOVES_MAX: usize = 1000;
-/// VMs that are named in an error.
+/// VMs that are named in an error or a note.
 const NAMED_MAX: usize = 12;
 
 /// Plans a gang.
@@ -76,19 +77,24 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
 /// Refuses VMs that would lose writes of their guests, unless the operator accepts that.
 fn check_writes(moves: &[Chosen], accepted: bool) -> Result<(), Denied> {
     let losing = moves.iter().filter(|one| one.vm.loses_writes && !accepted);
-    let mut names: Vec<&str> = losing.map(|one| one.vm.name.as_str()).collect();
+    let names: Vec<&str> = losing.map(|one| one.vm.name.as_str()).collect();
     if names.is_empty() {
         return Ok(());
     }
+    Err(Denied::Conflict(format!(
+        "{} would lose writes: {}. Restart them with QEMU 9.0 or newer, or with KVM; \
+         --accept-lost-writes moves them anyway",
+        named(names),
+        lost_writes::WHY
+    )))
+}
+
+/// VMs' names for a text, of which only some are written out.
+fn named(mut names: Vec<&str>) -> String {
     let more = names.len().saturating_sub(NAMED_MAX);
     names.truncate(NAMED_MAX);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    Err(Denied::Conflict(format!(
-        "{}{more} would lose writes: {}. Restart them with QEMU 9.0 or newer, or with KVM; \
-         --accept-lost-writes moves them anyway",
-        names.join(", "),
-        lost_writes::WHY
-    )))
+    names.join(", ") + &more
 }
 
 /// By VM, and for each target in their order, why the target can't run the VM.
@@ -208,7 +214,7 @@ impl<'r> Planner<'r> {
         Ok(Chosen { vm: vm.clone(), from: at.clone(), to: to.clone() })
     }
 
-    /// Places all VMs of a host by the free memory of other hosts.
+    /// Places all VMs of a host by their content and the free memory of other hosts.
     fn evacuate(&mut self, evacuation: &Evacuation) -> Result<Vec<Chosen>, Denied> {
         let Evacuation { host, to } = evacuation;
         self.check_host(host)?;
@@ -232,6 +238,7 @@ impl<'r> Planner<'r> {
             return Ok(Vec::new());
         }
         let (targets, mut unfit) = self.unfit(&vms, targets, named)?;
+        let contents = self.contents_to_place(host, &vms, &targets);
         let rooms: Vec<Host<'_>> = targets.iter().map(|target| self.room(target)).collect();
         let rack = self.racks.get(host).cloned().flatten();
         let to_place: Vec<gang::Vm<'_>> = vms
@@ -245,12 +252,14 @@ impl<'r> Planner<'r> {
                 unfit: unfit.remove(&vm.name).unwrap_or_default(),
             })
             .collect();
-        let placed = gang::place(&to_place, &rooms, self.request.options.overcommit_memory)
+        let overcommit = self.request.options.overcommit_memory;
+        let placed = gang::place(&to_place, &rooms, &contents, overcommit)
             .map_err(|no_place| Denied::Coded(ErrorCode::NoRoom, no_place.to_string()))?;
-        let chosen = vms.iter().zip(placed).map(|(vm, number)| Chosen {
+        self.note_by_content(&vms, &targets, &placed);
+        let chosen = vms.iter().zip(placed).map(|(vm, placed)| Chosen {
             vm: vm.clone(),
             from: host.clone(),
-            to: targets[number].clone(),
+            to: targets[placed.host].clone(),
         });
         Ok(chosen.collect())
     }

@@ -177,7 +177,7 @@ fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use simulator::{Costs, Machines, Mix};
+    use simulator::{Costs, Machines, Mix, Placement};
 
     use super::*;
     use crate::result::Run;
@@ -223,6 +223,7 @@ mod tests {
         };
         let pace = Pace {
             parallel: 16,
+            placement: Placement::Turn,
             prepare_s: 0.5,
             switchover_s: 0.1,
             goal_s: 0.3,

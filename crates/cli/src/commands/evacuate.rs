@@ -1,4 +1,4 @@
-//! `evacuate`: move all VMs of a host to others, by free memory.
+//! `evacuate`: move all VMs of a host to others, by their content and free memory.
 
 use std::process::ExitCode;
 

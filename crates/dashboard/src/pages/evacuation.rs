@@ -39,7 +39,9 @@ pub(crate) fn page(
 ) -> Markup {
     let body = html! {
         h1 { "Evacuate a host" }
-        p.lede { "A plan says where each VM would go, by free memory. It moves nothing." }
+        p.lede {
+            "A plan says where each VM would go, by content and free memory. It moves nothing."
+        }
         (form(known, planned.map(|(host, _)| host), choice))
         @if let Some((host, plan)) = planned {
             section #plan aria-labelledby="plan-head" {

@@ -75,14 +75,14 @@ fn in_time(wanted: f64, floor: f64, is_in_time: impl Fn(f64) -> bool) -> f64 {
 }
 
 fn with_fixed(throttled: Throttled, settings: &Settings) -> Throttled {
-    let Throttled { prediction, share, work_lost } = throttled;
+    let prediction = throttled.prediction;
     let more = |time: Duration| time.saturating_add(settings.fixed);
     let prediction = Prediction {
         total: more(prediction.total),
         blackout: more(prediction.blackout),
         ..prediction
     };
-    Throttled { prediction, share, work_lost: more(work_lost) }
+    Throttled { prediction, ..throttled }
 }
 
 #[cfg(test)]

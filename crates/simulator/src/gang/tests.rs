@@ -1,5 +1,6 @@
 use super::super::cores::Machines;
 use super::super::pace::example;
+use super::super::placement::Placement;
 use super::super::trace::Mix;
 use super::super::vm::PASSES_MAX;
 use super::*;
@@ -63,6 +64,34 @@ fn content_in_the_rack_is_not_sent() {
     // The resident equals the first VM, which therefore has nothing of its own.
     assert!(near(rack.body_bytes / MIB as f64, 7.0 * 16.0), "{rack:?}");
     assert_eq!(rack.rack_duplicate_bytes, [0]);
+}
+
+/// Where VMs of three systems go to two racks or four hosts, each of which would get them all.
+#[test]
+fn placed_by_content_each_system_crosses_the_core_once() {
+    let ground = Ground { target_racks: 2, ..Ground::like_lab() };
+    let mix = Mix { vms: 12, systems: 3, system_bytes: 64 * MIB, common_bytes: 0, ..mix() };
+    let trace = Mix { repeated_bytes: 0, ..mix }.trace();
+    let outcome = |share, placement| {
+        let pace = Pace { placement, ..example(Machines::Unlimited) };
+        run(share, &ground, &pace, &trace, 0).unwrap()
+    };
+    let own = 12.0 * 16.0;
+    for (share, copies) in [(Share::Rack, 2.0), (Share::Host, 4.0)] {
+        let systems = |placement| outcome(share, placement).body_bytes / MIB as f64 - own;
+        let [memory, content] = [Placement::Memory, Placement::Content].map(systems);
+        assert!(near(memory, copies * 3.0 * 64.0), "{share}: {memory}");
+        assert!(near(content, 3.0 * 64.0), "{share}: {content}");
+    }
+    let [off, host] = [Share::Off, Share::Host].map(|share| outcome(share, Placement::Content));
+    assert!(host.core_bytes < off.core_bytes * 0.5, "{host:?}, {off:?}");
+    // Where nothing is shared, content decides nothing.
+    assert_eq!(off, outcome(Share::Off, Placement::Memory));
+    // One that is at a target already is where VMs of its system go, and brings none.
+    let trace = trace.repeated(13);
+    let pace = Pace { placement: Placement::Content, ..example(Machines::Unlimited) };
+    let rest = run(Share::Rack, &ground, &pace, &trace, 1).unwrap().body_bytes / MIB as f64;
+    assert!(near(rest, 2.0 * 64.0 + 11.0 * 16.0), "{rest}");
 }
 
 #[test]

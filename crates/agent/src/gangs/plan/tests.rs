@@ -368,6 +368,65 @@ fn a_dry_run_says_what_is_shared_and_why() {
     assert_eq!(shared(&stage.plan(&real).unwrap()), [None; 4]);
 }
 
+/// a and c contain what a VM at y does; b and d are alike, and like nothing there.
+fn two_kinds(y_gib: u64) -> Stage {
+    let (one, other): (Vec<u32>, Vec<u32>) = ((1..=8).collect(), (21..=28).collect());
+    Stage::default()
+        .host("x", 9, ["a", "b", "c", "d"].map(small).to_vec())
+        .host("y", y_gib, vec![small("there")])
+        .host("z", 9, vec![])
+        .containing("there", 1, &one)
+        .containing("a", 1, &one)
+        .containing("b", 1, &other)
+        .containing("c", 0, &one)
+        .containing("d", 1, &other)
+}
+
+fn sharing(share: &str, dry_run: bool) -> GangRequest {
+    let options = format!(r#""options":{{"sharing":{{"share":"{share}"}}}}"#);
+    request(&format!(r#"{{"evacuate":{{"host":"x"}},{options},"dry_run":{dry_run}}}"#))
+}
+
+fn to(plan: &GangPlan) -> Vec<&str> {
+    plan.moves.iter().map(|one| one.to.as_str()).collect()
+}
+
+#[test]
+fn vms_go_where_their_content_is() {
+    let chosen = "y is chosen for a, c because more of their content is there, or comes there \
+                  with this gang, than at the host with most memory left";
+    for share in ["auto", "host"] {
+        for dry_run in [false, true] {
+            let plan = two_kinds(8).plan(&sharing(share, dry_run)).unwrap();
+            assert_eq!(to(&plan), ["y", "z", "y", "z"]);
+            assert!(plan.notes.iter().any(|note| note == chosen), "{:?}", plan.notes);
+        }
+    }
+    // Nothing is shared, or y has far less memory than z, or what is there is not known.
+    let mut unknown = two_kinds(8);
+    unknown.contents.remove("there");
+    for (stage, share) in [(two_kinds(8), "off"), (two_kinds(4), "host"), (unknown, "host")] {
+        let plan = stage.plan(&sharing(share, false)).unwrap();
+        assert_eq!((to(&plan), &plan.notes[..]), (vec!["z"; 4], &[][..]));
+    }
+}
+
+#[test]
+fn in_a_rack_the_content_of_its_hosts_counts() {
+    let mut stage = two_kinds(7).host("w", 8, vec![]);
+    // The rack of y and w.
+    for (name, rack) in &mut stage.hosts {
+        if ["w", "y"].contains(&name.as_str()) {
+            *rack = Some("r".to_owned());
+        }
+    }
+    let plan = stage.plan(&sharing("rack", false)).unwrap();
+    assert_eq!(to(&plan), ["w", "z", "w", "z"]);
+    assert!(plan.notes[0].contains("w is chosen for a, c because more of their content is in its"));
+    let plan = stage.plan(&sharing("host", false)).unwrap();
+    assert_eq!(to(&plan), ["y", "z", "y", "z"]);
+}
+
 #[test]
 fn large_gangs_are_counted_from_small_samples() {
     let hosts = |vms: usize, gib: u64| {
