@@ -9,8 +9,8 @@ use std::time::Duration;
 use api::{Outcome, Report};
 use cachemap::{CacheMap, PAGE_BYTES, SECTOR_BYTES};
 use end_to_end::files::{
-    Reached, SERIALS, ample, asked, assert_files, export, image, twin_with_files, wait_helper,
-    with_files_by,
+    Reached, SERIALS, ample, asked, assert_cached_files, export, image, twin_with_files,
+    wait_helper, with_files_by,
 };
 use end_to_end::{Frozen, Side, World, until};
 use lab::hosts::Link;
@@ -58,7 +58,7 @@ fn with_other_content_costs_only_time() {
     let is_said = |note: &String| note.contains("were something else there");
     assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
     invert(&world, &map);
-    assert_files(&guest);
+    assert_cached_files(&guest);
 }
 
 /// The programs with which a host's agent reads images in formats.
@@ -115,13 +115,7 @@ fn that_stalls_costs_only_time() {
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
     assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
-    assert_files(&guest);
-    // And once more, with storage that answers.
-    let report = world.migrate(&guest, Side::B, &FROM_DISKS);
-    println!("{} {:?}", report.stored_bytes, report.notes);
-    assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    assert!(!report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
-    assert_files(&guest);
+    assert_cached_files(&guest);
 }
 
 /// A server of disks freezes for a while. The VM itself rarely needs it; a reader of pages gives it
@@ -143,7 +137,7 @@ fn a_server_that_stalls_costs_only_time() {
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
     assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
-    assert_files(&guest);
+    assert_cached_files(&guest);
 }
 
 /// VMs that move together, each with the same files on disks of its own: the others get what one of
@@ -172,5 +166,5 @@ fn is_read_once_for_all_vms_of_a_host() {
     // Each by itself would read all files. Their programs are on the disk, too.
     assert!(read <= files * 5 / 4, "{read} of {files}");
     assert!(named > stored, "{named} by name, {stored} of it from disks: the twin had no part");
-    guests.iter().for_each(assert_files);
+    guests.iter().for_each(assert_cached_files);
 }
