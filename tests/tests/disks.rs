@@ -5,15 +5,24 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use api::{Outcome, Phase, Report, VmStatus};
-use end_to_end::disk::{
-    DISK_BYTES, WRITTEN, allocated_bytes, assert_disk_intact, image, with_disk,
-};
+use end_to_end::disk::{DISK_BYTES, allocated_bytes, assert_disk_intact, image, with_disk};
 use end_to_end::{MIB, Side, World, own_qmp_argument, until};
+use lab::guest::GuestSpec;
 use lab::hosts::{Link, RUN_DIR};
 use marks::runs;
 use qemu::qmp::Qmp;
 use rustix::fs::{FallocateFlags, fallocate};
 use serde_json::json;
+
+/// What guests write whose disk need not take long.
+const WRITTEN: u64 = 16 * MIB;
+
+/// A guest with such a disk, to which it writes slowly.
+fn with_small_disk(world: &World, format: &str) -> GuestSpec {
+    let mut spec = with_disk(world, format, 500_000);
+    spec.orders.disk_bytes = WRITTEN;
+    spec
+}
 
 /// Asserts that the image takes the space of what was written, not the disk's size.
 fn assert_sparse(world: &World, side: Side) {
@@ -29,8 +38,7 @@ fn assert_moved_once(report: &Report) {
 
 fn there_and_back(format: &str) {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_disk(&world, format, 1_000_000));
-    assert_disk_intact(&guest);
+    let guest = world.boot(&with_small_disk(&world, format));
     let moved = world.migrate(&guest, Side::A, &["--disks", "all", "--create-disks"]);
     assert_moved_once(&moved);
     assert_disk_intact(&guest);
@@ -72,7 +80,7 @@ fn of_a_guest_that_writes_faster_than_the_link() {
 #[test]
 fn stay_with_a_vm_that_stays() {
     let world = World::new(Link::one(100));
-    let guest = world.boot(&with_disk(&world, "raw", 1_000_000));
+    let guest = world.boot(&with_small_disk(&world, "raw"));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let args = ["--disks", "all", "--create-disks"];
     let mut moving = world.begin(&guest, Side::A, &args);
@@ -90,7 +98,7 @@ fn stay_with_a_vm_that_stays() {
 #[test]
 fn that_cannot_move_are_refused() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_disk(&world, "raw", 1_000_000));
+    let guest = world.boot(&with_small_disk(&world, "raw"));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let refuses = |args: &[&str], words: &[&str]| {
         let all: Vec<&str> = ["migrate", "web1", "host-b"].iter().chain(args).copied().collect();
@@ -112,7 +120,7 @@ fn that_cannot_move_are_refused() {
 #[test]
 fn to_an_image_that_is_in_use_are_refused() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_disk(&world, "raw", 1_000_000));
+    let guest = world.boot(&with_small_disk(&world, "raw"));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let theirs = vec![7; 8 << 20];
     fs::write(image(&world, Side::B), &theirs).unwrap();
