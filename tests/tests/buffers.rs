@@ -50,19 +50,17 @@ fn move_all(world: &World, guests: &[(Guest, Side)], args: &[&str]) -> Vec<Repor
     reports
 }
 
+fn boot_at_b(world: &World, spec: GuestSpec) -> Guest {
+    world.run_at(Side::B, &spec);
+    Guest::meet(spec, &world.hosts.b).unwrap()
+}
+
 #[test]
 fn two_that_cross() {
     let world = small_pools();
-    let (one, other) = (world.boot(&named("web1", 64)), world.boot(&named("web2", 64)));
-    let there = world.begin(&other, Side::A, &[]).wait();
-    assert!(there.success, "{}", there.said);
-    let mut guests = [(one, Side::A), (other, Side::B)];
-    for _ in 0..2 {
-        drop(move_all(&world, &guests, &[]));
-        for (_, at) in &mut guests {
-            *at = at.other();
-        }
-    }
+    let one = world.boot(&named("web1", 64));
+    let other = boot_at_b(&world, named("web2", 64));
+    drop(move_all(&world, &[(one, Side::A), (other, Side::B)], &[]));
 }
 
 #[test]
@@ -81,9 +79,9 @@ fn image(world: &World, side: Side, name: &str) -> PathBuf {
 #[test]
 fn two_that_cross_with_their_disks() {
     let world = small_pools();
-    let with_disk = |name: &str| {
+    let with_disk = |side: Side, name: &str| {
         let written = 24 * MIB;
-        let path = image(&world, Side::A, name);
+        let path = image(&world, side, name);
         let made = Command::new("truncate").args(["-s", "256M"]).arg(&path).status().unwrap();
         assert!(made.success());
         let mut spec = named(name, 32);
@@ -92,14 +90,12 @@ fn two_that_cross_with_their_disks() {
         let drive = format!("file={RUN_DIR}/{name}.img,format=raw,if=none,id=data");
         let device = "virtio-blk-pci,drive=data,id=vda".to_owned();
         spec.extra.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
-        world.boot(&spec)
+        spec
     };
-    let (one, other) = (with_disk("web1"), with_disk("web2"));
-    let args = ["--disks", "all", "--create-disks", "--overwrite-disks"];
-    let there = world.begin(&other, Side::A, &args).wait();
-    assert!(there.success, "{}", there.said);
+    let one = world.boot(&with_disk(Side::A, "web1"));
+    let other = boot_at_b(&world, with_disk(Side::B, "web2"));
     let guests = [(one, Side::A), (other, Side::B)];
-    drop(move_all(&world, &guests, &args));
+    drop(move_all(&world, &guests, &["--disks", "all", "--create-disks"]));
     for (guest, _) in &guests {
         let checked = guest.check_disk().unwrap();
         assert_no_page_is_wrong(&checked);
