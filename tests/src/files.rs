@@ -20,8 +20,10 @@ use crate::{MIB, Side, World, assert_no_page_is_wrong, guest, own_qmp_argument, 
 
 /// The guest's memory.
 pub const RAM_BYTES: u64 = 256 * MIB;
-/// Bytes of files on each disk.
-const FILES_BYTES: u64 = 16 * MIB;
+/// Bytes of files on each disk, unless a test needs more.
+const FILES_BYTES: u64 = 8 * MIB;
+/// For tests that compare amounts.
+pub const MANY_FILES_BYTES: u64 = 2 * FILES_BYTES;
 const EXT4_BYTES: u64 = 128 * MIB;
 /// The smallest disk on which XFS can be made.
 const XFS_BYTES: u64 = 304 * MIB;

@@ -27,7 +27,7 @@ fn deeds(guest: &Guest, order: &str) -> BTreeMap<String, u64> {
 #[runs(fills)]
 #[test]
 fn nothing_of_the_files_is_lost() {
-    let world = World::new(Link::one(200));
+    let world = World::new(Link::one(150));
     let mut spec = with_files(&world);
     spec.orders.churn_bytes = CHURN_BYTES;
     spec.orders.rate = 1_000_000;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use api::{Outcome, Report};
 use cachemap::{CacheMap, PAGE_BYTES, SECTOR_BYTES};
 use end_to_end::files::{
-    Reached, SERIALS, ample, asked, assert_cached_files, export, image, twin_with_files,
-    wait_helper, with_files_by,
+    MANY_FILES_BYTES, Reached, SERIALS, ample, asked, assert_cached_files, export, image,
+    twin_with_files, wait_helper, with_files_by,
 };
 use end_to_end::{Frozen, Side, World, until};
 use lab::hosts::Link;
@@ -42,7 +42,7 @@ fn invert(world: &World, map: &CacheMap) {
 #[runs(fills, promised)]
 #[test]
 fn with_other_content_costs_only_time() {
-    let world = World::new(Link::one(200));
+    let world = World::new(Link::one(150));
     let spec = with_files_by(&world, Reached::Nbd);
     let _export = export(&world);
     let guest = world.boot(&spec);
@@ -147,7 +147,11 @@ fn a_server_that_stalls_costs_only_time() {
 fn is_read_once_for_all_vms_of_a_host() {
     let world = World::new(Link::one(200));
     let names = ["web1", "web2"];
-    let guests = names.map(|name| world.boot(&twin_with_files(&world, name)));
+    let guests = names.map(|name| {
+        let mut spec = twin_with_files(&world, name);
+        spec.orders.files_bytes = MANY_FILES_BYTES;
+        world.boot(&spec)
+    });
     names.iter().for_each(|name| wait_helper(&world, Side::A, name));
     let files = 2 * guests[0].spec.orders.files_bytes;
     // All that disks have is read from them, if it is not there already.

@@ -17,7 +17,7 @@ const PAGE_BYTES: u64 = 4096;
 
 /// A guest with files, and with a port for its helper as its owner made it.
 fn commander(carry: &str) -> Commander {
-    let world = World::new(Link::one(200));
+    let world = World::new(Link::one(150));
     let mut spec = with_files(&world);
     // A commander adds its own.
     let own = own_qmp_argument(NAME);

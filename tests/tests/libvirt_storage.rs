@@ -17,7 +17,7 @@ const NAME: &str = "web1";
 /// firmware's numbers for libvirt's bridges. Both kinds of stream, there and back: `carry_storage`.
 #[test]
 fn what_its_disks_have_is_read_there() {
-    let carried = Carried::new(Link::one(200));
+    let carried = Carried::new(Link::one(150));
     let world = &carried.world;
     let shared = tempfile::tempdir().unwrap();
     fs::set_permissions(shared.path(), Permissions::from_mode(0o755)).unwrap();

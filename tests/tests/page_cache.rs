@@ -11,8 +11,8 @@ use std::time::Duration;
 use api::{GuestHelper, Phase};
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
-    Kept, SERIALS, ample, asked, cached_pages, compare, image, socket, wait_helper, with_files,
-    with_port,
+    Kept, MANY_FILES_BYTES, SERIALS, ample, asked, cached_pages, compare, image, socket,
+    wait_helper, with_files, with_port,
 };
 use end_to_end::{Side, World};
 use lab::guest::Guest;
@@ -50,7 +50,9 @@ fn complete(world: &World, side: Side) -> CacheMap {
 #[test]
 fn of_a_quiet_guest_is_reported_correctly() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_files(&world));
+    let mut spec = with_files(&world);
+    spec.orders.files_bytes = MANY_FILES_BYTES;
+    let guest = world.boot(&spec);
     let cached = cached_pages(&guest);
     assert!(cached > 5_000, "{cached} pages");
     let before = Kept::by(&guest);
@@ -170,7 +172,7 @@ const FROM_DISKS: [&str; 5] = ["--shared-disks", "--storage", "on", "--helper-bu
 #[runs(fills, promised)]
 #[test]
 fn comes_from_its_disks() {
-    let world = World::new(Link::one(200));
+    let world = World::new(Link::one(150));
     let mut spec = with_files(&world);
     spec.kernel_words = "init_on_alloc=0";
     let guest = world.boot(&spec);

@@ -20,7 +20,7 @@ struct Faulty {
 
 impl Faulty {
     fn new(prepare: impl Fn(&World) -> (GuestSpec, Option<Export>)) -> Self {
-        let mut world = World::new(Link::one(200));
+        let mut world = World::new(Link::one(150));
         world.start_agents_by(&["env", &format!("DROVEWAY_PANIC_FILE={RUN_DIR}/panic")]);
         for side in [Side::A, Side::B] {
             world.kill_agent(side);
