@@ -42,6 +42,9 @@ pub fn with_disk(world: &World, format: &str, rate: u64) -> GuestSpec {
     let output = Command::new("qemu-img").args(args).output().unwrap();
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     let mut spec = guest("256M", 2_000_000);
+    // It is the disk that matters.
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
+    spec.orders.working_set_bytes = 4 * MIB;
     spec.orders.disk_bytes = WRITTEN;
     spec.orders.disk_rate = rate;
     let drive = format!("file={RUN_DIR}/disk.img,format={format},if=none,id=data,discard=unmap");

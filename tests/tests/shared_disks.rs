@@ -19,6 +19,9 @@ fn with_disk(world: &World) -> (GuestSpec, PathBuf) {
     let image = world.hosts.a.run_dir.join("disk.img");
     File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
     let mut spec = guest("256M", 2_000_000);
+    // It is the disk that matters.
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
+    spec.orders.working_set_bytes = 4 * MIB;
     spec.orders.disk_bytes = DISK_BYTES;
     spec.orders.disk_rate = 1_000_000;
     let drive = format!("file={},format=raw,if=virtio,id=data", image.display());
