@@ -12,9 +12,9 @@ use api::{GuestHelper, Phase};
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
     Kept, MANY_FILES_BYTES, SERIALS, ample, asked, cached_pages, compare, image, socket,
-    wait_helper, with_files, with_port,
+    wait_helper, with_files,
 };
-use end_to_end::{Side, World};
+use end_to_end::{Side, World, bare, own_qmp_argument};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use marks::runs;
@@ -236,7 +236,9 @@ fn refuses_a_second_one(world: &World) {
 #[test]
 fn of_a_guest_without_a_helper_is_not_reported() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_port(&world));
+    let mut spec = bare("256M", 0);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
     let is_said = |note: &String| note.starts_with("no page is read from storage: ");
     for (from, args, says) in [(Side::A, &["--storage", "on"][..], true), (Side::B, &[], false)] {
         let report = world.migrate(&guest, from, args);
