@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{MIB, Side, World, assert_no_page_is_wrong, bare, guest};
 
 /// Bytes that the guest fills and rewrites, of a disk sixteen times as large.
-pub const WRITTEN: u64 = 32 * MIB;
+const WRITTEN: u64 = 32 * MIB;
 /// Size of the disk.
 pub const DISK_BYTES: u64 = 16 * WRITTEN;
 

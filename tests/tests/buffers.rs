@@ -2,11 +2,11 @@
 //! also in opposite directions.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use api::Report;
-use end_to_end::{MIB, Side, World, assert_no_page_is_wrong, bare};
-use lab::guest::{Guest, GuestSpec, System};
+use end_to_end::disk::{assert_still, make_still};
+use end_to_end::{MIB, Side, World, bare};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 
 /// The smallest pool that an agent accepts.
@@ -79,27 +79,21 @@ fn image(world: &World, side: Side, name: &str) -> PathBuf {
 #[test]
 fn two_that_cross_with_their_disks() {
     let world = small_pools();
-    let with_disk = |side: Side, name: &str| {
-        let written = 24 * MIB;
-        let path = image(&world, side, name);
-        let made = Command::new("truncate").args(["-s", "256M"]).arg(&path).status().unwrap();
-        assert!(made.success());
+    let written = 24 * MIB;
+    let with_its_disk = |side: Side, name: &str| {
+        make_still(&image(&world, side, name), written);
         let mut spec = named(name, 32);
-        spec.system = System::Linux;
-        (spec.orders.disk_bytes, spec.orders.disk_rate) = (written, 500_000);
         let drive = format!("file={RUN_DIR}/{name}.img,format=raw,if=none,id=data");
         let device = "virtio-blk-pci,drive=data,id=vda".to_owned();
         spec.extra.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
         spec
     };
-    let one = world.boot(&with_disk(Side::A, "web1"));
-    let other = boot_at_b(&world, with_disk(Side::B, "web2"));
+    let one = world.boot(&with_its_disk(Side::A, "web1"));
+    let other = boot_at_b(&world, with_its_disk(Side::B, "web2"));
     let guests = [(one, Side::A), (other, Side::B)];
     drop(move_all(&world, &guests, &["--disks", "all", "--create-disks"]));
-    for (guest, _) in &guests {
-        let checked = guest.check_disk().unwrap();
-        assert_no_page_is_wrong(&checked);
-        assert_eq!(checked.pages, 24 * MIB / 4096, "{checked:?}");
+    for (guest, from) in &guests {
+        assert_still(&image(&world, from.other(), &guest.spec.name), written);
     }
 }
 

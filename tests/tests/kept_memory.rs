@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use end_to_end::commander::Commander;
-use end_to_end::disk::{self, with_disk};
+use end_to_end::disk::{self, with_still_disk};
 use end_to_end::memory::{guest_ram, ram_of};
 use end_to_end::pattern::{self, assert_in, assert_in_no_agent};
 use end_to_end::{MIB, Side, World, bare, own_qmp_argument};
@@ -97,11 +97,9 @@ fn has_nothing_of_a_guest_that_has_stayed() {
 #[test]
 fn has_nothing_of_a_disk_that_has_moved() {
     let world = World::new(Link::one(1000));
-    let mut spec = with_disk(&world, "raw", 1_000_000);
-    spec.orders.disk_bytes = 4 * MIB;
+    let spec = with_still_disk(&world, 4 * MIB);
     let image = disk::image(&world, Side::A);
-    // Behind what the guest writes.
-    let at = 4 * disk::WRITTEN;
+    let at = 128 * MIB;
     File::options()
         .write(true)
         .open(image)

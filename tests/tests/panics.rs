@@ -4,7 +4,7 @@
 use std::fs;
 
 use api::Outcome;
-use end_to_end::disk::{assert_disk_intact, with_disk};
+use end_to_end::disk::{assert_still, image, with_still_disk};
 use end_to_end::files::{Export, Reached, assert_cached_files, export, with_files_by};
 use end_to_end::{MIB, Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
@@ -89,12 +89,9 @@ fn of_threads_that_read_pages_from_disks() {
 #[runs(fills)]
 #[test]
 fn of_threads_that_carry_disks() {
-    let faulty = Faulty::new(|world| {
-        let mut spec = with_disk(world, "raw", 1_000_000);
-        // It is copied once for each thread.
-        spec.orders.disk_bytes = 8 * MIB;
-        (spec, None)
-    });
+    // It is copied once for each thread.
+    let written = 8 * MIB;
+    let faulty = Faulty::new(|world| (with_still_disk(world, written), None));
     let args = ["--disks", "all", "--create-disks"];
     for (side, thread) in [
         (Side::A, "disk-tap-"),
@@ -109,5 +106,5 @@ fn of_threads_that_carry_disks() {
     // The end of the thread that reads from the disk's server is reported first.
     faulty.panics(Side::B, "disk-data", "disk data cannot be written", &args);
     drop(faulty.world.migrate(&faulty.guest, Side::A, &args));
-    assert_disk_intact(&faulty.guest);
+    assert_still(&image(&faulty.world, Side::B), written);
 }
