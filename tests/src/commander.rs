@@ -131,13 +131,17 @@ pub fn carrying(world: &mut World) {
 
 /// The same, with more lines in their files: at the top, and under `[carry]`.
 fn carrying_with(world: &mut World, top: &str, carry: &str) {
+    configure(world, top, carry);
+    world.tell_agents_also(&["--config", &format!("{RUN_DIR}/agent.toml")]);
+}
+
+fn configure(world: &World, top: &str, carry: &str) {
     for side in [Side::A, Side::B] {
         let usual = format!("directory = \"{RUN_DIR}/migrate\"\n");
         let directory = if carry.contains("directory") { "" } else { &usual };
         let config = format!("{top}\n[carry]\n{directory}{carry}\n");
         std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
     }
-    world.tell_agents_also(&["--config", &format!("{RUN_DIR}/agent.toml")]);
 }
 
 /// Runs a VM that comes from a stream, once it is loaded.
@@ -207,6 +211,18 @@ impl Commander {
         commander.start(Side::A, &["-incoming", incoming]);
         resume(&commander.at(Side::A).qmp);
         commander
+    }
+
+    /// Restarts both agents with these lines under `[carry]`.
+    ///
+    /// # Panics
+    /// If an agent can't be started.
+    pub fn restart_agents_with(&mut self, carry: &str) {
+        configure(&self.world, "", carry);
+        for side in [Side::A, Side::B] {
+            self.world.kill_agent(side);
+            self.world.start_agent(side);
+        }
     }
 
     fn listening(world: World, spec: GuestSpec, program: &std::path::Path) -> Self {

@@ -1,20 +1,23 @@
-//! A disk that only one host has, and that a guest writes to.
+//! A disk that only one host has, and that a guest writes to; or, where its writes don't matter, one
+//! that a guest without an operating system leaves alone.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lab::fatal::{Kind, fatal};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
+use lab_guest::random::Random;
 use qemu::mirror;
 use qemu::qmp::Qmp;
 use serde_json::{Value, json};
 
-use crate::{MIB, Side, World, assert_no_page_is_wrong, guest};
+use crate::{MIB, Side, World, assert_no_page_is_wrong, bare, guest};
 
 /// Bytes that the guest fills and rewrites, of a disk sixteen times as large.
-pub const WRITTEN: u64 = 32 * MIB;
+const WRITTEN: u64 = 32 * MIB;
 /// Size of the disk.
 pub const DISK_BYTES: u64 = 16 * WRITTEN;
 
@@ -42,12 +45,73 @@ pub fn with_disk(world: &World, format: &str, rate: u64) -> GuestSpec {
     let output = Command::new("qemu-img").args(args).output().unwrap();
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     let mut spec = guest("256M", 2_000_000);
+    // It is the disk that matters.
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
+    spec.orders.working_set_bytes = 4 * MIB;
     spec.orders.disk_bytes = WRITTEN;
     spec.orders.disk_rate = rate;
-    let drive = format!("file={RUN_DIR}/disk.img,format={format},if=none,id=data,discard=unmap");
-    let device = "virtio-blk-pci,drive=data,id=vda".to_owned();
-    spec.extra.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
+    spec.extra.extend(drive(format));
     spec
+}
+
+/// QEMU's arguments for it.
+fn drive(format: &str) -> [String; 4] {
+    let drive = format!("file={RUN_DIR}/disk.img,format={format},if=none,id=data,discard=unmap");
+    let device = "virtio-blk-pci,drive=data,id=vda";
+    ["-drive", &drive, "-device", device].map(str::to_owned)
+}
+
+/// A guest without an operating system, with a raw disk that only host A has. It begins with
+/// `written` bytes of noise, and nothing else writes to it.
+///
+/// # Panics
+/// If the image can't be made.
+#[must_use]
+pub fn with_still_disk(world: &World, written: u64) -> GuestSpec {
+    make_still(&image(world, Side::A), written);
+    let mut spec = bare("256M", 2_000_000);
+    spec.extra.extend(drive("raw"));
+    spec
+}
+
+/// Makes the image of a disk that begins with noise.
+///
+/// # Panics
+/// If it can't be made.
+pub fn make_still(image: &Path, written: u64) {
+    fs::write(image, noise(written)).unwrap();
+    File::options().write(true).open(image).unwrap().set_len(DISK_BYTES).unwrap();
+}
+
+/// Asserts that an image begins with what [`make_still`] wrote.
+///
+/// # Panics
+/// If it does not; no repetition excuses that.
+pub fn assert_still(image: &Path, written: u64) {
+    let expected = noise(written);
+    let mut held = vec![0; expected.len()];
+    File::open(image).unwrap().read_exact_at(&mut held, 0).unwrap();
+    if held != expected {
+        fatal(Kind::WrongPage, format_args!("{} has other content", image.display()));
+    }
+}
+
+/// Bytes that neither compress nor repeat, the same each time.
+#[must_use]
+pub fn noise(bytes: u64) -> Vec<u8> {
+    let mut random = Random::new(5, 5);
+    (0..bytes / 8).flat_map(|_| random.draw().to_le_bytes()).collect()
+}
+
+/// Has QEMU do to a disk what a guest would request.
+///
+/// # Panics
+/// If it refuses.
+pub fn qemu_io(qmp: &Qmp, what: &str) {
+    let line = format!("qemu-io data \"{what}\"");
+    let said = qmp.execute("human-monitor-command", json!({ "command-line": line })).unwrap();
+    // On success, the result is on QEMU's own standard output.
+    assert_eq!(said, "", "{line}");
 }
 
 /// Asserts that the guest reads back all that it wrote to its disk.

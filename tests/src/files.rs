@@ -20,8 +20,10 @@ use crate::{MIB, Side, World, assert_no_page_is_wrong, guest, own_qmp_argument, 
 
 /// The guest's memory.
 pub const RAM_BYTES: u64 = 256 * MIB;
-/// Bytes of files on each disk.
-const FILES_BYTES: u64 = 16 * MIB;
+/// Bytes of files on each disk, unless a test needs more.
+const FILES_BYTES: u64 = 8 * MIB;
+/// For tests that compare amounts.
+pub const MANY_FILES_BYTES: u64 = 2 * FILES_BYTES;
 const EXT4_BYTES: u64 = 128 * MIB;
 /// The smallest disk on which XFS can be made.
 const XFS_BYTES: u64 = 304 * MIB;
@@ -98,22 +100,6 @@ pub fn make_images(dir: &Path) -> [PathBuf; 2] {
     images
 }
 
-/// A quiet guest with a port for a helper, which `droveway run` makes, and without a helper.
-///
-/// # Panics
-/// If what it needs isn't available.
-#[must_use]
-pub fn with_port(world: &World) -> GuestSpec {
-    with_port_called(world, "web1")
-}
-
-fn with_port_called(world: &World, name: &str) -> GuestSpec {
-    let mut spec = with_helper(&world.kit, name);
-    spec.orders.files_bytes = 0;
-    spec.extra.extend(own_qmp_argument(&spec.name));
-    spec
-}
-
 /// A quiet guest with a helper, which fills its disks with files.
 ///
 /// # Panics
@@ -154,7 +140,7 @@ pub enum Reached {
 /// If the disks can't be made.
 #[must_use]
 pub fn with_files_by(world: &World, reached: Reached) -> GuestSpec {
-    with_disks(world, with_port(world), SERIALS, reached)
+    with_disks(world, "web1", SERIALS, reached)
 }
 
 /// A guest of this name that has the same files on disks of its own.
@@ -165,16 +151,13 @@ pub fn with_files_by(world: &World, reached: Reached) -> GuestSpec {
 pub fn twin_with_files(world: &World, name: &str) -> GuestSpec {
     let serials = ["ext4", "xfs"].map(|kind| format!("{name}-{kind}"));
     let serials = serials.each_ref().map(String::as_str);
-    with_disks(world, with_port_called(world, name), serials, Reached::Raw)
+    with_disks(world, name, serials, Reached::Raw)
 }
 
-fn with_disks(
-    world: &World,
-    mut spec: GuestSpec,
-    serials: [&str; 2],
-    reached: Reached,
-) -> GuestSpec {
-    spec.orders.files_bytes = FILES_BYTES;
+/// Its port for the helper is made by `droveway run`.
+fn with_disks(world: &World, name: &str, serials: [&str; 2], reached: Reached) -> GuestSpec {
+    let mut spec = with_helper(&world.kit, name);
+    spec.extra.extend(own_qmp_argument(name));
     make_ext4(&image(world, serials[0]));
     make_xfs(&image(world, serials[1]));
     for serial in serials {

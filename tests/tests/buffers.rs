@@ -2,11 +2,11 @@
 //! also in opposite directions.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use api::Report;
-use end_to_end::{MIB, Side, World, assert_no_page_is_wrong, bare};
-use lab::guest::{Guest, GuestSpec, System};
+use end_to_end::disk::{assert_still, make_still};
+use end_to_end::{MIB, Side, World, bare};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 
 /// The smallest pool that an agent accepts.
@@ -50,19 +50,17 @@ fn move_all(world: &World, guests: &[(Guest, Side)], args: &[&str]) -> Vec<Repor
     reports
 }
 
+fn boot_at_b(world: &World, spec: GuestSpec) -> Guest {
+    world.run_at(Side::B, &spec);
+    Guest::meet(spec, &world.hosts.b).unwrap()
+}
+
 #[test]
 fn two_that_cross() {
     let world = small_pools();
-    let (one, other) = (world.boot(&named("web1", 64)), world.boot(&named("web2", 64)));
-    let there = world.begin(&other, Side::A, &[]).wait();
-    assert!(there.success, "{}", there.said);
-    let mut guests = [(one, Side::A), (other, Side::B)];
-    for _ in 0..2 {
-        drop(move_all(&world, &guests, &[]));
-        for (_, at) in &mut guests {
-            *at = at.other();
-        }
-    }
+    let one = world.boot(&named("web1", 64));
+    let other = boot_at_b(&world, named("web2", 64));
+    drop(move_all(&world, &[(one, Side::A), (other, Side::B)], &[]));
 }
 
 #[test]
@@ -81,29 +79,21 @@ fn image(world: &World, side: Side, name: &str) -> PathBuf {
 #[test]
 fn two_that_cross_with_their_disks() {
     let world = small_pools();
-    let with_disk = |name: &str| {
-        let written = 24 * MIB;
-        let path = image(&world, Side::A, name);
-        let made = Command::new("truncate").args(["-s", "256M"]).arg(&path).status().unwrap();
-        assert!(made.success());
+    let written = 24 * MIB;
+    let with_its_disk = |side: Side, name: &str| {
+        make_still(&image(&world, side, name), written);
         let mut spec = named(name, 32);
-        spec.system = System::Linux;
-        (spec.orders.disk_bytes, spec.orders.disk_rate) = (written, 500_000);
         let drive = format!("file={RUN_DIR}/{name}.img,format=raw,if=none,id=data");
         let device = "virtio-blk-pci,drive=data,id=vda".to_owned();
         spec.extra.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
-        world.boot(&spec)
+        spec
     };
-    let (one, other) = (with_disk("web1"), with_disk("web2"));
-    let args = ["--disks", "all", "--create-disks", "--overwrite-disks"];
-    let there = world.begin(&other, Side::A, &args).wait();
-    assert!(there.success, "{}", there.said);
+    let one = world.boot(&with_its_disk(Side::A, "web1"));
+    let other = boot_at_b(&world, with_its_disk(Side::B, "web2"));
     let guests = [(one, Side::A), (other, Side::B)];
-    drop(move_all(&world, &guests, &args));
-    for (guest, _) in &guests {
-        let checked = guest.check_disk().unwrap();
-        assert_no_page_is_wrong(&checked);
-        assert_eq!(checked.pages, 24 * MIB / 4096, "{checked:?}");
+    drop(move_all(&world, &guests, &["--disks", "all", "--create-disks"]));
+    for (guest, from) in &guests {
+        assert_still(&image(&world, from.other(), &guest.spec.name), written);
     }
 }
 

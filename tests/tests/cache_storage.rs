@@ -9,10 +9,11 @@ use std::time::Duration;
 use api::{Outcome, Report};
 use cachemap::{CacheMap, PAGE_BYTES, SECTOR_BYTES};
 use end_to_end::files::{
-    Reached, SERIALS, ample, asked, assert_files, export, image, twin_with_files, wait_helper,
-    with_files_by,
+    Export, MANY_FILES_BYTES, Reached, SERIALS, ample, asked, assert_cached_files, export, image,
+    twin_with_files, wait_helper, with_files_by,
 };
 use end_to_end::{Frozen, Side, World, until};
+use lab::guest::Guest;
 use lab::hosts::Link;
 use marks::runs;
 
@@ -38,13 +39,13 @@ fn invert(world: &World, map: &CacheMap) {
     }
 }
 
-/// A server of disks with other content in half of all places.
+/// A server of disks with other content in half of all places, which then stalls.
 #[runs(fills, promised)]
 #[test]
-fn with_other_content_costs_only_time() {
-    let world = World::new(Link::one(200));
+fn a_server_with_other_content_that_stalls_costs_only_time() {
+    let world = World::new(Link::one(150));
     let spec = with_files_by(&world, Reached::Nbd);
-    let _export = export(&world);
+    let export = export(&world);
     let guest = world.boot(&spec);
     let map = asked(&world, Side::A, NAME, ample()).unwrap();
     let pages = |runs: &[cachemap::Run]| runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
@@ -58,7 +59,22 @@ fn with_other_content_costs_only_time() {
     let is_said = |note: &String| note.contains("were something else there");
     assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
     invert(&world, &map);
-    assert_files(&guest);
+    server_stalls(&world, &guest, &export);
+    assert_cached_files(&guest);
+}
+
+/// It freezes for a while. The VM itself rarely needs it; a reader of pages gives it up.
+fn server_stalls(world: &World, guest: &Guest, export: &Export) {
+    wait_helper(world, Side::B, NAME);
+    let slow = ["--limit", "30M", "--storage-limit", "8M"];
+    let moving = world.begin(guest, Side::B, &[&FROM_DISKS[..], &slow].concat());
+    let frozen = freeze_at_work(&export.pids());
+    std::thread::sleep(STALLED);
+    drop(frozen);
+    let report = world.arrive(guest, Side::B, moving);
+    println!("{} {:?}", report.stored_bytes, report.notes);
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
 }
 
 /// The programs with which a host's agent reads images in formats.
@@ -115,35 +131,7 @@ fn that_stalls_costs_only_time() {
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
     assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
-    assert_files(&guest);
-    // And once more, with storage that answers.
-    let report = world.migrate(&guest, Side::B, &FROM_DISKS);
-    println!("{} {:?}", report.stored_bytes, report.notes);
-    assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    assert!(!report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
-    assert_files(&guest);
-}
-
-/// A server of disks freezes for a while. The VM itself rarely needs it; a reader of pages gives it
-/// up.
-#[runs(fills)]
-#[test]
-fn a_server_that_stalls_costs_only_time() {
-    let world = World::new(Link::one(200));
-    let spec = with_files_by(&world, Reached::Nbd);
-    let export = export(&world);
-    let guest = world.boot(&spec);
-    wait_helper(&world, Side::A, NAME);
-    let slow = ["--limit", "30M", "--storage-limit", "8M"];
-    let moving = world.begin(&guest, Side::A, &[&FROM_DISKS[..], &slow].concat());
-    let frozen = freeze_at_work(&export.pids());
-    std::thread::sleep(STALLED);
-    drop(frozen);
-    let report = world.arrive(&guest, Side::A, moving);
-    println!("{} {:?}", report.stored_bytes, report.notes);
-    assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
-    assert_files(&guest);
+    assert_cached_files(&guest);
 }
 
 /// VMs that move together, each with the same files on disks of its own: the others get what one of
@@ -153,7 +141,15 @@ fn a_server_that_stalls_costs_only_time() {
 fn is_read_once_for_all_vms_of_a_host() {
     let world = World::new(Link::one(200));
     let names = ["web1", "web2"];
-    let guests = names.map(|name| world.boot(&twin_with_files(&world, name)));
+    let specs = names.map(|name| {
+        let mut spec = twin_with_files(&world, name);
+        spec.orders.files_bytes = MANY_FILES_BYTES;
+        // Both boot at the same time.
+        world.run(&spec, &world.kit.qemu, &[]);
+        spec
+    });
+    let guests = specs.map(|spec| Guest::listen(spec, &world.hosts.a).unwrap());
+    guests.iter().for_each(|guest| guest.wait_boot(&world.hosts.a).unwrap());
     names.iter().for_each(|name| wait_helper(&world, Side::A, name));
     let files = 2 * guests[0].spec.orders.files_bytes;
     // All that disks have is read from them, if it is not there already.
@@ -172,5 +168,5 @@ fn is_read_once_for_all_vms_of_a_host() {
     // Each by itself would read all files. Their programs are on the disk, too.
     assert!(read <= files * 5 / 4, "{read} of {files}");
     assert!(named > stored, "{named} by name, {stored} of it from disks: the twin had no part");
-    guests.iter().for_each(assert_files);
+    guests.iter().for_each(assert_cached_files);
 }

@@ -13,7 +13,7 @@ const MEMORY: &str = "262296k";
 const RATE: u64 = 500_000;
 /// Bytes per second in post-copy, until the limit is lifted: too slow to end before. Pages that the
 /// guest asks for have no limit.
-const POSTCOPY_BANDWIDTH: u64 = 200_000;
+const POSTCOPY_BANDWIDTH: u64 = 100_000;
 
 /// A guest under KVM, or none if that runs none. Under TCG QEMU's own migration loses track of
 /// pages if the VM is stopped after few passes.
@@ -28,11 +28,11 @@ fn commander() -> Option<Commander> {
     spec.accelerator = Some(Accelerator::Kvm);
     // A KVM that emulates takes half a minute to write or check as much that is random.
     spec.orders.repeated = true;
-    (spec.orders.random_bytes, spec.orders.text_bytes) = (32 * MIB, 0);
-    spec.orders.working_set_bytes = 8 * MIB;
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (16 * MIB, 0);
+    spec.orders.working_set_bytes = 4 * MIB;
     // Compressed, pages of one word each would all be there before it turns.
     let agent = ["", "compress = \"off\""];
-    Some(Commander::with(World::new(Link::one(48)), spec, &kit.qemu, agent))
+    Some(Commander::with(World::new(Link::one(24)), spec, &kit.qemu, agent))
 }
 
 /// Turns a migration from A to post-copy, as libvirt does, and has the VM run at B.

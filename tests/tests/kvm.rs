@@ -29,10 +29,14 @@ fn world(link: Link, memory: &str, rate: u64) -> Option<(World, GuestSpec)> {
 
 /// Moves it while it writes, and back.
 fn there_and_back(memory: &str, change: impl FnOnce(&mut GuestSpec)) {
+    moves(memory, &[Side::A, Side::B], change);
+}
+
+fn moves(memory: &str, sides: &[Side], change: impl FnOnce(&mut GuestSpec)) {
     let Some((world, mut spec)) = world(Link::one(1000), memory, 500_000) else { return };
     change(&mut spec);
     let guest = world.boot(&spec);
-    for from in [Side::A, Side::B] {
+    for &from in sides {
         let before = guest.pulse().written.pages;
         let report = world.migrate(&guest, from, &[]);
         let placement = if memory == MAPPED { "mapped" } else { "inline" };
@@ -74,9 +78,10 @@ fn mapped_with_dirty_rings() {
     });
 }
 
+/// QEMU places its pages, so the way back is as without rings.
 #[test]
 fn inline_with_a_dirty_ring() {
-    there_and_back(INLINE, with_rings);
+    moves(INLINE, &[Side::A], with_rings);
 }
 
 /// A guest that writes two and a half times as fast as the link carries, in Mbit/s.

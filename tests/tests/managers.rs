@@ -12,11 +12,13 @@ use serde_json::{Value, json};
 
 const RATE: u64 = 5_000_000;
 /// A size that QEMU's TCG tracks correctly next to another RAM block: no multiple of 256 KiB.
-const ODD: &str = "196612k";
+const ODD: &str = "131076k";
 const PLUGGED: u64 = 256 * MIB;
+/// More than the machine's initial memory.
+const FILLED: u64 = 136 * MIB;
 
 /// The guest's memory exceeds the machine's initial memory: most of what it checks is in plugged
-/// memory.
+/// memory. Each QEMU sends it by another kind of stream.
 #[test]
 fn memory_of_a_virtio_mem_device() {
     let world = World::new(Link::one(1000));
@@ -28,7 +30,7 @@ fn memory_of_a_virtio_mem_device() {
         let mut spec = guest(&format!("{ODD},maxmem=2G,slots=2"), RATE);
         spec.name = format!("web{nth}");
         spec.machine = qemu.machine();
-        spec.orders.random_bytes = 200 * MIB;
+        spec.orders.random_bytes = FILLED;
         spec.initrd = Some(setup::plugged_memory_initrd(&world.kit).unwrap());
         spec.kernel_words = "memhp_default_state=online";
         let backend = format!("memory-backend-ram,id=plugged,size={PLUGGED}");
@@ -36,12 +38,11 @@ fn memory_of_a_virtio_mem_device() {
         spec.extra.extend(["-object", &backend, "-device", &device].map(str::to_owned));
         let guest = world.boot_with(&spec, &qemu.program);
         let set = format!("{0}={0}", qemu.program.display());
-        for (side, tap) in [(Side::A, "multifd"), (Side::B, "classic")] {
-            let report = world.migrate(&guest, side, &["--tap", tap, "--set", &set]);
-            assert_eq!((report.tap.as_str(), report.placement.as_str()), (tap, "mapped"));
-            assert!(report.body_bytes >= 200 * MIB, "{}", report.body_bytes);
-        }
-        world.says(Side::A, &["stop", &spec.name, "--force"]);
+        let tap = if nth % 2 == 0 { "multifd" } else { "classic" };
+        let report = world.migrate(&guest, Side::A, &["--tap", tap, "--set", &set]);
+        assert_eq!((report.tap.as_str(), report.placement.as_str()), (tap, "mapped"));
+        assert!(report.body_bytes >= FILLED, "{}", report.body_bytes);
+        world.says(Side::B, &["stop", &spec.name, "--force"]);
     }
 }
 

@@ -11,10 +11,10 @@ use std::time::Duration;
 use api::{GuestHelper, Phase};
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
-    Kept, SERIALS, ample, asked, cached_pages, compare, image, socket, wait_helper, with_files,
-    with_port,
+    Kept, MANY_FILES_BYTES, SERIALS, ample, asked, cached_pages, compare, image, socket,
+    wait_helper, with_files,
 };
-use end_to_end::{Side, World};
+use end_to_end::{Side, World, bare, own_qmp_argument};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use marks::runs;
@@ -50,7 +50,9 @@ fn complete(world: &World, side: Side) -> CacheMap {
 #[test]
 fn of_a_quiet_guest_is_reported_correctly() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_files(&world));
+    let mut spec = with_files(&world);
+    spec.orders.files_bytes = MANY_FILES_BYTES;
+    let guest = world.boot(&spec);
     let cached = cached_pages(&guest);
     assert!(cached > 5_000, "{cached} pages");
     let before = Kept::by(&guest);
@@ -67,7 +69,7 @@ fn of_a_quiet_guest_is_reported_correctly() {
     }
     greets_who_comes_and_goes(&world);
     waits_asleep(&world, &guest);
-    changes_are_left_out(&world, &guest, cached);
+    changes_are_left_out(&world, &guest);
     forgotten_names_are_looked_up(&world, &guest, cached);
     budgets_are_kept(&world);
     world.assert_intact(&guest);
@@ -116,8 +118,8 @@ fn waits_asleep(world: &World, guest: &Guest) {
     }
 }
 
-/// Dirty pages are not reported until they are on disk.
-fn changes_are_left_out(world: &World, guest: &Guest, cached: u64) {
+/// Dirty pages are not reported until they are on disk; then they are, as what follows shows.
+fn changes_are_left_out(world: &World, guest: &Guest) {
     let changed = 50;
     assert_eq!(guest.ask(&format!("files-change {changed}")).unwrap(), "pages=100");
     let map = complete(world, Side::A);
@@ -125,7 +127,6 @@ fn changes_are_left_out(world: &World, guest: &Guest, cached: u64) {
     // There may be more, where the kernel counts several pages as one.
     assert!(number(&map, Reason::Dirty) >= changed, "{}", map.summary());
     guest.ask("files-sync").unwrap();
-    assert_told(world, Side::A, &complete(world, Side::A), cached);
 }
 
 /// The kernel may have cached content of files whose names it has dropped.
@@ -163,44 +164,27 @@ fn helper(world: &World, side: Side) -> GuestHelper {
     world.shown(side, NAME).helper.unwrap()
 }
 
-/// The helper moves with its guest, and answers at the destination, at a port that the guest's
-/// command line doesn't have.
-#[runs(fills)]
+// On a busy machine the helper, which is idle work in its guest, gets next to no CPU time.
+const FROM_DISKS: [&str; 5] = ["--shared-disks", "--storage", "on", "--helper-budget", "time=60s"];
+
+/// Pages on its disks need not cross the network, and arrive as they were. The helper moves with its
+/// guest, and answers at the destination, at a port that the guest's command line doesn't have.
+#[runs(fills, promised)]
 #[test]
-fn is_reported_after_a_move() {
-    let world = World::new(Link::one(1000));
+fn comes_from_its_disks() {
+    let world = World::new(Link::one(150));
     let mut spec = with_files(&world);
     spec.kernel_words = "init_on_alloc=0";
     let guest = world.boot(&spec);
     let cached = cached_pages(&guest);
     wait_helper(&world, Side::A, NAME);
-    assert_told(&world, Side::A, &complete(&world, Side::A), cached);
     let version = env!("CARGO_PKG_VERSION").to_owned();
     let answers = GuestHelper::Answers { version, clears_memory: Some(false) };
     assert_eq!(helper(&world, Side::A), answers);
     refuses_a_second_one(&world);
-    let moved = world.migrate(&guest, Side::A, &["--shared-disks"]);
-    assert!(moved.notes.iter().all(|note| !note.contains("helper")), "{:?}", moved.notes);
-    assert_eq!(helper(&world, Side::B), answers);
-    assert_told(&world, Side::B, &complete(&world, Side::B), cached);
-    for serial in SERIALS {
-        assert!(image(&world, serial).is_file());
-    }
-}
-
-// On a busy machine the helper, which is idle work in its guest, gets next to no CPU time.
-const FROM_DISKS: [&str; 5] = ["--shared-disks", "--storage", "on", "--helper-budget", "time=60s"];
-
-/// Pages on its disks need not cross the network, and arrive as they were.
-#[runs(fills, promised)]
-#[test]
-fn comes_from_its_disks() {
-    let world = World::new(Link::one(200));
-    let guest = world.boot(&with_files(&world));
-    let cached = cached_pages(&guest);
-    wait_helper(&world, Side::A, NAME);
     let report = world.migrate(&guest, Side::A, &["--shared-disks", "--storage", "off"]);
     assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "it is off");
+    assert_eq!(helper(&world, Side::B), answers);
     for (from, args) in [(Side::B, &FROM_DISKS[..]), (Side::A, &["--shared-disks"])] {
         let moved = world.migrate(&guest, from, args);
         let pages = moved.stored_bytes / 4096;
@@ -208,48 +192,33 @@ fn comes_from_its_disks() {
         // How many depends on the speed of the network and the disks.
         assert!(pages > 0, "{:?}", moved.notes);
         assert!(moved.stored_bytes <= moved.named_bytes.min(moved.storage_read_bytes));
-        assert_told(&world, from.other(), &complete(&world, from.other()), cached);
+        assert!(moved.notes.iter().all(|note| !note.contains("helper")), "{:?}", moved.notes);
     }
+    assert_told(&world, Side::B, &complete(&world, Side::B), cached);
+    disks_fail(&world, &guest, cached);
 }
 
-/// The guest writes to its files while it moves, and some of its pages differ on disk, or can't be
-/// read there: all arrive as they were.
-#[runs(fills)]
-#[test]
-fn comes_from_disks_that_change_and_fail() {
-    let world = World::new(Link::one(200));
-    let guest = world.boot(&with_files(&world));
-    let cached = cached_pages(&guest);
-    wait_helper(&world, Side::A, NAME);
-    let moving = world.begin(&guest, Side::A, &FROM_DISKS);
-    for _ in 0..4 {
-        guest.ask("files-change 100").unwrap();
-        guest.ask("files-sync").unwrap();
-    }
-    let report = world.arrive(&guest, Side::A, moving);
-    assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    guest.ask("files-sync").unwrap();
-    assert_told(&world, Side::B, &complete(&world, Side::B), cached);
-
+/// Some of its pages differ on disk, or can't be read there: all arrive as they were.
+fn disks_fail(world: &World, guest: &Guest, cached: u64) {
     // The content of one disk is lost, and the other disk soon ends before its files do. The
     // guest's kernel would write there at some time, and give up a file system to which it can't
     // write.
     guest.ask("files-read-only").unwrap();
-    let whole = SERIALS.map(|serial| std::fs::read(image(&world, serial)).unwrap());
+    let whole = SERIALS.map(|serial| std::fs::read(image(world, serial)).unwrap());
     let [zeroed, cut] =
-        SERIALS.map(|serial| OpenOptions::new().write(true).open(image(&world, serial)).unwrap());
+        SERIALS.map(|serial| OpenOptions::new().write(true).open(image(world, serial)).unwrap());
     let bytes = zeroed.metadata().unwrap().len();
     zeroed.set_len(0).unwrap();
     zeroed.set_len(bytes).unwrap();
-    let mut moving = world.begin(&guest, Side::B, &FROM_DISKS);
+    let mut moving = world.begin(guest, Side::B, &FROM_DISKS);
     moving.wait_for(Phase::FirstPass);
     cut.set_len(cut.metadata().unwrap().len() / 8).unwrap();
-    let report = world.arrive(&guest, Side::B, moving);
+    let report = world.arrive(guest, Side::B, moving);
     assert!(report.stored_bytes / 4096 * 10 < cached * 6, "{} bytes", report.stored_bytes);
     for (serial, bytes) in SERIALS.into_iter().zip(whole) {
-        std::fs::write(image(&world, serial), bytes).unwrap();
+        std::fs::write(image(world, serial), bytes).unwrap();
     }
-    assert_told(&world, Side::A, &complete(&world, Side::A), cached);
+    assert_told(world, Side::A, &complete(world, Side::A), cached);
 }
 
 /// QEMU serves one client at a time, and a second one learns why it isn't served.
@@ -267,7 +236,9 @@ fn refuses_a_second_one(world: &World) {
 #[test]
 fn of_a_guest_without_a_helper_is_not_reported() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_port(&world));
+    let mut spec = bare("256M", 0);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
     let is_said = |note: &String| note.starts_with("no page is read from storage: ");
     for (from, args, says) in [(Side::A, &["--storage", "on"][..], true), (Side::B, &[], false)] {
         let report = world.migrate(&guest, from, args);

@@ -4,9 +4,9 @@
 use std::fs;
 
 use api::Outcome;
-use end_to_end::disk::{assert_disk_intact, with_disk};
+use end_to_end::disk::{assert_still, image, with_still_disk};
 use end_to_end::files::{Export, Reached, assert_cached_files, export, with_files_by};
-use end_to_end::{Side, World};
+use end_to_end::{MIB, Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 use marks::runs;
@@ -20,7 +20,7 @@ struct Faulty {
 
 impl Faulty {
     fn new(prepare: impl Fn(&World) -> (GuestSpec, Option<Export>)) -> Self {
-        let mut world = World::new(Link::one(200));
+        let mut world = World::new(Link::one(150));
         world.start_agents_by(&["env", &format!("DROVEWAY_PANIC_FILE={RUN_DIR}/panic")]);
         for side in [Side::A, Side::B] {
             world.kill_agent(side);
@@ -57,22 +57,29 @@ fn panicked(thread: &str) -> String {
 #[runs(fills)]
 #[test]
 fn of_threads_that_carry_pages() {
+    let faulty = Faulty::new(|_| (bare("128M", 1_000_000), None));
+    for (side, thread) in [
+        (Side::B, "feeder"),
+        (Side::A, "tap-"),
+        (Side::A, "sampler"),
+        (Side::A, "lane-0-send"),
+        (Side::A, "lane-0-ack"),
+        (Side::B, "peer-"),
+    ] {
+        faulty.panics(side, thread, &panicked(thread), &[]);
+    }
+    drop(faulty.world.migrate(&faulty.guest, Side::A, &[]));
+}
+
+#[runs(fills)]
+#[test]
+fn of_threads_that_read_pages_from_disks() {
     let faulty = Faulty::new(|world| {
         let spec = with_files_by(world, Reached::Nbd);
         (spec, Some(export(world)))
     });
     let args = ["--shared-disks", "--share", "host", "--storage", "auto"];
-    for (side, thread) in [
-        (Side::B, "feeder"),
-        (Side::A, "tap-"),
-        (Side::A, "ahead"),
-        (Side::A, "sampler"),
-        (Side::A, "lane-0-send"),
-        (Side::A, "lane-0-ack"),
-        (Side::B, "peer-"),
-        (Side::B, "storage-"),
-        (Side::B, "late"),
-    ] {
+    for (side, thread) in [(Side::A, "ahead"), (Side::B, "storage-"), (Side::B, "late")] {
         faulty.panics(side, thread, &panicked(thread), &args);
     }
     drop(faulty.world.migrate(&faulty.guest, Side::A, &args));
@@ -82,7 +89,9 @@ fn of_threads_that_carry_pages() {
 #[runs(fills)]
 #[test]
 fn of_threads_that_carry_disks() {
-    let faulty = Faulty::new(|world| (with_disk(world, "raw", 1_000_000), None));
+    // It is copied once for each thread.
+    let written = 8 * MIB;
+    let faulty = Faulty::new(|world| (with_still_disk(world, written), None));
     let args = ["--disks", "all", "--create-disks"];
     for (side, thread) in [
         (Side::A, "disk-tap-"),
@@ -97,5 +106,5 @@ fn of_threads_that_carry_disks() {
     // The end of the thread that reads from the disk's server is reported first.
     faulty.panics(Side::B, "disk-data", "disk data cannot be written", &args);
     drop(faulty.world.migrate(&faulty.guest, Side::A, &args));
-    assert_disk_intact(&faulty.guest);
+    assert_still(&image(&faulty.world, Side::B), written);
 }

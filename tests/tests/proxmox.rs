@@ -3,15 +3,18 @@
 //! replace ssh if both hosts have one.
 
 use end_to_end::commander::{Commander, Way};
-use end_to_end::disk::{assert_disk_intact, with_disk};
+use end_to_end::disk::{assert_still, image, with_still_disk};
 use end_to_end::proxmox::{Tunnel, directory, socket};
 use end_to_end::{MIB, Side, World, assert_intact, bare, until};
+use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use lab::setup;
 use marks::runs;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
 const MEMORY: &str = "262296k";
+/// What the disk holds.
+const WRITTEN: u64 = 16 * MIB;
 
 fn start(link: Link, disk: bool) -> Commander {
     let kit = setup::ensure().unwrap();
@@ -20,7 +23,7 @@ fn start(link: Link, disk: bool) -> Commander {
         std::fs::create_dir_all(world.host(side).run_dir.join("qemu-server")).unwrap();
     }
     let spec = match disk {
-        true => with_disk(&world, "raw", MIB),
+        true => GuestSpec { memory: MEMORY.to_owned(), ..with_still_disk(&world, WRITTEN) },
         false => bare(MEMORY, 2_000_000),
     };
     let carry = format!("manager = \"proxmox\"\ndirectory = \"{}\"", directory());
@@ -71,7 +74,7 @@ fn a_disk_goes_by_its_own_socket() {
     assert_eq!(commander.follow(Side::A), "completed", "{}", commander.logs());
     drop(commander.arrive(Side::A));
     assert_eq!(tunnel.connections(), 0);
-    assert_disk_intact(&commander.guest);
+    assert_still(&image(&commander.world, Side::B), WRITTEN);
 }
 
 /// Without an agent at the other end, ssh forwards it as usual.
@@ -111,7 +114,7 @@ fn with_openssh_at_both_ends() {
             Side::B => commander.run_there(from),
         }
         assert_intact(&commander.guest);
-        assert_disk_intact(&commander.guest);
+        assert_still(&image(&commander.world, from.other()), WRITTEN);
         drop(tunnel);
     }
 }

@@ -11,12 +11,12 @@ use marks::runs;
 const COMMON: u64 = 48 * MIB;
 const SHARE: [&str; 2] = ["--share", "host"];
 
-fn twin(system: System, name: &str, rate: u64) -> GuestSpec {
-    end_to_end::twin(system, name, "160M", COMMON, rate)
+fn twin(name: &str, rate: u64) -> GuestSpec {
+    end_to_end::twin(System::Bare, name, "160M", COMMON, rate)
 }
 
-fn boot(world: &World, system: System, names: &[&str], rate: u64) -> Vec<Guest> {
-    names.iter().map(|name| world.boot(&twin(system, name, rate))).collect()
+fn boot(world: &World, names: &[&str], rate: u64) -> Vec<Guest> {
+    names.iter().map(|name| world.boot(&twin(name, rate))).collect()
 }
 
 fn arrived(moving: Moving) -> Report {
@@ -35,7 +35,7 @@ fn follow(world: &World, guests: &[Guest], arguments: &[&[&str]]) -> Vec<Report>
 #[test]
 fn what_a_vm_that_came_before_has_is_not_sent_again() {
     let (world, _certificates) = World::secured(Link::one(500));
-    let guests = boot(&world, System::Linux, &["web1", "web2"], 0);
+    let guests = boot(&world, &["web1", "web2"], 0);
     let reports = follow(&world, &guests, &[&SHARE, &SHARE]);
     println!("{} {}", reports[0].named_bytes, reports[1].named_bytes);
     assert!(reports[1].named_bytes >= COMMON, "{:?}", reports[1]);
@@ -48,7 +48,7 @@ fn what_a_vm_that_came_before_has_is_not_sent_again() {
 #[test]
 fn vms_that_come_together_wait_for_one_another() {
     let world = World::new(Link::one(300));
-    let guests = boot(&world, System::Bare, &["web1", "web2", "web3"], 200_000);
+    let guests = boot(&world, &["web1", "web2", "web3"], 200_000);
     let moving: Vec<_> = guests
         .iter()
         .map(|guest| world.begin(guest, Side::A, &["--compress", "off", "--share", "host"]))
@@ -66,7 +66,7 @@ fn vms_that_come_together_wait_for_one_another() {
 #[test]
 fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
     let world = World::new(Link::one(500));
-    let mut specs = ["web1", "web2"].map(|name| twin(System::Bare, name, 0));
+    let mut specs = ["web1", "web2"].map(|name| twin(name, 0));
     for spec in &mut specs {
         (spec.orders.random_bytes, spec.orders.text_bytes) = (0, 0);
         spec.orders.working_set_bytes = 32 * MIB;
@@ -83,7 +83,7 @@ fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
 #[test]
 fn domains_never_meet() {
     let world = World::new(Link::one(500));
-    let guests = boot(&world, System::Bare, &["web1", "web2", "web3"], 0);
+    let guests = boot(&world, &["web1", "web2", "web3"], 0);
     let reports = follow(
         &world,
         &guests,
