@@ -65,12 +65,13 @@ impl Files {
     }
 
     fn fill(&mut self, place: &Path, bytes: u64) -> io::Result<()> {
-        self.write(&place.join(BIG), bytes - bytes / 4 - bytes / SMALL_PART)?;
+        let (middle, small) = (bytes / 4 / MIDDLE_BYTES, bytes / SMALL_PART);
+        self.write(&place.join(BIG), bytes - middle * MIDDLE_BYTES - small)?;
         fs::create_dir(place.join("middle"))?;
-        for nth in 0..bytes / 4 / MIDDLE_BYTES {
+        for nth in 0..middle {
             self.write(&place.join("middle").join(nth.to_string()), MIDDLE_BYTES)?;
         }
-        let (mut left, mut size) = (bytes / SMALL_PART, SMALL_BYTES_MIN);
+        let (mut left, mut size) = (small, SMALL_BYTES_MIN);
         for nth in 0.. {
             if left < SMALL_BYTES_MAX {
                 break;
@@ -187,7 +188,7 @@ mod tests {
         fs::create_dir(&at).unwrap();
         let mut files = Files::make(vec![at.clone()], 2 << 20, 7).unwrap();
         let pages = files.read().unwrap();
-        let (big, one) = (352, 300_000_u64.div_ceil(4096));
+        let (big, one) = (407, 300_000_u64.div_ceil(4096));
         assert!((big + one..big + 3 * one + 200).contains(&pages), "{pages}");
         let before = fs::read(at.join("big")).unwrap();
         assert_eq!(files.change(0, 3, Way::Cache).unwrap(), 3);
