@@ -209,7 +209,7 @@ impl Drop for Browser<'_> {
 /// # Panics
 /// If there is no answer.
 pub fn ask(
-    mut stream: &TcpStream,
+    mut stream: impl Read + Write,
     method: &str,
     path: &str,
     headers: &str,

@@ -411,8 +411,7 @@ impl Commander {
     /// What an agent lists of the last migration that it carries, or has carried.
     #[must_use]
     pub fn progress(&self, from: Side) -> Option<api::Progress> {
-        let text = self.world.tells(from, &["list", "--migrations", "--json"]);
-        let listed: Vec<api::Progress> = serde_json::from_str(&text).unwrap();
+        let listed: Vec<api::Progress> = self.world.get(from, "/v1/migrations");
         listed.into_iter().next()
     }
 

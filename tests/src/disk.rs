@@ -100,7 +100,11 @@ pub fn assert_still(image: &Path, written: u64) {
 #[must_use]
 pub fn noise(bytes: u64) -> Vec<u8> {
     let mut random = Random::new(5, 5);
-    (0..bytes / 8).flat_map(|_| random.draw().to_le_bytes()).collect()
+    let mut noise = Vec::new();
+    while (noise.len() as u64) < bytes {
+        noise.extend_from_slice(&random.draw().to_le_bytes());
+    }
+    noise
 }
 
 /// Has QEMU do to a disk what a guest would request.

@@ -101,6 +101,34 @@ fn present(pages: &File, range: Range<u64>) -> Vec<Range<u64>> {
     parts
 }
 
+/// How often it is there. Tests are compiled without optimisation, and memory is large, so not each
+/// byte is looked at: of all words, as many bytes apart, exactly one lies within each copy.
+fn count_in(all: &[u8]) -> usize {
+    const WORD: usize = 8;
+    const APART: usize = PATTERN.len() - WORD + 1;
+    let words = (0..all.len().saturating_sub(WORD - 1)).step_by(APART);
+    let copies = words.filter(|at| {
+        if !IN_PATTERN[usize::from(all[*at])] {
+            return false;
+        }
+        let word = &all[*at..at + WORD];
+        let within = PATTERN.windows(WORD).position(|its| its == word);
+        let start = within.and_then(|within| at.checked_sub(within));
+        start.is_some_and(|start| all[start..].starts_with(&PATTERN))
+    });
+    copies.count()
+}
+
+/// Which bytes it has.
+const IN_PATTERN: [bool; 256] = {
+    let (mut is, mut nth) = ([false; 256], 0);
+    while nth < PATTERN.len() {
+        is[PATTERN[nth] as usize] = true;
+        nth += 1;
+    }
+    is
+};
+
 /// How often a range has it.
 fn count(memory: &File, range: Range<u64>) -> usize {
     let (mut bytes, mut kept, mut found) = (vec![0; PIECE + PATTERN.len()], 0, 0);
@@ -112,8 +140,7 @@ fn count(memory: &File, range: Range<u64>) -> usize {
             break;
         }
         let all = &bytes[..kept + read];
-        let starts = all.iter().enumerate().filter(|(_, byte)| **byte == PATTERN[0]);
-        found += starts.filter(|(at, _)| all[*at..].starts_with(&PATTERN)).count();
+        found += count_in(all);
         // It may begin here and end in the next piece.
         let rest = all.len().saturating_sub(PATTERN.len() - 1);
         kept = all.len() - rest;
@@ -121,4 +148,25 @@ fn count(memory: &File, range: Range<u64>) -> usize {
         at += read as u64;
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_copy_counts_once_wherever_it_lies() {
+        for before in 0..100 {
+            let mut all = vec![PATTERN[1]; before];
+            for copies in 1..4 {
+                all.extend_from_slice(&PATTERN);
+                assert_eq!(count_in(&all), copies, "{before} bytes before");
+            }
+            all.extend_from_slice(&PATTERN[..31]);
+            assert_eq!(count_in(&all), 3);
+            assert_eq!(count_in(&all[before + 1..]), 2);
+        }
+        assert_eq!(count_in(&pages(2)), 4096 / 32 + 4096 / 256);
+        assert_eq!(count_in(&PATTERN[..7]), 0);
+    }
 }

@@ -5,6 +5,7 @@ mod guests;
 mod moves;
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -16,6 +17,9 @@ use lab::fatal::{Kind, fatal};
 use lab::guest::{Checked, Guest, GuestSpec};
 use lab::hosts::{Host, Hosts, Link};
 use lab::setup::{self, Accelerator, Kit};
+use serde::de::DeserializeOwned;
+
+use crate::browser::ask;
 
 pub use guests::{bare, guest, own_qmp_argument, twin};
 
@@ -333,7 +337,18 @@ impl World {
     /// If its agent does not answer.
     #[must_use]
     pub fn vms(&self, side: Side) -> Vec<VmSummary> {
-        serde_json::from_str(&self.tells(side, &["list", "--json"])).unwrap()
+        self.get(side, "/v1/vms")
+    }
+
+    /// What a path of an agent's API has. For states that are polled: each command is a process.
+    pub(crate) fn get<T: DeserializeOwned>(&self, side: Side, path: &str) -> T {
+        let log = || self.agent(side).log_text();
+        let stream = UnixStream::connect(self.host(side).inside("api.sock"));
+        let stream = stream.unwrap_or_else(|error| panic!("{path}: {error}\n{}", log()));
+        stream.set_read_timeout(Some(SETTLE_MAX)).unwrap();
+        let (status, body) = ask(&stream, "GET", path, "", "");
+        assert_eq!(status, 200, "{path}: {body}\n{}", log());
+        serde_json::from_str(&body).unwrap()
     }
 
     /// One VM of a host.
@@ -377,6 +392,6 @@ impl World {
     /// If it doesn't exist.
     #[must_use]
     pub fn shown(&self, side: Side, name: &str) -> VmSummary {
-        serde_json::from_str(&self.tells(side, &["show", name, "--json"])).unwrap()
+        self.get(side, &format!("/v1/vms/{name}"))
     }
 }

@@ -39,13 +39,21 @@ const NOT_THE_SAME: &str = "were something else there";
 
 #[runs(fills)]
 #[test]
-fn wrong_places_cost_only_time() {
+fn lies_cost_only_time() {
     let world = world(Link::one(500));
     let guest = world.boot(&with_files(&world));
+    cannot_answer(&world, &guest);
+    wrong_places(&world, &guest);
+    nonsense_is_refused(&world, &guest);
+    assert_cached_files(&guest);
+}
+
+/// From host B and back to it.
+fn wrong_places(world: &World, guest: &Guest) {
     let cached = 2 * guest.spec.orders.files_bytes;
-    let mut from = Side::A;
+    let mut from = Side::B;
     for lie in ["everything", "spoiled"] {
-        let report = told(&world, &guest, from, lie);
+        let report = told(world, guest, from, lie);
         from = from.other();
         println!("{lie}: {} {} {:?}", report.stored_bytes, report.storage_read_bytes, report.notes);
         assert!(report.storage_read_bytes > 0, "{lie}: {:?}", report.notes);
@@ -55,12 +63,12 @@ fn wrong_places_cost_only_time() {
         } else {
             assert!(report.stored_bytes < cached / 10, "{lie}: {} bytes", report.stored_bytes);
         }
-        assert_unharmed(&world);
+        assert_unharmed(world);
     }
     // As they are in memory; and on disk, once the liar has restored it. A wrong page would have
     // stayed wrong.
     guest.ask("helper-kill").unwrap();
-    assert_files(&guest);
+    assert_files(guest);
 }
 
 /// Begins to move it, and lets nearly nothing of it pass.
@@ -153,12 +161,7 @@ fn killed(world: &World, guest: &Guest, from: Side) {
 
 /// Without sense, without an end, cut, or none. Other answers that are refused:
 /// `page_cache::of_a_liar_is_refused`, and for what QEMU has as disks `crates/qemu/src/guest_disks`.
-#[runs(fills)]
-#[test]
-fn nonsense_is_refused() {
-    let world = world(Link::one(1000));
-    let guest = world.boot(&with_files(&world));
-    cannot_answer(&world, &guest);
+fn nonsense_is_refused(world: &World, guest: &Guest) {
     let mut from = Side::B;
     for (lie, text) in [
         ("unknown", "QEMU has no virtio disk with the serial number files-ext4-not"),
@@ -166,17 +169,16 @@ fn nonsense_is_refused() {
         ("cut", NOT_ALL),
         ("silent", "no page is read from storage: "),
     ] {
-        let report = told(&world, &guest, from, lie);
+        let report = told(world, guest, from, lie);
         from = from.other();
-        println!("{lie}: {} {:?}", own_bytes(&world, from), report.notes);
+        println!("{lie}: {} {:?}", own_bytes(world, from), report.notes);
         // Pages that were reported before the lie showed may have been read.
         if !["endless", "cut"].contains(&lie) {
             assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "{lie}");
         }
         assert!(says(&report, text), "{lie}: {:?}", report.notes);
-        assert_unharmed(&world);
+        assert_unharmed(world);
     }
-    assert_cached_files(&guest);
 }
 
 /// The report says why a helper can't answer also where nobody asked for pages from storage.

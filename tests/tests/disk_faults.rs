@@ -1,15 +1,20 @@
 //! A fault while disks move costs only the move: the VM goes on from its own disk, nothing is left
 //! at the destination, and the next move works.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Outcome, Phase};
-use end_to_end::disk::{allocated_bytes, assert_disk_intact, image, mirrors, with_disk};
+use end_to_end::disk::{
+    allocated_bytes, assert_disk_intact, assert_still, image, mirrors, qemu_io, with_disk,
+    with_still_disk,
+};
 use end_to_end::proxy::Proxies;
 use end_to_end::{Frozen, MIB, Moving, Side, World, kill, own_qmp_argument, until};
-use lab::guest::Guest;
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 use qemu::qmp::Qmp;
 use tempfile::TempDir;
@@ -17,6 +22,8 @@ use tempfile::TempDir;
 /// For what takes seconds, on a busy machine too.
 const SOON: Duration = Duration::from_secs(60);
 const MOVE: [&str; 3] = ["--disks", "all", "--create-disks"];
+/// Where a guest leaves its disk alone, what that holds.
+const WRITTEN: u64 = 32 * MIB;
 
 /// A VM with a disk of its own, and a link on which its move takes seconds.
 struct Faulty {
@@ -28,8 +35,12 @@ struct Faulty {
 
 impl Faulty {
     fn new() -> Self {
+        Self::with(|world| with_disk(world, "raw", 1_000_000))
+    }
+
+    fn with(disk: impl FnOnce(&World) -> GuestSpec) -> Self {
         let world = World::new(Link::one(100));
-        let mut spec = with_disk(&world, "raw", 1_000_000);
+        let mut spec = disk(&world);
         spec.extra.extend(own_qmp_argument(&spec.name));
         let guest = world.boot(&spec);
         let pid = world.vm(Side::A, "web1").unwrap().pid;
@@ -53,6 +64,16 @@ impl Faulty {
         assert_disk_intact(&self.guest);
         assert_eq!(mirrors(&self.owners), [""; 0]);
     }
+}
+
+/// Asserts that a disk that its guest leaves alone is as it was, and that QEMU still writes to it.
+fn assert_still_goes_on(world: &World, owners: &Qmp) {
+    let (image, mut held) = (image(world, Side::A), [0; 4096]);
+    assert_still(&image, WRITTEN);
+    qemu_io(owners, &format!("write -P 119 {WRITTEN} {}", held.len()));
+    File::open(image).unwrap().read_exact_at(&mut held, WRITTEN).unwrap();
+    assert_eq!(held, [119; 4096]);
+    assert_eq!(mirrors(owners), [""; 0]);
 }
 
 /// A file system on B only.
@@ -85,6 +106,12 @@ impl<'w> Small<'w> {
         self.run("mount", &["-o", &format!("remount,size={mib}m")]);
     }
 
+    /// The image here, as a VM on B sees it.
+    fn image(&self) -> PathBuf {
+        let pid = self.world.vm(Side::B, "web1").unwrap().pid;
+        format!("/proc/{pid}/root{}/disk.img", self.dir.path().display()).into()
+    }
+
     /// The names of its files.
     fn files(&self) -> String {
         self.run("ls", &["-A"])
@@ -100,14 +127,14 @@ impl<'w> Small<'w> {
 /// it as well.
 #[test]
 fn a_file_system_that_is_full() {
-    let faulty = Faulty::new();
-    let Faulty { world, guest, .. } = &faulty;
+    let faulty = Faulty::with(|world| with_still_disk(world, WRITTEN));
+    let Faulty { world, guest, pid, owners } = &faulty;
     let small = Small::mount(world, 8);
     let set = small.set();
     let args = [&MOVE[..], &["--set", &set]].concat();
     let refused = world.refuses(Side::A, &[&["migrate", "web1", "host-b"][..], &args].concat());
     assert!(refused.contains("disk `data`") && refused.contains("there is room for"), "{refused}");
-    faulty.goes_on();
+    world.assert_stayed(guest, Side::A, *pid);
     assert_eq!(small.files(), "");
 
     small.resize(64);
@@ -119,12 +146,14 @@ fn a_file_system_that_is_full() {
     for word in ["host-b", "disk data", "no space left at the destination"] {
         assert!(why.contains(word), "{word:?} is not in: {why}");
     }
-    faulty.goes_on();
+    world.remove_own_sockets(Side::B, "web1");
+    world.assert_stayed(guest, Side::A, *pid);
+    assert_still_goes_on(world, owners);
     assert_eq!(small.files(), "");
 
     small.resize(64);
     drop(world.migrate(guest, Side::A, &args));
-    assert_disk_intact(guest);
+    assert_still(&small.image(), WRITTEN);
 }
 
 /// The QEMU that writes the image there dies.

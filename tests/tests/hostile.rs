@@ -526,7 +526,7 @@ fn destinations_that_make_no_sense() {
         |mut control| {
             say(&mut control, &prepared());
             for number in 0..NOTES {
-                let text = format!("{number} {}", "x".repeat(1 << 20));
+                let text = format!("{number} {}", "x".repeat(NOTE_BYTES));
                 say(&mut control, &ToSource::Note { text });
                 say(&mut control, &ToSource::DiskFlushed { ticket: number, error: None });
                 say(&mut control, &ToSource::DiskRoom { batches: u64::MAX - number });
@@ -538,14 +538,16 @@ fn destinations_that_make_no_sense() {
         "host-b",
     );
     let after = rss_bytes(&world, Side::A);
-    assert!(after < before + NOTES * MIB / 2, "{before} bytes, and then {after}");
+    let half = NOTES * NOTE_BYTES as u64 / 2;
+    assert!(after < before + half, "{before} bytes, and then {after}");
     world.start_agent(Side::B);
     world.assert_stayed(&guest, Side::A, pid);
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
-/// Messages of a MiB each.
+/// Messages, and what each of them has at least.
 const NOTES: u64 = 500;
+const NOTE_BYTES: usize = 512 << 10;
 
 /// NICs that claim to be full, and lanes at NICs that don't exist.
 fn policy_of_nonsense() -> policy::pace::DestinationUse {

@@ -39,7 +39,7 @@ fn fill(ram: &Mapping, from: u64, pages: usize) {
     let content = pattern::pages(pages);
     let mut before = vec![1; content.len()];
     ram.read(from, &mut before).unwrap();
-    assert!(before.iter().all(|byte| *byte == 0), "the guest uses it");
+    assert!(before == vec![0; before.len()], "the guest uses it");
     ram.write(from, &content).unwrap();
     assert_in(ram.pid());
 }

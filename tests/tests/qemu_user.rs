@@ -81,7 +81,7 @@ fn a_vm_of_a_user_of_its_own_moves_with_its_disk() {
         fill(&image(side), 0);
         let mut held = vec![0; WRITTEN];
         File::open(image(side.other())).unwrap().read_exact_at(&mut held, 0).unwrap();
-        assert!(held.iter().all(|byte| *byte == CONTENT), "its disk has other content");
+        assert!(held == vec![CONTENT; WRITTEN], "its disk has other content");
     }
     let found = world.tells(Side::A, &["doctor"]);
     assert!(found.contains("started as a user of their own"), "{found}");
