@@ -78,7 +78,6 @@ pub static ROWS: [Row; 48] = [
     .with("/dev/vhost-net"),
     row("vsock by vhost plugged and unplugged", vsock).with("/dev/vhost-vsock"),
     row("memory plugged and unplugged", memory),
-    row("vCPU plugged and unplugged", vcpu),
     row("disk resized", disk_resized),
     row("snapshot taken and committed", snapshot),
     row("medium changed", medium),
@@ -89,6 +88,9 @@ pub static ROWS: [Row; 48] = [
     booting("reboot from inside", reboot),
     booting("`system_reset`", |field| boots(field, |field| ask(field, "system_reset", json!({})))),
     booting("shutdown, and started again", start_again),
+    // The last one, although it does not boot: under TCG, QEMU's next migration waits for ever for the
+    // vCPU that is gone (`tcg_log_global_after_sync`).
+    booting("vCPU plugged and unplugged", vcpu),
     row("e1000e down and up", |field| {
         field.sh(&format!("{SECOND}; ip link set $c down && sleep 1 && ip link set $c up"))?;
         second_has_a_carrier(field)
