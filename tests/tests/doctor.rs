@@ -98,10 +98,10 @@ fn a_peer_that_is_not_there() {
     assert!(unknown.contains("no host `host-c` in the peers file"), "{unknown}");
     world.kill_agent(Side::B);
     let pair = world.refuses(Side::A, &["doctor", "host-b"]);
-    assert!(pair.contains("host-b can't be asked") && pair.contains("1 error"), "{pair}");
+    assert!(pair.contains("host-b can't be queried") && pair.contains("1 error"), "{pair}");
     // This host is well all the same.
     let alone = examination(&world.tells(Side::A, &["doctor", "--json"]));
-    assert_eq!(severity(&alone.findings, "host-b can't be asked"), Severity::Warning);
+    assert_eq!(severity(&alone.findings, "host-b can't be queried"), Severity::Warning);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_cpu_that_the_destination_does_not_know_or_cannot_give() {
     let named = format!("{model},=NoSuchModel,");
     refusing.refuses(&["--set", &named], &["doesn't know the CPU model NoSuchModel", "--set"]);
     refusing.stayed();
-    refusing.refuses(&["--set", "+aes=-aes"], &["CPU has aes", "restart it"]);
+    refusing.refuses(&["--set", "+aes=-aes"], &["CPU has aes", "restart the VM"]);
     refusing.stayed();
     refusing.moves();
 }

@@ -57,8 +57,8 @@ fn invalid_orders_are_refused() {
     let mut large = serde_json::to_value(caller.order().shape).unwrap();
     large["ram_bytes"] = json!(u64::MAX);
     for (part, said, reason) in [
-        ("shape", json!({ "machine": [] }), "the VM is made of can't be understood"),
-        ("disks", json!(7), "the VM's disks can't be understood"),
+        ("shape", json!({ "machine": [] }), "the VM is made of can't be read"),
+        ("disks", json!(7), "the VM's disks can't be read"),
         ("shape", large, ""),
     ] {
         let why = caller.refused_with(part, said);

@@ -75,7 +75,7 @@ pub fn of_peer(here: &str, droveway: &str, peer: &str, met: Result<&Meeting, &Un
     match met {
         Ok(meeting) => met_one(droveway, peer, meeting, &mut findings),
         Err(Unmet { why, advice }) => {
-            findings.warning("peer", format!("{peer} can't be asked: {why}."), advice);
+            findings.warning("peer", format!("{peer} can't be queried: {why}."), advice);
         }
     }
     findings.list.remove(0)
