@@ -7,7 +7,7 @@ use std::path::Path;
 use cachemap::fuzzing::{seed_contents, seeds};
 
 fn main() -> std::io::Result<()> {
-    let corpus = Path::new("fuzz/corpus");
+    let corpus = Path::new("workshop/fuzz/corpus");
     write(&corpus.join("cachemap_port"), &seeds())?;
     write(&corpus.join("cachemap_content"), &seed_contents())
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 fn main() -> std::io::Result<()> {
-    let folder = Path::new("fuzz/corpus/directory");
+    let folder = Path::new("workshop/fuzz/corpus/directory");
     fs::create_dir_all(folder)?;
     let seeds = directory::fuzzing::seeds();
     let mut numbered = seeds.iter().enumerate();

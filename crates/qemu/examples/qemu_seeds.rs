@@ -7,7 +7,7 @@ use std::path::Path;
 use qemu::fuzzing::{seed_command_lines, seed_disks, seed_memory};
 
 fn main() -> std::io::Result<()> {
-    let corpus = Path::new("fuzz/corpus");
+    let corpus = Path::new("workshop/fuzz/corpus");
     write(&corpus.join("qemu_memory"), &seed_memory())?;
     write(&corpus.join("qemu_disks"), &seed_disks())?;
     write(&corpus.join("qemu_command_line"), &seed_command_lines())

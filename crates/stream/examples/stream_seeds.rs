@@ -7,7 +7,7 @@ use std::path::Path;
 use stream::fuzzing::{seed_main, seed_multifd};
 
 fn main() -> std::io::Result<()> {
-    let corpus = Path::new("fuzz/corpus");
+    let corpus = Path::new("workshop/fuzz/corpus");
     let main_streams = (0..128).map(|how| (format!("seed-{how}"), seed_main(how)));
     let main_streams = main_streams.chain(recorded()?);
     let channels = [("seed".to_owned(), seed_multifd())];

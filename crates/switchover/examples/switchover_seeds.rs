@@ -7,7 +7,7 @@ use std::path::Path;
 use switchover::fuzzing::seed_journal;
 
 fn main() -> std::io::Result<()> {
-    let folder = Path::new("fuzz/corpus/switchover_journal");
+    let folder = Path::new("workshop/fuzz/corpus/switchover_journal");
     fs::create_dir_all(folder)?;
     fs::write(folder.join("seed"), seed_journal())
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use wire::fuzzing::{seed_controls, seed_lanes};
 
 fn main() -> std::io::Result<()> {
-    let corpus = Path::new("fuzz/corpus");
+    let corpus = Path::new("workshop/fuzz/corpus");
     write(&corpus.join("wire_lane"), &seed_lanes())?;
     write(&corpus.join("wire_control"), &seed_controls())
 }

@@ -11,7 +11,7 @@ use marks::runs;
 #[runs(promised)]
 #[test]
 fn every_file_here_is_part_of_this_program() {
-    let dir = repository().join("tests/tests");
+    let dir = repository().join("workshop/tests/tests");
     let main = fs::read_to_string(dir.join("main.rs")).unwrap();
     let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
     for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "rs")) {

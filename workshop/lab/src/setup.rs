@@ -99,8 +99,8 @@ impl fmt::Display for Kit {
 /// The repository's root.
 #[must_use]
 pub fn repository() -> PathBuf {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    crates.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+    let workshop = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    workshop.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
 /// An environment variable that spares other programs the search for the kit.

@@ -42,7 +42,7 @@ fn compile(store: &Path) -> Result<()> {
     build.args(["--features", "kernel", "--target", TARGET, "--target-dir"]);
     // A directory of its own, since its flags differ from the rest of the workspace.
     build.arg(store.join("bare")).current_dir(repository());
-    let script = repository().join("crates/bare-guest/kernel/kernel.ld");
+    let script = repository().join("workshop/bare-guest/kernel/kernel.ld");
     let script = format!("-Clink-arg=-T{}", script.display());
     let flags = ["-Crelocation-model=static", "-Cstrip=symbols", &script];
     build.env("CARGO_ENCODED_RUSTFLAGS", flags.join(SEPARATOR));
