@@ -1,5 +1,5 @@
 //! Writes the fuzzers' seeds: `cargo run -p cachemap --example cachemap_seeds` fills
-//! `fuzz/corpus/TARGET/` below the current directory.
+//! `workshop/fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;
 use std::path::Path;

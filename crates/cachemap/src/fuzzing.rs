@@ -1,4 +1,4 @@
-//! The fuzzers' entry points (`fuzz/`), and their seeds.
+//! The fuzzers' entry points (`workshop/fuzz/`), and their seeds.
 
 use crate::{
     Ask, AskFinder, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Reason, Reply, Run,

@@ -1,5 +1,5 @@
 //! Writes the fuzzer's seeds: `cargo run -p directory --example directory_seeds` fills
-//! `fuzz/corpus/directory/` below the current directory.
+//! `workshop/fuzz/corpus/directory/` below the current directory.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The fuzzer's entry point (`fuzz/`), and its seeds.
+//! The fuzzer's entry point (`workshop/fuzz/`), and its seeds.
 
 use std::time::{Duration, Instant};
 

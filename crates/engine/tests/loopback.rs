@@ -1,5 +1,5 @@
 //! Migrations over loopback, with a real QEMU at both ends and no guest but its firmware: how the
-//! two sides fit together. What guests see is tested end to end, in `tests/`.
+//! two sides fit together. What guests see is tested end to end, in `workshop/tests/`.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this
+//! Entry points for the fuzzers (`workshop/fuzz/`), and for the seeded runs in this
 //! crate's tests: any bytes from the network, and anything that an authenticated
 //! peer sends, are read or refused.
 

@@ -1,5 +1,5 @@
 //! Writes the seeds of the fuzzers: `cargo run -p qemu --example qemu_seeds` fills
-//! `fuzz/corpus/TARGET/` below the current directory.
+//! `workshop/fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Entry points for the fuzzer (`fuzz/`): QEMU's answers, as text and as JSON, and its
+//! Entry points for the fuzzer (`workshop/fuzz/`): QEMU's answers, as text and as JSON, and its
 //! command line.
 
 use crate::command_line::CommandLine;

@@ -1,5 +1,5 @@
-//! Writes the fuzzers' seeds: `cargo run -p wire --example wire_seeds` fills `fuzz/corpus/TARGET/`
-//! below the current directory.
+//! Writes the fuzzers' seeds: `cargo run -p wire --example wire_seeds` fills
+//! `workshop/fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this crate's tests: whatever
-//! a peer sends is accepted or refused, within the caps.
+//! Entry points for the fuzzers (`workshop/fuzz/`), and for the seeded runs in this crate's tests:
+//! whatever a peer sends is accepted or refused, within the caps.
 
 use content::{Domain, NAME_BYTES, Name};
 use page::{

@@ -1,5 +1,5 @@
 //! Pages of one repeated word, by string instructions: one instruction per page, since each may be
-//! emulated. (Not for KVM's dirty ring: see `tests/tests/kvm.rs`.)
+//! emulated. (Not for KVM's dirty ring: see `workshop/tests/tests/kvm.rs`.)
 #![expect(unsafe_code, reason = "string instructions")]
 
 use core::arch::asm;
