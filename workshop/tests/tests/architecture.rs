@@ -41,6 +41,24 @@ fn the_engine_names_no_manager() {
     }
 }
 
+/// Crates of the product do without the workshop, in their tests too.
+#[runs(promised)]
+#[test]
+fn the_product_does_not_depend_on_the_workshop() {
+    let workspace = fs::read_to_string(repository().join("Cargo.toml")).unwrap();
+    let lines = workspace.lines().filter(|line| line.contains("path = \"workshop/"));
+    let tools: Vec<&str> = lines.filter_map(|line| Some(line.split_once(" = ")?.0)).collect();
+    assert!(tools.contains(&"lab"), "{tools:?}");
+    for folder in fs::read_dir(repository().join("crates")).unwrap() {
+        let manifest = folder.unwrap().path().join("Cargo.toml");
+        for line in fs::read_to_string(&manifest).unwrap().lines() {
+            let name = line.split(['.', ' ']).next().unwrap_or_default();
+            let is_tool = tools.contains(&name) || line.contains("../workshop/");
+            assert!(!is_tool, "{}: {line}", manifest.display());
+        }
+    }
+}
+
 #[runs(promised)]
 #[test]
 fn every_step_of_a_page_is_there() {
