@@ -1,6 +1,6 @@
 //! docs/ARCHITECTURE.md shows where one page goes, on the plain path and with sharing and storage:
 //! its files and functions exist. So do the tests that docs/THREAT_MODEL.md names. All files of
-//! tests are run, and the engine names no manager.
+//! tests are run, the engine names no manager, and the product does not depend on the workshop.
 
 use std::fs;
 
