@@ -141,12 +141,12 @@ impl World {
     fn hears(&mut self, said: Said) {
         match (said.to(), &self.source, &self.destination) {
             (Side::Source, Agent::Stranger, _) => {
-                if let Some(answer) = said.to_source().from_a_stranger() {
+                if let Some(answer) = said.to_source().answer_without_journal() {
                     self.say(Said::by_source(&answer.message));
                 }
             }
             (Side::Destination, _, Agent::Stranger) => {
-                if let Some(answer) = said.to_destination(self.run).from_a_stranger() {
+                if let Some(answer) = said.to_destination(self.run).answer_without_journal() {
                     self.say(Said::by_destination(&answer.message));
                 }
             }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use switchover::{Doubt, Resolution, Wait, destination, source};
-use wire::Word;
+use wire::SwitchoverMessage;
 
 use super::destination_effects::DestinationEffects;
 use super::source_effects::SourceEffects;
@@ -31,19 +31,19 @@ impl Case {
     }
 
     /// The messages to send to the other side.
-    pub(super) fn outbox(&mut self) -> &mut VecDeque<Word> {
+    pub(super) fn outbox(&mut self) -> &mut VecDeque<SwitchoverMessage> {
         match self {
             Self::Source(_, effects) => &mut effects.outbox,
             Self::Destination(_, effects) => &mut effects.outbox,
         }
     }
 
-    pub(super) fn heard(&mut self, word: Word) {
-        match (self, word) {
-            (Self::Source(driver, effects), Word::ToSource(said)) => {
+    pub(super) fn heard(&mut self, message: SwitchoverMessage) {
+        match (self, message) {
+            (Self::Source(driver, effects), SwitchoverMessage::ToSource(said)) => {
                 driver.step(source::Event::Heard(said), effects);
             }
-            (Self::Destination(driver, effects), Word::ToDestination(said)) => {
+            (Self::Destination(driver, effects), SwitchoverMessage::ToDestination(said)) => {
                 driver.step(destination::Event::Heard(said), effects);
             }
             (_, ignored) => tracing::warn!(?ignored, "a switchover message for the other side"),

@@ -12,7 +12,7 @@ use qemu::outgoing;
 use qemu::qmp::{QmpError, RunState};
 use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
-use wire::Word;
+use wire::SwitchoverMessage;
 
 use crate::vms::registry::{Claim, Registry};
 
@@ -60,7 +60,7 @@ pub(super) struct DestinationEffects {
     /// Not dropped with the agent: an agent that ends before the decision changes nothing.
     place: Option<ManuallyDrop<Place>>,
     ran: bool,
-    pub(super) outbox: VecDeque<Word>,
+    pub(super) outbox: VecDeque<SwitchoverMessage>,
 }
 
 impl DestinationEffects {
@@ -102,7 +102,7 @@ impl DestinationEffects {
 
 impl Effects for DestinationEffects {
     fn say(&mut self, said: &Envelope<ToSource>) {
-        self.outbox.push_back(Word::ToSource(said.clone()));
+        self.outbox.push_back(SwitchoverMessage::ToSource(said.clone()));
     }
 
     fn cont(&mut self) -> Event {

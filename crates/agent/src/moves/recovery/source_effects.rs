@@ -8,7 +8,7 @@ use qemu::outgoing;
 use switchover::journal::Opened;
 use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
 use switchover::{Doubt, Envelope, Found, ToDestination};
-use wire::Word;
+use wire::SwitchoverMessage;
 
 use crate::moves::history::History;
 use crate::vms::registry::Registry;
@@ -21,7 +21,7 @@ pub(super) struct SourceEffects {
     machine: Option<Arc<Machine>>,
     /// Whether the VM is reserved until the decision.
     holds: bool,
-    pub(super) outbox: VecDeque<Word>,
+    pub(super) outbox: VecDeque<SwitchoverMessage>,
 }
 
 impl SourceEffects {
@@ -56,7 +56,7 @@ impl SourceEffects {
 
 impl Effects for SourceEffects {
     fn say(&mut self, said: &Envelope<ToDestination>) {
-        self.outbox.push_back(Word::ToDestination(said.clone()));
+        self.outbox.push_back(SwitchoverMessage::ToDestination(said.clone()));
     }
 
     /// Only a running migration waits for QEMU's completion, before the commit.
