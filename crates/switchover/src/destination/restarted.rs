@@ -9,7 +9,7 @@ use crate::reason::Reason;
 
 impl Machine {
     /// Restores a migration that an earlier run of the agent left, from its journal and the state
-    /// of its QEMU. Do the actions first.
+    /// of its QEMU. The actions have to be done before the first event.
     #[must_use]
     pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
         let mut machine = Self::new(id);
@@ -32,8 +32,8 @@ impl Machine {
                 match found {
                     Found::Gone => self.qemu_gone(),
                     Found::Stopped | Found::Runs => {
-                        let said = self.say(ToSource::Loaded);
-                        self.doubting(Doubt::NoVerdict, vec![said])
+                        let loaded = self.say(ToSource::Loaded);
+                        self.doubting(Doubt::NoVerdict, vec![loaded])
                     }
                 }
             }

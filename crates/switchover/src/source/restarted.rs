@@ -8,7 +8,7 @@ use crate::reason::Reason;
 
 impl Machine {
     /// Restores a migration that an earlier run of the agent left, from its journal and the state
-    /// of its QEMU. Do the actions first.
+    /// of its QEMU. The actions have to be done before the first event.
     #[must_use]
     pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
         let mut machine = Self::new(id, noted.run);
