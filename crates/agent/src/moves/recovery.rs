@@ -137,7 +137,7 @@ impl Settlers {
     }
 
     fn cannot_read(&self, vm: &Vm, problem: String) {
-        self.events.tell(Happening::VmInDoubt {
+        self.events.publish(Happening::VmInDoubt {
             vm: vm.name.clone(),
             problem: events::shortened(&problem),
         });

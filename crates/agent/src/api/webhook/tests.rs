@@ -111,7 +111,7 @@ async fn events_are_delivered_in_order() {
         sleep(Duration::from_millis(5)).await;
     }
     for vm in ["web1", "web2", "web3"] {
-        events.tell(settled(vm));
+        events.publish(settled(vm));
     }
     let sent = tokio::task::spawn_blocking(|| received.join().unwrap()).await.unwrap();
     following.abort();
@@ -138,9 +138,9 @@ async fn only_what_is_wanted_is_sent() {
     while events.has_no_reader() {
         sleep(Duration::from_millis(5)).await;
     }
-    events.tell(settled("web1"));
-    events.tell(Happening::VmInDoubt { vm: "web2".to_owned(), problem: "why".to_owned() });
-    events.tell(settled("web3"));
+    events.publish(settled("web1"));
+    events.publish(Happening::VmInDoubt { vm: "web2".to_owned(), problem: "why".to_owned() });
+    events.publish(settled("web3"));
     let sent = tokio::task::spawn_blocking(|| received.join().unwrap()).await.unwrap();
     following.abort();
     let what = |one: &Sent| serde_json::from_str::<Event>(&one.body).unwrap().what;

@@ -139,7 +139,7 @@ impl Settler {
             vm.doubt(doubt);
         }
         if let Some(happening) = happening {
-            self.settlers.events.tell(happening);
+            self.settlers.events.publish(happening);
         }
     }
 
