@@ -28,7 +28,7 @@ mod wave;
 use std::time::Duration;
 
 use stall::Patience;
-use trend::{Told, Trend};
+use trend::{Reported, Trend};
 use wave::Wave;
 
 pub use forecast::{Forecast, forecast};
@@ -257,7 +257,7 @@ struct Slowed {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Rates {
     trend: Trend,
-    told: Told,
+    reported: Reported,
     /// Whether the trend has given a dirty rate.
     read: bool,
     believed: Option<DirtyRate>,

@@ -95,10 +95,10 @@ impl Throttle {
         }
         self.clock.later_s.get_or_insert(at_s);
         let dirty = look.dirty_bytes_per_s.filter(|rate| rate.is_finite());
-        let Rates { trend, told, .. } = &mut self.rates;
-        let told = match look.counted_at_share {
-            Some(share) => told.note_counted(dirty, share),
-            None => told.note(dirty, at_s, self.sums.shared_s),
+        let Rates { trend, reported, .. } = &mut self.rates;
+        let reported = match look.counted_at_share {
+            Some(share) => reported.note_counted(dirty, share),
+            None => reported.note(dirty, at_s, self.sums.shared_s),
         };
         view.pass_over = trend.note(view, (self.sums.delivered, self.sums.shared_s));
         let is_measured = look.counted_at_share.is_none() && view.pass_over && view.is_busy();
@@ -106,7 +106,7 @@ impl Throttle {
         if let Some(reading) = reading {
             self.rates.read = true;
             self.believe(DirtyRate { now: reading.dirty, full: reading.full });
-        } else if let Some(full) = told.filter(|_| !self.rates.read || !view.is_busy()) {
+        } else if let Some(full) = reported.filter(|_| !self.rates.read || !view.is_busy()) {
             let unsaturated = full * self.rates.trend.unsaturated(view.left);
             self.believe(DirtyRate { now: full * share, full: unsaturated });
         }

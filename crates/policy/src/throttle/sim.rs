@@ -20,7 +20,7 @@ const STEP_S: f64 = 0.01;
 const LOOK_STEPS: u64 = 5;
 /// A quick pass takes at least this long, and QEMU reports a rate this often.
 const PASS_LEAST_S: f64 = 0.1;
-const TOLD_S: f64 = 1.0;
+const REPORTED_S: f64 = 1.0;
 /// The time to deliver what waits for the lanes, while QEMU is held and while it isn't.
 pub(super) const POOL_LARGE_S: f64 = 6.0;
 pub(super) const POOL_S: f64 = 1.0;
@@ -68,7 +68,7 @@ pub(super) struct Sim {
     pub(super) activity: Over,
     pub(super) link: Over,
     /// The error of the dirty rate that QEMU reports, and that of the link's measured rate.
-    pub(super) told: Over,
+    pub(super) reported: Over,
     pub(super) measured: Over,
     /// How far QEMU can be ahead: the further, the quicker its passes are.
     pub(super) pool_s: f64,
@@ -130,7 +130,7 @@ pub(super) fn writer(times: f64) -> Sim {
         works: vec![Work { cpus: 1.0, bytes_per_s: times * LINK }],
         activity: |_| 1.0,
         link: |_| 1.0,
-        told: |_| 1.0,
+        reported: |_| 1.0,
         measured: |_| 1.0,
         pool_s: POOL_S,
         noise: 0.1,
@@ -157,9 +157,9 @@ struct State {
     came_then: f64,
     passes: passes::Passes,
     share: f64,
-    told: Option<f64>,
-    told_s: f64,
-    told_bytes: f64,
+    reported: Option<f64>,
+    reported_s: f64,
+    reported_bytes: f64,
     rate: f64,
     used: f64,
     quota: Option<f64>,
@@ -183,9 +183,9 @@ impl Sim {
             came_then: 0.0,
             passes: passes::Passes::default(),
             share: 1.0,
-            told: None,
-            told_s: 0.0,
-            told_bytes: 0.0,
+            reported: None,
+            reported_s: 0.0,
+            reported_bytes: 0.0,
             rate: LINK * (self.link)(0.0),
             used: 0.0,
             quota: None,
@@ -284,15 +284,15 @@ impl Sim {
             state.pool * state.unseen / self.set
         };
         state.pool -= again;
-        state.told_bytes += state.unseen;
+        state.reported_bytes += state.unseen;
         state.dirty = state.unseen;
         state.unseen = 0.0;
         state.pass += 1;
         (state.pass_s, state.came_then) = (at_s, state.came);
-        if at_s - state.told_s >= TOLD_S {
-            let told = state.told_bytes / (at_s - state.told_s);
-            state.told = Some(told * (self.told)(at_s));
-            (state.told_s, state.told_bytes) = (at_s, 0.0);
+        if at_s - state.reported_s >= REPORTED_S {
+            let reported = state.reported_bytes / (at_s - state.reported_s);
+            state.reported = Some(reported * (self.reported)(at_s));
+            (state.reported_s, state.reported_bytes) = (at_s, 0.0);
         }
         true
     }
@@ -322,11 +322,12 @@ impl Sim {
         decision
     }
 
-    /// What a query of QEMU tells, or what its passes tell.
+    /// What a query of QEMU returns, or what its passes show.
     fn known(&self, state: &mut State, at_s: f64, left: f64) -> Known {
-        let asked = Known { left, rate: state.rate, dirty: state.told, counted_at_share: None };
+        let queried =
+            Known { left, rate: state.rate, dirty: state.reported, counted_at_share: None };
         if !self.counted {
-            return asked;
+            return queried;
         }
         let counted = state.passes.next(&passes::Look {
             at: Duration::from_secs_f64(at_s),

@@ -55,18 +55,22 @@ fn it_converges_and_does_not_oscillate() {
                 for seed in 1..=8 {
                     let works = writer(times).works;
                     let sim = with(&Sim { works, seed, ..sim.clone() }, |set| set.ratio = ratio);
-                    let o = sim.run();
-                    check(name, times, &sim, &o);
+                    let outcome = sim.run();
+                    check(name, times, &sim, &outcome);
                     assert!(
-                        o.stopped_s.is_some() && o.step == Step::Go,
+                        outcome.stopped_s.is_some() && outcome.step == Step::Go,
                         "{name} {times} {ratio:?} {seed}"
                     );
-                    assert!(o.blackout_s <= 0.31, "{name} {times}: {}", o.blackout_s);
-                    assert!(o.turns() <= 2, "{name} {times} {ratio:?} {seed}: {}", o.turns());
-                    assert!(times > 0.85 || o.lowest() >= 1.0, "{name} {times}");
-                    later += o.later_s() / 8.0;
-                    lost += o.lost_s / 8.0;
-                    low = low.min(o.lowest());
+                    assert!(outcome.blackout_s <= 0.31, "{name} {times}: {}", outcome.blackout_s);
+                    assert!(
+                        outcome.turns() <= 2,
+                        "{name} {times} {ratio:?} {seed}: {}",
+                        outcome.turns()
+                    );
+                    assert!(times > 0.85 || outcome.lowest() >= 1.0, "{name} {times}");
+                    later += outcome.later_s() / 8.0;
+                    lost += outcome.lost_s / 8.0;
+                    low = low.min(outcome.lowest());
                 }
                 print!(" | {later:5.1} {lost:5.1} {low:.2}");
             }
@@ -84,13 +88,16 @@ fn it_converges_with_counted_passes() {
             for seed in 1..=8 {
                 let base = writer(times);
                 let sim = Sim { in_order, seed, counted: true, pool_s: POOL_SMALL_S, ..base };
-                let o = sim.run();
-                check("counted", times, &sim, &o);
-                assert!(o.stopped_s.is_some() && o.step == Step::Go, "{in_order} {times} {seed}");
-                assert!(o.turns() <= 4, "{in_order} {times} {seed}: {}", o.turns());
-                assert!(times > 0.7 || o.lowest() >= 1.0, "{in_order} {times} {seed}");
+                let outcome = sim.run();
+                check("counted", times, &sim, &outcome);
+                assert!(
+                    outcome.stopped_s.is_some() && outcome.step == Step::Go,
+                    "{in_order} {times} {seed}"
+                );
+                assert!(outcome.turns() <= 4, "{in_order} {times} {seed}: {}", outcome.turns());
+                assert!(times > 0.7 || outcome.lowest() >= 1.0, "{in_order} {times} {seed}");
                 if seed == 1 {
-                    let (later, lost, low) = (o.later_s(), o.lost_s, o.lowest());
+                    let (later, lost, low) = (outcome.later_s(), outcome.lost_s, outcome.lowest());
                     println!("{in_order} {times:5} | {later:5.1} {lost:5.1} {low:.2}");
                 }
             }
@@ -198,9 +205,9 @@ fn where_the_floor_gets_nowhere_the_operator_decides() {
 #[test]
 fn wrong_measurements_do_not_prevent_convergence() {
     let sims: [(&str, Sim); 8] = [
-        ("QEMU tells three times as much", Sim { told: |_| 3.0, ..writer(2.0) }),
-        ("QEMU tells a third", Sim { told: |_| 0.33, ..writer(2.0) }),
-        ("QEMU tells nothing", Sim { told: |_| f64::NAN, ..writer(2.0) }),
+        ("QEMU reports three times the rate", Sim { reported: |_| 3.0, ..writer(2.0) }),
+        ("QEMU reports a third of the rate", Sim { reported: |_| 0.33, ..writer(2.0) }),
+        ("QEMU reports no rate", Sim { reported: |_| f64::NAN, ..writer(2.0) }),
         ("the path is believed to be faster", Sim { measured: |_| 1.5, ..writer(2.0) }),
         ("the path is believed to be slower", Sim { measured: |_| 0.67, ..writer(2.0) }),
         (
@@ -226,7 +233,7 @@ fn wrong_measurements_do_not_prevent_convergence() {
             assert!(outcome.turns() <= 4, "{name} {seed}: {}", outcome.turns());
         }
     }
-    let light = Sim { told: |_| 3.0, ..writer(0.5) }.run();
+    let light = Sim { reported: |_| 3.0, ..writer(0.5) }.run();
     assert!(light.lowest() >= 1.0);
 }
 
@@ -315,9 +322,9 @@ fn a_light_writer_needs_a_share_of_the_little_it_uses() {
     // Next to another task that uses CPU, it keeps its rate down to a low share: choosing a floor
     // that is low enough is up to the operator.
     let spin = Work { cpus: 1.0, bytes_per_s: 0.0 };
-    let beside = Sim { works: vec![paced, spin], ..writer(1.0) };
-    assert!(matches!(beside.run().step, Step::GiveUp(_)));
-    let lower = with(&beside, |set| set.floor = 0.02).run();
+    let with_spinner = Sim { works: vec![paced, spin], ..writer(1.0) };
+    assert!(matches!(with_spinner.run().step, Step::GiveUp(_)));
+    let lower = with(&with_spinner, |set| set.floor = 0.02).run();
     assert!(lower.stopped_s.is_some() && lower.lowest() < 0.05);
 
     let two = [(0.5, 1.0), (1.0, 2.0)]
@@ -354,7 +361,7 @@ fn the_share_is_not_raised_shortly_before_the_end() {
 }
 
 #[test]
-fn a_deadline_is_met_or_said_to_be_missed() {
+fn a_deadline_is_met_or_reported_as_missed() {
     let slow = Sim { in_order: true, ..writer(0.8) };
     let free_s = slow.run().stopped_s.unwrap();
     for (name, sim) in [("below the boundary", slow), ("above it", writer(2.0))] {
@@ -370,21 +377,21 @@ fn a_deadline_is_met_or_said_to_be_missed() {
         }
         // After the first pass it can no longer be met.
         let late = with(&sim, |set| set.deadline = Some(Duration::from_secs(28))).run();
-        let said = late.looks.iter().find(|(_, decision)| decision.misses_deadline.is_some());
-        let (said_s, total) = said.map(|(at_s, said)| (*at_s, said.misses_deadline)).unwrap();
+        let missed = late.looks.iter().find(|(_, decision)| decision.misses_deadline.is_some());
+        let (missed_s, total) = missed.map(|(at_s, it)| (*at_s, it.misses_deadline)).unwrap();
         let stopped_s = late.stopped_s.unwrap();
-        assert!(said_s < 28.0 && stopped_s > 28.0, "{name}: {said_s} {stopped_s}");
+        assert!(missed_s < 28.0 && stopped_s > 28.0, "{name}: {missed_s} {stopped_s}");
         let off_s = total.unwrap().as_secs_f64() - stopped_s;
         assert!(off_s.abs() < 3.0, "{name}: {total:?} {stopped_s}");
     }
-    // If not even RAM fits, that is known from the beginning.
+    // If not even RAM fits, that is known from the start.
     let mut throttle = Throttle::new();
     let settings = Settings { deadline: Some(Duration::from_secs(15)), ..writer(1.0).settings };
-    let said = (1..=40).find_map(|tick| {
+    let missed = (1..=40).find_map(|tick| {
         let look = Look { at: Duration::from_millis(50) * tick, ..FIRST };
         throttle.next(&settings, &look).misses_deadline
     });
-    assert!(said.is_some_and(|total| total > Duration::from_secs(20)), "{said:?}");
+    assert!(missed.is_some_and(|total| total > Duration::from_secs(20)), "{missed:?}");
 }
 
 /// In the first pass.
