@@ -90,13 +90,13 @@ fn what_is_for_this_host_goes_by_no_proxy() {
 
 #[test]
 fn failures_that_may_be_fixed_are_retried() {
-    let judged = |code| judge(StatusCode::from_u16(code).unwrap());
-    assert_eq!((judged(200), judged(204)), (Attempt::Taken, Attempt::Taken));
+    let outcome = |code| outcome_of(StatusCode::from_u16(code).unwrap());
+    assert_eq!((outcome(200), outcome(204)), (Attempt::Accepted, Attempt::Accepted));
     for code in [301, 401, 403, 404, 408, 429, 500, 503] {
-        assert!(matches!(judged(code), Attempt::Failed(_)), "{code}");
+        assert!(matches!(outcome(code), Attempt::Failed(_)), "{code}");
     }
     for code in [400, 410, 413, 422] {
-        assert!(matches!(judged(code), Attempt::Refused(_)), "{code}");
+        assert!(matches!(outcome(code), Attempt::Refused(_)), "{code}");
     }
 }
 
@@ -186,7 +186,7 @@ fn a_receivers_certificate_has_to_match() {
         let authorities = Arc::new(authorities);
         Sender::new(Webhook { authorities, ..webhook(url.to_owned()) }).post("id", "{}")
     };
-    assert_eq!(post(&url, vec![certificate.clone()]), Attempt::Taken);
+    assert_eq!(post(&url, vec![certificate.clone()]), Attempt::Accepted);
     let refused = post(&url, vec![stranger]);
     assert!(matches!(refused, Attempt::Failed(_)), "{refused:?}");
     let by_another_name = url.replace("127.0.0.1", "localhost");
