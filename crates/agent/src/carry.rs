@@ -7,7 +7,7 @@
 //! on the other host. With KubeVirt and Proxmox VE, doors replace the sockets that these
 //! create when a VM is to leave.
 
-mod around;
+mod bypass;
 mod door;
 mod doors;
 mod posts;

@@ -22,7 +22,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use wire::carry::Target;
 
-use super::around::Around;
+use super::bypass::Bypasses;
 use super::door::Admitted;
 use super::posts::{self, Post, Posts, SERVED_OF_ONE_MAX};
 use super::takeovers::Takeovers;
@@ -94,7 +94,7 @@ pub(super) struct Shared {
     /// Threads that have accepted connections since the agent's start.
     begun: AtomicU64,
     /// Those that are not carried, but passed on.
-    around: Around,
+    bypasses: Bypasses,
     /// Each thread of a connection.
     served: Mutex<HashMap<u64, Served>>,
 }
@@ -151,7 +151,7 @@ impl Doors {
             accepting: AtomicUsize::new(0),
             // A door that had no turn yet has 0.
             begun: AtomicU64::new(1),
-            around: Around::default(),
+            bypasses: Bypasses::default(),
             served: Mutex::default(),
         });
         let waiting = thread::Builder::new()
@@ -187,12 +187,12 @@ impl Doors {
 
     /// Waits for migrations that take their manager's own way through this agent, at most until
     /// `until`.
-    pub(crate) fn wait_around(&self, until: Instant) {
-        let connections = self.shared.around.number();
+    pub(crate) fn wait_for_bypasses(&self, until: Instant) {
+        let connections = self.shared.bypasses.number();
         if connections > 0 {
             tracing::info!(connections, "waiting for migrations that bypass the agents");
         }
-        let connections = self.shared.around.wait_none(until);
+        let connections = self.shared.bypasses.wait_none(until);
         if connections > 0 {
             tracing::error!(
                 connections,

@@ -31,7 +31,7 @@ pub(super) struct Post {
     pub(super) turn: AtomicU64,
     /// A connection was relayed to its original target instead of carried, so those that
     /// belong to it are too.
-    pub(super) goes_around: AtomicBool,
+    pub(super) is_bypassed: AtomicBool,
     /// A connection was carried from here, so a main connection has not gone past this door.
     pub(super) has_carried: AtomicBool,
     /// The last migration that came is passed on unchanged, so its multifd channels are too.
@@ -174,7 +174,7 @@ impl Post {
             busy: AtomicBool::new(false),
             served: Arc::default(),
             turn: AtomicU64::new(0),
-            goes_around: AtomicBool::new(false),
+            is_bypassed: AtomicBool::new(false),
             has_carried: AtomicBool::new(false),
             relays: AtomicBool::new(false),
             accepted: Mutex::default(),

@@ -169,7 +169,7 @@ fn wind_down(api: &Api, mut server: Server, mut doors: Option<Doors>) {
     api.gangs.close();
     api.migrations.close(until);
     if let Some(doors) = &doors {
-        doors.wait_around(until);
+        doors.wait_for_bypasses(until);
     }
     // Joins the threads of what was carried, which publish how it ended.
     drop(doors);

@@ -19,8 +19,8 @@ impl Shared {
         let (at, host) = (door.to_string(), door.peer.clone());
         // A channel that was read already can only be carried, as its migration is.
         let is_unread = caller.is_unread();
-        if is_unread && post.goes_around.load(SeqCst) {
-            return self.go_around(
+        if is_unread && post.is_bypassed.load(SeqCst) {
+            return self.bypass(
                 post,
                 &caller.into_connection(),
                 "the migration's earlier connections do",
@@ -28,15 +28,15 @@ impl Shared {
         }
         let may_be_stray = is_unread && door.may_miss_main() && !post.has_carried.load(SeqCst);
         if may_be_stray && caller.is_stray() {
-            post.goes_around.store(true, SeqCst);
+            post.is_bypassed.store(true, SeqCst);
             let why = "its main connection was made before the agent listened";
-            return self.go_around(post, &caller.into_connection(), why);
+            return self.bypass(post, &caller.into_connection(), why);
         }
         let opened = match self.open_way(door, caller) {
             Err(refused) if is_unread && door.replaces().is_some() => {
                 let (why, caller) = *refused;
-                post.goes_around.store(true, SeqCst);
-                return self.go_around(post, &caller.into_connection(), &why);
+                post.is_bypassed.store(true, SeqCst);
+                return self.bypass(post, &caller.into_connection(), &why);
             }
             Err(refused) => Err(refused.0),
             Ok(opened) => {
@@ -115,9 +115,9 @@ impl Shared {
     }
 
     /// Relays the connection as if there were no agent.
-    fn go_around(&self, post: BusyPost, socket: &UnixStream, why: &str) {
+    fn bypass(&self, post: BusyPost, socket: &UnixStream, why: &str) {
         let door = post.door.to_string();
-        let Some(_place) = self.around.place(&door) else {
+        let Some(_share) = self.bypasses.admit(&door) else {
             drop(post);
             tracing::error!(
                 listener = door,
@@ -126,11 +126,11 @@ impl Shared {
             );
             return;
         };
-        let way = post.door.replaces().map(Replaced::go_around);
+        let original = post.door.replaces().map(Replaced::connect);
         drop(post);
-        let Some(way) = way else { return };
+        let Some(original) = original else { return };
         tracing::info!(listener = door, why, "not carried: the connection bypasses the agents");
-        if let Err(error) = way.and_then(|way| self.around.pass(socket, &way)) {
+        if let Err(error) = original.and_then(|original| self.bypasses.pass(socket, &original)) {
             tracing::warn!(
                 listener = door,
                 %error,
