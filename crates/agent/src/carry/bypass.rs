@@ -11,8 +11,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::shares::{Share, Shares};
 
-/// Connections that are relayed at a time, and those of one door, where a VM may have broken out of
-/// its QEMU. Each has two threads; a migration has one for each of its channels.
+/// Connections that are relayed at a time, and those of one listener, where a VM may have broken
+/// out of its QEMU. Each has two threads; a migration has one for each of its channels.
 const CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_OF_ONE_MAX: usize = 64;
 
@@ -31,9 +31,10 @@ impl Default for Bypasses {
 }
 
 impl Bypasses {
-    /// Admits a connection to this door, until the share is dropped; none if there are too many.
-    pub(super) fn admit(&self, door: &str) -> Option<Share> {
-        self.shares.take(door)
+    /// Admits a connection to this listener, until the share is dropped; none if there are too
+    /// many.
+    pub(super) fn admit(&self, listener: &str) -> Option<Share> {
+        self.shares.take(listener)
     }
 
     /// Relays both directions until both have ended, or one has failed.
