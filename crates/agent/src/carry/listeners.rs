@@ -80,7 +80,7 @@ pub(super) struct Shared {
     pub(super) taken_over: Mutex<Vec<Arc<Entry>>>,
     /// Where agents could not carry the last migration: the next one takes its manager's own path.
     /// KubeVirt tries again by itself, and would fail each time.
-    pub(super) own_way: Mutex<HashSet<Target>>,
+    pub(super) own_path: Mutex<HashSet<Target>>,
     admitted: Admitted,
     request: CarryRequest,
     pub(super) local: Local,
@@ -124,25 +124,15 @@ impl CarryListeners {
             make_directory(carry, qemu)?;
         }
         let listeners = ListenerSet::new(&local.agent, carry, peers, qemu);
-        let request = CarryRequest {
-            lanes: carry.lanes,
-            downtime_ms: carry.downtime_ms,
-            compress: carry.compress,
-            audit: carry.audit,
-            slowing: carry.slowing,
-            sharing: carry.sharing.clone(),
-            storage: FromStorage { read: carry.storage, ..FromStorage::default() },
-            ..CarryRequest::default()
-        };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| CarryListenersError::Local(errno.into()))?;
         let shared = Arc::new(Shared {
             carry: carry.clone(),
             changed: Mutex::default(),
             taken_over: Mutex::default(),
-            own_way: Mutex::default(),
+            own_path: Mutex::default(),
             admitted: Admitted { qemu: users.into_iter().map(|(uid, _)| uid).collect() },
-            request,
+            request: request(carry),
             local,
             migrations,
             examiner,
@@ -175,7 +165,7 @@ impl CarryListeners {
         Reopener(Arc::clone(&self.shared))
     }
 
-    /// Accepts no more connections: others' sockets are theirs again. What is carried goes on.
+    /// Accepts no more connections, and restores others' sockets. What is carried continues.
     pub(crate) fn stop_accepting(&mut self) {
         self.takeovers = None;
         self.shared.closing.store(true, SeqCst);
@@ -185,8 +175,7 @@ impl CarryListeners {
         }
     }
 
-    /// Waits for migrations that take their manager's own way through this agent, at most until
-    /// `until`.
+    /// Waits for migrations that bypass the agents through this one, at most until `until`.
     pub(crate) fn wait_for_bypasses(&self, until: Instant) {
         let connections = self.shared.bypasses.number();
         if connections > 0 {
@@ -238,6 +227,20 @@ impl Reopener {
     pub(crate) fn reopen(&self, peers: &[PeerEntry]) {
         *self.0.changed.lock() = Some(peers.to_vec());
         self.0.wake();
+    }
+}
+
+/// The settings of each carried migration.
+fn request(carry: &Carry) -> CarryRequest {
+    CarryRequest {
+        lanes: carry.lanes,
+        downtime_ms: carry.downtime_ms,
+        compress: carry.compress,
+        audit: carry.audit,
+        slowing: carry.slowing,
+        sharing: carry.sharing.clone(),
+        storage: FromStorage { read: carry.storage, ..FromStorage::default() },
+        ..CarryRequest::default()
     }
 }
 

@@ -162,7 +162,7 @@ impl Following {
             self.shared.wake();
         }
         self.left_alone.retain(|target, _| is_there(target));
-        self.shared.own_way.lock().retain(is_there);
+        self.shared.own_path.lock().retain(is_there);
         for socket in sockets {
             let target = socket.target.clone();
             if let Err(error) = self.look_at(socket) {
@@ -189,7 +189,7 @@ impl Following {
             return Ok(());
         }
         if leaves()?
-            && !self.goes_its_own_way(&target)
+            && !self.takes_own_path(&target)
             && let Some(peer) = self.who_takes(&target)
         {
             let listener = Listener::in_place_of(&peer, directory.replace(name)?, target);
@@ -203,16 +203,16 @@ impl Following {
     }
 
     /// Whether this migration is left to its manager, since agents could not carry the one before.
-    fn goes_its_own_way(&self, target: &Target) -> bool {
-        let goes = self.shared.own_way.lock().remove(target);
-        if goes {
+    fn takes_own_path(&self, target: &Target) -> bool {
+        let takes = self.shared.own_path.lock().remove(target);
+        if takes {
             tracing::info!(
                 ?target,
                 "the agents could not carry the last migration to this target: not carrying this \
                  one"
             );
         }
-        goes
+        takes
     }
 
     /// The host that expects the VM, if its agent says so in time.
@@ -263,8 +263,8 @@ fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<
 
 fn expects(local: &Local, peer: &PeerEntry, target: &Target) -> bool {
     let question = Question::Comes { target: target.clone() };
-    let way = Endpoint { local: None, remote: peer.address };
-    match engine::examine(local, &peer.name, way, question, ANSWERS_MAX) {
+    let route = Endpoint { local: None, remote: peer.address };
+    match engine::examine(local, &peer.name, route, question, ANSWERS_MAX) {
         Ok(examined) => examined.answer == Answer::Comes { here: true },
         Err(error) => {
             tracing::debug!(

@@ -32,7 +32,7 @@ impl Shared {
             let why = "its main connection was made before the agent listened";
             return self.bypass(entry, &caller.into_connection(), why);
         }
-        let opened = match self.open_way(listener, caller) {
+        let opened = match self.connect_target(listener, caller) {
             Err(refused) if is_unread && listener.replaces().is_some() => {
                 let (why, caller) = *refused;
                 entry.is_bypassed.store(true, SeqCst);
@@ -92,7 +92,7 @@ impl Shared {
     /// Has the other host's agent connect to the listener's target.
     ///
     /// On failure it returns the reason and the caller, whose connection can still be relayed.
-    fn open_way(
+    fn connect_target(
         &self,
         listener: &Listener,
         caller: Caller,
@@ -157,6 +157,6 @@ impl Shared {
             end.report
         };
         self.migrations.carry(listed, self.request.bounds.clone(), what, run);
-        self.own_way.lock().extend(replaced.filter(|_| is_unfit));
+        self.own_path.lock().extend(replaced.filter(|_| is_unfit));
     }
 }
