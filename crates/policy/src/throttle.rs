@@ -78,7 +78,7 @@ pub enum Ratio {
 
 /// The current state.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Look {
+pub struct ThrottleInput {
     /// Time since the migration's beginning.
     pub at: Duration,
     /// The VM's RAM.

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::{Decision, Look, Settings, Step, Throttle};
+use super::{Decision, Settings, Step, Throttle, ThrottleInput};
 use crate::passes::{self, Counted};
 use crate::precopy::Vm;
 use crate::switchover::budget_bytes;
@@ -17,7 +17,7 @@ pub(super) const MIB: f64 = (1 << 20) as f64;
 /// 200 Mbit/s, without headers.
 pub(super) const LINK: f64 = 23.9e6;
 const STEP_S: f64 = 0.01;
-const LOOK_STEPS: u64 = 5;
+const DECISION_STEPS: u64 = 5;
 /// A quick pass takes at least this long, and QEMU reports a rate this often.
 const PASS_LEAST_S: f64 = 0.1;
 const REPORTED_S: f64 = 1.0;
@@ -84,8 +84,8 @@ pub(super) struct Sim {
 
 /// The result of a run.
 pub(super) struct Outcome {
-    /// Each look from the end of the first pass on: its time, and the decision.
-    pub(super) looks: Vec<(f64, Decision)>,
+    /// Each decision from the end of the first pass on, with its time.
+    pub(super) decisions: Vec<(f64, Decision)>,
     pub(super) first_pass_s: f64,
     /// When the VM was stopped, and its downtime.
     pub(super) stopped_s: Option<f64>,
@@ -104,13 +104,13 @@ impl Outcome {
     }
 
     pub(super) fn lowest(&self) -> f64 {
-        self.looks.iter().map(|(_, decision)| decision.share).fold(1.0, f64::min)
+        self.decisions.iter().map(|(_, decision)| decision.share).fold(1.0, f64::min)
     }
 
     /// How often the share changed direction by more than a fifth.
     pub(super) fn turns(&self) -> usize {
         let (mut turns, mut up, mut edge) = (0, false, 1.0);
-        for (_, Decision { share, .. }) in &self.looks {
+        for (_, Decision { share, .. }) in &self.decisions {
             if up && *share > edge || !up && *share < edge {
                 edge = *share;
             } else if (share / edge - 1.0).abs() > 0.2 {
@@ -191,7 +191,7 @@ impl Sim {
             quota: None,
         };
         let mut outcome = Outcome {
-            looks: Vec::new(),
+            decisions: Vec::new(),
             first_pass_s: f64::INFINITY,
             stopped_s: None,
             blackout_s: 0.0,
@@ -220,10 +220,10 @@ impl Sim {
                 outcome.stopped_s = Some(at_s);
                 break;
             }
-            if step % LOOK_STEPS == 0 {
-                let decision = self.look(&mut state, at_s);
+            if step % DECISION_STEPS == 0 {
+                let decision = self.decide(&mut state, at_s);
                 if state.pass > 1 {
-                    outcome.looks.push((at_s, decision));
+                    outcome.decisions.push((at_s, decision));
                 } else {
                     outcome.early |= decision.share < 1.0 || decision.quota_cpus.is_some();
                 }
@@ -271,7 +271,7 @@ impl Sim {
         state.pool += goes;
         state.dirty -= goes;
         state.came += goes;
-        // Measured over 16 looks.
+        // Measured over 16 decisions.
         let weight = STEP_S / 0.4;
         state.rate += ((self.measured)(at_s) * rate - state.rate) * weight;
         if state.dirty > 0.0 || at_s - state.pass_s < PASS_LEAST_S {
@@ -297,8 +297,8 @@ impl Sim {
         true
     }
 
-    fn look(&self, state: &mut State, at_s: f64) -> Decision {
-        let every_s = LOOK_STEPS as f64 * STEP_S;
+    fn decide(&self, state: &mut State, at_s: f64) -> Decision {
+        let every_s = DECISION_STEPS as f64 * STEP_S;
         let used_cpus = state.used / every_s * (1.0 + self.noise * state.random.next());
         state.used = 0.0;
         // Some pages are counted twice, some not yet.
@@ -306,7 +306,7 @@ impl Sim {
         let Known { left, rate, dirty, counted_at_share } = self.known(state, at_s, left);
         let decision = state.throttle.next(
             &self.settings,
-            &Look {
+            &ThrottleInput {
                 at: Duration::from_secs_f64(at_s),
                 ram_bytes: self.ram as u64,
                 left_bytes: left as u64,
@@ -329,7 +329,7 @@ impl Sim {
         if !self.counted {
             return queried;
         }
-        let counted = state.passes.next(&passes::Look {
+        let counted = state.passes.next(&passes::PassesInput {
             at: Duration::from_secs_f64(at_s),
             pass: state.pass,
             began: Duration::from_secs_f64(state.pass_s),

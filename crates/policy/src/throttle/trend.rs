@@ -53,7 +53,7 @@ pub(super) struct Trend {
 }
 
 impl Trend {
-    /// Notes a look; returns whether a pass has ended.
+    /// Notes a sample; returns whether a pass has ended.
     pub(super) fn note(&mut self, view: &View, sums: (f64, f64)) -> bool {
         let View { pass, at_s, left, rate, .. } = *view;
         if pass == self.pass {
