@@ -54,8 +54,8 @@ impl Case {
     pub(super) fn late(&mut self) {
         match self {
             Self::Source(driver, effects) => {
-                let event = match effects.qemu_has_gone() {
-                    true => source::Event::QemuGone,
+                let event = match effects.qemu_has_exited() {
+                    true => source::Event::QemuExited,
                     false => source::Event::Timeout,
                 };
                 driver.step(event, effects);
@@ -64,7 +64,7 @@ impl Case {
                 let doubt = driver.machine().doubt();
                 let untried = matches!(doubt, Some(Doubt::TakenBackMeanwhile { .. }));
                 let event = match () {
-                    () if effects.qemu_has_gone() => destination::Event::QemuGone,
+                    () if effects.qemu_has_exited() => destination::Event::QemuExited,
                     // An earlier `cont` may have been carried out without an answer.
                     () if untried && effects.vm_runs() => destination::Event::Runs,
                     () => destination::Event::Timeout,

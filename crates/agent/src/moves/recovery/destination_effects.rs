@@ -77,7 +77,7 @@ impl DestinationEffects {
     }
 
     /// Whether QEMU has ended since the last check.
-    pub(super) fn qemu_has_gone(&mut self) -> bool {
+    pub(super) fn qemu_has_exited(&mut self) -> bool {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
     }
 
@@ -94,7 +94,7 @@ impl DestinationEffects {
         match (noted, found) {
             (Noted::Running | Noted::Left, _) => self.done(Outcome::Here),
             (Noted::Lost, _) => self.done(Outcome::Lost { reason: reason() }),
-            (Noted::Refused, Found::Gone) => self.done(Outcome::NotHere { reason: reason() }),
+            (Noted::Refused, Found::Missing) => self.done(Outcome::NotHere { reason: reason() }),
             _ => {}
         }
     }
@@ -106,13 +106,13 @@ impl Effects for DestinationEffects {
     }
 
     fn cont(&mut self) -> Event {
-        let Some(machine) = &self.machine else { return Event::QemuGone };
+        let Some(machine) = &self.machine else { return Event::QemuExited };
         match machine.qmp.execute_within("cont", serde_json::json!({}), CONT_MAX) {
             Ok(_) => {
                 self.ran = true;
                 Event::Runs
             }
-            Err(_) if !machine.process.is_alive() => Event::QemuGone,
+            Err(_) if !machine.process.is_alive() => Event::QemuExited,
             Err(error) => {
                 let never_ran = matches!(error, QmpError::Refused { .. });
                 Event::ContFailed { reason: error.to_string().into(), never_ran }

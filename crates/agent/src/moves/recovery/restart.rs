@@ -25,7 +25,7 @@ struct Closing;
 
 pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Option<Case> {
     let machine = settler.find(kept.same_boot).ok()?;
-    let found = machine.as_deref().map_or(Found::Gone, left_as);
+    let found = machine.as_deref().map_or(Found::Missing, left_as);
     let noted = kept.noted();
     let Settler { settlers, opened, .. } = settler;
     let mut effects =
@@ -44,7 +44,7 @@ pub(super) fn coming(
     use destination::Noted::{Left, Lost, Running};
 
     let machine = settler.find(kept.same_boot).ok()?;
-    let found = machine.as_deref().map_or(Found::Gone, came_as);
+    let found = machine.as_deref().map_or(Found::Missing, came_as);
     let noted = kept.noted();
     let registry = Arc::clone(&settler.settlers.registry);
     let vm = &settler.opened.vm;

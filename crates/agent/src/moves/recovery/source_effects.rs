@@ -38,17 +38,20 @@ impl SourceEffects {
     }
 
     /// Whether QEMU has ended since the last check.
-    pub(super) fn qemu_has_gone(&mut self) -> bool {
+    pub(super) fn qemu_has_exited(&mut self) -> bool {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
     }
 
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         match (noted.phase, found) {
-            (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
+            (
+                Phase::Reclaimed(By::Operator) | Phase::RunsThereToo,
+                Found::Missing | Found::Runs,
+            ) => {
                 self.done(Outcome::Stays { reason: "the operator took it back".into() });
             }
-            (Phase::Dropped, Found::Gone) => self.done(Outcome::Gone),
+            (Phase::Dropped, Found::Missing) => self.done(Outcome::Gone),
             _ => {}
         }
     }
@@ -65,7 +68,7 @@ impl Effects for SourceEffects {
     }
 
     fn go_on(&mut self, run: bool) -> Event {
-        let Some(machine) = &self.machine else { return Event::QemuGone };
+        let Some(machine) = &self.machine else { return Event::QemuExited };
         match outgoing::resume(machine, run) {
             Ok(left) => {
                 // Of that QEMU only: another VM may have had the name since.
@@ -75,7 +78,7 @@ impl Effects for SourceEffects {
                 }
                 Event::WentOn
             }
-            Err(_) if !machine.process.is_alive() => Event::QemuGone,
+            Err(_) if !machine.process.is_alive() => Event::QemuExited,
             Err(error) => Event::CannotGoOn { reason: error.to_string().into() },
         }
     }

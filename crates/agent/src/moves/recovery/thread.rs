@@ -274,7 +274,7 @@ mod tests {
         let settler = Settler::new(settlers, opened, Side::Source, told);
         let Settlers { registry, history, .. } = &*settler.settlers;
         let mut effects = SourceEffects::new(registry, history, &settler.opened, None, false);
-        let driver = source::Driver::restart(kept, Found::Gone, &mut effects);
+        let driver = source::Driver::restart(kept, Found::Missing, &mut effects);
         let mut case = Case::Source(driver, effects);
         settler.deliver(&mut case);
         let said = settler.advice(case.doubt().unwrap());
