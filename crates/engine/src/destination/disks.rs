@@ -154,15 +154,15 @@ fn connect(exports: &Exports, lanes: &ArrivingLanes) -> Result<Vec<SinkDisk>, St
 /// then whenever that has grown by a quarter. All batches that the source may send are handled
 /// eventually, so there is always a next report.
 fn report_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
-    let mut dealt = 0;
+    let mut finished = 0;
     loop {
         data_threads::point();
-        let batches = room.saturating_add(dealt);
+        let batches = room.saturating_add(finished);
         if link.say(&ToSource::DiskRoom { batches }).is_err() {
             return;
         }
-        match sink.wait_dealt(dealt + (room / 4).max(1)) {
-            Some(now) => dealt = now,
+        match sink.wait_finished(finished + (room / 4).max(1)) {
+            Some(now) => finished = now,
             None => return,
         }
     }
