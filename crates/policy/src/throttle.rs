@@ -76,7 +76,7 @@ pub enum Ratio {
     Off,
 }
 
-/// The current state.
+/// The input of a decision: the migration as it is at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThrottleInput {
     /// Time since the migration's beginning.

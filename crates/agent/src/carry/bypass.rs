@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn both_ways_are_passed_on_to_their_ends() {
         let (mut qemu, taken) = UnixStream::pair().unwrap();
-        let (way, mut handler) = UnixStream::pair().unwrap();
-        let passing = thread::spawn(move || pass(&taken, &way));
+        let (original, mut handler) = UnixStream::pair().unwrap();
+        let passing = thread::spawn(move || pass(&taken, &original));
         qemu.write_all(b"there").unwrap();
         qemu.shutdown(Shutdown::Write).unwrap();
         let mut received = String::new();
@@ -109,12 +109,12 @@ mod tests {
     fn no_listener_has_all_shares() {
         let bypasses = Bypasses::default();
         let of_one = std::iter::from_fn(|| bypasses.admit("a")).take(CONNECTIONS_MAX + 1);
-        let mut places: Vec<Share> = of_one.collect();
-        assert_eq!(places.len(), CONNECTIONS_OF_ONE_MAX);
+        let mut shares: Vec<Share> = of_one.collect();
+        assert_eq!(shares.len(), CONNECTIONS_OF_ONE_MAX);
         let others = (0..CONNECTIONS_MAX).filter_map(|nth| bypasses.admit(&format!("b{nth}")));
-        places.extend(others);
-        assert_eq!(places.len(), CONNECTIONS_MAX);
-        drop(places);
+        shares.extend(others);
+        assert_eq!(shares.len(), CONNECTIONS_MAX);
+        drop(shares);
         assert!(bypasses.admit("a").is_some());
     }
 
@@ -124,10 +124,10 @@ mod tests {
         let left = || bypasses.wait_none(Instant::now() + Duration::from_millis(1));
         assert_eq!(left(), 0);
         let (mut qemu, taken) = UnixStream::pair().unwrap();
-        let (way, mut handler) = UnixStream::pair().unwrap();
+        let (original, mut handler) = UnixStream::pair().unwrap();
         let passing = thread::spawn({
             let bypasses = Arc::clone(&bypasses);
-            move || bypasses.pass(&taken, &way)
+            move || bypasses.pass(&taken, &original)
         });
         qemu.write_all(b"there").unwrap();
         handler.read_exact(&mut [0; 5]).unwrap();
