@@ -101,7 +101,7 @@ impl Events {
     }
 
     /// Publishes an event; never waits for a reader.
-    pub(crate) fn tell(&self, what: Happening) {
+    pub(crate) fn publish(&self, what: Happening) {
         let mut ring = self.ring.lock();
         ring.newest += 1;
         let number = ring.newest;

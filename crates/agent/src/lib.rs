@@ -32,7 +32,7 @@ mod watched;
 
 pub use self::api::few::Few;
 pub use self::api::socket::SocketError;
-pub use carry::DoorsError;
+pub use carry::CarryListenersError;
 pub use daemon::{AgentError, run};
 pub use name::NameError;
 pub use qemu::secrets;

@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{Client, GANGS, Operation, Problem, segment};
 pub use ended::{Ended, EndedAs};
-use known::Said;
+use known::AgentAnswers;
 pub use known::{HostState, Known, Running};
 pub use trace::Point;
 
@@ -71,7 +71,7 @@ impl Cluster {
     pub async fn meet(clients: Vec<Client>) -> Result<Self, Problem> {
         let mut known = Known::default();
         known.stale = true;
-        known.said.resize_with(clients.len(), Said::default);
+        known.answers.resize_with(clients.len(), AgentAnswers::default);
         let agent = |client| Agent { client: Arc::new(client), host: OnceLock::new() };
         let cluster = Self {
             agents: clients.into_iter().map(agent).collect(),
@@ -85,7 +85,7 @@ impl Cluster {
             match answer {
                 Ok(info) => cluster.note_host(number, info),
                 Err(problem) => {
-                    cluster.known().said[number].problem = Some(problem.to_string());
+                    cluster.known().answers[number].problem = Some(problem.to_string());
                     silent = Some(problem);
                 }
             }
@@ -173,7 +173,7 @@ impl Cluster {
     /// Waits until each host has answered, or could not be asked.
     pub async fn wait_for_hosts(&self) {
         let all = async {
-            while !self.known().hosts.values().all(HostState::was_asked) {
+            while !self.known().hosts.values().all(HostState::was_queried) {
                 sleep(HOSTS_SOON).await;
             }
         };
@@ -184,7 +184,7 @@ impl Cluster {
     /// An agent for requests that any agent can answer.
     #[must_use]
     pub fn any(&self) -> Arc<Client> {
-        let number = self.known().said.iter().position(|said| said.problem.is_none());
+        let number = self.known().answers.iter().position(|answers| answers.problem.is_none());
         Arc::clone(&self.agents[number.unwrap_or(0)].client)
     }
 
@@ -272,7 +272,7 @@ impl Cluster {
         for number in 0..self.agents.len() {
             if numbers.insert(number) {
                 tasks.spawn(Arc::clone(self).ask_agent(number));
-                if self.known().said[number].problem.is_none() {
+                if self.known().answers[number].problem.is_none() {
                     awaited.insert(number);
                 }
             }
@@ -294,15 +294,15 @@ impl Cluster {
 
     /// Asks one agent for its migrations and gangs, and for new reports; returns its number.
     async fn ask_agent(self: Arc<Self>, number: usize) -> usize {
-        let said = self.ask_for_moves(number).await;
-        let is_silent = said.problem.is_some();
+        let answers = self.ask_for_moves(number).await;
+        let is_silent = answers.problem.is_some();
         {
             let mut known = self.known();
-            let last = &mut known.said[number];
-            match said.problem {
-                // What it said before is still shown.
+            let last = &mut known.answers[number];
+            match answers.problem {
+                // Its earlier answers are still shown.
                 Some(problem) => last.problem = Some(problem),
-                None => *last = said,
+                None => *last = answers,
             }
         }
         if !is_silent {
@@ -311,7 +311,7 @@ impl Cluster {
         number
     }
 
-    async fn ask_for_moves(&self, number: usize) -> Said {
+    async fn ask_for_moves(&self, number: usize) -> AgentAnswers {
         let Agent { client, host } = &self.agents[number];
         let asked = async {
             if host.get().is_none() {
@@ -321,14 +321,14 @@ impl Cluster {
             Ok::<_, String>((migrations, ask(client, GANGS).await?))
         };
         match asked.await {
-            Ok((migrations, gangs)) => Said { migrations, gangs, problem: None },
-            Err(problem) => Said { problem: Some(problem), ..Said::default() },
+            Ok((migrations, gangs)) => AgentAnswers { migrations, gangs, problem: None },
+            Err(problem) => AgentAnswers { problem: Some(problem), ..AgentAnswers::default() },
         }
     }
 
     async fn ask_for_reports(&self, number: usize) {
-        let wanted = self.known().wanted_reports();
-        for (_, operation) in wanted.into_iter().filter(|(of, _)| *of == number) {
+        let unread = self.known().reports_to_read();
+        for (_, operation) in unread.into_iter().filter(|(of, _)| *of == number) {
             let client = &self.agents[number].client;
             let path = format!("{}/report", operation.path());
             match operation {

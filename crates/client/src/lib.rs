@@ -35,16 +35,16 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 /// migrations.
 const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// A client of one agent.
-pub struct Client {
-    route: Route,
-}
-
 /// The API's path of gangs.
 pub const GANGS: &str = "/v1/gangs";
 
 /// A request without a body.
 pub const NOTHING: Option<&()> = None;
+
+/// A client of one agent.
+pub struct Client {
+    route: Route,
+}
 
 impl Client {
     /// A client of the agent at the end of `route`. It connects for each request.
@@ -89,7 +89,7 @@ impl Client {
         if !response.status().is_success() {
             return Err(self.refused(response).await);
         }
-        let bytes = self.whole(response).await?;
+        let bytes = self.body(response).await?;
         // A response without a body is read as `null`, which is `()`.
         let json: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
         serde_json::from_slice(json).map_err(|error| {
@@ -130,7 +130,7 @@ impl Client {
     /// The problem that a response without success reports.
     async fn refused(&self, response: Response<Incoming>) -> Problem {
         let is_full = response.status() == StatusCode::SERVICE_UNAVAILABLE;
-        match self.whole(response).await {
+        match self.body(response).await {
             Ok(bytes) if is_full => Problem::NotNow(refusal(&bytes)),
             Ok(bytes) => Problem::Refused(refusal(&bytes)),
             Err(problem) => problem,
@@ -175,7 +175,7 @@ impl Client {
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 
-    async fn whole(&self, response: Response<Incoming>) -> Result<Bytes, Problem> {
+    async fn body(&self, response: Response<Incoming>) -> Result<Bytes, Problem> {
         let body = Limited::new(response.into_body(), BODY_BYTES_MAX);
         Ok(body.collect().await.map_err(|error| self.broken(&*error))?.to_bytes())
     }
@@ -202,7 +202,7 @@ fn broken(at: String, error: &(dyn Error + 'static)) -> Problem {
     }
 }
 
-/// Why a connection failed: errors of HTTP display only in which step.
+/// Why a connection failed, with all causes: errors of HTTP name only the step.
 fn reason(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_connection_says_why() {
+    fn a_lost_connection_has_all_its_causes() {
         #[derive(Debug, thiserror::Error)]
         #[error("error reading a body")]
         struct Http(#[source] std::io::Error);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_an_agent_the_error_says_what_to_do() {
+    async fn without_an_agent_the_error_names_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let client = Client::new(Route::Socket(dir.path().join("none.sock")));
         let error = client.get::<()>("/v1/host").await.unwrap_err().to_string();

@@ -1,6 +1,6 @@
 //! The destination's end of all disks of one migration.
 
-mod dealt;
+mod finished;
 mod newest;
 mod shared;
 mod write_blocks;
@@ -163,8 +163,8 @@ impl DiskSink {
     /// has. A batch counts once, however often it arrived, and its buffer is free. `None`
     /// once the sink has ended.
     #[must_use]
-    pub fn wait_dealt(&self, batches: u64) -> Option<u64> {
-        self.shared.dealt.wait(batches)
+    pub fn wait_finished(&self, batches: u64) -> Option<u64> {
+        self.shared.finished.wait(batches)
     }
 
     /// The first failure, if there was one.

@@ -117,9 +117,9 @@ fn batches_without_room_are_not_sent() {
     assert!(image.chunks(BLOCK_BYTES_MAX).enumerate().all(|(nth, part)| part[9] == nth as u8 | 1));
     assert_eq!(ends.sink_pool.high_water_bytes(), ROOM * SLOT_BYTES);
     let batches = ends.source.counts().batches;
-    assert_eq!(ends.destination.sink.wait_dealt(batches), Some(batches));
+    assert_eq!(ends.destination.sink.wait_finished(batches), Some(batches));
     ends.destination.sink.close();
-    assert_eq!(ends.destination.sink.wait_dealt(0), None);
+    assert_eq!(ends.destination.sink.wait_finished(0), None);
     teller.join().unwrap();
 }
 

@@ -117,7 +117,7 @@ fn write_at_random(seed: u64, lanes: usize, encoding: Encoding, cuts: u64) -> Ou
     assert_eq!(pool.out_bytes(), 0, "every buffer is back");
     assert!(pool.high_water_bytes() <= SOURCE_SLOTS * SLOT_BYTES);
     let batches = sources.iter().map(|source| source.counts().batches).sum();
-    assert_eq!(destination.sink.wait_dealt(batches), Some(batches), "each counts once");
+    assert_eq!(destination.sink.wait_finished(batches), Some(batches), "each counts once");
     let counts = destination.sink.counts();
     destination.sink.close();
     teller.join().unwrap();

@@ -260,7 +260,7 @@ fn serve_one(
         place.is_of_host();
     }
     let (kind, version) = greet(&mut connection)?;
-    // An order has an answer of its own. A word about a switchover is always heard: the VM may
+    // An order has an answer of its own. A message about a switchover is always read: the VM may
     // depend on it, and a host that is removed may still have to learn what became of its own.
     if matches!(kind, Kind::Directory | Kind::Content) {
         let has_room = place.serves(connection.peer());
@@ -350,7 +350,7 @@ fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway
     let inquiry: Inquiry = read_message(&json)?;
     check_name(connection, &inquiry.from)?;
     match shared.host.answer(inquiry) {
-        Some(word) => Ok(Frame::message(&word)?.write_to(connection)?),
+        Some(message) => Ok(Frame::message(&message)?.write_to(connection)?),
         None => Ok(()),
     }
 }

@@ -20,7 +20,7 @@ use switchover::MigrationId;
 use switchover::destination::Driver;
 use switchover::journal::JournalDir;
 use transport::Endpoint;
-use wire::{Inquiry, Part, Word, examine, gang};
+use wire::{Inquiry, Part, SwitchoverMessage, examine, gang};
 
 use crate::resources::Resources;
 use crate::waits::Waits;
@@ -155,7 +155,7 @@ pub trait Host: Send + Sync + 'static {
 
     /// Answers a message about a switchover that arrived on a connection of its own; none if there
     /// is nothing to answer now.
-    fn answer(&self, inquiry: Inquiry) -> Option<Word>;
+    fn answer(&self, inquiry: Inquiry) -> Option<SwitchoverMessage>;
 
     /// Whether the host that a certificate names may send VMs here, ask questions, and request
     /// content. All hosts of the cluster have certificates, also one that was removed.

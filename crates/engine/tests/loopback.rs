@@ -113,8 +113,8 @@ impl Host for TestHost {
     }
 
     /// Answers as a host that has no journal.
-    fn answer(&self, inquiry: wire::Inquiry) -> Option<wire::Word> {
-        inquiry.word.from_a_stranger()
+    fn answer(&self, inquiry: wire::Inquiry) -> Option<wire::SwitchoverMessage> {
+        inquiry.message.answer_without_journal()
     }
 }
 
@@ -345,7 +345,7 @@ fn stays(does: Does, known: &Known, why: &str) {
 #[test]
 fn a_message_about_a_switchover_in_another_hosts_name_is_refused() {
     use switchover::{Envelope, MigrationId, ToSource};
-    use wire::{Frame, Inquiry, Kind, Word, read_frame};
+    use wire::{Frame, Inquiry, Kind, SwitchoverMessage, read_frame};
 
     let dir = TestDir::new();
     let [ours, theirs] = ["host-a", "host-b"].map(|host| secured(dir.path(), host));
@@ -374,8 +374,9 @@ fn a_message_about_a_switchover_in_another_hosts_name_is_refused() {
     let ask = |from: &str| {
         let mut connection = transport::connect(endpoint, "host-b", &ours, Kind::Inquiry).unwrap();
         let migration = MigrationId::new("m1").unwrap();
-        let word = Word::ToSource(Envelope { migration, message: ToSource::Running });
-        let inquiry = Inquiry { from: from.to_owned(), word };
+        let message =
+            SwitchoverMessage::ToSource(Envelope { migration, message: ToSource::Running });
+        let inquiry = Inquiry { from: from.to_owned(), message };
         Frame::message(&inquiry).unwrap().write_to(&mut connection).unwrap();
         matches!(read_frame(&mut connection), Ok(Some(Frame::Message(_))))
     };

@@ -19,6 +19,9 @@ pub use error::ManagerError;
 pub use onward::Onward;
 
 /// The program that commands the migrations that are carried on this host.
+///
+/// The engine calls only `find`. Agents call the others before one replaces a socket of the
+/// manager's.
 pub trait Manager: Debug + Send + Sync {
     /// The QEMU, or disk server, that waits here for what is sent to a target.
     ///

@@ -34,7 +34,7 @@ pub enum Stage {
 
 /// The input of a decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct ChaseInput {
     /// Bytes that are dirty as far as QEMU knows, or in flight.
     pub left: u64,
     /// Bytes that can be delivered within the downtime goal; none while no rate is known.
@@ -70,34 +70,34 @@ impl Chase {
 
     /// The state after `elapsed` more.
     #[must_use]
-    pub fn next(self, look: Look, elapsed: Duration) -> Self {
+    pub fn next(self, input: ChaseInput, elapsed: Duration) -> Self {
         match self.stage {
-            Stage::Chasing => self.chase(look, elapsed),
-            Stage::Draining => self.drain(look),
+            Stage::Chasing => self.chase(input, elapsed),
+            Stage::Draining => self.drain(input),
             Stage::Over => self,
         }
     }
 
-    fn chase(self, look: Look, elapsed: Duration) -> Self {
+    fn chase(self, input: ChaseInput, elapsed: Duration) -> Self {
         // Without a rate, next to nothing was delivered, so there is nothing to chase.
-        if look.budget.is_none_or(|budget| look.left <= budget) {
-            return self.drain(look);
+        if input.budget.is_none_or(|budget| input.left <= budget) {
+            return self.drain(input);
         }
-        if (look.left as f64) < self.least as f64 * (1.0 - GAIN) {
-            return Self { least: look.left, since_least: Duration::ZERO, ..self };
+        if (input.left as f64) < self.least as f64 * (1.0 - GAIN) {
+            return Self { least: input.left, since_least: Duration::ZERO, ..self };
         }
-        if look.helped {
+        if input.helped {
             return Self { since_least: Duration::ZERO, ..self };
         }
         let since_least = self.since_least.saturating_add(elapsed);
         if since_least >= PATIENCE {
-            return self.drain(look);
+            return self.drain(input);
         }
         Self { since_least, ..self }
     }
 
-    fn drain(self, look: Look) -> Self {
-        let stage = if look.pool <= look.bound { Stage::Over } else { Stage::Draining };
+    fn drain(self, input: ChaseInput) -> Self {
+        let stage = if input.pool <= input.bound { Stage::Over } else { Stage::Draining };
         Self { stage, ..self }
     }
 }
@@ -116,7 +116,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const TICK: Duration = Duration::from_millis(50);
-    const LOOK: Look = Look {
+    const INPUT: ChaseInput = ChaseInput {
         left: 100 * MIB,
         budget: Some(15 * MIB),
         pool: 60 * MIB,
@@ -124,12 +124,12 @@ mod tests {
         helped: false,
     };
 
-    /// Ticks until a chase with these looks leaves its current stage.
-    fn lasts(mut chase: Chase, looks: impl Fn(u64) -> Look) -> u64 {
+    /// Ticks until a chase with these inputs leaves its current stage.
+    fn lasts(mut chase: Chase, inputs: impl Fn(u64) -> ChaseInput) -> u64 {
         let stage = chase.stage();
         (1..=1000)
             .find(|tick| {
-                chase = chase.next(looks(*tick), TICK);
+                chase = chase.next(inputs(*tick), TICK);
                 chase.stage() != stage
             })
             .unwrap_or(u64::MAX)
@@ -138,29 +138,31 @@ mod tests {
     #[test]
     fn an_idle_guest_is_not_chased() {
         for budget in [Some(15 * MIB), None] {
-            let look = Look { left: 2 * MIB, budget, pool: MIB, ..LOOK };
-            assert_eq!(Chase::default().next(look, TICK).stage(), Stage::Over);
+            let input = ChaseInput { left: 2 * MIB, budget, pool: MIB, ..INPUT };
+            assert_eq!(Chase::default().next(input, TICK).stage(), Stage::Over);
         }
-        let draining = Chase::default().next(Look { left: 15 * MIB, ..LOOK }, TICK);
+        let draining = Chase::default().next(ChaseInput { left: 15 * MIB, ..INPUT }, TICK);
         assert_eq!(draining.stage(), Stage::Draining);
     }
 
     #[test]
     fn a_chase_lasts_as_long_as_it_makes_progress() {
         // 2 % less each tick: 5 % every third.
-        let gaining =
-            |tick: u64| Look { left: (0..tick).fold(LOOK.left, |left, _| left * 98 / 100), ..LOOK };
+        let gaining = |tick: u64| ChaseInput {
+            left: (0..tick).fold(INPUT.left, |left, _| left * 98 / 100),
+            ..INPUT
+        };
         let ticks = lasts(Chase::default(), gaining);
         assert!(gaining(ticks).left <= 15 * MIB && gaining(ticks - 1).left > 15 * MIB, "{ticks}");
         // A remainder that stays the same, or fluctuates, is no progress.
-        assert_eq!(lasts(Chase::default(), |_| LOOK), 31);
-        let swinging = |tick| Look { left: LOOK.left + tick % 7 * MIB, ..LOOK };
+        assert_eq!(lasts(Chase::default(), |_| INPUT), 31);
+        let swinging = |tick| ChaseInput { left: INPUT.left + tick % 7 * MIB, ..INPUT };
         assert!(lasts(Chase::default(), swinging) < 40);
         // Nor is one above the smallest so far.
-        let worse = |tick| Look { left: LOOK.left + tick * MIB, ..LOOK };
+        let worse = |tick| ChaseInput { left: INPUT.left + tick * MIB, ..INPUT };
         assert_eq!(lasts(Chase::default(), worse), 31);
         // A chase doesn't end while the guest is being throttled.
-        let slowed = |tick| Look { helped: tick < 500, ..LOOK };
+        let slowed = |tick| ChaseInput { helped: tick < 500, ..INPUT };
         assert_eq!(lasts(Chase::default(), slowed), 529);
     }
 
@@ -168,18 +170,18 @@ mod tests {
     fn qemu_may_finish_only_once_the_pool_is_drained_and_then_for_good() {
         let mut chase = Chase::default();
         while chase.stage() == Stage::Chasing {
-            chase = chase.next(LOOK, TICK);
+            chase = chase.next(INPUT, TICK);
         }
         // However much is left, the pool never becomes large again.
         for pool in [60 * MIB, 30 * MIB, 4 * MIB + 1] {
             for left in [0, 1 << 40] {
-                chase = chase.next(Look { left, pool, ..LOOK }, TICK);
+                chase = chase.next(ChaseInput { left, pool, ..INPUT }, TICK);
                 assert_eq!(chase.stage(), Stage::Draining, "{pool} in the pool");
             }
         }
-        chase = chase.next(Look { pool: 4 * MIB, ..LOOK }, TICK);
+        chase = chase.next(ChaseInput { pool: 4 * MIB, ..INPUT }, TICK);
         assert_eq!(chase.stage(), Stage::Over);
-        assert_eq!(chase.next(LOOK, TICK).stage(), Stage::Over);
+        assert_eq!(chase.next(INPUT, TICK).stage(), Stage::Over);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// The rate of arrival is the mean over this many samples.
-const LOOKS: usize = 10;
+const SAMPLES: usize = 10;
 /// The last pass begins this much earlier than necessary.
 const MARGIN_S: f64 = 0.3;
 /// A pass waits no longer than this, whatever is still to arrive, because it is not known how much
@@ -18,7 +18,7 @@ const HELD_MAX: Duration = Duration::from_secs(2);
 
 /// One sample, taken at about equal intervals.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct HoldInput {
     /// Bytes that another host, VM or disk is to provide.
     pub pending_bytes: u64,
     /// Time since the previous sample.
@@ -39,18 +39,18 @@ pub struct Hold {
 
 impl Hold {
     /// Whether the next pass is to wait.
-    pub fn next(&mut self, look: Look) -> bool {
-        self.seen.push_back((look.pending_bytes, look.elapsed));
-        if self.seen.len() > LOOKS {
+    pub fn next(&mut self, input: HoldInput) -> bool {
+        self.seen.push_back((input.pending_bytes, input.elapsed));
+        if self.seen.len() > SAMPLES {
             self.seen.pop_front();
         }
-        if look.pending_bytes == 0 || look.age >= HELD_MAX {
+        if input.pending_bytes == 0 || input.age >= HELD_MAX {
             return false;
         }
         // The remaining time is not known.
-        let Some(rest_s) = self.rest_s(look.pending_bytes) else { return true };
-        let dirty_bytes = look.dirty_bytes_per_s.unwrap_or(0.0) * look.age.as_secs_f64();
-        let sends_s = dirty_bytes / look.delivered_bytes_per_s.unwrap_or(0.0).max(1.0);
+        let Some(rest_s) = self.rest_s(input.pending_bytes) else { return true };
+        let dirty_bytes = input.dirty_bytes_per_s.unwrap_or(0.0) * input.age.as_secs_f64();
+        let sends_s = dirty_bytes / input.delivered_bytes_per_s.unwrap_or(0.0).max(1.0);
         rest_s > sends_s + MARGIN_S
     }
 
@@ -75,7 +75,7 @@ mod tests {
         let mut hold = Hold::default();
         let (mut age, mut began) = (Duration::ZERO, Vec::new());
         for tick in 0..400 {
-            let look = Look {
+            let input = HoldInput {
                 pending_bytes: pending.saturating_sub(rate * tick / 20),
                 elapsed: TICK,
                 age,
@@ -83,11 +83,11 @@ mod tests {
                 delivered_bytes_per_s: Some(50e6),
             };
             age += TICK;
-            if !hold.next(look) {
+            if !hold.next(input) {
                 began.push(tick * 50);
                 age = Duration::ZERO;
             }
-            if look.pending_bytes == 0 {
+            if input.pending_bytes == 0 {
                 break;
             }
         }

@@ -18,7 +18,7 @@ const SHARE_LEAST: f64 = 1e-3;
 
 /// The state of the stream at one time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Look {
+pub struct PassesInput {
     /// Time since the migration's beginning.
     pub at: Duration,
     /// Number of the current pass; the first is 1.
@@ -29,7 +29,7 @@ pub struct Look {
     pub bytes_then: u64,
     /// Bytes of pages received so far.
     pub bytes: u64,
-    /// The share of CPU time that the guest has had since the previous look.
+    /// The share of CPU time that the guest has had since the previous input.
     pub share: f64,
     /// The VM's RAM.
     pub ram_bytes: u64,
@@ -101,20 +101,20 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// The result after one more look.
-    pub fn next(&mut self, look: &Look) -> Counted {
-        let share = if look.share.is_finite() { look.share.clamp(0.0, 1.0) } else { 1.0 };
-        let at_s = look.at.as_secs_f64().max(self.at_s);
+    /// The result after one more input.
+    pub fn next(&mut self, input: &PassesInput) -> Counted {
+        let share = if input.share.is_finite() { input.share.clamp(0.0, 1.0) } else { 1.0 };
+        let at_s = input.at.as_secs_f64().max(self.at_s);
         self.shared_s += (at_s - self.at_s) * share;
         self.at_s = at_s;
-        let began_s = look.began.as_secs_f64().min(at_s);
-        if look.pass > self.pass && began_s - self.begun.at_s >= PASS_LEAST_S {
-            self.pass = look.pass;
+        let began_s = input.began.as_secs_f64().min(at_s);
+        if input.pass > self.pass && began_s - self.begun.at_s >= PASS_LEAST_S {
+            self.pass = input.pass;
             let shared_s = self.shared_s - (at_s - began_s) * share;
-            self.end_pass(Sums { at_s: began_s, shared_s, bytes: look.bytes_then });
+            self.end_pass(Sums { at_s: began_s, shared_s, bytes: input.bytes_then });
         }
-        let come = look.bytes.saturating_sub(self.begun.bytes) as f64;
-        self.counted.left_bytes = self.expected.map(|expected| whole(expected - come, look));
+        let come = input.bytes.saturating_sub(self.begun.bytes) as f64;
+        self.counted.left_bytes = self.expected.map(|expected| whole(expected - come, input));
         self.counted
     }
 
@@ -144,8 +144,8 @@ impl Passes {
     clippy::cast_sign_loss,
     reason = "`as` keeps within the type's bounds, and no more than RAM is left"
 )]
-fn whole(bytes: f64, look: &Look) -> u64 {
-    (bytes as u64).min(look.ram_bytes)
+fn whole(bytes: f64, input: &PassesInput) -> u64 {
+    (bytes as u64).min(input.ram_bytes)
 }
 
 #[cfg(test)]
@@ -168,9 +168,9 @@ mod tests {
         let (mut at_s, mut bytes) = (0.0, 0);
         let mut counted = Counted::default();
         for ((seconds, mb, share), pass) in passes.iter().zip(2..) {
-            // One look in the middle of the pass, and one at its end.
+            // One input in the middle of the pass, and one at its end.
             let half = at_s + seconds / 2.0;
-            let look = Look {
+            let input = PassesInput {
                 at: Duration::from_secs_f64(half),
                 pass: pass - 1,
                 began: Duration::from_secs_f64(at_s),
@@ -179,11 +179,18 @@ mod tests {
                 share: *share,
                 ram_bytes: RAM,
             };
-            counts.next(&look);
+            counts.next(&input);
             at_s += seconds;
             bytes += mb * MB;
             let at = Duration::from_secs_f64(at_s);
-            counted = counts.next(&Look { at, pass, began: at, bytes_then: bytes, bytes, ..look });
+            counted = counts.next(&PassesInput {
+                at,
+                pass,
+                began: at,
+                bytes_then: bytes,
+                bytes,
+                ..input
+            });
         }
         counted
     }
@@ -230,7 +237,7 @@ mod tests {
     fn the_remainder_of_a_pass_shrinks_and_never_exceeds_ram() {
         let mut counts = Passes::default();
         let mut next = |at_s: f64, pass, began_s: f64, then_mb: u64, mb: u64| {
-            let counted = counts.next(&Look {
+            let counted = counts.next(&PassesInput {
                 at: Duration::from_secs_f64(at_s),
                 pass,
                 began: Duration::from_secs_f64(began_s),
@@ -256,7 +263,7 @@ mod tests {
     fn passes_that_end_between_two_looks_are_counted_together() {
         let mut counts = Passes::default();
         let mut next = |at_ms, pass, began_ms, then_mb: u64| {
-            let look = Look {
+            let input = PassesInput {
                 at: Duration::from_millis(at_ms),
                 pass,
                 began: Duration::from_millis(began_ms),
@@ -265,7 +272,7 @@ mod tests {
                 share: 1.0,
                 ram_bytes: RAM,
             };
-            counts.next(&look).dirty.map(|dirty| dirty.bytes_per_s / MB as f64)
+            counts.next(&input).dirty.map(|dirty| dirty.bytes_per_s / MB as f64)
         };
         assert_eq!(next(1050, 2, 1000, 500), None);
         // Passes of 20 ms with 1 MB each: no pass alone says anything.
@@ -277,14 +284,14 @@ mod tests {
     proptest! {
         #[test]
         fn invalid_looks_give_results_within_bounds(
-            looks in proptest::collection::vec(
+            inputs in proptest::collection::vec(
                 (0u64..9000, 0u32..9, 0u64..9000, any::<u64>(), any::<u64>(), any::<f64>()), 1..60,
             ),
             ram_bytes: u64,
         ) {
             let mut counts = Passes::default();
-            for (at_ms, pass, began_ms, bytes_then, bytes, share) in looks {
-                let counted = counts.next(&Look {
+            for (at_ms, pass, began_ms, bytes_then, bytes, share) in inputs {
+                let counted = counts.next(&PassesInput {
                     at: Duration::from_millis(at_ms),
                     pass,
                     began: Duration::from_millis(began_ms),

@@ -28,7 +28,7 @@ mod wave;
 use std::time::Duration;
 
 use stall::Patience;
-use trend::{Told, Trend};
+use trend::{Reported, Trend};
 use wave::Wave;
 
 pub use forecast::{Forecast, forecast};
@@ -76,9 +76,9 @@ pub enum Ratio {
     Off,
 }
 
-/// The current state.
+/// The input of a decision: the migration as it is at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Look {
+pub struct ThrottleInput {
     /// Time since the migration's beginning.
     pub at: Duration,
     /// The VM's RAM.
@@ -257,7 +257,7 @@ struct Slowed {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Rates {
     trend: Trend,
-    told: Told,
+    reported: Reported,
     /// Whether the trend has given a dirty rate.
     read: bool,
     believed: Option<DirtyRate>,

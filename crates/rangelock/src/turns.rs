@@ -11,7 +11,7 @@ struct Waiting<W> {
     /// Ranges that overlap this one, were requested earlier, and are not yet
     /// given back.
     ahead: usize,
-    who: W,
+    waiter: W,
 }
 
 /// Held and requested ranges; `W` identifies the waiter.
@@ -37,10 +37,10 @@ impl<W> Turns<W> {
     }
 
     /// Queues for `range`, which [`Turns::take`] just refused.
-    pub(crate) fn wait(&mut self, range: Range<u64>, who: W) {
+    pub(crate) fn wait(&mut self, range: Range<u64>, waiter: W) {
         let ahead = self.ahead_of(&range);
-        debug_assert!(ahead > 0, "waiting for nobody is waiting for ever");
-        self.waiting.push(Waiting { range, ahead, who });
+        debug_assert!(ahead > 0, "nothing is ahead, so nothing would end the wait");
+        self.waiting.push(Waiting { range, ahead, waiter });
     }
 
     /// Gives `range` back, and grants the requests that waited for it last.
@@ -62,7 +62,7 @@ impl<W> Turns<W> {
             // The vector's order has no meaning; the counts have.
             let waiting = self.waiting.swap_remove(at);
             self.held.insert(&waiting.range);
-            self.granted.push(waiting.who);
+            self.granted.push(waiting.waiter);
         }
     }
 

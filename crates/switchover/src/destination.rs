@@ -47,7 +47,7 @@ pub enum Event {
         never_ran: bool,
     },
     /// QEMU's process has ended, for whatever reason.
-    QemuGone,
+    QemuExited,
     /// The VM was shut down here, or moves on, as its owner wants. Sent before its QEMU ends for
     /// that reason.
     Left,
@@ -73,12 +73,12 @@ pub enum Action {
     Forget,
     /// Send the message over any connection to the source. It may be lost.
     Say(Envelope<ToSource>),
-    /// Run the VM. Results in [`Event::Runs`], [`Event::ContFailed`] or [`Event::QemuGone`]. If the
+    /// Run the VM. Results in [`Event::Runs`], [`Event::ContFailed`] or [`Event::QemuExited`]. If the
     /// VM runs already, the result is [`Event::Runs`].
     QemuCont,
     /// Announce the VM on the network if it runs, and restore QEMU's settings.
     QemuSettle,
-    /// Kill QEMU. Results in [`Event::QemuGone`] once its process has ended, or nothing if it
+    /// Kill QEMU. Results in [`Event::QemuExited`] once its process has ended, or nothing if it
     /// doesn't end.
     QemuKill,
     /// Show the operator what this side can't know or do.
@@ -174,7 +174,7 @@ impl Machine {
             Event::Timeout => self.late(),
             Event::Runs => self.runs(),
             Event::ContFailed { reason, never_ran } => self.cont_failed(reason, never_ran),
-            Event::QemuGone => self.qemu_gone(),
+            Event::QemuExited => self.qemu_exited(),
             Event::Left => self.left(),
             Event::Resolve(resolution) => self.resolved(resolution),
         };

@@ -96,7 +96,7 @@ fn says_go(action: &source::Action) -> bool {
 fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
     use source::Event::{
         ByOwner, CannotGoOn, Completed, ConnectionLost, GiveUp, Heard, JournalFailed, NotCompleted,
-        QemuGone, Resolve, Stopped, Timeout, WentOn,
+        QemuExited, Resolve, Stopped, Timeout, WentOn,
     };
     let reason = || "fuzz".into();
     let heard = |message| Heard(Envelope { migration: id.clone(), message });
@@ -115,7 +115,7 @@ fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
         11 => Timeout,
         12 => WentOn,
         13 => CannotGoOn { reason: reason() },
-        14 => QemuGone,
+        14 => QemuExited,
         15 => JournalFailed { reason: reason() },
         16 => Resolve(Resolution::Here),
         17 => Resolve(Resolution::There),
@@ -127,8 +127,8 @@ fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
 
 fn destination_event(id: &MigrationId, byte: u8) -> Option<destination::Event> {
     use destination::Event::{
-        ConnectionLost, ContFailed, GiveUp, Heard, JournalFailed, Left, Loaded, QemuGone, Resolve,
-        Runs, Timeout,
+        ConnectionLost, ContFailed, GiveUp, Heard, JournalFailed, Left, Loaded, QemuExited,
+        Resolve, Runs, Timeout,
     };
     let reason = || "fuzz".into();
     let heard = |message| Heard(Envelope { migration: id.clone(), message });
@@ -144,7 +144,7 @@ fn destination_event(id: &MigrationId, byte: u8) -> Option<destination::Event> {
         40 => Runs,
         41 => ContFailed { reason: reason(), never_ran: true },
         42 => ContFailed { reason: reason(), never_ran: false },
-        43 => QemuGone,
+        43 => QemuExited,
         44 => Left,
         45 => JournalFailed { reason: reason() },
         46 => Resolve(Resolution::Here),

@@ -51,7 +51,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Found {
     /// There is none: it ended, or its host has been booted since.
-    Gone,
+    Missing,
     /// It holds the VM and does not run it: at the source as its migration left
     /// it (`finish-migrate`, `postmigrate`), at the destination `inmigrate` or
     /// `paused`.

@@ -65,7 +65,7 @@ impl Envelope<ToSource> {
     /// Only an agent that has read all its journals may give it, and not if one of them can't be
     /// read: see [`crate::journal::JournalDir::keeps`].
     #[must_use]
-    pub fn from_a_stranger(&self) -> Option<Envelope<ToDestination>> {
+    pub fn answer_without_journal(&self) -> Option<Envelope<ToDestination>> {
         let message = ToDestination::Unknown;
         let answer = || Envelope { migration: self.migration.clone(), message };
         (self.message != ToSource::Unknown).then(answer)
@@ -76,7 +76,7 @@ impl Envelope<ToDestination> {
     /// The answer of a destination's agent that has no journal of this migration, under the same
     /// condition.
     #[must_use]
-    pub fn from_a_stranger(&self) -> Option<Envelope<ToSource>> {
+    pub fn answer_without_journal(&self) -> Option<Envelope<ToSource>> {
         let message = ToSource::Unknown;
         let answer = || Envelope { migration: self.migration.clone(), message };
         (self.message != ToDestination::Unknown).then(answer)
@@ -100,8 +100,8 @@ mod tests {
     fn strangers_do_not_answer_each_other_for_ever() {
         let migration = MigrationId::new("m1").unwrap();
         let asked = Envelope { migration, message: ToSource::Loaded };
-        let answer = asked.from_a_stranger().unwrap();
+        let answer = asked.answer_without_journal().unwrap();
         assert_eq!(answer.message, ToDestination::Unknown);
-        assert_eq!(answer.from_a_stranger(), None);
+        assert_eq!(answer.answer_without_journal(), None);
     }
 }

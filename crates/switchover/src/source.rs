@@ -61,7 +61,7 @@ pub enum Event {
         reason: Reason,
     },
     /// QEMU's process has ended, for whatever reason.
-    QemuGone,
+    QemuExited,
     /// The [`Action::Journal`] or [`Action::Forget`] of the last step failed, and the actions after
     /// it were not done. The record may be on disk or not.
     JournalFailed {
@@ -85,16 +85,16 @@ pub enum Action {
     /// Send the message over any connection to the destination. It may be lost.
     Say(Envelope<ToDestination>),
     /// Wait until QEMU reports how its migration ended. Results in [`Event::Completed`],
-    /// [`Event::NotCompleted`] or [`Event::QemuGone`].
+    /// [`Event::NotCompleted`] or [`Event::QemuExited`].
     QemuAwaitCompleted,
     /// End QEMU's migration in whatever state it is; let the VM continue and announce itself, if
     /// `run`; restore QEMU's settings. Results in [`Event::WentOn`], [`Event::CannotGoOn`] or
-    /// [`Event::QemuGone`]. Repeating it is harmless.
+    /// [`Event::QemuExited`]. Repeating it is harmless.
     QemuGoOn {
         /// Whether the VM ran.
         run: bool,
     },
-    /// End QEMU. Results in [`Event::QemuGone`], or nothing if it doesn't end.
+    /// End QEMU. Results in [`Event::QemuExited`], or nothing if it doesn't end.
     QemuQuit,
     /// Show the operator what this side can't know or do.
     KeepInDoubt(Doubt),
@@ -190,7 +190,7 @@ impl Machine {
             Event::JournalFailed { reason } if wrote => self.unwritten(reason),
             Event::JournalFailed { .. } => Vec::new(),
             Event::Resolve(resolution) => self.resolved(resolution),
-            Event::QemuGone => self.qemu_gone(),
+            Event::QemuExited => self.qemu_exited(),
             Event::WentOn => self.went_on(),
             Event::CannotGoOn { reason } => self.cannot_go_on(reason),
             Event::Timeout => self.late(),

@@ -10,27 +10,28 @@ pub struct Inquiry {
     /// The sending agent's name.
     pub from: String,
     /// The message.
-    pub word: Word,
+    #[serde(rename = "word")]
+    pub message: SwitchoverMessage,
 }
 
-/// A message of a switchover, which tells the side that it is for. The answer, if there is one, is
-/// such a message too.
+/// A message of a switchover, with the side that receives it. The answer, if there is one, is such
+/// a message too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Word {
+pub enum SwitchoverMessage {
     /// A message of the destination.
     ToSource(Envelope<ToSource>),
     /// A message of the source.
     ToDestination(Envelope<ToDestination>),
 }
 
-impl Word {
+impl SwitchoverMessage {
     /// The migration that it belongs to.
     #[must_use]
     pub fn migration(&self) -> &MigrationId {
         match self {
-            Self::ToSource(said) => &said.migration,
-            Self::ToDestination(said) => &said.migration,
+            Self::ToSource(envelope) => &envelope.migration,
+            Self::ToDestination(envelope) => &envelope.migration,
         }
     }
 
@@ -45,10 +46,10 @@ impl Word {
 
     /// The answer of an agent that has no journal of the migration.
     #[must_use]
-    pub fn from_a_stranger(&self) -> Option<Self> {
+    pub fn answer_without_journal(&self) -> Option<Self> {
         match self {
-            Self::ToSource(said) => said.from_a_stranger().map(Self::ToDestination),
-            Self::ToDestination(said) => said.from_a_stranger().map(Self::ToSource),
+            Self::ToSource(envelope) => envelope.answer_without_journal().map(Self::ToDestination),
+            Self::ToDestination(envelope) => envelope.answer_without_journal().map(Self::ToSource),
         }
     }
 }
@@ -58,17 +59,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_tells_its_receiver() {
+    fn a_message_names_its_receiver() {
         let migration = MigrationId::new("m1").unwrap();
-        let word = Word::ToSource(Envelope { migration, message: ToSource::Running });
-        let inquiry = Inquiry { from: "b".to_owned(), word };
+        let message =
+            SwitchoverMessage::ToSource(Envelope { migration, message: ToSource::Running });
+        let inquiry = Inquiry { from: "b".to_owned(), message };
         let json = serde_json::to_string(&inquiry).unwrap();
         let expected = r#"{"from":"b","word":{"to-source":{"migration":"m1","say":"running"}}}"#;
         assert_eq!(json, expected);
-        let heard: Inquiry = serde_json::from_str(&json).unwrap();
-        assert_eq!((heard.word.to(), heard.word.migration().as_str()), (Side::Source, "m1"));
-        let answer = heard.word.from_a_stranger().unwrap();
+        let received: Inquiry = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (received.message.to(), received.message.migration().as_str()),
+            (Side::Source, "m1")
+        );
+        let answer = received.message.answer_without_journal().unwrap();
         assert_eq!(answer.to(), Side::Destination);
-        assert_eq!(answer.from_a_stranger(), None);
+        assert_eq!(answer.answer_without_journal(), None);
     }
 }

@@ -42,7 +42,7 @@ pub use control::{
 };
 pub use error::WireError;
 pub use fetch::{HasHeader, Wants};
-pub use inquiry::{Inquiry, Word};
+pub use inquiry::{Inquiry, SwitchoverMessage};
 pub use named::{Answer, DiskPlace, NamedHeader, NamedTables, Names};
 pub use order::Order;
 pub use part::Part;

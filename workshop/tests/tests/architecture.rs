@@ -1,6 +1,7 @@
 //! docs/ARCHITECTURE.md shows where one page goes, on the plain path and with sharing and storage:
-//! its files and functions exist. So do the tests that docs/THREAT_MODEL.md names. All files of
-//! tests are run, the engine names no manager, and the product does not depend on the workshop.
+//! its files and functions exist, and all other paths that it names. So do the tests that
+//! docs/THREAT_MODEL.md names. All files of tests are run, the engine names no manager, and the
+//! product does not depend on the workshop.
 
 use std::fs;
 
@@ -82,6 +83,19 @@ fn every_step_of_a_page_is_there() {
         steps += 1;
     }
     assert!(steps >= 16, "{steps} steps");
+}
+
+#[runs(promised)]
+#[test]
+fn every_path_that_the_architecture_names_is_there() {
+    let root = repository();
+    let text = fs::read_to_string(root.join("docs/ARCHITECTURE.md")).unwrap();
+    let names = text.split('`').skip(1).step_by(2);
+    let paths =
+        names.filter(|name| ["crates/", "workshop/"].iter().any(|dir| name.starts_with(dir)));
+    for path in paths {
+        assert!(root.join(path).exists(), "there is no {path}");
+    }
 }
 
 /// The table says of each resource which test measures its bound.

@@ -16,8 +16,8 @@ use lab::hosts::{Link, RUN_DIR};
 use serde_json::json;
 use switchover::{Envelope, MigrationId};
 use wire::{
-    Frame, Inquiry, Kind, Order, Prepare, ToDestination, ToSource, Token, Word, gang, read_frame,
-    read_message,
+    Frame, Inquiry, Kind, Order, Prepare, SwitchoverMessage, ToDestination, ToSource, Token, gang,
+    read_frame, read_message,
 };
 
 const RATE: u64 = 2_000_000;
@@ -112,10 +112,14 @@ fn silence_and_words_out_of_turn() {
     let mut asking = caller.call(Kind::Inquiry).unwrap();
     let migration = MigrationId::random().unwrap();
     let said = Envelope { migration, message: switchover::ToDestination::Go { run: true } };
-    let inquiry = Inquiry { from: "host-a".to_owned(), word: Word::ToDestination(said) };
+    let inquiry =
+        Inquiry { from: "host-a".to_owned(), message: SwitchoverMessage::ToDestination(said) };
     Frame::message(&inquiry).unwrap().write_to(&mut asking).unwrap();
     let Some(Frame::Message(json)) = read_frame(&mut asking).unwrap() else { panic!() };
-    let Word::ToSource(said) = read_message::<Word>(&json).unwrap() else { panic!() };
+    let SwitchoverMessage::ToSource(said) = read_message::<SwitchoverMessage>(&json).unwrap()
+    else {
+        panic!()
+    };
     assert_eq!(said.message, switchover::ToSource::Unknown);
     caller.assert_unharmed(&guest);
 
@@ -382,9 +386,9 @@ fn another_hosts_migrations() {
     // An existing migration, in its own name and in another's.
     let asks = |caller: &Caller<'_>, from: &str, said: switchover::ToDestination| {
         let id = journal_at_b(&world);
-        let word = Word::ToDestination(Envelope { migration: id, message: said });
+        let message = SwitchoverMessage::ToDestination(Envelope { migration: id, message: said });
         let mut asking = caller.call(Kind::Inquiry).unwrap();
-        let inquiry = Inquiry { from: from.to_owned(), word };
+        let inquiry = Inquiry { from: from.to_owned(), message };
         Frame::message(&inquiry).unwrap().write_to(&mut asking).unwrap();
         read_frame(&mut asking).ok().flatten()
     };
@@ -393,7 +397,7 @@ fn another_hosts_migrations() {
         assert_eq!(asks(&other, from, aborted()), None);
         assert_eq!(asks(&other, from, switchover::ToDestination::Go { run: true }), None);
     }
-    // It still exists, and ends by its own host's word.
+    // It still exists, and ends by its own host's message.
     batch.send(&mut lane);
     assert!(world.vm(Side::B, "evil").is_some());
     drop(accepted);

@@ -24,12 +24,12 @@ pub(super) async fn start(
     State(api): State<Api>,
     Body(request): Body<GangRequest>,
 ) -> Created<GangStarted> {
-    api.open()?;
+    api.check_open()?;
     blocking(move || api.gangs.start(&request)).await.map(created)
 }
 
 pub(super) async fn resume(State(api): State<Api>, Name(id): Name) -> Created<GangStarted> {
-    api.open()?;
+    api.check_open()?;
     blocking(move || api.gangs.resume(&id)).await.map(created)
 }
 

@@ -1,4 +1,4 @@
-//! The parts of the agent from which requests are answered.
+//! What the API's handlers use.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::moves::recovery::Settlers;
 use crate::peers::Peers;
 use crate::vms::registry::Registry;
 
-/// These parts.
+/// The parts of the agent that answer requests.
 #[derive(Clone)]
 pub(crate) struct Api {
     /// This host, without its peers.
@@ -31,24 +31,25 @@ pub(crate) struct Api {
     /// This host's certificate, if connections are encrypted.
     pub(crate) identity: Option<Arc<Identity>>,
     pub(crate) watchers: Watchers,
-    /// What `/metrics` answers, at the API and at an address of its own.
+    /// The text of `/metrics`, at the API and at an address of its own.
     pub(crate) metrics: CachedText,
+    /// Whether the agent is stopping.
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
 
 impl Api {
     /// Refuses what would start something while the agent is stopping.
-    pub(super) fn open(&self) -> Result<(), Denied> {
+    pub(super) fn check_open(&self) -> Result<(), Denied> {
         if *self.closing.borrow() { Err(Denied::Closing) } else { Ok(()) }
     }
 
-    /// Adds where a VM is, if it is not here and that is known.
+    /// Adds to a refusal where the VM is, if it is known to be on another host.
     pub(super) fn located(&self, denied: Denied, vm: &str) -> Denied {
         if denied.code() != ErrorCode::NoSuchVm {
             return denied;
         }
         let hosts = self.gangs.hosts_of(vm);
-        let place = if hosts.is_empty() {
+        let location = if hosts.is_empty() {
             let Some(Progress { id, to, .. }) = self.migrations.last_that_moved(vm) else {
                 return denied;
             };
@@ -56,7 +57,7 @@ impl Api {
         } else {
             format!("it is at {}", hosts.join(" and at "))
         };
-        let text = format!("there is no VM `{vm}` here: {place}. Run the command on that host");
+        let text = format!("there is no VM `{vm}` here: {location}. Run the command on that host");
         Denied::Coded(ErrorCode::NoSuchVm, text)
     }
 }

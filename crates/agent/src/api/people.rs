@@ -78,7 +78,7 @@ impl Port {
         let (let_in, known) = mpsc::channel(1);
         let welcoming = tokio::spawn(welcome(listener, self.identity, let_in));
         let app = limited(router(api)).into_make_service_with_connect_info::<Connection>();
-        let served = axum::serve(Door { known }, app)
+        let served = axum::serve(AuthenticatedListener { known }, app)
             .with_graceful_shutdown(async move {
                 // An error means that the sender was dropped, which is an end as well.
                 let _ = closed.wait_for(|closing| *closing).await;
@@ -92,11 +92,11 @@ impl Port {
 type Known = (Held<TlsStream<TcpStream>>, Caller);
 
 /// The source of authenticated connections for the server.
-struct Door {
+struct AuthenticatedListener {
     known: mpsc::Receiver<Known>,
 }
 
-impl Listener for Door {
+impl Listener for AuthenticatedListener {
     type Io = Held<TlsStream<TcpStream>>;
     type Addr = Caller;
 
@@ -113,8 +113,8 @@ impl Listener for Door {
     }
 }
 
-impl Connected<IncomingStream<'_, Door>> for Connection {
-    fn connect_info(stream: IncomingStream<'_, Door>) -> Self {
+impl Connected<IncomingStream<'_, AuthenticatedListener>> for Connection {
+    fn connect_info(stream: IncomingStream<'_, AuthenticatedListener>) -> Self {
         let requests = Arc::clone(&stream.io().requests);
         Self { caller: stream.remote_addr().clone(), requests }
     }

@@ -27,7 +27,7 @@ pub(super) async fn run(
     State(api): State<Api>,
     Body(request): Body<RunRequest>,
 ) -> Created<VmSummary> {
-    api.open()?;
+    api.check_open()?;
     blocking(move || api.registry.run(&request, api.examiner.probes())).await.map(created)
 }
 
@@ -35,7 +35,7 @@ pub(super) async fn attach(
     State(api): State<Api>,
     Body(request): Body<AttachRequest>,
 ) -> Created<VmSummary> {
-    api.open()?;
+    api.check_open()?;
     blocking(move || api.registry.attach(&request)).await.map(created)
 }
 

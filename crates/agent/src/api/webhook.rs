@@ -20,16 +20,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// The result of one attempt.
-#[derive(Debug, PartialEq, Eq)]
-enum Attempt {
-    Taken,
-    /// The receiver will never accept this event.
-    Refused(String),
-    /// The receiver may accept it later.
-    Failed(String),
-}
-
 /// Sends events for as long as the agent runs.
 ///
 /// Events wait in their ring, so a receiver that is down for long gets a gap in place of the
@@ -85,7 +75,7 @@ impl Sender {
             let post = move || sender.post(&its_id, &its_body);
             let attempt = tokio::task::spawn_blocking(post).await;
             match attempt.unwrap_or_else(|error| Attempt::Failed(error.to_string())) {
-                Attempt::Taken => return,
+                Attempt::Accepted => return,
                 Attempt::Refused(why) => {
                     tracing::error!(event = *id, why, "the webhook's receiver refuses an event");
                     return;
@@ -117,31 +107,41 @@ impl Sender {
             .header("webhook-signature", self.webhook.secret.sign(id, at_unix_s, body))
             .send(body);
         match posted {
-            Ok(answer) => judge(answer.status()),
+            Ok(answer) => outcome_of(answer.status()),
             Err(error) => Attempt::Failed(error.to_string()),
         }
     }
 }
 
-/// The proxy on the way to the receiver, if one is `usual` here. What is for this host, perhaps
-/// unencrypted, does not leave it.
+/// The proxy to the receiver, if one is `usual` here. Events for a receiver on this host, which may
+/// be unencrypted, do not leave it.
 fn proxy(webhook: &Webhook, usual: Option<Proxy>) -> Option<Proxy> {
     usual.filter(|_| !webhook.is_here())
 }
 
-fn judge(status: StatusCode) -> Attempt {
-    let says = format!("it answered {status}");
+/// The result of one attempt.
+#[derive(Debug, PartialEq, Eq)]
+enum Attempt {
+    Accepted,
+    /// The receiver will never accept this event.
+    Refused(String),
+    /// The receiver may accept it later.
+    Failed(String),
+}
+
+fn outcome_of(status: StatusCode) -> Attempt {
+    let answer = format!("it answered {status}");
     match status {
-        _ if status.is_success() => Attempt::Taken,
+        _ if status.is_success() => Attempt::Accepted,
         // The last three mean that the receiver's configuration is wrong, which can be fixed.
         StatusCode::REQUEST_TIMEOUT
         | StatusCode::TOO_EARLY
         | StatusCode::TOO_MANY_REQUESTS
         | StatusCode::UNAUTHORIZED
         | StatusCode::FORBIDDEN
-        | StatusCode::NOT_FOUND => Attempt::Failed(says),
-        _ if status.is_client_error() => Attempt::Refused(says),
-        _ => Attempt::Failed(says),
+        | StatusCode::NOT_FOUND => Attempt::Failed(answer),
+        _ if status.is_client_error() => Attempt::Refused(answer),
+        _ => Attempt::Failed(answer),
     }
 }
 

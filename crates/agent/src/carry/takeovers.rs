@@ -1,7 +1,7 @@
-//! Doors that replace sockets which others create for a VM to leave by: virt-handler's in
+//! Listeners that replace sockets which others create for a VM to leave by: virt-handler's in
 //! KubeVirt's pods, and those of Proxmox VE's ssh tunnels.
 //!
-//! Such a door opens only if the agent of the host to which the socket leads expects the VM.
+//! Such a listener opens only if the agent of the host to which the socket leads expects the VM.
 //! Otherwise nothing is changed, and the migration takes its manager's own path.
 
 use std::collections::HashMap;
@@ -21,9 +21,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use wire::carry::Target;
 use wire::examine::{Answer, Question};
 
-use super::door::Door;
-use super::doors::Shared;
-use super::posts::Post;
+use super::listener::Listener;
+use super::listener_set::Entry;
+use super::listeners::Shared;
 use crate::config::PeerEntry;
 
 /// Changes within this time are handled together, so that a program in a pod that keeps
@@ -39,7 +39,7 @@ const ANSWERS_MAX: Duration = Duration::from_millis(400);
 /// Hosts that are asked in parallel.
 const ASKED_AT_ONCE: usize = 32;
 
-/// Opens and closes such doors; dropping it stops that, and restores the sockets.
+/// Opens and closes such listeners; dropping it stops that, and restores the sockets.
 pub(super) struct Takeovers {
     shared: Arc<Shared>,
     stopping: Arc<AtomicBool>,
@@ -150,18 +150,19 @@ impl Following {
         };
         self.watch.forget_others();
         let is_there = |target: &Target| sockets.iter().any(|socket| socket.target == *target);
-        let is_open = |post: &Arc<Post>| {
-            is_there(&post.door.target()) && post.door.replaces().is_some_and(Replaced::is_there)
+        let is_open = |entry: &Arc<Entry>| {
+            is_there(&entry.listener.target())
+                && entry.listener.replaces().is_some_and(Replaced::is_there)
         };
         let closed: Vec<_> =
-            self.shared.taken_over.lock().extract_if(.., |post| !is_open(post)).collect();
+            self.shared.taken_over.lock().extract_if(.., |entry| !is_open(entry)).collect();
         if !closed.is_empty() {
             drop(closed);
-            // The thread that polls these doors still holds them.
+            // The thread that polls these listeners still holds them.
             self.shared.wake();
         }
         self.left_alone.retain(|target, _| is_there(target));
-        self.shared.own_way.lock().retain(is_there);
+        self.shared.own_path.lock().retain(is_there);
         for socket in sockets {
             let target = socket.target.clone();
             if let Err(error) = self.look_at(socket) {
@@ -173,10 +174,10 @@ impl Following {
 
     fn look_at(&mut self, socket: Socket) -> Outcome<()> {
         let Socket { directory, name, target, leaves } = socket;
-        let is_at = |post: &&Arc<Post>| post.door.target() == target;
+        let is_at = |entry: &&Arc<Entry>| entry.listener.target() == target;
         let open = self.shared.taken_over.lock().iter().find(is_at).cloned();
-        if let Some(post) = open {
-            return Ok(post.door.replaces().map_or(Ok(()), Replaced::take_owner)?);
+        if let Some(entry) = open {
+            return Ok(entry.listener.replaces().map_or(Ok(()), Replaced::take_owner)?);
         }
         // Restores a socket that an earlier run of the agent replaced.
         directory.give_back(&name)?;
@@ -188,12 +189,12 @@ impl Following {
             return Ok(());
         }
         if leaves()?
-            && !self.goes_its_own_way(&target)
+            && !self.takes_own_path(&target)
             && let Some(peer) = self.who_takes(&target)
         {
-            let door = Door::in_place_of(&peer, directory.replace(name)?, target);
-            tracing::info!(listener = %door, peer, "carrying migrations that leave by this socket");
-            self.shared.taken_over.lock().push(Arc::new(Post::at(door)));
+            let listener = Listener::in_place_of(&peer, directory.replace(name)?, target);
+            tracing::info!(%listener, peer, "carrying migrations that leave by this socket");
+            self.shared.taken_over.lock().push(Arc::new(Entry::at(listener)));
             self.shared.wake();
         } else {
             self.left_alone.insert(target, now);
@@ -202,16 +203,16 @@ impl Following {
     }
 
     /// Whether this migration is left to its manager, since agents could not carry the one before.
-    fn goes_its_own_way(&self, target: &Target) -> bool {
-        let goes = self.shared.own_way.lock().remove(target);
-        if goes {
+    fn takes_own_path(&self, target: &Target) -> bool {
+        let takes = self.shared.own_path.lock().remove(target);
+        if takes {
             tracing::info!(
                 ?target,
                 "the agents could not carry the last migration to this target: not carrying this \
                  one"
             );
         }
-        goes
+        takes
     }
 
     /// The host that expects the VM, if its agent says so in time.
@@ -262,8 +263,8 @@ fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<
 
 fn expects(local: &Local, peer: &PeerEntry, target: &Target) -> bool {
     let question = Question::Comes { target: target.clone() };
-    let way = Endpoint { local: None, remote: peer.address };
-    match engine::examine(local, &peer.name, way, question, ANSWERS_MAX) {
+    let route = Endpoint { local: None, remote: peer.address };
+    match engine::examine(local, &peer.name, route, question, ANSWERS_MAX) {
         Ok(examined) => examined.answer == Answer::Comes { here: true },
         Err(error) => {
             tracing::debug!(

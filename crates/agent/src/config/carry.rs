@@ -99,12 +99,12 @@ pub struct Carry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Manager {
-    /// libvirt, or any other program that is configured to connect to the agent's doors.
+    /// libvirt, or any other program that is configured to connect to the agent's listeners.
     #[default]
     Libvirt,
-    /// KubeVirt: the doors take the place of sockets in its VMs' pods.
+    /// KubeVirt: the listeners take the place of sockets in its VMs' pods.
     Kubevirt,
-    /// Proxmox VE: the doors take the place of its ssh tunnels' sockets.
+    /// Proxmox VE: the listeners take the place of its ssh tunnels' sockets.
     Proxmox,
 }
 

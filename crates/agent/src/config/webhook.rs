@@ -19,8 +19,8 @@ use serde_json::json;
 use super::error::ConfigError;
 use super::secrets;
 
-/// Where distributions keep the CAs that they trust: Debian and its derivatives, then
-/// Fedora and its derivatives.
+/// Files of the CAs that a distribution trusts: of Debian and its derivatives, then of Fedora and
+/// its derivatives.
 const TRUSTED: [&str; 2] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
@@ -198,7 +198,7 @@ mod tests {
         for url in ["http://127.0.0.1:80/x", "http://localhost/", "http://[::1]:9/"] {
             assert!(!check_url(url).unwrap(), "{url}");
         }
-        for (url, says) in [
+        for (url, part) in [
             ("http://example.org/", "unencrypted"),
             ("http://127.0.0.1.example.org/", "unencrypted"),
             ("ftp://example.org/", "https://"),
@@ -206,12 +206,12 @@ mod tests {
             ("https://exa mple/", "no URL"),
         ] {
             let error = check_url(url).unwrap_err().to_string();
-            assert!(error.starts_with("[webhook] url: ") && error.contains(says), "{error}");
+            assert!(error.starts_with("[webhook] url: ") && error.contains(part), "{error}");
         }
     }
 
     #[test]
-    fn an_event_that_never_comes_is_refused() {
+    fn an_unknown_event_is_refused() {
         for name in ["migration-ended", "vm-in-doubt", "gap", "certificate-expires"] {
             assert!(check_event(name).is_ok(), "{name}");
         }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_one_and_is_secret() {
+    fn a_secret_has_its_format_and_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("secret");
         let write = |text: &str, mode| {

@@ -11,7 +11,7 @@ use switchover::journal::JournalError;
 
 use super::rack::RackError;
 use crate::api::socket::SocketError;
-use crate::carry::DoorsError;
+use crate::carry::CarryListenersError;
 use crate::config::ConfigError;
 use crate::state::StateError;
 use crate::user::UserError;
@@ -76,9 +76,9 @@ pub enum AgentError {
     /// The rack's directory can't be used or kept.
     #[error(transparent)]
     Rack(#[from] RackError),
-    /// The doors at which it stands for other hosts.
+    /// The listeners at which it stands for other hosts.
     #[error(transparent)]
-    Doors(#[from] DoorsError),
+    CarryListeners(#[from] CarryListenersError),
     /// Another operation on this host failed.
     #[error("{what}: {source}")]
     Local {

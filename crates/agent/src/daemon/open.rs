@@ -16,7 +16,7 @@ use super::settling::Settling;
 use super::this_host::ThisHost;
 use crate::api::socket::ApiSocket;
 use crate::api::{Api, CachedText, Watchers};
-use crate::carry::{Doors, Reopener};
+use crate::carry::{CarryListeners, Reopener};
 use crate::config::{Config, PeerEntry, Webhook};
 use crate::events::Reader;
 use crate::examiner::Examiner;
@@ -34,7 +34,7 @@ pub(super) struct Open {
     pub(super) refuse: watch::Sender<bool>,
     pub(super) listeners: Listeners,
     pub(super) server: Server,
-    pub(super) doors: Option<Doors>,
+    pub(super) carry_listeners: Option<CarryListeners>,
     pub(super) followed: Followed,
 }
 
@@ -82,10 +82,10 @@ impl Settling {
         let known = hosts(&config.peers, &kept_hosts);
         let server = engine::serve(port, known, this_host, local.clone())
             .map_err(|source| local_error("listening to peers", source))?;
-        let doors = match &config.carry {
+        let carry_listeners = match &config.carry {
             Some(carry) => {
                 let (migrations, examiner) = (Arc::clone(&migrations), Arc::clone(&examiner));
-                Some(Doors::open(carry, &config.peers, local, migrations, examiner)?)
+                Some(CarryListeners::open(carry, &config.peers, local, migrations, examiner)?)
             }
             None => None,
         };
@@ -95,7 +95,7 @@ impl Settling {
         let others = ToldOfPeers {
             known_hosts: server.known_hosts(),
             kept_hosts,
-            doors: doors.as_ref().map(Doors::reopener),
+            carry_listeners: carry_listeners.as_ref().map(CarryListeners::reopener),
         };
         let followed = Followed {
             certificate: identity.clone().zip(config.tls.as_deref().map(Files::within)),
@@ -118,7 +118,7 @@ impl Settling {
             metrics: CachedText::default(),
             closing,
         };
-        Ok(Open { runtime, socket, api, refuse, listeners, server, doors, followed })
+        Ok(Open { runtime, socket, api, refuse, listeners, server, carry_listeners, followed })
     }
 }
 
@@ -133,15 +133,15 @@ pub(super) struct ToldOfPeers {
     known_hosts: KnownHosts,
     /// The hosts of switchovers that were unfinished when the agent started.
     kept_hosts: Vec<IpAddr>,
-    doors: Option<Reopener>,
+    carry_listeners: Option<Reopener>,
 }
 
 impl Told for ToldOfPeers {
     fn peers_are(&self, peers: &[PeerEntry]) {
         let is_listed = |host: &str| peers.iter().any(|peer| peer.name == host);
         self.known_hosts.are(hosts(peers, &self.kept_hosts), is_listed);
-        if let Some(doors) = &self.doors {
-            doors.reopen(peers);
+        if let Some(carry_listeners) = &self.carry_listeners {
+            carry_listeners.reopen(peers);
         }
     }
 }

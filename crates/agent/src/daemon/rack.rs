@@ -46,43 +46,33 @@ pub(crate) fn rack(config: &Config, security: Security) -> Result<Option<Arc<Rac
         config.peers.iter().filter(|peer| peer.rack.as_ref() == Some(rack)).collect();
     let mut names: Vec<&str> = mates.iter().map(|peer| peer.name.as_str()).collect();
     names.push(&config.name);
-    let keeper = match &config.directory {
-        DirectoryChoice::Off => return Ok(None),
-        DirectoryChoice::Auto => names.into_iter().min(),
-        DirectoryChoice::Host(host) if names.contains(&host.as_str()) => Some(host.as_str()),
-        DirectoryChoice::Host(host) => return Err(RackError::NotInRack(host.clone())),
-        DirectoryChoice::Redis(_) => None,
-    };
     let terms = Terms { claim: CLAIM, ..Terms::default() };
-    let at = match (keeper, &config.directory) {
-        (Some(keeper), _) => match mates.iter().find(|peer| peer.name == keeper) {
-            Some(keeper) => DirectoryAt::At(mate(keeper)),
-            None => {
-                let limits = Limits { terms, ..Limits::default() };
-                DirectoryAt::Here(Arc::new(Embedded::new(limits)))
-            }
-        },
-        (None, choice) => DirectoryAt::Elsewhere(redis(choice, rack, terms)?),
+    let kept_by = |keeper: &str| match mates.iter().find(|peer| peer.name == keeper) {
+        Some(keeper) => DirectoryAt::At(mate(keeper)),
+        None => {
+            let limits = Limits { terms, ..Limits::default() };
+            DirectoryAt::Here(Arc::new(Embedded::new(limits)))
+        }
+    };
+    let at = match &config.directory {
+        DirectoryChoice::Off => return Ok(None),
+        DirectoryChoice::Auto => kept_by(names.into_iter().min().unwrap_or(&config.name)),
+        DirectoryChoice::Host(host) if names.contains(&host.as_str()) => kept_by(host),
+        DirectoryChoice::Host(host) => return Err(RackError::NotInRack(host.clone())),
+        DirectoryChoice::Redis(urls) => DirectoryAt::Elsewhere(redis(urls, rack, terms)?),
     };
     let mates = mates.into_iter().map(mate).collect();
     Ok(Some(Rack::new(&config.name, mates, security, at)?))
 }
 
-fn redis(
-    choice: &DirectoryChoice,
-    rack: &str,
-    terms: Terms,
-) -> Result<Arc<dyn Directory>, RackError> {
-    let DirectoryChoice::Redis(urls) = choice else {
-        return Err(DirectoryError::Settings("no server is named".to_owned()).into());
-    };
+fn redis(urls: &[String], rack: &str, terms: Terms) -> Result<Arc<dyn Directory>, RackError> {
     // A rack may have any name, but a key in Redis may not.
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
     let rack = HostName::new(rack).map_or_else(
         |_| format!("r{}", rack.chars().map(plain).take(60).collect::<String>()),
         |name| name.to_string(),
     );
-    let servers = match &urls[..] {
+    let servers = match urls {
         [one] => Servers::One(one.clone()),
         some => Servers::Cluster(some.to_vec()),
     };
@@ -120,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_is_where_the_operator_says_or_at_the_racks_first_host() {
+    fn the_directory_is_where_the_operator_chose_or_at_the_racks_first_host() {
         let rack = |directory| rack(&config(directory), Security::Plaintext);
         let text = |directory| format!("{:?}", rack(directory).unwrap().unwrap());
         assert!(text("auto").contains("the agent of a"), "{}", text("auto"));

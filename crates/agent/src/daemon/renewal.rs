@@ -49,7 +49,7 @@ fn reload(watched: &mut Watched<Times>, identity: &Identity, files: &Files, even
             watched.accept();
             tracing::info!("the certificate was read again: {}", identity.validity());
             let until_unix_s = identity.validity().not_after_s;
-            events.tell(Happening::CertificateRenewed { until_unix_s });
+            events.publish(Happening::CertificateRenewed { until_unix_s });
             if let Some(warning) = identity.warning(SystemTime::now()) {
                 tracing::warn!("{warning}");
             }
@@ -82,7 +82,7 @@ impl Expiry {
             return;
         };
         if self.told_until_s.replace(until_unix_s) != Some(until_unix_s) {
-            events.tell(Happening::CertificateExpires { until_unix_s, problem });
+            events.publish(Happening::CertificateExpires { until_unix_s, problem });
         }
     }
 }

@@ -14,7 +14,7 @@ use super::open::{Followed, Open, PeersReading};
 use super::reserved::Listeners;
 use super::{renewal, service_manager};
 use crate::api::{Api, router, serve_metrics, webhook};
-use crate::carry::Doors;
+use crate::carry::CarryListeners;
 use crate::moves::migrations::Migrations;
 use crate::peers;
 use crate::vms::registry::Registry;
@@ -30,7 +30,8 @@ const POSTCOPY_WAIT: Duration = Duration::from_secs(300);
 impl Open {
     /// Serves the API until a signal arrives; VMs keep running.
     pub(super) fn serve(self) -> Result<(), AgentError> {
-        let Self { runtime, socket, api, refuse, listeners, server, doors, followed } = self;
+        let Self { runtime, socket, api, refuse, listeners, server, carry_listeners, followed } =
+            self;
         let settlers = Arc::clone(&api.settlers);
         let served = runtime.block_on(async {
             let mut signals = Signals::new()?;
@@ -44,7 +45,8 @@ impl Open {
             service_manager::tell(NotifyState::Stopping);
             // During the shutdown the API answers, but starts nothing.
             let _ = refuse.send(true);
-            let winding_down = tokio::task::spawn_blocking(move || wind_down(&api, server, doors));
+            let winding_down =
+                tokio::task::spawn_blocking(move || wind_down(&api, server, carry_listeners));
             tokio::select! {
                 _ = winding_down => {}
                 // A second signal ends the agent at once; the next start cleans up.
@@ -160,19 +162,19 @@ fn follow(followed: Followed, api: &Api) -> Option<JoinHandle<()>> {
 }
 
 /// Ends migrations, and waits for what can't be cancelled.
-fn wind_down(api: &Api, mut server: Server, mut doors: Option<Doors>) {
+fn wind_down(api: &Api, mut server: Server, mut carry_listeners: Option<CarryListeners>) {
     let until = Instant::now() + POSTCOPY_WAIT;
-    if let Some(doors) = &mut doors {
-        doors.stop_accepting();
+    if let Some(carry_listeners) = &mut carry_listeners {
+        carry_listeners.stop_accepting();
     }
     // First, so that gangs don't take the end of this agent's migrations for failures.
     api.gangs.close();
     api.migrations.close(until);
-    if let Some(doors) = &doors {
-        doors.wait_around(until);
+    if let Some(carry_listeners) = &carry_listeners {
+        carry_listeners.wait_for_bypasses(until);
     }
     // Joins the threads of what was carried, which publish how it ended.
-    drop(doors);
+    drop(carry_listeners);
     let vms = server.wait_postcopies(until);
     if vms > 0 {
         tracing::error!(

@@ -6,7 +6,7 @@ use engine::{Arriving, Host, Refusal, Unsettled};
 use qemu::disks::GoesOn;
 use switchover::MigrationId;
 use wire::examine::{self, Question};
-use wire::{Inquiry, Part, Prepare, Word, gang};
+use wire::{Inquiry, Part, Prepare, SwitchoverMessage, gang};
 
 use crate::examiner::Examiner;
 use crate::gangs::OrderHandler;
@@ -36,7 +36,7 @@ impl Host for ThisHost {
         self.settlers.take_up_after_fault(vm, self.settlers.kept_of(migration))
     }
 
-    fn answer(&self, inquiry: Inquiry) -> Option<Word> {
+    fn answer(&self, inquiry: Inquiry) -> Option<SwitchoverMessage> {
         self.settlers.answer(inquiry)
     }
 

@@ -27,7 +27,7 @@ fn whats(events: &[Event]) -> Vec<Happening> {
 async fn a_ring_keeps_the_latest_within_its_bytes() {
     let events = events(1000);
     for number in 0..100 {
-        events.tell(settled(number));
+        events.publish(settled(number));
         assert!(events.ring.lock().bytes <= 1000);
     }
     let mut reader = events.read(Some(&events.id(0))).unwrap();
@@ -43,8 +43,8 @@ async fn a_ring_keeps_the_latest_within_its_bytes() {
 async fn an_event_that_is_larger_than_the_ring_is_a_gap() {
     let events = events(1000);
     let mut reader = events.read(None).unwrap();
-    events.tell(Happening::VmSettled { vm: "w".repeat(2000) });
-    events.tell(settled(1));
+    events.publish(Happening::VmSettled { vm: "w".repeat(2000) });
+    events.publish(settled(1));
     let gap = Happening::Gap { why: GapReason::TooOld };
     assert_eq!(whats(&had(&mut reader).await), [gap, settled(1)]);
 }
@@ -52,7 +52,7 @@ async fn an_event_that_is_larger_than_the_ring_is_a_gap() {
 #[tokio::test]
 async fn a_reader_can_resume_after_a_gap() {
     let events = events(1000);
-    (0..100).for_each(|number| events.tell(settled(number)));
+    (0..100).for_each(|number| events.publish(settled(number)));
     let all = had(&mut events.read(Some("of-another-start-1")).unwrap()).await;
     assert_eq!(all[0].what, Happening::Gap { why: GapReason::Unknown });
     let again = had(&mut events.read(Some(&all[0].id)).unwrap()).await;
@@ -62,7 +62,7 @@ async fn a_reader_can_resume_after_a_gap() {
 #[tokio::test]
 async fn an_id_that_is_not_of_this_start_gives_a_gap_with_the_reason() {
     let (one, other) = (events(1000), events(1000));
-    one.tell(settled(1));
+    one.publish(settled(1));
     for (id, why) in [
         (other.id(1), GapReason::Restarted),
         (one.id(2), GapReason::Unknown),

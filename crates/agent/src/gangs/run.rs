@@ -291,12 +291,12 @@ impl Run {
     fn tell_begin(&self) {
         let report = self.gang.report();
         let vms = report.moves.iter().filter(|one| !one.state.is_over()).count();
-        self.events.tell(Happening::GangBegan { gang: report.id, vms });
+        self.events.publish(Happening::GangBegan { gang: report.id, vms });
     }
 
     fn tell_end(&self, report: &GangReport) {
         let count = |state| report.moves.iter().filter(|one| one.state == state).count();
-        self.events.tell(Happening::GangEnded {
+        self.events.publish(Happening::GangEnded {
             gang: report.id.clone(),
             result: report.outcome.unwrap_or(GangOutcome::Interrupted),
             done: count(MoveState::Done),

@@ -143,7 +143,7 @@ impl Migrations {
         table.add(id, what, Arc::clone(&watch), None);
         drop(table);
         if what == What::Migration {
-            self.events.tell(began(&watch));
+            self.events.publish(began(&watch));
         }
         let carried = catch_unwind(AssertUnwindSafe(|| run(&watch)));
         let report =
@@ -164,7 +164,7 @@ impl Migrations {
         self.metrics.count(&report);
         let happening = ended(&report);
         self.keep_quietly(id, report);
-        self.events.tell(happening);
+        self.events.publish(happening);
     }
 
     /// As `keep`, but without counting it as a migration or publishing its end.
@@ -230,7 +230,7 @@ impl Migrations {
         let (migration, vm) = (progress.id.clone(), progress.vm.clone());
         Arc::new(Watch::new(progress, bounds).with_entered(move |phase| {
             let (migration, vm) = (migration.clone(), vm.clone());
-            events.tell(Happening::MigrationPhase { migration, vm, phase });
+            events.publish(Happening::MigrationPhase { migration, vm, phase });
         }))
     }
 
@@ -243,7 +243,7 @@ impl Migrations {
         request: &MigrateRequest,
         watch: &Arc<Watch>,
     ) {
-        self.events.tell(began(watch));
+        self.events.publish(began(watch));
         let ran = self.registry.is_running(&vm.name);
         let migrated = match vm.machine() {
             Some(machine) => {

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use switchover::Kept;
 use switchover::journal::{JournalDir, Opened, Side};
 use switchover::{MigrationId, Resolution, source};
-use wire::{Inquiry, Word};
+use wire::{Inquiry, SwitchoverMessage};
 
 use crate::denied::Denied;
 use crate::events::{self, Events};
@@ -137,7 +137,7 @@ impl Settlers {
     }
 
     fn cannot_read(&self, vm: &Vm, problem: String) {
-        self.events.tell(Happening::VmInDoubt {
+        self.events.publish(Happening::VmInDoubt {
             vm: vm.name.clone(),
             problem: events::shortened(&problem),
         });
@@ -246,9 +246,9 @@ impl Settlers {
 
     /// Handles another agent's message about a switchover; returns the answer, if there is one
     /// now.
-    pub(crate) fn answer(&self, inquiry: Inquiry) -> Option<Word> {
-        let Inquiry { from, word } = inquiry;
-        let (id, side) = (word.migration().clone(), word.to());
+    pub(crate) fn answer(&self, inquiry: Inquiry) -> Option<SwitchoverMessage> {
+        let Inquiry { from, message } = inquiry;
+        let (id, side) = (message.migration().clone(), message.to());
         let tell = match self.desks.lock().get(&(id.clone(), side)) {
             Some(desk) if desk.opened.peer == from => Some(desk.tell.clone()),
             Some(desk) => {
@@ -265,11 +265,11 @@ impl Settlers {
         };
         let Some(tell) = tell else {
             // A migration that runs right now, or whose journal can't be read, gives no answer.
-            let strange = !self.journals.keeps(&id, side);
-            return if strange { word.from_a_stranger() } else { None };
+            let has_journal = self.journals.keeps(&id, side);
+            return if has_journal { None } else { message.answer_without_journal() };
         };
         let (reply, answer) = bounded(1);
-        tell.send(Request::Word(word, reply)).ok()?;
+        tell.send(Request::Message(message, reply)).ok()?;
         answer.recv_timeout(ANSWER_MAX).ok().flatten()
     }
 

@@ -76,7 +76,7 @@ fn setup(path: &Path, place: &Place, lines: &Lines) -> Result<ExitCode, Problem>
         print_line(format_args!("Next, on this host: {}", restart()))?;
         print_line(format_args!("On the other hosts the same command, then `droveway doctor`."))?;
     }
-    let obstacles = obstacles::find(&new, lines, &place.doors, place.carries);
+    let obstacles = obstacles::find(&new, lines, &place.peer_ports, place.carries);
     for obstacle in &obstacles {
         eprint_line(format_args!("droveway: {obstacle}"));
     }

@@ -12,11 +12,11 @@ const LISTENS: &str = "0A";
 
 /// All obstacles, in one sentence each.
 ///
-/// `doors` are the ports at which the agent stands for other hosts.
+/// `peer_ports` are the ports at which the agent stands for other hosts.
 pub(crate) fn find(
     qemu_conf: &str,
     lines: &Lines,
-    doors: &[RangeInclusive<u16>],
+    peer_ports: &[RangeInclusive<u16>],
     carries: bool,
 ) -> Vec<String> {
     let idle = (!carries).then(|| {
@@ -36,7 +36,7 @@ pub(crate) fn find(
         )
     });
     let encrypted = encrypted(qemu_conf);
-    let taken = taken(listening, doors);
+    let taken = taken(listening, peer_ports);
     idle.into_iter().chain(foreign).chain(encrypted).chain(taken).collect()
 }
 
@@ -54,11 +54,11 @@ fn encrypted(qemu_conf: &str) -> Option<String> {
 /// hosts. The agent can't listen there, and such a program would be sent what VMs send.
 fn taken(
     listening: impl Iterator<Item = (IpAddr, u16)>,
-    doors: &[RangeInclusive<u16>],
+    peer_ports: &[RangeInclusive<u16>],
 ) -> Option<String> {
     let everywhere = listening.filter(|(address, _)| address.is_unspecified());
-    let is_door = |port: &u16| doors.iter().any(|ports| ports.contains(port));
-    let mut taken: Vec<u16> = everywhere.map(|(_, port)| port).filter(is_door).collect();
+    let is_peer_port = |port: &u16| peer_ports.iter().any(|ports| ports.contains(port));
+    let mut taken: Vec<u16> = everywhere.map(|(_, port)| port).filter(is_peer_port).collect();
     taken.sort_unstable();
     taken.dedup();
     let list: Vec<String> = taken.iter().map(u16::to_string).collect();
@@ -141,11 +141,11 @@ mod tests {
         assert_eq!(all[2], None);
         assert_eq!(all[3], Some((v4(0, 0, 0, 0), 0xc003)));
         assert_eq!(all[4], None);
-        let doors = [49152..=49154, 49155..=49215];
-        let said = taken(all.into_iter().flatten(), &doors).unwrap();
+        let peer_ports = [49152..=49154, 49155..=49215];
+        let said = taken(all.into_iter().flatten(), &peer_ports).unwrap();
         assert!(said.contains("on port 49152, 49155, where"), "{said}");
         let others = [49216..=49279, 49280..=49343];
         assert_eq!(taken(all.into_iter().flatten(), &others), None);
-        assert_eq!(taken(std::iter::empty(), &doors), None);
+        assert_eq!(taken(std::iter::empty(), &peer_ports), None);
     }
 }

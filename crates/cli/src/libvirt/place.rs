@@ -24,7 +24,7 @@ pub(crate) struct Place {
     /// The ports at which they wait, which no other host has.
     pub(crate) ports: RangeInclusive<u16>,
     /// The ports at which its agent stands for the other hosts.
-    pub(crate) doors: Vec<RangeInclusive<u16>>,
+    pub(crate) peer_ports: Vec<RangeInclusive<u16>>,
     /// Whether its agent carries migrations that others command.
     pub(crate) carries: bool,
 }
@@ -85,9 +85,9 @@ impl Place {
         let address = agent.carry.and_then(|carry| carry.address).unwrap_or(ADDRESS_DEFAULT);
         check_address(address)
             .map_err(|why| Problem::Typed(format!("{}: [carry]: {why}", agent_file.display())))?;
-        let doors = doors(&file.host, &name);
+        let peer_ports = peer_ports(&file.host, &name);
         let ports = first..=last;
-        Ok(Self { name, loopback, address, network, ports, doors, carries })
+        Ok(Self { name, loopback, address, network, ports, peer_ports, carries })
     }
 }
 
@@ -100,7 +100,7 @@ fn among(hosts: &[Entry], name: &str) -> Option<(Ipv4Addr, IpAddr, [u16; 2])> {
 }
 
 /// The ports at which this host's agent stands for the others.
-fn doors(hosts: &[Entry], name: &str) -> Vec<RangeInclusive<u16>> {
+fn peer_ports(hosts: &[Entry], name: &str) -> Vec<RangeInclusive<u16>> {
     let others = hosts.iter().enumerate().filter(|(_, host)| host.name != name);
     let ports = others.filter_map(|(nth, host)| host.carry_ports.or_else(|| ports_of(nth)));
     ports.map(|[first, last]| first..=last).collect()
@@ -144,11 +144,11 @@ mod tests {
         let ranges = [49152..=49215, 49216..=49279, 5000..=5009];
         let place = |nth: usize, loopback: [u8; 4], address: [u8; 4], carries| {
             let network = PEERS_AT[nth].into();
-            let mut doors = ranges.to_vec();
-            let ports = doors.remove(nth);
+            let mut peer_ports = ranges.to_vec();
+            let ports = peer_ports.remove(nth);
             let name = ["host-a", "host-b", "host-c"][nth].to_owned();
             let (loopback, address) = (loopback.into(), address.into());
-            Place { name, loopback, address, network, ports, doors, carries }
+            Place { name, loopback, address, network, ports, peer_ports, carries }
         };
         let agent = |name, more| format!("name = '{name}'\npeers = 'peers.toml'\n{more}");
         let plain = place(1, [127, 7, 0, 2], [127, 6, 0, 1], false);

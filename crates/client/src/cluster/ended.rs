@@ -65,7 +65,7 @@ impl Ended {
             vm: report.vm.clone(),
             from: report.from.clone(),
             to: report.to.clone(),
-            ended_unix_s: after(report.started_unix_s, report.total_s),
+            ended_unix_s: end_unix_s(report.started_unix_s, report.total_s),
             total_s: Some(report.total_s),
             downtime_ms: report.downtime_ms,
             wire_bytes: Some(report.wire_bytes),
@@ -100,7 +100,7 @@ impl Ended {
             vm: one.vm.clone(),
             from: one.from.clone(),
             to: one.to.clone(),
-            ended_unix_s: after(gang.started_unix_s, gang.total_s),
+            ended_unix_s: end_unix_s(gang.started_unix_s, gang.total_s),
             total_s: figures.map(|figures| figures.total_s),
             downtime_ms: figures.and_then(|figures| figures.downtime_ms),
             wire_bytes: figures.map(|figures| figures.wire_bytes),
@@ -110,7 +110,7 @@ impl Ended {
     }
 }
 
-fn after(started_unix_s: u64, total_s: f64) -> u64 {
+fn end_unix_s(started_unix_s: u64, total_s: f64) -> u64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     let total = total_s.round() as u64;
     started_unix_s.saturating_add(total)

@@ -19,13 +19,13 @@ pub struct Known {
     /// All hosts by name.
     pub hosts: BTreeMap<String, HostState>,
     /// The latest answers of agents, by their numbers.
-    pub(super) said: Vec<Said>,
+    pub(super) answers: Vec<AgentAnswers>,
     ended: HashMap<String, Ended>,
     /// Failed attempts to read reports.
     missing: HashMap<String, u8>,
     pub(super) gang_reports: HashMap<String, GangReport>,
     traces: Traces,
-    /// Whether hosts have not been asked since a migration started or ended.
+    /// Whether hosts have not been queried since a migration started or ended.
     pub(super) stale: bool,
 }
 
@@ -36,13 +36,13 @@ pub struct HostState {
     pub rack: Option<String>,
     /// Its memory and VMs, by its latest answer.
     pub census: Option<HostCensus>,
-    /// Why it can't be asked.
+    /// Why it can't be queried.
     pub problem: Option<String>,
 }
 
-/// The latest answer of one agent.
+/// The latest answers of one agent.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct AgentAnswers {
     pub(super) migrations: Vec<Progress>,
     pub(super) gangs: Vec<GangProgress>,
     pub(super) problem: Option<String>,
@@ -53,7 +53,8 @@ pub(super) struct Said {
 pub struct Running<'k> {
     /// Its latest progress.
     pub progress: &'k Progress,
-    /// The agent that can be told to cancel it; none if only its gang can be, or another host's.
+    /// The agent that can cancel it; none if only the coordinator of its gang, or another host's
+    /// agent, can.
     pub agent: Option<usize>,
     /// The gang that it is part of.
     pub gang: Option<&'k str>,
@@ -62,7 +63,7 @@ pub struct Running<'k> {
 }
 
 impl HostState {
-    pub(super) fn was_asked(&self) -> bool {
+    pub(super) fn was_queried(&self) -> bool {
         self.census.is_some() || self.problem.is_some()
     }
 
@@ -127,8 +128,8 @@ impl Known {
     pub fn running(&self) -> Vec<Running<'_>> {
         let mut all: Vec<Running<'_>> = Vec::new();
         let mut seen = HashSet::new();
-        let direct = self.said.iter().enumerate().flat_map(|(number, said)| {
-            said.migrations.iter().map(move |progress| (progress, Some(number)))
+        let direct = self.answers.iter().enumerate().flat_map(|(number, answers)| {
+            answers.migrations.iter().map(move |progress| (progress, Some(number)))
         });
         for (progress, agent) in direct {
             if progress.outcome.is_none() && seen.insert(&progress.id) {
@@ -147,8 +148,8 @@ impl Known {
                 }
             }
         }
-        // What other hosts' agents have said is older than the answers of those that are asked.
-        seen.extend(self.said.iter().flat_map(|said| &said.migrations).map(|one| &one.id));
+        // What a host's census has is older than the answers of its agent.
+        seen.extend(self.answers.iter().flat_map(|answers| &answers.migrations).map(|one| &one.id));
         seen.extend(
             self.gangs().flat_map(|gang| &gang.moves).filter_map(|one| one.migration.as_ref()),
         );
@@ -166,7 +167,7 @@ impl Known {
     /// All gangs, the running ones first.
     pub fn gangs(&self) -> impl Iterator<Item = &GangProgress> {
         let of = |running: bool| {
-            let all = self.said.iter().flat_map(|said| &said.gangs);
+            let all = self.answers.iter().flat_map(|answers| &answers.gangs);
             all.filter(move |gang| gang.outcome.is_none() == running)
         };
         of(true).chain(of(false))
@@ -175,12 +176,12 @@ impl Known {
     /// The agent that coordinates a gang.
     #[must_use]
     pub fn coordinator(&self, gang: &str) -> Option<usize> {
-        self.said.iter().position(|said| said.gangs.iter().any(|one| one.id == gang))
+        self.answers.iter().position(|answers| answers.gangs.iter().any(|one| one.id == gang))
     }
 
     /// Why an agent's migrations are not up to date.
     pub fn problems(&self) -> impl Iterator<Item = &str> {
-        self.said.iter().filter_map(|said| said.problem.as_deref())
+        self.answers.iter().filter_map(|answers| answers.problem.as_deref())
     }
 
     /// Hosts whose VMs are not known, or not as they are now.
@@ -207,6 +208,7 @@ impl Known {
         all
     }
 
+    /// Adds the present rates to the traces; hosts are stale if a migration has started or ended.
     pub(super) fn note_running(&mut self) {
         let mut traces = std::mem::take(&mut self.traces);
         let running: Vec<Progress> =
@@ -228,10 +230,12 @@ impl Known {
         }
     }
 
-    pub(super) fn wanted_reports(&mut self) -> Vec<(usize, Operation)> {
+    /// Reports of ended migrations and gangs that are still to be read, with their agents' numbers.
+    pub(super) fn reports_to_read(&mut self) -> Vec<(usize, Operation)> {
         // Forget what agents no longer list.
-        let migrations = self.said.iter().flat_map(|said| &said.migrations);
-        let gangs: Vec<&GangProgress> = self.said.iter().flat_map(|said| &said.gangs).collect();
+        let migrations = self.answers.iter().flat_map(|answers| &answers.migrations);
+        let gangs: Vec<&GangProgress> =
+            self.answers.iter().flat_map(|answers| &answers.gangs).collect();
         let ids = gangs.iter().map(|gang| gang.id.as_str());
         let listed: HashSet<&str> = migrations.map(|one| one.id.as_str()).chain(ids).collect();
         self.ended.retain(|id, _| listed.contains(id.as_str()));
@@ -239,20 +243,20 @@ impl Known {
         // A gang that was resumed keeps its id, and has another report when it ends again.
         self.gang_reports
             .retain(|id, report| gangs.iter().any(|gang| gang.id == *id && is_of(report, gang)));
-        let mut wanted = Vec::new();
-        for (number, said) in self.said.iter().enumerate() {
-            let migrations = said.migrations.iter();
+        let mut unread = Vec::new();
+        for (number, answers) in self.answers.iter().enumerate() {
+            let migrations = answers.migrations.iter();
             let migrations = migrations
                 .filter(|one| one.outcome.is_some() && !self.has_report(one))
                 .map(|one| Operation::Migration(one.id.clone()));
-            let gangs = said.gangs.iter();
+            let gangs = answers.gangs.iter();
             let gangs = gangs
                 .filter(|one| one.outcome.is_some() && !self.gang_reports.contains_key(&one.id))
                 .map(|one| Operation::Gang(one.id.clone()));
             let all = migrations.chain(gangs).take(REPORTS_AT_ONCE);
-            wanted.extend(all.map(|operation| (number, operation)));
+            unread.extend(all.map(|operation| (number, operation)));
         }
-        wanted
+        unread
     }
 
     /// Whether a migration's report is known, and not from before its switchover was settled.
@@ -283,7 +287,7 @@ impl Known {
             let state = HostState { rack, census: Some(census), problem: None };
             known.hosts.insert(name, state);
         }
-        known.said.push(Said { migrations, gangs, problem: None });
+        known.answers.push(AgentAnswers { migrations, gangs, problem: None });
         for report in reports {
             known.ended.insert(report.id.clone(), Ended::of_report(&report, 0));
         }
@@ -330,17 +334,17 @@ mod tests {
         let known =
             Known::example(vec![host("host-a", &[])], vec![own, over], vec![gang], Vec::new());
         let running = known.running();
-        let told: Vec<_> = running
+        let shown: Vec<_> = running
             .iter()
             .map(|one| (one.progress.vm.as_str(), one.agent, one.gang, one.points.len()))
             .collect();
-        assert_eq!(told, [("web1", None, Some("g1"), 1), ("web2", Some(0), Some("g1"), 1)]);
+        assert_eq!(shown, [("web1", None, Some("g1"), 1), ("web2", Some(0), Some("g1"), 1)]);
         assert_eq!(known.coordinator("g1"), Some(0));
         assert_eq!(known.coordinator("g2"), None);
     }
 
     #[test]
-    fn a_move_between_other_hosts_is_shown_as_their_agents_say() {
+    fn a_move_between_other_hosts_is_shown_as_their_agents_report_it() {
         let other = Progress { id: "0badcafe".to_owned(), ..moving("web1") };
         let ended = Progress { id: "1".to_owned(), ..moving("web2") };
         let census = HostCensus { moving: vec![other, ended.clone()], ..host("host-b", &[]) };
@@ -424,17 +428,17 @@ mod tests {
             |outcome, elapsed_s| GangProgress { outcome, elapsed_s, ..gang("g1", Vec::new()) };
         let failed = listed(Some(GangOutcome::Failed), 2.5);
         let mut known = Known::example(Vec::new(), Vec::new(), vec![failed], Vec::new());
-        assert_eq!(known.wanted_reports().len(), 1);
+        assert_eq!(known.reports_to_read().len(), 1);
         known.gang_reports.insert("g1".to_owned(), ended_gang("failed", 2.5, "failed"));
-        assert!(known.wanted_reports().is_empty());
+        assert!(known.reports_to_read().is_empty());
         assert_eq!(known.history()[0].result, EndedAs::Failed("no reason is known.".to_owned()));
         // It runs again, and then it has ended, once with the same outcome.
-        known.said[0].gangs = vec![listed(None, 0.5)];
-        assert!(known.wanted_reports().is_empty() && known.history().is_empty());
+        known.answers[0].gangs = vec![listed(None, 0.5)];
+        assert!(known.reports_to_read().is_empty() && known.history().is_empty());
         for (outcome, elapsed_s) in [(GangOutcome::Failed, 3.5), (GangOutcome::Done, 4.5)] {
             known.gang_reports.insert("g1".to_owned(), ended_gang("failed", 2.5, "failed"));
-            known.said[0].gangs = vec![listed(Some(outcome), elapsed_s)];
-            assert_eq!(known.wanted_reports().len(), 1, "{outcome:?}");
+            known.answers[0].gangs = vec![listed(Some(outcome), elapsed_s)];
+            assert_eq!(known.reports_to_read().len(), 1, "{outcome:?}");
         }
     }
 
@@ -456,11 +460,11 @@ mod tests {
             |outcome, in_doubt| Report { id: moving("web1").id, outcome, in_doubt, ..example() };
         let reports = vec![report(doubt.clone(), true)];
         let mut known = Known::example(Vec::new(), vec![over(doubt, true)], Vec::new(), reports);
-        assert!(known.wanted_reports().is_empty());
-        known.said[0].migrations = vec![over(Outcome::Done, false)];
-        assert_eq!(known.wanted_reports().len(), 1);
+        assert!(known.reports_to_read().is_empty());
+        known.answers[0].migrations = vec![over(Outcome::Done, false)];
+        assert_eq!(known.reports_to_read().len(), 1);
         known.note_report(moving("web1").id, Some(report(Outcome::Done, false)), 0);
-        assert!(known.wanted_reports().is_empty());
+        assert!(known.reports_to_read().is_empty());
         assert_eq!(known.history()[0].result, EndedAs::Done);
     }
 
@@ -470,9 +474,9 @@ mod tests {
         let mut known =
             Known::example(vec![host("host-a", &[])], vec![over], Vec::new(), Vec::new());
         for _ in 0..REPORT_TRIES {
-            assert_eq!(known.wanted_reports().len(), 1);
+            assert_eq!(known.reports_to_read().len(), 1);
             known.note_report(moving("web1").id, None, 0);
         }
-        assert!(known.wanted_reports().is_empty() && known.history().is_empty());
+        assert!(known.reports_to_read().is_empty() && known.history().is_empty());
     }
 }

@@ -9,7 +9,7 @@ use page::{BlockBatch, Pool};
 use parking_lot::{Condvar, Mutex};
 use transport::TakeError;
 
-use super::dealt::{Counted, Dealt};
+use super::finished::{Counted, FinishedBatches};
 use super::newest::{Newest, Taken};
 use super::{SinkCounts, SinkDisk, SinkError, WriteFailure};
 
@@ -23,7 +23,7 @@ pub(super) struct Shared {
     /// Notified when there is something to write, an operation ends, or the sink does.
     pub(super) changed: Condvar,
     /// Batches that the sink has finished with.
-    pub(super) dealt: Arc<Dealt>,
+    pub(super) finished: Arc<FinishedBatches>,
 }
 
 #[derive(Debug, Default)]
@@ -96,8 +96,8 @@ impl Shared {
     pub(super) fn new(disks: Vec<SinkDisk>, pool: Arc<Pool>, on_failure: OnFailure) -> Self {
         let lines = disks.iter().map(|_| Line::default()).collect();
         let state = Mutex::new(State { lines, end: None });
-        let dealt = Arc::default();
-        Self { disks, pool, on_failure, state, changed: Condvar::new(), dealt }
+        let finished = Arc::default();
+        Self { disks, pool, on_failure, state, changed: Condvar::new(), finished }
     }
 
     /// Accepts a batch. Deciding what is left to write of it and queueing that are
@@ -140,7 +140,7 @@ impl Shared {
             }
         };
         // Only here: a repeated batch has been counted before.
-        let batch = Counted::new(batch, &self.dealt);
+        let batch = Counted::new(batch, &self.finished);
         if parts.as_ref().is_none_or(|parts| !parts.is_empty()) {
             line.jobs.push_back(Job::Write { batch, parts });
             drop(state);
@@ -214,7 +214,7 @@ impl Shared {
             state.lines.iter_mut().map(|line| std::mem::take(&mut line.jobs)).collect();
         drop(state);
         drop(left);
-        self.dealt.end();
+        self.finished.end();
         self.pool.close();
         self.changed.notify_all();
         if *why != SinkError::Closed {

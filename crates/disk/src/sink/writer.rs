@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use page::Piece;
 
-use super::dealt::Counted;
+use super::finished::Counted;
 use super::shared::{Job, Operation, Shared, UnderWay};
 use super::write_blocks::Done;
 

@@ -225,10 +225,10 @@ impl Destination {
         let (sink, lanes) = (Arc::clone(&self.sink), Arc::clone(lanes));
         lanes.set_block_room(room);
         thread::spawn(move || {
-            let mut dealt = 0;
-            while let Some(now) = sink.wait_dealt(dealt + 1) {
-                dealt = now;
-                lanes.set_block_room(room + dealt);
+            let mut finished = 0;
+            while let Some(now) = sink.wait_finished(finished + 1) {
+                finished = now;
+                lanes.set_block_room(room + finished);
             }
         })
     }

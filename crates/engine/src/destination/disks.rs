@@ -45,40 +45,28 @@ impl ArrivingDisks {
     ) -> Result<Self, String> {
         let exports = Exports::start(Arc::clone(&machine.qmp), socket, images)
             .map_err(|error| error.to_string())?;
-        let disks: Result<Vec<_>, String> = exports
-            .exports()
-            .iter()
-            .map(|export| {
-                let settings = Settings {
-                    thread: format!("disk-{}", export.disk),
-                    threads: Some(Arc::clone(lanes.threads())),
-                    ..Settings::default()
-                };
-                let writer = NbdWriter::connect(exports.socket(), &export.name, &settings)
-                    .map_err(|error| format!("disk {}: {error}", export.disk))?;
-                let name = export.disk.clone();
-                Ok(SinkDisk { name, bytes: export.bytes, writer: Arc::new(writer) })
-            })
-            .collect();
+        let disks = connect(&exports, lanes)?;
         let broken = lanes.broken();
         let on_failure = move |error: &disk::SinkError| {
             // Only the first error matters; a full channel has one already.
             let _ = broken.try_send(error.to_string());
         };
         let local = |error: std::io::Error| format!("starting a thread: {error}");
-        let sink = DiskSink::start_in(disks?, Arc::clone(pool), Some(lanes.threads()), on_failure)
+        let sink = DiskSink::start_in(disks, Arc::clone(pool), Some(lanes.threads()), on_failure)
             .map_err(local)?;
         let sink = Arc::new(sink);
-        let (tell, flushes) = bounded(FLUSHES_MAX);
+        let (requests, flushes) = bounded(FLUSHES_MAX);
         let disks =
-            Self { sink, exports, flushes: Mutex::new(Some(tell)), threads: Mutex::default() };
+            Self { sink, exports, flushes: Mutex::new(Some(requests)), threads: Mutex::default() };
         let (sink, flushing) = (Arc::clone(&disks.sink), Arc::clone(&link));
         let guard = || lanes.threads().guard();
         disks
             .start("disk-flush", guard(), move || flush(&sink, &flushes, &flushing))
             .map_err(local)?;
         let sink = Arc::clone(&disks.sink);
-        disks.start("disk-room", guard(), move || tell_room(&sink, room, &link)).map_err(local)?;
+        disks
+            .start("disk-room", guard(), move || report_room(&sink, room, &link))
+            .map_err(local)?;
         Ok(disks)
     }
 
@@ -146,19 +134,35 @@ impl Drop for ArrivingDisks {
     }
 }
 
-/// Tells the source that there is room for `room` batches more than were handled, at once and then
-/// whenever that has grown by a quarter. All batches that the source may send are handled
-/// eventually, so it is always told of more.
-fn tell_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
-    let mut dealt = 0;
+/// Connects to each export.
+fn connect(exports: &Exports, lanes: &ArrivingLanes) -> Result<Vec<SinkDisk>, String> {
+    let disks = exports.exports().iter().map(|export| {
+        let settings = Settings {
+            thread: format!("disk-{}", export.disk),
+            threads: Some(Arc::clone(lanes.threads())),
+            ..Settings::default()
+        };
+        let writer = NbdWriter::connect(exports.socket(), &export.name, &settings)
+            .map_err(|error| format!("disk {}: {error}", export.disk))?;
+        let name = export.disk.clone();
+        Ok(SinkDisk { name, bytes: export.bytes, writer: Arc::new(writer) })
+    });
+    disks.collect()
+}
+
+/// Reports to the source that there is room for `room` batches more than were handled, at once and
+/// then whenever that has grown by a quarter. All batches that the source may send are handled
+/// eventually, so there is always a next report.
+fn report_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
+    let mut finished = 0;
     loop {
         data_threads::point();
-        let batches = room.saturating_add(dealt);
+        let batches = room.saturating_add(finished);
         if link.say(&ToSource::DiskRoom { batches }).is_err() {
             return;
         }
-        match sink.wait_dealt(dealt + (room / 4).max(1)) {
-            Some(now) => dealt = now,
+        match sink.wait_finished(finished + (room / 4).max(1)) {
+            Some(now) => finished = now,
             None => return,
         }
     }

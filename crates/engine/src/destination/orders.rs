@@ -40,7 +40,7 @@ mod tests {
 
     use qemu::disks::GoesOn;
     use switchover::MigrationId;
-    use wire::{Inquiry, Part, Prepare, Word};
+    use wire::{Inquiry, Part, Prepare, SwitchoverMessage};
 
     use super::*;
     use crate::host::{Arriving, Unsettled};
@@ -61,7 +61,7 @@ mod tests {
             unreachable!()
         }
 
-        fn answer(&self, _: Inquiry) -> Option<Word> {
+        fn answer(&self, _: Inquiry) -> Option<SwitchoverMessage> {
             unreachable!()
         }
 

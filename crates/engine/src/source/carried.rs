@@ -2,8 +2,8 @@
 //! agents carry it from QEMU to QEMU; neither agent starts or queries a QEMU.
 //!
 //! ```text
-//! opening     a caller connects to this agent's door; the destination's agent connects
-//!             to the QEMU there, and reports its VM
+//! opening     a caller connects to this agent's listener; the destination's agent
+//!             connects to the QEMU there, and reports its VM
 //! setup       QEMU has set up its migration and connected its channels: the tap takes
 //!             them over
 //! first pass, pages go on lanes; the pool's bound keeps little in flight

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::view::{COUNTED_ON, View};
 use super::wave::Trough;
 use super::{
-    Course, Decision, DirtyRate, Look, OnStall, Rates, Ratio, Settings, Slowed, Stall, Step,
-    Throttle, Troughs, Why,
+    Course, Decision, DirtyRate, OnStall, Rates, Ratio, Settings, Slowed, Stall, Step, Throttle,
+    ThrottleInput, Troughs, Why,
 };
 use crate::switchover::predicted_blackout;
 
@@ -61,15 +61,15 @@ impl Throttle {
     }
 
     /// The decision after one more sample. Settings may change between samples.
-    pub fn next(&mut self, settings: &Settings, look: &Look) -> Decision {
-        let mut view = View::new(settings, look);
-        self.note(look, view.as_mut());
-        if settings.ratio == Ratio::Off || !look.first_pass_over {
+    pub fn next(&mut self, settings: &Settings, input: &ThrottleInput) -> Decision {
+        let mut view = View::new(settings, input);
+        self.note(input, view.as_mut());
+        if settings.ratio == Ratio::Off || !input.first_pass_over {
             self.keep_off();
         } else if let Some(view) = &view {
             self.decide(view);
         }
-        self.decision(settings, look, view.as_ref())
+        self.decision(settings, input, view.as_ref())
     }
 
     fn share(&self) -> f64 {
@@ -80,33 +80,33 @@ impl Throttle {
     }
 
     /// Notes the current state.
-    fn note(&mut self, look: &Look, view: Option<&mut View>) {
+    fn note(&mut self, input: &ThrottleInput, view: Option<&mut View>) {
         let share = self.share();
-        let at_s = look.at.as_secs_f64().max(self.clock.at_s);
+        let at_s = input.at.as_secs_f64().max(self.clock.at_s);
         let elapsed_s = at_s - self.clock.at_s;
         (self.clock.at_s, self.clock.elapsed_s) = (at_s, elapsed_s);
         self.sums.shared_s += share * elapsed_s;
         self.sums.lost_s += (1.0 - share) * elapsed_s;
-        self.note_use(look.used_cpus.max(0.0), elapsed_s);
+        self.note_use(input.used_cpus.max(0.0), elapsed_s);
         let Some(view) = view else { return };
         self.sums.delivered += view.rate * elapsed_s;
-        if !look.first_pass_over {
+        if !input.first_pass_over {
             return;
         }
         self.clock.later_s.get_or_insert(at_s);
-        let dirty = look.dirty_bytes_per_s.filter(|rate| rate.is_finite());
-        let Rates { trend, told, .. } = &mut self.rates;
-        let told = match look.counted_at_share {
-            Some(share) => told.note_counted(dirty, share),
-            None => told.note(dirty, at_s, self.sums.shared_s),
+        let dirty = input.dirty_bytes_per_s.filter(|rate| rate.is_finite());
+        let Rates { trend, reported, .. } = &mut self.rates;
+        let reported = match input.counted_at_share {
+            Some(share) => reported.note_counted(dirty, share),
+            None => reported.note(dirty, at_s, self.sums.shared_s),
         };
         view.pass_over = trend.note(view, (self.sums.delivered, self.sums.shared_s));
-        let is_measured = look.counted_at_share.is_none() && view.pass_over && view.is_busy();
+        let is_measured = input.counted_at_share.is_none() && view.pass_over && view.is_busy();
         let reading = trend.reading().filter(|_| is_measured);
         if let Some(reading) = reading {
             self.rates.read = true;
             self.believe(DirtyRate { now: reading.dirty, full: reading.full });
-        } else if let Some(full) = told.filter(|_| !self.rates.read || !view.is_busy()) {
+        } else if let Some(full) = reported.filter(|_| !self.rates.read || !view.is_busy()) {
             let unsaturated = full * self.rates.trend.unsaturated(view.left);
             self.believe(DirtyRate { now: full * share, full: unsaturated });
         }
@@ -312,15 +312,20 @@ impl Throttle {
         self.wanted(view, full).max(view.floor).min(1.0)
     }
 
-    fn decision(&mut self, settings: &Settings, look: &Look, view: Option<&View>) -> Decision {
+    fn decision(
+        &mut self,
+        settings: &Settings,
+        input: &ThrottleInput,
+        view: Option<&View>,
+    ) -> Decision {
         let (share, believed) = (self.share(), self.rates.believed);
         let rate = view.map_or(0.0, |view| view.rate);
-        let blackout = predicted_blackout(look.left_bytes, rate, settings.fixed);
+        let blackout = predicted_blackout(input.left_bytes, rate, settings.fixed);
         let stalled = self.stalled.then(|| Stall {
             dirty_bytes_per_s: believed.map_or(0.0, |rate| rate.now),
             delivered_bytes_per_s: rate,
             share,
-            left_bytes: look.left_bytes,
+            left_bytes: input.left_bytes,
             predicted_blackout: blackout,
         });
         if let (Step::Go, Some(stall)) = (self.step, stalled) {
@@ -363,7 +368,7 @@ impl Throttle {
             false => Duration::MAX,
         };
         self.late_since = (total > deadline).then(|| self.late_since.unwrap_or(view.at_s));
-        // A single look may be wrong.
+        // A single sample may be wrong.
         self.late_since.filter(|since| view.at_s - since >= NEED_S).map(|_| total)
     }
 }

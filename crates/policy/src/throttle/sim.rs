@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::{Decision, Look, Settings, Step, Throttle};
+use super::{Decision, Settings, Step, Throttle, ThrottleInput};
 use crate::passes::{self, Counted};
 use crate::precopy::Vm;
 use crate::switchover::budget_bytes;
@@ -17,10 +17,10 @@ pub(super) const MIB: f64 = (1 << 20) as f64;
 /// 200 Mbit/s, without headers.
 pub(super) const LINK: f64 = 23.9e6;
 const STEP_S: f64 = 0.01;
-const LOOK_STEPS: u64 = 5;
+const DECISION_STEPS: u64 = 5;
 /// A quick pass takes at least this long, and QEMU reports a rate this often.
 const PASS_LEAST_S: f64 = 0.1;
-const TOLD_S: f64 = 1.0;
+const REPORTED_S: f64 = 1.0;
 /// The time to deliver what waits for the lanes, while QEMU is held and while it isn't.
 pub(super) const POOL_LARGE_S: f64 = 6.0;
 pub(super) const POOL_S: f64 = 1.0;
@@ -68,7 +68,7 @@ pub(super) struct Sim {
     pub(super) activity: Over,
     pub(super) link: Over,
     /// The error of the dirty rate that QEMU reports, and that of the link's measured rate.
-    pub(super) told: Over,
+    pub(super) reported: Over,
     pub(super) measured: Over,
     /// How far QEMU can be ahead: the further, the quicker its passes are.
     pub(super) pool_s: f64,
@@ -84,8 +84,8 @@ pub(super) struct Sim {
 
 /// The result of a run.
 pub(super) struct Outcome {
-    /// Each look from the end of the first pass on: its time, and the decision.
-    pub(super) looks: Vec<(f64, Decision)>,
+    /// Each decision from the end of the first pass on, with its time.
+    pub(super) decisions: Vec<(f64, Decision)>,
     pub(super) first_pass_s: f64,
     /// When the VM was stopped, and its downtime.
     pub(super) stopped_s: Option<f64>,
@@ -104,13 +104,13 @@ impl Outcome {
     }
 
     pub(super) fn lowest(&self) -> f64 {
-        self.looks.iter().map(|(_, decision)| decision.share).fold(1.0, f64::min)
+        self.decisions.iter().map(|(_, decision)| decision.share).fold(1.0, f64::min)
     }
 
     /// How often the share changed direction by more than a fifth.
     pub(super) fn turns(&self) -> usize {
         let (mut turns, mut up, mut edge) = (0, false, 1.0);
-        for (_, Decision { share, .. }) in &self.looks {
+        for (_, Decision { share, .. }) in &self.decisions {
             if up && *share > edge || !up && *share < edge {
                 edge = *share;
             } else if (share / edge - 1.0).abs() > 0.2 {
@@ -130,7 +130,7 @@ pub(super) fn writer(times: f64) -> Sim {
         works: vec![Work { cpus: 1.0, bytes_per_s: times * LINK }],
         activity: |_| 1.0,
         link: |_| 1.0,
-        told: |_| 1.0,
+        reported: |_| 1.0,
         measured: |_| 1.0,
         pool_s: POOL_S,
         noise: 0.1,
@@ -157,9 +157,9 @@ struct State {
     came_then: f64,
     passes: passes::Passes,
     share: f64,
-    told: Option<f64>,
-    told_s: f64,
-    told_bytes: f64,
+    reported: Option<f64>,
+    reported_s: f64,
+    reported_bytes: f64,
     rate: f64,
     used: f64,
     quota: Option<f64>,
@@ -183,15 +183,15 @@ impl Sim {
             came_then: 0.0,
             passes: passes::Passes::default(),
             share: 1.0,
-            told: None,
-            told_s: 0.0,
-            told_bytes: 0.0,
+            reported: None,
+            reported_s: 0.0,
+            reported_bytes: 0.0,
             rate: LINK * (self.link)(0.0),
             used: 0.0,
             quota: None,
         };
         let mut outcome = Outcome {
-            looks: Vec::new(),
+            decisions: Vec::new(),
             first_pass_s: f64::INFINITY,
             stopped_s: None,
             blackout_s: 0.0,
@@ -220,10 +220,10 @@ impl Sim {
                 outcome.stopped_s = Some(at_s);
                 break;
             }
-            if step % LOOK_STEPS == 0 {
-                let decision = self.look(&mut state, at_s);
+            if step % DECISION_STEPS == 0 {
+                let decision = self.decide(&mut state, at_s);
                 if state.pass > 1 {
-                    outcome.looks.push((at_s, decision));
+                    outcome.decisions.push((at_s, decision));
                 } else {
                     outcome.early |= decision.share < 1.0 || decision.quota_cpus.is_some();
                 }
@@ -271,7 +271,7 @@ impl Sim {
         state.pool += goes;
         state.dirty -= goes;
         state.came += goes;
-        // Measured over 16 looks.
+        // Measured over 16 decisions.
         let weight = STEP_S / 0.4;
         state.rate += ((self.measured)(at_s) * rate - state.rate) * weight;
         if state.dirty > 0.0 || at_s - state.pass_s < PASS_LEAST_S {
@@ -284,21 +284,21 @@ impl Sim {
             state.pool * state.unseen / self.set
         };
         state.pool -= again;
-        state.told_bytes += state.unseen;
+        state.reported_bytes += state.unseen;
         state.dirty = state.unseen;
         state.unseen = 0.0;
         state.pass += 1;
         (state.pass_s, state.came_then) = (at_s, state.came);
-        if at_s - state.told_s >= TOLD_S {
-            let told = state.told_bytes / (at_s - state.told_s);
-            state.told = Some(told * (self.told)(at_s));
-            (state.told_s, state.told_bytes) = (at_s, 0.0);
+        if at_s - state.reported_s >= REPORTED_S {
+            let reported = state.reported_bytes / (at_s - state.reported_s);
+            state.reported = Some(reported * (self.reported)(at_s));
+            (state.reported_s, state.reported_bytes) = (at_s, 0.0);
         }
         true
     }
 
-    fn look(&self, state: &mut State, at_s: f64) -> Decision {
-        let every_s = LOOK_STEPS as f64 * STEP_S;
+    fn decide(&self, state: &mut State, at_s: f64) -> Decision {
+        let every_s = DECISION_STEPS as f64 * STEP_S;
         let used_cpus = state.used / every_s * (1.0 + self.noise * state.random.next());
         state.used = 0.0;
         // Some pages are counted twice, some not yet.
@@ -306,7 +306,7 @@ impl Sim {
         let Known { left, rate, dirty, counted_at_share } = self.known(state, at_s, left);
         let decision = state.throttle.next(
             &self.settings,
-            &Look {
+            &ThrottleInput {
                 at: Duration::from_secs_f64(at_s),
                 ram_bytes: self.ram as u64,
                 left_bytes: left as u64,
@@ -322,13 +322,14 @@ impl Sim {
         decision
     }
 
-    /// What a query of QEMU tells, or what its passes tell.
+    /// What a query of QEMU returns, or what its passes show.
     fn known(&self, state: &mut State, at_s: f64, left: f64) -> Known {
-        let asked = Known { left, rate: state.rate, dirty: state.told, counted_at_share: None };
+        let queried =
+            Known { left, rate: state.rate, dirty: state.reported, counted_at_share: None };
         if !self.counted {
-            return asked;
+            return queried;
         }
-        let counted = state.passes.next(&passes::Look {
+        let counted = state.passes.next(&passes::PassesInput {
             at: Duration::from_secs_f64(at_s),
             pass: state.pass,
             began: Duration::from_secs_f64(state.pass_s),

@@ -30,7 +30,7 @@ fn kinds(sim: &Sim) -> [(&'static str, Sim); 6] {
 
 fn check(name: &str, times: f64, sim: &Sim, outcome: &Outcome) {
     let floor = sim.settings.floor;
-    for (at, decision) in &outcome.looks {
+    for (at, decision) in &outcome.decisions {
         assert!((floor..=1.0).contains(&decision.share), "{name} {times}: {at}: {decision:?}");
         assert_eq!(decision.share < 1.0, decision.quota_cpus.is_some());
     }
@@ -55,18 +55,22 @@ fn it_converges_and_does_not_oscillate() {
                 for seed in 1..=8 {
                     let works = writer(times).works;
                     let sim = with(&Sim { works, seed, ..sim.clone() }, |set| set.ratio = ratio);
-                    let o = sim.run();
-                    check(name, times, &sim, &o);
+                    let outcome = sim.run();
+                    check(name, times, &sim, &outcome);
                     assert!(
-                        o.stopped_s.is_some() && o.step == Step::Go,
+                        outcome.stopped_s.is_some() && outcome.step == Step::Go,
                         "{name} {times} {ratio:?} {seed}"
                     );
-                    assert!(o.blackout_s <= 0.31, "{name} {times}: {}", o.blackout_s);
-                    assert!(o.turns() <= 2, "{name} {times} {ratio:?} {seed}: {}", o.turns());
-                    assert!(times > 0.85 || o.lowest() >= 1.0, "{name} {times}");
-                    later += o.later_s() / 8.0;
-                    lost += o.lost_s / 8.0;
-                    low = low.min(o.lowest());
+                    assert!(outcome.blackout_s <= 0.31, "{name} {times}: {}", outcome.blackout_s);
+                    assert!(
+                        outcome.turns() <= 2,
+                        "{name} {times} {ratio:?} {seed}: {}",
+                        outcome.turns()
+                    );
+                    assert!(times > 0.85 || outcome.lowest() >= 1.0, "{name} {times}");
+                    later += outcome.later_s() / 8.0;
+                    lost += outcome.lost_s / 8.0;
+                    low = low.min(outcome.lowest());
                 }
                 print!(" | {later:5.1} {lost:5.1} {low:.2}");
             }
@@ -84,13 +88,16 @@ fn it_converges_with_counted_passes() {
             for seed in 1..=8 {
                 let base = writer(times);
                 let sim = Sim { in_order, seed, counted: true, pool_s: POOL_SMALL_S, ..base };
-                let o = sim.run();
-                check("counted", times, &sim, &o);
-                assert!(o.stopped_s.is_some() && o.step == Step::Go, "{in_order} {times} {seed}");
-                assert!(o.turns() <= 4, "{in_order} {times} {seed}: {}", o.turns());
-                assert!(times > 0.7 || o.lowest() >= 1.0, "{in_order} {times} {seed}");
+                let outcome = sim.run();
+                check("counted", times, &sim, &outcome);
+                assert!(
+                    outcome.stopped_s.is_some() && outcome.step == Step::Go,
+                    "{in_order} {times} {seed}"
+                );
+                assert!(outcome.turns() <= 4, "{in_order} {times} {seed}: {}", outcome.turns());
+                assert!(times > 0.7 || outcome.lowest() >= 1.0, "{in_order} {times} {seed}");
                 if seed == 1 {
-                    let (later, lost, low) = (o.later_s(), o.lost_s, o.lowest());
+                    let (later, lost, low) = (outcome.later_s(), outcome.lost_s, outcome.lowest());
                     println!("{in_order} {times:5} | {later:5.1} {lost:5.1} {low:.2}");
                 }
             }
@@ -120,7 +127,7 @@ fn forecasts_match_the_simulation() {
         assert!(off_s.abs() < 2.0, "{times}: {off_s}");
         // The remainder at the ends of passes.
         assert_eq!(forecast.free.met, free.stopped_s.is_some(), "{times}");
-        let blackouts = free.looks.iter().rev().take(200);
+        let blackouts = free.decisions.iter().rev().take(200);
         let most = blackouts.filter_map(|(_, decision)| decision.predicted_blackout).max();
         let off = forecast.free.blackout.as_secs_f64() / most.unwrap().as_secs_f64() - 1.0;
         assert!(forecast.free.met || off.abs() < 0.1, "{times}: {off}");
@@ -161,7 +168,7 @@ fn a_floor_that_is_low_enough_lets_the_vm_converge() {
         let outcome = sim.run();
         check(name, 4.0, &sim, &outcome);
         assert!(outcome.stopped_s.is_some() && outcome.lowest() <= 0.2, "{name}");
-        assert!(outcome.looks.iter().any(|(_, decision)| decision.why == Why::Floor), "{name}");
+        assert!(outcome.decisions.iter().any(|(_, decision)| decision.why == Why::Floor), "{name}");
     }
 }
 
@@ -178,7 +185,7 @@ fn where_the_floor_gets_nowhere_the_operator_decides() {
         let Step::GiveUp(stall) = cancelled.step else { panic!("{:?}", cancelled.step) };
         assert!(stall.dirty_bytes_per_s > 0.9 * LINK && stall.delivered_bytes_per_s > 0.9 * LINK);
         assert!(stall.predicted_blackout > Duration::from_secs(2) && stall.share == floor);
-        let (gave_up_s, _) = cancelled.looks[cancelled.looks.len() - 1];
+        let (gave_up_s, _) = cancelled.decisions[cancelled.decisions.len() - 1];
         assert!(gave_up_s - cancelled.first_pass_s < 35.0, "{gave_up_s}");
 
         let stopped = of(OnStall::Stop, Ratio::Auto);
@@ -188,7 +195,7 @@ fn where_the_floor_gets_nowhere_the_operator_decides() {
         for (on_stall, ratio) in [(OnStall::Keep, Ratio::Auto), (OnStall::Cancel, Ratio::Off)] {
             let kept = of(on_stall, ratio);
             assert!(kept.stopped_s.is_none() && kept.step == Step::Go);
-            let (_, last) = kept.looks[kept.looks.len() - 1];
+            let (_, last) = kept.decisions[kept.decisions.len() - 1];
             assert_eq!(last.stalled.is_some(), ratio != Ratio::Off);
             assert!(ratio != Ratio::Off || kept.lowest() >= 1.0);
         }
@@ -198,9 +205,9 @@ fn where_the_floor_gets_nowhere_the_operator_decides() {
 #[test]
 fn wrong_measurements_do_not_prevent_convergence() {
     let sims: [(&str, Sim); 8] = [
-        ("QEMU tells three times as much", Sim { told: |_| 3.0, ..writer(2.0) }),
-        ("QEMU tells a third", Sim { told: |_| 0.33, ..writer(2.0) }),
-        ("QEMU tells nothing", Sim { told: |_| f64::NAN, ..writer(2.0) }),
+        ("QEMU reports three times the rate", Sim { reported: |_| 3.0, ..writer(2.0) }),
+        ("QEMU reports a third of the rate", Sim { reported: |_| 0.33, ..writer(2.0) }),
+        ("QEMU reports no rate", Sim { reported: |_| f64::NAN, ..writer(2.0) }),
         ("the path is believed to be faster", Sim { measured: |_| 1.5, ..writer(2.0) }),
         ("the path is believed to be slower", Sim { measured: |_| 0.67, ..writer(2.0) }),
         (
@@ -226,7 +233,7 @@ fn wrong_measurements_do_not_prevent_convergence() {
             assert!(outcome.turns() <= 4, "{name} {seed}: {}", outcome.turns());
         }
     }
-    let light = Sim { told: |_| 3.0, ..writer(0.5) }.run();
+    let light = Sim { reported: |_| 3.0, ..writer(0.5) }.run();
     assert!(light.lowest() >= 1.0);
 }
 
@@ -289,7 +296,7 @@ fn the_share_falls_and_rises_with_what_gets_dirty_and_what_is_delivered() {
         let outcome = sim.run();
         check(name, 1.5, &sim, &outcome);
         let at = |at_s: f64| {
-            let later = outcome.looks.iter().find(|(look_s, _)| *look_s >= at_s);
+            let later = outcome.decisions.iter().find(|(decided_s, _)| *decided_s >= at_s);
             later.map_or(0.0, |(_, decision)| decision.share)
         };
         let (before, between, after) = (at(9.9), at(17.9), at(25.9));
@@ -309,15 +316,15 @@ fn a_light_writer_needs_a_share_of_the_little_it_uses() {
     let paced = Work { cpus: 0.05, bytes_per_s: 3.0 * LINK };
     let alone = Sim { works: vec![paced], ..writer(1.0) }.run();
     assert!(alone.stopped_s.is_some());
-    let quota = alone.looks.iter().filter_map(|(_, decision)| decision.quota_cpus);
+    let quota = alone.decisions.iter().filter_map(|(_, decision)| decision.quota_cpus);
     assert!(quota.fold(0.0, f64::max) < 0.05);
 
     // Next to another task that uses CPU, it keeps its rate down to a low share: choosing a floor
     // that is low enough is up to the operator.
     let spin = Work { cpus: 1.0, bytes_per_s: 0.0 };
-    let beside = Sim { works: vec![paced, spin], ..writer(1.0) };
-    assert!(matches!(beside.run().step, Step::GiveUp(_)));
-    let lower = with(&beside, |set| set.floor = 0.02).run();
+    let with_spinner = Sim { works: vec![paced, spin], ..writer(1.0) };
+    assert!(matches!(with_spinner.run().step, Step::GiveUp(_)));
+    let lower = with(&with_spinner, |set| set.floor = 0.02).run();
     assert!(lower.stopped_s.is_some() && lower.lowest() < 0.05);
 
     let two = [(0.5, 1.0), (1.0, 2.0)]
@@ -333,7 +340,7 @@ fn a_guest_that_rests_soon_is_switched_over_without_throttling() {
         let outcome = waves.run();
         assert!(outcome.lowest() >= 1.0, "{seed}: {}", outcome.lowest());
         assert!(outcome.stopped_s.is_some_and(|at_s| at_s % 10.0 > 5.0), "{seed}");
-        assert!(outcome.looks.iter().any(|(_, decision)| decision.why == Why::Waiting));
+        assert!(outcome.decisions.iter().any(|(_, decision)| decision.why == Why::Waiting));
         // With more than a trough can take, it is throttled while it works.
         let large = Sim { set: 256.0 * MIB, ..waves.clone() }.run();
         assert!(large.lowest() < 1.0 && large.stopped_s.is_some(), "{seed}");
@@ -354,7 +361,7 @@ fn the_share_is_not_raised_shortly_before_the_end() {
 }
 
 #[test]
-fn a_deadline_is_met_or_said_to_be_missed() {
+fn a_deadline_is_met_or_reported_as_missed() {
     let slow = Sim { in_order: true, ..writer(0.8) };
     let free_s = slow.run().stopped_s.unwrap();
     for (name, sim) in [("below the boundary", slow), ("above it", writer(2.0))] {
@@ -364,31 +371,33 @@ fn a_deadline_is_met_or_said_to_be_missed() {
             check(name, 2.0, &sim, &outcome);
             let stopped_s = outcome.stopped_s.unwrap();
             assert!(stopped_s <= deadline_s, "{name} {deadline_s}: {stopped_s}");
-            assert!(outcome.looks.iter().all(|(_, decision)| decision.misses_deadline.is_none()));
+            assert!(
+                outcome.decisions.iter().all(|(_, decision)| decision.misses_deadline.is_none())
+            );
             let spared = name == "below the boundary" && free_s < deadline_s;
             assert!(!spared || outcome.lowest() >= 1.0, "{name} {deadline_s}");
         }
         // After the first pass it can no longer be met.
         let late = with(&sim, |set| set.deadline = Some(Duration::from_secs(28))).run();
-        let said = late.looks.iter().find(|(_, decision)| decision.misses_deadline.is_some());
-        let (said_s, total) = said.map(|(at_s, said)| (*at_s, said.misses_deadline)).unwrap();
+        let missed = late.decisions.iter().find(|(_, decision)| decision.misses_deadline.is_some());
+        let (missed_s, total) = missed.map(|(at_s, it)| (*at_s, it.misses_deadline)).unwrap();
         let stopped_s = late.stopped_s.unwrap();
-        assert!(said_s < 28.0 && stopped_s > 28.0, "{name}: {said_s} {stopped_s}");
+        assert!(missed_s < 28.0 && stopped_s > 28.0, "{name}: {missed_s} {stopped_s}");
         let off_s = total.unwrap().as_secs_f64() - stopped_s;
         assert!(off_s.abs() < 3.0, "{name}: {total:?} {stopped_s}");
     }
-    // If not even RAM fits, that is known from the beginning.
+    // If not even RAM fits, that is known from the start.
     let mut throttle = Throttle::new();
     let settings = Settings { deadline: Some(Duration::from_secs(15)), ..writer(1.0).settings };
-    let said = (1..=40).find_map(|tick| {
-        let look = Look { at: Duration::from_millis(50) * tick, ..FIRST };
-        throttle.next(&settings, &look).misses_deadline
+    let missed = (1..=40).find_map(|tick| {
+        let input = ThrottleInput { at: Duration::from_millis(50) * tick, ..FIRST };
+        throttle.next(&settings, &input).misses_deadline
     });
-    assert!(said.is_some_and(|total| total > Duration::from_secs(20)), "{said:?}");
+    assert!(missed.is_some_and(|total| total > Duration::from_secs(20)), "{missed:?}");
 }
 
 /// In the first pass.
-const FIRST: Look = Look {
+const FIRST: ThrottleInput = ThrottleInput {
     at: Duration::ZERO,
     ram_bytes: 512 << 20,
     left_bytes: 512 << 20,
@@ -403,11 +412,13 @@ const FIRST: Look = Look {
 #[test]
 fn nothing_is_decided_without_a_rate_or_before_the_first_pass_is_over() {
     let settings = Settings::default();
-    for look in [FIRST, Look { delivered_bytes_per_s: None, first_pass_over: true, ..FIRST }] {
+    for input in
+        [FIRST, ThrottleInput { delivered_bytes_per_s: None, first_pass_over: true, ..FIRST }]
+    {
         let mut throttle = Throttle::new();
         for tick in 0..2000u32 {
             let at = Duration::from_millis(50) * tick;
-            let decision = throttle.next(&settings, &Look { at, pass: tick, ..look });
+            let decision = throttle.next(&settings, &ThrottleInput { at, pass: tick, ..input });
             assert!(decision.share >= 1.0 && decision.quota_cpus.is_none());
             assert_eq!(decision.step, Step::Go);
         }
@@ -418,11 +429,11 @@ fn nothing_is_decided_without_a_rate_or_before_the_first_pass_is_over() {
 fn switching_throttling_off_releases_the_vm_at_once() {
     let mut throttle = Throttle::new();
     let mut settings = Settings { on_stall: OnStall::Keep, ..Settings::default() };
-    let mut look = Look { first_pass_over: true, ..FIRST };
+    let mut input = ThrottleInput { first_pass_over: true, ..FIRST };
     let mut next = |settings: &Settings| {
-        look.at += Duration::from_millis(50);
-        look.pass += 1;
-        throttle.next(settings, &look)
+        input.at += Duration::from_millis(50);
+        input.pass += 1;
+        throttle.next(settings, &input)
     };
     let last = (0..100).map(|_| next(&settings)).last();
     assert!(
@@ -464,8 +475,8 @@ proptest! {
 
     /// Invalid values cause no panic, and no share out of bounds.
     #[test]
-    fn any_looks(
-        looks in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<bool>(), any::<f64>(), any::<Option<f64>>()), 1..60),
+    fn any_inputs(
+        inputs in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<bool>(), any::<f64>(), any::<Option<f64>>()), 1..60),
         floor: f64,
         constant: f64,
         goal_ms: u64,
@@ -481,8 +492,8 @@ proptest! {
             on_stall: OnStall::Keep,
         };
         let mut throttle = Throttle::new();
-        for (at_ms, bytes, rate, dirty, pass, first_pass_over, used_cpus, counted_at_share) in looks {
-            let decision = throttle.next(&settings, &Look {
+        for (at_ms, bytes, rate, dirty, pass, first_pass_over, used_cpus, counted_at_share) in inputs {
+            let decision = throttle.next(&settings, &ThrottleInput {
                 at: Duration::from_millis(at_ms),
                 ram_bytes: bytes,
                 left_bytes: bytes.rotate_left(7),

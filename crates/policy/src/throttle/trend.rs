@@ -53,7 +53,7 @@ pub(super) struct Trend {
 }
 
 impl Trend {
-    /// Notes a look; returns whether a pass has ended.
+    /// Notes a sample; returns whether a pass has ended.
     pub(super) fn note(&mut self, view: &View, sums: (f64, f64)) -> bool {
         let View { pass, at_s, left, rate, .. } = *view;
         if pass == self.pass {
@@ -128,13 +128,13 @@ impl Trend {
 
 /// The rate that QEMU reports, measured over at least a second in which the share may have changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Told {
+pub(super) struct Reported {
     rate: Option<f64>,
     at_s: f64,
     shared_s: f64,
 }
 
-impl Told {
+impl Reported {
     /// The rate at a share of 1; none if the reported rate isn't new.
     pub(super) fn note(&mut self, rate: Option<f64>, at_s: f64, shared_s: f64) -> Option<f64> {
         if rate == self.rate {

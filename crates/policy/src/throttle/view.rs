@@ -1,6 +1,6 @@
 //! The targets that follow from the settings for this VM at this rate.
 
-use super::{Look, Ratio, Settings};
+use super::{Ratio, Settings, ThrottleInput};
 use crate::precopy::boundary;
 use crate::switchover::budget_bytes;
 
@@ -70,17 +70,17 @@ pub(super) struct View {
 }
 
 impl View {
-    pub(super) fn new(settings: &Settings, look: &Look) -> Option<Self> {
-        let rate = look.delivered_bytes_per_s.filter(|rate| *rate >= 1.0 && rate.is_finite())?;
-        let aims = Aims::new(settings, look.ram_bytes, rate);
-        let at_s = look.at.as_secs_f64();
+    pub(super) fn new(settings: &Settings, input: &ThrottleInput) -> Option<Self> {
+        let rate = input.delivered_bytes_per_s.filter(|rate| *rate >= 1.0 && rate.is_finite())?;
+        let aims = Aims::new(settings, input.ram_bytes, rate);
+        let at_s = input.at.as_secs_f64();
         let end = settings.deadline.map(|deadline| deadline.saturating_sub(settings.goal));
         Some(Self {
             at_s,
-            pass: look.pass,
-            first_pass_over: look.first_pass_over,
+            pass: input.pass,
+            first_pass_over: input.first_pass_over,
             pass_over: false,
-            left: look.left_bytes as f64,
+            left: input.left_bytes as f64,
             rate,
             budget: aims.budget_bytes as f64,
             boundary: aims.boundary,

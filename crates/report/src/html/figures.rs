@@ -1,4 +1,4 @@
-//! The few figures that readers look for first.
+//! The few figures that readers want first.
 
 use api::Report;
 use maud::{Markup, html};
@@ -27,18 +27,22 @@ pub(super) fn tiles(report: &Report) -> Markup {
             amount::size(report.ram_bytes)
         ),
     ));
+    let handed_bytes = report.body_bytes + report.fill_bytes;
     let moving_s = report.total_s - report.prepare_s;
     if moving_s > 0.0 && moving_s.is_finite() {
         #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
-        let guest = (report.body_bytes + report.fill_bytes) as f64;
-        tiles.push(tile("Delivered at", &amount::rate(guest / moving_s), &how(report)));
+        let guest_bytes = handed_bytes as f64;
+        tiles.push(tile(
+            "Delivered at",
+            &amount::rate(guest_bytes / moving_s),
+            &passes_and_lanes(report),
+        ));
     }
-    let handed = report.body_bytes + report.fill_bytes;
-    if handed > 0 {
+    if handed_bytes > 0 {
         tiles.push(tile(
             "Zero or fill",
-            &percent(ratio(report.fill_bytes, handed)),
-            &format!("of {} handed over", amount::size(handed)),
+            &percent(ratio(report.fill_bytes, handed_bytes)),
+            &format!("of {} handed over", amount::size(handed_bytes)),
         ));
     }
     html! {
@@ -77,7 +81,7 @@ fn tile(name: &str, value: &str, about: &str) -> Markup {
     }
 }
 
-fn how(report: &Report) -> String {
+fn passes_and_lanes(report: &Report) -> String {
     let lanes = amount::counted(report.lanes.len() as u64, "lane");
     match report.passes {
         0 => format!("over {lanes}"),

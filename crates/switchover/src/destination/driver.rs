@@ -45,7 +45,7 @@ impl Driver {
 
     /// A driver for a migration that an earlier run of the agent left.
     pub fn restart(kept: Reopened<Record>, found: Found, effects: &mut impl Effects) -> Self {
-        let found = if kept.same_boot { found } else { Found::Gone };
+        let found = if kept.same_boot { found } else { Found::Missing };
         let id = kept.journal.opened().migration.clone();
         let (machine, actions) = Machine::restart(id, kept.noted(), found);
         let mut driver = Self { machine, journal: kept.journal };
@@ -116,7 +116,7 @@ fn perform_one(action: Action, effects: &mut impl Effects) -> Option<Event> {
         Action::KeepInDoubt(doubt) => effects.in_doubt(&doubt),
         Action::Done(outcome) => effects.done(outcome),
         Action::QemuCont => return Some(effects.cont()),
-        Action::QemuKill => return effects.kill().then_some(Event::QemuGone),
+        Action::QemuKill => return effects.kill().then_some(Event::QemuExited),
         Action::Journal(_) | Action::Note(_) | Action::Forget => {}
     }
     None

@@ -113,12 +113,12 @@ impl Machine {
         }
     }
 
-    pub(super) fn qemu_gone(&mut self) -> Vec<Action> {
+    pub(super) fn qemu_exited(&mut self) -> Vec<Action> {
         match self.state {
             State::Arriving => {
                 self.reason = Reason::new("its QEMU ended");
                 self.state = State::Ending { known: false };
-                self.qemu_gone()
+                self.qemu_exited()
             }
             State::Loaded => {
                 self.reason = Reason::new("its QEMU ended before it ran the VM");

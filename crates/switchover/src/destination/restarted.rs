@@ -9,7 +9,7 @@ use crate::reason::Reason;
 
 impl Machine {
     /// Restores a migration that an earlier run of the agent left, from its journal and the state
-    /// of its QEMU. Do the actions first.
+    /// of its QEMU. The actions have to be done before the first event.
     #[must_use]
     pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
         let mut machine = Self::new(id);
@@ -22,25 +22,25 @@ impl Machine {
     fn resume(&mut self, noted: Noted, found: Found) -> Vec<Action> {
         match (noted, found) {
             // The source can't have received `loaded`, so it has the VM.
-            (Noted::Opened, Found::Gone) => {
+            (Noted::Opened, Found::Missing) => {
                 self.state = State::Ending { known: false };
-                self.qemu_gone()
+                self.qemu_exited()
             }
             (Noted::Opened, _) => self.end(self.reason.clone()),
             (Noted::Loaded, found) => {
                 self.state = State::Loaded;
                 match found {
-                    Found::Gone => self.qemu_gone(),
+                    Found::Missing => self.qemu_exited(),
                     Found::Stopped | Found::Runs => {
-                        let said = self.say(ToSource::Loaded);
-                        self.doubting(Doubt::NoVerdict, vec![said])
+                        let loaded = self.say(ToSource::Loaded);
+                        self.doubting(Doubt::NoVerdict, vec![loaded])
                     }
                 }
             }
             (Noted::Starting | Noted::TakenBackMeanwhile, found) => {
                 self.state = State::Starting { fresh: false };
                 match found {
-                    Found::Gone => self.qemu_gone(),
+                    Found::Missing => self.qemu_exited(),
                     Found::Stopped if noted == Noted::TakenBackMeanwhile => {
                         let reason = Reason::new("as recorded before the agent was restarted");
                         self.doubting(Doubt::TakenBackMeanwhile { reason }, Vec::new())
@@ -52,7 +52,7 @@ impl Machine {
             (Noted::Running, found) => {
                 self.state = State::Running;
                 match found {
-                    Found::Gone => self.qemu_gone(),
+                    Found::Missing => self.qemu_exited(),
                     Found::Stopped | Found::Runs => vec![self.say(ToSource::Running)],
                 }
             }
@@ -60,7 +60,7 @@ impl Machine {
                 self.state = State::Left;
                 vec![self.say(ToSource::Running)]
             }
-            (Noted::Refused, Found::Gone) => {
+            (Noted::Refused, Found::Missing) => {
                 self.state = State::Refused;
                 vec![self.say_refused()]
             }

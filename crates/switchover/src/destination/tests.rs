@@ -93,7 +93,7 @@ fn a_source_that_knows_nothing_never_gave_the_vm_up() {
     let mut machine = after([Event::Loaded]);
     let actions = machine.step(heard(ToDestination::Unknown));
     assert_eq!(actions[1], Action::QemuKill);
-    let actions = machine.step(Event::QemuGone);
+    let actions = machine.step(Event::QemuExited);
     assert!(matches!(&actions[0], Action::Done(Outcome::NotHere { .. })));
 }
 
@@ -104,7 +104,7 @@ fn before_it_is_loaded_anything_ends_it_and_nothing_is_kept() {
     for event in [cut_off, give_up, Event::Timeout, aborted(), heard(ToDestination::Unknown)] {
         let mut machine = after([]);
         assert_eq!(machine.step(event), [Action::QemuKill]);
-        let actions = machine.step(Event::QemuGone);
+        let actions = machine.step(Event::QemuExited);
         assert_eq!(actions.last(), Some(&Action::Forget));
         assert!(machine.is_over());
     }
@@ -117,7 +117,7 @@ fn a_vm_that_cannot_run_is_refused_once_its_qemu_has_ended() {
     assert_eq!(machine.step(Event::Timeout), [Action::QemuKill], "it did not end");
     let not_here = Action::Done(Outcome::NotHere { reason: reason() });
     let say_refused = say(ToSource::Refused { reason: reason() });
-    assert_eq!(machine.step(Event::QemuGone), [not_here, say_refused.clone()]);
+    assert_eq!(machine.step(Event::QemuExited), [not_here, say_refused.clone()]);
     assert_eq!(machine.step(go()), std::slice::from_ref(&say_refused));
     assert_eq!(machine.step(aborted()), [say_refused]);
     assert_eq!(machine.step(heard(ToDestination::Unknown)), [Action::Forget]);
@@ -131,14 +131,14 @@ fn a_vm_that_may_have_run_is_never_refused() {
     assert_eq!(machine.step(unclear), [doubt]);
     assert_eq!(refused_by(&mut machine), [], "it may have run before");
     assert_eq!(machine.step(Event::Timeout), [Action::QemuCont]);
-    let actions = machine.step(Event::QemuGone);
+    let actions = machine.step(Event::QemuExited);
     assert!(matches!(&actions[1], Action::Journal(Record::Lost { .. })), "{actions:?}");
 }
 
 #[test]
 fn a_vm_that_died_here_is_reported_as_lost_until_acknowledged() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
-    let actions = machine.step(Event::QemuGone);
+    let actions = machine.step(Event::QemuExited);
     let lost = say(ToSource::Lost { reason: "its QEMU ended".into() });
     assert_eq!(actions[2], lost);
     assert_eq!(machine.step(go()), std::slice::from_ref(&lost));
@@ -149,7 +149,7 @@ fn a_vm_that_died_here_is_reported_as_lost_until_acknowledged() {
 fn a_vm_that_its_owner_ended_is_not_lost() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     assert_eq!(machine.step(Event::Left), [Action::Journal(Record::Left)]);
-    assert_eq!(machine.step(Event::QemuGone), []);
+    assert_eq!(machine.step(Event::QemuExited), []);
     assert_eq!(machine.step(go()), [say(ToSource::Running)]);
 }
 
@@ -161,7 +161,7 @@ fn a_host_that_cannot_write_its_journal_refuses() {
     let mut machine = after([Event::Loaded, go()]);
     assert_eq!(machine.step(failed()), [refused(), Action::QemuKill]);
     assert_eq!(machine.step(failed()), [Action::QemuKill]);
-    assert_eq!(machine.step(Event::QemuGone).len(), 2);
+    assert_eq!(machine.step(Event::QemuExited).len(), 2);
     assert_eq!(machine.step(Event::Timeout)[0], refused(), "it is written down later");
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     assert_eq!(machine.step(failed()), [say(ToSource::Running)], "`starting` is on disk");
@@ -215,7 +215,7 @@ fn a_vm_that_was_taken_back_while_it_could_not_run_is_ended_by_the_operator() {
     assert!(machine.takes(Resolution::There) && machine.takes(Resolution::Here));
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions[1], Action::QemuKill);
-    let actions = machine.step(Event::QemuGone);
+    let actions = machine.step(Event::QemuExited);
     assert!(matches!(&actions[0], Action::Done(Outcome::NotHere { .. })), "{actions:?}");
     let refused = ToSource::Refused { reason: "the operator decided".into() };
     assert_eq!(machine.step(aborted()), [say(refused)]);
@@ -234,9 +234,9 @@ fn a_restart_goes_on_where_it_was() {
     let restart = |noted, found| Machine::restart(id(), noted, found).1;
     let no_verdict = Action::KeepInDoubt(Doubt::NoVerdict);
     assert_eq!(restart(Noted::Opened, Found::Stopped), [Action::QemuKill]);
-    assert_eq!(restart(Noted::Opened, Found::Gone).last(), Some(&Action::Forget));
+    assert_eq!(restart(Noted::Opened, Found::Missing).last(), Some(&Action::Forget));
     assert_eq!(restart(Noted::Loaded, Found::Stopped), [say(ToSource::Loaded), no_verdict]);
-    let gone = restart(Noted::Loaded, Found::Gone);
+    let gone = restart(Noted::Loaded, Found::Missing);
     assert!(matches!(gone[1], Action::Journal(Record::Refused { .. })), "it never ran: {gone:?}");
     assert_eq!(restart(Noted::Starting, Found::Stopped), [Action::QemuCont]);
     assert_eq!(restart(Noted::Starting, Found::Runs)[2], Action::Journal(Record::Running));
@@ -247,15 +247,15 @@ fn a_restart_goes_on_where_it_was() {
     );
     let runs = restart(Noted::TakenBackMeanwhile, Found::Runs);
     assert_eq!(runs[2], Action::Journal(Record::Running));
-    let gone = restart(Noted::Starting, Found::Gone);
+    let gone = restart(Noted::Starting, Found::Missing);
     assert!(matches!(gone[1], Action::Journal(Record::Lost { .. })), "it may have: {gone:?}");
     assert_eq!(restart(Noted::Running, Found::Runs), [say(ToSource::Running)]);
-    let gone = restart(Noted::Running, Found::Gone);
+    let gone = restart(Noted::Running, Found::Missing);
     assert!(matches!(gone[1], Action::Journal(Record::Lost { .. })), "{gone:?}");
-    assert_eq!(restart(Noted::Left, Found::Gone), [say(ToSource::Running)]);
+    assert_eq!(restart(Noted::Left, Found::Missing), [say(ToSource::Running)]);
     assert_eq!(restart(Noted::Refused, Found::Stopped), [Action::QemuKill]);
-    assert_eq!(restart(Noted::Refused, Found::Gone).len(), 1);
-    assert_eq!(restart(Noted::Lost, Found::Gone).len(), 1);
+    assert_eq!(restart(Noted::Refused, Found::Missing).len(), 1);
+    assert_eq!(restart(Noted::Lost, Found::Missing).len(), 1);
 }
 
 /// Effects whose QEMU always obeys, and that record the calls.
@@ -379,7 +379,7 @@ fn a_driver_refuses_and_records_it() {
     let Some(Kept::Destination(kept)) = journals.contents().unwrap().pop() else { panic!() };
     assert_eq!(kept.noted(), Noted::Refused);
     let mut effects = Notes::default();
-    let driver = Driver::restart(kept, Found::Gone, &mut effects);
+    let driver = Driver::restart(kept, Found::Missing, &mut effects);
     assert_eq!(effects.done.len(), 1);
     assert_eq!(driver.machine().wait(), Some(Wait::Settled));
 }

@@ -39,7 +39,7 @@ impl Driver {
 
     /// A driver for a migration that an earlier run of the agent left.
     pub fn restart(kept: Reopened<Record>, found: Found, effects: &mut impl Effects) -> Self {
-        let found = if kept.same_boot { found } else { Found::Gone };
+        let found = if kept.same_boot { found } else { Found::Missing };
         let id = kept.journal.opened().migration.clone();
         let (machine, actions) = Machine::restart(id, kept.noted(), found);
         let mut driver = Self { machine, journal: kept.journal };
@@ -102,7 +102,7 @@ fn perform_one(action: Action, effects: &mut impl Effects) -> Option<Event> {
         Action::Done(outcome) => effects.done(outcome),
         Action::QemuAwaitCompleted => return Some(effects.await_completed()),
         Action::QemuGoOn { run } => return Some(effects.go_on(run)),
-        Action::QemuQuit => return effects.quit().then_some(Event::QemuGone),
+        Action::QemuQuit => return effects.quit().then_some(Event::QemuExited),
         Action::Journal(_) | Action::Note(_) | Action::Forget => {}
     }
     None

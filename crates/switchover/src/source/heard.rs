@@ -103,7 +103,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn qemu_gone(&mut self) -> Vec<Action> {
+    pub(super) fn qemu_exited(&mut self) -> Vec<Action> {
         if self.copy == Copy::Dead && !matches!(self.state, State::Leaving | State::Dropping) {
             return Vec::new();
         }

@@ -8,7 +8,7 @@ use crate::reason::Reason;
 
 impl Machine {
     /// Restores a migration that an earlier run of the agent left, from its journal and the state
-    /// of its QEMU. Do the actions first.
+    /// of its QEMU. The actions have to be done before the first event.
     #[must_use]
     pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
         let mut machine = Self::new(id, noted.run);
@@ -19,12 +19,12 @@ impl Machine {
 
     fn resume(&mut self, phase: Phase, found: Found) -> Vec<Action> {
         self.copy = match found {
-            Found::Gone => Copy::Dead,
+            Found::Missing => Copy::Dead,
             Found::Stopped => Copy::Kept,
             Found::Runs => Copy::Runs,
         };
         let actions = match (phase, found) {
-            (Phase::Opened | Phase::Stopped, Found::Gone) => {
+            (Phase::Opened | Phase::Stopped, Found::Missing) => {
                 self.reason = Reason::new("its QEMU had exited when the agent was restarted");
                 self.died()
             }
@@ -40,7 +40,10 @@ impl Machine {
                 self.resume_here(State::Reclaiming, found)
             }
             // The VM continued, and its owner is responsible for it since.
-            (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
+            (
+                Phase::Reclaimed(By::Operator) | Phase::RunsThereToo,
+                Found::Missing | Found::Runs,
+            ) => {
                 self.state = State::TakenBack;
                 vec![self.say_aborted()]
             }
@@ -51,7 +54,7 @@ impl Machine {
             (Phase::Reclaimed(By::Operator), Found::Stopped) => {
                 self.resume_here(State::TakingBack, found)
             }
-            (Phase::Dropped, Found::Gone) => {
+            (Phase::Dropped, Found::Missing) => {
                 self.state = State::Dropped;
                 vec![self.go()]
             }
@@ -67,7 +70,7 @@ impl Machine {
     fn resume_here(&mut self, state: State, found: Found) -> Vec<Action> {
         self.state = state;
         match found {
-            Found::Gone => self.died(),
+            Found::Missing => self.died(),
             Found::Stopped | Found::Runs => vec![Action::QemuGoOn { run: self.run }],
         }
     }

@@ -127,7 +127,7 @@ fn after_the_commit_none_of_it_matters() {
         Event::GiveUp { reason: reason() },
         Event::WentOn,
         Event::CannotGoOn { reason: reason() },
-        Event::QemuGone,
+        Event::QemuExited,
         Event::Stopped { run: true },
         Event::Completed,
     ] {
@@ -145,7 +145,7 @@ fn it_quits_on_running_and_removes_its_journal_when_qemu_has_ended() {
     let mut machine = committed();
     assert_eq!(machine.step(heard(ToSource::Running)), [Action::QemuQuit]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
-    assert_eq!(machine.step(Event::QemuGone), forgets(Outcome::Gone));
+    assert_eq!(machine.step(Event::QemuExited), forgets(Outcome::Gone));
     assert!(machine.is_over() && machine.wait().is_none());
     assert_eq!(machine.step(heard(ToSource::Running)), [say(ToDestination::Unknown)]);
 }
@@ -190,7 +190,7 @@ fn the_operator_takes_it_back_or_gives_it_away() {
     let mut machine = committed();
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
-    assert_eq!(machine.step(Event::QemuGone), [Action::Done(Outcome::Gone), go()]);
+    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Gone), go()]);
     assert_eq!(machine.step(Event::Timeout), [go()], "it still has the destination run it");
     let _ = machine.step(heard(ToSource::Running));
     assert!(machine.is_over());
@@ -212,7 +212,7 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
     let mut machine = at_both();
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
-    assert_eq!(machine.step(Event::QemuGone), [Action::Done(Outcome::Gone), go()]);
+    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Gone), go()]);
     let _ = machine.step(heard(ToSource::Running));
     assert!(machine.is_over());
 
@@ -251,7 +251,7 @@ fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decid
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
-    assert_eq!(machine.step(Event::QemuGone), [Action::Done(Outcome::Gone), go()]);
+    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Gone), go()]);
     let _ = machine.step(heard(ToSource::Running));
     assert!(machine.is_over());
 
@@ -291,7 +291,7 @@ fn two_copies_are_no_longer_in_doubt_when_the_one_here_has_ended() {
     let (mut machine, _) = Machine::restart(id(), noted, Found::Runs);
     let both = machine.step(heard(ToSource::Running));
     assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
-    assert_eq!(machine.step(Event::QemuGone), []);
+    assert_eq!(machine.step(Event::QemuExited), []);
     let actions = machine.step(heard(ToSource::Running));
     assert_eq!(actions, [Action::Forget, say(ToDestination::Unknown)]);
     assert!(machine.is_over() && machine.doubt().is_none());
@@ -334,7 +334,7 @@ fn the_operator_decides_only_what_is_in_doubt() {
         assert_eq!(machine.step(Event::Resolve(resolution)), []);
     }
     let noted = Noted { phase: Phase::Committed, run: true };
-    let (machine, _) = Machine::restart(id(), noted, Found::Gone);
+    let (machine, _) = Machine::restart(id(), noted, Found::Missing);
     assert!(!machine.takes(Resolution::Here), "there is nothing here");
 }
 
@@ -372,12 +372,12 @@ fn a_late_journal_failure_does_not_undo_the_commit() {
 
 #[test]
 fn a_qemu_that_ends_after_completion_does_not_stop_the_switchover() {
-    let mut machine = after([Event::Stopped { run: true }, Event::Completed, Event::QemuGone]);
+    let mut machine = after([Event::Stopped { run: true }, Event::Completed, Event::QemuExited]);
     assert_eq!(machine.step(heard(ToSource::Loaded))[1], go());
     assert_eq!(machine.step(heard(ToSource::Running)), forgets(Outcome::Gone));
     let mut machine = after([Event::Stopped { run: true }]);
     let lost = Outcome::Lost { reason: "its QEMU ended".into() };
-    assert_eq!(machine.step(Event::QemuGone), forgets(lost));
+    assert_eq!(machine.step(Event::QemuExited), forgets(lost));
 }
 
 #[test]
@@ -401,7 +401,7 @@ fn a_restart_goes_on_where_it_was() {
     assert!(aborts(&restart(Phase::Stopped, Found::Stopped)));
     let unheard = Action::KeepInDoubt(Doubt::Unheard);
     assert_eq!(restart(Phase::Committed, Found::Stopped), [go(), unheard.clone()]);
-    assert_eq!(restart(Phase::Committed, Found::Gone), [go(), unheard]);
+    assert_eq!(restart(Phase::Committed, Found::Missing), [go(), unheard]);
     let runs = Action::KeepInDoubt(Doubt::RunsHere);
     assert_eq!(restart(Phase::Committed, Found::Runs), [go(), runs]);
     assert_eq!(restart(Phase::Aborted, Found::Stopped), [go_on()]);
@@ -413,9 +413,9 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Phase::RunsThereToo, Found::Runs), [said]);
     let lost =
         || Outcome::Lost { reason: "its QEMU had exited when the agent was restarted".into() };
-    assert_eq!(restart(Phase::Stopped, Found::Gone), forgets(lost()));
+    assert_eq!(restart(Phase::Stopped, Found::Missing), forgets(lost()));
     assert_eq!(restart(Phase::Dropped, Found::Stopped), [Action::QemuQuit]);
-    assert_eq!(restart(Phase::Dropped, Found::Gone), [go()]);
+    assert_eq!(restart(Phase::Dropped, Found::Missing), [go()]);
 }
 
 /// Effects that record the calls.

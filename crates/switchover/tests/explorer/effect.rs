@@ -141,12 +141,12 @@ impl World {
     fn hears(&mut self, said: Said) {
         match (said.to(), &self.source, &self.destination) {
             (Side::Source, Agent::Stranger, _) => {
-                if let Some(answer) = said.to_source().from_a_stranger() {
+                if let Some(answer) = said.to_source().answer_without_journal() {
                     self.say(Said::by_source(&answer.message));
                 }
             }
             (Side::Destination, _, Agent::Stranger) => {
-                if let Some(answer) = said.to_destination(self.run).from_a_stranger() {
+                if let Some(answer) = said.to_destination(self.run).answer_without_journal() {
                     self.say(Said::by_destination(&answer.message));
                 }
             }
@@ -171,11 +171,11 @@ impl World {
                     let reason = "it runs".into();
                     self.tell_source(source::Event::NotCompleted { reason });
                 }
-                SourceQemu::Dead => self.tell_source(source::Event::QemuGone),
+                SourceQemu::Dead => self.tell_source(source::Event::QemuExited),
             },
             Side::Destination => match self.destination_qemu {
                 DestinationQemu::Loaded => self.tell_destination(destination::Event::Loaded),
-                DestinationQemu::Dead => self.tell_destination(destination::Event::QemuGone),
+                DestinationQemu::Dead => self.tell_destination(destination::Event::QemuExited),
                 DestinationQemu::Waiting | DestinationQemu::Runs => {}
             },
         }
@@ -227,12 +227,12 @@ impl World {
             }
             Action::QemuAwaitCompleted => Some(match self.source_qemu {
                 SourceQemu::Completed => Event::Completed,
-                SourceQemu::Dead => Event::QemuGone,
+                SourceQemu::Dead => Event::QemuExited,
                 _ if self.mutation == Mutation::CompletedUnseen => Event::Completed,
                 _ => Event::NotCompleted { reason: "it has not".into() },
             }),
             Action::QemuGoOn { .. } if self.source_qemu == SourceQemu::Dead => {
-                Some(Event::QemuGone)
+                Some(Event::QemuExited)
             }
             Action::QemuGoOn { .. } => {
                 let noted = self.source_disk.map(|noted| noted.phase);
@@ -244,7 +244,7 @@ impl World {
             }
             Action::QemuQuit => {
                 self.source_qemu = SourceQemu::Dead;
-                Some(Event::QemuGone)
+                Some(Event::QemuExited)
             }
             Action::KeepInDoubt(_) | Action::Done(_) => None,
         };
@@ -302,7 +302,7 @@ impl World {
                 None
             }
             Action::QemuCont if self.destination_qemu == DestinationQemu::Dead => {
-                Some(Event::QemuGone)
+                Some(Event::QemuExited)
             }
             Action::QemuCont => {
                 if self.destination_disk == Some(destination::Noted::TakenBackMeanwhile) {
@@ -313,7 +313,7 @@ impl World {
             }
             Action::QemuKill => {
                 self.destination_qemu = DestinationQemu::Dead;
-                Some(Event::QemuGone)
+                Some(Event::QemuExited)
             }
             Action::QemuSettle | Action::KeepInDoubt(_) | Action::Done(_) => None,
         };

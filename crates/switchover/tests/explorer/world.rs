@@ -40,7 +40,7 @@ impl SourceQemu {
         match self {
             Self::Streaming | Self::WentOn => Found::Runs,
             Self::Finishing | Self::Completed => Found::Stopped,
-            Self::Dead => Found::Gone,
+            Self::Dead => Found::Missing,
         }
     }
 }
@@ -64,7 +64,7 @@ impl DestinationQemu {
         match self {
             Self::Waiting | Self::Loaded => Found::Stopped,
             Self::Runs => Found::Runs,
-            Self::Dead => Found::Gone,
+            Self::Dead => Found::Missing,
         }
     }
 }

@@ -87,9 +87,9 @@ impl Comparing {
             count += u64::from(base.is_some());
             writer.push(batch.bytes_of(*body), base);
         }
-        let is_worth =
+        let is_worthwhile =
             writer.bytes().len() as f64 <= (bodies.len() * PAGE_BYTES) as f64 * Deltas::WORTH;
-        deltas.pages.fetch_add(if is_worth { count } else { 0 }, Relaxed);
-        is_worth.then(|| writer.bytes())
+        deltas.pages.fetch_add(if is_worthwhile { count } else { 0 }, Relaxed);
+        is_worthwhile.then(|| writer.bytes())
     }
 }

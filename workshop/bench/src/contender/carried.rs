@@ -51,9 +51,9 @@ impl Carried {
         next.tell("migrate-incoming", json!({ "uri": waits }))?;
         let until = Instant::now() + ground.timeout;
         let arriving = Events { events: next.qmp.events(), until };
-        // The agent's door to that host.
-        let door = Ipv4Addr::new(127, 7, 0, if to == 0 { 1 } else { 2 });
-        self.end.tell("migrate", json!({ "uri": format!("tcp:{door}:{port}") }))?;
+        // The agent listens there for that host.
+        let loopback = Ipv4Addr::new(127, 7, 0, if to == 0 { 1 } else { 2 });
+        self.end.tell("migrate", json!({ "uri": format!("tcp:{loopback}:{port}") }))?;
         arriving.wait(|event| event.name == "RESUME").map_err(|failure| match failure {
             Failure::Late => {
                 LabError::Late { contender: "carried".to_owned(), waited: ground.timeout }

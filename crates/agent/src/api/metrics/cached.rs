@@ -1,7 +1,7 @@
 //! The text of `/metrics`, collected once for all who read it within a second.
 //!
-//! A collection asks the QEMU of every VM, and at an address of its own anyone may read: without
-//! this, a reader that asks all the time would take CPU time from all VMs.
+//! A collection queries the QEMU of every VM, and at an address of its own anyone may read: without
+//! this, a reader that never pauses would take CPU time from all VMs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,8 +46,8 @@ impl CachedText {
 
     /// The text, by `collect` if the last one is too old and no collection is running.
     ///
-    /// A reader that is not served any more does not end the collection: the next one would begin
-    /// another next to it.
+    /// The collection continues if its reader disconnects: otherwise the next reader would start
+    /// another concurrently.
     pub(super) async fn read(
         &self,
         collect: impl FnOnce() -> String + Send + 'static,
@@ -68,7 +68,7 @@ impl CachedText {
                 last.send_replace(Last { text, collected, is_collecting: false });
             });
         }
-        // Whether it ended or not: what there is is served.
+        // After a timeout, the previous text is served.
         let _ = timeout(self.wait_max, last.wait_for(|last| !last.is_collecting)).await;
         last.borrow().text.clone()
     }

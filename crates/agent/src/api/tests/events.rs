@@ -68,18 +68,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Follower<S> {
         }
     }
 
-    /// Waits for the first id, after which every event reaches the reader.
-    async fn placed(&mut self) -> String {
+    /// The first id, after which every event reaches the reader.
+    async fn first_id(&mut self) -> String {
         let frame = self.frame().await.unwrap();
         frame.trim().strip_prefix("id: ").unwrap().to_owned()
     }
 
-    async fn whats(&mut self, count: usize) -> Vec<Happening> {
-        let mut whats = Vec::new();
+    async fn happenings(&mut self, count: usize) -> Vec<Happening> {
+        let mut happenings = Vec::new();
         for _ in 0..count {
-            whats.push(self.next().await.unwrap().what);
+            happenings.push(self.next().await.unwrap().what);
         }
-        whats
+        happenings
     }
 }
 
@@ -91,8 +91,8 @@ impl Site {
         address
     }
 
-    fn tell(&self, numbers: std::ops::Range<u32>) {
-        numbers.for_each(|number| self.api.events.tell(settled(number)));
+    fn publish(&self, numbers: std::ops::Range<u32>) {
+        numbers.for_each(|number| self.api.events.publish(settled(number)));
     }
 }
 
@@ -104,30 +104,30 @@ fn settled(number: u32) -> Happening {
 async fn events_come_in_their_order_and_from_now_on() {
     let site = Site::new();
     let at = site.serve().await;
-    site.tell(0..3);
+    site.publish(0..3);
     let mut follower = Follower::connect(at, None).await;
     assert_eq!(follower.status, 200);
-    follower.placed().await;
-    site.tell(3..40);
-    assert_eq!(follower.whats(37).await, (3..40).map(settled).collect::<Vec<_>>());
+    follower.first_id().await;
+    site.publish(3..40);
+    assert_eq!(follower.happenings(37).await, (3..40).map(settled).collect::<Vec<_>>());
 }
 
 #[tokio::test]
 async fn a_reader_resumes_after_a_lost_connection() {
     let site = Site::new();
     let at = site.serve().await;
-    let place = Follower::connect(at, None).await.placed().await;
-    site.tell(0..5);
-    // Cut off before the first, and then after the second.
-    let mut follower = Follower::connect(at, Some(&place)).await;
-    follower.whats(1).await;
+    let first = Follower::connect(at, None).await.first_id().await;
+    site.publish(0..5);
+    // Disconnected before the first, and then after the second.
+    let mut follower = Follower::connect(at, Some(&first)).await;
+    follower.happenings(1).await;
     let second = follower.next().await.unwrap().id;
     drop(follower);
-    site.tell(5..6);
+    site.publish(5..6);
     let mut follower = Follower::connect(at, Some(&second)).await;
-    assert_eq!(follower.whats(4).await, (2..6).map(settled).collect::<Vec<_>>());
-    site.tell(6..7);
-    assert_eq!(follower.whats(1).await, [settled(6)], "and then as they happen");
+    assert_eq!(follower.happenings(4).await, (2..6).map(settled).collect::<Vec<_>>());
+    site.publish(6..7);
+    assert_eq!(follower.happenings(1).await, [settled(6)], "and then as they happen");
 }
 
 #[tokio::test]
@@ -135,17 +135,17 @@ async fn missing_events_are_reported_first() {
     let limits = Limits { ring_bytes: 2000, ..Limits::default() };
     let (earlier, site) = (Site::with(limits, None), Site::with(limits, None));
     let at = earlier.serve().await;
-    let place = Follower::connect(at, None).await.placed().await;
+    let first = Follower::connect(at, None).await.first_id().await;
     let at = site.serve().await;
-    let old = Follower::connect(at, None).await.placed().await;
-    site.tell(0..200);
+    let old = Follower::connect(at, None).await.first_id().await;
+    site.publish(0..200);
     for (last, why) in [
-        (place.as_str(), GapReason::Restarted),
+        (first.as_str(), GapReason::Restarted),
         (old.as_str(), GapReason::TooOld),
         ("what is this", GapReason::Unknown),
     ] {
         let mut follower = Follower::connect(at, Some(last)).await;
-        assert_eq!(follower.whats(1).await, [Happening::Gap { why }], "{last}");
+        assert_eq!(follower.happenings(1).await, [Happening::Gap { why }], "{last}");
         let mut next = follower.next().await.unwrap().what;
         assert_ne!(next, settled(0), "the ring is too small for that");
         while next != settled(199) {
@@ -161,14 +161,14 @@ async fn a_slow_reader_delays_no_other() {
     let site = Site::with(limits, None);
     let at = site.serve().await;
     let mut slow = Follower::connect(at, None).await;
-    slow.placed().await;
+    slow.first_id().await;
     let mut quick = Follower::connect(at, None).await;
-    quick.placed().await;
+    quick.first_id().await;
     let large =
         |number: u32| Happening::VmSettled { vm: format!("{number}-{}", "w".repeat(10_000)) };
     for number in 0..2000 {
-        site.api.events.tell(large(number));
-        assert_eq!(quick.whats(1).await, [large(number)]);
+        site.api.events.publish(large(number));
+        assert_eq!(quick.happenings(1).await, [large(number)]);
     }
     let mut gaps = 0;
     loop {
@@ -185,16 +185,16 @@ async fn a_slow_reader_delays_no_other() {
 }
 
 #[tokio::test]
-async fn a_reader_that_takes_nothing_is_dropped() {
+async fn a_stalled_reader_is_dropped() {
     let stuck = Duration::from_millis(50);
     let limits = Limits { readers: 1, stuck, ..Limits::default() };
     let site = Site::with(limits, None);
     let at = site.serve().await;
     let mut dead = Follower::connect(at, None).await;
-    dead.placed().await;
-    // Until another reader gets its place.
+    dead.first_id().await;
+    // Until another reader is admitted instead.
     loop {
-        site.api.events.tell(Happening::VmSettled { vm: "w".repeat(100_000) });
+        site.api.events.publish(Happening::VmSettled { vm: "w".repeat(100_000) });
         if Follower::connect(at, None).await.status == 200 {
             return;
         }
@@ -208,9 +208,9 @@ async fn readers_are_counted_and_a_place_is_free_when_one_goes() {
     let site = Site::with(limits, None);
     let at = site.serve().await;
     let mut one = Follower::connect(at, None).await;
-    one.placed().await;
+    one.first_id().await;
     let mut other = Follower::connect(at, None).await;
-    other.placed().await;
+    other.first_id().await;
     let mut third = Follower::connect(at, None).await;
     assert_eq!(third.status, 503);
     let mut body = String::new();
@@ -228,8 +228,8 @@ async fn a_connection_is_never_silent_for_long() {
     let limits = Limits { silent: Duration::from_millis(1), ..Limits::default() };
     let site = Site::with(limits, None);
     let mut follower = Follower::connect(site.serve().await, None).await;
-    follower.placed().await;
-    assert_eq!(follower.frame().await.as_deref(), Some(":\n\n"), "a comment, which says nothing");
+    follower.first_id().await;
+    assert_eq!(follower.frame().await.as_deref(), Some(":\n\n"), "a comment, which has no event");
 }
 
 #[tokio::test]
@@ -237,10 +237,10 @@ async fn a_reader_gets_all_events_until_the_agent_ends() {
     let site = Site::new();
     let at = site.serve().await;
     let mut follower = Follower::connect(at, None).await;
-    follower.placed().await;
-    site.tell(0..100);
+    follower.first_id().await;
+    site.publish(0..100);
     site.api.events.close();
-    assert_eq!(follower.whats(100).await, (0..100).map(settled).collect::<Vec<_>>());
+    assert_eq!(follower.happenings(100).await, (0..100).map(settled).collect::<Vec<_>>());
     assert!(follower.next().await.is_none());
 }
 
@@ -285,15 +285,15 @@ async fn every_role_may_read_events() {
         let stream = connector.connect(nowhere, stream).await.unwrap();
         let mut follower = Follower::over(stream, None).await;
         assert_eq!(follower.status, 200, "{role}");
-        follower.placed().await;
-        site.tell(0..1);
-        assert_eq!(follower.whats(1).await, [settled(0)]);
+        follower.first_id().await;
+        site.publish(0..1);
+        assert_eq!(follower.happenings(1).await, [settled(0)]);
     }
     // Without a certificate there is no connection at all.
     let mut stream = TcpStream::connect(at).await.unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.0\r\n\r\n").await.unwrap();
-    let mut said = Vec::new();
+    let mut response = Vec::new();
     // The connection may also be reset.
-    let _ = stream.read_to_end(&mut said).await;
-    assert!(!said.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&said));
+    let _ = stream.read_to_end(&mut response).await;
+    assert!(!response.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&response));
 }

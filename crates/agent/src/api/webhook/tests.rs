@@ -90,13 +90,13 @@ fn what_is_for_this_host_goes_by_no_proxy() {
 
 #[test]
 fn failures_that_may_be_fixed_are_retried() {
-    let judged = |code| judge(StatusCode::from_u16(code).unwrap());
-    assert_eq!((judged(200), judged(204)), (Attempt::Taken, Attempt::Taken));
+    let outcome = |code| outcome_of(StatusCode::from_u16(code).unwrap());
+    assert_eq!((outcome(200), outcome(204)), (Attempt::Accepted, Attempt::Accepted));
     for code in [301, 401, 403, 404, 408, 429, 500, 503] {
-        assert!(matches!(judged(code), Attempt::Failed(_)), "{code}");
+        assert!(matches!(outcome(code), Attempt::Failed(_)), "{code}");
     }
     for code in [400, 410, 413, 422] {
-        assert!(matches!(judged(code), Attempt::Refused(_)), "{code}");
+        assert!(matches!(outcome(code), Attempt::Refused(_)), "{code}");
     }
 }
 
@@ -111,7 +111,7 @@ async fn events_are_delivered_in_order() {
         sleep(Duration::from_millis(5)).await;
     }
     for vm in ["web1", "web2", "web3"] {
-        events.tell(settled(vm));
+        events.publish(settled(vm));
     }
     let sent = tokio::task::spawn_blocking(|| received.join().unwrap()).await.unwrap();
     following.abort();
@@ -138,9 +138,9 @@ async fn only_what_is_wanted_is_sent() {
     while events.has_no_reader() {
         sleep(Duration::from_millis(5)).await;
     }
-    events.tell(settled("web1"));
-    events.tell(Happening::VmInDoubt { vm: "web2".to_owned(), problem: "why".to_owned() });
-    events.tell(settled("web3"));
+    events.publish(settled("web1"));
+    events.publish(Happening::VmInDoubt { vm: "web2".to_owned(), problem: "why".to_owned() });
+    events.publish(settled("web3"));
     let sent = tokio::task::spawn_blocking(|| received.join().unwrap()).await.unwrap();
     following.abort();
     let what = |one: &Sent| serde_json::from_str::<Event>(&one.body).unwrap().what;
@@ -186,7 +186,7 @@ fn a_receivers_certificate_has_to_match() {
         let authorities = Arc::new(authorities);
         Sender::new(Webhook { authorities, ..webhook(url.to_owned()) }).post("id", "{}")
     };
-    assert_eq!(post(&url, vec![certificate.clone()]), Attempt::Taken);
+    assert_eq!(post(&url, vec![certificate.clone()]), Attempt::Accepted);
     let refused = post(&url, vec![stranger]);
     assert!(matches!(refused, Attempt::Failed(_)), "{refused:?}");
     let by_another_name = url.replace("127.0.0.1", "localhost");

@@ -32,7 +32,7 @@ pub(super) struct Journal(UnixDatagram);
 
 /// The recorded fields and message of a span or an event.
 #[derive(Debug, Default)]
-struct Said {
+struct Recorded {
     message: String,
     fields: Vec<(&'static str, Value)>,
 }
@@ -47,11 +47,11 @@ struct Value {
 impl Journal {
     /// The journal, if systemd started this program with its standard error connected to it.
     pub(super) fn of_this_service() -> Option<Self> {
-        let told = env::var("JOURNAL_STREAM").ok()?;
-        let (device, inode) = told.split_once(':')?;
-        let error = fstat(io::stderr()).ok()?;
-        let is_it = device.parse() == Ok(error.st_dev) && inode.parse() == Ok(error.st_ino);
-        is_it.then(|| Self::at(Path::new(SOCKET)).ok()).flatten()
+        let stream = env::var("JOURNAL_STREAM").ok()?;
+        let (device, inode) = stream.split_once(':')?;
+        let stderr = fstat(io::stderr()).ok()?;
+        let is_stderr = device.parse() == Ok(stderr.st_dev) && inode.parse() == Ok(stderr.st_ino);
+        is_stderr.then(|| Self::at(Path::new(SOCKET)).ok()).flatten()
     }
 
     fn at(socket: &Path) -> io::Result<Self> {
@@ -61,7 +61,7 @@ impl Journal {
     }
 }
 
-impl Visit for Said {
+impl Visit for Recorded {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => value.clone_into(&mut self.message),
@@ -81,17 +81,17 @@ impl Visit for Said {
     }
 }
 
-impl Said {
+impl Recorded {
     fn show(&self) -> String {
-        let words = self.fields.iter().map(|(name, value)| format!("{name}={}", value.shown));
-        words.collect::<Vec<_>>().join(" ")
+        let fields = self.fields.iter().map(|(name, value)| format!("{name}={}", value.shown));
+        fields.collect::<Vec<_>>().join(" ")
     }
 
     /// The journal's fields from a span of this name, or from an event if the name is empty.
-    fn told<'s>(&'s self, span: &str) -> impl Iterator<Item = (&'static str, &'s str)> {
+    fn journal_fields<'s>(&'s self, span: &str) -> impl Iterator<Item = (&'static str, &'s str)> {
         FIELDS.into_iter().filter(move |(of, _, _)| of.is_empty() || *of == span).filter_map(
             |(_, name, field)| {
-                let (_, value) = self.fields.iter().find(|(said, _)| *said == name)?;
+                let (_, value) = self.fields.iter().find(|(recorded, _)| *recorded == name)?;
                 Some((field, value.plain.as_str()))
             },
         )
@@ -100,27 +100,29 @@ impl Said {
 
 impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Journal {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let mut said = Said::default();
-        attributes.record(&mut said);
+        let mut recorded = Recorded::default();
+        attributes.record(&mut recorded);
         if let Some(span) = context.span(id) {
-            span.extensions_mut().insert(said);
+            span.extensions_mut().insert(recorded);
         }
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let meta = event.metadata();
-        let mut said = Said::default();
-        event.record(&mut said);
+        let mut recorded = Recorded::default();
+        event.record(&mut recorded);
         let (mut text, mut entry) = (String::new(), Vec::new());
         for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
-            let Some(of_span) = extensions.get::<Said>() else { continue };
+            let Some(of_span) = extensions.get::<Recorded>() else { continue };
             let _ = write!(text, "{}{{{}}}: ", span.name(), of_span.show());
-            of_span.told(span.name()).for_each(|(name, value)| put(&mut entry, name, value));
+            of_span
+                .journal_fields(span.name())
+                .for_each(|(name, value)| put(&mut entry, name, value));
         }
-        said.told("").for_each(|(name, value)| put(&mut entry, name, value));
-        let _ = write!(text, "{}: {} {}", meta.target(), said.message, said.show());
-        put(&mut entry, "MESSAGE", beginning(text.trim_end()));
+        recorded.journal_fields("").for_each(|(name, value)| put(&mut entry, name, value));
+        let _ = write!(text, "{}: {} {}", meta.target(), recorded.message, recorded.show());
+        put(&mut entry, "MESSAGE", cut(text.trim_end()));
         put(&mut entry, "PRIORITY", priority(*meta.level()));
         put(&mut entry, "SYSLOG_IDENTIFIER", "droveway");
         // An error could not be reported anywhere.
@@ -138,8 +140,8 @@ fn priority(level: Level) -> &'static str {
     }
 }
 
-/// The beginning of a text, as much as is sent.
-fn beginning(text: &str) -> &str {
+/// The part of a text that fits an entry.
+fn cut(text: &str) -> &str {
     let end = (0..=TEXT_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
 }
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     /// The entries that the journal receives while `log` runs.
-    fn heard(log: impl FnOnce()) -> Vec<String> {
+    fn received(log: impl FnOnce()) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -182,7 +184,7 @@ mod tests {
     #[test]
     fn a_line_has_its_text_its_priority_and_what_it_is_about() {
         let target = module_path!();
-        let entries = heard(|| {
+        let entries = received(|| {
             let span = data_threads::migration_span("deadbeef", "web1");
             span.in_scope(|| tracing::warn!(error = "no room", left = 3, "it ends"));
             tracing::info!(vm = "web2", "started");
@@ -214,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_cut_between_two_letters() {
-        let entries = heard(|| tracing::error!("{}", "ä".repeat(TEXT_MAX)));
+        let entries = received(|| tracing::error!("{}", "ä".repeat(TEXT_MAX)));
         assert!(entries[0].len() < TEXT_MAX + 100 && entries[0].len() > TEXT_MAX - 100);
         assert!(!entries[0].contains('\u{fffd}'));
     }

@@ -27,14 +27,14 @@ impl Told {
             arrived: false,
         };
         let (migration, vm, from) = (migration.clone(), vm.clone(), from.clone());
-        events.tell(Happening::ArrivalBegan { migration, vm, from });
+        events.publish(Happening::ArrivalBegan { migration, vm, from });
         told
     }
 }
 
 impl Drop for Told {
     fn drop(&mut self) {
-        self.events.tell(Happening::ArrivalEnded {
+        self.events.publish(Happening::ArrivalEnded {
             migration: std::mem::take(&mut self.migration),
             vm: std::mem::take(&mut self.vm),
             from: std::mem::take(&mut self.from),

@@ -39,7 +39,7 @@ pub(in crate::moves) struct Entry {
     pub(in crate::moves) number: u64,
     pub(in crate::moves) what: What,
     pub(in crate::moves) watch: Arc<Watch>,
-    /// None for one that is carried, which runs on a thread of its door.
+    /// None for one that is carried, which runs on a thread of its listener.
     pub(in crate::moves) thread: Option<JoinHandle<()>>,
     pub(in crate::moves) report: Option<Arc<Report>>,
     /// How its switchover was settled, if that was before its report was kept.

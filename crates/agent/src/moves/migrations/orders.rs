@@ -96,7 +96,7 @@ impl Migrations {
         self.wait_carried(until);
     }
 
-    /// Waits for the ends of carried migrations, which run on threads of their doors.
+    /// Waits for the ends of carried migrations, which run on threads of their listeners.
     fn wait_carried(&self, until: Instant) {
         let cancelled_until = Instant::now() + CANCELLED_WAIT;
         let mut table = self.table();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use switchover::{Doubt, Resolution, Wait, destination, source};
-use wire::Word;
+use wire::SwitchoverMessage;
 
 use super::destination_effects::DestinationEffects;
 use super::source_effects::SourceEffects;
@@ -31,19 +31,19 @@ impl Case {
     }
 
     /// The messages to send to the other side.
-    pub(super) fn outbox(&mut self) -> &mut VecDeque<Word> {
+    pub(super) fn outbox(&mut self) -> &mut VecDeque<SwitchoverMessage> {
         match self {
             Self::Source(_, effects) => &mut effects.outbox,
             Self::Destination(_, effects) => &mut effects.outbox,
         }
     }
 
-    pub(super) fn heard(&mut self, word: Word) {
-        match (self, word) {
-            (Self::Source(driver, effects), Word::ToSource(said)) => {
+    pub(super) fn heard(&mut self, message: SwitchoverMessage) {
+        match (self, message) {
+            (Self::Source(driver, effects), SwitchoverMessage::ToSource(said)) => {
                 driver.step(source::Event::Heard(said), effects);
             }
-            (Self::Destination(driver, effects), Word::ToDestination(said)) => {
+            (Self::Destination(driver, effects), SwitchoverMessage::ToDestination(said)) => {
                 driver.step(destination::Event::Heard(said), effects);
             }
             (_, ignored) => tracing::warn!(?ignored, "a switchover message for the other side"),
@@ -54,8 +54,8 @@ impl Case {
     pub(super) fn late(&mut self) {
         match self {
             Self::Source(driver, effects) => {
-                let event = match effects.qemu_has_gone() {
-                    true => source::Event::QemuGone,
+                let event = match effects.qemu_has_exited() {
+                    true => source::Event::QemuExited,
                     false => source::Event::Timeout,
                 };
                 driver.step(event, effects);
@@ -64,7 +64,7 @@ impl Case {
                 let doubt = driver.machine().doubt();
                 let untried = matches!(doubt, Some(Doubt::TakenBackMeanwhile { .. }));
                 let event = match () {
-                    () if effects.qemu_has_gone() => destination::Event::QemuGone,
+                    () if effects.qemu_has_exited() => destination::Event::QemuExited,
                     // An earlier `cont` may have been carried out without an answer.
                     () if untried && effects.vm_runs() => destination::Event::Runs,
                     () => destination::Event::Timeout,

@@ -12,7 +12,7 @@ use qemu::outgoing;
 use qemu::qmp::{QmpError, RunState};
 use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
-use wire::Word;
+use wire::SwitchoverMessage;
 
 use crate::vms::registry::{Claim, Registry};
 
@@ -60,7 +60,7 @@ pub(super) struct DestinationEffects {
     /// Not dropped with the agent: an agent that ends before the decision changes nothing.
     place: Option<ManuallyDrop<Place>>,
     ran: bool,
-    pub(super) outbox: VecDeque<Word>,
+    pub(super) outbox: VecDeque<SwitchoverMessage>,
 }
 
 impl DestinationEffects {
@@ -77,7 +77,7 @@ impl DestinationEffects {
     }
 
     /// Whether QEMU has ended since the last check.
-    pub(super) fn qemu_has_gone(&mut self) -> bool {
+    pub(super) fn qemu_has_exited(&mut self) -> bool {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
     }
 
@@ -94,7 +94,7 @@ impl DestinationEffects {
         match (noted, found) {
             (Noted::Running | Noted::Left, _) => self.done(Outcome::Here),
             (Noted::Lost, _) => self.done(Outcome::Lost { reason: reason() }),
-            (Noted::Refused, Found::Gone) => self.done(Outcome::NotHere { reason: reason() }),
+            (Noted::Refused, Found::Missing) => self.done(Outcome::NotHere { reason: reason() }),
             _ => {}
         }
     }
@@ -102,17 +102,17 @@ impl DestinationEffects {
 
 impl Effects for DestinationEffects {
     fn say(&mut self, said: &Envelope<ToSource>) {
-        self.outbox.push_back(Word::ToSource(said.clone()));
+        self.outbox.push_back(SwitchoverMessage::ToSource(said.clone()));
     }
 
     fn cont(&mut self) -> Event {
-        let Some(machine) = &self.machine else { return Event::QemuGone };
+        let Some(machine) = &self.machine else { return Event::QemuExited };
         match machine.qmp.execute_within("cont", serde_json::json!({}), CONT_MAX) {
             Ok(_) => {
                 self.ran = true;
                 Event::Runs
             }
-            Err(_) if !machine.process.is_alive() => Event::QemuGone,
+            Err(_) if !machine.process.is_alive() => Event::QemuExited,
             Err(error) => {
                 let never_ran = matches!(error, QmpError::Refused { .. });
                 Event::ContFailed { reason: error.to_string().into(), never_ran }

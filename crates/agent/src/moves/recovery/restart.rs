@@ -25,7 +25,7 @@ struct Closing;
 
 pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Option<Case> {
     let machine = settler.find(kept.same_boot).ok()?;
-    let found = machine.as_deref().map_or(Found::Gone, left_as);
+    let found = machine.as_deref().map_or(Found::Missing, left_as);
     let noted = kept.noted();
     let Settler { settlers, opened, .. } = settler;
     let mut effects =
@@ -44,7 +44,7 @@ pub(super) fn coming(
     use destination::Noted::{Left, Lost, Running};
 
     let machine = settler.find(kept.same_boot).ok()?;
-    let found = machine.as_deref().map_or(Found::Gone, came_as);
+    let found = machine.as_deref().map_or(Found::Missing, came_as);
     let noted = kept.noted();
     let registry = Arc::clone(&settler.settlers.registry);
     let vm = &settler.opened.vm;
@@ -131,7 +131,7 @@ impl Settler {
     /// Waits before the next attempt; requests get no answer meanwhile.
     fn wait(&self) -> Result<(), Closing> {
         match self.told.recv_timeout(ASK_AGAIN) {
-            Ok(Request::Word(..) | Request::Resolve(..) | Request::Left(_))
+            Ok(Request::Message(..) | Request::Resolve(..) | Request::Left(_))
             | Err(RecvTimeoutError::Timeout) => Ok(()),
             Err(RecvTimeoutError::Disconnected) => Err(Closing),
         }

@@ -8,7 +8,7 @@ use qemu::outgoing;
 use switchover::journal::Opened;
 use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
 use switchover::{Doubt, Envelope, Found, ToDestination};
-use wire::Word;
+use wire::SwitchoverMessage;
 
 use crate::moves::history::History;
 use crate::vms::registry::Registry;
@@ -21,7 +21,7 @@ pub(super) struct SourceEffects {
     machine: Option<Arc<Machine>>,
     /// Whether the VM is reserved until the decision.
     holds: bool,
-    pub(super) outbox: VecDeque<Word>,
+    pub(super) outbox: VecDeque<SwitchoverMessage>,
 }
 
 impl SourceEffects {
@@ -38,17 +38,20 @@ impl SourceEffects {
     }
 
     /// Whether QEMU has ended since the last check.
-    pub(super) fn qemu_has_gone(&mut self) -> bool {
+    pub(super) fn qemu_has_exited(&mut self) -> bool {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
     }
 
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         match (noted.phase, found) {
-            (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Gone | Found::Runs) => {
+            (
+                Phase::Reclaimed(By::Operator) | Phase::RunsThereToo,
+                Found::Missing | Found::Runs,
+            ) => {
                 self.done(Outcome::Stays { reason: "the operator took it back".into() });
             }
-            (Phase::Dropped, Found::Gone) => self.done(Outcome::Gone),
+            (Phase::Dropped, Found::Missing) => self.done(Outcome::Gone),
             _ => {}
         }
     }
@@ -56,7 +59,7 @@ impl SourceEffects {
 
 impl Effects for SourceEffects {
     fn say(&mut self, said: &Envelope<ToDestination>) {
-        self.outbox.push_back(Word::ToDestination(said.clone()));
+        self.outbox.push_back(SwitchoverMessage::ToDestination(said.clone()));
     }
 
     /// Only a running migration waits for QEMU's completion, before the commit.
@@ -65,7 +68,7 @@ impl Effects for SourceEffects {
     }
 
     fn go_on(&mut self, run: bool) -> Event {
-        let Some(machine) = &self.machine else { return Event::QemuGone };
+        let Some(machine) = &self.machine else { return Event::QemuExited };
         match outgoing::resume(machine, run) {
             Ok(left) => {
                 // Of that QEMU only: another VM may have had the name since.
@@ -75,7 +78,7 @@ impl Effects for SourceEffects {
                 }
                 Event::WentOn
             }
-            Err(_) if !machine.process.is_alive() => Event::QemuGone,
+            Err(_) if !machine.process.is_alive() => Event::QemuExited,
             Err(error) => Event::CannotGoOn { reason: error.to_string().into() },
         }
     }

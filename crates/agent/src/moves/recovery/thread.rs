@@ -12,7 +12,7 @@ use serde::Deserialize;
 use switchover::journal::{Opened, Side};
 use switchover::{Doubt, Resolution, Wait};
 use transport::{Endpoint, connect};
-use wire::{Frame, Inquiry, Kind, WireError, Word, read_frame, read_message};
+use wire::{Frame, Inquiry, Kind, SwitchoverMessage, WireError, read_frame, read_message};
 
 use super::Settlers;
 use super::case::Case;
@@ -23,14 +23,14 @@ use crate::vms::vm::Vm;
 /// For the other side's answer: it may have to write to disk and to ask its QEMU.
 const ANSWER_MAX: Duration = Duration::from_secs(6);
 /// Messages to send in a row, each in reply to an answer, before the thread waits again.
-const WORDS_MAX: usize = 8;
+const MESSAGES_MAX: usize = 8;
 /// How often the wait doubles while nothing changes: up to eight times as long.
 const PATIENCE_MAX: u32 = 3;
 
 /// A request to a switchover's thread.
 pub(super) enum Request {
     /// The other side's message, and the channel for the answer.
-    Word(Word, Sender<Option<Word>>),
+    Message(SwitchoverMessage, Sender<Option<SwitchoverMessage>>),
     /// The operator's decision, and the channel for the result.
     Resolve(Resolution, Sender<Result<(), Denied>>),
     /// The VM's owner is about to stop or move it, and waits for the confirmation.
@@ -71,7 +71,7 @@ impl Settler {
             match self.told.recv_timeout(self.pause(wait)) {
                 Ok(told) => {
                     self.tries = 0;
-                    if let Request::Word(..) = &told {
+                    if let Request::Message(..) = &told {
                         self.note(None);
                     }
                     hear(told, &mut case, &self.opened.vm);
@@ -139,17 +139,17 @@ impl Settler {
             vm.doubt(doubt);
         }
         if let Some(happening) = happening {
-            self.settlers.events.tell(happening);
+            self.settlers.events.publish(happening);
         }
     }
 
     /// Sends all messages, and handles the answers.
     fn deliver(&self, case: &mut Case) {
-        for _ in 0..WORDS_MAX {
-            let Some(word) = case.outbox().pop_front() else { return };
-            let said = self.say(word);
-            self.note(said.as_ref().err());
-            match said {
+        for _ in 0..MESSAGES_MAX {
+            let Some(message) = case.outbox().pop_front() else { return };
+            let answer = self.send(message);
+            self.note(answer.as_ref().err());
+            match answer {
                 Ok(Some(answer)) => case.heard(answer),
                 Ok(None) => {}
                 // The message is sent again later; the others in the queue are older.
@@ -167,7 +167,7 @@ impl Settler {
         }
     }
 
-    fn say(&self, word: Word) -> Result<Option<Word>, String> {
+    fn send(&self, message: SwitchoverMessage) -> Result<Option<SwitchoverMessage>, String> {
         let Some(remote) = self.settlers.address(&self.opened) else {
             return Err(format!("where {} is, is not known", self.opened.peer));
         };
@@ -175,9 +175,9 @@ impl Settler {
         let endpoint = Endpoint { local: None, remote };
         let mut stream = connect(endpoint, &self.opened.peer, security, Kind::Inquiry)
             .map_err(|error| error.to_string())?;
-        let talk = |stream: &mut Connection| -> Result<Option<Word>, WireError> {
+        let talk = |stream: &mut Connection| -> Result<Option<SwitchoverMessage>, WireError> {
             stream.set_read_deadline(Some(Instant::now() + ANSWER_MAX))?;
-            let inquiry = Inquiry { from: agent.clone(), word };
+            let inquiry = Inquiry { from: agent.clone(), message };
             Frame::message(&inquiry)?.write_to(stream)?;
             match read_frame(stream)? {
                 Some(Frame::Message(json)) => Ok(Some(read_message(&json)?)),
@@ -196,10 +196,10 @@ pub(super) fn is_about(opened: &Opened, vm: &Vm) -> bool {
 
 fn hear(told: Request, case: &mut Case, vm: &str) {
     match told {
-        Request::Word(word, reply) => {
+        Request::Message(message, reply) => {
             // The queued messages are older than the answer to this one.
             case.outbox().clear();
-            case.heard(word);
+            case.heard(message);
             let answer = case.outbox().pop_front();
             if let Err(unheard) = reply.send(answer)
                 && let Some(answer) = unheard.into_inner()
@@ -274,7 +274,7 @@ mod tests {
         let settler = Settler::new(settlers, opened, Side::Source, told);
         let Settlers { registry, history, .. } = &*settler.settlers;
         let mut effects = SourceEffects::new(registry, history, &settler.opened, None, false);
-        let driver = source::Driver::restart(kept, Found::Gone, &mut effects);
+        let driver = source::Driver::restart(kept, Found::Missing, &mut effects);
         let mut case = Case::Source(driver, effects);
         settler.deliver(&mut case);
         let said = settler.advice(case.doubt().unwrap());

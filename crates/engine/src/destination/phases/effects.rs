@@ -137,7 +137,7 @@ impl Effects for Keeper {
                 }
                 Step::Runs
             }
-            Err(QmpError::Closed) if !self.machine.process.is_alive() => Step::QemuGone,
+            Err(QmpError::Closed) if !self.machine.process.is_alive() => Step::QemuExited,
             Err(error) => {
                 let never_ran = matches!(error, QmpError::Refused { .. });
                 Step::ContFailed { reason: error.to_string().into(), never_ran }

@@ -29,7 +29,7 @@ impl Connected<'_> {
                 Err(RecvTimeoutError::Timeout) if keeper.machine().process.is_alive() => {
                     Step::Timeout
                 }
-                Err(RecvTimeoutError::Timeout) => Step::QemuGone,
+                Err(RecvTimeoutError::Timeout) => Step::QemuExited,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             driver.step(event, keeper);

@@ -1,4 +1,4 @@
-//! The caller at a door: a QEMU, with its main connection and its multifd channels, or
+//! The caller at a listener: a QEMU, with its main connection and its multifd channels, or
 //! the client of a disk.
 //!
 //! A QEMU that loses a multifd channel just as it waits for another one's SYNC may wait

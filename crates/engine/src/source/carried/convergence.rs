@@ -10,7 +10,7 @@ use std::time::Duration;
 use api::Throttle as Wanted;
 use host::quota;
 use policy::passes::{self, Counted};
-use policy::throttle::{Decision, Look, OnStall, Ratio, Settings, Stall, Why};
+use policy::throttle::{Decision, OnStall, Ratio, Settings, Stall, ThrottleInput, Why};
 
 use super::CarryRequest;
 use super::passes::{Passes, Seen};
@@ -132,7 +132,7 @@ impl Convergence {
         if self.passes.is_over() {
             self.throttling.lift();
         } else {
-            let decision = self.throttling.look(Look {
+            let decision = self.throttling.next(ThrottleInput {
                 at: Duration::from_secs_f64(at_s),
                 ram_bytes: flowing.ram_bytes,
                 left_bytes,
@@ -166,7 +166,7 @@ impl Convergence {
         let at = Duration::from_secs_f64(at_s);
         // The first pass began before its first page arrived.
         let first = Duration::from_secs_f64(self.began_s);
-        self.counts.next(&passes::Look {
+        self.counts.next(&passes::PassesInput {
             at,
             pass: seen.pass,
             began: if seen.pass > 1 { at.saturating_sub(ago) } else { first },

@@ -1,4 +1,4 @@
-//! A connection to an agent's door: where it leads, and what it carries.
+//! A connection to an agent's listener: where it leads, and what it carries.
 
 use std::io::{self, Read};
 use std::mem;
@@ -36,7 +36,7 @@ pub struct Opening {
     caller: Caller,
 }
 
-/// Returns the next of the connections made to the same door since; none if there is
+/// Returns the next of the connections made to the same listener since; none if there is
 /// none now.
 pub type More<'m> = dyn FnMut() -> io::Result<Option<UnixStream>> + 'm;
 
@@ -75,7 +75,7 @@ impl Opening {
     /// Waits for the first bytes of either end, and identifies the content. Connections
     /// from `more` are channels of the same migration. `may_be_silent` is called where
     /// neither end has sent anything for long. `relays`: the migration that came to this
-    /// door before is passed on unchanged, and this may be one of its channels.
+    /// listener before is passed on unchanged, and this may be one of its channels.
     ///
     /// # Errors
     /// If the connection breaks, stays silent, or either end behaves unlike a QEMU.
@@ -145,7 +145,7 @@ impl Opening {
             Setup::Whole { before, .. } if before.is_empty() => Err(MigrationError::Qemu(
                 "the program that connected closed the connection without sending data".to_owned(),
             )),
-            // QEMU's other connections wait at the door, and are relayed one by one, in their
+            // QEMU's other connections wait at the listener, and are relayed one by one, in their
             // order and behind this one. They must not be waited for here: one for urgent
             // pages of a post-copy may be silent up to the migration's end.
             Setup::Whole { before, why } => {
@@ -191,7 +191,7 @@ impl Opening {
         Some(Reason::of_packets(&error))
     }
 
-    /// Accepts the channels made to the same door so far. A QEMU connects in this
+    /// Accepts the channels made to the same listener so far. A QEMU connects in this
     /// order.
     fn channels(&mut self, more: &mut More<'_>) -> Result<(), MigrationError> {
         let taking = |error| local_error("taking QEMU's channels", error);

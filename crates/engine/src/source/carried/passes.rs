@@ -22,7 +22,9 @@ pub(super) enum Order {
     Pages,
     /// An epoch is a pass.
     Epochs,
-    /// An epoch is a RAM section, whose pages follow those of the one before it.
+    /// An epoch is a RAM section, whose pages follow those of the one before it. A pass whose first
+    /// section has no earlier page counts as a part of the one before: its figures are wrong once,
+    /// by a factor of two at most.
     Sections,
 }
 

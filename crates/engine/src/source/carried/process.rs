@@ -1,4 +1,4 @@
-//! Finds the process of a QEMU that has connected to a door.
+//! Finds the process of a QEMU that has connected to a listener.
 //!
 //! libvirt may have made the connection and passed it to QEMU: over loopback the
 //! kernel tells which process has it now, for a unix socket only which one made it.

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use policy::chase::{Chase, Look, Stage};
+use policy::chase::{Chase, ChaseInput, Stage};
 use policy::switchover::budget_bytes;
 
 use super::convergence::ToCome;
@@ -83,14 +83,14 @@ impl Waiting {
         if fits && is_short {
             return true;
         }
-        let look = Look {
+        let input = ChaseInput {
             left: if fits { u64::MAX } else { left.bytes },
             budget,
             pool: state.pool.out_bytes() as u64,
             bound: state.bound_bytes(),
             helped: left.helped,
         };
-        self.chase = self.chase.next(look, left.elapsed);
+        self.chase = self.chase.next(input, left.elapsed);
         self.chase.stage() == Stage::Over
     }
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use page::PAGE_BYTES;
-use policy::chase::{Chase, Look, Stage};
-use policy::hold::{Hold, Look as HoldLook};
+use policy::chase::{Chase, ChaseInput, Stage};
+use policy::hold::{Hold, HoldInput};
 use policy::switchover::{
     Allowance, FinishInput, accepted, allowance, budget_bytes, predicted_blackout,
 };
-use policy::throttle::{Look as Followed, Stall, Step, Why};
+use policy::throttle::{Stall, Step, ThrottleInput, Why};
 use qemu::outgoing::{Outgoing, Progress};
 
 use super::sampler::ticking::{self, Ticking};
@@ -176,7 +176,7 @@ impl Deciding {
         if !state.first_pass_over.load(Relaxed) {
             return;
         }
-        let held = self.hold.next(HoldLook {
+        let held = self.hold.next(HoldInput {
             pending_bytes: self.watched.sampler.delivered().awaited_bytes,
             elapsed,
             age: state.pass_age(),
@@ -193,7 +193,7 @@ impl Deciding {
         let Sampler { state, report_builder, .. } = &*sampler;
         let at = Duration::from_secs_f64(report_builder.elapsed_s());
         let over = state.first_pass_over.load(Relaxed) && state.disks_ready.load(Relaxed);
-        let decision = throttling.look(Followed {
+        let decision = throttling.next(ThrottleInput {
             at,
             ram_bytes: qemu.total_bytes,
             // The guest is not throttled for pages that other providers send.
@@ -264,7 +264,7 @@ impl Deciding {
             return Stage::Chasing;
         }
         *chase = chase.next(
-            Look {
+            ChaseInput {
                 left,
                 budget: state.bodies_per_s().map(|rate| budget_bytes(rate, state.goal(), *fixed)),
                 pool: state.pool.out_bytes() as u64,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::{OnStall, Slowed, Throttle as Wanted};
 use host::quota;
-use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
+use policy::throttle::{self, Decision, Ratio, Settings, Throttle, ThrottleInput};
 
 use crate::report_builder::ReportBuilder;
 pub(crate) use vcpus::Vcpus;
@@ -61,14 +61,14 @@ impl Throttling {
     }
 
     /// Throttles the VM as far as necessary now, and returns the decision.
-    pub(crate) fn look(&mut self, look: Look) -> Decision {
+    pub(crate) fn next(&mut self, input: ThrottleInput) -> Decision {
         let slow = !matches!(self.means, Means::Unused);
         let throttled = self.throttled;
         let vcpus = self.brakes.vcpus.as_mut().ok();
         if let Some(used) = vcpus.and_then(|vcpus| vcpus.look(slow, throttled)) {
             self.used_cpus = used;
         }
-        let decision = self.decide(&Look { used_cpus: self.used_cpus, ..look });
+        let decision = self.decide(&ThrottleInput { used_cpus: self.used_cpus, ..input });
         if !self.lifted {
             self.apply(&decision);
             self.tell(&decision);
@@ -79,9 +79,9 @@ impl Throttling {
 
     /// Decides for what can be done. Whether the VM can be throttled is not known before it has to
     /// be: if it can't, that decision, and the state that it left, are those of another VM.
-    fn decide(&mut self, look: &Look) -> Decision {
+    fn decide(&mut self, input: &ThrottleInput) -> Decision {
         let before = self.state.clone();
-        let decision = self.state.next(&self.possible(), look);
+        let decision = self.state.next(&self.possible(), input);
         let is_first = decision.share < 1.0 && matches!(self.means, Means::Unused);
         if self.lifted || !is_first {
             return decision;
@@ -91,7 +91,7 @@ impl Throttling {
             return decision;
         }
         self.state = before;
-        self.state.next(&self.possible(), look)
+        self.state.next(&self.possible(), input)
     }
 
     /// The settings for what can be done: a VM that can't be throttled keeps all of its CPU time.
@@ -247,7 +247,7 @@ mod tests {
         let mut throttling = Throttling::new(brakes, settings);
         let mut unthrottled = Throttle::new();
         let stall = (0..100).find_map(|nth| {
-            let look = Look {
+            let input = ThrottleInput {
                 at: Duration::from_secs(nth.into()),
                 ram_bytes: 1 << 30,
                 left_bytes: 200 << 20,
@@ -259,9 +259,9 @@ mod tests {
                 // Its vCPUs can't be measured.
                 used_cpus: 0.0,
             };
-            let decision = throttling.look(look);
+            let decision = throttling.next(input);
             let all = Settings { floor: 1.0, ..settings };
-            assert_eq!(decision, unthrottled.next(&all, &look), "{nth}");
+            assert_eq!(decision, unthrottled.next(&all, &input), "{nth}");
             match decision.step {
                 Step::GiveUp(stall) => Some(stall),
                 _ => None,

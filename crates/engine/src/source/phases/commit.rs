@@ -48,7 +48,7 @@ impl Journaled<Streaming<'_>> {
                 // destination's copy is as good.
                 Err(MigrationError::VmGone(_)) => {
                     self.phase.connected.context.qemu_events = crossbeam_channel::never();
-                    self.step(Step::QemuGone);
+                    self.step(Step::QemuExited);
                 }
                 Err(error) if Instant::now() < until => {
                     self.step(Step::ConnectionLost { reason: error.to_string().into() });

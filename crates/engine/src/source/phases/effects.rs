@@ -48,7 +48,7 @@ impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
         match backed_out {
             Ok(()) => Step::WentOn,
             Err(_) if !self.phase.connected().context.vm.machine.process.is_alive() => {
-                Step::QemuGone
+                Step::QemuExited
             }
             Err(error) => Step::CannotGoOn { reason: error.to_string().into() },
         }

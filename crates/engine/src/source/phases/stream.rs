@@ -210,7 +210,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
         let complete = connected.context.local.waits.complete;
         match self.outgoing.wait_completed(left.map_or(complete, |left| left.min(complete))) {
             Ok(()) => Step::Completed,
-            Err(QmpError::Closed) => Step::QemuGone,
+            Err(QmpError::Closed) => Step::QemuExited,
             Err(error) => Step::NotCompleted { reason: error.to_string().into() },
         }
     }

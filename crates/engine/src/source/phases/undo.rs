@@ -65,7 +65,7 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
         }
         self.phase.connected().context.warn(error);
         if matches!(error, MigrationError::VmGone(_)) {
-            self.step(Step::QemuGone);
+            self.step(Step::QemuExited);
             self.phase.account_disks();
             self.phase.abandon();
             return Outcome::Failed(reason);

@@ -1,4 +1,4 @@
-//! One connection to a door: it is carried to the other host, or passed on.
+//! One connection to a listener: it is carried to the other host, or bypasses the agents.
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
@@ -8,39 +8,39 @@ use managers::takeover::Replaced;
 use qemu::lost_writes;
 
 use super::Shared;
-use crate::carry::door::Door;
-use crate::carry::posts::BusyPost;
+use crate::carry::listener::Listener;
+use crate::carry::listener_set::BusyEntry;
 use crate::moves::history::What;
 
 impl Shared {
     /// Serves a connection to its end.
-    pub(super) fn serve(&self, post: BusyPost, caller: Caller) {
-        let door = &post.door;
-        let (at, host) = (door.to_string(), door.peer.clone());
+    pub(super) fn serve(&self, entry: BusyEntry, caller: Caller) {
+        let listener = &entry.listener;
+        let (at, host) = (listener.to_string(), listener.peer.clone());
         // A channel that was read already can only be carried, as its migration is.
         let is_unread = caller.is_unread();
-        if is_unread && post.goes_around.load(SeqCst) {
-            return self.go_around(
-                post,
+        if is_unread && entry.is_bypassed.load(SeqCst) {
+            return self.bypass(
+                entry,
                 &caller.into_connection(),
                 "the migration's earlier connections do",
             );
         }
-        let may_be_stray = is_unread && door.may_miss_main() && !post.has_carried.load(SeqCst);
+        let may_be_stray = is_unread && listener.may_miss_main() && !entry.has_carried.load(SeqCst);
         if may_be_stray && caller.is_stray() {
-            post.goes_around.store(true, SeqCst);
+            entry.is_bypassed.store(true, SeqCst);
             let why = "its main connection was made before the agent listened";
-            return self.go_around(post, &caller.into_connection(), why);
+            return self.bypass(entry, &caller.into_connection(), why);
         }
-        let opened = match self.open_way(door, caller) {
-            Err(refused) if is_unread && door.replaces().is_some() => {
+        let opened = match self.connect_target(listener, caller) {
+            Err(refused) if is_unread && listener.replaces().is_some() => {
                 let (why, caller) = *refused;
-                post.goes_around.store(true, SeqCst);
-                return self.go_around(post, &caller.into_connection(), &why);
+                entry.is_bypassed.store(true, SeqCst);
+                return self.bypass(entry, &caller.into_connection(), &why);
             }
             Err(refused) => Err(refused.0),
             Ok(opened) => {
-                post.has_carried.store(true, SeqCst);
+                entry.has_carried.store(true, SeqCst);
                 Ok(opened)
             }
         };
@@ -51,21 +51,21 @@ impl Shared {
             let was_carrying = self.migrations.is_carrying(&vm, &host);
             // QEMU may have a connection for a post-copy, which is silent until that begins.
             let may_be_silent = || self.migrations.is_carrying_to(&host);
-            let relays = post.relays.load(SeqCst);
-            let mut more = || door.take(&self.admitted, &self.closing);
+            let relays = entry.relays.load(SeqCst);
+            let mut more = || listener.take(&self.admitted, &self.closing);
             let content = opening.begin(&mut more, &may_be_silent, relays);
             let content = content.map_err(|error| error.to_string())?;
             Ok((id, vm, uuid, was_carrying, content))
         });
         let is_relayed = matches!(&carried, Ok((.., Content::Stream(Carried::Relayed { .. }))));
-        post.relays.store(is_relayed, SeqCst);
+        entry.relays.store(is_relayed, SeqCst);
         match carried {
             Err(error) => {
-                drop(post);
+                drop(entry);
                 tracing::warn!(listener = at, host, error, "not carried");
             }
             Ok((id, vm, .., Content::Other(relay))) => {
-                drop(post);
+                drop(entry);
                 let _in = data_threads::migration_span(&id, &vm).entered();
                 tracing::info!(listener = at, host, "a disk is carried");
                 let run = |watch: &_| relay.carry(&self.request, watch);
@@ -76,7 +76,7 @@ impl Shared {
             Ok((id, vm, uuid, was_carrying, Content::Stream(mut carried))) => {
                 let _in = data_threads::migration_span(&id, &vm).entered();
                 tracing::info!(uuid, to = host, "carrying");
-                post.accepted.lock().extend(carried.take_channels());
+                entry.accepted.lock().extend(carried.take_channels());
                 let is_beside = carried.is_channel()
                     || (carried.may_be_beside()
                         && (was_carrying || self.migrations.is_carrying(&vm, &host)));
@@ -84,27 +84,27 @@ impl Shared {
                     carried.is_beside();
                 }
                 let what = if is_beside { What::Connection } else { What::Migration };
-                self.run((&id, &vm, &host), what, carried, post);
+                self.run((&id, &vm, &host), what, carried, entry);
             }
         }
     }
 
-    /// Has the other host's agent connect to the door's target.
+    /// Has the other host's agent connect to the listener's target.
     ///
     /// On failure it returns the reason and the caller, whose connection can still be relayed.
-    fn open_way(
+    fn connect_target(
         &self,
-        door: &Door,
+        listener: &Listener,
         caller: Caller,
     ) -> Result<(String, Opening), Box<(String, Caller)>> {
         let denied = |denied: crate::denied::Denied| denied.to_string();
-        let known = self.migrations.peer(&door.peer).map_err(denied);
+        let known = self.migrations.peer(&listener.peer).map_err(denied);
         let known = known.and_then(|peer| Ok((peer, self.migrations.new_id().map_err(denied)?)));
         let (peer, id) = match known {
             Ok(known) => known,
             Err(why) => return Err(Box::new((why, caller))),
         };
-        let target = (id.as_str(), door.target());
+        let target = (id.as_str(), listener.target());
         match Opening::new(&self.local, &peer, target, self.request.clone(), caller) {
             Ok(opening) => Ok((id, opening)),
             Err(refused) => {
@@ -115,24 +115,24 @@ impl Shared {
     }
 
     /// Relays the connection as if there were no agent.
-    fn go_around(&self, post: BusyPost, socket: &UnixStream, why: &str) {
-        let door = post.door.to_string();
-        let Some(_place) = self.around.place(&door) else {
-            drop(post);
+    fn bypass(&self, entry: BusyEntry, socket: &UnixStream, why: &str) {
+        let listener = entry.listener.to_string();
+        let Some(_share) = self.bypasses.admit(&listener) else {
+            drop(entry);
             tracing::error!(
-                listener = door,
+                listener,
                 why,
                 "not carried and not relayed: too many other migrations are relayed"
             );
             return;
         };
-        let way = post.door.replaces().map(Replaced::go_around);
-        drop(post);
-        let Some(way) = way else { return };
-        tracing::info!(listener = door, why, "not carried: the connection bypasses the agents");
-        if let Err(error) = way.and_then(|way| self.around.pass(socket, &way)) {
+        let original = entry.listener.replaces().map(Replaced::connect);
+        drop(entry);
+        let Some(original) = original else { return };
+        tracing::info!(listener, why, "not carried: the connection bypasses the agents");
+        if let Err(error) = original.and_then(|original| self.bypasses.pass(socket, &original)) {
             tracing::warn!(
-                listener = door,
+                listener,
                 %error,
                 "cannot relay to the socket of the migration's manager"
             );
@@ -141,8 +141,8 @@ impl Shared {
 
     /// Carries a migration, and leaves the next one from there to its manager if agents can't
     /// carry it.
-    fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, post: BusyPost) {
-        let replaced = post.door.replaces().map(|_| post.door.target());
+    fn run(&self, listed: (&str, &str, &str), what: What, carried: Carried, entry: BusyEntry) {
+        let replaced = entry.listener.replaces().map(|_| entry.listener.target());
         let mut is_unfit = false;
         // Agents can't refuse what its manager decides.
         let qemu = carried.qemu().filter(|_| what == What::Migration);
@@ -151,12 +151,12 @@ impl Shared {
         // A migration that is split has all its connections; others are served one by one, and
         // the first is listed by then: without it, the next would count as a migration.
         let run = |watch: &_| {
-            drop(post);
+            drop(entry);
             let end = carried.run(&self.request, note, watch);
             is_unfit = end.is_unfit;
             end.report
         };
         self.migrations.carry(listed, self.request.bounds.clone(), what, run);
-        self.own_way.lock().extend(replaced.filter(|_| is_unfit));
+        self.own_path.lock().extend(replaced.filter(|_| is_unfit));
     }
 }

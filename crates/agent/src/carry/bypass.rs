@@ -11,29 +11,30 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::shares::{Share, Shares};
 
-/// Connections that are relayed at a time, and those of one door, where a VM may have broken out of
-/// its QEMU. Each has two threads; a migration has one for each of its channels.
+/// Connections that are relayed at a time, and those of one listener, where a VM may have broken
+/// out of its QEMU. Each has two threads; a migration has one for each of its channels.
 const CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_OF_ONE_MAX: usize = 64;
 
 /// The connections that are relayed so.
-pub(super) struct Around {
-    places: Arc<Shares>,
+pub(super) struct Bypasses {
+    shares: Arc<Shares>,
     number: Mutex<usize>,
     changed: Condvar,
 }
 
-impl Default for Around {
+impl Default for Bypasses {
     fn default() -> Self {
-        let places = Shares::new(CONNECTIONS_MAX, CONNECTIONS_OF_ONE_MAX);
-        Self { places, number: Mutex::default(), changed: Condvar::new() }
+        let shares = Shares::new(CONNECTIONS_MAX, CONNECTIONS_OF_ONE_MAX);
+        Self { shares, number: Mutex::default(), changed: Condvar::new() }
     }
 }
 
-impl Around {
-    /// A place for a connection to this door, as long as it is relayed; none if there are too many.
-    pub(super) fn place(&self, door: &str) -> Option<Share> {
-        self.places.take(door)
+impl Bypasses {
+    /// Admits a connection to this listener, until the share is dropped; none if there are too
+    /// many.
+    pub(super) fn admit(&self, listener: &str) -> Option<Share> {
+        self.shares.take(listener)
     }
 
     /// Relays both directions until both have ended, or one has failed.
@@ -61,7 +62,7 @@ impl Around {
 fn pass(one: &UnixStream, other: &UnixStream) -> io::Result<()> {
     thread::scope(|scope| {
         let back = thread::Builder::new()
-            .name("carry-around".to_owned())
+            .name("carry-bypass".to_owned())
             .spawn_scoped(scope, || copy(other, one))?;
         let there = copy(one, other);
         there.and(back.join().unwrap_or_else(|fault| std::panic::resume_unwind(fault)))
@@ -89,50 +90,50 @@ mod tests {
     #[test]
     fn both_ways_are_passed_on_to_their_ends() {
         let (mut qemu, taken) = UnixStream::pair().unwrap();
-        let (way, mut handler) = UnixStream::pair().unwrap();
-        let passing = thread::spawn(move || pass(&taken, &way));
+        let (original, mut handler) = UnixStream::pair().unwrap();
+        let passing = thread::spawn(move || pass(&taken, &original));
         qemu.write_all(b"there").unwrap();
         qemu.shutdown(Shutdown::Write).unwrap();
-        let mut heard = String::new();
-        handler.read_to_string(&mut heard).unwrap();
-        assert_eq!(heard, "there");
+        let mut received = String::new();
+        handler.read_to_string(&mut received).unwrap();
+        assert_eq!(received, "there");
         handler.write_all(b"back").unwrap();
         drop(handler);
-        let mut heard = String::new();
-        qemu.read_to_string(&mut heard).unwrap();
-        assert_eq!(heard, "back");
+        let mut received = String::new();
+        qemu.read_to_string(&mut received).unwrap();
+        assert_eq!(received, "back");
         passing.join().unwrap().unwrap();
     }
 
     #[test]
-    fn no_door_has_all_places() {
-        let around = Around::default();
-        let of_one = std::iter::from_fn(|| around.place("a")).take(CONNECTIONS_MAX + 1);
-        let mut places: Vec<Share> = of_one.collect();
-        assert_eq!(places.len(), CONNECTIONS_OF_ONE_MAX);
-        let others = (0..CONNECTIONS_MAX).filter_map(|nth| around.place(&format!("b{nth}")));
-        places.extend(others);
-        assert_eq!(places.len(), CONNECTIONS_MAX);
-        drop(places);
-        assert!(around.place("a").is_some());
+    fn no_listener_has_all_shares() {
+        let bypasses = Bypasses::default();
+        let of_one = std::iter::from_fn(|| bypasses.admit("a")).take(CONNECTIONS_MAX + 1);
+        let mut shares: Vec<Share> = of_one.collect();
+        assert_eq!(shares.len(), CONNECTIONS_OF_ONE_MAX);
+        let others = (0..CONNECTIONS_MAX).filter_map(|nth| bypasses.admit(&format!("b{nth}")));
+        shares.extend(others);
+        assert_eq!(shares.len(), CONNECTIONS_MAX);
+        drop(shares);
+        assert!(bypasses.admit("a").is_some());
     }
 
     #[test]
     fn those_that_are_passed_on_are_waited_for() {
-        let around = Arc::<Around>::default();
-        let left = || around.wait_none(Instant::now() + Duration::from_millis(1));
+        let bypasses = Arc::<Bypasses>::default();
+        let left = || bypasses.wait_none(Instant::now() + Duration::from_millis(1));
         assert_eq!(left(), 0);
         let (mut qemu, taken) = UnixStream::pair().unwrap();
-        let (way, mut handler) = UnixStream::pair().unwrap();
+        let (original, mut handler) = UnixStream::pair().unwrap();
         let passing = thread::spawn({
-            let around = Arc::clone(&around);
-            move || around.pass(&taken, &way)
+            let bypasses = Arc::clone(&bypasses);
+            move || bypasses.pass(&taken, &original)
         });
         qemu.write_all(b"there").unwrap();
         handler.read_exact(&mut [0; 5]).unwrap();
-        assert_eq!((around.number(), left()), (1, 1));
+        assert_eq!((bypasses.number(), left()), (1, 1));
         drop((qemu, handler));
-        assert_eq!(around.wait_none(Instant::now() + Duration::from_secs(60)), 0);
+        assert_eq!(bypasses.wait_none(Instant::now() + Duration::from_secs(60)), 0);
         // Both have closed, whichever is seen first.
         let _ = passing.join().unwrap();
     }

@@ -1,5 +1,4 @@
-//! How many batches a sink has finished with, which tells the source how many
-//! more it has room for.
+//! How many batches a sink has finished with: the source may send that many more.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// A count that can be waited for.
 #[derive(Debug, Default)]
-pub(super) struct Dealt {
+pub(super) struct FinishedBatches {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -20,7 +19,7 @@ struct State {
     over: bool,
 }
 
-impl Dealt {
+impl FinishedBatches {
     /// Blocks until the count is `at_least`, or the sink ends.
     pub(super) fn wait(&self, at_least: u64) -> Option<u64> {
         let mut state = self.state.lock();
@@ -46,8 +45,8 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    pub(super) fn new(batch: BlockBatch, dealt: &Arc<Dealt>) -> Self {
-        Self { batch, _count: Count(Arc::clone(dealt)) }
+    pub(super) fn new(batch: BlockBatch, finished: &Arc<FinishedBatches>) -> Self {
+        Self { batch, _count: Count(Arc::clone(finished)) }
     }
 }
 
@@ -60,7 +59,7 @@ impl Deref for Counted {
 }
 
 #[derive(Debug)]
-struct Count(Arc<Dealt>);
+struct Count(Arc<FinishedBatches>);
 
 impl Drop for Count {
     fn drop(&mut self) {

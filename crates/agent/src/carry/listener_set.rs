@@ -1,4 +1,4 @@
-//! The doors that an agent has for the hosts of its peers file.
+//! The listeners that an agent has for the hosts of its peers file.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -12,18 +12,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use engine::Caller;
 use parking_lot::Mutex;
 
-use super::door::{Admitted, Door, Place};
+use super::listener::{Address, Admitted, Listener};
 use crate::config::{Carry, Manager, PeerEntry};
 
-/// Connections of one door that are served at a time. The others wait in the kernel: a VM that has
-/// broken out of its QEMU leaves threads for those at other doors. More than the other host accepts,
-/// and than may be relayed.
+/// Connections of one listener that are served at a time. The others wait in the kernel: a VM that
+/// has broken out of its QEMU leaves threads for those at other listeners. More than the other host
+/// accepts, and than may be relayed.
 pub(super) const SERVED_OF_ONE_MAX: usize = 96;
 
-/// A door, kept while its host is in the peers file or a connection uses it.
-pub(super) struct Post {
-    pub(super) door: Door,
-    /// A thread is accepting connections at the door now: one of a migration, all of its own.
+/// A listener and its use, kept while its host is in the peers file or a connection uses it.
+pub(super) struct Entry {
+    pub(super) listener: Listener,
+    /// A thread is accepting connections at the listener now: one of a migration, all of its own.
     pub(super) busy: AtomicBool,
     /// Threads that serve connections of it, also when it is no longer kept.
     pub(super) served: Arc<AtomicUsize>,
@@ -31,8 +31,8 @@ pub(super) struct Post {
     pub(super) turn: AtomicU64,
     /// A connection was relayed to its original target instead of carried, so those that
     /// belong to it are too.
-    pub(super) goes_around: AtomicBool,
-    /// A connection was carried from here, so a main connection has not gone past this door.
+    pub(super) is_bypassed: AtomicBool,
+    /// A connection was carried from here, so a main connection has not gone past this listener.
     pub(super) has_carried: AtomicBool,
     /// The last migration that came is passed on unchanged, so its multifd channels are too.
     pub(super) relays: AtomicBool,
@@ -40,105 +40,107 @@ pub(super) struct Post {
     pub(super) accepted: Mutex<VecDeque<Caller>>,
 }
 
-/// A post at which one thread accepts connections, until this is dropped, even by a panic. Then the
-/// next connection may come, and the door be closed if its host has left.
-pub(super) struct BusyPost {
-    post: Arc<Post>,
+/// An entry at whose listener one thread accepts connections, until this is dropped, even by a
+/// panic. Then the next connection may come, and the listener be closed if its host has left.
+pub(super) struct BusyEntry {
+    entry: Arc<Entry>,
     /// Wakes the thread that waits for connections.
     wake: Arc<OwnedFd>,
 }
 
-/// The doors to open, and those that could be opened.
-pub(super) struct Posts {
-    /// The host and the place of each door.
-    wanted: Vec<(String, Place)>,
-    open: Vec<Arc<Post>>,
+/// The listeners to open, and those that could be opened.
+pub(super) struct ListenerSet {
+    /// The host and the address of each listener.
+    expected: Vec<(String, Address)>,
+    open: Vec<Arc<Entry>>,
     /// This host.
     own: String,
     /// The user that QEMUs run as.
     qemu: Option<(u32, u32)>,
 }
 
-impl Posts {
-    /// Opens the doors of the host `own` for `peers`.
+impl ListenerSet {
+    /// Opens the listeners of the host `own` for `peers`.
     pub(super) fn new(
         own: &str,
         carry: &Carry,
         peers: &[PeerEntry],
         qemu: Option<(u32, u32)>,
     ) -> Self {
-        let (wanted, open) = (Vec::new(), Vec::new());
-        let mut posts = Self { wanted, open, own: own.to_owned(), qemu };
-        posts.are_for(carry, peers);
-        posts
+        let (expected, open) = (Vec::new(), Vec::new());
+        let mut listeners = Self { expected, open, own: own.to_owned(), qemu };
+        listeners.are_for(carry, peers);
+        listeners
     }
 
-    /// Changes the doors to those for `peers`, as far as they can be opened.
+    /// Changes the listeners to those for `peers`, as far as they can be opened.
     pub(super) fn are_for(&mut self, carry: &Carry, peers: &[PeerEntry]) {
-        self.wanted = places(carry, peers).collect();
-        let own = sockets(carry, &self.own).map(|path| (self.own.clone(), Place::Path(path)));
-        for (place, hosts) in take_shared(&mut self.wanted, own) {
+        self.expected = addresses(carry, peers).collect();
+        let own = sockets(carry, &self.own).map(|path| (self.own.clone(), Address::Path(path)));
+        for (address, hosts) in take_shared(&mut self.expected, own) {
             tracing::error!(
-                listener = place,
+                listener = address,
                 hosts = hosts.join(", "),
                 "several hosts map to this socket, so the agent does not listen there, and \
                  migrations to it fail to connect: set `sockets` under [carry] to 1, or rename a \
                  host"
             );
         }
-        let Self { wanted, open, .. } = self;
+        let Self { expected, open, .. } = self;
         // Close first: another host may have these ports now.
-        open.retain(|post| wanted.iter().any(|(peer, place)| post.door.is(peer, place)));
-        self.open_each(|peer, place, error| {
+        open.retain(|entry| {
+            expected.iter().any(|(peer, address)| entry.listener.is(peer, address))
+        });
+        self.open_each(|peer, address, error| {
             tracing::error!(
                 peer,
-                listener = %place,
+                listener = %address,
                 %error,
                 "cannot listen for a host: migrations to it fail to connect here; retrying"
             );
         });
     }
 
-    /// Retries the doors that could not be opened.
+    /// Retries the listeners that could not be opened.
     pub(super) fn open_missing(&mut self) {
         self.open_each(|peer, at, error| tracing::debug!(peer, %at, %error, "not listening yet"));
     }
 
-    pub(super) fn open(&self) -> &[Arc<Post>] {
+    pub(super) fn open(&self) -> &[Arc<Entry>] {
         &self.open
     }
 
     pub(super) fn all_open(&self) -> bool {
-        self.open.len() >= self.wanted.len()
+        self.open.len() >= self.expected.len()
     }
 
-    fn open_each(&mut self, failed: impl Fn(&str, &Place, io::Error)) {
-        let Self { wanted, open, qemu, .. } = self;
-        for (peer, place) in wanted {
-            if open.iter().any(|post| post.door.is(peer, place)) {
+    fn open_each(&mut self, failed: impl Fn(&str, &Address, io::Error)) {
+        let Self { expected, open, qemu, .. } = self;
+        for (peer, address) in expected {
+            if open.iter().any(|entry| entry.listener.is(peer, address)) {
                 continue;
             }
-            match Door::open(peer, place, *qemu) {
-                Ok(door) => open.push(Arc::new(Post::at(door))),
-                Err(error) => failed(peer, place, error),
+            match Listener::open(peer, address, *qemu) {
+                Ok(listener) => open.push(Arc::new(Entry::at(listener))),
+                Err(error) => failed(peer, address, error),
             }
         }
     }
 }
 
-/// The places at which the agent stands for each host.
-fn places<'p>(
+/// The addresses at which the agent stands for each host.
+fn addresses<'p>(
     carry: &'p Carry,
     peers: &'p [PeerEntry],
-) -> impl Iterator<Item = (String, Place)> + 'p {
+) -> impl Iterator<Item = (String, Address)> + 'p {
     let peers = if carry.manager == Manager::Libvirt { peers } else { &[] };
     peers.iter().flat_map(|peer| {
         let ports = peer.carry_address.zip(peer.carry_ports);
         let ports = ports.into_iter().flat_map(|(address, [first, last])| {
-            (first..=last).map(move |port| Place::Port(SocketAddr::new(address.into(), port)))
+            (first..=last).map(move |port| Address::Port(SocketAddr::new(address.into(), port)))
         });
-        let paths = sockets(carry, &peer.name).map(Place::Path);
-        ports.chain(paths).map(|place| (peer.name.clone(), place))
+        let paths = sockets(carry, &peer.name).map(Address::Path);
+        ports.chain(paths).map(|address| (peer.name.clone(), address))
     })
 }
 
@@ -152,29 +154,29 @@ fn sockets<'c>(carry: &'c Carry, host: &'c str) -> impl Iterator<Item = PathBuf>
     })
 }
 
-/// Takes out the places that are of several hosts, such as the second socket of `node` and the
+/// Takes out the addresses that are of several hosts, such as the second socket of `node` and the
 /// first of `node-2`: a VM must not go to the wrong one. Returns them, with their hosts.
 fn take_shared(
-    wanted: &mut Vec<(String, Place)>,
-    own: impl Iterator<Item = (String, Place)>,
+    expected: &mut Vec<(String, Address)>,
+    own: impl Iterator<Item = (String, Address)>,
 ) -> BTreeMap<String, Vec<String>> {
     let mut hosts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (host, place) in wanted.iter().cloned().chain(own) {
-        hosts.entry(place.to_string()).or_default().push(host);
+    for (host, address) in expected.iter().cloned().chain(own) {
+        hosts.entry(address.to_string()).or_default().push(host);
     }
     hosts.retain(|_, hosts| hosts.len() > 1);
-    wanted.retain(|(_, place)| !hosts.contains_key(&place.to_string()));
+    expected.retain(|(_, address)| !hosts.contains_key(&address.to_string()));
     hosts
 }
 
-impl Post {
-    pub(super) fn at(door: Door) -> Self {
+impl Entry {
+    pub(super) fn at(listener: Listener) -> Self {
         Self {
-            door,
+            listener,
             busy: AtomicBool::new(false),
             served: Arc::default(),
             turn: AtomicU64::new(0),
-            goes_around: AtomicBool::new(false),
+            is_bypassed: AtomicBool::new(false),
             has_carried: AtomicBool::new(false),
             relays: AtomicBool::new(false),
             accepted: Mutex::default(),
@@ -189,15 +191,15 @@ impl Post {
     ) -> io::Result<Option<Caller>> {
         let accepted = self.accepted.lock().pop_front();
         match accepted {
-            None => Ok(self.door.take(admitted, closing)?.map(Caller::new)),
+            None => Ok(self.listener.take(admitted, closing)?.map(Caller::new)),
             accepted => Ok(accepted),
         }
     }
 
     /// Leaves it to one thread.
-    pub(super) fn occupy(self: &Arc<Self>, wake: &Arc<OwnedFd>) -> BusyPost {
+    pub(super) fn occupy(self: &Arc<Self>, wake: &Arc<OwnedFd>) -> BusyEntry {
         self.busy.store(true, SeqCst);
-        BusyPost { post: Arc::clone(self), wake: Arc::clone(wake) }
+        BusyEntry { entry: Arc::clone(self), wake: Arc::clone(wake) }
     }
 
     /// Whether a thread may accept connections at it: none does, and there are not too many.
@@ -211,17 +213,17 @@ impl Post {
     }
 }
 
-impl Deref for BusyPost {
-    type Target = Post;
+impl Deref for BusyEntry {
+    type Target = Entry;
 
-    fn deref(&self) -> &Post {
-        &self.post
+    fn deref(&self) -> &Entry {
+        &self.entry
     }
 }
 
-impl Drop for BusyPost {
+impl Drop for BusyEntry {
     fn drop(&mut self) {
-        self.post.busy.store(false, SeqCst);
+        self.entry.busy.store(false, SeqCst);
         wake(&self.wake);
     }
 }
@@ -242,56 +244,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_another_program_has_does_not_keep_the_others_closed() {
+    fn an_address_that_another_program_has_does_not_keep_the_others_closed() {
         let dir = tempfile::tempdir().unwrap();
         let taken = TcpListener::bind("127.7.0.7:0").unwrap();
         let at = taken.local_addr().unwrap();
-        let (wanted, open) = (Vec::new(), Vec::new());
-        let mut posts = Posts { wanted, open, own: "a".to_owned(), qemu: None };
-        posts.wanted.push(("b".to_owned(), Place::Port(at)));
-        posts.wanted.push(("b".to_owned(), Place::Path(dir.path().join("b.sock"))));
-        posts.open_missing();
-        assert_eq!((posts.open().len(), posts.all_open()), (1, false));
+        let (expected, open) = (Vec::new(), Vec::new());
+        let mut listeners = ListenerSet { expected, open, own: "a".to_owned(), qemu: None };
+        listeners.expected.push(("b".to_owned(), Address::Port(at)));
+        listeners.expected.push(("b".to_owned(), Address::Path(dir.path().join("b.sock"))));
+        listeners.open_missing();
+        assert_eq!((listeners.open().len(), listeners.all_open()), (1, false));
         drop(taken);
-        posts.open_missing();
-        assert_eq!((posts.open().len(), posts.all_open()), (2, true));
+        listeners.open_missing();
+        assert_eq!((listeners.open().len(), listeners.all_open()), (2, true));
     }
 
     #[test]
-    fn a_door_has_so_many_connections_and_no_more() {
+    fn a_listener_has_so_many_connections_and_no_more() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::Path(dir.path().join("b.sock"));
-        let post = Post::at(Door::open("b", &place, None).unwrap());
-        let served = Arc::clone(&post.served);
+        let address = Address::Path(dir.path().join("b.sock"));
+        let entry = Entry::at(Listener::open("b", &address, None).unwrap());
+        let served = Arc::clone(&entry.served);
         let accepted = (0..2 * SERVED_OF_ONE_MAX).filter(|_| {
-            let is_free = post.is_free();
+            let is_free = entry.is_free();
             served.fetch_add(usize::from(is_free), SeqCst);
             is_free
         });
         assert_eq!(accepted.count(), SERVED_OF_ONE_MAX);
         served.fetch_sub(1, SeqCst);
-        assert!(post.is_free());
+        assert!(entry.is_free());
     }
 
     #[test]
-    fn a_thread_that_panics_leaves_its_door_to_the_next_one() {
+    fn a_thread_that_panics_leaves_its_listener_to_the_next_one() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::Path(dir.path().join("b.sock"));
-        let post = Arc::new(Post::at(Door::open("b", &place, None).unwrap()));
+        let address = Address::Path(dir.path().join("b.sock"));
+        let entry = Arc::new(Entry::at(Listener::open("b", &address, None).unwrap()));
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        let busy = post.occupy(&wake);
-        assert!(!post.is_free());
+        let busy = entry.occupy(&wake);
+        assert!(!entry.is_free());
         let panicked = thread::spawn(move || assert!(busy.is_free(), "a fault, for a test"));
         assert!(panicked.join().is_err());
-        assert!(post.is_free());
+        assert!(entry.is_free());
         assert_eq!(rustix::io::read(&wake, &mut [0; 8]), Ok(8), "the waiting thread is woken");
     }
 
     #[test]
     fn a_socket_that_would_be_of_two_hosts_is_none_s() {
-        let path = |host: &str, name: &str| (host.to_owned(), Place::Path(name.into()));
+        let path = |host: &str, name: &str| (host.to_owned(), Address::Path(name.into()));
         let own = || [path("own", "own.sock"), path("own", "own-2.sock")].into_iter();
-        let mut wanted = vec![
+        let mut expected = vec![
             path("node", "node.sock"),
             path("node", "node-2.sock"),
             path("node-2", "node-2.sock"),
@@ -299,12 +301,12 @@ mod tests {
             path("own-2", "own-2.sock"),
             path("own-2", "own-2-2.sock"),
         ];
-        let shared = take_shared(&mut wanted, own());
-        let left: Vec<String> = wanted.iter().map(|(_, place)| place.to_string()).collect();
+        let shared = take_shared(&mut expected, own());
+        let left: Vec<String> = expected.iter().map(|(_, address)| address.to_string()).collect();
         assert_eq!(left, ["node.sock", "node-2-2.sock", "own-2-2.sock"]);
         let shared: Vec<_> = shared.into_iter().collect();
         let of =
-            |place: &str, hosts: [&str; 2]| (place.to_owned(), hosts.map(str::to_owned).into());
+            |address: &str, hosts: [&str; 2]| (address.to_owned(), hosts.map(str::to_owned).into());
         assert_eq!(
             shared,
             [of("node-2.sock", ["node", "node-2"]), of("own-2.sock", ["own-2", "own"])]

@@ -1,5 +1,5 @@
-//! All doors of an agent: one thread waits for connections at all of them. Where some wait, a
-//! thread of that door's own accepts them, and serves the first that is from an admitted user.
+//! All listeners of an agent: one thread waits for connections at all of them. Where some wait, a
+//! thread of that listener's own accepts them, and serves the first that is from an admitted user.
 
 mod serving;
 
@@ -22,30 +22,30 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use wire::carry::Target;
 
-use super::around::Around;
-use super::door::Admitted;
-use super::posts::{self, Post, Posts, SERVED_OF_ONE_MAX};
+use super::bypass::Bypasses;
+use super::listener::Admitted;
+use super::listener_set::{self, Entry, ListenerSet, SERVED_OF_ONE_MAX};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
 use crate::examiner::Examiner;
 use crate::moves::migrations::Migrations;
 use crate::user::{self, UserError};
 
-/// Doors at which connections are accepted at a time. The others take turns: a user who keeps
-/// connecting to all doors makes no more threads, and keeps nobody out.
+/// Listeners at which connections are accepted at a time. The others take turns: a user who keeps
+/// connecting to all of them makes no more threads, and keeps nobody out.
 const ACCEPTING_MAX: usize = 32;
-/// Connections that are served at a time, each by a thread and some that it starts. The rest waits in
-/// the kernel. Of those that are carried each other host takes 24, of the others there are 256.
+/// Connections that are served at a time, each by a thread and some that it starts. The rest waits
+/// in the kernel. Of those that are carried each other host takes 24, of the others there are 256.
 const SERVED_MAX: usize = 512;
-/// A door at which accepting fails, such as for lack of descriptors, is retried after this.
+/// A listener at which accepting fails, such as for lack of descriptors, is retried after this.
 const RETRY: Duration = Duration::from_millis(200);
-/// A door that could not be opened, such as because another program listens there, is
+/// A listener that could not be opened, such as because another program listens there, is
 /// retried after this.
 const REOPEN: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Why there are no doors.
+/// Why carried migrations can't be accepted.
 #[derive(Debug, thiserror::Error)]
-pub enum DoorsError {
+pub enum CarryListenersError {
     /// The users that may connect can't be determined.
     #[error(transparent)]
     User(#[from] UserError),
@@ -62,25 +62,25 @@ pub enum DoorsError {
     Local(io::Error),
 }
 
-/// An agent's doors.
+/// An agent's listeners for carried migrations.
 ///
 /// Dropping them closes them and ends what is carried; its VMs stay here.
-pub(crate) struct Doors {
+pub(crate) struct CarryListeners {
     shared: Arc<Shared>,
     waiting: Option<JoinHandle<()>>,
-    /// Opens doors that replace others' sockets.
+    /// Opens listeners that replace others' sockets.
     takeovers: Option<Takeovers>,
 }
 
 pub(super) struct Shared {
     carry: Carry,
-    /// The new hosts, until the doors are changed to theirs.
+    /// The new hosts, until the listeners are changed to theirs.
     changed: Mutex<Option<Vec<PeerEntry>>>,
-    /// Doors that replace others' sockets.
-    pub(super) taken_over: Mutex<Vec<Arc<Post>>>,
+    /// Listeners that replace others' sockets.
+    pub(super) taken_over: Mutex<Vec<Arc<Entry>>>,
     /// Where agents could not carry the last migration: the next one takes its manager's own path.
     /// KubeVirt tries again by itself, and would fail each time.
-    pub(super) own_way: Mutex<HashSet<Target>>,
+    pub(super) own_path: Mutex<HashSet<Target>>,
     admitted: Admitted,
     request: CarryRequest,
     pub(super) local: Local,
@@ -94,12 +94,12 @@ pub(super) struct Shared {
     /// Threads that have accepted connections since the agent's start.
     begun: AtomicU64,
     /// Those that are not carried, but passed on.
-    around: Around,
+    bypasses: Bypasses,
     /// Each thread of a connection.
     served: Mutex<HashMap<u64, Served>>,
 }
 
-// Some doors that are full leave room for others.
+// Some listeners that are full leave room for others.
 const _: () = assert!(4 * SERVED_OF_ONE_MAX < SERVED_MAX);
 
 struct Served {
@@ -108,74 +108,64 @@ struct Served {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Doors {
-    /// Opens the doors for all of `peers`; those that can't be opened are retried.
+impl CarryListeners {
+    /// Opens the listeners for all of `peers`; those that can't be opened are retried.
     pub(crate) fn open(
         carry: &Carry,
         peers: &[PeerEntry],
         local: Local,
         migrations: Arc<Migrations>,
         examiner: Arc<Examiner>,
-    ) -> Result<Self, DoorsError> {
+    ) -> Result<Self, CarryListenersError> {
         let users = carry.qemu_users.iter().map(|name| user::numbers(name));
         let users = users.collect::<Result<Vec<_>, _>>()?;
         let qemu = users.first().copied();
         if carry.manager == Manager::Libvirt {
             make_directory(carry, qemu)?;
         }
-        let posts = Posts::new(&local.agent, carry, peers, qemu);
-        let request = CarryRequest {
-            lanes: carry.lanes,
-            downtime_ms: carry.downtime_ms,
-            compress: carry.compress,
-            audit: carry.audit,
-            slowing: carry.slowing,
-            sharing: carry.sharing.clone(),
-            storage: FromStorage { read: carry.storage, ..FromStorage::default() },
-            ..CarryRequest::default()
-        };
+        let listeners = ListenerSet::new(&local.agent, carry, peers, qemu);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| DoorsError::Local(errno.into()))?;
+            .map_err(|errno| CarryListenersError::Local(errno.into()))?;
         let shared = Arc::new(Shared {
             carry: carry.clone(),
             changed: Mutex::default(),
             taken_over: Mutex::default(),
-            own_way: Mutex::default(),
+            own_path: Mutex::default(),
             admitted: Admitted { qemu: users.into_iter().map(|(uid, _)| uid).collect() },
-            request,
+            request: request(carry),
             local,
             migrations,
             examiner,
             wake: Arc::new(wake),
             closing: AtomicBool::new(false),
             accepting: AtomicUsize::new(0),
-            // A door that had no turn yet has 0.
+            // A listener that had no turn yet has 0.
             begun: AtomicU64::new(1),
-            around: Around::default(),
+            bypasses: Bypasses::default(),
             served: Mutex::default(),
         });
         let waiting = thread::Builder::new()
-            .name("carry-doors".to_owned())
+            .name("carry-listen".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.wait(posts)
+                move || shared.wait(listeners)
             })
-            .map_err(DoorsError::Local)?;
+            .map_err(CarryListenersError::Local)?;
         let takeovers = match carry.manager {
             Manager::Libvirt => None,
             Manager::Kubevirt | Manager::Proxmox => {
-                Some(Takeovers::follow(&shared).map_err(DoorsError::Local)?)
+                Some(Takeovers::follow(&shared).map_err(CarryListenersError::Local)?)
             }
         };
         Ok(Self { shared, waiting: Some(waiting), takeovers })
     }
 
-    /// A handle that changes the doors when the hosts change.
+    /// A handle that changes the listeners when the hosts change.
     pub(crate) fn reopener(&self) -> Reopener {
         Reopener(Arc::clone(&self.shared))
     }
 
-    /// Accepts no more connections: others' sockets are theirs again. What is carried goes on.
+    /// Accepts no more connections, and restores others' sockets. What is carried continues.
     pub(crate) fn stop_accepting(&mut self) {
         self.takeovers = None;
         self.shared.closing.store(true, SeqCst);
@@ -185,14 +175,13 @@ impl Doors {
         }
     }
 
-    /// Waits for migrations that take their manager's own way through this agent, at most until
-    /// `until`.
-    pub(crate) fn wait_around(&self, until: Instant) {
-        let connections = self.shared.around.number();
+    /// Waits for migrations that bypass the agents through this one, at most until `until`.
+    pub(crate) fn wait_for_bypasses(&self, until: Instant) {
+        let connections = self.shared.bypasses.number();
         if connections > 0 {
             tracing::info!(connections, "waiting for migrations that bypass the agents");
         }
-        let connections = self.shared.around.wait_none(until);
+        let connections = self.shared.bypasses.wait_none(until);
         if connections > 0 {
             tracing::error!(
                 connections,
@@ -224,25 +213,39 @@ impl Doors {
     }
 }
 
-impl Drop for Doors {
+impl Drop for CarryListeners {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-/// Changes the doors when the hosts change.
+/// Changes the listeners when the hosts change.
 pub(crate) struct Reopener(Arc<Shared>);
 
 impl Reopener {
-    /// Changes the doors to those for `peers`; what is carried goes on.
+    /// Changes the listeners to those for `peers`; what is carried goes on.
     pub(crate) fn reopen(&self, peers: &[PeerEntry]) {
         *self.0.changed.lock() = Some(peers.to_vec());
         self.0.wake();
     }
 }
 
+/// The settings of each carried migration.
+fn request(carry: &Carry) -> CarryRequest {
+    CarryRequest {
+        lanes: carry.lanes,
+        downtime_ms: carry.downtime_ms,
+        compress: carry.compress,
+        audit: carry.audit,
+        slowing: carry.slowing,
+        sharing: carry.sharing.clone(),
+        storage: FromStorage { read: carry.storage, ..FromStorage::default() },
+        ..CarryRequest::default()
+    }
+}
+
 /// Creates the directory in which QEMUs create the sockets at which they wait.
-fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), DoorsError> {
+fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), CarryListenersError> {
     let directory = &carry.directory;
     let made = DirBuilder::new().recursive(true).mode(0o755).create(directory).and_then(|()| {
         match qemu {
@@ -251,50 +254,50 @@ fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), DoorsEr
         }?;
         fs::metadata(directory).map(drop)
     });
-    made.map_err(|source| DoorsError::Directory { directory: directory.clone(), source })
+    made.map_err(|source| CarryListenersError::Directory { directory: directory.clone(), source })
 }
 
 impl Shared {
-    /// Wakes the waiting thread so that it sees what has changed.
+    /// Wakes the waiting thread so that it reads what has changed.
     pub(super) fn wake(&self) {
-        posts::wake(&self.wake);
+        listener_set::wake(&self.wake);
     }
 
-    /// Waits for connections at all doors, until they are closed.
-    fn wait(self: &Arc<Self>, mut posts: Posts) {
+    /// Waits for connections at all listeners, until they are closed.
+    fn wait(self: &Arc<Self>, mut listeners: ListenerSet) {
         while !self.closing.load(SeqCst) {
             if let Some(peers) = self.changed.lock().take() {
-                posts.are_for(&self.carry, &peers);
+                listeners.are_for(&self.carry, &peers);
             }
             let room = ACCEPTING_MAX.saturating_sub(self.accepting.load(SeqCst));
             let room = room.min(SERVED_MAX.saturating_sub(self.served.lock().len()));
-            let mut ready = self.ready(&mut posts, room > 0);
+            let mut ready = self.ready(&mut listeners, room > 0);
             // Those whose last turn is longest ago come first.
-            ready.sort_by_key(|post| post.turn.load(SeqCst));
-            ready.iter().take(room).for_each(|post| self.accept(post));
+            ready.sort_by_key(|entry| entry.turn.load(SeqCst));
+            ready.iter().take(room).for_each(|entry| self.accept(entry));
         }
     }
 
-    /// Waits until connections wait at doors that no thread accepts them from, and returns these
-    /// doors; none if something else has changed. Without room for more threads, it waits only for
-    /// that.
-    fn ready(&self, posts: &mut Posts, has_room: bool) -> Vec<Arc<Post>> {
+    /// Waits until connections wait at listeners that no thread accepts them from, and returns the
+    /// listeners' entries; none if something else has changed. Without room for more threads, it
+    /// waits only for that.
+    fn ready(&self, listeners: &mut ListenerSet, has_room: bool) -> Vec<Arc<Entry>> {
         let mut free = Vec::new();
         if has_room {
             let taken_over = self.taken_over.lock();
-            let all = posts.open().iter().chain(&*taken_over);
-            free.extend(all.filter(|post| post.is_free()).cloned());
+            let all = listeners.open().iter().chain(&*taken_over);
+            free.extend(all.filter(|entry| entry.is_free()).cloned());
         }
         let (next, free): (Vec<_>, Vec<_>) = free.into_iter().partition(|it| it.has_accepted());
         if !next.is_empty() {
             return next;
         }
-        let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
+        let fds = free.iter().map(|entry| entry.listener.fd()).chain([self.wake.as_fd()]);
         let fds: Vec<_> = fds.collect();
         let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        let limit = (!posts.all_open()).then_some(&REOPEN);
+        let limit = (!listeners.all_open()).then_some(&REOPEN);
         match poll(&mut polled, limit) {
-            Ok(0) => posts.open_missing(),
+            Ok(0) => listeners.open_missing(),
             Ok(_) => {}
             Err(Errno::INTR) => return Vec::new(),
             Err(error) => {
@@ -306,30 +309,30 @@ impl Shared {
         let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.wake, &mut count);
-        free.into_iter().zip(ready).filter_map(|(post, ready)| ready.then_some(post)).collect()
+        free.into_iter().zip(ready).filter_map(|(entry, ready)| ready.then_some(entry)).collect()
     }
 
-    /// Leaves a door to a thread that accepts a connection, until that has all connections of its
-    /// migration.
-    fn accept(self: &Arc<Self>, post: &Arc<Post>) {
+    /// Leaves a listener to a thread that accepts a connection, until that has all connections of
+    /// its migration.
+    fn accept(self: &Arc<Self>, entry: &Arc<Entry>) {
         let number = self.begun.fetch_add(1, SeqCst);
-        post.turn.store(number, SeqCst);
-        let busy = post.occupy(&self.wake);
-        post.served.fetch_add(1, SeqCst);
+        entry.turn.store(number, SeqCst);
+        let busy = entry.occupy(&self.wake);
+        entry.served.fetch_add(1, SeqCst);
         let accepting = Accepting::one_more(self);
-        // The thread waits for its entry.
+        // The thread waits until the map has it.
         let mut served = self.served.lock();
         let spawned = thread::Builder::new().name(format!("carry-{number}")).spawn({
             let shared = Arc::clone(self);
             move || {
-                let of_post = Arc::clone(&busy.served);
-                let _serving = Serving { shared: Arc::clone(&shared), number, of_post };
-                // Dropped before that: closing the doors waits for threads that serve.
-                let post = busy;
-                let caller = shared.next(&post, number);
+                let of_entry = Arc::clone(&busy.served);
+                let _serving = Serving { shared: Arc::clone(&shared), number, of_entry };
+                // Dropped before that: closing the listeners waits for threads that serve.
+                let entry = busy;
+                let caller = shared.next(&entry, number);
                 drop(accepting);
                 if let Some(caller) = caller {
-                    shared.serve(post, caller);
+                    shared.serve(entry, caller);
                 }
             }
         });
@@ -344,29 +347,29 @@ impl Shared {
                     "cannot start a thread for a connection; the connection waits"
                 );
                 thread::sleep(RETRY);
-                post.served.fetch_sub(1, SeqCst);
+                entry.served.fetch_sub(1, SeqCst);
             }
         }
     }
 
     /// The next connection of an admitted user, for thread `number`; none if none is waiting, or
-    /// the doors are closed.
-    fn next(&self, post: &Post, number: u64) -> Option<Caller> {
-        let next = post.next(&self.admitted, &self.closing).and_then(|caller| {
+    /// the listeners are closed.
+    fn next(&self, entry: &Entry, number: u64) -> Option<Caller> {
+        let next = entry.next(&self.admitted, &self.closing).and_then(|caller| {
             let kept = caller.as_ref().map(Caller::try_clone_connection).transpose()?;
             Ok(caller.zip(kept))
         });
         let (caller, kept) = match next {
             Ok(next) => next?,
             Err(error) => {
-                tracing::warn!(listener = %post.door, %error, "cannot accept a connection");
+                tracing::warn!(listener = %entry.listener, %error, "cannot accept a connection");
                 thread::sleep(RETRY);
                 return None;
             }
         };
         let mut served = self.served.lock();
-        let entry = served.get_mut(&number).filter(|_| !self.closing.load(SeqCst))?;
-        entry.socket = Some(kept);
+        let connection = served.get_mut(&number).filter(|_| !self.closing.load(SeqCst))?;
+        connection.socket = Some(kept);
         Some(caller)
     }
 }
@@ -393,12 +396,12 @@ impl Drop for Accepting {
 struct Serving {
     shared: Arc<Shared>,
     number: u64,
-    of_post: Arc<AtomicUsize>,
+    of_entry: Arc<AtomicUsize>,
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.of_post.fetch_sub(1, SeqCst);
+        self.of_entry.fetch_sub(1, SeqCst);
         let served = self.shared.served.lock().remove(&self.number);
         drop(served);
         // There may be room again.

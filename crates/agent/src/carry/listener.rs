@@ -1,4 +1,4 @@
-//! One door: a place to connect to, and the host that it stands for.
+//! One listener: an address to connect to, and the host that it stands for.
 
 use std::fs;
 use std::io;
@@ -44,14 +44,14 @@ impl Admitted {
     }
 }
 
-/// A place to connect to.
+/// An address to connect to.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum Address {
     Port(SocketAddr),
     Path(PathBuf),
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Port(address) => write!(f, "{address}"),
@@ -60,16 +60,16 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// A place at which this agent stands for another host.
+/// An address at which this agent stands for another host.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Listener {
     /// The host.
     pub(super) peer: String,
-    listener: Listener,
+    socket: Socket,
 }
 
 #[derive(Debug)]
-enum Listener {
+enum Socket {
     Port(TcpListener, SocketAddr),
     Path(UnixListener, SocketFile),
     /// Replaces another program's socket, which leads to that target.
@@ -109,53 +109,57 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // A QEMU of this host, or a door for a host that has returned, may have replaced it.
+        // A QEMU of this host, or a listener for a host that has returned, may have replaced it.
         if self.is_there() {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-impl Door {
-    /// Opens a door at a place; its socket belongs to `owner`, the user of QEMUs.
-    pub(super) fn open(peer: &str, place: &Place, owner: Option<(u32, u32)>) -> io::Result<Self> {
-        match place {
-            Place::Port(address) => Self::at_port(peer, *address),
-            Place::Path(path) => Self::at_path(peer, path, owner),
+impl Listener {
+    /// Opens a listener at an address; its socket belongs to `owner`, the user of QEMUs.
+    pub(super) fn open(
+        peer: &str,
+        address: &Address,
+        owner: Option<(u32, u32)>,
+    ) -> io::Result<Self> {
+        match address {
+            Address::Port(address) => Self::at_port(peer, *address),
+            Address::Path(path) => Self::at_path(peer, path, owner),
         }
     }
 
-    /// A door that replaces another program's socket, which leads to `target`.
+    /// A listener that replaces another program's socket, which leads to `target`.
     pub(super) fn in_place_of(peer: &str, socket: Replaced, target: Target) -> Self {
-        Self { peer: peer.to_owned(), listener: Listener::Replaced(socket, target) }
+        Self { peer: peer.to_owned(), socket: Socket::Replaced(socket, target) }
     }
 
     /// The socket that it replaces, if it does.
     pub(super) fn replaces(&self) -> Option<&Replaced> {
-        match &self.listener {
-            Listener::Replaced(socket, _) => Some(socket),
+        match &self.socket {
+            Socket::Replaced(socket, _) => Some(socket),
             _ => None,
         }
     }
 
     /// Whether a QEMU's multifd channels may come here though its main connection went to the
-    /// socket that this door replaces, just before it did.
+    /// socket that this listener replaces, just before it did.
     pub(super) fn may_miss_main(&self) -> bool {
         let memory = Port::Memory.number();
-        matches!(&self.listener, Listener::Replaced(_, Target::Vmi { port, .. }) if *port == memory)
+        matches!(&self.socket, Socket::Replaced(_, Target::Vmi { port, .. }) if *port == memory)
     }
 
-    /// Whether it stands for that host at that place.
-    pub(super) fn is(&self, peer: &str, place: &Place) -> bool {
-        let is_there = match (&self.listener, place) {
-            (Listener::Port(_, address), Place::Port(wanted)) => address == wanted,
-            (Listener::Path(_, file), Place::Path(wanted)) => file.path == *wanted,
+    /// Whether it stands for that host at that address.
+    pub(super) fn is(&self, peer: &str, address: &Address) -> bool {
+        let is_there = match (&self.socket, address) {
+            (Socket::Port(_, address), Address::Port(expected)) => address == expected,
+            (Socket::Path(_, file), Address::Path(expected)) => file.path == *expected,
             _ => false,
         };
         is_there && self.peer == peer
     }
 
-    /// Opens a door at a port of a loopback address.
+    /// Opens a listener at a port of a loopback address.
     fn at_port(peer: &str, address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         // Accepted connections inherit these options.
@@ -163,10 +167,10 @@ impl Door {
         socket.set_recv_buffer_size(UNREAD_BYTES)?;
         socket.set_tcp_mss(SEGMENT_BYTES)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { peer: peer.to_owned(), listener: Listener::Port(listener, address) })
+        Ok(Self { peer: peer.to_owned(), socket: Socket::Port(listener, address) })
     }
 
-    /// Opens a door at a socket.
+    /// Opens a listener at a socket.
     ///
     /// It belongs to the user of QEMUs, because QEMU itself makes the connections if there are
     /// several.
@@ -186,8 +190,8 @@ impl Door {
             file.give_to(owner)?;
         }
         rustix::net::listen(&socket, UNACCEPTED_MAX)?;
-        let listener = Listener::Path(UnixListener::from(socket), file);
-        Ok(Self { peer: peer.to_owned(), listener })
+        let socket = Socket::Path(UnixListener::from(socket), file);
+        Ok(Self { peer: peer.to_owned(), socket })
     }
 
     /// The next connection from an admitted user; none if none is waiting, or once `closing` is
@@ -227,8 +231,8 @@ impl Door {
 
     /// The next connection, and its user if that is known.
     fn accept(&self) -> io::Result<(UnixStream, Option<u32>)> {
-        match &self.listener {
-            Listener::Port(listener, _) => {
+        match &self.socket {
+            Socket::Port(listener, _) => {
                 let (stream, from) = listener.accept()?;
                 let to = stream.local_addr()?;
                 let uid = nic::user_of(from, to).map_err(unknown)?;
@@ -237,14 +241,14 @@ impl Door {
                 // The type only has to be a stream socket; its address family does not matter.
                 Ok((UnixStream::from(OwnedFd::from(stream)), uid))
             }
-            Listener::Path(listener, _) => {
+            Socket::Path(listener, _) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(false)?;
                 let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
                 Ok((stream, Some(uid)))
             }
             // The socket's mode admits its owner and root only.
-            Listener::Replaced(socket, _) => {
+            Socket::Replaced(socket, _) => {
                 let (stream, _) = socket.listener().accept()?;
                 stream.set_nonblocking(false)?;
                 Ok((stream, Some(0)))
@@ -254,29 +258,29 @@ impl Door {
 
     /// Its target on the other host.
     pub(super) fn target(&self) -> Target {
-        match &self.listener {
-            Listener::Port(_, address) => Target::Port(address.port()),
-            Listener::Path(_, file) => Target::Path(file.path.display().to_string()),
-            Listener::Replaced(_, target) => target.clone(),
+        match &self.socket {
+            Socket::Port(_, address) => Target::Port(address.port()),
+            Socket::Path(_, file) => Target::Path(file.path.display().to_string()),
+            Socket::Replaced(_, target) => target.clone(),
         }
     }
 
     /// Readable when a connection is waiting.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        match &self.listener {
-            Listener::Port(listener, _) => listener.as_fd(),
-            Listener::Path(listener, _) => listener.as_fd(),
-            Listener::Replaced(socket, _) => socket.fd(),
+        match &self.socket {
+            Socket::Port(listener, _) => listener.as_fd(),
+            Socket::Path(listener, _) => listener.as_fd(),
+            Socket::Replaced(socket, _) => socket.fd(),
         }
     }
 }
 
-impl std::fmt::Display for Door {
+impl std::fmt::Display for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.listener {
-            Listener::Port(_, address) => write!(f, "{address}"),
-            Listener::Path(_, file) => write!(f, "{}", file.path.display()),
-            Listener::Replaced(socket, _) => write!(f, "{}", socket.name()),
+        match &self.socket {
+            Socket::Port(_, address) => write!(f, "{address}"),
+            Socket::Path(_, file) => write!(f, "{}", file.path.display()),
+            Socket::Replaced(socket, _) => write!(f, "{}", socket.name()),
         }
     }
 }
@@ -297,28 +301,28 @@ mod tests {
         Admitted { qemu: vec![rustix::process::geteuid().as_raw()] }
     }
 
-    fn take(door: &Door, admitted: &Admitted) -> Option<UnixStream> {
-        door.take(admitted, &AtomicBool::new(false)).unwrap()
+    fn take(listener: &Listener, admitted: &Admitted) -> Option<UnixStream> {
+        listener.take(admitted, &AtomicBool::new(false)).unwrap()
     }
 
     /// Waits for a connection and takes it.
-    fn next(door: &Door, admitted: &Admitted) -> Option<UnixStream> {
+    fn next(listener: &Listener, admitted: &Admitted) -> Option<UnixStream> {
         rustix::event::poll(
-            &mut [rustix::event::PollFd::new(&door.fd(), rustix::event::PollFlags::IN)],
+            &mut [rustix::event::PollFd::new(&listener.fd(), rustix::event::PollFlags::IN)],
             None,
         )
         .unwrap();
-        take(door, admitted)
+        take(listener, admitted)
     }
 
     #[test]
     fn a_port_of_loopback_leads_to_the_same_port_there() {
         let free = TcpListener::bind("127.7.0.9:0").unwrap().local_addr().unwrap();
-        let door = Door::at_port("b", free).unwrap();
-        assert_eq!(door.target(), Target::Port(free.port()));
-        assert!(take(&door, &us()).is_none());
+        let listener = Listener::at_port("b", free).unwrap();
+        assert_eq!(listener.target(), Target::Port(free.port()));
+        assert!(take(&listener, &us()).is_none());
         let mut client = TcpStream::connect(free).unwrap();
-        let mut taken = next(&door, &us()).unwrap();
+        let mut taken = next(&listener, &us()).unwrap();
         client.write_all(b"QEVM").unwrap();
         let mut read = [0; 4];
         taken.read_exact(&mut read).unwrap();
@@ -341,9 +345,9 @@ mod tests {
     #[test]
     fn qemu_can_not_write_much_that_is_not_read() {
         let free = TcpListener::bind("127.7.0.8:0").unwrap().local_addr().unwrap();
-        let door = Door::at_port("b", free).unwrap();
+        let listener = Listener::at_port("b", free).unwrap();
         let mut client = TcpStream::connect(free).unwrap();
-        let mut taken = next(&door, &us()).unwrap();
+        let mut taken = next(&listener, &us()).unwrap();
         let first = unread(&mut client);
         assert!(first < 1 << 20, "{first}");
         // If much is read fast, the kernel grows its buffers, unless their size is set.
@@ -361,14 +365,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("host-b.sock");
         fs::write(&path, "left behind").unwrap();
-        let door = Door::at_path("b", &path, None).unwrap();
-        assert_eq!(door.target(), Target::Path(path.display().to_string()));
+        let listener = Listener::at_path("b", &path, None).unwrap();
+        assert_eq!(listener.target(), Target::Path(path.display().to_string()));
         let _client = UnixStream::connect(&path).unwrap();
-        assert!(next(&door, &us()).is_some());
+        assert!(next(&listener, &us()).is_some());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        // A host that left has returned while a connection uses its old door.
-        let again = Door::at_path("b", &path, None).unwrap();
-        drop(door);
+        // A host that left has returned while a connection uses its old listener.
+        let again = Listener::at_path("b", &path, None).unwrap();
+        drop(listener);
         let _client = UnixStream::connect(&path).unwrap();
         drop(again);
         assert!(!path.exists());
@@ -385,9 +389,9 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("host-b.sock");
-        let door = Door::at_path("b", &path, None).unwrap();
+        let listener = Listener::at_path("b", &path, None).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
-        assert!(next(&door, &Admitted { qemu: vec![us + 1] }).is_none());
+        assert!(next(&listener, &Admitted { qemu: vec![us + 1] }).is_none());
     }
 
     /// A connection that is closed has no owner: even root's is turned away.
@@ -395,33 +399,33 @@ mod tests {
         (0..connections).for_each(|_| drop(TcpStream::connect(at).unwrap()));
     }
 
-    fn at_loopback() -> (Door, SocketAddr) {
+    fn at_loopback() -> (Listener, SocketAddr) {
         let free = TcpListener::bind("127.7.0.6:0").unwrap().local_addr().unwrap();
-        (Door::at_port("b", free).unwrap(), free)
+        (Listener::at_port("b", free).unwrap(), free)
     }
 
     #[test]
     fn an_admitted_user_is_taken_among_strangers() {
-        let (door, at) = at_loopback();
+        let (listener, at) = at_loopback();
         strangers(at, 100);
         let mut client = TcpStream::connect(at).unwrap();
         strangers(at, 10);
-        let mut taken = take(&door, &us()).unwrap();
+        let mut taken = take(&listener, &us()).unwrap();
         client.write_all(b"QEVM").unwrap();
         let mut read = [0; 4];
         taken.read_exact(&mut read).unwrap();
         assert_eq!(&read, b"QEVM");
-        assert!(take(&door, &us()).is_none());
+        assert!(take(&listener, &us()).is_none());
     }
 
     /// Strangers that keep connecting don't delay the end of an agent.
     #[test]
     fn nobody_is_accepted_once_it_closes() {
-        let (door, at) = at_loopback();
+        let (listener, at) = at_loopback();
         strangers(at, 100);
-        assert!(door.take(&us(), &AtomicBool::new(true)).unwrap().is_none());
-        let Listener::Port(listener, _) = &door.listener else { panic!("it has a port") };
-        let left = std::iter::from_fn(|| listener.accept().ok()).count();
+        assert!(listener.take(&us(), &AtomicBool::new(true)).unwrap().is_none());
+        let Socket::Port(socket, _) = &listener.socket else { panic!("it has a port") };
+        let left = std::iter::from_fn(|| socket.accept().ok()).count();
         assert_eq!(left, 100, "some were accepted");
     }
 }
