@@ -1,6 +1,6 @@
 //! QEMU's events.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
 
@@ -13,8 +13,6 @@ pub struct Event {
     pub data: Value,
     /// When it was read.
     pub at: Instant,
-    /// When it happened according to QEMU, since 1970 by its host's clock.
-    pub happened: Option<Duration>,
 }
 
 impl Event {
@@ -25,12 +23,6 @@ impl Event {
     }
 
     pub(super) fn parse(name: &str, message: &Value) -> Self {
-        let stamp = &message["timestamp"];
-        // QEMU writes -1 where its host has no clock.
-        let happened = stamp["seconds"].as_u64().and_then(|seconds| {
-            let micros = stamp["microseconds"].as_u64()?.min(999_999);
-            Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))
-        });
-        Self { name: name.to_owned(), data: message["data"].clone(), at: Instant::now(), happened }
+        Self { name: name.to_owned(), data: message["data"].clone(), at: Instant::now() }
     }
 }
