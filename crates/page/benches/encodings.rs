@@ -106,7 +106,7 @@ fn encodings(criterion: &mut Criterion) {
 
     let mut group = criterion.benchmark_group("decode");
     group.throughput(Throughput::Bytes(BYTES as u64));
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::default();
     for (name, content) in &contents[1..] {
         let batch = batch_of(&pool, content);
         for encoding in [Encoding::Lz4, Encoding::Zstd] {
