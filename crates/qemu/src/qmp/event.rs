@@ -16,12 +16,6 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether this is QEMU's `MIGRATION` event with that status.
-    #[must_use]
-    pub fn is_migration(&self, status: &str) -> bool {
-        self.name == "MIGRATION" && self.data["status"] == status
-    }
-
     pub(super) fn parse(name: &str, message: &Value) -> Self {
         Self { name: name.to_owned(), data: message["data"].clone(), at: Instant::now() }
     }
