@@ -93,7 +93,7 @@ check: lint deny unit
 # test --workspace --no-run`, which prints the names of a hundred programs even when there is
 # nothing to compile.
 tests: toolchain
-	$(CARGO) build --workspace --bins --tests --examples
+	$(CARGO) build --workspace --bins --tests
 	@$(DEBUG)/lab setup --tests
 
 # The lab's own tests make hosts too.

@@ -102,12 +102,6 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// A tally of no VM.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Counts one more VM from its sample. `held` tells which content its destination has. All
     /// samples must have the same `one_in`.
     pub fn add(&mut self, sample: &Sample, held: impl Fn(u32) -> bool) -> Estimate {
@@ -159,7 +153,7 @@ mod tests {
     fn a_complete_sample_gives_exact_counts() {
         let held: HashSet<u32> = [1, 2, 3].map(hint).into();
         let held = |hint: u32| held.contains(&hint);
-        let mut tally = Tally::new();
+        let mut tally = Tally::default();
         let estimate = |pages, held, within, common| Estimate { pages, held, within, common };
         let first = tally.add(&sample([1, 2, 2, 7, 7, 7, 8], 1), held);
         assert_eq!(first, estimate(7, 3, 2, 0));
@@ -185,7 +179,7 @@ mod tests {
             (estimate as f64 - pages).abs() < 4.0 * (pages * f64::from(ONE_IN - 1)).sqrt()
         };
         // The first VM has three quarters of the second one's content.
-        let mut tally = Tally::new();
+        let mut tally = Tally::default();
         let first = tally.add(&sample(0..PAGES, ONE_IN), |_| false);
         assert!(near(first.pages, PAGES) && first.bodies() == first.pages, "{first:?}");
         let second = tally.add(&sample(PAGES / 4..PAGES / 4 * 5, ONE_IN), |_| false);

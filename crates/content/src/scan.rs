@@ -56,18 +56,12 @@ impl Scanner {
     /// CPU is otherwise idle. To use no CPU at all, don't start it: it takes a thousandth
     /// whatever the share.
     ///
-    /// # Errors
-    /// If a thread can't be started.
-    pub fn start(index: &Arc<Index>, share: f64) -> io::Result<Self> {
-        Self::start_telling(index, share, |_| {})
-    }
-
-    /// The same, and calls `tell` with batches of names that it finds: new names at once, and all
-    /// names of a member every half hour. Some may be out of date by then.
+    /// It calls `tell` with batches of names that it finds: new names at once, and all names of a
+    /// member every half hour. Some may be out of date by then.
     ///
     /// # Errors
     /// If a thread can't be started.
-    pub fn start_telling(
+    pub fn start(
         index: &Arc<Index>,
         share: f64,
         tell: impl Fn(&[Name]) + Send + 'static,
@@ -380,7 +374,7 @@ mod tests {
     #[test]
     fn the_thread_scans_new_members_until_it_is_stopped() {
         let index = Index::new(1 << 20);
-        let scanner = Scanner::start(&index, 1.0).unwrap();
+        let scanner = Scanner::start(&index, 1.0, |_| {}).unwrap();
         let (ram, read) = ram(1..=40);
         let member = index.join(Arc::clone(&ram) as _, key(), 40).unwrap();
         for _ in 0..40 {
@@ -398,7 +392,7 @@ mod tests {
         let index = Index::new(1 << 20);
         let (ram, read) = ram((0..1_000_000).map(|page| page % 200));
         let _member = index.join(ram, key(), 1_000_000).unwrap();
-        let scanner = Scanner::start(&index, 1.0).unwrap();
+        let scanner = Scanner::start(&index, 1.0, |_| {}).unwrap();
         read.recv().unwrap();
         drop(scanner);
         let (stop, told) = channel();
@@ -429,14 +423,14 @@ mod tests {
         let noted = read.clone();
         // Told while it is noted.
         let tell = move |_: &[Name]| drop(noted.send(here()));
-        let _scanner = Scanner::start_telling(&index, 1.0, tell).unwrap();
+        let _scanner = Scanner::start(&index, 1.0, tell).unwrap();
         let _member = index.join(Arc::new(Read(read)), key(), 1).unwrap();
         assert_eq!([(); 2].map(|()| threads.recv().unwrap()), ["scan-hash", "scan"]);
     }
 
     #[test]
     fn it_gives_way_as_long_as_anything_moves() {
-        let scanner = Scanner::start(&Index::new(1), 1.0).unwrap();
+        let scanner = Scanner::start(&Index::new(1), 1.0, |_| {}).unwrap();
         let moving = |scanner: &Scanner| scanner.moving.load(Relaxed);
         let (one, other) = (scanner.give_way(), scanner.give_way());
         drop(one);

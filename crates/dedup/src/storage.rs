@@ -156,7 +156,7 @@ impl DiskReaders {
                 stale_pages: AtomicU64::new(0),
                 why: Mutex::default(),
             });
-            match Reader::start_boxed(opened.source, Arc::clone(&taking) as _, settings.clone()) {
+            match Reader::start(opened.source, Arc::clone(&taking) as _, settings.clone()) {
                 Ok(reader) => Some(Disk { reader, taking }),
                 Err(error) => {
                     tracing::warn!(%error, "a disk is not read");

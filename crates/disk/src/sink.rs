@@ -96,24 +96,12 @@ pub struct DiskSink {
 impl DiskSink {
     /// Starts the sink for `disks`, in the order of the source's list. `pool`
     /// belongs to the sink alone, and is closed with it: it bounds what is accepted
-    /// and not yet written. `on_failure` is called with the first failure, on the
-    /// thread that finds it, and must not block.
+    /// and not yet written. Its threads join `threads`. `on_failure` is called with the
+    /// first failure, on the thread that finds it, and must not block.
     ///
     /// # Errors
     /// If a thread can't be started.
     pub fn start(
-        disks: Vec<SinkDisk>,
-        pool: Arc<Pool>,
-        on_failure: impl Fn(&SinkError) + Send + Sync + 'static,
-    ) -> std::io::Result<Self> {
-        Self::start_in(disks, pool, None, on_failure)
-    }
-
-    /// As [`DiskSink::start`]; its threads join `threads`.
-    ///
-    /// # Errors
-    /// As for [`DiskSink::start`].
-    pub fn start_in(
         disks: Vec<SinkDisk>,
         pool: Arc<Pool>,
         threads: Option<&Arc<DataThreads>>,

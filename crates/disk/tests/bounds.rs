@@ -34,7 +34,7 @@ fn start(memory: &Arc<MemoryDisk>) -> Ends {
         bytes: DISK_BYTES as u64,
         writer: Arc::clone(memory) as Arc<dyn WriteBlocks>,
     };
-    let sink = DiskSink::start(vec![disk], Arc::clone(&sink_pool), move |error| {
+    let sink = DiskSink::start(vec![disk], Arc::clone(&sink_pool), None, move |error| {
         tell.send(error.clone()).unwrap();
     });
     let destination = Destination::start(sink.unwrap(), |_| None);

@@ -32,7 +32,7 @@ fn start_sink(memory: &[Arc<MemoryDisk>], slots: usize) -> DiskSink {
             writer: Arc::clone(disk) as Arc<dyn WriteBlocks>,
         })
         .collect();
-    DiskSink::start(disks, Pool::new(slots * SLOT_BYTES), |error| panic!("{error}")).unwrap()
+    DiskSink::start(disks, Pool::new(slots * SLOT_BYTES), None, |error| panic!("{error}")).unwrap()
 }
 
 /// Writes random data to a random range of the source and of the model.

@@ -56,7 +56,7 @@ fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<Sink
     let writer = NbdWriter::connect(path, "disk", &Settings::default()).unwrap();
     assert_eq!(writer.bytes(), DISK_BYTES as u64);
     let disk = SinkDisk { name: "vda".to_owned(), bytes: writer.bytes(), writer: Arc::new(writer) };
-    let sink = DiskSink::start(vec![disk], Pool::new(4 * SLOT_BYTES), move |error| {
+    let sink = DiskSink::start(vec![disk], Pool::new(4 * SLOT_BYTES), None, move |error| {
         tell.send(error.clone()).unwrap();
     });
     let destination =

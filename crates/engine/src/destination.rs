@@ -267,17 +267,14 @@ fn serve_one(
         // Checked afterwards: if the host is removed from now on, the connection is broken off.
         let stranger = shared.not_listed(connection.peer()).map(str::to_owned);
         if !has_room || stranger.is_some() {
-            connection.write_all(&Reply::Busy.to_bytes(version))?;
-            connection.close();
+            turn_away(&mut connection, Reply::Busy, version)?;
             return stranger.map_or(Ok(()), |host| Err(TurnedAway::NotListed(host)));
         }
     }
     match kind {
         Kind::Control => {
             if !place.leads(connection.peer()) {
-                connection.write_all(&Reply::Busy.to_bytes(version))?;
-                connection.close();
-                return Ok(());
+                return turn_away(&mut connection, Reply::Busy, version);
             }
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
             phases::run(shared, connection, number, place)?;
@@ -285,14 +282,10 @@ fn serve_one(
         Kind::Lane { token, number } => {
             let known = shared.arrivals.lock().get(&token).cloned();
             let Some(arrival) = known.filter(|known| known.are_of(connection.peer())) else {
-                connection.write_all(&Reply::UnknownToken.to_bytes(version))?;
-                connection.close();
-                return Ok(());
+                return turn_away(&mut connection, Reply::UnknownToken, version);
             };
             if !place.is_lane(connection.peer()) {
-                connection.write_all(&Reply::Busy.to_bytes(version))?;
-                connection.close();
-                return Ok(());
+                return turn_away(&mut connection, Reply::Busy, version);
             }
             // Also without certificates: only the source knows the token.
             place.is_of_host();
@@ -302,9 +295,7 @@ fn serve_one(
         Kind::Directory => {
             let rack = shared.local.sharing.as_ref().and_then(|sharing| sharing.rack());
             let Some(directory) = rack.and_then(|rack| rack.embedded()) else {
-                connection.write_all(&Reply::Busy.to_bytes(version))?;
-                connection.close();
-                return Ok(());
+                return turn_away(&mut connection, Reply::Busy, version);
             };
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
             // With certificates, a host can only register its own content.
@@ -317,18 +308,14 @@ fn serve_one(
         Kind::Content => {
             let sharing = shared.local.sharing.as_ref().filter(|sharing| sharing.rack().is_some());
             let Some(sharing) = sharing else {
-                connection.write_all(&Reply::Busy.to_bytes(version))?;
-                connection.close();
-                return Ok(());
+                return turn_away(&mut connection, Reply::Busy, version);
             };
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
             dedup::rack::serve(sharing, connection, &shared.local.resources.served)?;
         }
         Kind::Orders => {
             if !place.orders(connection.peer()) {
-                connection.write_all(&Reply::Busy.to_bytes(version))?;
-                connection.close();
-                return Ok(());
+                return turn_away(&mut connection, Reply::Busy, version);
             }
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
             orders::obey(&*shared.host, &mut connection)?;
@@ -341,6 +328,12 @@ fn serve_one(
             connection.close();
         }
     }
+    Ok(())
+}
+
+fn turn_away(connection: &mut Connection, reply: Reply, version: u16) -> Result<(), TurnedAway> {
+    connection.write_all(&reply.to_bytes(version))?;
+    connection.close();
     Ok(())
 }
 
@@ -373,8 +366,7 @@ fn greet(connection: &mut Connection) -> Result<(Kind, u16), TurnedAway> {
     let heard = match Preamble::parse(&bytes, Versions::SPOKEN) {
         Ok(heard) => heard,
         Err(error @ WireError::Version { theirs, ours }) => {
-            connection.write_all(&Reply::OtherVersion(ours).to_bytes(theirs.newest))?;
-            connection.close();
+            turn_away(connection, Reply::OtherVersion(ours), theirs.newest)?;
             return Err(error.into());
         }
         // A peer that is not Droveway gets no answer.

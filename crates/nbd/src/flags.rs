@@ -13,16 +13,10 @@ impl ExportFlags {
     pub const READ_ONLY: Self = Self(1 << 1);
     /// FLUSH is served.
     pub const FLUSH: Self = Self(1 << 2);
-    /// Single writes can be made durable.
-    pub const FUA: Self = Self(1 << 3);
     /// TRIM is served.
     pub const TRIM: Self = Self(1 << 5);
     /// WRITE_ZEROES is served.
     pub const WRITE_ZEROES: Self = Self(1 << 6);
-    /// Several connections see the same disk, a flush on one covers all.
-    pub const MULTI_CONN: Self = Self(1 << 8);
-    /// WRITE_ZEROES can be asked to fail rather than be slow.
-    pub const FAST_ZERO: Self = Self(1 << 11);
 
     /// Whether all of `others` are in it.
     #[must_use]

@@ -197,12 +197,6 @@ impl Budget {
         self.state.lock().total * SLOT_BYTES
     }
 
-    /// Bytes promised to pools.
-    #[must_use]
-    pub fn promised_bytes(&self) -> usize {
-        self.state.lock().promised * SLOT_BYTES
-    }
-
     /// Bytes of all batches in use.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
@@ -459,7 +453,7 @@ mod tests {
             });
             for host in hosts {
                 assert!(host.high_water_bytes() <= host.bytes());
-                assert_eq!((host.out_bytes(), host.promised_bytes()), (0, 0));
+                assert_eq!((host.out_bytes(), host.state.lock().promised), (0, 0));
                 assert!(host.state.lock().free.is_empty(), "an idle agent keeps no buffers");
             }
         }

@@ -276,7 +276,8 @@ fn lay_out<'a, 'b>(pages: impl Iterator<Item = &'b [u8]>, into: &'a mut Buffer) 
     &into[..filled]
 }
 
-/// Decodes a peer's data; one per lane's receiver.
+/// Decodes a peer's data; one per lane's receiver. An encoding's buffers are allocated at its first
+/// use.
 #[derive(Default)]
 pub struct Decoder {
     zstd: Option<Decompressor<'static>>,
@@ -284,12 +285,6 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Creates a decoder. An encoding's buffers are allocated at its first use.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Decodes `input` to exactly `bodies` page bodies, one after the other.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub use delta::{Delta, DeltaWriter, Deltas, PART_BYTES, PARTS};
 pub use encoding::{
     DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
 };
-pub use fill::{filled_with, is_zero};
+pub use fill::is_zero;
 pub use heap::give_back_freed_memory;
 pub use page_set::PageSet;
 pub use pool::{Pool, PoolClosed, Room};

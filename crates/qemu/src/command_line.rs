@@ -213,14 +213,6 @@ impl CommandLine {
         })
     }
 
-    /// Why a VM started like this can never move, if that is so.
-    #[must_use]
-    pub fn bound_to_host(&self) -> Option<&'static str> {
-        self.has("snapshot").then_some(
-            "it was started with -snapshot: what it writes is in temporary files of this host",
-        )
-    }
-
     /// Adds QMP for the agent at a listening socket that QEMU inherits.
     #[must_use]
     pub fn with_qmp(&self, listener: RawFd) -> Self {

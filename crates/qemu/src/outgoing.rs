@@ -240,36 +240,6 @@ impl Outgoing {
         self.progress().ok()?.error
     }
 
-    /// Blocks until the VM is stopped and QEMU waits for
-    /// [`Outgoing::continue_switchover`].
-    ///
-    /// # Errors
-    /// If the migration ended instead, or neither happened within `timeout`.
-    pub fn wait_pre_switchover(&self, timeout: Duration) -> Result<(), QmpError> {
-        // Its own receiver: the VM is stopped, and an event that another thread
-        // took would cost a second.
-        let events = self.qmp.events_named(&["MIGRATION"]);
-        let deadline = Instant::now() + timeout;
-        loop {
-            match Progress::query(&self.qmp, PROGRESS_WAIT) {
-                Ok(Progress { status: Status::PreSwitchover, .. }) => return Ok(()),
-                Ok(Progress { status, .. }) if !status.is_going_on() => {
-                    return Err(self.ended(&status));
-                }
-                Ok(_) | Err(QmpError::Timeout { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(QmpError::Migration(format!(
-                    "the VM is not ready for its switchover after {} s",
-                    timeout.as_secs()
-                )));
-            }
-            let _ = events.recv_timeout(left.min(PROGRESS_WAIT));
-        }
-    }
-
     /// Makes QEMU write what is left, once the disks are drained.
     ///
     /// # Errors

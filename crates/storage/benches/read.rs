@@ -108,7 +108,7 @@ fn measure(
     let how = Opening { in_flight, ..Opening::new(dir) };
     let source = open(image, &how).expect("the image").source;
     let settings = Settings { in_flight, gap_bytes_max, ..Settings::default() };
-    let reader = Reader::start_boxed(source, Arc::new(Look), settings).expect("a reader");
+    let reader = Reader::start(source, Arc::new(Look), settings).expect("a reader");
     let (began, cpu) = (Instant::now(), cpu_time());
     for batch in items.chunks(256) {
         reader.add(batch).expect("it reads");

@@ -179,18 +179,6 @@ impl Reader {
     /// # Errors
     /// If a thread can't be started, or too many of earlier readers still hang.
     pub fn start(
-        source: impl Source,
-        consumer: Arc<dyn Consumer>,
-        settings: Settings,
-    ) -> Result<Self, OpenError> {
-        Self::start_boxed(Box::new(source), consumer, settings)
-    }
-
-    /// As [`Reader::start`].
-    ///
-    /// # Errors
-    /// As [`Reader::start`].
-    pub fn start_boxed(
         source: Box<dyn Source>,
         consumer: Arc<dyn Consumer>,
         settings: Settings,

@@ -37,7 +37,7 @@ fn with_64_of_them_no_reader_is_started() {
     let lock = Arc::new(RwLock::new(()));
     let start = |in_flight| {
         let settings = Settings { in_flight, ..Settings::default() };
-        Reader::start(Hangs(Arc::clone(&lock)), Arc::new(Nobody), settings)
+        Reader::start(Box::new(Hangs(Arc::clone(&lock))), Arc::new(Nobody), settings)
     };
     let held = lock.write();
     for (in_flight, left_behind) in [(63, 63), (1, 64)] {

@@ -70,9 +70,6 @@ impl BlockHeader {
         OFFSET_BYTES + usize::from(self.extents) * EXTENT_ENTRY_BYTES
     }
 
-    /// The largest value of [`BlockHeader::table_bytes`].
-    pub const TABLE_BYTES_MAX: usize = OFFSET_BYTES + EXTENTS_MAX * EXTENT_ENTRY_BYTES;
-
     /// Writes the header and the table of `batch` after what `out` holds.
     pub fn write_for(batch: &BlockBatch, encoding: u8, payload_bytes: usize, out: &mut Vec<u8>) {
         let extents = u16::try_from(batch.extents().len()).expect("at most EXTENTS_MAX");

@@ -73,7 +73,7 @@ pub fn lane(bytes: &[u8]) {
 fn deltas(header: BatchHeader, payload: &[u8]) {
     let Ok(encoding) = Encoding::try_from(header.encoding) else { return };
     let pages = usize::from(header.bodies);
-    if let Ok(deltas) = Decoder::new().decode_deltas(encoding, payload, pages) {
+    if let Ok(deltas) = Decoder::default().decode_deltas(encoding, payload, pages) {
         assert_eq!(deltas.iter().len(), pages);
         let mut page = [0; PAGE_BYTES];
         deltas.iter().for_each(|delta| delta.apply(&mut page));

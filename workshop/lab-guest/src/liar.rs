@@ -20,33 +20,20 @@ use rustix::fs::OFlags;
 const SEND_MAX: Duration = Duration::from_secs(60);
 /// About how many pages on disk are changed.
 const SPOILED_MAX: usize = 500;
-const GARBAGE_BYTES: usize = 5 << 20;
 
 /// What is wrong with its answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
-    /// Places belong to other pages.
-    Pages,
-    /// Pages are on other sectors.
-    Sectors,
     /// All of memory is on the first disk.
     Everything,
     /// What was true when it was asked, but sent only when the liar is let go on.
     Late,
     /// The truth, but the disks have other content by then.
     Spoiled,
-    /// Places beyond the disk's end.
-    Beyond,
-    /// Disks that claim to be larger than they are, with pages there.
-    Larger,
     /// Disks with unknown serial numbers.
     Unknown,
-    /// The same disk twice.
-    Twice,
     /// An answer without an end.
     Endless,
-    /// Garbage instead of the protocol.
-    Garbage,
     /// An answer that stops in the middle.
     Cut,
     /// No answer.
@@ -55,18 +42,12 @@ enum Lie {
     Unable,
 }
 
-const LIES: [(&str, Lie); 14] = [
-    ("pages", Lie::Pages),
-    ("sectors", Lie::Sectors),
+const LIES: [(&str, Lie); 8] = [
     ("everything", Lie::Everything),
     ("late", Lie::Late),
     ("spoiled", Lie::Spoiled),
-    ("beyond", Lie::Beyond),
-    ("larger", Lie::Larger),
     ("unknown", Lie::Unknown),
-    ("twice", Lie::Twice),
     ("endless", Lie::Endless),
-    ("garbage", Lie::Garbage),
     ("cut", Lie::Cut),
     ("silent", Lie::Silent),
     ("unable", Lie::Unable),
@@ -135,15 +116,10 @@ fn answer(
     let until = Instant::now() + SEND_MAX;
     let mut bytes = Vec::new();
     let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
-    match lie {
-        Lie::Silent => return Ok(()),
-        Lie::Garbage => {
-            port.send(&[0xd7; 4096], until)?;
-            say("told").map_err(Broken::Failed)?;
-            return port.send(&vec![0xd7; GARBAGE_BYTES], until);
-        }
-        _ => port.send(&bytes, until)?,
+    if lie == Lie::Silent {
+        return Ok(());
     }
+    port.send(&bytes, until)?;
     if ask.wanted == Wanted::Greeting {
         return Ok(());
     }
@@ -227,34 +203,18 @@ impl Said {
     }
 
     fn distort(&mut self, lie: Lie) {
-        let sectors: Vec<u64> = self.devices.iter().map(|device| device.sectors).collect();
-        let all = |run: &Run| sectors.get(usize::from(run.device)).copied().unwrap_or(0);
         match lie {
-            Lie::Pages => {
-                let pages: Vec<u64> = self.runs.iter().rev().map(|run| run.page).collect();
-                self.runs.iter_mut().zip(pages).for_each(|(run, page)| run.page = page);
-            }
-            Lie::Sectors => {
-                for run in &mut self.runs {
-                    run.sector = (run.sector + 3 * PAGE_SECTORS) % (all(run) - PAGE_SECTORS);
-                }
-            }
             Lie::Everything => {
                 let pages = memory_pages();
-                let places = sectors.first().copied().unwrap_or(0) / PAGE_SECTORS;
+                let sectors = self.devices.first().map_or(0, |device| device.sectors);
+                let places = sectors / PAGE_SECTORS;
                 let place = |page| page % places.max(1) * PAGE_SECTORS;
                 let run = |page| Run { page, sector: place(page), pages: 1, device: 0 };
                 self.runs = (0..pages).map(run).collect();
             }
-            Lie::Beyond => self.runs.iter_mut().for_each(|run| run.sector += all(run)),
-            Lie::Larger => {
-                self.runs.iter_mut().for_each(|run| run.sector += all(run));
-                self.devices.iter_mut().for_each(|device| device.sectors *= 2);
-            }
             Lie::Unknown => {
                 self.devices.iter_mut().for_each(|device| device.serial.push_str("-not"));
             }
-            Lie::Twice => self.devices.extend(self.devices.clone()),
             _ => {}
         }
     }

@@ -175,7 +175,7 @@ mod tests {
         let key = Key::new(b"", &content::Domain::default());
         let holder = Arc::new(blocks);
         let member = index.join(Arc::clone(&holder) as _, key, holder.pages()).unwrap();
-        let scanner = content::Scanner::start(&index, 1.0).unwrap();
+        let scanner = content::Scanner::start(&index, 1.0, |_| {}).unwrap();
         while member.scanned().rounds == 0 {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

@@ -76,7 +76,7 @@ impl Sharing {
                 rack.holds(names.to_vec());
             }
         };
-        *self.scanner.lock() = Some(Scanner::start_telling(&self.exchange.index, share, tell)?);
+        *self.scanner.lock() = Some(Scanner::start(&self.exchange.index, share, tell)?);
         Ok(())
     }
 

@@ -100,7 +100,7 @@ impl<'s> AtLane<'s> {
                 let names = Names {
                     fills: batch.fills(),
                     may_wait: self.stage.naming().may_wait(batch.block),
-                    ..names(&self.labels, &batch, ticket)
+                    ..self.labels.message(batch.block, batch.epoch, ticket)
                 };
                 self.head.clear();
                 names.write(pages, &mut self.head);
@@ -121,7 +121,8 @@ impl<'s> AtLane<'s> {
     ) -> io::Result<()> {
         let reread = RereadPages::of(&batch, set);
         self.head.clear();
-        names(&self.labels, &batch, ticket).write(reread.pages.iter().copied(), &mut self.head);
+        let names = self.labels.message(batch.block, batch.epoch, ticket);
+        names.write(reread.pages.iter().copied(), &mut self.head);
         batch.retain_bodies(|nth, _| !set.has(nth));
         let rest = Some(batch).filter(|batch| !batch.is_empty());
         if rest.is_some() {
@@ -161,18 +162,5 @@ impl<'s> AtLane<'s> {
         }
         let written = lane.write_pages(&batch);
         lane.sent(Load::Other(Errand(Kind::Reread(reread))), written)
-    }
-}
-
-/// Pages whose bodies can be read again.
-fn names<'n>(labels: &'n Labels, batch: &Batch, ticket: u32) -> Names<'n> {
-    Names {
-        block: batch.block,
-        epoch: batch.epoch,
-        ticket,
-        may_wait: true,
-        names: &labels.names,
-        places: &labels.places,
-        fills: &[],
     }
 }

@@ -1,7 +1,6 @@
 //! The stage's own loads for lanes.
 
 use page::{BATCH_PAGES, Batch};
-use wire::Names;
 
 use super::naming::Labels;
 use super::reread::RereadPages;
@@ -52,15 +51,7 @@ impl Announcement {
     /// Writes the message that announces them to `head`.
     pub(super) fn write(&self, ticket: u32, head: &mut Vec<u8>) {
         let Self { reread, labels } = self;
-        let names = Names {
-            block: reread.block,
-            epoch: reread.epoch,
-            ticket,
-            may_wait: true,
-            names: &labels.names,
-            places: &labels.places,
-            fills: &[],
-        };
+        let names = labels.message(reread.block, reread.epoch, ticket);
         names.write(reread.pages.iter().copied(), head);
     }
 }

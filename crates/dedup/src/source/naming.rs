@@ -7,7 +7,7 @@ use audit::HandedOver;
 use content::{Key, Name};
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PageSet};
 use ram::Numbered;
-use wire::{Announced, DiskPlace};
+use wire::{Announced, DiskPlace, Names};
 
 use super::first_pass::FirstPass;
 use super::guest_page_cache::GuestPageCache;
@@ -31,6 +31,12 @@ impl Labels {
     pub(super) fn clear(&mut self) {
         self.names.clear();
         self.places.clear();
+    }
+
+    /// Their message, without fills, for pages whose bodies can be read again.
+    pub(super) fn message(&self, block: BlockId, epoch: Epoch, ticket: u32) -> Names<'_> {
+        let Self { names, places } = self;
+        Names { block, epoch, ticket, may_wait: true, names, places, fills: &[] }
     }
 }
 

@@ -52,7 +52,7 @@ impl ArrivingDisks {
             let _ = broken.try_send(error.to_string());
         };
         let local = |error: std::io::Error| format!("starting a thread: {error}");
-        let sink = DiskSink::start_in(disks, Arc::clone(pool), Some(lanes.threads()), on_failure)
+        let sink = DiskSink::start(disks, Arc::clone(pool), Some(lanes.threads()), on_failure)
             .map_err(local)?;
         let sink = Arc::new(sink);
         let (requests, flushes) = bounded(FLUSHES_MAX);

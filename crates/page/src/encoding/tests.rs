@@ -40,7 +40,7 @@ fn batch_of(pool: &Arc<Pool>, content: &[u8], gap_bytes: usize) -> Batch {
 #[test]
 fn content_that_shrinks_round_trips_contiguous_or_not() {
     let pool = Pool::new(SLOT_BYTES);
-    let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
+    let (mut encoder, mut decoder) = (Encoder::new(), Decoder::default());
     for pages in [1, 3, BATCH_PAGES] {
         for gap_bytes in [0, 9] {
             let content = text(pages);
@@ -122,7 +122,7 @@ fn noise_that_repeats_is_found_in_the_end() {
 
 #[test]
 fn raw_is_handed_through_and_checked() {
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::default();
     let content = noise(2);
     assert_eq!(decoder.decode(Encoding::Raw, &content, 2).unwrap(), content);
     assert_eq!(
@@ -142,7 +142,7 @@ fn blocks_come_back_in_every_encoding_and_nothing_else_does() {
     let content = text(3);
     batch.room_mut()[..content.len()].copy_from_slice(&content);
     batch.push_data(content.len());
-    let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
+    let (mut encoder, mut decoder) = (Encoder::new(), Decoder::default());
     assert_eq!(encoder.encode_blocks(Encoding::Raw, &batch), Encoded::RAW);
     for wanted in PACKED {
         let encoded = encoder.encode_blocks(wanted, &batch);
@@ -162,7 +162,7 @@ fn blocks_come_back_in_every_encoding_and_nothing_else_does() {
 
 #[test]
 fn counts_and_codes_beyond_the_protocol_are_refused() {
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::default();
     for encoding in [Encoding::Raw, Encoding::Lz4, Encoding::Zstd] {
         assert_eq!(
             decoder.decode(encoding, &[], BATCH_PAGES + 1),
@@ -178,7 +178,7 @@ fn counts_and_codes_beyond_the_protocol_are_refused() {
 #[test]
 fn content_that_unpacks_to_another_count_is_refused() {
     let pool = Pool::new(SLOT_BYTES);
-    let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
+    let (mut encoder, mut decoder) = (Encoder::new(), Decoder::default());
     // Zeros: a small input grows to the most.
     let batch = batch_of(&pool, &vec![0; BODIES_BYTES_MAX], 0);
     for wanted in PACKED {
@@ -209,7 +209,7 @@ proptest! {
         bodies in 0..BATCH_PAGES + 2,
     ) {
         let encoding = Encoding::try_from(code).unwrap();
-        if let Ok(decoded) = Decoder::new().decode(encoding, &input, bodies) {
+        if let Ok(decoded) = Decoder::default().decode(encoding, &input, bodies) {
             prop_assert_eq!(decoded.len(), bodies * PAGE_BYTES);
         }
     }
@@ -231,7 +231,7 @@ proptest! {
         if let Some(cut) = cut {
             packed.truncate(cut.index(packed.len()));
         }
-        if let Ok(decoded) = Decoder::new().decode(encoding, &packed, 4) {
+        if let Ok(decoded) = Decoder::default().decode(encoding, &packed, 4) {
             prop_assert_eq!(decoded.len(), 4 * PAGE_BYTES);
         }
     }

@@ -70,7 +70,6 @@ fn a_waiting_qemu_is_stopped_once_and_of_the_vms_machine_type() {
         "qemu -S -M q35 -machine type=pc-q35-7.2 -incoming defer"
     );
     assert_eq!(waiting("qemu -loadvm snap"), "qemu -machine type=pc-q35-7.2 -S -incoming defer");
-    assert!(parse("qemu -snapshot a.img").bound_to_host().is_some());
 }
 
 proptest! {

@@ -82,8 +82,6 @@ pub struct Progress {
     pub total_bytes: u64,
     /// Guest RAM that QEMU has yet to hand over.
     pub remaining_bytes: u64,
-    /// Bytes that it wrote to the agent's sockets.
-    pub transferred_bytes: u64,
     /// Passes started.
     pub dirty_sync_count: u32,
     /// Guest bytes dirtied per second, as QEMU estimated a while ago.
@@ -115,7 +113,6 @@ impl Progress {
             status: Status::parse(answer["status"].as_str().unwrap_or("none")),
             total_bytes: number("total"),
             remaining_bytes: number("remaining"),
-            transferred_bytes: number("transferred"),
             dirty_sync_count: u32::try_from(number("dirty-sync-count")).unwrap_or(u32::MAX),
             dirty_bytes_per_s: number("dirty-pages-rate").saturating_mul(page_bytes),
             normal_pages: number("normal"),

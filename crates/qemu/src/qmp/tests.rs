@@ -57,11 +57,8 @@ fn events_reach_their_subscribers_until_the_end() {
     let qmp = qmp.unwrap();
     let (all, some) = (qmp.events(), qmp.events_named(&["MIGRATION"]));
     qmp.execute("stop", json!({})).unwrap();
-    let stop = all.recv().unwrap();
-    assert_eq!((stop.name.as_str(), stop.happened), ("STOP", Some(Duration::from_millis(12_500))));
-    let migration = some.recv().unwrap();
-    assert!(migration.is_migration("active"));
-    assert_eq!(migration.happened, None);
+    assert_eq!(all.recv().unwrap().name, "STOP");
+    assert_eq!(some.recv().unwrap().data["status"], "active");
     drop(qmp);
     player.join().unwrap();
     assert_eq!(all.recv().unwrap().name, "MIGRATION");

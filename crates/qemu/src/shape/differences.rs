@@ -3,11 +3,11 @@
 use super::{Device, Drive, Medium, Node, Shape};
 use crate::command_line::overridden;
 
-pub(super) fn differences(
-    here: &Shape,
-    there: &Shape,
-    overrides: &[(String, String)],
-) -> Vec<String> {
+/// How the VM that waits at the destination differs from the one `here`, in
+/// sentences for the operator; empty if it may be loaded. File names of the VM
+/// `here` are compared after `overrides` are applied.
+#[must_use]
+pub fn differences(here: &Shape, there: &Shape, overrides: &[(String, String)]) -> Vec<String> {
     let mut found = Vec::new();
     if here.machine != there.machine {
         found.push(format!(

@@ -44,7 +44,11 @@ const LAYERS: [&str; 22] = [
     "quorum",
 ];
 
-pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
+/// What the live VM consists of.
+///
+/// # Errors
+/// If QEMU doesn't answer.
+pub fn of(qmp: &Qmp) -> Result<Shape, QmpError> {
     let Vcpus { kind: cpu, features: cpu_features, count: vcpus } = vcpus(qmp)?;
     let mut memory: Vec<Memory> = qmp
         .memory_backends()?
@@ -56,7 +60,7 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
     plugged.extend(devices(qmp, ANONYMOUS, false)?);
     let (nodes, images) = nodes(qmp)?;
     Ok(Shape {
-        machine: machine(qmp)?,
+        machine: machine_of(qmp)?,
         cpu,
         cpu_features,
         vcpus,
@@ -65,14 +69,18 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
         unplugged: qmp.unplugged()?,
         memory_devices: memory_devices(qmp)?,
         devices: plugged,
-        drives: drives(qmp, TIMEOUT)?,
+        drives: drives_of(qmp, TIMEOUT)?,
         nodes,
         images,
         pid: qmp.process_of_vcpu(),
     })
 }
 
-pub(super) fn machine(qmp: &Qmp) -> Result<String, QmpError> {
+/// A live VM's machine type alone, with its version.
+///
+/// # Errors
+/// If QEMU doesn't answer.
+pub fn machine_of(qmp: &Qmp) -> Result<String, QmpError> {
     let answer = qmp.execute("qom-get", json!({ "path": "/machine", "property": "type" }))?;
     let kind = answer.as_str().ok_or_else(|| odd("qom-get", &answer))?;
     Ok(kind.strip_suffix("-machine").unwrap_or(kind).to_owned())
@@ -131,7 +139,7 @@ fn children(qmp: &Qmp, path: &str) -> Result<Vec<(String, String)>, QmpError> {
 }
 
 /// The paths and kinds of plugged devices whose kind starts so.
-pub(super) fn plugged(qmp: &Qmp, kind: &str) -> Result<Vec<(String, String)>, QmpError> {
+pub(crate) fn plugged(qmp: &Qmp, kind: &str) -> Result<Vec<(String, String)>, QmpError> {
     let mut found = Vec::new();
     for path in [NAMED, ANONYMOUS] {
         let of_kind = children(qmp, path)?.into_iter().filter(|(_, its)| its.starts_with(kind));
@@ -140,7 +148,12 @@ pub(super) fn plugged(qmp: &Qmp, kind: &str) -> Result<Vec<(String, String)>, Qm
     Ok(found)
 }
 
-pub(super) fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
+/// Whether the guest may report free memory through a balloon: QEMU leaves that out of a
+/// migration. Only QEMU knows: a balloon may come from a file, or be plugged in later.
+///
+/// # Errors
+/// If QEMU doesn't answer.
+pub fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
     for (path, _) in plugged(qmp, "virtio-balloon")? {
         let hint = json!({ "path": path, "property": "free-page-hint" });
         match qmp.execute("qom-get", hint) {
@@ -153,7 +166,8 @@ pub(super) fn has_free_page_hint(qmp: &Qmp) -> Result<bool, QmpError> {
     Ok(false)
 }
 
-pub(super) fn has_virtio_net(qmp: &Qmp) -> Result<bool, QmpError> {
+/// Whether the VM has a virtio network card.
+pub(crate) fn has_virtio_net(qmp: &Qmp) -> Result<bool, QmpError> {
     for path in [NAMED, ANONYMOUS, MADE_BY_QEMU] {
         if children(qmp, path)?.iter().any(|(_, kind)| kind.starts_with("virtio-net")) {
             return Ok(true);
@@ -170,7 +184,11 @@ fn memory_devices(qmp: &Qmp) -> Result<Vec<Device>, QmpError> {
     })
 }
 
-pub(super) fn drives(qmp: &Qmp, timeout: Duration) -> Result<Vec<Drive>, QmpError> {
+/// The live VM's drives, with the medium in each.
+///
+/// # Errors
+/// If QEMU doesn't answer within `timeout`.
+pub fn drives_of(qmp: &Qmp, timeout: Duration) -> Result<Vec<Drive>, QmpError> {
     let answer = qmp.execute_within("query-block", json!({}), timeout)?;
     let mut drives = list(&answer, "query-block", |one| {
         Some(Drive {
@@ -206,11 +224,12 @@ fn is_read_only(image: &Node, all: &[(Node, u64)]) -> bool {
     image.read_only || layers.peek().is_some() && layers.all(|node| node.read_only)
 }
 
-/// The names of the block nodes under each drive. QEMU touches no image to say that.
-pub(super) fn node_names(
-    qmp: &Qmp,
-    timeout: Duration,
-) -> Result<Vec<(String, Vec<String>)>, QmpError> {
+/// The names of the block nodes under each of the live VM's drives. While these are the same, no
+/// drive holds other files. QEMU touches no image to say that.
+///
+/// # Errors
+/// If QEMU doesn't answer within `timeout`.
+pub fn node_names(qmp: &Qmp, timeout: Duration) -> Result<Vec<(String, Vec<String>)>, QmpError> {
     let answer = qmp.execute_within("query-blockstats", json!({}), timeout)?;
     let mut drives = list(&answer, "query-blockstats", |one| {
         let mut names = Vec::new();

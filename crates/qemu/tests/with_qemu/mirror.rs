@@ -12,13 +12,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use qemu::disks::{self, Allowed, Disk, Prepared, Promises, QemuImg, WhichDisks};
 use qemu::export::Exports;
 use qemu::incoming::Incoming;
 use qemu::mirror::{Mirrors, Target};
-use qemu::outgoing::{Outgoing, StreamKind};
+use qemu::outgoing::{Outgoing, Status, StreamKind};
 use qemu::qmp::{Qmp, RunState};
 use qemu::rendezvous::Rendezvous;
 use qemu::shape;
@@ -47,6 +48,18 @@ fn write(qmp: &Qmp, device: &str, pattern: u8, at: &str, length: &str) {
     let said = qmp.execute_within("human-monitor-command", json!({"command-line": line}), WAIT);
     // On success QEMU prints to its stdout.
     assert_eq!(said.unwrap(), "", "{line}");
+}
+
+/// Whether QEMU stops the VM in time, and then waits for its disks to be drained.
+fn pauses(outgoing: &Outgoing, within: Duration) -> bool {
+    let deadline = Instant::now() + within;
+    while Instant::now() < deadline {
+        if outgoing.progress().is_ok_and(|progress| progress.status == Status::PreSwitchover) {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    false
 }
 
 fn same(format: &str, one: &Path, other: &Path) -> bool {

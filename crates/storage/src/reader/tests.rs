@@ -149,7 +149,7 @@ fn settings(in_flight: usize) -> Settings {
 fn one_thread_reads_in_order_and_fills_up_the_last_page() {
     let bytes = (3 << 20) + 700;
     let log = Log::of(bytes);
-    let reader = Reader::start(Fake::sound(bytes), log.clone(), settings(1)).unwrap();
+    let reader = Reader::start(Box::new(Fake::sound(bytes)), log.clone(), settings(1)).unwrap();
     assert_eq!(reader.wait_idle(), Ok(()), "nothing is wanted");
     let offsets = [3 << 20, 2 << 20, 8192, (3 << 20) - 512, 512, (3 << 20) + 512, 4608, 0];
     reader.add(&items(offsets)).unwrap();
@@ -176,7 +176,7 @@ fn a_failed_request_fails_its_own_items() {
         _ => Ok(bytes),
     });
     let log = Log::of(16 << 20);
-    let reader = Reader::start(source, log.clone(), settings(4)).unwrap();
+    let reader = Reader::start(Box::new(source), log.clone(), settings(4)).unwrap();
     let all = [0, 1 << 20, 2 << 20, (2 << 20) + 4096, 3 << 20, 16 << 20, u64::MAX, u64::MAX - 9];
     reader.add(&items(all)).unwrap();
     reader.wait_idle().unwrap();
@@ -195,7 +195,7 @@ fn a_failed_request_fails_its_own_items() {
 fn storage_that_fails_again_and_again_is_given_up() {
     let log = Log::of(100 << 20);
     let source = Fake::new(100 << 20, |offset, bytes| Err(refused(offset, bytes)));
-    let reader = Reader::start(source, log.clone(), settings(1)).unwrap();
+    let reader = Reader::start(Box::new(source), log.clone(), settings(1)).unwrap();
     reader.add(&items((0..100).map(|nth| nth << 20))).unwrap();
     let why = reader.wait_idle().unwrap_err();
     let Failure::Unreliable { count: 8, last } = &why else { panic!("{why}") };
@@ -214,7 +214,7 @@ fn too_many_failures_altogether_end_the_reader() {
         0 => Err(refused(offset, bytes)),
         _ => Ok(bytes),
     });
-    let reader = Reader::start(source, log.clone(), settings(1)).unwrap();
+    let reader = Reader::start(Box::new(source), log.clone(), settings(1)).unwrap();
     reader.add(&items((0..200).map(|nth| nth << 20))).unwrap();
     assert!(matches!(reader.wait_idle(), Err(Failure::Unreliable { count: 64, .. })));
     assert_eq!((log.count("read"), log.count("failed")), (63, 137));
@@ -224,7 +224,7 @@ fn too_many_failures_altogether_end_the_reader() {
 fn a_broken_connection_ends_the_reader_at_once() {
     let log = Log::of(100 << 20);
     let source = Fake::new(100 << 20, |_, _| Err(Failure::Broken("gone".to_owned())));
-    let reader = Reader::start(source, log.clone(), settings(3)).unwrap();
+    let reader = Reader::start(Box::new(source), log.clone(), settings(3)).unwrap();
     let _ = reader.add(&items((0..100).map(|nth| nth << 20)));
     assert_eq!(reader.wait_idle(), Err(Failure::Broken("gone".to_owned())));
     assert_eq!(log.count("failed"), 100);
@@ -251,7 +251,8 @@ fn threads_without_an_answer_are_left_behind() {
     let (source, release, gone) = stalled(10 << 20);
     let log = Log::of(100 << 20);
     let patience = Duration::from_secs(1);
-    let reader = Reader::start(source, log.clone(), Settings { patience, ..settings(3) }).unwrap();
+    let reader =
+        Reader::start(Box::new(source), log.clone(), Settings { patience, ..settings(3) }).unwrap();
     reader.add(&items((0..100).map(|nth| nth << 20))).unwrap();
     assert_eq!(reader.wait_idle(), Err(Failure::Stalled(patience)));
     assert_eq!((log.count("read"), log.count("failed")), (10, 90));
@@ -270,7 +271,8 @@ fn stopping_does_not_wait_for_storage_that_hangs() {
     let (source, release, gone) = stalled(0);
     let log = Log::of(100 << 20);
     let patience = Duration::from_secs(3600);
-    let reader = Reader::start(source, log.clone(), Settings { patience, ..settings(2) }).unwrap();
+    let reader =
+        Reader::start(Box::new(source), log.clone(), Settings { patience, ..settings(2) }).unwrap();
     reader.add(&items((0..5).map(|nth| nth << 20))).unwrap();
     drop(reader);
     assert_eq!(log.count("failed"), 5);
@@ -283,7 +285,7 @@ fn stopping_does_not_wait_for_storage_that_hangs() {
 fn items_that_are_not_begun_can_be_taken_from_the_end() {
     let (source, release, _gone) = stalled(0);
     let log = Log::of(100 << 20);
-    let reader = Reader::start(source, log.clone(), settings(1)).unwrap();
+    let reader = Reader::start(Box::new(source), log.clone(), settings(1)).unwrap();
     reader.add(&items((0..50).map(|nth| nth * 100_000))).unwrap();
     let mut tokens = Vec::new();
     assert_eq!(reader.take_from_the_end(10, &mut tokens), 10);
@@ -308,7 +310,7 @@ fn taking_the_last_items_reports_idle() {
     pace.set(Some(1 << 20));
     pace.settle(0, 3600 << 20);
     let settings = Settings { pace: Arc::clone(&pace), ..settings(2) };
-    let reader = Reader::start(Fake::sound(100 << 20), log.clone(), settings).unwrap();
+    let reader = Reader::start(Box::new(Fake::sound(100 << 20)), log.clone(), settings).unwrap();
     reader.add(&items([0, 1 << 20])).unwrap();
     assert_eq!(reader.take_from_the_end(usize::MAX, &mut Vec::new()), 2);
     reader.wait_idle().unwrap();
@@ -333,7 +335,8 @@ impl Consumer for Panics {
 
 #[test]
 fn a_consumer_that_panics_ends_the_reader() {
-    let reader = Reader::start(Fake::sound(1 << 20), Arc::new(Panics), settings(2)).unwrap();
+    let reader =
+        Reader::start(Box::new(Fake::sound(1 << 20)), Arc::new(Panics), settings(2)).unwrap();
     reader.add(&items([0, 4096])).unwrap();
     assert_eq!(reader.wait_idle(), Err(Failure::Panicked));
 }
@@ -341,7 +344,7 @@ fn a_consumer_that_panics_ends_the_reader() {
 #[test]
 fn an_absurd_image_size_is_capped() {
     let log = Log::of(u64::MAX);
-    let reader = Reader::start(Fake::sound(u64::MAX), log.clone(), settings(1)).unwrap();
+    let reader = Reader::start(Box::new(Fake::sound(u64::MAX)), log.clone(), settings(1)).unwrap();
     reader.add(&items([u64::MAX, (1 << 63) - 1, 1 << 62])).unwrap();
     reader.wait_idle().unwrap();
     assert_eq!((log.how(0), log.how(2)), (vec!["failed"], vec!["read"]));
@@ -366,7 +369,7 @@ proptest! {
             if offset % bad == 1 { Err(refused(offset, bytes)) } else { Ok(bytes) }
         });
         let settings = Settings { in_flight, gap_bytes_max, ..Settings::default() };
-        let reader = Reader::start(source, log.clone(), settings).unwrap();
+        let reader = Reader::start(Box::new(source), log.clone(), settings).unwrap();
         let (mut added, mut taken) = (0, Vec::new());
         thread::scope(|scope| {
             let (reader, taken) = (&reader, &mut taken);

@@ -28,7 +28,7 @@ fn a_raw_file_is_read_from_where_the_disk_begins() {
         let pace = Arc::new(Pace::new());
         pace.set(Some(200 << 20));
         let settings = Settings { pace, ..Settings::default() };
-        let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
+        let reader = Reader::start(source, got.clone(), settings).unwrap();
         let mut items = wanted(content.len());
         let last = content.len() as u64 / 512 * 512 - 512;
         items.push(Item { offset: last, token: u64::MAX });
@@ -53,7 +53,7 @@ fn a_truncated_file_fails_the_missing_pages() {
     OpenOptions::new().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
     let got = Got::new();
     let settings = Settings { in_flight: 1, ..Settings::default() };
-    let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
+    let reader = Reader::start(source, got.clone(), settings).unwrap();
     let items: Vec<_> = (0..64).map(|token| Item { offset: (token << 20) + 512, token }).collect();
     reader.add(&items).unwrap();
     let why = reader.wait_idle().unwrap_err();

@@ -80,7 +80,7 @@ fn any_format_is_read_and_nothing_is_left_behind() {
         let opened = open(&image, &Opening::new(at)).unwrap();
         assert_eq!(opened.source.bytes(), content.len() as u64);
         let got = Got::new();
-        let reader = Reader::start_boxed(opened.source, got.clone(), Settings::default()).unwrap();
+        let reader = Reader::start(opened.source, got.clone(), Settings::default()).unwrap();
         let items = wanted(content.len());
         for batch in items.chunks(100) {
             reader.add(batch).unwrap();
@@ -105,7 +105,7 @@ fn what_a_header_names_is_not_opened() {
     let read = |image: &Image| {
         let source = open(image, &Opening::new(at)).unwrap().source;
         let got = Got::new();
-        let reader = Reader::start_boxed(source, got.clone(), Settings::default()).unwrap();
+        let reader = Reader::start(source, got.clone(), Settings::default()).unwrap();
         reader.add(&wanted(MIB)).unwrap();
         reader.wait_idle().unwrap();
         got
@@ -203,7 +203,7 @@ fn an_image_that_a_vm_has_locked_is_read() {
     let pid = fs::read_to_string(at.join("pid")).unwrap();
     let source = open(&image(&at.join("image"), "qcow2"), &Opening::new(at)).unwrap().source;
     let got = Got::new();
-    let reader = Reader::start_boxed(source, got.clone(), Settings::default()).unwrap();
+    let reader = Reader::start(source, got.clone(), Settings::default()).unwrap();
     let items = wanted(4 * MIB);
     reader.add(&items).unwrap();
     reader.wait_idle().unwrap();
@@ -223,7 +223,7 @@ fn signalled(signal: Signal) -> (Failure, usize) {
     let source = open(&image(&path, "raw"), &Opening::new(dir.path())).unwrap().source;
     let got = Got::new();
     let settings = Settings { patience: std::time::Duration::from_secs(2), ..Settings::default() };
-    let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
+    let reader = Reader::start(source, got.clone(), settings).unwrap();
     let items = wanted(4 * MIB);
     reader.add(&items[..100]).unwrap();
     reader.wait_idle().unwrap();

@@ -21,7 +21,7 @@ fn read(image: &Image) -> (std::sync::Arc<Got>, Result<(), Failure>, Progress) {
     let got = Got::new();
     let settings =
         Settings { patience: Duration::from_secs(2), in_flight: 4, ..Settings::default() };
-    let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
+    let reader = Reader::start(source, got.clone(), settings).unwrap();
     // One request by itself, before anything fails.
     let items = wanted(BYTES);
     let (first, rest) = items.split_at(1);

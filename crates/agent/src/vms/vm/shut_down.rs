@@ -129,7 +129,7 @@ mod tests {
     fn event(name: &str, seconds_ago: u64) -> Event {
         let data = json!({ "guest": true, "reason": "guest-shutdown" });
         let at = Instant::now().checked_sub(Duration::from_secs(seconds_ago)).unwrap();
-        Event { name: name.to_owned(), data, at, happened: None }
+        Event { name: name.to_owned(), data, at }
     }
 
     fn shutdown(seconds_ago: u64) -> Event {

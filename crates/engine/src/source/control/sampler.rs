@@ -98,7 +98,7 @@ impl Sampler {
     /// Shows the progress, and decides what lanes note.
     pub(crate) fn show(&self, window: &Window, shown: &Shown) {
         let Shown { pass, ram_bytes, dirty_bytes_per_s, share, time_left_s, .. } = *shown;
-        let left_bytes = not_there(shown.left_bytes, ram_bytes);
+        let left_bytes = shown.left_bytes.min(ram_bytes);
         let sample = Sample {
             at_s: self.report_builder.elapsed_s(),
             delivered_bytes_per_s: window.delivered_per_s,
@@ -149,27 +149,9 @@ impl Sampler {
     }
 }
 
-/// Of `left` bytes that QEMU and the buffers hold, those that the destination does not have: pages
-/// that are in flight and dirty again count twice in the former.
-fn not_there(left: u64, ram: u64) -> u64 {
-    left.min(ram)
-}
-
 fn percent(left_bytes: u64, total_bytes: u64) -> f64 {
     if total_bytes == 0 {
         return 0.0;
     }
     100.0 * (1.0 - left_bytes.min(total_bytes) as f64 / total_bytes as f64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_is_left_than_there_is() {
-        for (left, expected) in [(1300, 1024), (1024, 1024), (7, 7)] {
-            assert_eq!(not_there(left, 1024), expected);
-        }
-    }
 }

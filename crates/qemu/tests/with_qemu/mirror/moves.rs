@@ -3,7 +3,7 @@
 use qemu::mirror::MirrorError;
 use qemu::qmp::RunState;
 
-use super::{Destination, FORMATS, MIB, Source, WAIT, same, taken, write};
+use super::{Destination, FORMATS, MIB, Source, WAIT, pauses, same, taken, write};
 
 #[test]
 fn a_vm_moves_with_its_disks() {
@@ -32,7 +32,7 @@ fn moves_with_its_disks(source: &Source) {
     let running = mirrors.finish(WAIT).unwrap_err();
     assert!(matches!(running, MirrorError::Running), "{running}");
     let (outgoing, _at) = there.migrate(source);
-    outgoing.wait_pre_switchover(WAIT).unwrap();
+    assert!(pauses(&outgoing, WAIT));
     // What the guest wrote last is not in the copies when they are drained.
     write(&source.vm.qmp, "d0", 201, "200M", "8M");
     write(&source.vm.qmp, "d1", 202, "200M", "8M");

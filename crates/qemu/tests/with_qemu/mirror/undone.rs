@@ -10,7 +10,7 @@ use qemu::outgoing::{self, Outgoing, StreamKind};
 use qemu::qmp::{Qmp, RunState};
 use serde_json::{Value, json};
 
-use super::{Destination, MIB, Source, WAIT};
+use super::{Destination, MIB, Source, WAIT, pauses};
 use crate::migrate::{PLAIN, carry, socket};
 use crate::start;
 
@@ -37,7 +37,7 @@ fn undone_at_each_step_the_source_is_as_it_was() {
         }
         let outgoing = (step >= 3).then(|| {
             let (outgoing, at) = there.migrate(&source);
-            outgoing.wait_pre_switchover(WAIT).unwrap();
+            assert!(pauses(&outgoing, WAIT));
             (outgoing, at)
         });
         if step >= 4 {

@@ -93,7 +93,7 @@ pub(super) fn finish(
     leaving: &Events,
 ) -> std::result::Result<(), Failure> {
     let words = |error: LabError| Failure::Other(error.to_string());
-    leaving.wait(|event| event.is_migration("pre-switchover"))?;
+    leaving.wait(|event| event.name == "MIGRATION" && event.data["status"] == "pre-switchover")?;
     here.tell("block-job-cancel", json!({ "device": JOB })).map_err(words)?;
     let ended = leaving.wait(|event| event.name == "BLOCK_JOB_COMPLETED")?;
     if let Some(error) = ended.data.get("error") {

@@ -92,7 +92,6 @@ mod tests {
             name: "MIGRATION_PASS".to_owned(),
             data: json!({ "pass": pass }),
             at: Instant::now(),
-            happened: None,
         };
         qemu.send(pass(1)).unwrap();
         qemu.send(pass(2)).unwrap();
