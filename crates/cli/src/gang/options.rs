@@ -74,6 +74,12 @@ pub(crate) struct MoveOptions {
     #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
     reserve: Option<BitRate>,
+    /// What other traffic keeps of each network card, in bits per second, if a VM would have
+    /// to be throttled, or would miss --deadline, with what others leave [default: all that
+    /// it uses]
+    #[arg(long, value_name = "RATE")]
+    #[serde(deserialize_with = "text")]
+    reserve_min: Option<BitRate>,
     /// The scheduling priority of data threads [default: low]
     #[arg(long, value_enum)]
     priority: Option<PriorityArg>,
@@ -143,6 +149,7 @@ impl MoveOptions {
             timeout: self.timeout.or(other.timeout),
             limit: self.limit.or(other.limit),
             reserve: self.reserve.or(other.reserve),
+            reserve_min: self.reserve_min.or(other.reserve_min),
             priority: self.priority.or(other.priority),
             cpus: self.cpus.or(other.cpus),
             share: self.share.or(other.share),
@@ -193,6 +200,7 @@ impl From<MoveOptions> for GangOptions {
             bounds: Bounds {
                 limit_bits_per_s: options.limit,
                 reserve_bits_per_s: options.reserve,
+                reserve_min_bits_per_s: options.reserve_min,
                 priority: options.priority.map(Priority::from).unwrap_or_default(),
                 cpus: options.cpus,
             },
