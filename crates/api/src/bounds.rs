@@ -33,6 +33,12 @@ impl BitRate {
         NonZeroU64::new(bits_per_s).map(Self)
     }
 
+    /// The rate in bits per second.
+    #[must_use]
+    pub fn bits_per_s(self) -> u64 {
+        self.0.get()
+    }
+
     /// The rate in bytes per second.
     #[must_use]
     pub fn bytes_per_s(self) -> u64 {

@@ -232,6 +232,7 @@ fn clean(answer: &mut Answer) {
         // A sample is checked when it is parsed.
         Answer::Sample(_)
         | Answer::Started
+        | Answer::Set
         | Answer::Cancelling
         | Answer::NoSuch
         | Answer::Unknown => {}

@@ -128,6 +128,13 @@ impl OrderHandler {
                 Err(denied) => refused(&denied),
             },
             Order::Watch { migration, seen, wait_ms } => self.watch(migration, *seen, *wait_ms),
+            Order::Set { migration, change } => {
+                match self.migrations.set(migration, change.clone()) {
+                    Ok(_) => Answer::Set,
+                    Err(denied) if denied.code() == ErrorCode::NoSuchMigration => Answer::NoSuch,
+                    Err(denied) => refused(&denied),
+                }
+            }
             Order::Cancel { migration } => match self.migrations.cancel(migration) {
                 Ok(()) => Answer::Cancelling,
                 Err(denied) => refused(&denied),

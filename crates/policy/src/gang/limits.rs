@@ -87,6 +87,12 @@ impl Limits {
         self.links.iter().any(|link| link.moves.contains(&number))
     }
 
+    /// The last limit of a move that its agent has confirmed.
+    #[must_use]
+    pub fn of(&self, number: usize) -> Option<u64> {
+        self.grants.get(&number).map(|grant| grant.now)
+    }
+
     /// A move has this limit already.
     pub fn has(&mut self, number: usize, bits_per_s: u64) {
         let grant = Grant { now: bits_per_s, requested: None, is_final: false };
