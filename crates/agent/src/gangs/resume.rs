@@ -112,6 +112,10 @@ mod tests {
             BTreeMap::new()
         }
 
+        fn uplinks(&self) -> BTreeMap<String, api::BitRate> {
+            BTreeMap::new()
+        }
+
         fn census(&self, host: &str) -> Result<Census, String> {
             let vms = match host {
                 "x" => self.0[0].clone(),

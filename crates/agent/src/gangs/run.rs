@@ -64,7 +64,8 @@ impl Run {
         evacuating: Option<Evacuating>,
     ) -> Self {
         let report = gang.report();
-        let mut limits = Limits::new(limits::links(&report.options, report.moves.len()));
+        let ends = report.moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
+        let mut limits = Limits::new(limits::links(&report.options, ends, &agents));
         for (number, one) in report.moves.iter().enumerate() {
             if let Some(limit) = one.limit_bits_per_s {
                 limits.has(number, limit.bits_per_s());
@@ -420,7 +421,7 @@ impl Run {
 }
 
 /// Why VMs are not moved although nothing else moves.
-const NO_BANDWIDTH: &str = "VMs of this gang that are in doubt may use all of --limit-total: settle \
+const NO_BANDWIDTH: &str = "VMs of this gang that are in doubt may use all of the bandwidth: settle \
                             them, then resume the gang";
 
 /// Why the other VMs of a gang stay after one has failed.

@@ -58,6 +58,7 @@ fn silent_host(site: &Site) -> TcpListener {
         nics: Vec::new(),
         carry_address: None,
         carry_ports: None,
+        uplink: None,
     }]);
     there
 }
