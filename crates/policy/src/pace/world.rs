@@ -315,7 +315,7 @@ fn others_yield_what_the_vm_needs_down_to_what_they_keep() {
             (0.4, 0.5, 0.4),
             (0.9, 0.6, 0.4),
             (0.4, 0.75, 0.25),
-            // Others leave as much.
+            // Others leave as much, or a little less while it is tried whether the wire carries more.
             (0.1, 0.0, 0.185),
         ] {
             let case = format!("{at_source}: {needed} beside {keep}");
@@ -327,7 +327,7 @@ fn others_yield_what_the_vm_needs_down_to_what_they_keep() {
             world.needed = CAN * needed;
             world.seconds(5);
             for second in world.seconds(20) {
-                assert!((second.ours() / CAN - ours).abs() < 0.04, "{case}: {second:?}");
+                assert!((second.ours() / CAN - ours).abs() < 0.05, "{case}: {second:?}");
                 assert!(second.got >= CAN * keep * 0.98, "{case}: {second:?}");
             }
             let Yielded { spare_bytes_per_s, wider } = world.pace.yielded();
@@ -385,7 +385,7 @@ fn a_neighbour_yields_only_what_another_nic_can_not_carry() {
         world.needed = CAN * needed;
         world.seconds(5);
         for second in world.seconds(10) {
-            assert!((second.lanes[0] / CAN - ours).abs() < 0.04, "{needed}: {second:?}");
+            assert!((second.lanes[0] / CAN - ours).abs() < 0.05, "{needed}: {second:?}");
             assert!(second.lanes[1] >= CAN * 0.99, "{needed}: {second:?}");
         }
     }
