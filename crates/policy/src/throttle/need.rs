@@ -8,7 +8,7 @@ use super::view::{COUNTED_ON, View};
 /// A single look may be wrong: a VM must be short of bandwidth, or late, for this long.
 const SHORT_S: f64 = 1.0;
 /// The part of the boundary that is aimed at: at the boundary itself, noise would throttle the VM.
-const AIM: f64 = 0.8;
+pub(super) const AIM: f64 = 0.8;
 /// A rate that is needed no longer is kept for this long: others should not be disturbed, and the
 /// VM not throttled, by each of its bursts.
 const KEEP_S: f64 = 3.0;
