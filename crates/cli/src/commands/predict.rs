@@ -87,8 +87,8 @@ fn sentences(prediction: &Prediction) -> String {
     }
     if let Some(needed) = prediction.needed_bytes_per_s {
         out += &format!(
-            "\nWith {} it would need no throttling: --reserve-min takes that from other traffic, where \
-             the network cards carry it.",
+            "\nWith {} it would need no throttling: --reserve-min takes that from other traffic, \
+             where the network cards carry it.",
             amount::rate(needed)
         );
     }
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bandwidth_that_would_be_enough_is_told() {
+    fn the_bandwidth_that_needs_no_throttling_is_described() {
         let needed_bytes_per_s = Some(71.0 * 1_048_576.0);
         let text = sentences(&Prediction { needed_bytes_per_s, ..prediction() });
         assert!(text.contains("lost.\nWith 71.0 MiB/s it would need no throttling"), "{text}");

@@ -318,7 +318,7 @@ fn others_yield_what_the_vm_needs_down_to_what_they_keep() {
             // Others leave as much, or a little less while it is tried whether the wire carries more.
             (0.1, 0.0, 0.185),
         ] {
-            let case = format!("{at_source}: {needed} beside {keep}");
+            let case = format!("{at_source}: {needed} next to {keep}");
             let mut world = World::one(Wire::known(|_| 0.0));
             let ends = if at_source { &mut world.here } else { &mut world.there };
             *ends = vec![Wire::known(|_| CAN * 0.8)];

@@ -41,7 +41,7 @@ impl Need {
         }
     }
 
-    /// Looks for a need of a VM that is not to be throttled, now or at all.
+    /// Detects the need of a VM that is not to be throttled, now or at all.
     pub(super) fn find(&mut self, view: &View, dirty: f64) {
         let is_short = view.missing() > 0.0 && required(view, dirty, 1.0) > view.rate;
         self.short_since = is_short.then(|| self.short_since.unwrap_or(view.at_s));

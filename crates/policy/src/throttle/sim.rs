@@ -101,7 +101,7 @@ pub(super) struct Outcome {
     pub(super) early: bool,
     /// The most that lanes got, as a multiple of what others leave.
     pub(super) widest: f64,
-    /// Whether the deadline was said to be missed.
+    /// Whether the deadline was reported as missed.
     pub(super) late: bool,
 }
 
