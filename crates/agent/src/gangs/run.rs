@@ -177,7 +177,7 @@ impl Run {
                 match id {
                     Ok(id) => (one.state, one.migration) = (MoveState::Moving, Some(id.clone())),
                     Err(error) => {
-                        one.state = MoveState::Failed;
+                        (one.state, one.limit_bits_per_s) = (MoveState::Failed, None);
                         one.reason = Some(format!("cannot make a random ID: {error}"));
                     }
                 }
@@ -187,6 +187,8 @@ impl Run {
         for (number, id) in next.into_iter().zip(ids) {
             if id.is_ok() {
                 self.launch(number, false);
+            } else {
+                self.limits.release(number);
             }
         }
     }
