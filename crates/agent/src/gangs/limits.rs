@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::{BitRate, GangOptions, GangRequest, Phase, PlannedMove, Progress};
-use policy::gang::{Limits, Link, Move, Need, Stage, admit};
+use policy::gang::{Limits, Link, Move, Need, Stage, admit, is_landing};
 
 use super::cluster::Cluster;
 
@@ -60,7 +60,8 @@ pub(super) fn followed(before: Need, limit: Option<u64>, progress: &Progress) ->
     Need {
         sent_bits_per_s: sent,
         left_bytes: progress.left_bytes,
-        is_fixed: progress.phase >= Phase::Stopped,
+        // Its downtime is planned with the rate that it has.
+        is_fixed: is_landing(progress.phase >= Phase::Stopped, progress.time_left_s),
         ..before
     }
 }
@@ -110,6 +111,8 @@ mod tests {
             need = followed(need, limit, &at(Phase::LaterPass, 100.0));
         }
         assert!(need.sent_bits_per_s.is_some_and(|sent| sent.abs_diff(800) < 10) && !need.is_fixed);
+        let lands = Progress { time_left_s: Some(1.0), ..at(Phase::LaterPass, 100.0) };
+        assert!(followed(need, limit, &lands).is_fixed);
         assert!(followed(need, limit, &at(Phase::Stopped, f64::NAN)).is_fixed);
     }
 }

@@ -43,7 +43,7 @@ pub struct Need {
     pub sent_bits_per_s: Option<u64>,
     /// What it has still to send.
     pub left_bytes: u64,
-    /// Its limit stays as it is, since its VM stands still.
+    /// Its limit stays as it is, since its VM stands still or soon will.
     pub is_fixed: bool,
 }
 
