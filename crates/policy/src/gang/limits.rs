@@ -121,8 +121,8 @@ impl Limits {
         self.compared_s = None;
     }
 
-    /// The limits to request now, above 0, by what each move can use. A move without a limit is to start, and
-    /// must not start before it has one.
+    /// The limits to request now, above 0, by what each move can use. A move without a limit is to
+    /// start, and must not start before it has one.
     pub fn next(&mut self, needs: &BTreeMap<usize, Need>, at_s: f64) -> Vec<(usize, u64)> {
         let starts = |number: &usize| !self.grants.contains_key(number);
         let is_recent = self.compared_s.is_some_and(|last| at_s - last < EVERY_S);
