@@ -6,9 +6,9 @@
 //! The operator's two bounds apply to all lanes together: a reserve that the migration gets even if
 //! others want everything, and a cap, which wins over the reserve.
 //!
-//! A VM that would have to be throttled, or would arrive late, needs more than others leave. It gets
-//! that where the operator has bounded what others keep of each NIC, and not beyond that bound. As
-//! its need falls the lanes are slower again, and others grow as next to any other traffic.
+//! A VM that would have to be throttled, or would arrive late, needs more than others leave. It
+//! gets that where the operator has bounded what others keep of each NIC, and not beyond that
+//! bound. As its need falls the lanes are slower again, and others grow as next to any traffic.
 
 mod nic;
 mod share;

@@ -81,8 +81,8 @@ impl Sampler {
         Some(window)
     }
 
-    /// Has lanes paced by what the VM needs, in guest bytes per second, if it needs more than it got
-    /// at some time.
+    /// Has lanes paced by what the VM needs, in guest bytes per second. None: it never needed more
+    /// than it got.
     pub(crate) fn need(&self, bytes_per_s: Option<f64>) {
         if let Some(rate) = bytes_per_s {
             self.state.bandwidth.need(self.wire_share.wire_bytes(rate));
