@@ -70,6 +70,7 @@ impl Give for Source {
             Order::Start { .. } => "start",
             Order::Watch { .. } => "watch",
             Order::Cancel { .. } => "cancel",
+            Order::Set { .. } => "set",
             _ => "another",
         };
         state.orders.push(name);
@@ -105,6 +106,7 @@ impl Source {
             request: GangOptions::default().request("web1", "b"),
             is_begun: false,
             recall,
+            limit: Arc::default(),
         };
         (flight, tell)
     }
@@ -233,6 +235,26 @@ fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
     let end = flight.fly(|_| {}).unwrap();
     assert!(end.reason.unwrap().contains("does not support such orders") && !end.in_doubt);
     assert_eq!(source.0.lock().requests[1].sharing.share, Share::Rack);
+}
+
+#[test]
+fn a_limit_is_ordered_until_that_is_answered() {
+    let limit: api::BitRate = "1G".parse().unwrap();
+    for (answer, expected) in [
+        (Answer::Set, LimitAnswer::Set(limit)),
+        (refused("it is past its commit"), LimitAnswer::Refused),
+        // An agent of the first release.
+        (Answer::Unknown, LimitAnswer::Refused),
+    ] {
+        let source = Source::new([], [Ok(Answer::Started), lost(), Ok(answer), done()]);
+        let (flight, _recall) = source.flight(LONG);
+        let order = Arc::clone(&flight.limit);
+        order.request(limit);
+        assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Done);
+        assert_eq!(source.orders(), ["start", "set", "set", "watch"]);
+        assert_eq!(order.take_answer(), Some(expected));
+        assert_eq!((order.take_answer(), order.due()), (None, None));
+    }
 }
 
 #[test]
