@@ -6,5 +6,5 @@ mod limits;
 mod placement;
 
 pub use admission::{Move, PARALLEL_MAX, Stage, admit, is_landing};
-pub use limits::{Limits, Link, Need};
+pub use limits::{Limits, Link, Need, UNLIMITED};
 pub use placement::{CONTENTS_MAX, Contents, Host, NoPlace, Placed, Unfit, Vm, place};

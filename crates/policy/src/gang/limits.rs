@@ -20,10 +20,14 @@ const LESS: f64 = 0.85;
 const MORE: f64 = 1.15;
 /// A move starts with at least this part of what it should get...
 const STARTS_WITH: f64 = 0.5;
-/// ...and not with less than this, unless its equal share of a link is less: it would never end.
+/// ...and not with less than this, unless its own limit or its equal share of a link is less: it
+/// would never end.
 const LEAST_BITS: u64 = 8 << 20;
 /// A link with less than this part of it free is full.
 const FULL: f64 = 1e-9;
+
+/// What a move may use that has no limit.
+pub const UNLIMITED: u64 = u64::MAX;
 
 /// A link that moves share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +58,8 @@ struct Grant {
     now: u64,
     /// The one that was requested since.
     requested: Option<u64>,
+    /// The highest whose answer was lost: the request may arrive once more, at any time.
+    late: u64,
     /// Its agent can't change it.
     is_final: bool,
 }
@@ -61,7 +67,7 @@ struct Grant {
 impl Grant {
     /// The most that it may use now.
     fn holds(self) -> u64 {
-        self.now.max(self.requested.unwrap_or(0))
+        self.now.max(self.requested.unwrap_or(0)).max(self.late)
     }
 }
 
@@ -87,15 +93,16 @@ impl Limits {
         self.links.iter().any(|link| link.moves.contains(&number))
     }
 
-    /// The last limit of a move that its agent has confirmed.
+    /// The most that a move may use now. None if it has no limit.
     #[must_use]
     pub fn of(&self, number: usize) -> Option<u64> {
-        self.grants.get(&number).map(|grant| grant.now)
+        self.grants.get(&number).map(|grant| grant.holds()).filter(|held| *held < UNLIMITED)
     }
 
-    /// A move has this limit already.
+    /// A move has this limit already; or [`UNLIMITED`], and then the others get nothing until it
+    /// has confirmed one.
     pub fn has(&mut self, number: usize, bits_per_s: u64) {
-        let grant = Grant { now: bits_per_s, requested: None, is_final: false };
+        let grant = Grant { now: bits_per_s, requested: None, late: 0, is_final: false };
         self.grants.insert(number, grant);
     }
 
@@ -104,6 +111,14 @@ impl Limits {
         if let Some(grant) = self.grants.get_mut(&number) {
             grant.now = grant.requested.take().unwrap_or(grant.now);
             self.compared_s = None;
+        }
+    }
+
+    /// An answer to the request was lost, and the request is repeated. The first one may arrive
+    /// after later ones.
+    pub fn lose(&mut self, number: usize) {
+        if let Some(grant) = self.grants.get_mut(&number) {
+            grant.late = grant.late.max(grant.requested.unwrap_or(0));
         }
     }
 
@@ -154,7 +169,8 @@ impl Limits {
                 |one: &&usize| needs.contains_key(*one) || self.grants.contains_key(*one);
             link.bits_per_s / (link.moves.iter().filter(is_there).count() as u64).max(1)
         };
-        crossed.map(even).fold(LEAST_BITS, u64::min).max(2) / 2
+        let most = needs.get(&number).and_then(|need| need.most_bits_per_s).unwrap_or(LEAST_BITS);
+        crossed.map(even).fold(LEAST_BITS.min(most), u64::min).max(2) / 2
     }
 
     /// Requests less for moves that can't use what they have, or have more than others.
@@ -162,10 +178,11 @@ impl Limits {
         let mut changes = Vec::new();
         for (number, target) in targets {
             let Some(grant) = self.grants.get_mut(number) else { continue };
-            let is_less = *target > 0 && (*target as f64) < grant.now as f64 * LESS;
+            let limit = grant.late.max(*target);
+            let is_less = limit > 0 && (limit as f64) < grant.now as f64 * LESS;
             if grant.requested.is_none() && is_less {
-                grant.requested = Some(*target);
-                changes.push((*number, *target));
+                grant.requested = Some(limit);
+                changes.push((*number, limit));
             }
         }
         changes
@@ -177,7 +194,7 @@ impl Limits {
         for (number, target) in targets {
             let room = self.room(*number);
             let Some(grant) = self.grants.get_mut(number) else { continue };
-            let limit = grant.now.saturating_add(room).min(*target);
+            let limit = grant.holds().saturating_add(room).min(*target);
             if grant.requested.is_none() && limit as f64 > grant.now as f64 * MORE {
                 grant.requested = Some(limit);
                 changes.push((*number, limit));
@@ -189,11 +206,14 @@ impl Limits {
     /// What no move holds of each link that this one crosses.
     fn room(&self, number: usize) -> u64 {
         let crossed = self.links.iter().filter(|link| link.moves.contains(&number));
-        let room = |link: &Link| {
-            let held = link.moves.iter().filter_map(|one| self.grants.get(one));
-            link.bits_per_s.saturating_sub(held.map(|grant| grant.holds()).sum())
-        };
+        let room = |link: &Link| link.bits_per_s.saturating_sub(self.held(link.moves.iter()));
         crossed.map(room).min().unwrap_or(u64::MAX)
+    }
+
+    /// What these moves may use together.
+    fn held<'m>(&self, moves: impl Iterator<Item = &'m usize>) -> u64 {
+        let held = moves.filter_map(|one| self.grants.get(one)).map(|grant| grant.holds());
+        held.fold(0, u64::saturating_add)
     }
 
     /// What each move should have whose limit can change.
@@ -209,8 +229,7 @@ impl Limits {
             .iter()
             .map(|link| {
                 let others = link.moves.iter().filter(|number| !changes(number));
-                let held = others.filter_map(|one| self.grants.get(one)).map(|one| one.holds());
-                let rate = link.bits_per_s.saturating_sub(held.sum()) as f64;
+                let rate = link.bits_per_s.saturating_sub(self.held(others)) as f64;
                 let place = |number: &usize| numbers.iter().position(|one| one == number);
                 Shared { rate, moves: link.moves.iter().filter_map(place).collect() }
             })
@@ -405,12 +424,59 @@ mod tests {
         assert!(limits.next(&[(3, fresh)].into(), 4.0).is_empty());
     }
 
+    #[test]
+    fn a_request_that_may_arrive_late_counts() {
+        let mut limits = one_link(10 * G, 2);
+        let fresh = Need { left_bytes: 1, ..Need::default() };
+        limits.next(&needs([fresh]), 0.0);
+        near(&limits.next(&needs([fresh; 2]), 1.0), &[(0, 5 * G)]);
+        limits.confirm(0);
+        near(&limits.next(&needs([fresh; 2]), 2.0), &[(1, 5 * G)]);
+        limits.release(0);
+        let one = |need| BTreeMap::from([(1, need)]);
+        near(&limits.next(&one(fresh), 3.0), &[(1, 10 * G)]);
+        limits.lose(1);
+        limits.confirm(1);
+        // The same request may set 10 G again, so the limit is not lowered for another.
+        let both = BTreeMap::from([(0, fresh), (1, fresh)]);
+        assert!(limits.next(&both, 4.0).is_empty());
+        limits.release(1);
+        near(&limits.next(&both, 5.0), &[(0, 5 * G), (1, 5 * G)]);
+        // It was set, and the repeated request comes too late.
+        limits.release(0);
+        near(&limits.next(&one(fresh), 6.0), &[(1, 10 * G)]);
+        limits.lose(1);
+        limits.refuse(1);
+        assert_eq!(limits.of(1), Some(10 * G));
+    }
+
+    #[test]
+    fn a_move_that_began_without_a_limit_gets_one_before_others_start() {
+        let mut limits = one_link(10 * G, 2);
+        limits.has(0, UNLIMITED);
+        let fresh = Need { left_bytes: 1, ..Need::default() };
+        near(&limits.next(&needs([fresh; 2]), 0.0), &[(0, 5 * G)]);
+        assert_eq!(limits.of(0), None);
+        assert!(limits.next(&needs([fresh; 2]), 3.0).is_empty());
+        limits.confirm(0);
+        near(&limits.next(&needs([fresh; 2]), 3.1), &[(1, 5 * G)]);
+    }
+
+    #[test]
+    fn a_move_starts_with_its_own_limit_however_low() {
+        let low = Need { most_bits_per_s: Some(1_000_000), left_bytes: 1, ..Need::default() };
+        near(&one_link(10 * G, 2).next(&needs([low; 2]), 0.0), &[(0, 1_000_000), (1, 1_000_000)]);
+    }
+
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Start(usize),
         Send(usize, u64),
         /// The agent sets the limit that was requested, and its answer arrives or not.
         Set(usize, bool),
+        /// A request whose answer was lost arrives once more.
+        SetLate(usize),
+        Refuse(usize),
         End(usize),
         Lose(usize),
         Wait,
@@ -422,6 +488,8 @@ mod tests {
             of.clone().prop_map(Step::Start),
             (of.clone(), 0..12 * G).prop_map(|(of, sent)| Step::Send(of, sent)),
             (of.clone(), any::<bool>()).prop_map(|(of, answers)| Step::Set(of, answers)),
+            of.clone().prop_map(Step::SetLate),
+            of.clone().prop_map(Step::Refuse),
             of.clone().prop_map(Step::End),
             of.prop_map(Step::Lose),
             Just(Step::Wait),
@@ -441,6 +509,7 @@ mod tests {
             let mut needs: BTreeMap<usize, Need> = BTreeMap::new();
             let mut kept: BTreeMap<usize, u64> = BTreeMap::new();
             let mut requested: BTreeMap<usize, u64> = BTreeMap::new();
+            let mut late: BTreeMap<usize, u64> = BTreeMap::new();
             let mut at_s = 0.0;
             for step in steps {
                 match step {
@@ -455,17 +524,33 @@ mod tests {
                         }
                     }
                     Step::Set(of, answers) => {
-                        if let Some(limit) = requested.get(&of) {
+                        if let Some(limit) = requested.get(&of).copied() {
+                            kept.insert(of, limit);
+                            if answers {
+                                requested.remove(&of);
+                                limits.confirm(of);
+                            } else {
+                                let most = late.entry(of).or_default();
+                                *most = limit.max(*most);
+                                limits.lose(of);
+                            }
+                        }
+                    }
+                    Step::SetLate(of) => {
+                        if let Some(limit) = late.get(&of) {
                             kept.insert(of, *limit);
                         }
-                        if answers && requested.remove(&of).is_some() {
-                            limits.confirm(of);
+                    }
+                    Step::Refuse(of) => {
+                        if requested.remove(&of).is_some() {
+                            limits.refuse(of);
                         }
                     }
                     Step::End(of) => {
                         if needs.remove(&of).is_some() {
                             kept.remove(&of);
                             requested.remove(&of);
+                            late.remove(&of);
                             limits.release(of);
                         }
                     }
@@ -486,8 +571,8 @@ mod tests {
                 }
                 for link in &links {
                     let of = |number: &usize| {
-                        let may = requested.get(number).max(kept.get(number));
-                        may.copied().unwrap_or(0)
+                        let may = [&requested, &kept, &late].map(|of| of.get(number).copied());
+                        may.into_iter().flatten().max().unwrap_or(0)
                     };
                     let sum: u64 = link.moves.iter().map(of).sum();
                     prop_assert!(sum <= link.bits_per_s, "{sum} of {link:?}");
