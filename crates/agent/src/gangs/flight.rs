@@ -63,7 +63,7 @@ impl End {
     }
 
     /// It is not known how the migration ended, or whether it did: the VM may be at either host.
-    fn unknown(reason: String) -> Self {
+    pub(super) fn unknown(reason: String) -> Self {
         Self { in_doubt: true, ..Self::failed(reason) }
     }
 }
@@ -263,8 +263,9 @@ impl<A: Reach> Flight<A> {
         }
         if let Some(limit) = self.limit.due() {
             let (migration, change) = (migration.clone(), limit_order::change(limit));
-            match open.give(&Order::Set { migration, change }, ANSWER_MAX)? {
-                Answer::Set => self.limit.answer(LimitAnswer::Set(limit)),
+            let answer = open.give(&Order::Set { migration, change }, ANSWER_MAX);
+            match answer.inspect_err(|_| self.limit.lose())? {
+                Answer::Set => self.limit.answer(LimitAnswer::Set),
                 // It may still begin, and starts with the limit of its request.
                 Answer::NoSuch => {}
                 _ => self.limit.answer(LimitAnswer::Refused),

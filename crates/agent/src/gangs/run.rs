@@ -11,14 +11,14 @@ use std::time::Instant;
 
 use api::{BitRate, GangOutcome, GangReport, Happening, MoveState, Phase, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use policy::gang::{Limits, Move, Need, Stage, admit, is_landing};
+use policy::gang::{Limits, Move, Need, Stage, UNLIMITED, admit, is_landing};
 
 use super::cluster::Agents;
 use super::evacuations::Evacuating;
 use super::event::Event;
 use super::flight::{End, Flight, Patience, Recall};
 use super::gang::{Gang, fail_waiting, outcome};
-use super::limit_order::{LimitAnswer, LimitOrder};
+use super::limit_order::{Answered, LimitAnswer, LimitOrder};
 use super::limits;
 use super::store::GangStore;
 use crate::events::Events;
@@ -66,9 +66,13 @@ impl Run {
         let report = gang.report();
         let ends = report.moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
         let mut limits = Limits::new(limits::links(&report.options, ends, &agents));
+        let own = report.options.bounds.limit_bits_per_s.map_or(UNLIMITED, BitRate::bits_per_s);
         for (number, one) in report.moves.iter().enumerate() {
-            if let Some(limit) = one.limit_bits_per_s {
-                limits.has(number, limit.bits_per_s());
+            let limit = one.limit_bits_per_s.map(BitRate::bits_per_s);
+            // It began when no limit applied to it, for instance because its rack had no uplink.
+            let limit = limit.or_else(|| begun.contains(&number).then_some(own));
+            if let Some(limit) = limit {
+                limits.has(number, limit);
             }
         }
         Self {
@@ -166,7 +170,8 @@ impl Run {
         let next = self.limited(&admitted, &report);
         if next.is_empty() {
             if self.flights.is_empty() && !admitted.is_empty() {
-                self.fail_without_bandwidth();
+                self.fail_without_bandwidth(&admitted);
+                self.call_off_if_lost();
             }
             return;
         }
@@ -216,13 +221,7 @@ impl Run {
     /// Requests other limits of moves, or notes them for moves that begin.
     fn request_limits(&self, changes: &[(usize, u64)]) {
         // On disk before, so that it is known what each may use if the gang is resumed.
-        let noted = self.gang.update(|report| {
-            for (number, limit) in changes {
-                let Some(one) = report.moves.get_mut(*number) else { continue };
-                one.limit_bits_per_s = one.limit_bits_per_s.max(BitRate::from_bits(*limit));
-            }
-        });
-        self.save(&noted);
+        self.note_limits(changes.iter().map(|(number, _)| *number));
         for (number, limit) in changes {
             let flight = self.flights.get(number);
             if let (Some(flight), Some(limit)) = (flight, BitRate::from_bits(*limit)) {
@@ -231,26 +230,33 @@ impl Run {
         }
     }
 
-    fn note_limit(&mut self, number: usize, answer: LimitAnswer) {
-        match answer {
-            LimitAnswer::Set(limit) => {
-                self.limits.confirm(number);
-                let noted = self.gang.update(|report| {
-                    if let Some(one) = report.moves.get_mut(number) {
-                        one.limit_bits_per_s = Some(limit);
-                    }
-                });
-                self.save(&noted);
-            }
+    fn note_answer(&mut self, number: usize, answered: Answered) {
+        if answered.was_lost {
+            self.limits.lose(number);
+        }
+        match answered.answer {
+            LimitAnswer::Set => self.limits.confirm(number),
             LimitAnswer::Refused => self.limits.refuse(number),
         }
+        self.note_limits(std::iter::once(number));
     }
 
-    /// Fails the VMs that have not begun: moves that are lost may use all that is left.
-    fn fail_without_bandwidth(&self) {
+    /// Records what these moves may use.
+    fn note_limits(&self, numbers: impl Iterator<Item = usize>) {
         let noted = self.gang.update(|report| {
-            let waiting = report.moves.iter_mut().filter(|one| one.state == MoveState::Waiting);
-            for one in waiting {
+            for number in numbers {
+                let Some(one) = report.moves.get_mut(number) else { continue };
+                one.limit_bits_per_s = self.limits.of(number).and_then(BitRate::from_bits);
+            }
+        });
+        self.save(&noted);
+    }
+
+    /// Fails these VMs, for which moves in doubt leave no bandwidth.
+    fn fail_without_bandwidth(&self, admitted: &[usize]) {
+        let noted = self.gang.update(|report| {
+            for number in admitted {
+                let Some(one) = report.moves.get_mut(*number) else { continue };
                 one.state = MoveState::Failed;
                 one.reason = Some(NO_BANDWIDTH.to_owned());
             }
@@ -283,7 +289,8 @@ impl Run {
             let show = |progress| gang.tell(Event::Progress(number, Box::new(progress)));
             let end = catch_unwind(AssertUnwindSafe(|| flight.fly(show))).unwrap_or_else(|_| {
                 let why = "a fault in the coordinating agent; see its log".to_owned();
-                Some(End::failed(why))
+                // Its migration may continue.
+                Some(End::unknown(why))
             });
             gang.tell(Event::Ended(number, end));
         });
@@ -294,7 +301,8 @@ impl Run {
             }
             Err(error) => {
                 let why = format!("cannot start a thread for it: {error}");
-                self.end(number, Some(End::failed(why)));
+                let end = if is_begun { End::unknown(why) } else { End::failed(why) };
+                self.end(number, Some(end));
             }
         }
     }
@@ -304,8 +312,8 @@ impl Run {
             let landing = is_landing(progress.phase >= Phase::Stopped, progress.time_left_s);
             flight.stage = if landing { Stage::Landing } else { Stage::Flying };
             flight.need = limits::followed(flight.need, self.limits.of(number), &progress);
-            if let Some(answer) = flight.limit.take_answer() {
-                self.note_limit(number, answer);
+            if let Some(answered) = flight.limit.take_answer() {
+                self.note_answer(number, answered);
             }
         }
         self.gang.show(number, progress);

@@ -241,19 +241,24 @@ fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
 fn a_limit_is_ordered_until_that_is_answered() {
     let limit: api::BitRate = "1G".parse().unwrap();
     for (answer, expected) in [
-        (Answer::Set, LimitAnswer::Set(limit)),
+        (Answer::Set, LimitAnswer::Set),
         (refused("it is past its commit"), LimitAnswer::Refused),
         // An agent of the first release.
         (Answer::Unknown, LimitAnswer::Refused),
     ] {
-        let source = Source::new([], [Ok(Answer::Started), lost(), Ok(answer), done()]);
-        let (flight, _recall) = source.flight(LONG);
-        let order = Arc::clone(&flight.limit);
-        order.request(limit);
-        assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Done);
-        assert_eq!(source.orders(), ["start", "set", "set", "watch"]);
-        assert_eq!(order.take_answer(), Some(expected));
-        assert_eq!((order.take_answer(), order.due()), (None, None));
+        for was_lost in [false, true] {
+            let first = was_lost.then(lost);
+            let answers = [Ok(Answer::Started)].into_iter().chain(first);
+            let source = Source::new([], answers.chain([Ok(answer.clone()), done()]));
+            let (flight, _recall) = source.flight(LONG);
+            let order = Arc::clone(&flight.limit);
+            order.request(limit);
+            assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Done);
+            let sets = if was_lost { vec!["set"; 2] } else { vec!["set"] };
+            assert_eq!(source.orders(), [vec!["start"], sets, vec!["watch"]].concat());
+            assert_eq!(order.take_answer(), Some(Answered { answer: expected, was_lost }));
+            assert_eq!((order.take_answer(), order.due()), (None, None));
+        }
     }
 }
 
