@@ -24,7 +24,8 @@ pub(crate) struct SetArgs {
     /// What it gets even if others want everything, in bits per second
     #[arg(long, value_name = "RATE|none")]
     reserve: Option<Or<BitRate>>,
-    /// What other traffic keeps of each network card if the VM needs more than others leave
+    /// What other traffic keeps of each network card, in bits per second, if the VM needs
+    /// more than others leave
     #[arg(long, value_name = "RATE|none")]
     reserve_min: Option<Or<BitRate>>,
     /// The scheduling priority of its data threads
