@@ -52,7 +52,7 @@ impl Publisher {
         match self.changes.as_ref().map(|changes| changes.try_send(change)) {
             None | Some(Ok(()) | Err(TrySendError::Disconnected(_))) => {}
             Some(Err(TrySendError::Full(_))) => {
-                tracing::debug!("the directory is slow; dropping a notification")
+                tracing::debug!("the directory is slow; dropping a notification");
             }
         }
     }

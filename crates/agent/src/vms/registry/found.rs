@@ -62,7 +62,7 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
                 tracing::warn!(
                     path = %entry.path().display(),
                     "ignoring a file that is not a VM's directory"
-                )
+                );
             }
         }
     }
