@@ -9,6 +9,8 @@ mod evacuations;
 mod event;
 mod flight;
 mod gang;
+mod limit_order;
+mod limits;
 mod order_handler;
 mod plan;
 mod resume;
@@ -318,6 +320,7 @@ fn planned(report: &GangReport) -> GangPlan {
         used_bytes: one.used_bytes,
         shared_bytes: None,
         shared: None,
+        limit_bits_per_s: None,
     });
     GangPlan { moves: moves.collect(), rooms: Vec::new(), notes: report.notes.clone() }
 }

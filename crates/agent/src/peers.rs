@@ -149,9 +149,10 @@ impl PeersFile {
         Ok(change)
     }
 
-    /// The other hosts of this one's rack.
-    fn rack_of<'p>(&self, peers: &'p [PeerEntry]) -> Vec<&'p PeerEntry> {
-        peers.iter().filter(|peer| peer.rack == self.rack).collect()
+    /// The other hosts of this one's rack, which share content whatever its uplink is.
+    fn rack_of(&self, peers: &[PeerEntry]) -> Vec<PeerEntry> {
+        let sharing = peers.iter().filter(|peer| peer.rack == self.rack);
+        sharing.map(|peer| PeerEntry { uplink: None, ..peer.clone() }).collect()
     }
 }
 

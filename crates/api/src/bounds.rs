@@ -33,6 +33,12 @@ impl BitRate {
         NonZeroU64::new(bits_per_s).map(Self)
     }
 
+    /// The rate in bits per second.
+    #[must_use]
+    pub fn bits_per_s(self) -> u64 {
+        self.0.get()
+    }
+
     /// The rate in bytes per second.
     #[must_use]
     pub fn bytes_per_s(self) -> u64 {
@@ -91,6 +97,11 @@ pub struct Bounds {
     pub limit_bits_per_s: Option<BitRate>,
     /// The rate that it gets even if others want all of the link.
     pub reserve_bits_per_s: Option<BitRate>,
+    /// What other traffic keeps of each network card if the VM would have to be throttled, or would
+    /// miss its deadline, with what others leave; by default all that they use.
+    // Left out for agents that don't know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserve_min_bits_per_s: Option<BitRate>,
     /// The priority of its data threads over others on the same CPUs.
     #[schema(schema_with = priority)]
     pub priority: Priority,
@@ -111,6 +122,10 @@ pub struct BoundsChange {
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<BitRate>)]
     pub reserve_bits_per_s: Option<Option<BitRate>>,
+    /// See [`Bounds::reserve_min_bits_per_s`].
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BitRate>)]
+    pub reserve_min_bits_per_s: Option<Option<BitRate>>,
     /// See [`Bounds::priority`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = priority)]
@@ -134,6 +149,9 @@ impl BoundsChange {
         Bounds {
             limit_bits_per_s: self.limit_bits_per_s.unwrap_or(to.limit_bits_per_s),
             reserve_bits_per_s: self.reserve_bits_per_s.unwrap_or(to.reserve_bits_per_s),
+            reserve_min_bits_per_s: self
+                .reserve_min_bits_per_s
+                .unwrap_or(to.reserve_min_bits_per_s),
             priority: self.priority.unwrap_or(to.priority),
             cpus: self.cpus.unwrap_or(to.cpus),
         }
@@ -198,6 +216,7 @@ mod tests {
         let before = Bounds {
             limit_bits_per_s: Some(rate("200M")),
             reserve_bits_per_s: Some(rate("10M")),
+            reserve_min_bits_per_s: Some(rate("50M")),
             priority: Priority::High,
             cpus: Some("0-1".parse().unwrap()),
         };
@@ -213,6 +232,8 @@ mod tests {
         let nothing: BoundsChange = serde_json::from_str("{}").unwrap();
         assert!(nothing.is_empty() && !change.is_empty());
         assert_eq!(nothing.apply(before.clone()), before);
+        let json = serde_json::to_string(&Bounds::default()).unwrap();
+        assert!(!json.contains("reserve_min"), "agents of 0.1.0 refuse it: {json}");
         for wrong in [r#"{"speed":1}"#, r#"{"limit_bits_per_s":0}"#, r#"{"cpus":"x"}"#] {
             assert!(serde_json::from_str::<BoundsChange>(wrong).is_err(), "{wrong}");
         }

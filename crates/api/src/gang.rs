@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::audit::Audit;
-use crate::bounds::Bounds;
+use crate::bounds::{BitRate, Bounds};
 use crate::migration::{
     Compress, MigrateRequest, Outcome, Phase, Progress, TapChoice, default_downtime_ms,
 };
@@ -77,6 +77,10 @@ pub struct GangOptions {
     pub timeout_s: Option<u64>,
     /// The resources that each migration may use.
     pub bounds: Bounds,
+    /// The most that all migrations of the gang send together; divided among them by what each can
+    /// use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_total_bits_per_s: Option<BitRate>,
     /// See [`MigrateRequest::overcommit_memory`].
     pub overcommit_memory: bool,
     /// See [`MigrateRequest::accept_lost_writes`].
@@ -107,6 +111,7 @@ impl Default for GangOptions {
             create_disks: false,
             timeout_s: None,
             bounds: Bounds::default(),
+            limit_total_bits_per_s: None,
             overcommit_memory: false,
             accept_lost_writes: false,
             accept_missing_taps: false,
@@ -195,6 +200,10 @@ pub struct PlannedMove {
     /// Why it need not be sent.
     #[serde(default)]
     pub shared: Option<SharedParts>,
+    /// After a dry run, the limit with which its migration starts; none if the gang has none, or
+    /// others start before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bits_per_s: Option<BitRate>,
 }
 
 /// The part of a VM that is expected not to be sent: an estimate from samples.

@@ -36,7 +36,7 @@ pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
 pub use prediction::{Compressed, FreeMemory, Outlook, PredictRequest, Prediction};
-pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
+pub use report::{DiskReport, FromOthers, LaneReport, PhaseTime, Report, Sample, Slowed};
 pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use storage::{FromStorage, ReadDisks};

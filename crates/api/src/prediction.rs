@@ -83,6 +83,9 @@ pub struct Prediction {
     pub lost_s: f64,
     /// If the deadline can't be met: the least time that the move takes.
     pub misses_deadline_s: Option<f64>,
+    /// If it has to be throttled: the least `delivered_bytes_per_s` with which it would not.
+    #[serde(default)]
+    pub needed_bytes_per_s: Option<f64>,
     /// Memory that the guest doesn't use.
     #[serde(default)]
     pub free_memory: FreeMemory,

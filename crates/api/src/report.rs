@@ -84,6 +84,18 @@ pub struct Slowed {
     pub vcpus: usize,
 }
 
+/// What a migration took of the network from other traffic, so that its VM need not be throttled or
+/// arrives in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FromOthers {
+    /// From when on, in seconds since the command.
+    pub from_s: f64,
+    /// Until when.
+    pub to_s: f64,
+    /// What was sent meanwhile beyond what others left.
+    pub bytes: u64,
+}
+
 /// Everything recorded of one migration.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Report {
@@ -126,6 +138,9 @@ pub struct Report {
     /// How the VM was throttled, if it was.
     #[serde(default)]
     pub slowed: Option<Slowed>,
+    /// What it took from other traffic so that the VM need not be throttled, if it did.
+    #[serde(default)]
+    pub from_others: Option<FromOthers>,
     /// Guest RAM.
     pub ram_bytes: u64,
     /// QEMU's passes.
@@ -218,6 +233,7 @@ impl Report {
             downtime_ms: None,
             predicted_downtime_ms: None,
             slowed: None,
+            from_others: None,
             ram_bytes: progress.ram_bytes,
             passes: progress.pass,
             body_bytes: 0,

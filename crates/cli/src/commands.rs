@@ -304,8 +304,8 @@ mod tests {
     fn a_migration_is_asked_for_as_typed() {
         let args = parse(
             "migrate web1 host-b --lanes 4 --downtime-ms 50 --compress zstd --tap classic \
-             --set /a=/b --set c=d=e --shared-disks --limit 200M --priority high --cpus 0,1 \
-             --api /s",
+             --set /a=/b --set c=d=e --shared-disks --limit 200M --reserve-min 50M --priority high \
+             --cpus 0,1 --api /s",
         )
         .unwrap();
         assert_eq!(args.api, Some("/s".into()));
@@ -322,6 +322,7 @@ mod tests {
         let bounds = api::Bounds {
             limit_bits_per_s: Some("200M".parse().unwrap()),
             reserve_bits_per_s: None,
+            reserve_min_bits_per_s: Some("50M".parse().unwrap()),
             priority: api::Priority::High,
             cpus: Some("0-1".parse().unwrap()),
         };

@@ -100,6 +100,8 @@ pub fn predict(
         slowed: later(outlook(&slowed.prediction, settings.goal), &uncompressed.slowed.prediction),
         share: slowed.share,
         lost_s: slowed.work_lost.as_secs_f64(),
+        // As much of the path as with the rate above.
+        needed_bytes_per_s: forecast.needed_bytes_per_s.map(|needed| needed * bytes_per_s / rate),
         misses_deadline_s: forecast.misses_deadline.map(|least| (least + reading).as_secs_f64()),
         free_memory,
     })

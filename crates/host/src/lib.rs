@@ -1,6 +1,7 @@
-//! What a host has and restricts: network cards, CPU time and memory by cgroups, and the rights of
-//! its users.
+//! What a host has and restricts: network cards, CPU time and memory by cgroups, the rights of its
+//! users, and directories for sockets.
 
 pub mod nic;
 pub mod quota;
 pub mod rights;
+pub mod socket_dir;

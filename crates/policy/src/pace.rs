@@ -5,6 +5,10 @@
 //! tighter of its two ends allows. Lanes on a NIC that only migrations use are not paced at all.
 //! The operator's two bounds apply to all lanes together: a reserve that the migration gets even if
 //! others want everything, and a cap, which wins over the reserve.
+//!
+//! A VM that would have to be throttled, or would arrive late, needs more than others leave. It
+//! gets that where the operator has bounded what others keep of each NIC, and not beyond that
+//! bound. As its need falls the lanes are slower again, and others grow as next to any traffic.
 
 mod nic;
 mod share;
@@ -26,6 +30,8 @@ const USES_LITTLE: f64 = 0.8;
 /// ...than this much above what it uses, as long as other lanes can use the rest.
 const ROOM_TO_GROW: f64 = 1.25;
 const ROOM_LEAST: f64 = 1e6;
+/// Paces that differ by less than this factor are the same.
+const WIDER: f64 = 1.02;
 /// More NICs than a host has: limits what a peer can make us store.
 const NICS_MAX: usize = 64;
 
@@ -84,6 +90,9 @@ pub struct PaceBounds {
     pub reserve_bytes_per_s: u64,
     /// What all lanes together never exceed, on the wire.
     pub cap_bytes_per_s: Option<u64>,
+    /// What others keep of each NIC, on the wire, if the VM needs more than they leave. None: all
+    /// that they use.
+    pub others_keep_bytes_per_s: Option<u64>,
 }
 
 impl PaceBounds {
@@ -100,14 +109,50 @@ pub fn content_bytes_per_s(wire_bytes_per_s: u64) -> f64 {
     wire_bytes_per_s as f64 / WIRE_PER_CONTENT
 }
 
+/// What lanes get of other traffic's bandwidth.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Yielded {
+    /// What others leave to all lanes together, if these get more than that.
+    pub spare_bytes_per_s: Option<f64>,
+    /// Whether lanes could get more than now.
+    pub wider: bool,
+}
+
+/// What a lane may write, in bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Room {
+    /// What others leave.
+    spare: f64,
+    /// The same if they keep only what the operator grants them.
+    most: f64,
+}
+
+impl Room {
+    const ANY: Self = Self { spare: f64::INFINITY, most: f64::INFINITY };
+
+    fn min(self, other: Self) -> Self {
+        Self { spare: self.spare.min(other.spare), most: self.most.min(other.most) }
+    }
+
+    /// What others may have to yield.
+    fn yields(self) -> f64 {
+        if self.spare.is_finite() { (self.most - self.spare).max(0.0) } else { 0.0 }
+    }
+}
+
 /// The state between decisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pace {
     here: Vec<Nic>,
     there: Vec<Nic>,
-    spare: Vec<f64>,
+    rooms: Vec<Room>,
     wants: Vec<f64>,
+    /// What each lane wrote.
+    written: Vec<f64>,
+    /// What the VM needs.
+    needed: f64,
     lanes: Vec<Option<u64>>,
+    yielded: Yielded,
 }
 
 impl Pace {
@@ -120,16 +165,39 @@ impl Pace {
     /// With this many lanes, of which nothing is known yet; the operator's bounds apply at once.
     #[must_use]
     pub fn start(lanes: usize, bounds: PaceBounds) -> Self {
-        let any = vec![f64::INFINITY; lanes];
-        let mut pace = Self { spare: any.clone(), wants: any, ..Self::default() };
+        let mut pace = Self {
+            rooms: vec![Room::ANY; lanes],
+            wants: vec![f64::INFINITY; lanes],
+            written: vec![0.0; lanes],
+            ..Self::default()
+        };
         pace.rebound(bounds);
         pace
     }
 
+    /// Sets what the VM needs from the next decision on, in bytes per second of all lanes.
+    pub fn set_needed(&mut self, bytes_per_s: f64) {
+        self.needed = bytes_per_s.max(0.0);
+    }
+
     /// Decides again from the last second, with new bounds of the operator.
     pub fn rebound(&mut self, bounds: PaceBounds) -> &[Option<u64>] {
-        self.lanes = bounded(&self.spare, &self.wants, bounds);
+        let [spare, paces, most] =
+            [0.0, self.needed, f64::INFINITY].map(|needed| self.bounded(needed, bounds));
+        let [spare, now, most] = [&spare, &paces, &most].map(|paces| self.total(paces));
+        self.yielded = Yielded {
+            spare_bytes_per_s: (now > spare * WIDER).then_some(spare),
+            wider: most > now * WIDER,
+        };
+        self.lanes =
+            paces.iter().map(|pace| pace.is_finite().then(|| whole(*pace).max(1))).collect();
         &self.lanes
+    }
+
+    /// What lanes get of other traffic's bandwidth, as last decided.
+    #[must_use]
+    pub fn yielded(&self) -> Yielded {
+        self.yielded
     }
 
     /// Each lane's pace, as last decided; none means unlimited.
@@ -140,8 +208,11 @@ impl Pace {
 
     /// Decides from one more second.
     pub fn next(&mut self, sample: &PaceSample<'_>, bounds: PaceBounds) -> &[Option<u64>] {
-        let wants: Vec<f64> =
-            sample.lanes.iter().enumerate().map(|(lane, used)| self.want(lane, *used)).collect();
+        let want = |(lane, used): (usize, &LaneUse)| {
+            let want = self.want(lane, *used);
+            Room { spare: want, most: want }
+        };
+        let wants: Vec<Room> = sample.lanes.iter().enumerate().map(want).collect();
         let there_of = |lane: usize| {
             let place = sample.destination.and_then(|end| *end.lanes.get(lane)?);
             place.map(usize::from)
@@ -151,15 +222,51 @@ impl Pace {
         let far_nics = sample.destination.map_or(&[][..], |end| &end.nics);
         let here = End { nics: bounded_list(sample.nics), of: &here_of };
         let there = End { nics: bounded_list(far_nics), of: &there_of };
+        let keep = bounds.others_keep_bytes_per_s;
 
-        let may_there = Self::end(&mut self.there, there, here, sample.lanes, &wants, &self.lanes);
+        let Self { here: near, there: far, lanes, .. } = self;
+        let may_there = Self::end(far, there, here, sample.lanes, &wants, lanes, keep);
         // What the far end can't receive, other lanes may use here.
-        let wants: Vec<f64> =
+        let wants: Vec<Room> =
             wants.iter().zip(&may_there).map(|(want, far)| want.min(*far)).collect();
-        let may_here = Self::end(&mut self.here, here, there, sample.lanes, &wants, &self.lanes);
-        self.spare = may_here.iter().zip(&may_there).map(|(here, far)| here.min(*far)).collect();
-        self.wants = wants;
+        let may_here = Self::end(near, here, there, sample.lanes, &wants, lanes, keep);
+        self.rooms = may_here.iter().zip(&may_there).map(|(here, far)| here.min(*far)).collect();
+        self.wants = wants.iter().map(|want| want.spare).collect();
+        self.written = sample.lanes.iter().map(|lane| lane.bytes_per_s as f64).collect();
         self.rebound(bounds)
+    }
+
+    /// The lanes' rates within the operator's bounds, for a VM that needs so much.
+    fn bounded(&self, needed: f64, bounds: PaceBounds) -> Vec<f64> {
+        let Self { rooms, wants, .. } = self;
+        let mut paces: Vec<f64> = rooms.iter().map(|room| room.spare).collect();
+        let parts = rooms
+            .iter()
+            .zip(wants)
+            .map(|(room, want)| Part { want: (want - room.spare).max(0.0), most: room.yields() });
+        let yielded = share(needed - self.total(&paces), &parts.collect::<Vec<_>>());
+        paces.iter_mut().zip(yielded).for_each(|(pace, more)| *pace += more);
+        let reserve = bounds.reserve_bytes_per_s.max(RESERVE_LEAST) as f64;
+        let missing = reserve - paces.iter().sum::<f64>();
+        if missing > 0.0 {
+            let parts: Vec<Part> =
+                wants.iter().map(|want| Part { want: *want, most: f64::INFINITY }).collect();
+            for (pace, more) in paces.iter_mut().zip(share(missing, &parts)) {
+                *pace += more;
+            }
+        }
+        if let Some(cap) = bounds.cap_content_bytes_per_s() {
+            let parts =
+                wants.iter().zip(&paces).map(|(want, most)| Part { want: *want, most: *most });
+            paces = share(cap, &parts.collect::<Vec<_>>());
+        }
+        paces
+    }
+
+    /// The sum of these rates. A lane that is not paced writes what it can.
+    fn total(&self, paces: &[f64]) -> f64 {
+        let rate = |(pace, written): (&f64, &f64)| if pace.is_finite() { *pace } else { *written };
+        paces.iter().zip(&self.written).map(rate).sum()
     }
 
     /// How much a lane can use. A lane that stays far below its pace is dead, or its path is
@@ -179,11 +286,12 @@ impl Pace {
         end: End<'_>,
         other: End<'_>,
         used: &[LaneUse],
-        wants: &[f64],
+        wants: &[Room],
         paces: &[Option<u64>],
-    ) -> Vec<f64> {
+        others_keep: Option<u64>,
+    ) -> Vec<Room> {
         nics.resize_with(end.nics.len(), Nic::default);
-        let mut may = vec![f64::INFINITY; end.of.len()];
+        let mut may = vec![Room::ANY; end.of.len()];
         for (place, (nic, nic_use)) in nics.iter_mut().zip(end.nics).enumerate() {
             let lanes = end.lanes(place);
             if lanes.is_empty() {
@@ -195,11 +303,15 @@ impl Pace {
                 && writing >= nic::FILLING * lanes.len() as f64
                 && !other.may_be_full(&lanes, nic_use, used);
             let mine = written(&lanes, used);
-            let Some(spare) = nic.next(*nic_use, mine, filling) else { continue };
-            let parts: Vec<Part> =
-                lanes.iter().map(|lane| Part { want: wants[*lane], most: f64::INFINITY }).collect();
-            for (lane, part) in lanes.iter().zip(share(spare, &parts)) {
-                may[*lane] = part;
+            let Some(room) = nic.next(*nic_use, mine, filling, others_keep) else { continue };
+            let parts = |total: f64, want: fn(&Room) -> f64| {
+                let part = |lane: &usize| Part { want: want(&wants[*lane]), most: f64::INFINITY };
+                share(total, &lanes.iter().map(part).collect::<Vec<_>>())
+            };
+            let spare = parts(room.spare, |want| want.spare);
+            let most = parts(room.most, |want| want.most);
+            for ((lane, spare), most) in lanes.iter().zip(spare).zip(most) {
+                may[*lane] = Room { spare, most };
             }
         }
         may
@@ -237,26 +349,6 @@ fn written(lanes: &[usize], used: &[LaneUse]) -> f64 {
 
 fn bounded_list(nics: &[NicUse]) -> &[NicUse] {
     &nics[..nics.len().min(NICS_MAX)]
-}
-
-/// The lanes' spare bandwidth within the operator's bounds.
-fn bounded(spare: &[f64], wants: &[f64], bounds: PaceBounds) -> Vec<Option<u64>> {
-    let cap = bounds.cap_content_bytes_per_s();
-    let reserve = bounds.reserve_bytes_per_s.max(RESERVE_LEAST) as f64;
-    let missing = reserve - spare.iter().sum::<f64>();
-    let mut paces = spare.to_vec();
-    if missing > 0.0 {
-        let parts: Vec<Part> =
-            wants.iter().map(|want| Part { want: *want, most: f64::INFINITY }).collect();
-        for (pace, more) in paces.iter_mut().zip(share(missing, &parts)) {
-            *pace += more;
-        }
-    }
-    if let Some(cap) = cap {
-        let parts = wants.iter().zip(&paces).map(|(want, most)| Part { want: *want, most: *most });
-        paces = share(cap, &parts.collect::<Vec<_>>());
-    }
-    paces.iter().map(|pace| pace.is_finite().then(|| whole(*pace).max(1))).collect()
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

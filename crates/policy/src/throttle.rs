@@ -12,10 +12,12 @@
 //! effect is what counts.
 //!
 //! Nothing is throttled in the first pass: a page that is written during it is sent once more,
-//! whenever it was written.
+//! whenever it was written. Nor is a VM throttled before lanes have got all of the bandwidth that
+//! other traffic may have to give up for it (`need`).
 
 mod decide;
 mod forecast;
+mod need;
 #[cfg(test)]
 mod sim;
 mod stall;
@@ -27,6 +29,7 @@ mod wave;
 
 use std::time::Duration;
 
+use need::Need;
 use stall::Patience;
 use trend::{Reported, Trend};
 use wave::Wave;
@@ -101,6 +104,8 @@ pub struct ThrottleInput {
     /// CPU seconds per second that the vCPUs to be throttled used since the
     /// last sample.
     pub used_cpus: f64,
+    /// Whether lanes may be given more of the network, at the expense of other traffic.
+    pub wider: bool,
 }
 
 /// Why the share is what it is.
@@ -115,6 +120,8 @@ pub enum Why {
     Looking,
     /// A trough that is long enough is due soon.
     Waiting,
+    /// Throttling seems to be needed, but lanes may get more bandwidth.
+    Widening,
     /// Throttling is needed.
     Needed,
     /// More throttling is needed than the floor allows.
@@ -130,7 +137,7 @@ impl Why {
         match self {
             Self::Nothing => false,
             Self::Unneeded => bodies_per_s.is_some_and(|rate| left_bytes as f64 > rate),
-            Self::Looking | Self::Waiting | Self::Needed | Self::Floor => true,
+            Self::Looking | Self::Waiting | Self::Widening | Self::Needed | Self::Floor => true,
         }
     }
 }
@@ -164,6 +171,9 @@ pub struct Decision {
     pub full_dirty_bytes_per_s: Option<f64>,
     /// The ratio in use (the paper's C).
     pub ratio: Option<f64>,
+    /// The rate at which the VM would not have to be throttled, and would arrive in time, in guest
+    /// bytes per second. None if it never needed more than was delivered.
+    pub needed_bytes_per_s: Option<f64>,
     /// Time until the goal is met at the current rates.
     pub time_left: Option<Duration>,
     /// If the deadline can't be met, when the VM will arrive, counted from the migration's
@@ -186,6 +196,7 @@ pub struct Throttle {
     rates: Rates,
     cpu: CpuUse,
     troughs: Troughs,
+    need: Need,
     /// Since when the remainder of a throttled VM is near the budget.
     near_since: Option<f64>,
     /// Since when the deadline seems to be missed.

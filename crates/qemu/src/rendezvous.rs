@@ -15,13 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use host::socket_dir::{self, SocketDir};
 use serde_json::json;
 
 use crate::machine::Machine;
 use crate::qmp::{Qmp, QmpError, odd};
 
-/// The socket's name in its directory.
-const NAME: &str = "socket";
 /// How long QEMU may take to close the directory; if it is busy, it does so when it
 /// ends.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -49,7 +48,7 @@ pub struct Rendezvous {
     /// QEMU's fd set that holds the directory.
     fdset: u64,
     path: PathBuf,
-    _dir: tempfile::TempDir,
+    _dir: SocketDir,
 }
 
 impl Rendezvous {
@@ -63,16 +62,14 @@ impl Rendezvous {
         scratch: &Path,
     ) -> Result<(UnixListener, Self), RendezvousError> {
         let local = |source| RendezvousError::Local { dir: scratch.to_owned(), source };
-        let dir = tempfile::Builder::new().prefix("q-").tempdir_in(scratch).map_err(local)?;
-        let socket = dir.path().join(NAME);
-        let listener = UnixListener::bind(&socket).map_err(local)?;
+        let (listener, dir) = SocketDir::listen(scratch, "q-").map_err(local)?;
         let allow = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
-        allow(&socket, 0o666).and_then(|()| allow(dir.path(), 0o711)).map_err(local)?;
+        allow(&dir.socket(), 0o666).and_then(|()| allow(dir.path(), 0o711)).map_err(local)?;
         let opened = File::open(dir.path()).map_err(local)?;
         let qmp = Arc::clone(&machine.qmp);
         let answer = qmp.execute_with(opened.as_fd(), "add-fd", json!({}))?;
         let number = |name: &str| answer[name].as_u64().ok_or_else(|| odd("add-fd", &answer));
-        let path = PathBuf::from(format!("/proc/self/fd/{}/{NAME}", number("fd")?));
+        let path = PathBuf::from(format!("/proc/self/fd/{}/{}", number("fd")?, socket_dir::NAME));
         Ok((listener, Self { fdset: number("fdset-id")?, qmp, path, _dir: dir }))
     }
 

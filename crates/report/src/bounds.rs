@@ -15,8 +15,11 @@ pub fn described(bounds: &Bounds) -> String {
         Priority::Normal => "normal",
         Priority::High => "high",
     };
+    let others = bounds
+        .reserve_min_bits_per_s
+        .map_or_else(String::new, |least| format!(", others keep {least}bit/s"));
     format!(
-        "limit {}, reserve {}, priority {priority}, {cpus}",
+        "limit {}, reserve {}{others}, priority {priority}, {cpus}",
         rate(bounds.limit_bits_per_s),
         rate(bounds.reserve_bits_per_s),
     )
@@ -35,12 +38,13 @@ mod tests {
         let bounds = Bounds {
             limit_bits_per_s: Some("200M".parse().unwrap()),
             reserve_bits_per_s: Some("64k".parse().unwrap()),
+            reserve_min_bits_per_s: Some("50M".parse().unwrap()),
             priority: Priority::High,
             cpus: Some("0,1".parse().unwrap()),
         };
         assert_eq!(
             described(&bounds),
-            "limit 200Mbit/s, reserve 64kbit/s, priority high, CPUs 0-1"
+            "limit 200Mbit/s, reserve 64kbit/s, others keep 50Mbit/s, priority high, CPUs 0-1"
         );
     }
 }

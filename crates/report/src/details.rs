@@ -61,6 +61,17 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
             ),
         ));
     }
+    if let Some(taken) = &report.from_others {
+        facts.push(fact(
+            "Taken from other traffic",
+            format!(
+                "{} more than it left, from {} to {}",
+                amount::size(taken.bytes),
+                amount::seconds(taken.from_s),
+                amount::seconds(taken.to_s)
+            ),
+        ));
+    }
     facts.extend([
         fact("Page bodies", amount::size(report.body_bytes)),
         fact("Zero and fill pages", amount::size(report.fill_bytes)),
@@ -200,6 +211,14 @@ mod tests {
     fn the_text_has_phases_and_lanes() {
         let text = text(&example());
         assert!(text.contains("first pass") && text.contains("10.0.0.2"), "{text}");
+        assert!(!text.contains("other traffic"), "{text}");
+    }
+
+    #[test]
+    fn the_text_has_what_was_taken_from_others() {
+        let from_others = Some(api::FromOthers { from_s: 12.0, to_s: 20.5, bytes: 300 << 20 });
+        let text = text(&Report { from_others, ..example() });
+        assert!(text.contains("300 MiB more than it left, from 12.0 s to 20.5 s"), "{text}");
     }
 
     #[test]

@@ -158,6 +158,7 @@ mod tests {
             migration: Some("0a0b0c0d".to_owned()),
             reason: reason.map(str::to_owned),
             in_doubt: false,
+            limit_bits_per_s: None,
             figures,
         }
     }

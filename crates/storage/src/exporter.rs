@@ -20,6 +20,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use host::rights::{self, User};
+use host::socket_dir::SocketDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
@@ -150,10 +151,8 @@ fn leave_behind(mut child: Child) {
 
 /// A listening socket without a file, and a connection to it.
 fn connected(dir: &Path) -> io::Result<(UnixListener, UnixStream)> {
-    let private = tempfile::Builder::new().prefix("nbd-").tempdir_in(dir)?;
-    let path = private.path().join("s");
-    let listener = UnixListener::bind(&path)?;
-    let socket = UnixStream::connect(&path)?;
+    let (listener, private) = SocketDir::listen(dir, "nbd-")?;
+    let socket = UnixStream::connect(private.socket())?;
     Ok((listener, socket))
 }
 

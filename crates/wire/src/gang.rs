@@ -1,7 +1,7 @@
 //! Orders of a gang's coordinator to an agent, and the answers. A newer agent may know more of
 //! them; an order that is not understood is answered with [`Answer::Unknown`].
 
-use api::{Figures, MigrateRequest, Phase, Progress, VmStatus};
+use api::{BoundsChange, Figures, MigrateRequest, Phase, Progress, VmStatus};
 use serde::{Deserialize, Serialize};
 
 /// An order of the coordinating agent.
@@ -37,6 +37,13 @@ pub enum Order {
         seen: Option<Phase>,
         /// How long to wait for another phase.
         wait_ms: u64,
+    },
+    /// Change a migration's bounds. Agents of release 0.1.0 don't know this order.
+    Set {
+        /// The migration.
+        migration: String,
+        /// The change.
+        change: BoundsChange,
     },
     /// End a migration with its VM where it is.
     Cancel {
@@ -91,6 +98,8 @@ pub enum Answer {
         /// Its figures, once it has ended.
         figures: Option<Figures>,
     },
+    /// Answers [`Order::Set`].
+    Set,
     /// Answers [`Order::Cancel`]: the migration was told to end.
     Cancelling,
     /// There is no such migration.
@@ -184,6 +193,9 @@ mod tests {
         let sample = r#"{"order":"sample","vm":"web1","one_in":4}"#;
         let order: Order = serde_json::from_str(sample).unwrap();
         assert_eq!(serde_json::to_string(&order).unwrap(), sample);
+        let set = r#"{"order":"set","migration":"0a0b0c0d","change":{"limit_bits_per_s":1000}}"#;
+        let order: Order = serde_json::from_str(set).unwrap();
+        assert_eq!(serde_json::to_string(&order).unwrap(), set);
         let want = Want { huge_bytes: vec![(2 << 20, 4 << 20)], ..Want::default() };
         let json = serde_json::to_value(Order::Able { wants: vec![want.clone()] }).unwrap();
         let Ok(Order::Able { wants }) = serde_json::from_value(json) else { panic!() };

@@ -128,6 +128,7 @@ impl Simulated {
             used_bytes: vm.used_bytes,
             shared_bytes: None,
             shared: None,
+            limit_bits_per_s: None,
         });
         let moves: Vec<PlannedMove> = moves.collect();
         let room = |host: &&HostCensus| {

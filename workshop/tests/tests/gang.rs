@@ -202,6 +202,33 @@ fn the_coordinator_dies_and_the_gang_is_taken_up_again() {
     assert_at(&world, Side::B, &[one, two]);
 }
 
+/// None is without a limit, whatever the others do.
+#[test]
+fn all_together_have_a_limit() {
+    let world = World::new(Link::one(1000));
+    let [one, two] = &herd(&world, ["web1", "web2"]);
+    let total: api::BitRate = "200M".parse().unwrap();
+    let args = ["evacuate", "host-a", "--limit-total", "200M", "--dry-run"];
+    let said = world.tells(Side::A, &args);
+    for piece in ["web1 100Mbit/s", "web2 100Mbit/s"] {
+        assert!(said.contains(piece), "{piece:?} is not in: {said}");
+    }
+    let args = ["evacuate", "host-a", "--limit-total", "200M", "--json"];
+    let (success, report, said) = report(world.begin_all(&[one, two], Side::A, Side::A, &args));
+    assert!(success, "{said}");
+    assert_at(&world, Side::B, &[one, two]);
+    for one in &report.moves {
+        assert_eq!(one.limit_bits_per_s, None, "it has ended");
+        let id = one.migration.as_deref().unwrap();
+        let json = world.tells(Side::A, &["report", id, "--json"]);
+        let migration: api::Report = serde_json::from_str(&json).unwrap();
+        let changed = migration.bounds_changes.iter().map(|change| &change.bounds);
+        for bounds in changed.chain([&migration.bounds]) {
+            assert!(bounds.limit_bits_per_s.is_some_and(|limit| limit <= total), "{bounds:?}");
+        }
+    }
+}
+
 #[test]
 fn a_plan_file_says_who_goes_where_and_how() {
     let world = World::new(Link::one(1000));

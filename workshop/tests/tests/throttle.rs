@@ -218,10 +218,13 @@ fn a_migration_is_predicted() {
     let hard: Prediction = serde_json::from_str(&world.tells(Side::A, &ask)).unwrap();
     assert!(!hard.free.met && hard.slowed.met && hard.share < 1.0, "{hard:?}");
     assert!(hard.dirty_bytes_per_s > hard.delivered_bytes_per_s, "{hard:?}");
+    let needed = hard.needed_bytes_per_s.expect("it has to be throttled");
+    assert!(needed > hard.delivered_bytes_per_s, "{hard:?}");
     assert!(hard.working_set_bytes.is_none_or(|set| set < 192 * MIB), "{hard:?}");
     guest.ask("rate 0").unwrap();
     let calm: Prediction = serde_json::from_str(&world.tells(Side::A, &ask)).unwrap();
     assert!(calm.free.met && calm.share == 1.0, "{calm:?}");
+    assert_eq!(calm.needed_bytes_per_s, None);
     let said = world.refuses(Side::A, &["predict", "web1", "host-c"]);
     assert!(said.contains("no host `host-c`"), "{said}");
     world.assert_intact(&guest);

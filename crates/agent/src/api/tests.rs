@@ -94,6 +94,7 @@ impl Site {
             Arc::clone(&registry),
             None,
             None,
+            None,
         ));
         let gangs = Arc::new(Gangs::new(&order_handler, &events));
         let host = Arc::new(HostInfo {

@@ -268,6 +268,7 @@ mod tests {
             nics: Vec::new(),
             carry_address: None,
             carry_ports: ports_of(place),
+            uplink: None,
         };
         let understood = section.understood(Some(&own), Some(&"qemu".to_owned()));
         understood.map_err(|error| error.to_string())

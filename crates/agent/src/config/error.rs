@@ -36,6 +36,16 @@ pub enum ConfigError {
         file = .0.display()
     )]
     Open(PathBuf),
+    /// A rack of the peers file is invalid.
+    #[error("{}: rack `{rack}`: {message}", file.display())]
+    Rack {
+        /// The file.
+        file: PathBuf,
+        /// Its name.
+        rack: String,
+        /// What is wrong.
+        message: String,
+    },
     /// An entry of the peers file is invalid.
     #[error("{}: host `{host}`: {message}", file.display())]
     Peer {

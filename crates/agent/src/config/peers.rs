@@ -1,10 +1,11 @@
 //! The peers file: every host of the cluster, the same file on all of them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use serde::Deserialize;
+use api::BitRate;
+use serde::{Deserialize, Deserializer};
 
 use super::carry::{check_ports, ports_of, stands_for};
 use super::error::ConfigError;
@@ -34,6 +35,9 @@ pub struct PeerEntry {
     /// No other host may have any of these ports. The default follows from its place in the file.
     #[serde(default)]
     pub carry_ports: Option<[u16; 2]>,
+    /// What a gang may use of its rack's uplink, in each direction.
+    #[serde(skip)]
+    pub uplink: Option<BitRate>,
 }
 
 impl PeerEntry {
@@ -48,6 +52,22 @@ impl PeerEntry {
 struct File {
     #[serde(default)]
     host: Vec<PeerEntry>,
+    #[serde(default)]
+    rack: Vec<RackEntry>,
+}
+
+/// One rack whose uplink gangs share.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RackEntry {
+    name: String,
+    #[serde(deserialize_with = "rate")]
+    uplink: BitRate,
+}
+
+/// Deserializes a rate from the text that would be typed.
+fn rate<'de, D: Deserializer<'de>>(from: D) -> Result<BitRate, D::Error> {
+    String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
 }
 
 /// Reads the entry of the host with this name, if it has one, and all others.
@@ -76,7 +96,12 @@ pub fn parse(path: &Path, text: &str) -> Result<Vec<PeerEntry>, ConfigError> {
             });
         }
     }
+    let uplinks = uplinks(&file).map_err(|(rack, message)| {
+        let (file, message) = (path.to_owned(), message.to_owned());
+        ConfigError::Rack { file, rack, message }
+    })?;
     for (place, entry) in file.host.iter_mut().enumerate() {
+        entry.uplink = entry.rack.as_ref().and_then(|rack| uplinks.get(rack).copied());
         entry.carry_address = entry.carry_address.or_else(|| stands_for(place));
         entry.carry_ports = entry.carry_ports.or_else(|| ports_of(place));
     }
@@ -84,6 +109,20 @@ pub fn parse(path: &Path, text: &str) -> Result<Vec<PeerEntry>, ConfigError> {
         return Err(ConfigError::Peer { file: path.to_owned(), host, message });
     }
     Ok(file.host)
+}
+
+/// The uplinks by rack, or the rack that is wrong, and why.
+fn uplinks(file: &File) -> Result<BTreeMap<String, BitRate>, (String, &'static str)> {
+    let mut uplinks = BTreeMap::new();
+    for RackEntry { name, uplink } in &file.rack {
+        if !file.host.iter().any(|host| host.rack.as_ref() == Some(name)) {
+            return Err((name.clone(), "no host stands in it: write `rack` for its hosts"));
+        }
+        if uplinks.insert(name.clone(), *uplink).is_some() {
+            return Err((name.clone(), "is listed twice: give each rack one entry"));
+        }
+    }
+    Ok(uplinks)
 }
 
 /// The first host that shares a port with another, and what to do about it.

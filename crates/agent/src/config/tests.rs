@@ -70,6 +70,17 @@ fn the_own_entry_says_where_to_listen_and_is_no_peer() {
 }
 
 #[test]
+fn hosts_know_the_uplink_of_their_rack() {
+    let rack = "[[rack]]\nname = 'r1'\nuplink = '40G'\n";
+    let hosts = |peers: &str| peers::parse(Path::new("peers.toml"), peers);
+    let uplinks: Vec<_> =
+        hosts(&format!("{PEERS}{rack}")).unwrap().into_iter().map(|host| host.uplink).collect();
+    assert_eq!(uplinks, [Some("40G".parse().unwrap()), None]);
+    let twice = hosts(&format!("{PEERS}{rack}{rack}")).unwrap_err().to_string();
+    assert!(twice.contains("rack `r1`: is listed twice"), "{twice}");
+}
+
+#[test]
 fn flags_win_over_the_file() {
     let files = Files::new(
         "name = 'host-b'\nlisten = '127.0.0.1:1'\npool-mib = 64\nrack = 'r1'\n\
@@ -160,6 +171,16 @@ fn errors_say_where_and_what_to_do() {
             "name = 'a'\npeers = 'peers.toml'",
             "[[host]]\nname = 'b'\naddress = '10.0.0.1:1'\n[[host]]\nname = 'b'\naddress = '10.0.0.1:1'",
             "host `b`: is listed twice",
+        ),
+        (
+            "name = 'a'\npeers = 'peers.toml'",
+            "[[rack]]\nname = 'r1'\nuplink = '10G'",
+            "rack `r1`: no host stands in it",
+        ),
+        (
+            "name = 'a'\npeers = 'peers.toml'",
+            "[[rack]]\nname = 'r1'\nuplink = 'wide'",
+            "is not a rate",
         ),
     ] {
         let error = Files::new(config, peers).read().unwrap_err().to_string();

@@ -70,6 +70,7 @@ impl Settling {
             Arc::clone(&registry),
             config.coordinators.clone(),
             config.rack.clone(),
+            config.own.as_ref().and_then(|own| own.uplink),
         ));
         let gangs = Arc::new(Gangs::new(&order_handler, &events));
         let this_host = Arc::new(ThisHost {

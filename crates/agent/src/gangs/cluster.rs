@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::ErrorCode;
+use api::{BitRate, ErrorCode};
 use engine::{Orders, Peer};
 
 use super::evacuations::Evacuations;
@@ -38,6 +38,8 @@ pub(super) trait Cluster: Sync {
     fn here(&self) -> &str;
     /// The racks of all hosts, including this one, by the host's name.
     fn racks(&self) -> BTreeMap<String, Option<String>>;
+    /// What gangs may use of each rack's uplink, in each direction, for racks where that is bounded.
+    fn uplinks(&self) -> BTreeMap<String, BitRate>;
     /// The memory and VMs of a host.
     fn census(&self, host: &str) -> Result<Census, String>;
     /// For each VM, why the host can't run it; none if it can.
@@ -151,6 +153,13 @@ impl Cluster for Agents {
         std::iter::once((self.0.local().agent.clone(), self.0.rack())).chain(peers).collect()
     }
 
+    fn uplinks(&self) -> BTreeMap<String, BitRate> {
+        let own = self.0.rack().zip(self.0.uplink());
+        let peers = self.0.peers().now();
+        let others = peers.iter().filter_map(|peer| Some((peer.rack.clone()?, peer.uplink?)));
+        own.into_iter().chain(others).collect()
+    }
+
     fn census(&self, host: &str) -> Result<Census, String> {
         match self.once(host, &Order::Census, ANSWER_MAX)? {
             Answer::Census(census) => Ok(census),
@@ -232,6 +241,7 @@ fn clean(answer: &mut Answer) {
         // A sample is checked when it is parsed.
         Answer::Sample(_)
         | Answer::Started
+        | Answer::Set
         | Answer::Cancelling
         | Answer::NoSuch
         | Answer::Unknown => {}

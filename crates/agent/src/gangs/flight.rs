@@ -4,12 +4,14 @@
 //! That agent moves the VM by itself. If it can't be reached for a while, only progress is
 //! missed. If it stays silent, this VM's part in the gang ends, but its migration may not.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Figures, MigrateRequest, MoveState, Outcome, Progress, ReadDisks, Share, VmStatus};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use super::cluster::{ANSWER_MAX, Agents, Cause, Give, Reach, Unreached, unexpected};
+use super::limit_order::{self, LimitAnswer, LimitOrder};
 use wire::gang::{Answer, Counted, Order};
 
 /// The interval between queries about a migration whose phase does not change.
@@ -61,7 +63,7 @@ impl End {
     }
 
     /// It is not known how the migration ended, or whether it did: the VM may be at either host.
-    fn unknown(reason: String) -> Self {
+    pub(super) fn unknown(reason: String) -> Self {
         Self { in_doubt: true, ..Self::failed(reason) }
     }
 }
@@ -86,6 +88,7 @@ pub(super) struct Flight<A = Agents> {
     /// It was begun by an earlier run of this agent.
     pub(super) is_begun: bool,
     pub(super) recall: Receiver<Recall>,
+    pub(super) limit: Arc<LimitOrder>,
 }
 
 impl<A: Reach> Flight<A> {
@@ -241,7 +244,7 @@ impl<A: Reach> Flight<A> {
         unanswered.is_some_and(|since| since.elapsed() < self.patience.order_max)
     }
 
-    /// Queries the progress, after ordering a cancel if one is due.
+    /// Queries the progress, after ordering a cancel or another limit if one is due.
     fn look(
         &self,
         session: &mut Option<A::Session>,
@@ -257,6 +260,16 @@ impl<A: Reach> Flight<A> {
             // Whether it was too late, the query below shows.
             open.give(&Order::Cancel { migration: migration.clone() }, ANSWER_MAX)?;
             *cancel = false;
+        }
+        if let Some(limit) = self.limit.due() {
+            let (migration, change) = (migration.clone(), limit_order::change(limit));
+            let answer = open.give(&Order::Set { migration, change }, ANSWER_MAX);
+            match answer.inspect_err(|_| self.limit.lose())? {
+                Answer::Set => self.limit.answer(LimitAnswer::Set),
+                // It may still begin, and starts with the limit of its request.
+                Answer::NoSuch => {}
+                _ => self.limit.answer(LimitAnswer::Refused),
+            }
         }
         let wait_ms = u64::try_from(LOOK.as_millis()).unwrap_or_default();
         open.give(&Order::Watch { migration, seen, wait_ms }, ANSWER_MAX)
@@ -333,6 +346,7 @@ impl<A: Reach> Flight<A> {
 /// order that has one of them.
 fn for_the_first_release(mut request: MigrateRequest) -> MigrateRequest {
     request.sharing.together = false;
+    request.bounds.reserve_min_bits_per_s = None;
     (request.accept_lost_writes, request.accept_missing_taps) = (false, false);
     if request.sharing.share == Share::Auto {
         request.sharing.share = Share::Off;

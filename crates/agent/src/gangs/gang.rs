@@ -175,6 +175,7 @@ pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u6
         migration: None,
         reason: None,
         in_doubt: false,
+        limit_bits_per_s: None,
         figures: None,
     });
     GangReport {
@@ -237,6 +238,7 @@ mod tests {
                 migration: None,
                 reason: None,
                 in_doubt: false,
+                limit_bits_per_s: None,
                 figures: None,
             })
             .into();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{ErrorCode, Figures, MigrateRequest, Phase, VmSummary};
+use api::{BitRate, ErrorCode, Figures, MigrateRequest, Phase, VmSummary};
 use engine::Local;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
@@ -37,6 +37,8 @@ pub(crate) struct OrderHandler {
     registry: Arc<Registry>,
     coordinators: Option<Vec<String>>,
     rack: Option<String>,
+    /// What gangs may use of its uplink.
+    uplink: Option<BitRate>,
     evacuations: Evacuations,
 }
 
@@ -47,13 +49,18 @@ impl OrderHandler {
         registry: Arc<Registry>,
         coordinators: Option<Vec<String>>,
         rack: Option<String>,
+        uplink: Option<BitRate>,
     ) -> Self {
         let evacuations = Evacuations::default();
-        Self { migrations, examiner, registry, coordinators, rack, evacuations }
+        Self { migrations, examiner, registry, coordinators, rack, uplink, evacuations }
     }
 
     pub(super) fn rack(&self) -> Option<String> {
         self.rack.clone()
+    }
+
+    pub(super) fn uplink(&self) -> Option<BitRate> {
+        self.uplink
     }
 
     pub(super) fn local(&self) -> &Local {
@@ -128,6 +135,13 @@ impl OrderHandler {
                 Err(denied) => refused(&denied),
             },
             Order::Watch { migration, seen, wait_ms } => self.watch(migration, *seen, *wait_ms),
+            Order::Set { migration, change } => {
+                match self.migrations.set(migration, change.clone()) {
+                    Ok(_) => Answer::Set,
+                    Err(denied) if denied.code() == ErrorCode::NoSuchMigration => Answer::NoSuch,
+                    Err(denied) => refused(&denied),
+                }
+            }
             Order::Cancel { migration } => match self.migrations.cancel(migration) {
                 Ok(()) => Answer::Cancelling,
                 Err(denied) => refused(&denied),

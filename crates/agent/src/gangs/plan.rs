@@ -16,6 +16,7 @@ use policy::gang::{self, Host};
 use qemu::lost_writes;
 
 use super::cluster::{Cluster, silent};
+use super::limits;
 use crate::denied::Denied;
 use crate::parallel::at_once;
 use wire::gang::{Census, Counted, WANTS_MAX, Want};
@@ -408,9 +409,14 @@ impl<'r> Planner<'r> {
                 used_bytes: vm.used_bytes,
                 shared_bytes: shared.map(|parts| parts.bytes()),
                 shared,
+                limit_bits_per_s: None,
             }
         });
-        GangPlan { moves: moves.collect(), rooms, notes: self.notes }
+        let mut moves: Vec<PlannedMove> = moves.collect();
+        if self.request.dry_run {
+            limits::at_first(self.request, &mut moves, self.cluster);
+        }
+        GangPlan { moves, rooms, notes: self.notes }
     }
 }
 

@@ -45,12 +45,15 @@ pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> TakenUp
         let found = look(one, &known);
         (one.reason, one.in_doubt) = (None, false);
         match found {
-            Found::Waits => (one.state, one.migration) = (MoveState::Waiting, None),
+            Found::Waits => {
+                (one.state, one.migration) = (MoveState::Waiting, None);
+                one.limit_bits_per_s = None;
+            }
             Found::Begun => {
                 one.state = MoveState::Moving;
                 begun.push(number);
             }
-            Found::Arrived => one.state = MoveState::Done,
+            Found::Arrived => (one.state, one.limit_bits_per_s) = (MoveState::Done, None),
             Found::Lost(why) => (one.state, one.reason) = (MoveState::Failed, Some(why)),
         }
     }
@@ -109,6 +112,10 @@ mod tests {
             BTreeMap::new()
         }
 
+        fn uplinks(&self) -> BTreeMap<String, api::BitRate> {
+            BTreeMap::new()
+        }
+
         fn census(&self, host: &str) -> Result<Census, String> {
             let vms = match host {
                 "x" => self.0[0].clone(),
@@ -164,6 +171,7 @@ mod tests {
                 migration: migration.map(str::to_owned),
                 reason: Some("before".to_owned()),
                 in_doubt: true,
+                limit_bits_per_s: None,
                 figures: None,
             }],
             notes: Vec::new(),

@@ -3,20 +3,23 @@
 //! Each step is on disk before it is done: a migration's id is saved before the source agent
 //! is ordered to begin, so that the migration is found again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
-use api::{GangOutcome, GangReport, Happening, MoveState, Phase, Progress};
+use api::{BitRate, GangOutcome, GangReport, Happening, MoveState, Phase, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use policy::gang::{Move, Stage, admit, is_landing};
+use policy::gang::{Limits, Move, Need, Stage, UNLIMITED, admit, is_landing};
 
 use super::cluster::Agents;
 use super::evacuations::Evacuating;
 use super::event::Event;
 use super::flight::{End, Flight, Patience, Recall};
 use super::gang::{Gang, fail_waiting, outcome};
+use super::limit_order::{Answered, LimitAnswer, LimitOrder};
+use super::limits;
 use super::store::GangStore;
 use crate::events::Events;
 use crate::id::random_id;
@@ -33,6 +36,9 @@ pub(super) struct Run {
     /// The host that it evacuates, if it does and has not ended.
     evacuating: Option<Evacuating>,
     flights: HashMap<usize, InFlight>,
+    /// What each may use of the gang's bandwidth, if that is limited.
+    limits: Limits,
+    began: Instant,
     /// Why the VMs that have not moved stay.
     called_off: Option<String>,
     was_cancelled: bool,
@@ -43,6 +49,8 @@ struct InFlight {
     recall: Sender<Recall>,
     thread: JoinHandle<()>,
     stage: Stage,
+    limit: Arc<LimitOrder>,
+    need: Need,
 }
 
 impl Run {
@@ -55,6 +63,18 @@ impl Run {
         begun: Vec<usize>,
         evacuating: Option<Evacuating>,
     ) -> Self {
+        let report = gang.report();
+        let ends = report.moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
+        let mut limits = Limits::new(limits::links(&report.options, ends, &agents));
+        let own = report.options.bounds.limit_bits_per_s.map_or(UNLIMITED, BitRate::bits_per_s);
+        for (number, one) in report.moves.iter().enumerate() {
+            let limit = one.limit_bits_per_s.map(BitRate::bits_per_s);
+            // It began when no limit applied to it, for instance because its rack had no uplink.
+            let limit = limit.or_else(|| begun.contains(&number).then_some(own));
+            if let Some(limit) = limit {
+                limits.has(number, limit);
+            }
+        }
         Self {
             gang,
             hear,
@@ -64,6 +84,8 @@ impl Run {
             begun,
             evacuating,
             flights: HashMap::new(),
+            limits,
+            began: Instant::now(),
             called_off: None,
             was_cancelled: false,
             leaves: false,
@@ -144,8 +166,13 @@ impl Run {
                 stage: stage(number, one.state),
             })
             .collect();
-        let next = admit(&moves, report.parallel.into());
+        let admitted = admit(&moves, report.parallel.into());
+        let next = self.limited(&admitted, &report);
         if next.is_empty() {
+            if self.flights.is_empty() && !admitted.is_empty() {
+                self.fail_without_bandwidth(&admitted);
+                self.call_off_if_lost();
+            }
             return;
         }
         let ids: Vec<std::io::Result<String>> = next.iter().map(|_| random_id()).collect();
@@ -155,7 +182,7 @@ impl Run {
                 match id {
                     Ok(id) => (one.state, one.migration) = (MoveState::Moving, Some(id.clone())),
                     Err(error) => {
-                        one.state = MoveState::Failed;
+                        (one.state, one.limit_bits_per_s) = (MoveState::Failed, None);
                         one.reason = Some(format!("cannot make a random ID: {error}"));
                     }
                 }
@@ -165,41 +192,117 @@ impl Run {
         for (number, id) in next.into_iter().zip(ids) {
             if id.is_ok() {
                 self.launch(number, false);
+            } else {
+                self.limits.release(number);
             }
         }
+    }
+
+    /// Divides the gang's bandwidth. Returns which of these VMs may begin: those that get some of
+    /// it, or share none.
+    fn limited(&mut self, admitted: &[usize], report: &GangReport) -> Vec<usize> {
+        let used_bytes = |number: usize| report.moves.get(number).map_or(0, |one| one.used_bytes);
+        let fresh = |number: &usize| {
+            let number = *number;
+            (number, limits::fresh(&report.options, used_bytes(number)))
+        };
+        let mut needs: BTreeMap<usize, Need> = admitted.iter().map(fresh).collect();
+        needs.extend(self.flights.iter().map(|(number, flight)| (*number, flight.need)));
+        needs.retain(|number, _| self.limits.apply_to(*number));
+        let changes = self.limits.next(&needs, self.began.elapsed().as_secs_f64());
+        if !changes.is_empty() {
+            self.request_limits(&changes);
+        }
+        let may_begin =
+            |number: &usize| self.limits.of(*number).is_some() || !self.limits.apply_to(*number);
+        admitted.iter().copied().filter(may_begin).collect()
+    }
+
+    /// Requests other limits of moves, or notes them for moves that begin.
+    fn request_limits(&self, changes: &[(usize, u64)]) {
+        // On disk before, so that it is known what each may use if the gang is resumed.
+        self.note_limits(changes.iter().map(|(number, _)| *number));
+        for (number, limit) in changes {
+            let flight = self.flights.get(number);
+            if let (Some(flight), Some(limit)) = (flight, BitRate::from_bits(*limit)) {
+                flight.limit.request(limit);
+            }
+        }
+    }
+
+    fn note_answer(&mut self, number: usize, answered: Answered) {
+        if answered.was_lost {
+            self.limits.lose(number);
+        }
+        match answered.answer {
+            LimitAnswer::Set => self.limits.confirm(number),
+            LimitAnswer::Refused => self.limits.refuse(number),
+        }
+        self.note_limits(std::iter::once(number));
+    }
+
+    /// Records what these moves may use.
+    fn note_limits(&self, numbers: impl Iterator<Item = usize>) {
+        let noted = self.gang.update(|report| {
+            for number in numbers {
+                let Some(one) = report.moves.get_mut(number) else { continue };
+                one.limit_bits_per_s = self.limits.of(number).and_then(BitRate::from_bits);
+            }
+        });
+        self.save(&noted);
+    }
+
+    /// Fails these VMs, for which moves in doubt leave no bandwidth.
+    fn fail_without_bandwidth(&self, admitted: &[usize]) {
+        let noted = self.gang.update(|report| {
+            for number in admitted {
+                let Some(one) = report.moves.get_mut(*number) else { continue };
+                one.state = MoveState::Failed;
+                one.reason = Some(NO_BANDWIDTH.to_owned());
+            }
+        });
+        self.save(&noted);
     }
 
     fn launch(&mut self, number: usize, is_begun: bool) {
         let report = self.gang.report();
         let Some(one) = report.moves.get(number) else { return };
         let (recall, recalled) = bounded(2);
+        let limit = Arc::new(LimitOrder::default());
+        let mut request = report.options.request(&one.vm, &one.to);
+        let own = request.bounds.limit_bits_per_s;
+        request.bounds.limit_bits_per_s = one.limit_bits_per_s.or(own);
+        let need = limits::fresh(&report.options, one.used_bytes);
         let flight = Flight {
             agents: self.agents.clone(),
             patience: Patience::default(),
             from: one.from.clone(),
             to: one.to.clone(),
             migration: one.migration.clone().unwrap_or_default(),
-            request: report.options.request(&one.vm, &one.to),
+            request,
             is_begun,
             recall: recalled,
+            limit: Arc::clone(&limit),
         };
         let gang = Arc::clone(&self.gang);
         let spawned = thread::Builder::new().name(format!("gang-{}", one.vm)).spawn(move || {
             let show = |progress| gang.tell(Event::Progress(number, Box::new(progress)));
             let end = catch_unwind(AssertUnwindSafe(|| flight.fly(show))).unwrap_or_else(|_| {
                 let why = "a fault in the coordinating agent; see its log".to_owned();
-                Some(End::failed(why))
+                // Its migration may continue.
+                Some(End::unknown(why))
             });
             gang.tell(Event::Ended(number, end));
         });
         match spawned {
             Ok(thread) => {
                 let stage = Stage::Flying;
-                self.flights.insert(number, InFlight { recall, thread, stage });
+                self.flights.insert(number, InFlight { recall, thread, stage, limit, need });
             }
             Err(error) => {
                 let why = format!("cannot start a thread for it: {error}");
-                self.end(number, Some(End::failed(why)));
+                let end = if is_begun { End::unknown(why) } else { End::failed(why) };
+                self.end(number, Some(end));
             }
         }
     }
@@ -208,6 +311,10 @@ impl Run {
         if let Some(flight) = self.flights.get_mut(&number) {
             let landing = is_landing(progress.phase >= Phase::Stopped, progress.time_left_s);
             flight.stage = if landing { Stage::Landing } else { Stage::Flying };
+            flight.need = limits::followed(flight.need, self.limits.of(number), &progress);
+            if let Some(answered) = flight.limit.take_answer() {
+                self.note_answer(number, answered);
+            }
         }
         self.gang.show(number, progress);
     }
@@ -218,6 +325,11 @@ impl Run {
             let _ = flight.thread.join();
         }
         let Some(end) = end else { return };
+        // A migration in doubt may continue, with its limit.
+        let is_over = !end.in_doubt;
+        if is_over {
+            self.limits.release(number);
+        }
         let called_off = self.called_off.clone();
         let unheard = end.reason.clone().filter(|_| end.is_unheard);
         let mut failed = None;
@@ -225,6 +337,7 @@ impl Run {
             one.state = end.state;
             one.figures = end.figures;
             one.in_doubt = end.in_doubt;
+            one.limit_bits_per_s = one.limit_bits_per_s.filter(|_| !is_over);
             one.reason = match end.state {
                 MoveState::Cancelled => {
                     Some(called_off.unwrap_or_else(|| "its migration was cancelled".to_owned()))
@@ -316,6 +429,10 @@ impl Run {
         }
     }
 }
+
+/// Why VMs are not moved although nothing else moves.
+const NO_BANDWIDTH: &str = "VMs of this gang that are in doubt may use all of the bandwidth: settle \
+                            them, then resume the gang";
 
 /// Why the other VMs of a gang stay after one has failed.
 fn all_or_none(failed: &str) -> String {

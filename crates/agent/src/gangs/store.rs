@@ -191,6 +191,7 @@ mod tests {
             migration: None,
             reason: None,
             in_doubt: false,
+            limit_bits_per_s: None,
             figures: None,
         };
         for number in 1..=6 {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{GangOptions, GangOutcome, MoveState};
+use crate::bounds::BitRate;
 
 /// The costs of one migration of a gang.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -45,6 +46,10 @@ pub struct MoveReport {
     /// Whether it is in doubt: it may run at either host.
     #[serde(default)]
     pub in_doubt: bool,
+    /// The part of the gang's limit that its migration may use; none if the gang has no limit, or
+    /// the migration has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bits_per_s: Option<BitRate>,
     /// The costs of its migration; none if its source host could not be queried.
     pub figures: Option<Figures>,
 }

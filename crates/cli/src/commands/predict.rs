@@ -85,6 +85,13 @@ fn sentences(prediction: &Prediction) -> String {
             amount::seconds(*lost_s)
         );
     }
+    if let Some(needed) = prediction.needed_bytes_per_s {
+        out += &format!(
+            "\nWith {} it would need no throttling: --reserve-min takes that from other traffic, \
+             where the network cards carry it.",
+            amount::rate(needed)
+        );
+    }
     if !slowed.met {
         out += "\nIt does not converge like that: allow a lower --throttle-floor or a longer \
                 --downtime-ms.";
@@ -178,6 +185,7 @@ mod tests {
             share: 0.18,
             lost_s: 6.1,
             misses_deadline_s: None,
+            needed_bytes_per_s: None,
             free_memory: FreeMemory::default(),
         }
     }
@@ -219,6 +227,13 @@ mod tests {
             "{little}"
         );
         assert_eq!(told(Some(1.0)), told(None));
+    }
+
+    #[test]
+    fn the_bandwidth_that_needs_no_throttling_is_described() {
+        let needed_bytes_per_s = Some(71.0 * 1_048_576.0);
+        let text = sentences(&Prediction { needed_bytes_per_s, ..prediction() });
+        assert!(text.contains("lost.\nWith 71.0 MiB/s it would need no throttling"), "{text}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::output::print_line;
 
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("change").required(true).multiple(true).args(
-    ["limit", "reserve", "priority", "cpus"])))]
+    ["limit", "reserve", "reserve_min", "priority", "cpus"])))]
 pub(crate) struct SetArgs {
     /// The migration
     id: String,
@@ -24,6 +24,10 @@ pub(crate) struct SetArgs {
     /// What it gets even if others want everything, in bits per second
     #[arg(long, value_name = "RATE|none")]
     reserve: Option<Or<BitRate>>,
+    /// What other traffic keeps of each network card, in bits per second, if the VM needs
+    /// more than others leave
+    #[arg(long, value_name = "RATE|none")]
+    reserve_min: Option<Or<BitRate>>,
     /// The scheduling priority of its data threads
     #[arg(long, value_enum)]
     priority: Option<PriorityArg>,
@@ -37,6 +41,7 @@ impl SetArgs {
         BoundsChange {
             limit_bits_per_s: self.limit.map(|limit| limit.0),
             reserve_bits_per_s: self.reserve.map(|reserve| reserve.0),
+            reserve_min_bits_per_s: self.reserve_min.map(|least| least.0),
             priority: self.priority.map(Priority::from),
             cpus: self.cpus.map(|cpus| cpus.0),
         }

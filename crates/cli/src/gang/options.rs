@@ -70,10 +70,21 @@ pub(crate) struct MoveOptions {
     #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
     limit: Option<BitRate>,
+    /// The most that all migrations send together, in bits per second: divided among them
+    /// by what each can use
+    #[arg(long, value_name = "RATE")]
+    #[serde(deserialize_with = "text")]
+    limit_total: Option<BitRate>,
     /// What each migration gets even if others want everything, in bits per second
     #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
     reserve: Option<BitRate>,
+    /// What other traffic keeps of each network card, in bits per second, if a VM would have
+    /// to be throttled, or would miss --deadline, with what others leave [default: all that
+    /// it uses]
+    #[arg(long, value_name = "RATE")]
+    #[serde(deserialize_with = "text")]
+    reserve_min: Option<BitRate>,
     /// The scheduling priority of data threads [default: low]
     #[arg(long, value_enum)]
     priority: Option<PriorityArg>,
@@ -142,7 +153,9 @@ impl MoveOptions {
             create_disks: self.create_disks || other.create_disks,
             timeout: self.timeout.or(other.timeout),
             limit: self.limit.or(other.limit),
+            limit_total: self.limit_total.or(other.limit_total),
             reserve: self.reserve.or(other.reserve),
+            reserve_min: self.reserve_min.or(other.reserve_min),
             priority: self.priority.or(other.priority),
             cpus: self.cpus.or(other.cpus),
             share: self.share.or(other.share),
@@ -193,9 +206,11 @@ impl From<MoveOptions> for GangOptions {
             bounds: Bounds {
                 limit_bits_per_s: options.limit,
                 reserve_bits_per_s: options.reserve,
+                reserve_min_bits_per_s: options.reserve_min,
                 priority: options.priority.map(Priority::from).unwrap_or_default(),
                 cpus: options.cpus,
             },
+            limit_total_bits_per_s: options.limit_total,
             overcommit_memory: options.overcommit_memory,
             accept_lost_writes: options.accept_lost_writes,
             accept_missing_taps: options.accept_missing_taps,

@@ -16,6 +16,7 @@ pub(crate) fn plan(plan: &GangPlan) -> String {
             amount::counted(plan.moves.len() as u64, "VM"),
             amount::size(used.saturating_sub(shared))
         );
+        out += &limits(plan);
     }
     if !plan.rooms.is_empty() {
         let mut rows = vec![["HOST", "FREE", "LEFT AFTER"].map(str::to_owned)];
@@ -28,6 +29,16 @@ pub(crate) fn plan(plan: &GangPlan) -> String {
         out += &format!("Note: {}\n", full_stop(note));
     }
     out + "Nothing was moved.\n"
+}
+
+/// With which limits the first moves start; nothing if the gang has none.
+fn limits(plan: &GangPlan) -> String {
+    let limit = |one: &PlannedMove| Some(format!("{} {}bit/s", one.vm, one.limit_bits_per_s?));
+    let limits: Vec<String> = plan.moves.iter().filter_map(limit).collect();
+    if limits.is_empty() {
+        return String::new();
+    }
+    format!("Limits at first, and then by what each can use: {}.\n", limits.join(", "))
 }
 
 /// The plan's VMs, with their shared content if it is known for any of them.
@@ -91,6 +102,7 @@ mod tests {
                 used_bytes: 512 << 20,
                 shared_bytes: None,
                 shared: None,
+                limit_bits_per_s: None,
             }],
             rooms: vec![HostRoom {
                 host: "host-b".to_owned(),
@@ -110,6 +122,24 @@ mod tests {
     }
 
     #[test]
+    fn the_limits_of_the_first_moves_are_listed() {
+        let one = |vm: &str, limit: Option<&str>| PlannedMove {
+            vm: vm.to_owned(),
+            from: "host-a".to_owned(),
+            to: "host-b".to_owned(),
+            ram_bytes: 1 << 30,
+            used_bytes: 512 << 20,
+            shared_bytes: None,
+            shared: None,
+            limit_bits_per_s: limit.map(|limit| limit.parse().unwrap()),
+        };
+        let moves = vec![one("web1", Some("7.5G")), one("web2", Some("2.5G")), one("web3", None)];
+        let text = plan(&GangPlan { moves, rooms: Vec::new(), notes: Vec::new() });
+        let expected = "by what each can use: web1 7.5Gbit/s, web2 2.5Gbit/s.\nNothing was moved.";
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
     fn shared_content_is_listed_by_its_reason() {
         let one = |vm: &str, shared: Option<SharedParts>| PlannedMove {
             vm: vm.to_owned(),
@@ -119,6 +149,7 @@ mod tests {
             used_bytes: 512 << 20,
             shared_bytes: shared.map(|parts| parts.bytes()),
             shared,
+            limit_bits_per_s: None,
         };
         let parts =
             SharedParts { held_bytes: 128 << 20, within_bytes: 8 << 20, common_bytes: 64 << 20 };

@@ -71,6 +71,7 @@ mod tests {
     fn moves_and_options_are_read() {
         let plan = parse(
             "parallel = 4\natomic = true\n\n[options]\ndowntime-ms = 50\nlimit = '200M'\n\
+             limit-total = '1G'\n\
              throttle = '0.7'\ncompress = 'zstd'\ncpus = '0-1'\n\n[[move]]\nvm = 'web1'\n\
              to = 'host-b'\n\n[[move]]\nvm = 'db1'\nfrom = 'host-a'\nto = 'host-c'\n",
         )
@@ -78,6 +79,7 @@ mod tests {
         assert_eq!((plan.settings.parallel, plan.settings.atomic), (Some(4), true));
         let options = api::GangOptions::from(plan.settings.options);
         assert_eq!(options.downtime_ms, 50);
+        assert_eq!(options.limit_total_bits_per_s, api::BitRate::from_bits(1_000_000_000));
         assert_eq!(options.slowing.throttle, api::Throttle::Ratio(0.7));
         let [web, db] = plan.moves.as_slice() else { panic!("two") };
         assert_eq!((web.vm.as_str(), web.to.as_str(), &web.from), ("web1", "host-b", &None));

@@ -13,6 +13,11 @@ pub(crate) struct BoundsArgs {
     /// What it gets even if others want everything, in bits per second
     #[arg(long, value_name = "RATE")]
     pub(crate) reserve: Option<BitRate>,
+    /// What other traffic keeps of each network card, in bits per second, if the VM would
+    /// have to be throttled, or would miss --deadline, with what others leave [default:
+    /// all that it uses]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) reserve_min: Option<BitRate>,
     /// The scheduling priority of its data threads
     #[arg(long, value_enum, default_value_t = PriorityArg::Low)]
     pub(crate) priority: PriorityArg,
@@ -26,6 +31,7 @@ impl From<BoundsArgs> for Bounds {
         Self {
             limit_bits_per_s: args.limit,
             reserve_bits_per_s: args.reserve,
+            reserve_min_bits_per_s: args.reserve_min,
             priority: args.priority.into(),
             cpus: args.cpus,
         }

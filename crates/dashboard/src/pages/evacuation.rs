@@ -283,6 +283,7 @@ mod tests {
             used_bytes: 1 << 30,
             shared_bytes: None,
             shared: None,
+            limit_bits_per_s: None,
         };
         GangPlan { moves: (0..moves).map(one).collect(), rooms: Vec::new(), notes: Vec::new() }
     }

@@ -1,6 +1,7 @@
 //! Measures while QEMU streams, and decides about pacing, throttling, and
 //! holding.
 
+pub(crate) mod bandwidth;
 pub(crate) mod by_progress;
 mod hold;
 pub(crate) mod limit;

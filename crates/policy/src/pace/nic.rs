@@ -6,7 +6,7 @@
 //! half, then three quarters; and if they grew by much, twice that growth at once. As soon as the
 //! NIC is no longer full, others use as much as they want, and the rest is spare.
 
-use super::NicUse;
+use super::{NicUse, Room};
 
 /// Lanes with this share of their time in writes fill their path.
 pub(super) const FILLING: f64 = 0.5;
@@ -92,8 +92,15 @@ impl Default for Nic {
 impl Nic {
     /// Bytes per second for a migration that now writes `mine` over the NIC. None if no other
     /// traffic has to be spared, or if the NIC's speed is not known yet. `filling`: its lanes wrote
-    /// as fast as their path allowed.
-    pub(super) fn next(&mut self, used: NicUse, mine: f64, filling: bool) -> Option<f64> {
+    /// as fast as their path allowed. `others_keep`: what others keep if the VM needs more than
+    /// they leave, if that is bounded.
+    pub(super) fn next(
+        &mut self,
+        used: NicUse,
+        mine: f64,
+        filling: bool,
+        others_keep: Option<u64>,
+    ) -> Option<Room> {
         let all = used.all_bytes_per_s as f64;
         self.highest = self.highest.max(all);
         // If little gets through, the bottleneck is elsewhere; if nothing does, the path is broken.
@@ -122,9 +129,13 @@ impl Nic {
             let beyond = used.speed_bytes_per_s.map_or(f64::INFINITY, |speed| speed as f64 - can);
             allowed = (can - others + beyond.min(can * self.trial.beyond)).max(allowed);
         }
+        let most = others_keep.map_or(allowed, |keep| allowed.max(can - keep as f64));
         let fellows = (ours - mine * wire_per_content).max(0.0);
-        let even = allowed / f64::from(used.migrations.max(1));
-        Some(even.max(allowed - fellows * FELLOWS) / wire_per_content)
+        let part = |allowed: f64| {
+            let even = allowed / f64::from(used.migrations.max(1));
+            even.max(allowed - fellows * FELLOWS) / wire_per_content
+        };
+        Some(Room { spare: part(allowed), most: part(most) })
     }
 
     /// The growth of others since the previous sample.

@@ -76,6 +76,8 @@ struct World {
     lanes: Vec<(usize, usize)>,
     dead: Vec<bool>,
     bounds: PaceBounds,
+    /// What the VM needs, in wire bytes per second.
+    needed: f64,
     pace: Pace,
     tick: usize,
 }
@@ -91,6 +93,7 @@ impl World {
             dead: vec![false; lanes.len()],
             lanes,
             bounds: PaceBounds::default(),
+            needed: 0.0,
             pace: Pace::new(),
             tick: 0,
         }
@@ -196,6 +199,7 @@ impl World {
             })
             .collect();
         let sample = PaceSample { nics: &nics, lanes: &lanes, destination: Some(&destination) };
+        self.pace.set_needed(self.needed / WIRE_PER_CONTENT);
         self.pace.next(&sample, self.bounds).to_vec()
     }
 }
@@ -299,6 +303,91 @@ fn a_neighbour_that_wants_everything_gets_all_but_the_reserve() {
     for second in &seconds[6..] {
         assert!(second.paces[0].unwrap() <= reserve * 11 / 10, "{second:?}");
         assert!(second.paces[0].unwrap() >= reserve, "{second:?}");
+    }
+}
+
+#[test]
+fn others_yield_what_the_vm_needs_down_to_what_they_keep() {
+    for at_source in [true, false] {
+        // Shares of the wire, of which the neighbour wants 0.8.
+        for (needed, keep, ours) in [
+            (0.4, 0.0, 0.4),
+            (0.4, 0.5, 0.4),
+            (0.9, 0.6, 0.4),
+            (0.4, 0.75, 0.25),
+            // Others leave as much, or a little less while it is tried whether the wire carries more.
+            (0.1, 0.0, 0.185),
+        ] {
+            let case = format!("{at_source}: {needed} next to {keep}");
+            let mut world = World::one(Wire::known(|_| 0.0));
+            let ends = if at_source { &mut world.here } else { &mut world.there };
+            *ends = vec![Wire::known(|_| CAN * 0.8)];
+            world.bounds.others_keep_bytes_per_s = Some((CAN * keep) as u64);
+            world = world.look();
+            world.needed = CAN * needed;
+            world.seconds(5);
+            for second in world.seconds(20) {
+                assert!((second.ours() / CAN - ours).abs() < 0.05, "{case}: {second:?}");
+                assert!(second.got >= CAN * keep * 0.98, "{case}: {second:?}");
+            }
+            let Yielded { spare_bytes_per_s, wider } = world.pace.yielded();
+            assert_eq!(spare_bytes_per_s.is_some(), needed > 0.2, "{case}");
+            assert_eq!(wider, keep < 0.55, "{case}");
+        }
+    }
+}
+
+#[test]
+fn others_yield_nothing_unless_the_operator_bounds_what_they_keep() {
+    let mut worlds = [0.0, 10.0 * CAN].map(|needed| {
+        let mut world = World::one(Wire::known(noisy(0.6, 0.05, 3)));
+        world.needed = needed;
+        world
+    });
+    for _ in 0..40 {
+        let [without, with] = worlds.each_mut().map(|world| world.second().paces);
+        assert_eq!(without, with);
+    }
+    assert_eq!(worlds[1].pace.yielded(), Yielded::default());
+}
+
+#[test]
+fn what_the_vm_no_longer_needs_is_given_back() {
+    let mut world = World::one(Wire::known(|_| CAN * 0.8)).look();
+    world.bounds.others_keep_bytes_per_s = Some(0);
+    world.needed = CAN * 0.45;
+    let seconds = world.seconds(20);
+    assert!(lost(&seconds[5..]) > 0.2);
+    world.needed = 0.0;
+    world.seconds(5);
+    let lost = lost(&world.seconds(20));
+    assert!(lost < 0.02, "{lost}");
+}
+
+#[test]
+fn the_cap_wins_over_what_the_vm_needs() {
+    let mut world = World::one(Wire::known(|_| CAN * 0.8)).look();
+    let cap = Some(30_000_000);
+    (world.bounds.cap_bytes_per_s, world.bounds.others_keep_bytes_per_s) = (cap, Some(0));
+    world.needed = f64::INFINITY;
+    world.seconds(5);
+    for second in world.seconds(10) {
+        assert!(second.ours() <= 30e6 && second.ours() >= 29e6, "{second:?}");
+    }
+    assert!(!world.pace.yielded().wider);
+}
+
+#[test]
+fn a_neighbour_yields_only_what_another_nic_can_not_carry() {
+    let mut world = World::new(vec![Wire::known(|_| CAN * 0.8), Wire::known(|_| 0.0)]).look();
+    world.bounds.others_keep_bytes_per_s = Some(0);
+    for (needed, ours) in [(0.9, 0.185), (1.3, 0.3)] {
+        world.needed = CAN * needed;
+        world.seconds(5);
+        for second in world.seconds(10) {
+            assert!((second.lanes[0] / CAN - ours).abs() < 0.05, "{needed}: {second:?}");
+            assert!(second.lanes[1] >= CAN * 0.99, "{needed}: {second:?}");
+        }
     }
 }
 
@@ -520,9 +609,12 @@ proptest! {
         ),
         reserve_bytes_per_s in 0..3_000_000_000_u64,
         cap_bytes_per_s in proptest::option::of(0..3_000_000_000_u64),
+        others_keep_bytes_per_s in proptest::option::of(0..3_000_000_000_u64),
+        needed in 0.0..3e9_f64,
     ) {
         let mut pace = Pace::new();
-        let bounds = PaceBounds { reserve_bytes_per_s, cap_bytes_per_s };
+        pace.set_needed(needed);
+        let bounds = PaceBounds { reserve_bytes_per_s, cap_bytes_per_s, others_keep_bytes_per_s };
         for (nics, far, lanes) in &seconds {
             let destination = DestinationUse {
                 nics: far.clone(),

@@ -66,10 +66,18 @@ impl Throttle {
         self.note(input, view.as_mut());
         if settings.ratio == Ratio::Off || !input.first_pass_over {
             self.keep_off();
+            if let Some(view) = &view {
+                self.need.find(view, self.dirty_unthrottled());
+            }
         } else if let Some(view) = &view {
             self.decide(view);
         }
         self.decision(settings, input, view.as_ref())
+    }
+
+    /// The dirty rate with all of its CPU time, as far as it shows; 0 while it is unknown.
+    fn dirty_unthrottled(&self) -> f64 {
+        self.rates.believed.map_or(0.0, |rate| rate.now / self.share())
     }
 
     fn share(&self) -> f64 {
@@ -89,6 +97,8 @@ impl Throttle {
         self.sums.lost_s += (1.0 - share) * elapsed_s;
         self.note_use(input.used_cpus.max(0.0), elapsed_s);
         let Some(view) = view else { return };
+        let waits = self.why == Why::Widening;
+        self.need.note(view, if waits { elapsed_s } else { 0.0 });
         self.sums.delivered += view.rate * elapsed_s;
         if !input.first_pass_over {
             return;
@@ -204,6 +214,8 @@ impl Throttle {
             self.why = Why::Looking;
         } else if self.waits(view, dirty) {
             self.why = Why::Waiting;
+        } else if self.need.is_awaited(view) {
+            self.why = Why::Widening;
         } else {
             self.missed_alone = dirty > view.boundary * view.rate;
             self.change(view, self.target(view, rate.full));
@@ -319,7 +331,7 @@ impl Throttle {
         view: Option<&View>,
     ) -> Decision {
         let (share, believed) = (self.share(), self.rates.believed);
-        let rate = view.map_or(0.0, |view| view.rate);
+        let (rate, dirty) = (view.map_or(0.0, |view| view.rate), self.dirty_unthrottled());
         let blackout = predicted_blackout(input.left_bytes, rate, settings.fixed);
         let stalled = self.stalled.then(|| Stall {
             dirty_bytes_per_s: believed.map_or(0.0, |rate| rate.now),
@@ -343,6 +355,7 @@ impl Throttle {
             predicted_blackout: view.map(|_| blackout),
             full_dirty_bytes_per_s: believed.map(|rate| rate.full),
             ratio: view.map(|view| view.ratio).filter(|ratio| ratio.is_finite()),
+            needed_bytes_per_s: view.and_then(|view| self.need.rate(view, dirty)),
             time_left: view.and_then(|view| self.time_left(view)),
             misses_deadline: view.and_then(|view| self.misses(settings, view)),
             stalled,
@@ -368,8 +381,8 @@ impl Throttle {
             false => Duration::MAX,
         };
         self.late_since = (total > deadline).then(|| self.late_since.unwrap_or(view.at_s));
-        // A single sample may be wrong.
-        self.late_since.filter(|since| view.at_s - since >= NEED_S).map(|_| total)
+        let late_s = self.need.late_s(view);
+        self.late_since.filter(|since| view.at_s - since >= late_s).map(|_| total)
     }
 }
 

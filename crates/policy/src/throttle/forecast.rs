@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Settings;
+use super::need::AIM;
 use super::view::{Aims, PASSES_ALONE};
 use crate::precopy::{Passes, Path, Prediction, Throttled, Vm, predict, predict_throttled};
 
@@ -23,6 +24,8 @@ pub struct Forecast {
     pub ratio: Option<f64>,
     /// If the deadline can't be met, the shortest time that the migration takes.
     pub misses_deadline: Option<Duration>,
+    /// The delivered rate with which the VM would not have to be throttled. None: it need not be.
+    pub needed_bytes_per_s: Option<f64>,
 }
 
 /// Predicts a migration of a VM with this dirty rate when `bytes_per_s` are delivered, with the
@@ -58,6 +61,7 @@ pub fn forecast(
         boundary: aims.boundary,
         ratio: aims.ratio,
         misses_deadline: (least > deadline).then_some(least),
+        needed_bytes_per_s: (!free.met).then(|| dirty_bytes_per_s / (aims.boundary * AIM)),
     }
 }
 
@@ -111,6 +115,11 @@ mod tests {
             assert!(forecast.slowed.prediction.blackout < goal, "{times}: {forecast:?}");
             assert_eq!(forecast.slowed.share >= 1.0, alone, "{times}");
             assert_eq!(forecast.misses_deadline, None);
+            assert_eq!(forecast.needed_bytes_per_s.is_none(), alone, "{times}");
+            if let Some(needed) = forecast.needed_bytes_per_s {
+                let wide = super::forecast(&settings(), VM, needed, times * LINK, Passes::Quick);
+                assert!(needed > LINK && wide.free.met, "{times}: {wide:?}");
+            }
             let off = of(&Settings { ratio: Ratio::Off, ..settings() }, times);
             assert_eq!(off.slowed.prediction, off.free);
         }

@@ -21,6 +21,8 @@ const DECISION_STEPS: u64 = 5;
 /// A quick pass takes at least this long, and QEMU reports a rate this often.
 const PASS_LEAST_S: f64 = 0.1;
 const REPORTED_S: f64 = 1.0;
+/// Lanes are paced this often.
+const PACED_STEPS: u64 = 100;
 /// The time to deliver what waits for the lanes, while QEMU is held and while it isn't.
 pub(super) const POOL_LARGE_S: f64 = 6.0;
 pub(super) const POOL_S: f64 = 1.0;
@@ -67,6 +69,8 @@ pub(super) struct Sim {
     /// The guest's activity over time, and the link's rate.
     pub(super) activity: Over,
     pub(super) link: Over,
+    /// Up to how many times that rate others yield to the VM.
+    pub(super) yields: f64,
     /// The error of the dirty rate that QEMU reports, and that of the link's measured rate.
     pub(super) reported: Over,
     pub(super) measured: Over,
@@ -95,6 +99,10 @@ pub(super) struct Outcome {
     pub(super) lost_s: f64,
     /// Whether the VM was throttled before the first pass was over.
     pub(super) early: bool,
+    /// The most that lanes got, as a multiple of what others leave.
+    pub(super) widest: f64,
+    /// Whether the deadline was reported as missed.
+    pub(super) late: bool,
 }
 
 impl Outcome {
@@ -130,6 +138,7 @@ pub(super) fn writer(times: f64) -> Sim {
         works: vec![Work { cpus: 1.0, bytes_per_s: times * LINK }],
         activity: |_| 1.0,
         link: |_| 1.0,
+        yields: 1.0,
         reported: |_| 1.0,
         measured: |_| 1.0,
         pool_s: POOL_S,
@@ -161,6 +170,9 @@ struct State {
     reported_s: f64,
     reported_bytes: f64,
     rate: f64,
+    /// What the lanes get, as a multiple of what others leave, and what the VM needs.
+    wide: f64,
+    needed: f64,
     used: f64,
     quota: Option<f64>,
 }
@@ -187,6 +199,8 @@ impl Sim {
             reported_s: 0.0,
             reported_bytes: 0.0,
             rate: LINK * (self.link)(0.0),
+            wide: 1.0,
+            needed: 0.0,
             used: 0.0,
             quota: None,
         };
@@ -198,6 +212,8 @@ impl Sim {
             step: Step::Go,
             lost_s: 0.0,
             early: false,
+            widest: 1.0,
+            late: false,
         };
         let mut fits_s = 0.0;
         for step in 1u64.. {
@@ -205,13 +221,18 @@ impl Sim {
             if at_s > self.until_s {
                 break;
             }
+            if step % PACED_STEPS == 0 {
+                let needed = state.needed / (LINK * (self.link)(at_s));
+                state.wide = needed.clamp(1.0, self.yields);
+                outcome.widest = outcome.widest.max(state.wide);
+            }
             outcome.lost_s += self.work(&mut state, at_s);
             let synced = self.deliver(&mut state, at_s);
             if state.pass > 1 {
                 outcome.first_pass_s = outcome.first_pass_s.min(at_s);
             }
             let left = state.dirty + state.pool;
-            let link = LINK * (self.link)(at_s);
+            let link = LINK * (self.link)(at_s) * state.wide;
             let Settings { goal, fixed, .. } = self.settings;
             let fits = left <= budget_bytes(link, goal, fixed) as f64;
             fits_s = if fits { fits_s + STEP_S } else { 0.0 };
@@ -227,6 +248,7 @@ impl Sim {
                 } else {
                     outcome.early |= decision.share < 1.0 || decision.quota_cpus.is_some();
                 }
+                outcome.late |= decision.misses_deadline.is_some();
                 outcome.step = decision.step;
                 if matches!(decision.step, Step::GiveUp(_)) {
                     break;
@@ -264,7 +286,8 @@ impl Sim {
 
     /// Delivers, and lets QEMU go on; returns whether a pass has ended.
     fn deliver(&self, state: &mut State, at_s: f64) -> bool {
-        let rate = LINK * (self.link)(at_s) * (1.0 + self.noise * state.random.next());
+        let link = LINK * (self.link)(at_s) * state.wide;
+        let rate = link * (1.0 + self.noise * state.random.next());
         let all = rate * self.pool_s;
         state.pool = (state.pool - rate * STEP_S).max(0.0);
         let goes = (all - state.pool).clamp(0.0, state.dirty);
@@ -316,8 +339,10 @@ impl Sim {
                 pass: state.pass,
                 first_pass_over: state.pass > 1,
                 used_cpus,
+                wider: state.wide < self.yields,
             },
         );
+        state.needed = decision.needed_bytes_per_s.unwrap_or(0.0);
         (state.quota, state.share) = (decision.quota_cpus, decision.share);
         decision
     }
@@ -343,7 +368,7 @@ impl Sim {
             left: left_bytes.unwrap_or(0) as f64 + state.pool,
             dirty: dirty.map(|dirty| dirty.bytes_per_s),
             counted_at_share: Some(dirty.map_or(1.0, |dirty| dirty.share)),
-            ..asked
+            ..queried
         }
     }
 }

@@ -270,6 +270,7 @@ fn a_vm_that_needs_no_throttling_is_not_chased_for_good() {
         (Why::Unneeded, 101 * MB, None, false),
         (Why::Looking, MB, Some(100e6), true),
         (Why::Waiting, MB, Some(100e6), true),
+        (Why::Widening, MB, Some(100e6), true),
         (Why::Needed, MB, Some(100e6), true),
         (Why::Floor, MB, None, true),
     ] {
@@ -407,6 +408,7 @@ const FIRST: ThrottleInput = ThrottleInput {
     pass: 1,
     first_pass_over: false,
     used_cpus: 1.0,
+    wider: false,
 };
 
 #[test]
@@ -444,6 +446,96 @@ fn switching_throttling_off_releases_the_vm_at_once() {
     assert!(off.share >= 1.0 && off.quota_cpus.is_none());
 }
 
+#[test]
+fn a_vm_is_not_throttled_while_others_yield_what_it_needs() {
+    for (name, sim) in kinds(&writer(2.0)) {
+        for seed in 1..=8 {
+            let alone = Sim { seed, ..sim.clone() }.run();
+            assert!(alone.lowest() < 1.0 && alone.widest <= 1.0, "{name} {seed}");
+            let sim = Sim { seed, yields: 8.0, ..sim.clone() };
+            let outcome = sim.run();
+            check(name, 2.0, &sim, &outcome);
+            let (low, widest) = (outcome.lowest(), outcome.widest);
+            assert!(low >= 1.0, "{name} {seed}: throttled to {low}, with up to {widest}");
+            assert!(outcome.stopped_s.is_some() && outcome.step == Step::Go, "{name} {seed}");
+            assert!(widest > 1.2 && widest < sim.yields, "{name} {seed}: {widest}");
+        }
+    }
+}
+
+#[test]
+fn a_vm_that_others_do_not_yield_enough_for_is_throttled_less() {
+    let (mut lost_s, mut alone_s) = (0.0, 0.0);
+    for (name, sim) in kinds(&writer(4.0)) {
+        alone_s += sim.run().lost_s;
+        let outcome = Sim { yields: 2.0, ..sim.clone() }.run();
+        check(name, 4.0, &sim, &outcome);
+        assert!(outcome.stopped_s.is_some() && outcome.step == Step::Go, "{name}");
+        assert!(outcome.lowest() < 1.0 && outcome.widest >= 2.0, "{name}");
+        lost_s += outcome.lost_s;
+    }
+    assert!(lost_s < alone_s, "{lost_s} s lost, {alone_s} s without");
+}
+
+#[test]
+fn nothing_is_taken_for_a_vm_that_need_not_be_throttled() {
+    for times in [0.25, 0.5, 0.65] {
+        for (name, sim) in kinds(&writer(times)) {
+            let outcome = Sim { yields: 8.0, ..sim }.run();
+            assert!(outcome.stopped_s.is_some() && outcome.widest <= 1.0, "{name} {times}");
+        }
+    }
+}
+
+#[test]
+fn others_yield_to_a_vm_that_may_not_be_throttled() {
+    let sim = with(&writer(2.0), |set| set.ratio = Ratio::Off);
+    let until_s = 120.0;
+    assert!(Sim { until_s, ..sim.clone() }.run().stopped_s.is_none());
+    let outcome = Sim { until_s, yields: 8.0, ..sim }.run();
+    assert!(outcome.stopped_s.is_some() && outcome.lowest() >= 1.0 && outcome.widest > 1.2);
+}
+
+/// Its first pass takes 90 s with what others leave.
+#[test]
+fn others_yield_to_a_vm_that_would_arrive_late() {
+    let large = Sim { ram: 2048.0 * MIB, ..writer(0.5) };
+    let sim = with(&large, |set| set.deadline = Some(Duration::from_secs(70)));
+    let alone = sim.run();
+    assert!(alone.late && alone.stopped_s.unwrap() > 70.0, "{:?}", alone.stopped_s);
+    let outcome = Sim { yields: 8.0, ..sim }.run();
+    assert!(outcome.stopped_s.unwrap() < 70.0, "{:?}", outcome.stopped_s);
+    assert!(!outcome.late && outcome.lowest() >= 1.0);
+    assert!(outcome.widest > 1.2 && outcome.widest < 4.0, "{}", outcome.widest);
+}
+
+#[test]
+fn what_a_vm_needed_is_given_back() {
+    let mut throttle = Throttle::new();
+    let settings = Settings::default();
+    let (first_pass_over, wider, counted_at_share) = (true, true, Some(1.0));
+    let mut input = ThrottleInput { first_pass_over, wider, counted_at_share, ..FIRST };
+    let mut needed = |dirty: f64, seconds: u32| {
+        let mut last = None;
+        for _ in 0..seconds * 20 {
+            input.at += Duration::from_millis(50);
+            input.pass += 1;
+            // Each reading is a new one.
+            input.dirty_bytes_per_s = Some(dirty + f64::from(input.pass % 2));
+            last = throttle.next(&settings, &input).needed_bytes_per_s;
+        }
+        last
+    };
+    assert_eq!(needed(0.5 * LINK, 5), None);
+    // Above its dirty rate, and the more it writes the more it needs.
+    let much = needed(2.0 * LINK, 4).unwrap();
+    assert!(much > 2.0 * LINK && much < 4.0 * LINK, "{much}");
+    assert!(needed(4.0 * LINK, 2).unwrap() > much);
+    // At first it may be a pause between bursts.
+    assert!(needed(0.1 * LINK, 1).unwrap() > much);
+    assert!(needed(0.1 * LINK, 10).unwrap() < 0.5 * LINK);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
@@ -476,7 +568,7 @@ proptest! {
     /// Invalid values cause no panic, and no share out of bounds.
     #[test]
     fn any_inputs(
-        inputs in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<bool>(), any::<f64>(), any::<Option<f64>>()), 1..60),
+        inputs in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<[bool; 2]>(), any::<f64>(), any::<Option<f64>>()), 1..60),
         floor: f64,
         constant: f64,
         goal_ms: u64,
@@ -492,7 +584,7 @@ proptest! {
             on_stall: OnStall::Keep,
         };
         let mut throttle = Throttle::new();
-        for (at_ms, bytes, rate, dirty, pass, first_pass_over, used_cpus, counted_at_share) in inputs {
+        for (at_ms, bytes, rate, dirty, pass, [first_pass_over, wider], used_cpus, counted_at_share) in inputs {
             let decision = throttle.next(&settings, &ThrottleInput {
                 at: Duration::from_millis(at_ms),
                 ram_bytes: bytes,
@@ -503,6 +595,7 @@ proptest! {
                 pass,
                 first_pass_over,
                 used_cpus,
+                wider,
             });
             prop_assert!(decision.share > 0.0 && decision.share <= 1.0);
             prop_assert!(decision.quota_cpus.is_none_or(|cpus| cpus > 0.0), "{decision:?}");

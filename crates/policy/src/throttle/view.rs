@@ -67,6 +67,8 @@ pub(super) struct View {
     pub(super) floor: f64,
     /// Seconds until the remainder should be within the budget.
     pub(super) time: Option<f64>,
+    /// Whether lanes may be given more of the network.
+    pub(super) wider: bool,
 }
 
 impl View {
@@ -87,6 +89,7 @@ impl View {
             ratio: aims.ratio.unwrap_or(f64::INFINITY),
             floor: aims.floor,
             time: end.map(|end| end.as_secs_f64() - at_s),
+            wider: input.wider,
         })
     }
 

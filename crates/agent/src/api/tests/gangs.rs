@@ -25,6 +25,7 @@ fn interrupted(vms: &[(&str, &str)], atomic: bool) -> GangReport {
         migration: None,
         reason: None,
         in_doubt: false,
+        limit_bits_per_s: None,
         figures: None,
     });
     GangReport {
@@ -57,6 +58,7 @@ fn silent_host(site: &Site) -> TcpListener {
         nics: Vec::new(),
         carry_address: None,
         carry_ports: None,
+        uplink: None,
     }]);
     there
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use wire::gang::{Census, Want};
 
 use super::*;
+use crate::gangs::limit_order::Answered;
 
 const ID: &str = "0a0b0c0d";
 /// The patience of moves that don't use it up, and of moves that do.
@@ -70,6 +71,7 @@ impl Give for Source {
             Order::Start { .. } => "start",
             Order::Watch { .. } => "watch",
             Order::Cancel { .. } => "cancel",
+            Order::Set { .. } => "set",
             _ => "another",
         };
         state.orders.push(name);
@@ -105,6 +107,7 @@ impl Source {
             request: GangOptions::default().request("web1", "b"),
             is_begun: false,
             recall,
+            limit: Arc::default(),
         };
         (flight, tell)
     }
@@ -233,6 +236,31 @@ fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
     let end = flight.fly(|_| {}).unwrap();
     assert!(end.reason.unwrap().contains("does not support such orders") && !end.in_doubt);
     assert_eq!(source.0.lock().requests[1].sharing.share, Share::Rack);
+}
+
+#[test]
+fn a_limit_is_ordered_until_that_is_answered() {
+    let limit: api::BitRate = "1G".parse().unwrap();
+    for (answer, expected) in [
+        (Answer::Set, LimitAnswer::Set),
+        (refused("it is past its commit"), LimitAnswer::Refused),
+        // An agent of the first release.
+        (Answer::Unknown, LimitAnswer::Refused),
+    ] {
+        for was_lost in [false, true] {
+            let first = was_lost.then(lost);
+            let answers = [Ok(Answer::Started)].into_iter().chain(first);
+            let source = Source::new([], answers.chain([Ok(answer.clone()), done()]));
+            let (flight, _recall) = source.flight(LONG);
+            let order = Arc::clone(&flight.limit);
+            order.request(limit);
+            assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Done);
+            let sets = if was_lost { vec!["set"; 2] } else { vec!["set"] };
+            assert_eq!(source.orders(), [vec!["start"], sets, vec!["watch"]].concat());
+            assert_eq!(order.take_answer(), Some(Answered { answer: expected, was_lost }));
+            assert_eq!((order.take_answer(), order.due()), (None, None));
+        }
+    }
 }
 
 #[test]

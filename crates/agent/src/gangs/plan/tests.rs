@@ -18,6 +18,7 @@ struct Stage {
     sick: Vec<String>,
     /// By VM; a VM without an entry has not been scanned.
     contents: BTreeMap<String, Content>,
+    uplinks: BTreeMap<String, api::BitRate>,
 }
 
 impl Stage {
@@ -70,6 +71,10 @@ impl Cluster for Stage {
 
     fn racks(&self) -> BTreeMap<String, Option<String>> {
         self.hosts.iter().cloned().collect()
+    }
+
+    fn uplinks(&self) -> BTreeMap<String, api::BitRate> {
+        self.uplinks.clone()
     }
 
     fn census(&self, host: &str) -> Result<Census, String> {
@@ -425,6 +430,33 @@ fn in_a_rack_the_content_of_its_hosts_counts() {
     assert!(plan.notes[0].contains("w is chosen for a, c because more of their content is in its"));
     let plan = stage.plan(&sharing("host", false)).unwrap();
     assert_eq!(to(&plan), ["y", "z", "y", "z"]);
+}
+
+#[test]
+fn a_dry_run_shows_with_which_limits_the_first_vms_start() {
+    let rate = |text: &str| text.parse::<api::BitRate>().unwrap();
+    let mut stage = Stage::default()
+        .host("x", 9, vec![vm("a", 3), vm("b", 2), vm("c", 1)])
+        .host("y", 9, vec![])
+        .host("z", 9, vec![]);
+    let moves = r#"{"vm":"a","to":"y"},{"vm":"b","to":"z"},{"vm":"c","to":"y"}"#;
+    let limits = |stage: &Stage, total: Option<&str>, dry_run| -> Vec<Option<api::BitRate>> {
+        let limit_total_bits_per_s = total.map(rate);
+        let options = GangOptions { limit_total_bits_per_s, ..GangOptions::default() };
+        let plan = stage.plan(&GangRequest { options, dry_run, ..named(moves) }).unwrap();
+        plan.moves.iter().map(|one| one.limit_bits_per_s).collect()
+    };
+    let [two, five, eight] = ["2G", "5G", "8G"].map(|text| Some(rate(text)));
+    assert_eq!(limits(&stage, Some("10G"), true), [five, five, None]);
+    assert_eq!(limits(&stage, None, true), [None; 3]);
+    assert_eq!(limits(&stage, Some("10G"), false), [None; 3]);
+    // Only b crosses the uplink of z's rack; that of x and y has no limit.
+    for (nth, rack) in ["r1", "r1", "r2"].into_iter().enumerate() {
+        stage.hosts[nth].1 = Some(rack.to_owned());
+    }
+    stage.uplinks = [("r2".to_owned(), rate("2G"))].into();
+    assert_eq!(limits(&stage, Some("10G"), true), [eight, two, None]);
+    assert_eq!(limits(&stage, None, true), [None, two, None]);
 }
 
 #[test]

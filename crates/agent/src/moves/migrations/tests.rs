@@ -49,6 +49,7 @@ impl Site {
             nics: Vec::new(),
             carry_address: None,
             carry_ports: None,
+            uplink: None,
         };
         let routes = Routes {
             peers: Peers::new(

@@ -81,8 +81,11 @@ impl ByPasses {
             backlog_bytes: self.sampler.delivered().backlog_bytes,
             bodies_per_s: state.bodies_per_s(),
             first_pass_over: state.first_pass_over.load(Relaxed),
+            wider: state.bandwidth.is_wider(),
         };
-        self.convergence.look(&flowing)
+        let come = self.convergence.look(&flowing);
+        self.sampler.need(come.needed_bytes_per_s);
+        come
     }
 
     /// Keeps QEMU waiting for the permission until what is left fits the downtime goal.

@@ -42,14 +42,18 @@ pub(super) struct Flowing {
     pub(super) backlog_bytes: u64,
     pub(super) bodies_per_s: Option<f64>,
     pub(super) first_pass_over: bool,
+    /// Lanes may get more of the network, at the expense of other traffic.
+    pub(super) wider: bool,
 }
 
 /// The current state of convergence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Come {
     pub(super) shown: Shown,
-    /// The VM is throttled, or about to be, and may converge by that.
+    /// The VM is throttled, or about to be, or gets more of the network, and may converge by that.
     pub(super) helped: bool,
+    /// The rate that it needs. None if it never needed more than was delivered, or is stopped.
+    pub(super) needed_bytes_per_s: Option<f64>,
     /// None if unknown.
     pub(super) to_come: Option<ToCome>,
 }
@@ -127,6 +131,7 @@ impl Convergence {
                 held: false,
             },
             helped: false,
+            needed_bytes_per_s: None,
             to_come: self.to_come(&counted, &seen),
         };
         if self.passes.is_over() {
@@ -142,11 +147,14 @@ impl Convergence {
                 pass: seen.pass,
                 first_pass_over: flowing.first_pass_over,
                 used_cpus: 0.0,
+                wider: flowing.wider,
             });
             come.shown.share = self.throttling.share(&decision);
             let is_for_good = matches!(decision.why, Why::Nothing | Why::Unneeded);
             let can_help = self.allowed && !self.throttling.is_missing();
-            come.helped = can_help && !is_for_good && decision.stalled.is_none();
+            let helps = decision.why == Why::Widening || can_help && !is_for_good;
+            come.helped = helps && decision.stalled.is_none();
+            come.needed_bytes_per_s = decision.needed_bytes_per_s;
             come.shown.time_left_s = decision.time_left.map(|time| time.as_secs_f64());
             self.tell(&decision, come.shown.share);
         }
@@ -259,6 +267,7 @@ mod tests {
                 backlog_bytes: 0,
                 bodies_per_s: lanes,
                 first_pass_over,
+                wider: false,
             };
             delivered(&counted, &flowing, goal)
         };

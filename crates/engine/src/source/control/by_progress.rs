@@ -205,7 +205,9 @@ impl Deciding {
             // A held QEMU yields no information.
             first_pass_over: over && !self.held,
             used_cpus: 0.0,
+            wider: state.bandwidth.is_wider(),
         });
+        sampler.need(decision.needed_bytes_per_s);
         self.share = throttling.share(&decision);
         self.helped = decision.why.helps(left_bytes, state.bodies_per_s());
         // A pass that ends at once shows the guest's dirty rate.

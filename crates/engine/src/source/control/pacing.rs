@@ -3,18 +3,21 @@
 //!
 //! A stream that is passed through whole goes by the control connection. It is held to the
 //! operator's limit together with the lanes, which may carry disks. It leaves no room for others.
+//!
+//! Reports, too, what lanes took from other traffic because the VM needed it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use api::Bounds;
+use api::{Bounds, FromOthers};
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
 use data_threads::DataThreads;
-use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample};
+use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample, Yielded};
 use transport::{LaneMeter, LaneTimes};
 
+use super::bandwidth::Bandwidth;
 use super::stream_state::StreamState;
 use super::whole::Written;
 use crate::network::{Flow, Network, Way, leaves_from};
@@ -39,6 +42,7 @@ pub(crate) fn pace_bounds(bounds: &Bounds) -> PaceBounds {
     PaceBounds {
         reserve_bytes_per_s: bounds.reserve_bits_per_s.map_or(0, api::BitRate::bytes_per_s),
         cap_bytes_per_s: bounds.limit_bits_per_s.map(api::BitRate::bytes_per_s),
+        others_keep_bytes_per_s: bounds.reserve_min_bits_per_s.map(api::BitRate::bytes_per_s),
     }
 }
 
@@ -69,6 +73,7 @@ impl Pacing {
             state,
             last_written: Written::default(),
             sent: Sent::default(),
+            taking: Taking::default(),
             threads,
             report_builder,
         };
@@ -168,6 +173,31 @@ fn beside(other_bytes_per_s: u64, bounds: PaceBounds) -> PaceBounds {
     PaceBounds { cap_bytes_per_s, ..bounds }
 }
 
+/// What lanes take from other traffic.
+#[derive(Default)]
+struct Taking {
+    /// What others leave, while lanes get more than that.
+    spare_bytes_per_s: Option<f64>,
+    so_far: Option<FromOthers>,
+}
+
+impl Taking {
+    /// Adds the `seconds` up to `now_s`, in which lanes have `sent` bytes per second. None if they
+    /// took nothing.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn add(&mut self, now_s: f64, seconds: f64, sent: u64) -> Option<FromOthers> {
+        let taken = sent as f64 - self.spare_bytes_per_s?;
+        if taken <= 0.0 {
+            return None;
+        }
+        let from_s = (now_s - seconds).max(0.0);
+        let so_far = self.so_far.get_or_insert(FromOthers { from_s, ..FromOthers::default() });
+        so_far.to_s = now_s;
+        so_far.bytes += (taken * seconds) as u64;
+        Some(*so_far)
+    }
+}
+
 /// The pace of a stream that is passed through whole.
 fn pace_of_whole(bounds: PaceBounds) -> Option<u64> {
     Pace::start(1, bounds).lanes().first().copied().flatten()
@@ -192,6 +222,7 @@ struct Paced {
     state: Option<Arc<StreamState>>,
     last_written: Written,
     sent: Sent,
+    taking: Taking,
     threads: Arc<DataThreads>,
     report_builder: Arc<ReportBuilder>,
 }
@@ -242,8 +273,15 @@ impl Paced {
         };
         let sample =
             PaceSample { nics: &nics, lanes: &used, destination: self.destination.as_ref() };
+        let bandwidth = self.state.as_ref().map(|state| &state.bandwidth);
+        self.pace.set_needed(bandwidth.map_or(0.0, Bandwidth::needed));
         set(&self.lanes, self.pace.next(&sample, beside(self.sent.whole, self.bounds)));
-        tracing::trace!(?sample, paces = ?self.pace.lanes(), "pace");
+        let Yielded { spare_bytes_per_s, wider } = self.pace.yielded();
+        self.taking.spare_bytes_per_s = spare_bytes_per_s;
+        if let Some(bandwidth) = bandwidth {
+            bandwidth.set_wider(wider);
+        }
+        tracing::trace!(?sample, paces = ?self.pace.lanes(), ?spare_bytes_per_s, "pace");
     }
 
     fn lanes_use(&mut self) -> Vec<LaneUse> {
@@ -265,6 +303,10 @@ impl Paced {
             whole: per_second(written.bytes - self.last_written.bytes, seconds),
         };
         self.last_written = written;
+        let now_s = self.report_builder.elapsed_s();
+        if let Some(taken) = self.taking.add(now_s, seconds, self.sent.by_lanes) {
+            self.report_builder.tell(|report| report.from_others = Some(taken));
+        }
         uses
     }
 }
@@ -283,17 +325,41 @@ mod tests {
         let bounds = Bounds {
             limit_bits_per_s: Some("200M".parse().unwrap()),
             reserve_bits_per_s: Some("8M".parse().unwrap()),
+            reserve_min_bits_per_s: Some("80M".parse().unwrap()),
             ..Bounds::default()
         };
-        let expected =
-            PaceBounds { reserve_bytes_per_s: 1_000_000, cap_bytes_per_s: Some(25_000_000) };
+        let expected = PaceBounds {
+            reserve_bytes_per_s: 1_000_000,
+            cap_bytes_per_s: Some(25_000_000),
+            others_keep_bytes_per_s: Some(10_000_000),
+        };
         assert_eq!(pace_bounds(&bounds), expected);
         assert_eq!(pace_bounds(&Bounds::default()), PaceBounds::default());
     }
 
     #[test]
+    fn what_others_left_is_not_taken_from_them() {
+        let mut taking = Taking::default();
+        assert_eq!(taking.add(1.0, 1.0, 9_000), None);
+        taking.spare_bytes_per_s = Some(4_000.0);
+        // Lanes got more, and had no use for it.
+        assert_eq!(taking.add(2.0, 1.0, 4_000), None);
+        let first = FromOthers { from_s: 2.0, to_s: 3.0, bytes: 5_000 };
+        assert_eq!(taking.add(3.0, 1.0, 9_000), Some(first));
+        taking.spare_bytes_per_s = None;
+        assert_eq!(taking.add(4.0, 1.0, 9_000), None);
+        taking.spare_bytes_per_s = Some(8_000.0);
+        let both = FromOthers { to_s: 5.0, bytes: 6_000, ..first };
+        assert_eq!(taking.add(5.0, 1.0, 9_000), Some(both));
+    }
+
+    #[test]
     fn disks_and_a_whole_stream_share_the_limit() {
-        let bounds = PaceBounds { reserve_bytes_per_s: 7, cap_bytes_per_s: Some(15_140_000) };
+        let bounds = PaceBounds {
+            reserve_bytes_per_s: 7,
+            cap_bytes_per_s: Some(15_140_000),
+            others_keep_bytes_per_s: None,
+        };
         assert_eq!(beside(0, bounds), bounds);
         // The second is a tenth of the content that fits.
         for (other_bytes_per_s, cap, content) in [

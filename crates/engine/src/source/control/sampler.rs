@@ -19,6 +19,7 @@ use transport::Delivered;
 use deliveries::Deliveries;
 use window::Window;
 
+use super::bandwidth::WireShare;
 use super::limit::{PeerShare, Seen};
 use super::pacing::pace_bounds;
 use super::stream_state::StreamState;
@@ -35,6 +36,7 @@ pub(crate) struct Sampler {
     pub(crate) report_builder: Arc<ReportBuilder>,
     deliveries: Deliveries,
     peer: PeerShare,
+    wire_share: WireShare,
 }
 
 /// What is known of QEMU's side.
@@ -63,6 +65,7 @@ impl Sampler {
             report_builder: Arc::clone(report_builder),
             deliveries: Deliveries::new(state, lanes, compress, stage.clone()),
             peer: PeerShare::default(),
+            wire_share: WireShare::default(),
         }
     }
 
@@ -70,11 +73,20 @@ impl Sampler {
     pub(crate) fn look(&mut self) -> Option<Window> {
         let window = self.deliveries.look()?;
         self.peer.add(window.writing, window.for_peer);
+        self.wire_share.add(&window);
         if let (Some(by_name), Some(rate)) = (&self.by_name, self.state.bodies_per_s()) {
             by_name.naming().set_bodies_per_s(rate);
         }
         self.state.adjust_pool();
         Some(window)
+    }
+
+    /// Has lanes paced by what the VM needs, in guest bytes per second. None: it never needed more
+    /// than it got.
+    pub(crate) fn need(&self, bytes_per_s: Option<f64>) {
+        if let Some(rate) = bytes_per_s {
+            self.state.bandwidth.need(self.wire_share.wire_bytes(rate));
+        }
     }
 
     /// What was delivered by the last look.

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use policy::chase;
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
+use super::bandwidth::Bandwidth;
 use super::hold::Passes;
 use super::whole::Whole;
 use crate::resources::Pools;
@@ -47,6 +48,7 @@ pub(crate) struct StreamState {
     /// Written by the tap's main channel.
     pub(crate) residue_bytes: AtomicU64,
     pub(crate) whole: Whole,
+    pub(crate) bandwidth: Bandwidth,
     sampled: Sampled,
     /// Written by the sampler.
     pub(crate) first_pass_over: AtomicBool,
@@ -98,6 +100,7 @@ impl StreamState {
             tapped: Tapped::default(),
             residue_bytes: AtomicU64::new(0),
             whole: Whole::default(),
+            bandwidth: Bandwidth::default(),
             sampled: Sampled {
                 goal_nanos: AtomicU64::new(nanos(goal)),
                 bodies_per_s: AtomicU64::new(0),

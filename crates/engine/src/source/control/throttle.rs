@@ -258,6 +258,7 @@ mod tests {
                 first_pass_over: true,
                 // Its vCPUs can't be measured.
                 used_cpus: 0.0,
+                wider: false,
             };
             let decision = throttling.next(input);
             let all = Settings { floor: 1.0, ..settings };
