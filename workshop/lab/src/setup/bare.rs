@@ -46,5 +46,6 @@ fn compile(store: &Path) -> Result<()> {
     let script = format!("-Clink-arg=-T{}", script.display());
     let flags = ["-Crelocation-model=static", "-Cstrip=symbols", &script];
     build.env("CARGO_ENCODED_RUSTFLAGS", flags.join(SEPARATOR));
+    build.env_remove("RUSTC_WORKSPACE_WRAPPER");
     program::output(&mut build).map(drop)
 }

@@ -45,7 +45,8 @@ pub(super) fn linked_statically(store: &Path, name: &str) -> Result<Vec<u8>> {
     build.args(["--target", TARGET, "--target-dir"]).arg(&target).current_dir(repository());
     build
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS");
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUSTC_WORKSPACE_WRAPPER");
     program::output(&mut build)?;
     let binary = target.join(TARGET).join("release").join(name);
     fs::read(&binary).at("read", &binary)
