@@ -12,8 +12,7 @@ use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitor
 use bench::{demo, path, rest};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
-use lab::field::{Machine, Snapshot};
-use lab::setup::{Kit, Release};
+use lab::setup::Kit;
 use lab::{hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,8 +27,7 @@ struct Options {
 enum Action {
     /// Install and make what the lab needs.
     Setup {
-        /// What only tests need as well: a QEMU of each release, libvirt, a browser, a Debian that
-        /// has booted.
+        /// What only tests need as well: a QEMU of each release, libvirt, a browser.
         #[arg(long)]
         tests: bool,
     },
@@ -181,12 +179,6 @@ fn clean_when_interrupted() -> std::io::Result<()> {
     std::thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
 }
 
-/// Makes the guest of the field lab's tests.
-fn field_guest(kit: &Kit) -> Result<(), LabError> {
-    let image = setup::field_image(Release::Bookworm)?;
-    Snapshot::of(kit, image, Machine::Virtio, kit.own_qemu()).map(drop)
-}
-
 fn run(action: &Action) -> Result<ExitCode, LabError> {
     let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
@@ -199,9 +191,6 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 setup::apparmor()?;
                 setup::nft()?;
                 setup::chromium()?;
-                if let Err(error) = field_guest(&kit) {
-                    eprintln!("setup: tests of the field lab are left out: {error}");
-                }
             }
         }
         Action::Env => println!("{}", setup::ensure()?),
