@@ -92,9 +92,14 @@ check: lint deny unit
 # Also builds the programs that tests run: droveway, lab and suite. It builds the same as `cargo
 # test --workspace --no-run`, which prints the names of a hundred programs even when there is
 # nothing to compile.
+#
+# Setup mostly downloads and unpacks, one package after the other, so the lab's command comes first,
+# and the rest is compiled meanwhile. A test program with it has cargo choose the same features of
+# dependencies as for all tests; otherwise many would be compiled twice.
 tests: toolchain
-	$(CARGO) build --workspace --bins --tests
-	@$(DEBUG)/lab setup --tests
+	$(CARGO) build --bin lab --test usage
+	@$(DEBUG)/lab setup --tests & setup=$$!; \
+	$(CARGO) build --workspace --bins --tests || { kill $$setup; exit 1; }; wait $$setup
 
 # The lab's own tests make hosts too.
 unit: tests
