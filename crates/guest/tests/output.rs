@@ -2,10 +2,11 @@
 
 use std::process::{Command, Stdio};
 
-/// As with `| head`.
+/// As with `| head`. `--once` prints by the same function, after it has read what this machine has
+/// in its page cache, which takes half a minute.
 #[test]
 fn a_reader_that_has_closed_the_output_is_no_error() {
-    for option in ["--once", "--version", "--help"] {
+    for option in ["--version", "--help"] {
         let (reader, closed) = std::io::pipe().unwrap();
         drop(reader);
         let mut helper = Command::new(env!("CARGO_BIN_EXE_droveway-guest"));
