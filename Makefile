@@ -104,7 +104,6 @@ tests: toolchain
 # The lab's own tests make hosts too.
 unit: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite unit
-	$(CARGO) test --quiet --workspace --doc
 
 # SUITE: a part of the names of tests, or options of the suite.
 end-to-end: tests
