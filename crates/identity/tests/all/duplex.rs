@@ -8,7 +8,7 @@ use identity::{Connection, Reader, Writer};
 
 use crate::common::{Cluster, Numbers, plain, secured};
 
-const BYTES: usize = 24 << 20;
+const BYTES: usize = 8 << 20;
 
 /// The bytes of one direction.
 fn content(seed: u64) -> Vec<u8> {
