@@ -12,7 +12,8 @@ use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitor
 use bench::{demo, path, rest};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
-use lab::setup::Kit;
+use lab::field::{Machine, Snapshot};
+use lab::setup::{Kit, Release};
 use lab::{hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -30,6 +31,9 @@ enum Action {
         /// What only tests need as well: a QEMU of each release, libvirt, a browser.
         #[arg(long)]
         tests: bool,
+        /// A Debian that has booted, for the tests of the field lab.
+        #[arg(long)]
+        field: bool,
     },
     /// Print where the lab's QEMU, kernel and initramfs are.
     Env,
@@ -179,10 +183,16 @@ fn clean_when_interrupted() -> std::io::Result<()> {
     std::thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
 }
 
+/// Makes the guest of the field lab's tests.
+fn field_guest(kit: &Kit) -> Result<(), LabError> {
+    let image = setup::field_image(Release::Bookworm)?;
+    Snapshot::of(kit, image, Machine::Virtio, kit.own_qemu()).map(drop)
+}
+
 fn run(action: &Action) -> Result<ExitCode, LabError> {
     let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
-        Action::Setup { tests } => {
+        Action::Setup { tests, field } => {
             let kit = setup::ensure()?;
 
             if *tests {
@@ -191,6 +201,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 setup::apparmor()?;
                 setup::nft()?;
                 setup::chromium()?;
+            }
+            if *field && let Err(error) = field_guest(&kit) {
+                eprintln!("setup: tests of the field lab are left out: {error}");
             }
         }
         Action::Env => println!("{}", setup::ensure()?),
