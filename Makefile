@@ -23,8 +23,8 @@ help:
 	@echo '  make demo           two hosts, one VM that checks itself; there and back'
 	@echo '  make demo-gang      two racks, four VMs with content in common'
 	@echo 'Test'
-	@echo '  make test           what the README promises: lints, units, parsers, moves'
-	@echo '  make test-all       the same with every end-to-end test'
+	@echo '  make test           what the README promises: lints, unit tests, moves'
+	@echo '  make test-all       the same with every end-to-end test; parsers are fuzzed'
 	@echo '  make check          before a commit: lints, dependencies, unit tests; no VM'
 	@echo '  make unit | end-to-end [SUITE=moves::]   one part, or those with this name'
 	@echo '  make steady         end-to-end tests RUNS=5 times: which are unsteady'
@@ -96,14 +96,24 @@ check: lint deny unit
 # Also builds the programs that tests run: droveway, lab and suite. It builds the same as `cargo
 # test --workspace --no-run`, which prints the names of a hundred programs even when there is
 # nothing to compile.
+#
+# Setup mostly downloads and unpacks, one package after the other, so the lab's command comes first,
+# and the rest is compiled meanwhile. A test program with it has cargo choose the same features of
+# dependencies as for all tests; otherwise many would be compiled twice.
 tests: toolchain
-	$(CARGO) build --workspace --bins --tests
-	@$(DEBUG)/lab setup --tests
+	$(CARGO) build --bin lab --test usage
+	@$(DEBUG)/lab setup --tests & setup=$$!; \
+	$(CARGO) build --workspace --bins --tests || { kill $$setup; exit 1; }; wait $$setup
 
 # The lab's own tests make hosts too.
 unit: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite unit
-	$(CARGO) test --quiet --workspace --doc
+
+# A Debian that has booted: two of all end-to-end tests need it. It takes some minutes once; tests
+# that don't find it make it themselves.
+.PHONY: field-guest
+field-guest: tests
+	@$(DEBUG)/lab setup --field
 
 # SUITE: a part of the names of tests, or options of the suite.
 end-to-end: tests

@@ -1,6 +1,7 @@
 //! What connections receive into is bounded for all of a process, and those that are silent keep
 //! little of it.
 
+#[path = "all/common/mod.rs"]
 mod common;
 
 use std::fs;

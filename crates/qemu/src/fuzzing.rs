@@ -105,6 +105,8 @@ pub fn seed_command_lines() -> [&'static str; 2] {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -122,6 +124,27 @@ mod tests {
             let argv: Vec<_> = text.split('\0').collect();
             // `-incoming` is refused: only the agent may use it.
             assert_eq!(CommandLine::parse(&argv).is_err(), text.contains("-incoming"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn changed_seeds_are_read_or_refused(
+            text in prop::sample::select(seed_memory().to_vec()),
+            line in prop::sample::select(seed_command_lines().to_vec()),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+            end in any::<prop::sample::Index>(),
+        ) {
+            for (seed, read) in [(text, memory as fn(&[u8])), (line, command_line)] {
+                let mut bytes = seed.as_bytes().to_vec();
+                for (place, byte) in &changes {
+                    let place = place.index(bytes.len());
+                    bytes[place] = *byte;
+                }
+                read(&bytes);
+                bytes.truncate(end.index(bytes.len()));
+                read(&bytes);
+            }
         }
     }
 }

@@ -28,10 +28,12 @@ struct Options {
 enum Action {
     /// Install and make what the lab needs.
     Setup {
-        /// What only tests need as well: a QEMU of each release, libvirt, a browser, a Debian that
-        /// has booted.
+        /// What only tests need as well: a QEMU of each release, libvirt, a browser.
         #[arg(long)]
         tests: bool,
+        /// A Debian that has booted, for the tests of the field lab.
+        #[arg(long)]
+        field: bool,
     },
     /// Print where the lab's QEMU, kernel and initramfs are.
     Env,
@@ -190,7 +192,7 @@ fn field_guest(kit: &Kit) -> Result<(), LabError> {
 fn run(action: &Action) -> Result<ExitCode, LabError> {
     let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
-        Action::Setup { tests } => {
+        Action::Setup { tests, field } => {
             let kit = setup::ensure()?;
 
             if *tests {
@@ -199,9 +201,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 setup::apparmor()?;
                 setup::nft()?;
                 setup::chromium()?;
-                if let Err(error) = field_guest(&kit) {
-                    eprintln!("setup: tests of the field lab are left out: {error}");
-                }
+            }
+            if *field && let Err(error) = field_guest(&kit) {
+                eprintln!("setup: tests of the field lab are left out: {error}");
             }
         }
         Action::Env => println!("{}", setup::ensure()?),

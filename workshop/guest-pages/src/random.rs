@@ -26,6 +26,15 @@ impl Random {
         self.0
     }
 
+    /// Fills bytes with its numbers. Not inline: programs that are compiled without optimization
+    /// call it for many MiB.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for piece in bytes.chunks_mut(size_of::<u64>()) {
+            let number = self.draw().to_le_bytes();
+            piece.copy_from_slice(&number[..piece.len()]);
+        }
+    }
+
     /// A number below `bound`, which must not be zero.
     #[inline]
     pub fn below(&mut self, bound: usize) -> usize {
@@ -46,6 +55,15 @@ mod tests {
         unique.sort_unstable();
         unique.dedup();
         assert_eq!(unique.len(), first.len());
+    }
+
+    #[test]
+    fn fills_with_its_numbers() {
+        let mut bytes = [0; 11];
+        Random::new(1, 2).fill(&mut bytes);
+        let mut random = Random::new(1, 2);
+        let numbers = [random.draw().to_le_bytes(), random.draw().to_le_bytes()].concat();
+        assert_eq!(bytes[..], numbers[..11]);
     }
 
     #[test]

@@ -34,21 +34,18 @@ enum Lie {
     Unknown,
     /// An answer without an end.
     Endless,
-    /// An answer that stops in the middle.
-    Cut,
     /// No answer.
     Silent,
     /// No lie: it can't answer, and says why.
     Unable,
 }
 
-const LIES: [(&str, Lie); 8] = [
+const LIES: [(&str, Lie); 7] = [
     ("everything", Lie::Everything),
     ("late", Lie::Late),
     ("spoiled", Lie::Spoiled),
     ("unknown", Lie::Unknown),
     ("endless", Lie::Endless),
-    ("cut", Lie::Cut),
     ("silent", Lie::Silent),
     ("unable", Lie::Unable),
 ];
@@ -159,9 +156,6 @@ fn answer(
         }
     }
     reply.finish(Summary::default(), &mut bytes);
-    if lie == Lie::Cut {
-        bytes.truncate(bytes.len() / 2);
-    }
     port.send(&bytes, until)
 }
 

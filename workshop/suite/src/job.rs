@@ -44,8 +44,8 @@ impl Suite {
         let cores = available_parallelism().map_or(1, NonZero::get);
         match (told, self) {
             (Some(told), _) => Width { usual: std::cmp::max(told, 1), more: 0 },
-            // Unit tests keep all cores busy most of the time, and some of them wait.
-            (None, Self::Unit) => Width { usual: cores, more: cores },
+            // Unit tests keep cores busy, but all together wait for a third of their time.
+            (None, Self::Unit) => Width { usual: cores + 1, more: cores },
             // Most of these tests mostly wait. With more than one job beyond these, guests and
             // links no longer behave as their tests assume.
             (None, Self::EndToEnd) => Width { usual: cores + 1, more: 1 },

@@ -99,11 +99,8 @@ pub fn assert_still(image: &Path, written: u64) {
 /// Bytes that neither compress nor repeat, the same each time.
 #[must_use]
 pub fn noise(bytes: u64) -> Vec<u8> {
-    let mut random = Random::new(5, 5);
-    let mut noise = Vec::new();
-    while (noise.len() as u64) < bytes {
-        noise.extend_from_slice(&random.draw().to_le_bytes());
-    }
+    let mut noise = vec![0; usize::try_from(bytes).unwrap()];
+    Random::new(5, 5).fill(&mut noise);
     noise
 }
 

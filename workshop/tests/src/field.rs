@@ -4,11 +4,12 @@
 mod results;
 mod rows;
 
+use std::fs::File;
 use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lab::error::LabError;
+use lab::error::{FileContext, LabError};
 use lab::field::{self, Lan, Machine, Snapshot, Tpm};
 use lab::guest::Guest;
 use lab::hosts::{Host, Link};
@@ -127,12 +128,16 @@ pub struct Field {
     side: Side,
 }
 
-/// The snapshot from which all start, which is made if it is missing.
+/// The snapshot from which all start, which is made if it is missing; that takes some minutes.
 ///
 /// # Errors
 /// If it can't be made.
 pub fn snapshot(release: Release, machine: Machine) -> Result<Snapshot, LabError> {
     let kit = setup::ensure()?;
+    // Several tests start from the same snapshot, and one of them makes it.
+    let path = setup::store().join("field.lock");
+    let lock = File::create(&path).at("create", &path)?;
+    lock.lock().at("lock", &path)?;
     let image = setup::field_image(release)?;
     let qemu = kit.own_qemu();
     Snapshot::of(&kit, image, machine, qemu)

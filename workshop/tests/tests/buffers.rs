@@ -56,14 +56,6 @@ fn boot_at_b(world: &World, spec: GuestSpec) -> Guest {
 }
 
 #[test]
-fn two_that_cross() {
-    let world = small_pools();
-    let one = world.boot(&named("web1", 64));
-    let other = boot_at_b(&world, named("web2", 64));
-    drop(move_all(&world, &[(one, Side::A), (other, Side::B)], &[]));
-}
-
-#[test]
 fn four_at_once() {
     let world = small_pools();
     let names = ["web1", "web2", "web3", "web4"];

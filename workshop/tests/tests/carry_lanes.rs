@@ -11,7 +11,7 @@ use api::{Audited, Outcome, Progress, Report};
 use end_to_end::commander::{Commander, carrying, port};
 use end_to_end::disk::{assert_still, image, noise, with_still_disk};
 use end_to_end::{MIB, Side, World, assert_intact, bare, twin, until};
-use lab::guest::{Guest, GuestSpec, System};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::libvirt::WAITS_AT;
 use lab::setup;
@@ -64,7 +64,7 @@ const COMMON: u64 = 48 * MIB;
 const SCAN: &str = "scan-cpu = \"50%\"";
 
 fn common(name: &str) -> GuestSpec {
-    twin(System::Bare, name, "160M", COMMON, 0)
+    twin(name, "160M", COMMON, 0)
 }
 
 /// Moves one of the agents' own VMs.

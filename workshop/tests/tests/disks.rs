@@ -71,7 +71,9 @@ fn qcow2_there_and_back_under_writes() {
 #[test]
 fn of_a_guest_that_writes_faster_than_the_link() {
     let world = World::new(Link::one(100));
-    let guest = world.boot(&with_disk(&world, "raw", 30_000_000));
+    let mut spec = with_small_disk(&world, "raw");
+    spec.orders.disk_rate = 30_000_000;
+    let guest = world.boot(&spec);
     let moved = world.migrate(&guest, Side::A, &["--disks", "all", "--create-disks"]);
     assert!(moved.disks[0].changed_s.is_some(), "{:?}", moved.disks);
     assert!(moved.notes.iter().any(|note| note.contains("disk data")), "{:?}", moved.notes);

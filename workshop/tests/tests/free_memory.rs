@@ -9,7 +9,7 @@ use lab::setup;
 use marks::runs;
 use serde_json::json;
 
-const FREED: u64 = 256 * MIB;
+const FREED: u64 = 128 * MIB;
 /// What the guest frees where little is enough.
 const LITTLE: u64 = 64 * MIB;
 

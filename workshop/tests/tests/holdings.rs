@@ -5,7 +5,7 @@ use std::fs;
 
 use api::{GangPlan, GangReport, Outcome, Report, SharedParts};
 use end_to_end::{MIB, Side, World};
-use lab::guest::{Guest, GuestSpec, System};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use marks::runs;
 
@@ -15,7 +15,7 @@ const SHARE: [&str; 2] = ["--share", "host"];
 const OFF: [&str; 2] = ["--share", "off"];
 
 fn twin(name: &str) -> GuestSpec {
-    end_to_end::twin(System::Bare, name, "160M", COMMON, 0)
+    end_to_end::twin(name, "160M", COMMON, 0)
 }
 
 /// Agents that scan often enough for a test.

@@ -550,7 +550,7 @@ fn destinations_that_make_no_sense() {
 }
 
 /// Messages, and what each of them has at least.
-const NOTES: u64 = 500;
+const NOTES: u64 = 250;
 const NOTE_BYTES: usize = 512 << 10;
 
 /// NICs that claim to be full, and lanes at NICs that don't exist.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use api::{GangPlan, Phase, Report};
 use end_to_end::liar::Liar;
 use end_to_end::{MIB, RackWorld};
-use lab::guest::{Guest, GuestSpec, System};
+use lab::guest::{Guest, GuestSpec};
 use marks::runs;
 
 /// Bytes of the same content in each VM, written with the same seed.
@@ -15,7 +15,7 @@ const COMMON: u64 = 32 * MIB;
 const SHARE: [&str; 4] = ["--share", "rack", "--compress", "off"];
 
 fn twin(name: &str, rate: u64) -> GuestSpec {
-    end_to_end::twin(System::Bare, name, "128M", COMMON, rate)
+    end_to_end::twin(name, "128M", COMMON, rate)
 }
 
 /// Boots two guests with the same content, on one host each.
@@ -44,8 +44,7 @@ fn assert_came_from_the_rack(report: &Report, first: &Report) {
 #[test]
 fn what_another_host_has_comes_from_there() {
     let world = RackWorld::new(2);
-    let linux = |name: &str| end_to_end::twin(System::Linux, name, "128M", COMMON, 0);
-    let guests = twins_with(&world, linux);
+    let guests = twins(&world, 0);
     let first = moved(&world, &guests[0], 0, &SHARE);
     assert_eq!(first.peer_bytes, 0);
     let second = moved(&world, &guests[1], 1, &SHARE);

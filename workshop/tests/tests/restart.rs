@@ -1,7 +1,7 @@
 //! Agents end and start again; VMs don't notice.
 
 use api::{Outcome, Phase, Progress, VmStatus};
-use end_to_end::disk::{allocated_bytes, assert_disk_intact, image, mirrors, with_disk};
+use end_to_end::disk::{allocated_bytes, assert_still, image, mirrors, with_still_disk};
 use end_to_end::faults::phase;
 use end_to_end::{MIB, Moving, Side, World, bare, own_qmp_argument, until};
 use lab::guest::Guest;
@@ -9,6 +9,9 @@ use lab::hosts::Link;
 use marks::runs;
 use qemu::qmp::Qmp;
 use serde_json::{Value, json};
+
+/// What the disk holds of a guest that has one.
+const WRITTEN: u64 = 32 * MIB;
 
 fn world() -> (World, Guest, u32) {
     let world = World::new(Link::one(200));
@@ -102,7 +105,7 @@ fn the_sources_agent_dies_while_a_paused_vm_moves() {
 #[test]
 fn the_sources_agent_dies_while_disk_blocks_fly() {
     let mut world = World::new(Link::one(100));
-    let mut spec = with_disk(&world, "raw", 1_000_000);
+    let mut spec = with_still_disk(&world, WRITTEN);
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
@@ -122,13 +125,13 @@ fn the_sources_agent_dies_while_disk_blocks_fly() {
     until("QEMU's settings are back", || settings(&owners) == before);
     world.assert_stayed(&guest, Side::A, pid);
     assert_eq!(world.vm(Side::A, "web1").unwrap().problem, None);
-    assert_disk_intact(&guest);
+    assert_still(&image(&world, Side::A), WRITTEN);
     assert!(!image(&world, Side::B).exists(), "an image that was made for nothing");
     let beside = std::fs::read_dir(image(&world, Side::A).parent().unwrap()).unwrap();
     let names = beside.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.filter(|name| name.starts_with(".droveway")).count(), 0);
     drop(world.migrate(&guest, Side::A, &args));
-    assert_disk_intact(&guest);
+    assert_still(&image(&world, Side::B), WRITTEN);
 }
 
 #[runs(promised)]

@@ -3,7 +3,7 @@
 
 use api::{Outcome, Report};
 use end_to_end::{MIB, Moving, Side, World};
-use lab::guest::{Guest, GuestSpec, System};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use marks::runs;
 
@@ -12,7 +12,7 @@ const COMMON: u64 = 48 * MIB;
 const SHARE: [&str; 2] = ["--share", "host"];
 
 fn twin(name: &str, rate: u64) -> GuestSpec {
-    end_to_end::twin(System::Bare, name, "160M", COMMON, rate)
+    end_to_end::twin(name, "160M", COMMON, rate)
 }
 
 fn boot(world: &World, names: &[&str], rate: u64) -> Vec<Guest> {

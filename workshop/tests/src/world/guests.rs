@@ -1,6 +1,6 @@
 //! Guests as most tests use them.
 
-use lab::guest::{GuestSpec, System};
+use lab::guest::GuestSpec;
 use lab::hosts::RUN_DIR;
 use lab_guest::orders::Orders;
 
@@ -40,19 +40,14 @@ fn orders(rate: u64) -> Orders {
 
 /// A guest with `memory` that holds the same incompressible `common_bytes` as its twins, and 8 MiB
 /// that it rewrites at `rate`. Text follows, which twins have in common as well: pages that wait in
-/// the agent's buffers when QEMU's first pass ends are sent without names. With Linux, what Linux
-/// holds takes the text's place.
+/// the agent's buffers when QEMU's first pass ends are sent without names.
 #[must_use]
-pub fn twin(system: System, name: &str, memory: &str, common_bytes: u64, rate: u64) -> GuestSpec {
-    let mut spec = GuestSpec { system, ..bare(memory, rate) };
+pub fn twin(name: &str, memory: &str, common_bytes: u64, rate: u64) -> GuestSpec {
+    let mut spec = bare(memory, rate);
     spec.name = name.to_owned();
     spec.orders.random_bytes = common_bytes;
     spec.orders.text_bytes = 48 << 20;
     spec.orders.working_set_bytes = 8 << 20;
-    if system == System::Linux {
-        spec.orders.text_bytes = 0;
-        spec.orders.tick_ms = LINUX_TICK_MS;
-    }
     spec
 }
 

@@ -1,0 +1,107 @@
+//! Starting, showing and stopping VMs with the command.
+
+use api::VmStatus;
+
+use crate::host::{Hosts, is_alive, kill, qemu};
+
+#[test]
+fn a_vm_is_run_listed_shown_and_stopped() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let pid = a.run("web1", "-m 64");
+
+    let list = a.says(&["list"]);
+    let row = list.lines().find(|line| line.starts_with("web1")).unwrap();
+    assert!(row.contains("running") && row.contains(&pid.to_string()), "{list}");
+    let show = a.says(&["show", "web1"]);
+    assert!(show.contains("-nodefaults -display none -vga std -m 64"), "{show}");
+    assert!(show.contains("64.0 MiB"), "{show}");
+
+    assert!(a.refuses(&["run", "web1", "--", &qemu()]).contains("already"));
+    assert!(a.refuses(&["stop", "web2"]).contains("no VM `web2`"));
+    let stopped = a.says(&["stop", "web1", "--timeout", "0"]);
+    assert!(stopped.contains("its QEMU was ended"), "firmware has no power button: {stopped}");
+    assert!(!is_alive(pid));
+    a.assert_clean();
+}
+
+#[test]
+fn relative_paths_start_from_the_commands_directory() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let disk = hosts.dir.path().join("disk.img");
+    std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let qemu = qemu();
+    let output = a
+        .command(&["run", "web1", "--", &qemu, "-m", "64", "-display", "none", "-S"])
+        .args(["-drive", "file=disk.img,format=raw,if=virtio"])
+        .current_dir(hosts.dir.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(a.vm("web1").unwrap().status, VmStatus::Paused);
+    let error = a.refuses(&["stop", "web1"]);
+    assert!(
+        error.contains("can't react to its power button") && error.contains("--force"),
+        "{error}"
+    );
+    a.says(&["stop", "web1", "--force"]);
+}
+
+#[test]
+fn qemus_own_words_are_shown_when_it_does_not_start() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let error = a.refuses(&["run", "web1", "--", &qemu(), "-machine", "nonsense"]);
+    assert!(error.contains("nsupported machine type"), "{error}");
+    let error = a.refuses(&["run", "web1", "--", "/nonexistent/qemu"]);
+    assert!(error.contains("is QEMU installed"), "{error}");
+    a.assert_clean();
+}
+
+#[test]
+fn a_dead_vm_says_why_until_it_is_stopped() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let pid = a.run("web1", "-m 64");
+    kill("TERM", pid);
+    // QEMU takes a moment to end, and `list` notices it.
+    while a.vm("web1").unwrap().status != VmStatus::Dead {
+        std::thread::yield_now();
+    }
+    let show = a.says(&["show", "web1"]);
+    assert!(show.contains("ended by a signal") && show.contains("terminating on signal"), "{show}");
+    assert!(a.says(&["stop", "web1"]).contains("was dead"));
+    a.assert_clean();
+}
+
+#[test]
+fn a_vm_that_somebody_else_started_is_adopted() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let qmp = hosts.dir.path().join("their.qmp");
+    let mut theirs = std::process::Command::new(qemu())
+        .args("-machine q35,accel=tcg -m 64 -nodefaults -display none -qmp".split(' '))
+        .arg(format!("unix:{},server=on,wait=off", qmp.display()))
+        .spawn()
+        .unwrap();
+    // The socket exists a moment before QEMU listens at it.
+    while std::os::unix::net::UnixStream::connect(&qmp).is_err() {
+        std::thread::yield_now();
+    }
+    let qmp = qmp.to_str().unwrap();
+    assert!(a.says(&["attach", "web1", "--qmp", qmp]).contains("adopted"));
+    let vm = a.vm("web1").unwrap();
+    assert_eq!((vm.pid, vm.attached), (theirs.id(), true));
+    a.says(&["stop", "web1", "--force"]);
+    theirs.wait().unwrap();
+    a.assert_clean();
+    // QEMU has removed its socket.
+    let file = hosts.dir.path().join("peers.toml");
+    for (wrong, why) in [(qmp, "it does not exist"), (file.to_str().unwrap(), "it is not a socket")]
+    {
+        let error = a.refuses(&["attach", "web1", "--qmp", wrong]);
+        assert!(error.contains(why) && error.contains("-qmp unix:SOCKET"), "{error}");
+    }
+    a.assert_clean();
+}

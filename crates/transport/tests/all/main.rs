@@ -1,0 +1,5 @@
+//! Both ends of a transport. One program, since each is linked by itself.
+
+mod faults;
+mod lanes;
+mod security;
