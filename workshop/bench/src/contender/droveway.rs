@@ -134,11 +134,6 @@ fn peak_bytes(pid: u32) -> Option<u64> {
     memory(pid, "VmHWM:")
 }
 
-/// Anonymous memory of a process.
-pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
-    memory(pid, "RssAnon:")
-}
-
 /// The kernel's figure of this name.
 fn memory(pid: u32, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
