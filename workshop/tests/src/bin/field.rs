@@ -69,9 +69,9 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
             snapshots.push(field::snapshot(release, machine)?);
         }
     }
-    // First what takes seconds, everywhere.
-    for boots in [false, true] {
-        for moves in DEPTHS {
+    // First one move and what takes seconds, everywhere.
+    for moves in DEPTHS {
+        for boots in [false, true] {
             for &way in &ways {
                 for snapshot in &snapshots {
                     let due = |row: &&&Row| {
