@@ -32,7 +32,8 @@ help:
 	@echo '  make field          a Debian, and what it and its owner do after moves;'
 	@echo '                      RELEASE=trixie WAY=carried ROWS=balloon'
 	@echo '  make faults         N=1000 faults in the middle of migrations, by SEED=1'
-	@echo '  make long-life      a VM under load that moves MOVES=200 times, and what agents hold then'
+	@echo '  make long-life      a VM under load that moves MOVES=200 times, and what agents hold then;'
+	@echo '                      GUEST=debian (as root)'
 	@echo 'Test with other programs'
 	@echo '  make libvirt-test   with real libvirts; some four minutes'
 	@echo '  make kubevirt-test  with the proxies of KubeVirt; needs Go'
@@ -177,7 +178,7 @@ field: setup
 .PHONY: long-life
 long-life: setup
 	$(CARGO) build --bin droveway --bin long-life
-	@$(AS_ROOT) $(DEBUG)/long-life $(MOVES)
+	@$(AS_ROOT) $(DEBUG)/long-life $(MOVES) $(GUEST)
 
 bench: toolchain
 	@$(LAB) bench

@@ -250,7 +250,7 @@ impl Field {
         }
     }
 
-    fn world(&self) -> &World {
+    pub(crate) fn world(&self) -> &World {
         match &self.managed {
             Managed::Agents { world, .. } => world,
             Managed::Commander(commander) => &commander.world,

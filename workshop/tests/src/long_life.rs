@@ -4,10 +4,14 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use lab::error::LabError;
+use lab::field::Machine;
 use lab::guest::Guest;
 use lab::held::Held;
 use lab::hosts::Link;
+use lab::setup::Release;
 
+use crate::field::{self, Field, Mover, Stream, Way};
 use crate::{MIB, Side, World, bare};
 
 /// Ways to move: an odd number, so that each of them leaves either host.
@@ -47,17 +51,23 @@ fn at_rest(world: &World) -> [Held; 2] {
     least
 }
 
+/// How many moves come before the first count: an even number, as of all, since the VM has to be at
+/// the same host at both.
+fn first(moves: usize) -> usize {
+    assert!(moves.is_multiple_of(2), "it has to end at the host where it was at the first count");
+    (moves / FIRST_PART).clamp(2, FIRST_MAX).next_multiple_of(2)
+}
+
 /// Moves a VM so many times, an even number.
 ///
 /// # Panics
 /// If a move fails, the guest is not as it was, or an agent holds more than after the first moves.
 pub fn live(moves: usize) {
-    assert!(moves.is_multiple_of(2), "it has to end at the host where it was at the first count");
+    let first = first(moves);
     let world = World::new(Link::one(1000));
     let mut spec = bare("256M", RATE);
     spec.no_reboot = false;
     let guest = world.boot(&spec);
-    let first = (moves / FIRST_PART).clamp(2, FIRST_MAX).next_multiple_of(2);
     let mut before = None;
     for nth in 1..=moves {
         move_on(&world, &guest, nth);
@@ -65,7 +75,42 @@ pub fn live(moves: usize) {
             before = Some(at_rest(&world));
         }
     }
-    let (before, after) = (before.expect("there are moves"), at_rest(&world));
+    assert_as_before(&world, first, before.expect("there are moves"), moves);
+}
+
+/// The same with a Debian of the field lab, whose devices a reboot resets.
+///
+/// # Errors
+/// If there is none.
+///
+/// # Panics
+/// As [`live`].
+pub fn live_as_debian(moves: usize) -> Result<(), LabError> {
+    let first = first(moves);
+    let snapshot = field::snapshot(Release::Bookworm, Machine::Virtio)?;
+    let way = Way { mover: Mover::Own, stream: Stream::Multifd };
+    let mut vm = Field::moved(&snapshot, way, 0);
+    let mut before = None;
+    for nth in 1..=moves {
+        vm.move_on(1);
+        if nth.is_multiple_of(REBOOT_EACH) {
+            let reboot = field::named("reboot from inside").act;
+            if let Err(why) = reboot(&mut vm).and_then(|_| vm.lives()) {
+                panic!("after {nth} moves: {why}");
+            }
+            println!("{nth} moves");
+        }
+        if nth == first {
+            before = Some(at_rest(vm.world()));
+        }
+    }
+    assert_as_before(vm.world(), first, before.expect("there are moves"), moves);
+    Ok(())
+}
+
+/// Asserts that the agents hold as much after the last moves as after the first.
+fn assert_as_before(world: &World, first: usize, before: [Held; 2], moves: usize) {
+    let after = at_rest(world);
     for (side, (before, after)) in [Side::A, Side::B].into_iter().zip(before.iter().zip(&after)) {
         let summary = format!(
             "{}'s agent, after {first} moves: {before}; after {moves}: {after}",
