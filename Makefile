@@ -30,9 +30,10 @@ help:
 	@echo '  make steady         end-to-end tests RUNS=5 times: which are unsteady'
 	@echo '  make fuzz           every parser, FUZZ_SECONDS=600 each'
 	@echo '  make field          a Debian, and what it and its owner do after moves;'
-	@echo '                      RELEASE=trixie ROWS=balloon'
+	@echo '                      RELEASE=trixie WAY=carried ROWS=balloon'
 	@echo '  make faults         N=1000 faults in the middle of migrations, by SEED=1'
-	@echo '  make long-life      a VM under load that moves MOVES=200 times, and what agents hold then'
+	@echo '  make long-life      a VM under load that moves MOVES=200 times, and what agents hold then;'
+	@echo '                      GUEST=debian (as root)'
 	@echo 'Test with other programs'
 	@echo '  make libvirt-test   with real libvirts; some four minutes'
 	@echo '  make kubevirt-test  with the proxies of KubeVirt; needs Go'
@@ -40,7 +41,7 @@ help:
 	@echo '  make upgrade-test   between agents of this release and the one before'
 	@echo 'Measure'
 	@echo '  make bench          lists the benchmarks'
-	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno'
+	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno PREDICT=1'
 	@echo '                      gang-*: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random'
 	@echo '                      cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest'
 	@echo 'Package'
@@ -186,12 +187,12 @@ faults: setup
 .PHONY: field
 field: setup
 	$(CARGO) build --bin droveway --bin field
-	@$(DEBUG)/field $(RELEASE) $(ROWS)
+	@WAY="$(WAY)" $(DEBUG)/field $(RELEASE) $(ROWS)
 
 .PHONY: long-life
 long-life: setup
 	$(CARGO) build --bin droveway --bin long-life
-	@$(AS_ROOT) $(DEBUG)/long-life $(MOVES)
+	@$(AS_ROOT) $(DEBUG)/long-life $(MOVES) $(GUEST)
 
 bench: toolchain
 	@$(LAB) bench
@@ -223,7 +224,7 @@ bench-large: bench-large-memfd bench-large-memfd-hint bench-large-anonymous benc
 bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-libvirt-twins bench-libvirt-unshaped bench-libvirt-disk bench-libvirt-tls
 
 bench-%: build
-	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
+	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(if $(PREDICT),LAB_PREDICT=1) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 
 clean:
 	@$(AS_ROOT) $(DEBUG)/lab clean

@@ -107,6 +107,16 @@ pub enum MigrationError {
         /// How long no data has arrived.
         waited: Duration,
     },
+    /// QEMU hands over no data, and all that it did has arrived.
+    #[error(
+        "the source's QEMU has handed over no data for {} s, and what it did has arrived: it may \
+         hang in its migration; `stall` under [waits] in the agent's file is that limit",
+        waited.as_secs()
+    )]
+    QemuSilent {
+        /// How long it has been silent.
+        waited: Duration,
+    },
     /// The VM was stopped for as long as permitted.
     #[error(
         "the VM had stood still for {:.1} s, the most that --blackout-max allows, and {left}. Try \

@@ -24,7 +24,9 @@ pub enum Doubt {
     /// Source: the VM was given up, but its QEMU here runs it, and the destination says that it
     /// runs it too.
     RunsAtBoth,
-    /// Source: the VM stays here, and does not run.
+    /// Source: the VM stays here, and its QEMU did not end the migration, or does not let it run.
+    /// In the first case it may run: QEMU 10.0 under TCG hangs in the migration of a VM that had a
+    /// vCPU unplugged, which runs on.
     CannotGoOn {
         /// QEMU's error.
         reason: Reason,
@@ -100,7 +102,10 @@ impl Doubt {
                  it runs it"
             ),
             Self::CannotGoOn { reason } => format!(
-                "{vm} stays here, but QEMU does not let it run ({reason}); the agent retries"
+                "QEMU did not end the migration of {vm}, or does not let it run ({reason}). It \
+                 stays on this host, and the agent retries. If its guest answers, it runs: if this \
+                 lasts, shut the guest down and start {vm} again. If not, fix what keeps QEMU from \
+                 it, such as storage that hangs"
             ),
             Self::CannotNote { reason } => format!(
                 "the journal of {vm}'s migration can't be written ({reason}), and it stays as it \

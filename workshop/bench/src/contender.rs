@@ -10,8 +10,8 @@ mod virsh;
 use std::time::{Duration, Instant};
 
 pub use carried::Carried;
+pub(crate) use droveway::certify;
 pub use droveway::{Droveway, Options};
-pub(crate) use droveway::{anonymous_bytes, certify};
 pub use qemu::{Mode, Qemu};
 pub use virsh::{Virsh, Way, can_compress};
 

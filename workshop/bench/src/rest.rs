@@ -1,4 +1,5 @@
-//! What agents keep of their hosts' memory after many moves of every kind, while nothing moves.
+//! What agents keep of their hosts, memory above all, after many moves of every kind, while
+//! nothing moves.
 //!
 //! Two agents live through all of them, so that what each kind leaves adds up.
 
@@ -11,7 +12,7 @@ use lab_guest::orders::Orders;
 use serde::Serialize;
 
 use super::cache::files::Files;
-use super::contender::{Carried, Ground, Mode, anonymous_bytes, certify};
+use super::contender::{Carried, Ground, Mode, certify};
 use super::contest::{path, save_at};
 use super::goals::Goal;
 use super::image::Image;
@@ -19,6 +20,7 @@ use super::scenario::FOOTPRINT;
 use lab::agent::{Agent, peer_name};
 use lab::error::{FileContext, LabError, Result};
 use lab::guest::{Guest, GuestSpec};
+use lab::held::Held;
 use lab::hosts::{Host, Hosts, Link, RUN_DIR, Storage};
 use lab::program;
 use lab::setup::{self, Kit};
@@ -54,12 +56,12 @@ const SHARED: [(&str, &[&str]); 4] = [
     ("storage", &["--storage", "auto"]),
 ];
 
-/// Anonymous memory of both agents after all moves so far.
+/// What both agents hold after all moves so far.
 #[derive(Clone, Debug, Serialize)]
 struct Kept {
     /// The kind of the last moves.
     after: String,
-    agents_bytes: [u64; 2],
+    agents: [Held; 2],
 }
 
 /// All figures.
@@ -75,7 +77,7 @@ struct Figures {
 /// # Errors
 /// If the lab fails, or a VM doesn't arrive.
 pub fn run(kit: &Kit) -> Result<()> {
-    println!("{FOOTPRINT} {NAME}: agents' memory after {MOVES} moves of each kind");
+    println!("{FOOTPRINT} {NAME}: what agents keep after {MOVES} moves of each kind");
     let hosts = Hosts::new(Link::one(1000))?;
     let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal: GOAL, timeout: TIMEOUT };
     let mut course = Course { ground, agents: start(&hosts)?, kept: Vec::new() };
@@ -199,14 +201,11 @@ impl Course<'_> {
 
     fn note(&mut self, after: &str) -> Result<()> {
         thread::sleep(SETTLE);
-        let of = |agent: &Agent| {
-            anonymous_bytes(agent.pid())
-                .ok_or_else(|| LabError::Missing { what: "the memory of an agent".to_owned() })
-        };
-        let agents_bytes = [of(&self.agents[0])?, of(&self.agents[1])?];
-        let [a, b] = agents_bytes.map(mib);
-        println!("  {after:16} {a:6.1} MiB, {b:6.1} MiB");
-        self.kept.push(Kept { after: after.to_owned(), agents_bytes });
+        let hosts = self.ground.hosts;
+        let [a, b] = &self.agents;
+        let agents = [Held::of(a, &hosts.a)?, Held::of(b, &hosts.b)?];
+        println!("  {after:16} {}; {}", agents[0], agents[1]);
+        self.kept.push(Kept { after: after.to_owned(), agents });
         Ok(())
     }
 }
@@ -238,7 +237,7 @@ fn mib(bytes: u64) -> f64 {
 }
 
 fn judge(kept: &[Kept]) -> Goal {
-    let most = kept.iter().flat_map(|kept| kept.agents_bytes).max();
+    let most = kept.iter().flat_map(|kept| kept.agents).map(|held| held.memory_bytes).max();
     Goal {
         goal: format!("an agent at rest keeps at most {} MiB", KEPT_MAX_BYTES / MIB),
         reached: most.map(|most| most <= KEPT_MAX_BYTES),
@@ -247,11 +246,9 @@ fn judge(kept: &[Kept]) -> Goal {
 }
 
 fn markdown(kept: &[Kept]) -> String {
-    let mut text =
-        "| after | host-a's agent MiB | host-b's agent MiB |\n| --- | --- | --- |\n".to_owned();
-    for Kept { after, agents_bytes } in kept {
-        let [a, b] = agents_bytes.map(mib);
-        let _ = writeln!(text, "| {after} | {a:.1} | {b:.1} |");
+    let mut text = "| after | host-a's agent | host-b's agent |\n| --- | --- | --- |\n".to_owned();
+    for Kept { after, agents: [a, b] } in kept {
+        let _ = writeln!(text, "| {after} | {a} | {b} |");
     }
     text
 }
@@ -262,11 +259,13 @@ mod tests {
 
     #[test]
     fn one_agent_that_keeps_too_much_misses_the_goal() {
-        let kept = |bytes| Kept { after: "disk".to_owned(), agents_bytes: [MIB, bytes] };
+        let held = |memory_bytes| Held { memory_bytes, descriptors: 20, ..Held::default() };
+        let kept = |bytes| Kept { after: "disk".to_owned(), agents: [held(MIB), held(bytes)] };
         assert_eq!(judge(&[]).reached, None);
         assert_eq!(judge(&[kept(KEPT_MAX_BYTES), kept(0)]).reached, Some(true));
         let missed = judge(&[kept(0), kept(KEPT_MAX_BYTES + MIB / 2), kept(0)]);
         assert!(missed.to_string().ends_with("NOT REACHED (at most 64.5 MiB)"), "{missed}");
-        assert!(markdown(&[kept(MIB / 2)]).ends_with("| disk | 1.0 | 0.5 |\n"));
+        let table = markdown(&[kept(MIB / 2)]);
+        assert!(table.ends_with("| 20 descriptors, 0 threads, 0 files, 0.5 MiB |\n"), "{table}");
     }
 }

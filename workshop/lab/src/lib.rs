@@ -7,6 +7,7 @@ pub mod error;
 pub mod fatal;
 pub mod field;
 pub mod guest;
+pub mod held;
 pub mod hosts;
 pub mod libvirt;
 pub mod program;

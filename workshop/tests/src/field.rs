@@ -255,7 +255,7 @@ impl Field {
         }
     }
 
-    fn world(&self) -> &World {
+    pub(crate) fn world(&self) -> &World {
         match &self.managed {
             Managed::Agents { world, .. } => world,
             Managed::Commander(commander) => &commander.world,

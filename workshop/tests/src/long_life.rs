@@ -1,15 +1,17 @@
 //! A VM under load that moves to and fro for long, with reboots between, and what its hosts' agents
 //! hold after that: as much as before.
 
-use std::fmt;
-use std::fs;
-use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use lab::error::LabError;
+use lab::field::Machine;
 use lab::guest::Guest;
+use lab::held::Held;
 use lab::hosts::Link;
+use lab::setup::Release;
 
+use crate::field::{self, Field, Mover, Stream, Way};
 use crate::{MIB, Side, World, bare};
 
 /// Ways to move: an odd number, so that each of them leaves either host.
@@ -33,74 +35,10 @@ const MORE_BYTES_MAX: u64 = 16 * MIB;
 const REST: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What an agent holds while nothing moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
-    descriptors: usize,
-    threads: usize,
-    /// In its state directory, without reports, of which it keeps some hundred.
-    files: usize,
-    memory_bytes: u64,
-}
-
-impl Held {
-    fn of(world: &World, side: Side) -> Self {
-        let pid = world.agent(side).pid();
-        let entries = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
-        Self {
-            descriptors: entries("fd"),
-            threads: entries("task"),
-            files: files(&world.host(side).inside("state")),
-            memory_bytes: anonymous_bytes(pid),
-        }
-    }
-
-    fn least(self, other: Self) -> Self {
-        Self {
-            descriptors: self.descriptors.min(other.descriptors),
-            threads: self.threads.min(other.threads),
-            files: self.files.min(other.files),
-            memory_bytes: self.memory_bytes.min(other.memory_bytes),
-        }
-    }
-
-    /// Whether it is more than before.
-    fn has_grown(&self, before: &Self) -> bool {
-        self.descriptors > before.descriptors
-            || self.threads > before.threads
-            || self.files > before.files
-            || self.memory_bytes > before.memory_bytes + MORE_BYTES_MAX
-    }
-}
-
-impl fmt::Display for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { descriptors, threads, files, memory_bytes } = self;
-        let mib = memory_bytes / MIB;
-        write!(f, "{descriptors} descriptors, {threads} threads, {files} files, {mib} MiB")
-    }
-}
-
-/// Files below a directory that are no reports. One may vanish meanwhile.
-fn files(dir: &Path) -> usize {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let count = entries.map(|entry| match entry.file_type() {
-        Ok(kind) if kind.is_dir() && entry.file_name() == "reports" => 0,
-        Ok(kind) if kind.is_dir() => files(&entry.path()),
-        _ => 1,
-    });
-    count.sum()
-}
-
-fn anonymous_bytes(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-}
-
 /// The least that both agents hold, once that gets no less any more.
 fn at_rest(world: &World) -> [Held; 2] {
-    let read = || [Side::A, Side::B].map(|side| Held::of(world, side));
+    let of = |side| Held::of(world.agent(side), world.host(side)).unwrap();
+    let read = || [Side::A, Side::B].map(of);
     let (mut least, mut changed) = (read(), Instant::now());
     while changed.elapsed() < REST {
         sleep(PAUSE);
@@ -113,17 +51,23 @@ fn at_rest(world: &World) -> [Held; 2] {
     least
 }
 
+/// How many moves come before the first count: an even number, as of all, since the VM has to be at
+/// the same host at both.
+fn first(moves: usize) -> usize {
+    assert!(moves.is_multiple_of(2), "it has to end at the host where it was at the first count");
+    (moves / FIRST_PART).clamp(2, FIRST_MAX).next_multiple_of(2)
+}
+
 /// Moves a VM so many times, an even number.
 ///
 /// # Panics
 /// If a move fails, the guest is not as it was, or an agent holds more than after the first moves.
 pub fn live(moves: usize) {
-    assert!(moves.is_multiple_of(2), "it has to end at the host where it was at the first count");
+    let first = first(moves);
     let world = World::new(Link::one(1000));
     let mut spec = bare("256M", RATE);
     spec.no_reboot = false;
     let guest = world.boot(&spec);
-    let first = (moves / FIRST_PART).clamp(2, FIRST_MAX).next_multiple_of(2);
     let mut before = None;
     for nth in 1..=moves {
         move_on(&world, &guest, nth);
@@ -131,14 +75,50 @@ pub fn live(moves: usize) {
             before = Some(at_rest(&world));
         }
     }
-    let (before, after) = (before.expect("there are moves"), at_rest(&world));
+    assert_as_before(&world, first, before.expect("there are moves"), moves);
+}
+
+/// The same with a Debian of the field lab, whose devices a reboot resets.
+///
+/// # Errors
+/// If there is none.
+///
+/// # Panics
+/// As [`live`].
+pub fn live_as_debian(moves: usize) -> Result<(), LabError> {
+    let first = first(moves);
+    let snapshot = field::snapshot(Release::Bookworm, Machine::Virtio)?;
+    let way = Way { mover: Mover::Own, stream: Stream::Multifd };
+    let mut vm = Field::moved(&snapshot, way, 0);
+    let mut before = None;
+    for nth in 1..=moves {
+        vm.move_on(1);
+        if nth.is_multiple_of(REBOOT_EACH) {
+            let reboot = field::named("reboot from inside").act;
+            if let Err(why) = reboot(&mut vm).and_then(|_| vm.lives()) {
+                panic!("after {nth} moves: {why}");
+            }
+            println!("{nth} moves");
+        }
+        if nth == first {
+            before = Some(at_rest(vm.world()));
+        }
+    }
+    assert_as_before(vm.world(), first, before.expect("there are moves"), moves);
+    Ok(())
+}
+
+/// Asserts that the agents hold as much after the last moves as after the first.
+fn assert_as_before(world: &World, first: usize, before: [Held; 2], moves: usize) {
+    let after = at_rest(world);
     for (side, (before, after)) in [Side::A, Side::B].into_iter().zip(before.iter().zip(&after)) {
         let summary = format!(
             "{}'s agent, after {first} moves: {before}; after {moves}: {after}",
             side.name()
         );
         println!("{summary}");
-        assert!(!after.has_grown(before), "{summary}\n{}", world.agent(side).log_text());
+        let grown = after.has_grown(before, MORE_BYTES_MAX);
+        assert!(!grown, "{summary}\n{}", world.agent(side).log_text());
     }
 }
 
@@ -153,41 +133,5 @@ fn move_on(world: &World, guest: &Guest, nth: usize) {
         guest.wait_boots(boots + 1).unwrap();
         world.assert_intact(guest);
         println!("{nth} moves");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_more_of_anything_but_some_memory_is_growth() {
-        type Change = fn(&mut Held);
-        let before = Held { descriptors: 20, threads: 8, files: 5, memory_bytes: 30 * MIB };
-        assert!(!before.has_grown(&before));
-        let table: [(Change, bool); 5] = [
-            (|held| held.descriptors += 1, true),
-            (|held| held.threads += 1, true),
-            (|held| held.files += 1, true),
-            (|held| held.memory_bytes += MORE_BYTES_MAX, false),
-            (|held| held.memory_bytes += MORE_BYTES_MAX + 1, true),
-        ];
-        for (change, grown) in table {
-            let mut after = before;
-            change(&mut after);
-            assert_eq!(after.has_grown(&before), grown, "{after}");
-            assert_eq!(after.least(before), before);
-        }
-    }
-
-    #[test]
-    fn reports_do_not_count_as_files() {
-        let dir = tempfile::tempdir().unwrap();
-        for path in ["reports/a.json", "vms/web1/record.json", "lock"] {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
-        }
-        assert_eq!(files(dir.path()), 2);
     }
 }

@@ -17,7 +17,7 @@ use lab::hosts::Link;
 use marks::runs;
 
 const NAME: &str = "web1";
-// On a busy machine the helper, which is idle work in its guest, gets next to no CPU time.
+// On a busy machine the helper, which gives way to others in its guest, gets little CPU time.
 const FROM_DISKS: [&str; 5] = ["--shared-disks", "--storage", "on", "--helper-budget", "time=60s"];
 
 /// Inverts on disk each page of the second half of a map; a second call restores them.

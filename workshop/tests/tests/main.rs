@@ -33,6 +33,7 @@ mod free_memory;
 mod gang;
 mod holdings;
 mod hostile;
+mod hung_qemu;
 mod kept_memory;
 mod kubevirt;
 mod kvm;

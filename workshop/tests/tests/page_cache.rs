@@ -164,7 +164,7 @@ fn helper(world: &World, side: Side) -> GuestHelper {
     world.shown(side, NAME).helper.unwrap()
 }
 
-// On a busy machine the helper, which is idle work in its guest, gets next to no CPU time.
+// On a busy machine the helper, which gives way to others in its guest, gets little CPU time.
 const FROM_DISKS: [&str; 5] = ["--shared-disks", "--storage", "on", "--helper-budget", "time=60s"];
 
 /// Pages on its disks need not cross the network, and arrive as they were. The helper moves with its

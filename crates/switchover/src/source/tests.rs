@@ -285,6 +285,17 @@ fn a_vm_that_is_held_here_is_ended_by_resolving() {
     assert!(advice.contains("shows it in doubt, with `droveway resolve web1 --there`"), "{advice}");
 }
 
+/// A QEMU that hangs in its migration runs the VM.
+#[test]
+fn a_vm_whose_qemu_does_not_end_the_migration_is_not_called_stopped() {
+    let doubt = Doubt::CannotGoOn { reason: "it did not end within 10 s".into() };
+    let advice = doubt.advice("web1", "host-b");
+    assert!(advice.starts_with("QEMU did not end the migration of web1, or does not"), "{advice}");
+    assert!(advice.contains("(it did not end within 10 s)"), "{advice}");
+    assert!(advice.contains("If its guest answers, it runs"), "{advice}");
+    assert!(advice.contains("shut the guest down and start web1 again"), "{advice}");
+}
+
 #[test]
 fn two_copies_are_no_longer_in_doubt_when_the_one_here_has_ended() {
     let noted = Noted { phase: Phase::Reclaimed(By::Operator), run: true };

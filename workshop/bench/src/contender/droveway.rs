@@ -3,15 +3,18 @@
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use api::{Outcome, Report};
+use api::{Outcome, Outlook, Prediction, Report};
 
 use super::{Contender, Ground, Moved};
 use lab::agent::{Agent, peer_name};
 use lab::certificates::Certificates;
 use lab::error::{LabError, Result, SystemContext};
 use lab::guest::{Guest, GuestSpec};
-use lab::hosts::{Host, Hosts};
+use lab::hosts::{Host, Hosts, Link};
 use lab::program;
+
+/// If it is set, each move is predicted before, where the links have a rate.
+const PREDICT_VARIABLE: &str = "LAB_PREDICT";
 
 /// Options for Droveway.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +64,27 @@ impl Droveway {
     fn failed(&self, reason: impl Into<String>) -> LabError {
         LabError::Migration { contender: self.name(), reason: reason.into() }
     }
+
+    /// What `droveway predict` expects of the move, if that is requested.
+    fn predict(&self, ground: &Ground<'_>, vm: &str, goal: &str) -> Result<Option<Prediction>> {
+        let Link { nics, mbit_per_s } = ground.hosts.link;
+        let Some(mbit) = mbit_per_s.filter(|_| std::env::var_os(PREDICT_VARIABLE).is_some()) else {
+            return Ok(None);
+        };
+        let rate = format!("{}M", u64::from(mbit) * u64::from(nics));
+        let arguments =
+            ["predict", vm, "host-b", "--json", "--downtime-ms", goal, "--rate", rate.as_str()];
+        let text = program::output(&mut self.agents[0].command(&ground.hosts.a, &arguments))?;
+        let prediction = serde_json::from_str(&text);
+        prediction.map(Some).map_err(|_| LabError::Text { what: "a prediction", text })
+    }
+}
+
+/// What was predicted of a move next to what it took.
+fn compared(predicted: &Outlook, took_s: f64) -> String {
+    let Outlook { total_s, most_s, .. } = *predicted;
+    let most_s = most_s.unwrap_or(total_s).max(total_s);
+    format!("predicted {total_s:.1} to {most_s:.1} s, took {took_s:.1} s")
 }
 
 impl Contender for Droveway {
@@ -90,6 +114,7 @@ impl Contender for Droveway {
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
         let spec = self.spec.as_ref().ok_or_else(|| self.failed("no guest"))?;
         let goal = ground.downtime_goal.as_millis().to_string();
+        let prediction = self.predict(ground, &spec.name, &goal)?;
         let mut command = self.agents[0].command(
             &ground.hosts.a,
             &["migrate", &spec.name, "host-b", "--json", "--downtime-ms", &goal],
@@ -112,6 +137,10 @@ impl Contender for Droveway {
         if report.outcome != Outcome::Done {
             return Err(self.failed(format!("{:?}", report.outcome)));
         }
+        if let Some(Prediction { free, slowed, .. }) = prediction {
+            let outlook = if free.met { free } else { slowed };
+            println!("  {}: {}", self.name(), compared(&outlook, report.total_s));
+        }
         Ok(moved(&report, started, ended))
     }
 
@@ -132,11 +161,6 @@ impl Contender for Droveway {
 /// Peak memory of a process.
 fn peak_bytes(pid: u32) -> Option<u64> {
     memory(pid, "VmHWM:")
-}
-
-/// Anonymous memory of a process.
-pub(crate) fn anonymous_bytes(pid: u32) -> Option<u64> {
-    memory(pid, "RssAnon:")
 }
 
 /// The kernel's figure of this name.
@@ -189,5 +213,20 @@ fn interrupt(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prediction_is_a_range_if_compression_makes_a_difference() {
+        let of = |most_s| {
+            let outlook = Outlook { total_s: 8.0, most_s, bytes: 1, downtime_ms: 30.0, met: true };
+            compared(&outlook, 9.26)
+        };
+        assert_eq!(of(Some(9.5)), "predicted 8.0 to 9.5 s, took 9.3 s");
+        assert_eq!(of(None), "predicted 8.0 to 8.0 s, took 9.3 s");
     }
 }

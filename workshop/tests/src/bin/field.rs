@@ -2,7 +2,8 @@
 //! release is named, has its owner and itself do what they do, and prints a table of what came of
 //! it. It keeps results, tries what is missing or has failed, and ends after 40 minutes; the next
 //! run goes on. With parts of names it tries only rows that have one of them, but those in any case.
-//! The environment variable `TOGETHER` sets how many VMs run at a time.
+//! The environment variable `TOGETHER` sets how many VMs run at a time, and `WAY` how the names of
+//! the columns start that are tried: `WAY=carried`, `WAY="own, classic"`.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -23,6 +24,9 @@ use lab::{agent, program};
 /// Nothing is started after that, so that all has ended after 40 minutes.
 const START_MAX: Duration = Duration::from_secs(38 * 60);
 const DEPTHS: [u32; 3] = [1, 2, 3];
+/// Rows after which the VM is checked once: a run that is killed loses the results of so many, and
+/// where the check fails, so many are tried again.
+const UNCHECKED_MAX: usize = 8;
 
 fn main() -> ExitCode {
     let mut parts: Vec<String> = std::env::args().skip(1).collect();
@@ -50,6 +54,12 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
             && (parts.is_empty() || parts.iter().any(|part| row.name.contains(part)))
     };
     let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
+    let start = std::env::var("WAY").unwrap_or_default();
+    let ways: Vec<Way> = WAYS.into_iter().filter(|way| way.name().starts_with(&start)).collect();
+    if rows.is_empty() || ways.is_empty() {
+        eprintln!("field: no column, or no row that can be tried here, has such a name");
+        return Ok(ExitCode::FAILURE);
+    }
     let version = program::output(Command::new(agent::binary()).arg("--version"))?;
     let qemu = lab::setup::ensure()?.own_qemu().version;
     let key = format!("Debian {} in QEMU {qemu}, {}", release.number(), version.trim());
@@ -62,10 +72,10 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
             snapshots.push(field::snapshot(release, machine)?);
         }
     }
-    // First what takes seconds, everywhere.
-    for boots in [false, true] {
-        for moves in DEPTHS {
-            for way in WAYS {
+    // First one move and what takes seconds, everywhere.
+    for moves in DEPTHS {
+        for boots in [false, true] {
+            for &way in &ways {
                 for snapshot in &snapshots {
                     let due = |row: &&&Row| {
                         row.machine == snapshot.machine
@@ -131,11 +141,11 @@ impl Lab<'_> {
         self.started.elapsed() > START_MAX
     }
 
-    /// Rows after which the guest goes on are tried together. For each of the others the VM moves
-    /// anew.
+    /// Rows after which the guest goes on are tried some together. For each of the others the VM
+    /// moves anew.
     fn go_through(&self, column: &Column<'_>) {
         let boots = column.rows.iter().any(|row| row.boots);
-        let size = if boots { 1 } else { column.rows.len() };
+        let size = if boots { 1 } else { UNCHECKED_MAX };
         let mut vm = None;
         for rows in column.rows.chunks(size) {
             self.try_together(column, &mut vm, rows);
@@ -152,11 +162,13 @@ impl Lab<'_> {
     }
 
     /// Moves the VM, or a new one, tries rows one after the other, and then checks it once. If a
-    /// row fails, or the VM isn't well, what is not known to be its cause is tried once more.
+    /// row fails, or the VM isn't well, what is not known to be its cause is tried once more. A row
+    /// has failed for good if it was the first one that its VM went through.
     fn try_together(&self, column: &Column<'_>, vm: &mut Option<Field>, rows: &[&Row]) {
         if self.is_late() || rows.is_empty() {
             return;
         }
+        let is_new = vm.is_none();
         let mut began = Instant::now();
         let mut arrived = guarded(|| move_on(column, vm));
         let mut tried = Vec::new();
@@ -168,9 +180,14 @@ impl Lab<'_> {
             match std::mem::replace(&mut arrived, Ok(())).and_then(act) {
                 Ok(detail) => tried.push((*row, detail, began.elapsed())),
                 Err(why) => {
-                    self.keep(column, row, false, why, began.elapsed());
                     end(vm);
-                    self.try_anew(column, &rows[..nth]);
+                    if nth == 0 && is_new {
+                        self.keep(column, row, false, why, began.elapsed());
+                    } else {
+                        self.note(column, row.name, &why);
+                        self.try_anew(column, &rows[..nth]);
+                        self.try_anew(column, &rows[nth..=nth]);
+                    }
                     return self.try_together(column, vm, &rows[nth + 1..]);
                 }
             }
@@ -184,14 +201,32 @@ impl Lab<'_> {
             }
             Err(why) => {
                 end(vm);
-                if let [(row, ..)] = tried[..] {
-                    return self.keep(column, row, false, why, began.elapsed());
+                match tried[..] {
+                    [(row, ..)] if is_new => {
+                        self.keep(column, row, false, why, began.elapsed());
+                    }
+                    [(row, ..)] => {
+                        self.note(column, row.name, &why);
+                        self.try_anew(column, &[row]);
+                    }
+                    _ => {
+                        let names: Vec<&str> = tried.iter().map(|(row, ..)| row.name).collect();
+                        self.note(column, &names.join(", "), &why);
+                        let (first, second) = rows.split_at(rows.len() / 2);
+                        self.try_anew(column, first);
+                        self.try_anew(column, second);
+                    }
                 }
-                let (first, second) = rows.split_at(rows.len() / 2);
-                self.try_anew(column, first);
-                self.try_anew(column, second);
             }
         }
+    }
+
+    /// Reports a failure of rows that are tried once more: the table shows it whatever comes of that.
+    fn note(&self, column: &Column<'_>, rows: &str, why: &str) {
+        let way = column.way.name();
+        println!("{way}, {}: {rows}: failed, and is tried once more: {why}", column.moves);
+        self.results.note(column.way, column.moves, rows, why);
+        self.all_live.store(false, Ordering::Relaxed);
     }
 
     fn keep(&self, column: &Column<'_>, row: &Row, lives: bool, detail: String, took: Duration) {

@@ -2,6 +2,7 @@
 //! has ended.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,17 @@ pub struct Cell {
     /// Why it did not, or what is worth knowing.
     pub detail: String,
 }
+
+/// A failure after which its rows were tried once more, and may have lived.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    key: String,
+    rows: String,
+    why: String,
+}
+
+/// The file of a column's notes, one a line.
+const NOTES: &str = "notes";
 
 /// All results.
 pub struct Results {
@@ -38,9 +50,12 @@ impl Results {
         Self { dir, key }
     }
 
+    fn column(&self, way: Way, moves: u32) -> PathBuf {
+        self.dir.join(format!("{}-{moves}", plain(&way.name())))
+    }
+
     fn path(&self, way: Way, moves: u32, row: &Row) -> PathBuf {
-        let column = format!("{}-{moves}", plain(&way.name()));
-        self.dir.join(column).join(format!("{}.json", plain(row.name)))
+        self.column(way, moves).join(format!("{}.json", plain(row.name)))
     }
 
     /// What is known, if it was tried.
@@ -51,19 +66,43 @@ impl Results {
         (cell.key == self.key).then_some(cell)
     }
 
+    /// Keeps a failure that its rows are not to blame for yet.
+    ///
+    /// # Panics
+    /// If it can't be written.
+    pub fn note(&self, way: Way, moves: u32, rows: &str, why: &str) {
+        let dir = self.column(way, moves);
+        fs::create_dir_all(&dir).unwrap();
+        let note = Note { key: self.key.clone(), rows: rows.to_owned(), why: why.to_owned() };
+        let line = format!("{}\n", serde_json::to_string(&note).unwrap());
+        // VMs of several machines have a column at a time.
+        let mut file = fs::File::options().create(true).append(true).open(dir.join(NOTES)).unwrap();
+        file.write_all(line.as_bytes()).unwrap();
+    }
+
+    fn notes(&self, way: Way, moves: u32) -> Vec<Note> {
+        let text = fs::read_to_string(self.column(way, moves).join(NOTES)).unwrap_or_default();
+        let notes = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+        notes.filter(|note: &Note| note.key == self.key).collect()
+    }
+
     /// Keeps a result. A run that ends meanwhile leaves none, or one that can't be read and so is
-    /// none.
+    /// none. A failure that it replaces is noted.
     ///
     /// # Panics
     /// If it can't be written.
     pub fn keep(&self, way: Way, moves: u32, row: &Row, lives: bool, detail: String) {
+        if lives && let Some(Cell { lives: false, detail: why, .. }) = self.of(way, moves, row) {
+            self.note(way, moves, row.name, &why);
+        }
         let path = self.path(way, moves, row);
         fs::create_dir_all(path.parent().expect("it has one")).unwrap();
         let cell = Cell { key: self.key.clone(), lives, detail };
         fs::write(path, serde_json::to_vec_pretty(&cell).unwrap()).unwrap();
     }
 
-    /// The table, in Markdown: a cell has what came of one, two and three moves.
+    /// The table, in Markdown: a cell has what came of one, two and three moves. Below it is why rows
+    /// failed, also those that lived when they were tried once more.
     #[must_use]
     pub fn table(&self, rows: &[Row], depths: &[u32]) -> String {
         let mut text = format!("{}:\n\n| after the move |", self.key);
@@ -80,6 +119,15 @@ impl Results {
                         let why = detail.lines().next().unwrap_or_default();
                         failures += &format!("- {}, {}, {moves}: {why}\n", row.name, way.name());
                     }
+                }
+            }
+        }
+        for way in WAYS {
+            for moves in depths {
+                for Note { rows, why, .. } in self.notes(way, *moves) {
+                    let why = why.lines().next().unwrap_or_default();
+                    let name = way.name();
+                    failures += &format!("- failed before: {rows}, {name}, {moves}: {why}\n");
                 }
             }
         }
@@ -127,7 +175,14 @@ mod tests {
         results.keep(way, 3, row, true, String::new());
         let table = results.table(&ROWS[..1], &[1, 2, 3]);
         assert!(table.contains("| serial console | lives | not run |"), "{table}");
+        let before = "\n- failed before: serial console, own, multifd, 2: silent\n";
+        assert!(table.ends_with(before), "{table}");
+        results.note(way, 3, "kexec", "a wrong page");
+        let table = results.table(&ROWS[..1], &[1, 2, 3]);
+        let before = "\n- failed before: kexec, own, multifd, 3: a wrong page\n";
+        assert!(table.ends_with(before), "{table}");
         let others = Results::new(dir.path().to_owned(), "other".to_owned());
         assert!(others.of(way, 1, row).is_none());
+        assert!(others.notes(way, 3).is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! What owners and guests do with a VM. Each leaves it as it was.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -53,7 +54,7 @@ const fn booting(name: &'static str, act: fn(&mut Field) -> Done) -> Row {
 }
 
 /// All of them, in the order in which a VM goes through them: what ends its QEMU is last.
-pub static ROWS: [Row; 48] = [
+pub static ROWS: [Row; 52] = [
     row("serial console", serial_console),
     row("guest agent (virtio-serial)", guest_agent),
     row("QMP commands of its owner", owners_commands),
@@ -68,7 +69,12 @@ pub static ROWS: [Row; 48] = [
     row("virtio-serial unbound and bound", virtio_serial),
     row("balloon down and up", balloon),
     row("NIC plugged and unplugged", |field| nic(field, hub_port(), SPARE)),
+    row("virtio-console plugged and unplugged", console),
     row("disk plugged and unplugged", disk),
+    row("SCSI disk plugged and unplugged", |field| {
+        let device = json!({ "driver": "scsi-hd", "bus": "scsi.0" });
+        plugged_disk(field, device, "/dev/sda", |_| Ok(()))
+    }),
     row("NVMe disk plugged: no move; unplugged", nvme),
     row("NIC with vhost plugged and unplugged", |field| {
         let tap = json!({ "type": "tap", "id": PLUG, "script": "no", "downscript": "no",
@@ -118,6 +124,11 @@ pub static ROWS: [Row; 48] = [
     row("virtio-gpu unbound and bound", |field| rebind(field, "virtio_gpu", ALL))
         .on(Machine::Devices),
     row("VGA unbound and bound", |field| rebind_pci(field, "bochs-drm")).on(Machine::Devices),
+    row("virtio-9p unbound and bound", |field| {
+        field.sh("modprobe 9pnet_virtio")?;
+        rebind(field, "9pnet_virtio", ALL)
+    })
+    .on(Machine::Devices),
     row("virtio-9p mounted: no move; unmounted", shared_by_9p).on(Machine::Devices),
     row("moved once more after that", move_on).on(Machine::Devices),
     booting("watchdog, and reboot with these devices", watchdog).on(Machine::Devices),
@@ -131,6 +142,11 @@ pub static ROWS: [Row; 48] = [
     })
     .on(Machine::Uefi),
     row("virtio-mem grown and shrunk", virtio_mem).on(Machine::Uefi),
+    row("virtio-mem unbound and bound", |field| {
+        rebind(field, "virtio_mem", ALL)?;
+        virtio_mem(field)
+    })
+    .on(Machine::Uefi),
     row("virtiofs plugged and mounted: no move; unplugged", virtiofs)
         .on(Machine::Uefi)
         .with(VIRTIOFSD),
@@ -170,6 +186,8 @@ const VARIABLE: &str = "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-000
      { test -e $v && chattr -i $v; true; }";
 /// Of QEMU 7.2: newer ones can hand over their state.
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
+/// Of a console that QEMU keeps in memory: a power of two.
+const CONSOLE_BYTES: u64 = 4096;
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
@@ -368,13 +386,40 @@ fn medium_file(field: &Field, name: &str, mark: &str) -> Result<String, String> 
     Ok(path.display().to_string())
 }
 
+/// A console besides the serial one.
+fn console(field: &mut Field) -> Done {
+    let qmp = field.qmp()?;
+    let backend = json!({ "type": "ringbuf", "data": { "size": CONSOLE_BYTES } });
+    execute(&qmp, "chardev-add", json!({ "id": PLUG, "backend": backend }))?;
+    let device = json!({ "driver": "virtconsole", "id": PLUG, "chardev": PLUG, "bus": "serial.0" });
+    execute(&qmp, "device_add", device)?;
+    let shown = RefCell::new(String::new());
+    field.shows("the console shows it", |field| {
+        // Those without a device refuse it.
+        let _ = field.sh(&format!(
+            "for c in /dev/hvc*; do test -c $c && echo {MARK} >$c; done 2>/dev/null; true"
+        ));
+        // What was read is no longer in the buffer.
+        let read = json!({ "device": PLUG, "size": CONSOLE_BYTES });
+        let read = execute(&qmp, "ringbuf-read", read).unwrap_or_default();
+        shown.borrow_mut().push_str(read.as_str().unwrap_or_default());
+        shown.borrow().contains(MARK)
+    })?;
+    unplug(field, &qmp)?;
+    field.shows("the guest has lost the console", |field| {
+        field.sh("ls /sys/class/virtio-ports | grep p0$").is_err()
+    })?;
+    execute(&qmp, "chardev-remove", json!({ "id": PLUG }))?;
+    Ok(String::new())
+}
+
 fn disk(field: &mut Field) -> Done {
-    let device = json!({ "driver": "virtio-blk-pci" });
+    let device = json!({ "driver": "virtio-blk-pci", "bus": SPARE });
     plugged_disk(field, device, "/dev/vdc", |_| Ok(()))
 }
 
 fn nvme(field: &mut Field) -> Done {
-    let device = json!({ "driver": "nvme", "serial": PLUG });
+    let device = json!({ "driver": "nvme", "serial": PLUG, "bus": SPARE });
     plugged_disk(field, device, "/dev/nvme0n1", |field| field.stays("/nvme"))
 }
 
@@ -389,8 +434,8 @@ fn plugged_disk(
     let path = medium_file(field, "plugged", "")?;
     let file = json!({ "driver": "file", "filename": path });
     execute(&qmp, "blockdev-add", json!({ "driver": "raw", "node-name": PLUG, "file": file }))?;
-    for (name, value) in [("id", PLUG), ("drive", PLUG), ("bus", SPARE)] {
-        device[name] = value.into();
+    for name in ["id", "drive"] {
+        device[name] = PLUG.into();
     }
     execute(&qmp, "device_add", device)?;
     let is_there = format!("test -b {at}");

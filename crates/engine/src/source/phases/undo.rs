@@ -81,7 +81,7 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
             }
             (_, Some(doubt)) => {
                 let advice = doubt.advice(&context.vm.name, &context.peer.name);
-                Outcome::Failed(format!("{reason}; but it does not run: {advice}"))
+                Outcome::Failed(format!("{reason}; but {advice}"))
             }
             _ if cancelled => Outcome::Cancelled,
             _ => Outcome::Failed(reason),
