@@ -13,12 +13,12 @@ use crate::acks::Released;
 use crate::deltas::Comparing;
 use crate::error::LanesError;
 use crate::flight::Flight;
-use crate::lanes::Shared;
 use crate::load::Load;
 use crate::meter::{Doing, LaneMeter};
 use crate::overflow::Overflow;
 use crate::pacer::Paced;
 use crate::queue::{Queue, Sent, Work};
+use crate::shared::Shared;
 use crate::stale_filter::Filtering;
 use crate::window::Departure;
 
