@@ -29,7 +29,6 @@ use wire::{
 use crate::host::{Host, Local};
 use connections::{Connections, Place};
 use lanes::ArrivingLanes;
-pub(crate) use lanes::LANES_MAX;
 use postcopies::Postcopies;
 
 /// The time in which a peer that has connected must identify itself.

@@ -16,11 +16,9 @@ use wire::LaneHeader;
 
 use super::by_name::ByName;
 use crate::network::{Flow, Network, Way};
-use crate::resources::Resources;
+use crate::resources::{LANES_MAX, Resources};
 
-/// More lanes than a source makes: limits what it can make us count.
-pub(crate) const LANES_MAX: usize = 64;
-/// Twice that, because a lane's old connection may not be known to be dead when the next one
+/// Twice the lanes, because a lane's old connection may not be known to be dead when the next one
 /// replaces it.
 pub(crate) const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
 

@@ -25,6 +25,7 @@ use super::prepare::Prepared;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
+use crate::resources::LANES_MAX;
 use crate::source::audit::SourceAudit;
 use crate::source::context::{Context, no_thread};
 use crate::source::control::by_progress::{self, Watched};
@@ -40,8 +41,6 @@ use crate::source::own::Own;
 const CHANNELS: u8 = 4;
 /// Most lanes by default: more than one per core only add context switches.
 const LANES_DEFAULT_MAX: usize = 8;
-/// Most lanes.
-const LANES_MAX: u16 = 64;
 
 /// QEMU is set up for its migration, and the tap's socket exists. Dropping this restores
 /// QEMU's settings.
@@ -280,7 +279,7 @@ fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoin
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let nics = local.nics.len().max(peer.nics.len());
     let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
-    let count = lanes.map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
+    let count = lanes.map_or(by_default, |lanes| usize::from(lanes).clamp(1, LANES_MAX));
     (0..count).map(|nth| lane_endpoint(local, peer, nth)).collect()
 }
 
