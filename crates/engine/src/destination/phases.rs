@@ -34,9 +34,9 @@ use self::connect::Connected;
 use self::effects::{Keeper, Loaded};
 use self::order::Order;
 use self::sharing::Wanted;
-use super::Shared;
 use super::connections::Place;
 use super::disks::ArrivingDisks;
+use super::shared::Shared;
 use crate::host::Unsettled;
 use crate::resources::Pools;
 

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use wire::{ToDestination, ToSource, Token};
 
 use super::End;
-use crate::destination::Shared;
 use crate::destination::lanes::ArrivingLanes;
+use crate::destination::shared::Shared;
 use crate::link::{Heard, Link};
 use crate::waits::{LOOK, Silence};
 
