@@ -26,9 +26,9 @@ use qemu::ram_blocks::RamBlocks;
 use wire::carry::{self, Carry};
 use wire::{Announced, Cost, ToDestination, ToSource};
 
-use super::End;
 use super::audit::Auditing;
 use super::connect::{Connected, hex};
+use super::end::End;
 use super::receive::{Opened, Reach};
 use super::sharing::{Found, Shares};
 use crate::caught::caught;
