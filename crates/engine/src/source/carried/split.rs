@@ -81,7 +81,7 @@ impl Split {
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = self.agents.lanes_plan()?;
-        let reading = self.read_disks(&pools, report_builder)?;
+        let reading = self.agents.read_disks(self.caller.main(), &pools, report_builder)?;
         let tail = Arc::new(Tail::new(&self.agents.local.resources.leaving_tails));
         let passes = Arc::new(Passes::new(match &self.channels {
             None => Order::Pages,
