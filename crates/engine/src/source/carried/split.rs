@@ -117,7 +117,6 @@ impl Split {
                 way_back: Arc::clone(&way_back),
                 fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
                 first_swept: AtomicBool::new(false),
-                is_in_postcopy: AtomicBool::new(false),
                 ram_over: AtomicBool::new(false),
             };
             self.take_over(&state, output)
