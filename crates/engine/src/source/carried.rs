@@ -149,7 +149,8 @@ impl Carried {
         };
         let in_doubt = matches!(ended, Err(MigrationError::InDoubt(_)));
         report_builder.tell(|report| report.in_doubt = in_doubt);
-        let is_unfit = matches!(ended, Err(MigrationError::Unsplittable(_)));
+        let is_unfit =
+            matches!(ended, Err(MigrationError::Unsplittable(_) | MigrationError::PageAfterRam));
         CarriedEnd { report: report_builder.end(outcome(ended)), is_unfit }
     }
 }

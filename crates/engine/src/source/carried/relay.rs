@@ -244,7 +244,7 @@ impl Following<'_> {
     fn give_up(&self, lost: &str, said_all: bool) -> Result<(), MigrationError> {
         let why = format!("another of its connections failed: {lost}");
         if self.passed.may_end() && !said_all {
-            return Err(MigrationError::Tap(why));
+            return Err(MigrationError::Connections(why));
         }
         self.report_builder.note(why);
         Ok(())

@@ -127,7 +127,7 @@ impl Split {
         let (host, notify) = (self.agents.peer.name.clone(), notices.clone());
         let waiting = flow.in_background("carry-end", move |lanes| {
             let failed =
-                |error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, lanes, host));
+                |error| of_stream(error).unwrap_or_else(|error| tap_failed(error, lanes, host));
             let _ = notify.send(Notice::Ended(tap.join().map(drop).map_err(failed)));
         });
         waiting.inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
@@ -159,7 +159,7 @@ impl Split {
         tap.map_err(|refused| {
             let (error, taken) = *refused;
             refuse_taken(taken);
-            of_stream(&error).unwrap_or_else(|| MigrationError::Tap(error.to_string()))
+            of_stream(error).unwrap_or_else(MigrationError::Tap)
         })
     }
 
@@ -173,7 +173,7 @@ impl Split {
     }
 }
 
-/// The error of a stream that the agents can't read, if it is one.
-fn of_stream(error: &TapError) -> Option<MigrationError> {
-    error.is_of_stream().then(|| MigrationError::Unsplittable(error.to_string()))
+/// The error of a stream that the agents can't read; other errors are returned as they are.
+fn of_stream(error: TapError) -> Result<MigrationError, TapError> {
+    if error.is_of_stream() { Ok(MigrationError::Unsplittable(error)) } else { Err(error) }
 }

@@ -76,8 +76,7 @@ impl Connected<'_> {
         let context = &self.context;
         let machine = &context.vm.machine;
         let kind = self.choose_kind(devices)?;
-        let (listener, socket) = Rendezvous::open(machine, &context.local.scratch)
-            .map_err(|error| MigrationError::Qemu(error.to_string()))?;
+        let (listener, socket) = Rendezvous::open(machine, &context.local.scratch)?;
         let outgoing = if pausing {
             Outgoing::pausing(machine, kind, socket.path())
         } else {
@@ -153,7 +152,7 @@ impl Prepared<'_> {
             };
             let (held, pool) = (traits.held, Arc::clone(&state.pool));
             Tap::start(listener, channels, held, pool, Arc::new(output))
-                .map_err(|error| MigrationError::Tap(error.to_string()))
+                .map_err(MigrationError::Tap)
         })?;
         let announcer = flow.stage.as_ref();
         let announcer = announcer.map(|stage| Announcer::start(stage, &context.threads));
