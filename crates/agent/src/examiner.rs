@@ -241,13 +241,13 @@ impl Examiner {
     /// Greets a peer on each path that a lane can take.
     fn meet(&self, peer: &Peer) -> Result<Meeting, Unmet> {
         let mut meeting = self.greet(&peer.name, direct(peer))?;
-        let ways = engine::ways(&self.local, peer);
+        let paths = engine::paths(&self.local, peer);
         let greet = |way: &Endpoint| match self.greet(&peer.name, *way) {
             Ok(meeting) => Ok(meeting.round_trip),
             Err(Unmet { why, .. }) => Err(why),
         };
-        let met = at_once(&ways, greet);
-        let lanes = ways.iter().zip(met);
+        let met = at_once(&paths, greet);
+        let lanes = paths.iter().zip(met);
         meeting.lanes =
             lanes.map(|(way, outcome)| LaneMet { way: way.to_string(), outcome }).collect();
         Ok(meeting)

@@ -169,7 +169,7 @@ impl BlockBatch {
     }
 
     /// Sets the issuer to notify of the batch's fate.
-    pub fn tell(&mut self, issuer: Arc<dyn BlockIssuer>) {
+    pub fn notify(&mut self, issuer: Arc<dyn BlockIssuer>) {
         self.issuer = Some(issuer);
     }
 
@@ -246,7 +246,7 @@ mod tests {
         let issue = |sequence| {
             let mut batch = pool.take_blocks().unwrap();
             batch.sequence = sequence;
-            batch.tell(Arc::clone(&heard) as Arc<dyn BlockIssuer>);
+            batch.notify(Arc::clone(&heard) as Arc<dyn BlockIssuer>);
             batch
         };
         issue(1).acknowledged();

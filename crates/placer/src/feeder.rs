@@ -147,7 +147,7 @@ impl Feeder {
 
     /// Calls `tell` for each section of pages that is queued. It must not wait. To be set once,
     /// before the head.
-    pub fn tell_sections(&self, tell: impl Fn() + Send + Sync + 'static) {
+    pub fn notify_sections(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.handle.shared.sections.set(Box::new(tell));
     }
 

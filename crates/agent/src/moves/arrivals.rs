@@ -178,7 +178,7 @@ impl Arrivals {
             idle_max: self.idle_max,
         };
         let explain = |error| wanted.explain(error, machine, probes);
-        machine::start_told(&start, &|pid| claim.launched(pid)).map_err(explain)
+        machine::start_reporting(&start, &|pid| claim.launched(pid)).map_err(explain)
     }
 }
 

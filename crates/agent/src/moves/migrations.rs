@@ -132,7 +132,7 @@ impl Migrations {
             // They publish nothing.
             What::Disk => Arc::new(Watch::new(progress, bounds)),
             What::Connection => {
-                Arc::new(Watch::new(progress, bounds).beside(self.carried_watch(vm, to)))
+                Arc::new(Watch::new(progress, bounds).next_to(self.carried_watch(vm, to)))
             }
         };
         let mut table = self.table();

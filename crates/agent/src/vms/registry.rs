@@ -178,7 +178,7 @@ impl Registry {
             up_max: machine::UP_MAX,
             idle_max: machine::UP_MAX,
         };
-        let machine = machine::start_told(&start, &|pid| claim.launched(pid))?;
+        let machine = machine::start_reporting(&start, &|pid| claim.launched(pid))?;
         let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "started");

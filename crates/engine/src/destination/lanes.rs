@@ -419,7 +419,7 @@ mod tests {
         let feeder = Feeder::start(qemu, 1 << 20).unwrap();
         let (tell, told) = crossbeam_channel::bounded(1);
         let freed = Freed(tell);
-        feeder.tell_sections(move || freed.is_kept());
+        feeder.notify_sections(move || freed.is_kept());
         let placer = Placer::new(Vec::new(), feeder.handle()).unwrap();
         // The placer's handle is the last one now.
         drop(feeder);

@@ -95,7 +95,7 @@ impl Carried {
     /// Whether it may be another connection of a migration that is passed on already: a
     /// multifd channel, or one for urgent pages of a post-copy.
     #[must_use]
-    pub fn may_be_beside(&self) -> bool {
+    pub fn may_be_secondary(&self) -> bool {
         match self {
             Self::Split(_) => false,
             Self::Relayed { why, .. } => {
@@ -112,9 +112,9 @@ impl Carried {
     }
 
     /// Notes that it is another connection of a migration that is passed on.
-    pub fn is_beside(&mut self) {
+    pub fn mark_secondary(&mut self) {
         if let Self::Relayed { relay, .. } = self {
-            relay.is_beside();
+            relay.mark_secondary();
         }
     }
 

@@ -33,9 +33,9 @@ pub fn remove_left(qmp: &Qmp) -> Result<bool, MirrorError> {
         }
         other => other?,
     };
-    if !wait_gone(qmp, &events, CANCEL_WAIT)? {
+    if !wait_removed(qmp, &events, CANCEL_WAIT)? {
         yank(qmp);
-        if !wait_gone(qmp, &events, YANKED_WAIT)? {
+        if !wait_removed(qmp, &events, YANKED_WAIT)? {
             let left = jobs(qmp)?.join(", ");
             return Err(MirrorError::Left(format!("the jobs {left} don't end")));
         }
@@ -90,7 +90,7 @@ fn cancel(qmp: &Qmp) -> Result<bool, QmpError> {
     Ok(!jobs.is_empty())
 }
 
-fn wait_gone(qmp: &Qmp, events: &Receiver<Event>, timeout: Duration) -> Result<bool, QmpError> {
+fn wait_removed(qmp: &Qmp, events: &Receiver<Event>, timeout: Duration) -> Result<bool, QmpError> {
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -164,7 +164,7 @@ fn a_dead_vm_stays_until_it_is_stopped() {
     let registry = open(dir.path());
     let pid = registry.run(&request("web1"), &probes()).unwrap().pid;
     Process::now(pid).unwrap().kill().unwrap();
-    Process::now(pid).map(|process| process.wait_gone(Duration::from_secs(10))).ok();
+    Process::now(pid).map(|process| process.wait_exited(Duration::from_secs(10))).ok();
     // By the agent that started it, and by the next one.
     assert_dead(&registry, pid);
     drop(registry);

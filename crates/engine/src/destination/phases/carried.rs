@@ -390,7 +390,7 @@ impl Carried<'_> {
         let syncs = self.channels.as_ref().and_then(Channels::syncs);
         if let Some(syncs) = syncs {
             let sections = Arc::clone(syncs);
-            feeder.tell_sections(move || sections.one_more());
+            feeder.notify_sections(move || sections.one_more());
             // Setup and RAM's END are sections too.
             syncs.one_more();
             syncs.one_more();

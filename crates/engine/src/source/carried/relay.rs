@@ -62,7 +62,7 @@ pub struct Relay {
 impl Relay {
     /// Notes that it is another connection of a migration. One that is encrypted may be a
     /// multifd channel.
-    pub(super) fn is_beside(&mut self) {
+    pub(super) fn mark_secondary(&mut self) {
         self.is_channel |= self.before.starts_with(&TLS_BEGINS);
     }
 
