@@ -45,10 +45,10 @@ pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangP
 }
 
 fn check(request: &GangRequest) -> Result<(), Denied> {
-    let asked = |text: &str| Err(Denied::Asked(text.to_owned()));
+    let invalid = |text: &str| Err(Denied::Asked(text.to_owned()));
     match (request.moves.is_empty(), &request.evacuate) {
-        (true, None) => return asked("the gang has no VM to move: name one, or a host"),
-        (false, Some(_)) => return asked("name VMs, or a host to evacuate, and not both"),
+        (true, None) => return invalid("the gang has no VM to move: name one, or a host"),
+        (false, Some(_)) => return invalid("name VMs, or a host to evacuate, and not both"),
         _ => {}
     }
     if !(1..=PARALLEL_MAX).contains(&request.parallel) {
@@ -291,8 +291,8 @@ impl<'r> Planner<'r> {
         Ok(there)
     }
 
-    /// The targets that say what they can run, and for each VM and each of them, why the target
-    /// can't run the VM. If targets were `named`, each of them has to say it.
+    /// The targets that report what they can run, and for each VM and each of them, why the target
+    /// can't run the VM. If targets were `named`, each of them has to report it.
     fn unfit(
         &mut self,
         vms: &[Counted],
