@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use serde_json::{Value, json};
 
-use super::{ASK, EVENTS, LOOK, MirrorError, PREFIX, throttle};
+use super::job::{ASK, EVENTS, LOOK, PREFIX};
+use super::{MirrorError, throttle};
 use crate::qmp::{Event, Qmp, QmpError, list};
 
 /// How long jobs may take to end before their connections are cut.
