@@ -87,7 +87,7 @@ impl Examiner {
             self.nics().into_iter().map(|nic| nic.speed_bytes_per_s).collect();
         speeds.filter(|speeds| !speeds.is_empty()).map(|speeds| speeds.iter().sum()).ok_or_else(
             || {
-                Denied::Asked(
+                Denied::Invalid(
                     "this host's network cards don't report their speed: give the bandwidth with \
                      --rate, or the speed with the agent's --nic-speed"
                         .to_owned(),
@@ -277,7 +277,7 @@ impl Examiner {
 
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
-            return Err(Denied::Asked(format!("{name} is this host: leave its name out")));
+            return Err(Denied::Invalid(format!("{name} is this host: leave its name out")));
         }
         let entry = self.routes.peers.named(name).ok_or_else(|| {
             let text = format!("there is no host `{name}` in the peers file");
