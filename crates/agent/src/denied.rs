@@ -1,6 +1,7 @@
 //! Why the agent refuses a request.
 
 use api::ErrorCode;
+use qemu::command_line::CommandLineError;
 use qemu::machine::StartError;
 
 /// The reason of a refusal, by who has to act; the text says what to do.
@@ -10,7 +11,7 @@ use qemu::machine::StartError;
 pub(crate) enum Denied {
     /// The request is invalid.
     #[error("{0}")]
-    Asked(String),
+    Invalid(String),
     /// The caller is not permitted.
     #[error("{0}")]
     Forbidden(String),
@@ -35,7 +36,7 @@ impl Denied {
     /// The code for programs.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            Self::Asked(_) => ErrorCode::InvalidRequest,
+            Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::Forbidden(_) => ErrorCode::Forbidden,
             Self::Conflict(_) => ErrorCode::Conflict,
             Self::Qemu(_) => ErrorCode::QemuFailed,
@@ -48,7 +49,13 @@ impl Denied {
 
 impl From<crate::name::NameError> for Denied {
     fn from(error: crate::name::NameError) -> Self {
-        Self::Asked(error.to_string())
+        Self::Invalid(error.to_string())
+    }
+}
+
+impl From<CommandLineError> for Denied {
+    fn from(error: CommandLineError) -> Self {
+        Self::Invalid(error.to_string())
     }
 }
 
@@ -56,7 +63,7 @@ impl From<StartError> for Denied {
     fn from(error: StartError) -> Self {
         let text = error.to_string();
         match error {
-            StartError::CommandLine(_) => Self::Asked(text),
+            StartError::CommandLine(_) => Self::Invalid(text),
             StartError::Ended { .. }
             | StartError::Silent { .. }
             | StartError::Qmp(_)

@@ -87,7 +87,7 @@ impl Examiner {
             self.nics().into_iter().map(|nic| nic.speed_bytes_per_s).collect();
         speeds.filter(|speeds| !speeds.is_empty()).map(|speeds| speeds.iter().sum()).ok_or_else(
             || {
-                Denied::Asked(
+                Denied::Invalid(
                     "this host's network cards don't report their speed: give the bandwidth with \
                      --rate, or the speed with the agent's --nic-speed"
                         .to_owned(),
@@ -241,22 +241,22 @@ impl Examiner {
     /// Greets a peer on each path that a lane can take.
     fn meet(&self, peer: &Peer) -> Result<Meeting, Unmet> {
         let mut meeting = self.greet(&peer.name, direct(peer))?;
-        let ways = engine::ways(&self.local, peer);
-        let greet = |way: &Endpoint| match self.greet(&peer.name, *way) {
+        let paths = engine::paths(&self.local, peer);
+        let greet = |path: &Endpoint| match self.greet(&peer.name, *path) {
             Ok(meeting) => Ok(meeting.round_trip),
             Err(Unmet { why, .. }) => Err(why),
         };
-        let met = at_once(&ways, greet);
-        let lanes = ways.iter().zip(met);
+        let met = at_once(&paths, greet);
+        let lanes = paths.iter().zip(met);
         meeting.lanes =
-            lanes.map(|(way, outcome)| LaneMet { way: way.to_string(), outcome }).collect();
+            lanes.map(|(path, outcome)| LaneMet { path: path.to_string(), outcome }).collect();
         Ok(meeting)
     }
 
-    fn greet(&self, peer: &str, way: Endpoint) -> Result<Meeting, Unmet> {
+    fn greet(&self, peer: &str, path: Endpoint) -> Result<Meeting, Unmet> {
         let asked_at_unix_ms = now_unix_ms();
         let question = Question::Reach { filler: "-".repeat(FILLER_BYTES) };
-        match self.ask(peer, way, question, GREETING_MAX)? {
+        match self.ask(peer, path, question, GREETING_MAX)? {
             Examined { answer: Answer::Reached(reached), took: round_trip } => {
                 let reached = Reached { filler: String::new(), ..reached };
                 Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
@@ -268,16 +268,16 @@ impl Examiner {
     fn ask(
         &self,
         peer: &str,
-        way: Endpoint,
+        path: Endpoint,
         question: Question,
         within: Duration,
     ) -> Result<Examined, Unmet> {
-        engine::examine(&self.local, peer, way, question, within).map_err(|error| unmet(&error))
+        engine::examine(&self.local, peer, path, question, within).map_err(|error| unmet(&error))
     }
 
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
-            return Err(Denied::Asked(format!("{name} is this host: leave its name out")));
+            return Err(Denied::Invalid(format!("{name} is this host: leave its name out")));
         }
         let entry = self.routes.peers.named(name).ok_or_else(|| {
             let text = format!("there is no host `{name}` in the peers file");

@@ -249,7 +249,7 @@ impl DiskSource {
         self.data_bytes.fetch_add(data_bytes, Relaxed);
         self.zero_bytes.fetch_add(batch.bytes() - data_bytes, Relaxed);
         batch.sequence = self.issued.next_sequence(&self.name)?;
-        batch.tell(Arc::clone(&self.issued) as Arc<dyn BlockIssuer>);
+        batch.notify(Arc::clone(&self.issued) as Arc<dyn BlockIssuer>);
         Ok(self.carry.submit(batch)?)
     }
 }

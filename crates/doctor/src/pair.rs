@@ -44,7 +44,7 @@ pub struct Unmet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneMet {
     /// The path's two ends.
-    pub way: String,
+    pub path: String,
     /// The round trip of a question made of full packets, or why there was no answer.
     pub outcome: Result<Duration, String>,
 }
@@ -114,11 +114,11 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
         match &lane.outcome {
             Ok(took) => findings.ok(
                 "lane",
-                format!("{}: full packets go both ways, in {:.1} ms.", lane.way, ms(*took)),
+                format!("{}: full packets go both ways, in {:.1} ms.", lane.path, ms(*took)),
             ),
             Err(why) => findings.error(
                 "lane",
-                format!("{}: {why}.", lane.way),
+                format!("{}: {why}.", lane.path),
                 "is that address right, can that card reach it, and do all switches between \
                  forward packets of both cards' MTU?",
             ),
@@ -385,7 +385,7 @@ mod tests {
                 at_unix_ms: 1_000_010,
                 ..Reached::default()
             },
-            lanes: vec![LaneMet { way: "x -> y".to_owned(), outcome: Ok(Duration::ZERO) }],
+            lanes: vec![LaneMet { path: "x -> y".to_owned(), outcome: Ok(Duration::ZERO) }],
         }
     }
 

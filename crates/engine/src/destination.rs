@@ -4,14 +4,15 @@
 mod by_name;
 mod connections;
 mod disks;
+mod greeting;
 mod lanes;
 mod nic_use;
 mod orders;
 mod phases;
 mod postcopies;
+mod shared;
 
-use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -19,45 +20,20 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use directory::HostName;
-use host::nic;
-use identity::{Connection, HandshakeError, Security};
+use identity::Connection;
 use parking_lot::Mutex;
-use wire::{
-    Frame, Inquiry, Kind, Preamble, Reply, Token, Versions, WireError, read_frame, read_message,
-};
+use wire::{Frame, Inquiry, Kind, Reply, read_frame, read_message};
 
 use crate::host::{Host, Local};
 use connections::{Connections, Place};
-use lanes::ArrivingLanes;
-pub(crate) use lanes::LANES_MAX;
-use postcopies::Postcopies;
-
-/// The time in which a peer that has connected must identify itself.
-const PREAMBLE_MAX: Duration = Duration::from_secs(5);
+use greeting::{PREAMBLE_MAX, TurnedAway, check_name, check_user, greet, turn_away};
+use shared::Shared;
 
 /// Listens for other agents. Dropping it stops it.
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
     accepting: Option<JoinHandle<()>>,
-}
-
-pub(crate) struct Shared {
-    host: Arc<dyn Host>,
-    local: Local,
-    /// Whether VMs are no longer let in.
-    leaving: AtomicBool,
-    stopping: AtomicBool,
-    arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
-    connections: Arc<Connections>,
-    postcopies: Arc<Postcopies>,
-}
-
-impl Shared {
-    /// The peer, if its certificate names a host that this one doesn't admit.
-    fn not_listed<'p>(&self, peer: Option<&'p str>) -> Option<&'p str> {
-        peer.filter(|peer| !self.host.admits(peer))
-    }
 }
 
 /// Starts to accept connections from other agents. Strangers can't keep out connections from
@@ -190,62 +166,6 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// Why a connection is not served.
-#[derive(Debug, thiserror::Error)]
-enum TurnedAway {
-    /// The peer has no right to connect here, or does not speak TLS as expected.
-    #[error(transparent)]
-    Handshake(#[from] HandshakeError),
-    /// The peer violates the protocol.
-    #[error(transparent)]
-    Wire(#[from] WireError),
-    /// The peer violates the directory's protocol.
-    #[error(transparent)]
-    Directory(#[from] directory::ServeError),
-    /// The peer claims another host's name.
-    #[error("it gave the name {said}, and its certificate is for {certified}")]
-    OtherName {
-        /// The name that it claims.
-        said: String,
-        /// The name in its certificate.
-        certified: String,
-    },
-    /// The peer is no host that this one knows.
-    #[error("it is {0}, which is not in the peers file of this host")]
-    NotListed(String),
-    /// A user of this host who may not connect.
-    #[error(
-        "it comes from this host, and not from root or the agent's own user: without certificates \
-         only these may connect (its user id: {})",
-        .0.map_or_else(|| "not known".to_owned(), |user| user.to_string())
-    )]
-    OtherUser(Option<u32>),
-    /// The kernel doesn't say whose connection it is.
-    #[error(transparent)]
-    Owner(#[from] nic::NicError),
-}
-
-impl From<io::Error> for TurnedAway {
-    fn from(error: io::Error) -> Self {
-        Self::Wire(error.into())
-    }
-}
-
-/// Refuses other users of this host, who can all connect to its loopback: a peer can have programs
-/// started. With certificates these say who connects. The address here decides, because the other
-/// one may be any address of the host.
-fn check_user(security: &Security, stream: &TcpStream) -> Result<(), TurnedAway> {
-    let here = stream.local_addr()?;
-    if security.is_secure() || !here.ip().to_canonical().is_loopback() {
-        return Ok(());
-    }
-    let own = rustix::process::geteuid().as_raw();
-    match nic::user_of(stream.peer_addr()?, here)? {
-        Some(user) if user == 0 || user == own => Ok(()),
-        user => Err(TurnedAway::OtherUser(user)),
-    }
-}
-
 /// Identifies a connection's peer and purpose, and serves it to its end.
 fn serve_one(
     shared: &Arc<Shared>,
@@ -300,9 +220,9 @@ fn serve_one(
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
             // With certificates, a host can only register its own content.
             let peer = connection.peer().map(str::to_owned);
-            let is_he = |host: &HostName| peer.as_ref().is_none_or(|peer| peer == host.as_str());
+            let is_peer = |host: &HostName| peer.as_ref().is_none_or(|peer| peer == host.as_str());
             let (reader, writer) = connection.halves();
-            directory::serve(reader, writer, &**directory, &is_he)?;
+            directory::serve(reader, writer, &**directory, &is_peer)?;
             connection.close();
         }
         Kind::Content => {
@@ -331,12 +251,6 @@ fn serve_one(
     Ok(())
 }
 
-fn turn_away(connection: &mut Connection, reply: Reply, version: u16) -> Result<(), TurnedAway> {
-    connection.write_all(&reply.to_bytes(version))?;
-    connection.close();
-    Ok(())
-}
-
 /// Answers one message of a switchover, with at most one message.
 fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway> {
     let Some(Frame::Message(json)) = read_frame(connection)? else { return Ok(()) };
@@ -346,32 +260,4 @@ fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway
         Some(message) => Ok(Frame::message(&message)?.write_to(connection)?),
         None => Ok(()),
     }
-}
-
-/// With certificates, a host can't use another host's name.
-fn check_name(connection: &Connection, said: &str) -> Result<(), TurnedAway> {
-    match connection.peer() {
-        Some(certified) if certified != said => {
-            Err(TurnedAway::OtherName { said: said.to_owned(), certified: certified.to_owned() })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Reads a connection's purpose, and the version of the protocol that both speak.
-fn greet(connection: &mut Connection) -> Result<(Kind, u16), TurnedAway> {
-    connection.set_read_deadline(Some(Instant::now() + PREAMBLE_MAX))?;
-    let mut bytes = [0; Preamble::BYTES];
-    connection.read_exact(&mut bytes)?;
-    let heard = match Preamble::parse(&bytes, Versions::SPOKEN) {
-        Ok(heard) => heard,
-        Err(error @ WireError::Version { theirs, ours }) => {
-            turn_away(connection, Reply::OtherVersion(ours), theirs.newest)?;
-            return Err(error.into());
-        }
-        // A peer that is not Droveway gets no answer.
-        Err(error) => return Err(error.into()),
-    };
-    connection.set_read_deadline(None)?;
-    Ok(heard)
 }

@@ -4,8 +4,13 @@ use std::io;
 use std::time::Duration;
 
 use identity::HandshakeError;
+use qemu::command_line::CommandLineError;
+use qemu::disks::ChoiceError;
 use qemu::lost_writes;
+use qemu::mirror::MirrorError;
 use qemu::qmp::QmpError;
+use qemu::rendezvous::RendezvousError;
+use tap::TapError;
 use transport::{LaneError, LanesError};
 use wire::WireError;
 
@@ -77,16 +82,37 @@ pub enum MigrationError {
     },
     /// QEMU's stream can't be read.
     #[error("reading QEMU's migration stream: {0}")]
-    Tap(String),
+    Tap(#[source] TapError),
+    /// The connections of a stream that is carried are not those of one migration, or don't go on.
+    #[error("reading QEMU's migration stream: {0}")]
+    Connections(String),
     /// A stream that is carried has what can't be split, and the next one would have it too.
     #[error("reading QEMU's migration stream: {0}")]
-    Unsplittable(String),
+    Unsplittable(#[source] TapError),
+    /// The same, found when it was too late to relay it.
+    #[error("reading QEMU's migration stream: QEMU sent a page after it had ended its RAM")]
+    PageAfterRam,
     /// The disks can't be moved.
     #[error("moving the VM's disks: {0}")]
     Disks(String),
+    /// The disks can't be moved as the operator chose.
+    #[error("moving the VM's disks: {0}")]
+    DiskChoice(#[from] ChoiceError),
+    /// The disks can't be mirrored.
+    #[error("moving the VM's disks: {0}")]
+    Mirrors(#[source] Box<MirrorError>),
     /// The source's QEMU refuses or fails.
     #[error("the source's QEMU: {0}")]
     Qemu(String),
+    /// It does not do what QMP requests.
+    #[error("the source's QEMU: {0}")]
+    Qmp(#[source] QmpError),
+    /// It can't be given a socket.
+    #[error("the source's QEMU: {0}")]
+    Rendezvous(#[from] RendezvousError),
+    /// Its command line can't be changed as the operator wants.
+    #[error("the source's QEMU: {0}")]
+    CommandLine(#[from] CommandLineError),
     /// The guest powered off and QEMU ended with it, or QEMU died.
     #[error("the VM ended while it was being moved: {0}")]
     VmGone(String),
@@ -193,7 +219,7 @@ impl From<QmpError> for MigrationError {
     fn from(error: QmpError) -> Self {
         match error {
             QmpError::Closed => Self::VmGone("its QEMU closed the QMP connection".to_owned()),
-            error => Self::Qemu(error.to_string()),
+            error => Self::Qmp(error),
         }
     }
 }

@@ -80,7 +80,7 @@ pub fn examine(
 
 /// The pairs of addresses that lanes to `peer` use, each once.
 #[must_use]
-pub fn ways(local: &Local, peer: &Peer) -> Vec<Endpoint> {
+pub fn paths(local: &Local, peer: &Peer) -> Vec<Endpoint> {
     let count = local.nics.len().max(peer.nics.len()).max(1);
     (0..count).map(|nth| lane_endpoint(local, peer, nth)).collect()
 }

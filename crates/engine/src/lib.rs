@@ -23,7 +23,7 @@ pub use crate::host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm,
 pub use content::{Domain, Estimate, Sample, Tally};
 pub use destination::{KnownHosts, Server, serve};
 pub use error::MigrationError;
-pub use examine::{ExamineError, Examined, examine, ways};
+pub use examine::{ExamineError, Examined, examine, paths};
 pub use orders::Orders;
 pub use predict::{predict, used, used_pages};
 pub use resources::{Buffers, BuffersFull, Resources};

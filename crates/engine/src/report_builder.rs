@@ -201,6 +201,7 @@ mod tests {
     use api::{DiskReport, LaneReport};
 
     use super::*;
+    use crate::resources::LANES_MAX;
 
     #[test]
     fn a_downtime_that_met_its_goal_was_not_expected_to_miss_it() {
@@ -221,7 +222,6 @@ mod tests {
     /// With all that a peer and an operator may cause.
     #[test]
     fn a_report_has_a_size_that_it_does_not_exceed() {
-        const LANES_MAX: usize = 64;
         const DISKS_MAX: usize = 256;
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
         let watch = Arc::new(Watch::new(progress, Bounds::default()));

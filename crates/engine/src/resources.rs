@@ -8,9 +8,11 @@ use dedup::rack::SERVED_BYTES_MAX;
 use page::{Budget, BudgetFull, Pool, Reserve, SLOT_BYTES};
 use transport::{Deltas, Unpackers};
 
-use crate::destination::LANES_MAX;
 use crate::network::Network;
 use crate::tail::TAILS_BYTES_MAX;
+
+/// Most lanes of one migration: a source opens no more, and a destination serves no more.
+pub(crate) const LANES_MAX: usize = 64;
 
 /// Resources that all migrations of an agent share: buffers, memory for device state, for what lanes
 /// receive, for pages by name and for deltas, and its NICs.

@@ -64,9 +64,9 @@ impl Watch {
     }
 
     /// The same for another connection of the migration that `main` watches, such as a multifd
-    /// channel that is passed on by itself: `main` hears if it fails.
+    /// channel that is passed on by itself: `main` is notified if it fails.
     #[must_use]
-    pub fn beside(self, main: Option<Arc<Self>>) -> Self {
+    pub fn next_to(self, main: Option<Arc<Self>>) -> Self {
         Self { main, ..self }
     }
 
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_migration_hears_of_the_first_of_its_connections_that_fails() {
         let main = Arc::new(watch());
-        let others = [(); 2].map(|()| watch().beside(Some(Arc::clone(&main))));
+        let others = [(); 2].map(|()| watch().next_to(Some(Arc::clone(&main))));
         assert!(others.iter().all(|one| one.main().is_some_and(|it| Arc::ptr_eq(it, &main))));
         others[1].fails("a lane failed");
         others[0].fails("cancelled");

@@ -12,7 +12,7 @@ use guest::priority;
 use guest::serve::{Counted, PROGRAM, serve};
 use guest::survey::survey;
 
-const USAGE: &str = "Tells Droveway which memory of this guest is a copy of what is on its \
+const USAGE: &str = "Reports to Droveway which memory of this guest is a copy of what is on its \
 disks.
 
 usage: droveway-guest [--port PATH]   wait at the port, and answer

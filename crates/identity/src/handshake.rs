@@ -6,7 +6,6 @@ mod talk;
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
@@ -15,7 +14,7 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
 use rustls::{AlertDescription, CommonState, Error, ExtractedSecrets, HandshakeKind};
 
-pub use error::{HandshakeError, is_tls_alert};
+pub use error::{HANDSHAKE_MAX, HandshakeError, is_tls_alert};
 
 use crate::connection::Connection;
 use crate::identity::{Identity, PROTOCOL};
@@ -24,10 +23,6 @@ use crate::record::TrafficKey;
 use crate::verify::{Again, Called};
 use talk::Talk;
 pub(crate) use talk::turn_away;
-
-/// The longest that a handshake may take. Across the world it takes half a second,
-/// and three times that with lost packets; a slower peer counts as dead.
-pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
 impl Identity {
     /// Secures a connection to the host `peer`. The socket has no timeouts

@@ -2,39 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::pool::{Pool, Slot};
+use crate::pool::Pool;
+use crate::slot::{BATCH_PAGES, Body, Fill, SLOT_BYTES, Slot};
 use crate::{BlockId, Epoch, PAGE_BYTES, PageIndex};
-
-/// Most page bodies in one batch: as many as one multifd packet of QEMU carries.
-pub const BATCH_PAGES: usize = 128;
-
-/// Bytes of a batch's buffer.
-///
-/// 128 bodies as classic records take 128 x (8 + 4,096) bytes, and one block name takes
-/// 1 + 255. The rest is room for the records between them, so that the tap can parse a
-/// classic stream in the buffer that it read into.
-pub const SLOT_BYTES: usize = 544 * 1024;
-const _: () = assert!(SLOT_BYTES > BATCH_PAGES * (8 + PAGE_BYTES) + 256);
-
-/// A page whose bytes are in the batch's buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Body {
-    /// Which page.
-    pub page: PageIndex,
-    /// Where its [`PAGE_BYTES`] bytes start in the buffer.
-    pub at: u32,
-}
-
-/// A run of pages that each repeat one byte, nearly always zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fill {
-    /// The first page of the run.
-    pub first: PageIndex,
-    /// How many pages.
-    pub count: u32,
-    /// The byte that is repeated.
-    pub byte: u8,
-}
 
 /// Pages of one block and one epoch, with the pooled buffer of their bytes.
 #[derive(Debug)]

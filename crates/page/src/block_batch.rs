@@ -4,8 +4,9 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::pool::{Pool, Slot};
-use crate::{BATCH_PAGES, PAGE_BYTES, SLOT_BYTES};
+use crate::PAGE_BYTES;
+use crate::pool::Pool;
+use crate::slot::{BATCH_PAGES, Extent, SLOT_BYTES, Slot};
 
 /// Most bytes of data in one block batch, the same as in a batch of pages.
 /// QEMU's mirror writes 1 MiB at once, which becomes two batches.
@@ -21,16 +22,6 @@ pub const EXTENT_BYTES_MAX: u32 = (1 << 31) - 1;
 /// The position of a disk in the list of disks that move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskId(pub u16);
-
-/// A piece of a disk that is all data or all zero, starting where the extent
-/// before it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Length in bytes.
-    pub bytes: u32,
-    /// Whether it is all zero, with no bytes in the buffer.
-    pub zero: bool,
-}
 
 /// An [`Extent`] with its place on the disk and its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +169,7 @@ impl BlockBatch {
     }
 
     /// Sets the issuer to notify of the batch's fate.
-    pub fn tell(&mut self, issuer: Arc<dyn BlockIssuer>) {
+    pub fn notify(&mut self, issuer: Arc<dyn BlockIssuer>) {
         self.issuer = Some(issuer);
     }
 
@@ -255,7 +246,7 @@ mod tests {
         let issue = |sequence| {
             let mut batch = pool.take_blocks().unwrap();
             batch.sequence = sequence;
-            batch.tell(Arc::clone(&heard) as Arc<dyn BlockIssuer>);
+            batch.notify(Arc::clone(&heard) as Arc<dyn BlockIssuer>);
             batch
         };
         issue(1).acknowledged();

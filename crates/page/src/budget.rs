@@ -14,8 +14,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::batch::SLOT_BYTES;
-use crate::pool::{PoolClosed, Slot};
+use crate::slot::{SLOT_BYTES, Slot};
 
 /// Slots that a pool always gets: one that QEMU's side fills, one being encoded,
 /// one on the wire, one being placed.
@@ -36,6 +35,11 @@ pub struct BudgetFull {
     /// Bytes of the whole budget.
     pub total_bytes: usize,
 }
+
+/// The pool was closed, because the migration has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the buffer pool was closed")]
+pub struct PoolClosed;
 
 /// A pool's slots, held and allowed.
 #[derive(Debug)]

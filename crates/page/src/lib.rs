@@ -23,13 +23,14 @@ mod heap;
 mod page_set;
 mod pool;
 mod reserve;
+mod slot;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
-pub use batch::{BATCH_PAGES, Batch, Body, Fill, PagesMut, SLOT_BYTES};
+pub use batch::{Batch, PagesMut};
 pub use block_batch::{
-    BLOCK_BYTES_MAX, BlockBatch, BlockIssuer, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX, Extent, Piece,
+    BLOCK_BYTES_MAX, BlockBatch, BlockIssuer, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX, Piece,
 };
-pub use budget::{Budget, BudgetFull};
+pub use budget::{Budget, BudgetFull, PoolClosed};
 pub use buffer::Buffer;
 pub use delta::{Delta, DeltaWriter, Deltas, PART_BYTES, PARTS};
 pub use encoding::{
@@ -38,5 +39,6 @@ pub use encoding::{
 pub use fill::is_zero;
 pub use heap::give_back_freed_memory;
 pub use page_set::PageSet;
-pub use pool::{Pool, PoolClosed, Room};
+pub use pool::{Pool, Room};
 pub use reserve::{Borrowed, Reserve};
+pub use slot::{BATCH_PAGES, Body, Extent, Fill, SLOT_BYTES};

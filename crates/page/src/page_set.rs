@@ -2,7 +2,7 @@
 
 use std::ops::{BitAnd, BitOr, BitOrAssign};
 
-use crate::batch::BATCH_PAGES;
+use crate::slot::BATCH_PAGES;
 
 /// Pages of a batch, by their index in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

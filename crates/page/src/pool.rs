@@ -7,24 +7,10 @@
 
 use std::sync::Arc;
 
-use crate::batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
-use crate::block_batch::{BlockBatch, Extent};
-use crate::budget::{Budget, BudgetFull, Seat};
-use crate::buffer::Buffer;
-
-/// The buffers of a batch, which the pool keeps for the next one.
-#[derive(Debug, Default)]
-pub(crate) struct Slot {
-    pub(crate) bytes: Buffer,
-    pub(crate) bodies: Vec<Body>,
-    pub(crate) fills: Vec<Fill>,
-    pub(crate) extents: Vec<Extent>,
-}
-
-/// The pool was closed, because the migration is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the buffer pool was closed")]
-pub struct PoolClosed;
+use crate::batch::Batch;
+use crate::block_batch::BlockBatch;
+use crate::budget::{Budget, BudgetFull, PoolClosed, Seat};
+use crate::slot::Slot;
 
 /// A bounded pool of batches, counted in bytes, in whole slots.
 #[derive(Debug)]
@@ -85,13 +71,7 @@ impl Pool {
     }
 
     fn take_slot(&self) -> Result<Slot, PoolClosed> {
-        let slot = self.budget.take(&self.seat)?;
-        Ok(slot.unwrap_or_else(|| Slot {
-            bytes: Buffer::new(SLOT_BYTES),
-            bodies: Vec::with_capacity(BATCH_PAGES),
-            fills: Vec::with_capacity(BATCH_PAGES),
-            extents: Vec::new(),
-        }))
+        Ok(self.budget.take(&self.seat)?.unwrap_or_else(Slot::new))
     }
 
     /// Changes the limit. Batches in use stay in use; a lower limit is reached
@@ -124,9 +104,7 @@ impl Pool {
     }
 
     pub(crate) fn give_back(&self, mut slot: Slot) {
-        slot.bodies.clear();
-        slot.fills.clear();
-        slot.extents.clear();
+        slot.clear();
         self.budget.give_back(&self.seat, Some(slot));
     }
 }
@@ -154,7 +132,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::PageIndex;
+    use crate::{PageIndex, SLOT_BYTES};
 
     #[test]
     fn room_counts_as_a_batch_does() {

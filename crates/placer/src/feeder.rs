@@ -46,14 +46,23 @@ struct State {
     queue: VecDeque<(Vec<u8>, Room)>,
     /// Buffers for the next chunks; at most as many as are in use.
     free: Vec<Vec<u8>>,
-    begun: bool,
-    /// Known when the head is queued.
-    ram: Option<RamSection>,
-    /// The tail was fed.
-    ended: bool,
-    /// No more chunks will be queued; the thread ends when the queue is empty.
-    finishing: bool,
+    fed: Fed,
     failed: Option<FeederError>,
+}
+
+/// How far the stream was fed.
+#[derive(Clone, Copy, Debug)]
+enum Fed {
+    /// No head, and perhaps a stream that is passed through unchanged.
+    NoHead,
+    /// The head is being queued.
+    Head,
+    /// The head is queued: pages may follow it.
+    Pages(RamSection),
+    /// No page can follow.
+    Tail,
+    /// No more chunks will be queued; the thread ends when the queue is empty.
+    All,
 }
 
 /// Called for sections of pages.
@@ -101,15 +110,8 @@ impl Feeder {
     /// # Errors
     /// As for [`Feeder::start`].
     pub fn start_within(socket: UnixStream, pool: Arc<Pool>) -> io::Result<Self> {
-        let state = State {
-            queue: VecDeque::new(),
-            free: Vec::new(),
-            begun: false,
-            ram: None,
-            ended: false,
-            finishing: false,
-            failed: None,
-        };
+        let state =
+            State { queue: VecDeque::new(), free: Vec::new(), fed: Fed::NoHead, failed: None };
         let shared = Arc::new(Shared {
             sections: OnceLock::new(),
             state: Mutex::new(state),
@@ -145,7 +147,7 @@ impl Feeder {
 
     /// Calls `tell` for each section of pages that is queued. It must not wait. To be set once,
     /// before the head.
-    pub fn tell_sections(&self, tell: impl Fn() + Send + Sync + 'static) {
+    pub fn notify_sections(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.handle.shared.sections.set(Box::new(tell));
     }
 
@@ -156,16 +158,19 @@ impl Feeder {
     /// If QEMU stopped reading, or this was called before.
     pub fn head(&self, bytes: &[u8], ram_section: u32, footers: bool) -> Result<(), FeederError> {
         let shared = &self.handle.shared;
-        {
-            let mut state = shared.state.lock();
-            if state.begun {
-                return Err(FeederError::SecondHead);
-            }
-            state.begun = true;
+        let mut state = shared.state.lock();
+        match state.fed {
+            Fed::NoHead => state.fed = Fed::Head,
+            Fed::Head | Fed::Pages(_) | Fed::Tail => return Err(FeederError::SecondHead),
+            Fed::All => return Err(FeederError::Ended),
         }
+        drop(state);
         self.handle.feed(bytes)?;
         // From here on, pages are accepted: they queue behind the head.
-        shared.state.lock().ram = Some(RamSection { id: ram_section, footers });
+        let mut state = shared.state.lock();
+        if matches!(state.fed, Fed::Head) {
+            state.fed = Fed::Pages(RamSection { id: ram_section, footers });
+        }
         Ok(())
     }
 
@@ -174,7 +179,11 @@ impl Feeder {
     /// # Errors
     /// If QEMU stopped reading.
     pub fn tail(&self, bytes: &[u8]) -> Result<(), FeederError> {
-        self.handle.shared.state.lock().ended = true;
+        let mut state = self.handle.shared.state.lock();
+        if !matches!(state.fed, Fed::All) {
+            state.fed = Fed::Tail;
+        }
+        drop(state);
         self.handle.feed(bytes)
     }
 
@@ -203,7 +212,7 @@ impl Feeder {
     /// If any part of the stream was not written; the first reason.
     pub fn finish(&self) -> Result<(), FeederError> {
         let shared = &self.handle.shared;
-        shared.state.lock().finishing = true;
+        shared.state.lock().fed = Fed::All;
         shared.queued.notify_one();
         // Callers that still wait for room are too late.
         shared.pool.close();
@@ -240,13 +249,12 @@ impl FeederHandle {
     /// much is queued.
     pub(crate) fn chunk_for_pages(&self) -> Result<(Chunk<'_>, RamSection), FeederError> {
         let chunk = self.shared.chunk()?;
-        let state = self.shared.state.lock();
-        if state.ended {
-            return Err(FeederError::Ended);
+        let fed = self.shared.state.lock().fed;
+        match fed {
+            Fed::NoHead | Fed::Head => Err(FeederError::NoHead),
+            Fed::Pages(ram) => Ok((chunk, ram)),
+            Fed::Tail | Fed::All => Err(FeederError::Ended),
         }
-        let ram = state.ram.ok_or(FeederError::NoHead)?;
-        drop(state);
-        Ok((chunk, ram))
     }
 
     fn feed(&self, bytes: &[u8]) -> Result<(), FeederError> {
@@ -288,7 +296,7 @@ impl Chunk<'_> {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        if state.finishing {
+        if matches!(state.fed, Fed::All) {
             return Err(FeederError::Ended);
         }
         match state.queue.back_mut() {
@@ -334,7 +342,7 @@ impl Shared {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        if state.finishing {
+        if matches!(state.fed, Fed::All) {
             return Err(FeederError::Ended);
         }
         let free = state.free.pop();
@@ -405,7 +413,7 @@ impl Shared {
             if let Some(next) = state.queue.pop_front() {
                 return Some(next);
             }
-            if state.finishing {
+            if matches!(state.fed, Fed::All) {
                 return None;
             }
             self.queued.wait(&mut state);

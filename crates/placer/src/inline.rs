@@ -7,10 +7,8 @@
 use page::{Fill, PAGE_BYTES, PageIndex};
 use stream::PartSection;
 
-use crate::Placed;
 use crate::feeder::{FILLS_MAX, FeederHandle};
-use crate::place::{Noting, Place};
-use crate::placer::Counts;
+use crate::place::{Counts, Noting, Place, Placed};
 
 /// Names were checked when the placer was made.
 const NAME_FITS: &str = "a block's name has at most 255 bytes";

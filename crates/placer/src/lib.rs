@@ -36,7 +36,5 @@ mod versions;
 pub use block::{BlockPlan, Placement};
 pub use error::{FeederError, PlaceError};
 pub use feeder::{Feeder, FeederHandle};
-pub use placer::{Counts, Placer, host_bytes};
-
-/// The result of placing pages.
-type Placed = Result<Counts, PlaceError>;
+pub use place::Counts;
+pub use placer::{Placer, host_bytes};

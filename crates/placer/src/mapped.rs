@@ -5,9 +5,8 @@ use std::ops::Range;
 use page::{BATCH_PAGES, Buffer, Deltas, Fill, PAGE_BYTES, PageIndex, is_zero};
 use ram::{Mapping, Piece, RamError};
 
-use crate::place::{Fingerprints, Place};
-use crate::placer::Counts;
-use crate::{PlaceError, Placed};
+use crate::PlaceError;
+use crate::place::{Counts, Fingerprints, Place, Placed};
 
 /// Pages that are read at a time where they may have to be zeroed.
 const ZEROED_AT_ONCE: u32 = 16;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use audit::{Delivery, Hash, Ledger};
 use page::{BlockId, Buffer, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
@@ -10,7 +10,7 @@ use page::{BlockId, Buffer, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
 use crate::block::{Block, BlockPlan, Placement};
 use crate::inline::Inline;
 use crate::mapped::Mapped;
-use crate::place::Place;
+use crate::place::{Counts, Gate, Place};
 use crate::{FeederHandle, PlaceError};
 
 /// Inline RAM may be overcommitted several times over, but not without a limit: the placer's own
@@ -21,38 +21,12 @@ const OVERCOMMIT_MAX: u64 = 4;
 /// announced only once: otherwise a mapped block's tables would be made each time.
 const BLOCKS_MAX: usize = 4096;
 
-/// What was done with pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Bodies that were written.
-    pub placed: u64,
-    /// Pages, bodies or fills, that were older than those here.
-    pub stale: u64,
-    /// Zero pages whose memory was zero already, and was left alone.
-    pub fills_skipped: u64,
-    /// Pages of one byte that were written.
-    pub fills_written: u64,
-}
-
 #[derive(Debug, Default)]
 struct Counters {
     placed: AtomicU64,
     stale: AtomicU64,
     fills_skipped: AtomicU64,
     fills_written: AtomicU64,
-}
-
-/// Closed when RAM is complete. It is checked under a range's lock, so the closing thread can
-/// wait for those that have passed it.
-#[derive(Debug, Default)]
-pub(crate) struct Gate {
-    shut: AtomicBool,
-}
-
-impl Gate {
-    pub(crate) fn check(&self) -> Result<(), PlaceError> {
-        if self.shut.load(Relaxed) { Err(PlaceError::Closed) } else { Ok(()) }
-    }
 }
 
 /// Writes the pages that lanes deliver into the RAM of the arriving VM. Shared
@@ -189,7 +163,7 @@ impl Placer {
     /// complete and before the VM runs, because a lane that was given up long ago may still
     /// deliver a batch that has arrived over another one.
     pub fn close(&self) {
-        self.gate.shut.store(true, Relaxed);
+        self.gate.close();
         // A thread that passed the gate before holds a range. One that locks a range after this
         // sees the gate closed, because the lock orders the two.
         for block in &self.blocks {

@@ -225,14 +225,14 @@ mod tests {
 
     fn finished(script: &str, inherit: &[BorrowedFd<'_>]) -> Option<String> {
         let (process, dir) = run(script, inherit);
-        process.wait_gone(Duration::from_secs(20)).unwrap();
+        process.wait_exited(Duration::from_secs(20)).unwrap();
         log_tail(&dir.path().join("log"), 0)
     }
 
     #[test]
     fn it_has_its_own_session_its_directory_and_no_input() {
         let (process, dir) = run("pwd; cat; cut -d' ' -f6 /proc/self/stat >&2", &[]);
-        process.wait_gone(Duration::from_secs(20)).unwrap();
+        process.wait_exited(Duration::from_secs(20)).unwrap();
         let expected = format!("{}\n{}", dir.path().display(), process.pid());
         assert_eq!(log_tail(&dir.path().join("log"), 0), Some(expected));
     }
@@ -261,7 +261,7 @@ mod tests {
         let log = dir.path().join("log");
         let user = User { uid: 65534, gid: 65533, groups: vec![65533, 65532] };
         let launch = Launch { user: Some(&user), ..usual(&argv, dir.path(), &log) };
-        super::launch(&launch).unwrap().wait_gone(Duration::from_secs(20)).unwrap();
+        super::launch(&launch).unwrap().wait_exited(Duration::from_secs(20)).unwrap();
         assert_eq!(log_tail(&log, 0).as_deref(), Some("65534\n65533\n65533 65532"));
     }
 
@@ -288,7 +288,7 @@ mod tests {
         let said = |cwd: &Path, instead: Option<&Path>| {
             let from = fs::metadata(&log).map_or(0, |log| log.len());
             let launch = Launch { user: Some(&user), instead, ..usual(&argv, cwd, &log) };
-            super::launch(&launch).unwrap().wait_gone(Duration::from_secs(20)).unwrap();
+            super::launch(&launch).unwrap().wait_exited(Duration::from_secs(20)).unwrap();
             log_tail(&log, from).unwrap()
         };
         assert!(said(&inside, None).ends_with("read"), "an operator's is entered as it is");
@@ -303,7 +303,7 @@ mod tests {
         let log = dir.path().join("log");
         let program = Some(Path::new("/bin/sh"));
         let launched = launch(&Launch { program, ..usual(&argv, dir.path(), &log) });
-        launched.unwrap().wait_gone(Duration::from_secs(20)).unwrap();
+        launched.unwrap().wait_exited(Duration::from_secs(20)).unwrap();
         assert_eq!(log_tail(&log, 0).as_deref(), Some("/nonexistent/kvm"));
     }
 

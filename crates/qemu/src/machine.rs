@@ -21,7 +21,7 @@ use crate::shape;
 
 pub use error::StartError;
 pub use found::{attach, reopen};
-pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_told};
+pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_reporting};
 
 /// How long QEMU may take to end by itself before it is killed.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
@@ -164,9 +164,9 @@ impl Machine {
                 self.process.kill()?;
             }
         }
-        if self.process.wait_gone(QUIT_WAIT).is_err() {
+        if self.process.wait_exited(QUIT_WAIT).is_err() {
             self.process.kill()?;
-            self.process.wait_gone(QUIT_WAIT)?;
+            self.process.wait_exited(QUIT_WAIT)?;
         }
         if !self.is_attached() {
             // QEMU may have removed them.

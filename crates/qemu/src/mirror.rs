@@ -15,7 +15,6 @@ mod start;
 mod throttle;
 mod undo;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,36 +22,17 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::disks::Disk;
-use crate::qmp::{Event, Qmp, QmpError, RunState, list};
+use crate::qmp::{Event, Qmp, RunState, list};
 
 pub use error::{MirrorError, Side};
+pub use job::PREFIX;
+pub use start::Target;
 pub use undo::remove_left;
 
-use job::{Job, State};
-
-/// How the names of everything created here start.
-pub const PREFIX: &str = "droveway-mirror-";
+use job::{ASK, EVENTS, Job, LOOK, State};
 
 /// From this version on a mirror's mode can be changed while it runs.
 const CHANGES_SINCE: (u32, u32, u32) = (8, 2, 0);
-const ASK: Duration = Duration::from_secs(5);
-/// How often to query, in case another thread took an event.
-const LOOK: Duration = Duration::from_secs(1);
-
-const EVENTS: [&str; 4] =
-    ["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED", "BLOCK_JOB_ERROR"];
-
-/// A disk and where it is mirrored to.
-#[derive(Clone, Debug)]
-pub struct Target {
-    /// The disk, as [`crate::disks::disks`] lists it.
-    pub disk: Disk,
-    /// The unix socket of an NBD server.
-    pub socket: PathBuf,
-    /// The export's name there.
-    pub export: String,
-}
 
 /// The progress of a disk's mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,7 +190,7 @@ impl Mirrors {
             let change = json!({ "id": job.id, "type": "mirror", "copy-mode": "write-blocking" });
             self.qmp
                 .execute_within("block-job-change", change, ASK)
-                .map_err(|error| refused(&job, error))?;
+                .map_err(|error| job.refused(error))?;
             let mut jobs = self.jobs.lock();
             if let Some(job) = jobs.iter_mut().find(|job| job.disk == disk) {
                 job.write_blocking = true;
@@ -226,7 +206,7 @@ impl Mirrors {
     /// If there is no mirror of that disk, or QEMU refuses.
     pub fn slow(&self, disk: &str, bytes_per_s: u64) -> Result<Late, MirrorError> {
         let job = self.job(disk)?;
-        throttle::slow(&self.qmp, &job.guest, bytes_per_s).map_err(|error| refused(&job, error))?;
+        throttle::slow(&self.qmp, &job.guest, bytes_per_s).map_err(|error| job.refused(error))?;
         Ok(Late::Throttled { bytes_per_s })
     }
 
@@ -356,8 +336,4 @@ impl Drop for Mirrors {
             tracing::warn!(%error, "cannot remove disk mirrors from QEMU");
         }
     }
-}
-
-fn refused(job: &Job, source: QmpError) -> MirrorError {
-    MirrorError::Qemu { disk: job.disk.clone(), source }
 }

@@ -26,6 +26,8 @@ use crate::machine::Machine;
 use crate::qmp::{Event, Qmp, QmpError, RunState};
 use crate::shape;
 use before::Before;
+use ending::CANCEL_WAIT;
+use progress::PROGRESS_WAIT;
 pub(crate) use settings::Settings;
 use wanted::{BANDWIDTH_HELD_BACK, BANDWIDTH_MAX, DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
@@ -34,11 +36,6 @@ pub use blockers::{blockers, check_blockers};
 pub use ending::{announce, make_up, resume};
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
-
-/// Short: a QEMU that stops a VM holds its big lock, and a figure is not worth the wait.
-const PROGRESS_WAIT: Duration = Duration::from_secs(1);
-/// How long a cancelled migration may take to end.
-const CANCEL_WAIT: Duration = Duration::from_secs(10);
 
 /// Whether the VM's owner has its vCPUs running.
 ///

@@ -145,7 +145,7 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::Stays`] after `timeout`.
-    pub fn wait_gone(&self, timeout: Duration) -> Result<(), ProcessError> {
+    pub fn wait_exited(&self, timeout: Duration) -> Result<(), ProcessError> {
         if self.ended_within(timeout) {
             Ok(())
         } else {
@@ -312,9 +312,9 @@ mod tests {
         let process = Process::now(child.id()).unwrap();
         assert!(process.is_alive());
         assert!(Process::find(process.id()).is_ok());
-        assert!(process.wait_gone(Duration::ZERO).is_err());
+        assert!(process.wait_exited(Duration::ZERO).is_err());
         process.kill().unwrap();
-        process.wait_gone(Duration::from_secs(10)).unwrap();
+        process.wait_exited(Duration::from_secs(10)).unwrap();
         assert!(!process.is_alive());
         assert!(!proc_path(process.pid(), "stat").exists(), "reaped");
         process.kill().unwrap();

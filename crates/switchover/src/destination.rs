@@ -1,7 +1,7 @@
 //! The destination's side: it gets the VM when the source gives it up, and decides nothing by
 //! itself before that.
 
-mod driver;
+mod effects;
 mod heard;
 mod noted;
 mod restarted;
@@ -14,8 +14,11 @@ use crate::migration_id::MigrationId;
 use crate::reason::Reason;
 use crate::{Resolution, Wait};
 
-pub use driver::{Driver, Effects};
+pub use effects::Effects;
 pub use noted::{Noted, Record};
+
+/// The destination's machine with its journal.
+pub type Driver = crate::Driver<Machine>;
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

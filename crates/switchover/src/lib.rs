@@ -3,9 +3,8 @@
 //! Both sides of a switchover are state machines without I/O: [`source::Machine`] and
 //! [`destination::Machine`] take an `Event` and return `Action`s in order. A [`journal::Journal`]
 //! keeps each side's decisions, on disk before anything acts on them, so that a restarted agent
-//! continues where it was. [`source::Driver`] and [`destination::Driver`] join the two for a
-//! blocking thread: they perform the actions in order, and if a record can't be written, the
-//! actions after it are not done.
+//! continues where it was. A [`Driver`] joins the two for a blocking thread: it performs the
+//! actions in order, and if a record can't be written, the actions after it are not done.
 //!
 //! ```text
 //! source       opened  stopped ---------------- committed ------------- (forgotten)
@@ -30,6 +29,7 @@
 
 pub mod destination;
 mod doubt;
+mod driver;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod journal;
@@ -40,6 +40,7 @@ mod reason;
 pub mod source;
 
 pub use doubt::Doubt;
+pub use driver::{Driver, Machine, Performs};
 pub use kept::Kept;
 pub use message::{Envelope, ToDestination, ToSource};
 pub use migration_id::{MigrationId, NotAnId};

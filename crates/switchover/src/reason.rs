@@ -5,6 +5,8 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
+use crate::journal::JournalError;
+
 /// The longest text kept: enough for QEMU's error, not for its log.
 const BYTES_MAX: usize = 1024;
 
@@ -49,6 +51,12 @@ impl Hash for Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl From<JournalError> for Reason {
+    fn from(error: JournalError) -> Self {
+        Self::new(error.to_string())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The source's side: it has the VM until it gives it up, once.
 
-mod driver;
+mod effects;
 mod heard;
 mod noted;
 mod restarted;
@@ -13,8 +13,11 @@ use crate::migration_id::MigrationId;
 use crate::reason::Reason;
 use crate::{Resolution, Wait};
 
-pub use driver::{Driver, Effects};
+pub use effects::Effects;
 pub use noted::{By, Noted, Phase, Record};
+
+/// The source's machine with its journal.
+pub type Driver = crate::Driver<Machine>;
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -67,7 +67,7 @@ fn accept_one(shared: &Arc<Shared>, listener: &UnixListener, number: usize) -> B
         if shared.stopping.load(SeqCst) {
             return TapError::Stopped;
         }
-        if shared.state.lock().main_over {
+        if shared.state.lock().main_has_ended() {
             return TapError::ChannelsMissing { connected: number };
         }
         TapError::Io { what: "waiting for QEMU to connect", source }

@@ -12,98 +12,112 @@ use stream::return_path::{SHUT, SWITCHOVER_ACK};
 /// migration only once the answers have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    words: Mutex<Words>,
-    said: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Words {
+struct State {
     /// The main channel, from its connection until all answers are sent.
     socket: Option<UnixStream>,
-    allowed: bool,
-    /// QEMU was told that it is allowed.
-    told_allowed: bool,
+    permission: Permission,
     /// QEMU had ended its RAM section before it was allowed to.
     early: bool,
-    over: bool,
+    /// No other answer follows.
+    ended: bool,
+}
+
+/// QEMU's permission to stop the VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Permission {
+    #[default]
+    Withheld,
+    /// It is not sent yet.
+    Granted,
+    Sent,
 }
 
 impl Answer {
     /// The main channel has connected.
     pub(crate) fn open(&self, socket: UnixStream) {
-        let mut words = self.words.lock();
-        words.socket = Some(socket);
-        words.say();
+        let mut state = self.state.lock();
+        state.socket = Some(socket);
+        state.send();
     }
 
     /// QEMU may stop the VM. It still doesn't end its migration.
     pub(crate) fn allow(&self) {
-        self.allow_with(&mut self.words.lock());
+        self.allow_with(&mut self.state.lock());
     }
 
     /// QEMU may stop the VM, and end its migration.
     pub(crate) fn let_finish(&self) {
-        let mut words = self.words.lock();
-        self.allow_with(&mut words);
-        self.finish(&mut words);
+        let mut state = self.state.lock();
+        self.allow_with(&mut state);
+        self.finish(&mut state);
     }
 
     /// QEMU has ended its RAM section.
     pub(crate) fn ram_ended(&self) {
-        let mut words = self.words.lock();
-        words.early = !words.allowed;
+        let mut state = self.state.lock();
+        state.early = state.permission == Permission::Withheld;
     }
 
     /// Whether QEMU ended its RAM section before it was allowed to.
     pub(crate) fn was_early(&self) -> bool {
-        self.words.lock().early
+        self.state.lock().early
     }
 
     /// Ends the answers: a QEMU that was not allowed to stop the VM won't stop it, but can
     /// end its migration in another way.
     pub(crate) fn end(&self) {
-        self.finish(&mut self.words.lock());
+        self.finish(&mut self.state.lock());
     }
 
-    fn allow_with(&self, words: &mut Words) {
-        words.allowed |= !words.over;
-        words.say();
-        self.said.notify_all();
+    fn allow_with(&self, state: &mut State) {
+        if state.permission == Permission::Withheld && !state.ended {
+            state.permission = Permission::Granted;
+        }
+        state.send();
+        self.changed.notify_all();
     }
 
-    fn finish(&self, words: &mut Words) {
-        words.over = true;
-        words.say();
-        self.said.notify_all();
+    fn finish(&self, state: &mut State) {
+        state.ended = true;
+        state.send();
+        self.changed.notify_all();
     }
 
     /// Waits for `time`, or until QEMU may stop the VM or never will.
     pub(crate) fn wait(&self, time: Duration) {
         let until = Instant::now() + time;
-        let mut words = self.words.lock();
-        while !words.allowed && !words.over && !self.said.wait_until(&mut words, until).timed_out()
-        {
+        let mut state = self.state.lock();
+        while state.permission == Permission::Withheld && !state.ended {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return;
+            }
         }
     }
 }
 
-impl Words {
+impl State {
     /// Sends the answers that are due and not yet sent. They are twelve bytes, the first
     /// ever in this direction, so they fit into the socket's buffer. If QEMU has exited,
     /// its stream ends.
-    fn say(&mut self) {
+    fn send(&mut self) {
         let Some(socket) = &self.socket else { return };
-        let mut words = Vec::with_capacity(SWITCHOVER_ACK.len() + SHUT.len());
-        if self.allowed && !std::mem::replace(&mut self.told_allowed, true) {
-            words.extend_from_slice(&SWITCHOVER_ACK);
+        let mut answers = Vec::with_capacity(SWITCHOVER_ACK.len() + SHUT.len());
+        if self.permission == Permission::Granted {
+            self.permission = Permission::Sent;
+            answers.extend_from_slice(&SWITCHOVER_ACK);
         }
-        if self.over {
-            words.extend_from_slice(&SHUT);
+        if self.ended {
+            answers.extend_from_slice(&SHUT);
         }
-        if !words.is_empty() {
-            let _ = send(socket, &words, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if !answers.is_empty() {
+            let _ = send(socket, &answers, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
-        if self.over {
+        if self.ended {
             self.socket = None;
         }
     }

@@ -77,11 +77,19 @@ pub(crate) struct Rounds {
     pub(crate) last_page: Epoch,
 }
 
+/// The main channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Main {
+    #[default]
+    Awaited,
+    Read,
+    Ended,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct State {
     blocks: Announced,
-    main_begun: bool,
-    pub(crate) main_over: bool,
+    main: Main,
     /// Epochs that the main channel ended, if it was split to its end.
     main_rounds: Option<Epoch>,
     rounds: Vec<Rounds>,
@@ -92,6 +100,13 @@ pub(crate) struct State {
     pub(crate) over: bool,
     /// No further connection may be kept.
     pub(crate) cut: bool,
+}
+
+impl State {
+    /// Whether the main channel has ended.
+    pub(crate) fn main_has_ended(&self) -> bool {
+        self.main == Main::Ended
+    }
 }
 
 impl std::fmt::Debug for Shared {
@@ -127,7 +142,7 @@ impl Shared {
             if self.stopping.load(SeqCst) {
                 return Err(TapError::Stopped);
             }
-            if state.blocks.is_some() || state.main_over {
+            if state.blocks.is_some() || state.main_has_ended() {
                 return Ok(state.blocks.clone());
             }
             self.changed.wait(&mut state);
@@ -200,9 +215,12 @@ impl Shared {
 
     /// Notes the main channel; a second one is an error.
     pub(crate) fn begin_main(&self, socket: &UnixStream) -> Result<(), TapError> {
-        if std::mem::replace(&mut self.state.lock().main_begun, true) {
+        let mut state = self.state.lock();
+        if state.main != Main::Awaited {
             return Err(TapError::Connection("a second main channel"));
         }
+        state.main = Main::Read;
+        drop(state);
         if let Some(answer) = &self.answer {
             answer.open(self.keep(socket)?);
         }
@@ -213,7 +231,7 @@ impl Shared {
     /// split to its end.
     pub(crate) fn end_main(&self, rounds: Option<Epoch>) {
         let mut state = self.state.lock();
-        state.main_over = true;
+        state.main = Main::Ended;
         state.main_rounds = rounds;
         drop(state);
         self.changed.notify_all();

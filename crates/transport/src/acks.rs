@@ -8,8 +8,8 @@ use wire::{Ack, Answer};
 
 use crate::error::LanesError;
 use crate::flight::Flight;
-use crate::lanes::Shared;
 use crate::load::Load;
+use crate::shared::Shared;
 
 /// Batches of one connection that are both written and acknowledged.
 ///

@@ -97,7 +97,7 @@ fn advice(error: &io::Error) -> &'static str {
 pub enum LanesError {
     /// The source's QEMU ended while its pages had to be reread.
     #[error("the VM ended while it was being moved")]
-    SourceGone,
+    SourceExited,
     /// No lane could be (re)connected for too long.
     #[error("no lane to the destination for {seconds} s; the last error: {last}")]
     AllDead {

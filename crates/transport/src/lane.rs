@@ -12,11 +12,11 @@ use crate::acks::{Acks, hear_all};
 use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
-use crate::lanes::{LanesPlan, Shared};
 use crate::meter::thread_cpu;
 use crate::outage::{Failure, Outage};
 use crate::queue::Sent;
 use crate::sender::{Sender, send_all};
+use crate::shared::{LanesPlan, Shared};
 
 /// A lane, for the thread that runs it.
 #[derive(Debug)]

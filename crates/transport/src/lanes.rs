@@ -2,15 +2,13 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use data_threads::{DataThreads, Guard};
-use identity::{Closer, Security};
 use page::Encoding;
 use parking_lot::Mutex;
-use wire::Token;
 
 use crate::connect::Endpoint;
 use crate::deltas::Deltas;
@@ -20,77 +18,13 @@ use crate::load::Load;
 use crate::meter::{Delivered, LaneMeter, LaneTimes};
 use crate::pacer::Pacer;
 use crate::queue::{ASKED_MAX, Queue};
-use crate::stale_filter::StaleFilter;
-
-/// The plan of a migration's lanes.
-#[derive(Clone, Debug)]
-pub struct LanesPlan {
-    /// One endpoint per lane.
-    pub endpoints: Vec<Endpoint>,
-    /// The destination host.
-    pub peer: String,
-    /// How connections are secured.
-    pub security: Security,
-    /// The token that identifies the lanes.
-    pub token: Token,
-    /// The initial encoding.
-    pub encoding: Encoding,
-    /// Filters batches of pages before they are sent.
-    pub stale_filter: Option<StaleFilter>,
-    /// The destination's versions of pages. None: pages that are sent again go whole.
-    pub deltas: Option<Arc<Deltas>>,
-}
+use crate::shared::{LanesPlan, Shared};
 
 /// All lanes of a migration. Dropping it ends them.
 #[derive(Debug)]
 pub struct Lanes<X = Infallible> {
     shared: Arc<Shared<X>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-/// State shared by the threads of all lanes.
-#[derive(Debug)]
-pub(crate) struct Shared<X> {
-    pub(crate) queue: Arc<Queue<X>>,
-    pub(crate) meters: Vec<LaneMeter>,
-    pub(crate) pacers: Vec<Pacer>,
-    pub(crate) encoding: AtomicU8,
-    pub(crate) cpu_ns: AtomicU64,
-    pub(crate) plan: LanesPlan,
-    pub(crate) threads: Option<Arc<DataThreads>>,
-    /// The handle that closes each lane's connection, if it has one.
-    connections: Mutex<Vec<Option<Closer>>>,
-}
-
-impl<X> Shared<X> {
-    /// Notes that lane `number` has a connection.
-    pub(crate) fn connected(&self, number: usize, closer: Closer) {
-        self.connections.lock()[number] = Some(closer);
-        // The lanes may have ended before there was a connection to close.
-        if self.queue.failure().is_some() {
-            self.shut();
-        }
-    }
-
-    /// Notes that lane `number` has lost its connection.
-    pub(crate) fn disconnected(&self, number: usize) {
-        self.connections.lock()[number] = None;
-        self.meters[number].set_round_trip(None);
-        // The next connection starts with a small window.
-        self.meters[number].window_bytes.store(0, Relaxed);
-    }
-
-    /// Ends everything now. Threads that read or write return at once, however slow
-    /// the destination is.
-    pub(crate) fn end(&self, error: LanesError) {
-        self.queue.fail(error);
-        self.pacers.iter().for_each(Pacer::stop);
-        self.shut();
-    }
-
-    fn shut(&self) {
-        self.connections.lock().iter().flatten().for_each(Closer::close);
-    }
 }
 
 impl Lanes {
@@ -129,16 +63,7 @@ impl<X> Lanes<X> {
     /// Creates lanes that carry nothing yet; their threads will join `threads`.
     #[must_use]
     pub fn new(plan: LanesPlan, threads: Option<Arc<DataThreads>>) -> Self {
-        let shared = Arc::new(Shared {
-            queue: Arc::new(Queue::new()),
-            meters: plan.endpoints.iter().map(|_| LaneMeter::default()).collect(),
-            pacers: plan.endpoints.iter().map(|_| Pacer::new()).collect(),
-            encoding: AtomicU8::new(plan.encoding as u8),
-            cpu_ns: AtomicU64::new(0),
-            connections: Mutex::new(vec![None; plan.endpoints.len()]),
-            plan,
-            threads,
-        });
+        let shared = Arc::new(Shared::new(plan, threads));
         Self { shared, threads: Mutex::new(Vec::new()) }
     }
 
@@ -309,6 +234,9 @@ impl<X> Drop for Lanes<X> {
 
 #[cfg(test)]
 mod tests {
+    use identity::Security;
+    use wire::Token;
+
     use super::*;
 
     /// A lane to each of these ports.

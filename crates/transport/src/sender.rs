@@ -13,12 +13,12 @@ use crate::acks::Released;
 use crate::deltas::Comparing;
 use crate::error::LanesError;
 use crate::flight::Flight;
-use crate::lanes::Shared;
 use crate::load::Load;
 use crate::meter::{Doing, LaneMeter};
 use crate::overflow::Overflow;
 use crate::pacer::Paced;
 use crate::queue::{Queue, Sent, Work};
+use crate::shared::Shared;
 use crate::stale_filter::Filtering;
 use crate::window::Departure;
 
@@ -203,8 +203,8 @@ impl<'c, X> Sender<'c, X> {
     /// Ends all lanes because the source's memory, which is still needed, can't be
     /// read any more.
     #[must_use]
-    pub fn source_is_gone(&self) -> io::Error {
-        self.shared.queue.fail(LanesError::SourceGone);
+    pub fn source_has_exited(&self) -> io::Error {
+        self.shared.queue.fail(LanesError::SourceExited);
         io::Error::other("the source's QEMU has exited")
     }
 

@@ -16,8 +16,8 @@ use crate::marks::Mark;
 use crate::verdict::{End, Verdict};
 use crate::{Doing, SuiteError};
 
-/// How often an idle worker looks for a job.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often an idle worker checks for a job.
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// A job that has ended.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Left {
             if self.idle.has_room() {
                 return self.next();
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(CHECK_EVERY);
         }
     }
 }
@@ -153,7 +153,7 @@ impl Runner<'_> {
         while !left.alone_over.load(Relaxed) {
             match has_room().then(|| left.filling()).flatten() {
                 Some(job) => self.run(job, Share::Rest)?,
-                None => thread::sleep(LOOK_EVERY),
+                None => thread::sleep(CHECK_EVERY),
             }
         }
         Ok(())

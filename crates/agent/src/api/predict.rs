@@ -13,8 +13,8 @@ impl Api {
         name: &str,
         request: &PredictRequest,
     ) -> Result<Prediction, Denied> {
-        api::check_downtime(request.downtime_ms).map_err(Denied::Asked)?;
-        request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+        api::check_downtime(request.downtime_ms).map_err(Denied::Invalid)?;
+        request.slowing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
         self.examiner.peer(&request.to)?;
         let wire_bytes_per_s = match request.rate_bits_per_s {
             Some(rate) => rate.bytes_per_s(),

@@ -19,7 +19,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Denied> {
         let name = Path::from_request_parts(parts, state).await;
-        let wrong = |wrong: PathRejection| Denied::Asked(wrong.body_text());
+        let wrong = |wrong: PathRejection| Denied::Invalid(wrong.body_text());
         name.map(|Path(name)| Self(name)).map_err(wrong)
     }
 }
@@ -32,7 +32,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Options<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Denied> {
         let options = Query::from_request_parts(parts, state).await;
-        let wrong = |wrong: QueryRejection| Denied::Asked(wrong.body_text());
+        let wrong = |wrong: QueryRejection| Denied::Invalid(wrong.body_text());
         options.map(|Query(options)| Self(options)).map_err(wrong)
     }
 }
@@ -45,7 +45,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Denied> {
         let body = Json::from_request(request, state).await;
-        let wrong = |wrong: JsonRejection| Denied::Asked(wrong.body_text());
+        let wrong = |wrong: JsonRejection| Denied::Invalid(wrong.body_text());
         body.map(|Json(body)| Self(body)).map_err(wrong)
     }
 }

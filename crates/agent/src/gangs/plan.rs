@@ -36,7 +36,7 @@ pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangP
     };
     if moves.len() > MOVES_MAX {
         let count = moves.len();
-        return Err(Denied::Asked(format!(
+        return Err(Denied::Invalid(format!(
             "{count} VMs are more than {MOVES_MAX}: start two gangs"
         )));
     }
@@ -45,27 +45,27 @@ pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangP
 }
 
 fn check(request: &GangRequest) -> Result<(), Denied> {
-    let asked = |text: &str| Err(Denied::Asked(text.to_owned()));
+    let invalid = |text: &str| Err(Denied::Invalid(text.to_owned()));
     match (request.moves.is_empty(), &request.evacuate) {
-        (true, None) => return asked("the gang has no VM to move: name one, or a host"),
-        (false, Some(_)) => return asked("name VMs, or a host to evacuate, and not both"),
+        (true, None) => return invalid("the gang has no VM to move: name one, or a host"),
+        (false, Some(_)) => return invalid("name VMs, or a host to evacuate, and not both"),
         _ => {}
     }
     if !(1..=PARALLEL_MAX).contains(&request.parallel) {
-        return Err(Denied::Asked(format!(
+        return Err(Denied::Invalid(format!(
             "{} VMs at a time are outside 1 to {PARALLEL_MAX}",
             request.parallel
         )));
     }
     let options = &request.options;
     api::check_times(options.downtime_ms, options.blackout_max_s, options.timeout_s)
-        .map_err(Denied::Asked)?;
-    request.options.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
-    request.options.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+        .map_err(Denied::Invalid)?;
+    request.options.slowing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
+    request.options.sharing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
     let mut seen = HashSet::new();
     for wanted in &request.moves {
         if !seen.insert((&wanted.vm, &wanted.from)) {
-            return Err(Denied::Asked(format!("{} is named twice: name it once", wanted.vm)));
+            return Err(Denied::Invalid(format!("{} is named twice: name it once", wanted.vm)));
         }
         if wanted.from.as_ref() == Some(&wanted.to) {
             let text = format!("{} is at that host already", wanted.vm);
@@ -141,7 +141,7 @@ impl<'r> Planner<'r> {
             wanted.iter().map(|one| self.find(one)).collect::<Result<_, _>>()?;
         let mut named = HashSet::new();
         if let Some(twice) = chosen.iter().find(|one| !named.insert((&one.vm.name, &one.from))) {
-            return Err(Denied::Asked(format!("{} is named twice: name it once", twice.vm.name)));
+            return Err(Denied::Invalid(format!("{} is named twice: name it once", twice.vm.name)));
         }
         if self.request.dry_run {
             self.note_refusals(&chosen);
@@ -222,7 +222,7 @@ impl<'r> Planner<'r> {
         for target in to {
             self.check_host(target)?;
             if target == host {
-                return Err(Denied::Asked(format!("{host} can't be evacuated to itself")));
+                return Err(Denied::Invalid(format!("{host} can't be evacuated to itself")));
             }
         }
         let named = !to.is_empty();
@@ -291,8 +291,8 @@ impl<'r> Planner<'r> {
         Ok(there)
     }
 
-    /// The targets that say what they can run, and for each VM and each of them, why the target
-    /// can't run the VM. If targets were `named`, each of them has to say it.
+    /// The targets that report what they can run, and for each VM and each of them, why the target
+    /// can't run the VM. If targets were `named`, each of them has to report it.
     fn unfit(
         &mut self,
         vms: &[Counted],

@@ -93,10 +93,10 @@ impl Arrivals {
         }
         // These names become parts of logs and journals.
         for name in [&order.from, &order.migration] {
-            name::check(name).map_err(|error| Denied::Asked(error.to_string()))?;
+            name::check(name).map_err(|error| Denied::Invalid(error.to_string()))?;
         }
         check_domain(&order.share_domain.0)?;
-        check_overrides(&order.overrides).map_err(|error| Denied::Asked(error.to_string()))?;
+        check_overrides(&order.overrides).map_err(|error| Denied::Invalid(error.to_string()))?;
         self.settlers.have_room()?;
         let claim = self.registry.expect(&order.vm, &order.migration)?;
         let shape = understood("what the VM is made of", &order.shape)?;
@@ -178,7 +178,7 @@ impl Arrivals {
             idle_max: self.idle_max,
         };
         let explain = |error| wanted.explain(error, machine, probes);
-        machine::start_told(&start, &|pid| claim.launched(pid)).map_err(explain)
+        machine::start_reporting(&start, &|pid| claim.launched(pid)).map_err(explain)
     }
 }
 
@@ -186,7 +186,7 @@ impl Arrivals {
 fn check_disks(order: &Prepare, user: Option<&User>, goes_on: GoesOn<'_>) -> Result<(), Denied> {
     let disks = understood("the VM's disks", &order.disks)?;
     if disks.len() > DISKS_MAX {
-        return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", disks.len())));
+        return Err(Denied::Invalid(format!("{} disks are more than {DISKS_MAX}", disks.len())));
     }
     if order.shared_disks {
         return Ok(());
@@ -233,13 +233,13 @@ fn prepare_images(
     let moving = understood("the disks that move", &order.moving)?;
     let allowed = *understood("what may be done to images", &order.allowed)?;
     if moving.len() > DISKS_MAX {
-        return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", moving.len())));
+        return Err(Denied::Invalid(format!("{} disks are more than {DISKS_MAX}", moving.len())));
     }
     if moving.is_empty() {
         return Ok(images::Prepared::default());
     }
     let cwd = overridden(&order.cwd, &order.overrides)
-        .map_err(|error| Denied::Asked(error.to_string()))?;
+        .map_err(|error| Denied::Invalid(error.to_string()))?;
     let tool = programs.tool("qemu-img", qemu);
     let tool = tool.map_err(|not_allowed| Denied::Local(not_allowed.to_string()))?;
     let tool = images::QemuImg::new(tool, programs.user());
@@ -288,7 +288,7 @@ fn waiting(
 /// Reads a part of the order that another version may encode differently.
 fn understood<'p, T>(what: &str, part: &'p Part<T>) -> Result<&'p T, Denied> {
     part.read().map_err(|why| {
-        Denied::Asked(format!(
+        Denied::Invalid(format!(
             "{what} can't be read ({why}): run the same version of droveway on both hosts"
         ))
     })

@@ -102,7 +102,7 @@ impl Migrations {
         request: MigrateRequest,
     ) -> Result<(), Denied> {
         if !is_id(id) {
-            return Err(Denied::Asked("that is not a migration's id".to_owned()));
+            return Err(Denied::Invalid("that is not a migration's id".to_owned()));
         }
         match self.show(id) {
             Ok(known) if known.vm == request.vm && known.to == request.to => Ok(()),
@@ -132,7 +132,7 @@ impl Migrations {
             // They publish nothing.
             What::Disk => Arc::new(Watch::new(progress, bounds)),
             What::Connection => {
-                Arc::new(Watch::new(progress, bounds).beside(self.carried_watch(vm, to)))
+                Arc::new(Watch::new(progress, bounds).next_to(self.carried_watch(vm, to)))
             }
         };
         let mut table = self.table();
@@ -176,9 +176,9 @@ impl Migrations {
     fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
         let peer = self.peer(&request.to)?;
         api::check_times(request.downtime_ms, request.blackout_max_s, request.timeout_s)
-            .map_err(Denied::Asked)?;
-        request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
-        request.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+            .map_err(Denied::Invalid)?;
+        request.slowing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
+        request.sharing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
         if self.table().closing {
             return Err(Denied::Closing);
         }

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use api::{AttachRequest, ErrorCode, GuestHelper, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
-use qemu::command_line::{CommandLine, CommandLineError};
+use qemu::command_line::CommandLine;
 use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Start, StartError};
 use qemu::probe::Probes;
@@ -153,14 +153,16 @@ impl Registry {
     ) -> Result<VmSummary, Denied> {
         let cwd = Path::new(&request.cwd);
         if !cwd.is_absolute() {
-            return Err(Denied::Asked(format!("the directory `{}` is not absolute", request.cwd)));
+            return Err(Denied::Invalid(format!(
+                "the directory `{}` is not absolute",
+                request.cwd
+            )));
         }
         check_domain(&request.share_domain)?;
         let mut argv = Cow::Borrowed(&request.argv);
         if request.free_page_hint {
-            let asked = |error: CommandLineError| Denied::Asked(error.to_string());
-            let line = CommandLine::parse(&argv).map_err(asked)?;
-            argv = Cow::Owned(line.with_free_page_hint().map_err(asked)?.argv());
+            let line = CommandLine::parse(&argv)?;
+            argv = Cow::Owned(line.with_free_page_hint()?.argv());
         }
         let claim = self.claim(&request.name, Busy::Starting)?;
         claim.note_starting()?;
@@ -178,7 +180,7 @@ impl Registry {
             up_max: machine::UP_MAX,
             idle_max: machine::UP_MAX,
         };
-        let machine = machine::start_told(&start, &|pid| claim.launched(pid))?;
+        let machine = machine::start_reporting(&start, &|pid| claim.launched(pid))?;
         let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "started");
@@ -336,7 +338,7 @@ impl Registry {
     fn claim(self: &Arc<Self>, name: &str, busy: Busy) -> Result<Claim, Denied> {
         name::check(name)?;
         if name.len() > self.state.name_letters_max() {
-            return Err(Denied::Asked(format!(
+            return Err(Denied::Invalid(format!(
                 "the name `{name}` is too long for this agent's state directory: use {} letters \
                  at most (paths of sockets are short), or give the agent a shorter --state",
                 self.state.name_letters_max()
@@ -420,7 +422,7 @@ fn unreached(error: StartError) -> Denied {
 
 /// Checks a VM's sharing domain.
 pub(crate) fn check_domain(domain: &str) -> Result<(), Denied> {
-    api::check_domain(domain).map_err(|error| Denied::Asked(error.to_string()))
+    api::check_domain(domain).map_err(|error| Denied::Invalid(error.to_string()))
 }
 
 fn unknown(name: &str) -> Denied {

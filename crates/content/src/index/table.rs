@@ -193,8 +193,8 @@ impl Table {
         let entry = Entry::new(hint, place);
         let mut buckets = self.shards[hint.shard()].0.write();
         let at = bucket_of(hint.rest(), buckets.len());
-        for gone in buckets[at].0.iter_mut().filter(|other| **other == entry) {
-            *gone = Entry::NONE;
+        for same in buckets[at].0.iter_mut().filter(|other| **other == entry) {
+            *same = Entry::NONE;
         }
     }
 

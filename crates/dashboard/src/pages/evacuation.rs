@@ -40,7 +40,7 @@ pub(crate) fn page(
     let body = html! {
         h1 { "Evacuate a host" }
         p.lede {
-            "A plan says where each VM would go, by content and free memory. It moves nothing."
+            "A plan shows where each VM would go, by content and free memory. It moves nothing."
         }
         (form(known, planned.map(|(host, _)| host), choice))
         @if let Some((host, plan)) = planned {
@@ -189,7 +189,7 @@ fn picture(host: &str, plan: &GangPlan) -> Markup {
         to_y += band.height;
     }
     let about = format!(
-        "{} leave {host} for {}; the table below says which goes where",
+        "{} leave {host} for {}; the table below shows which goes where",
         amount::counted(plan.moves.len() as u64, "VM"),
         amount::counted(hosts.len() as u64, "host")
     );

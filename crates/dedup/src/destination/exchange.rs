@@ -5,12 +5,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::thread;
 
-use content::{Index, Key, Name};
+use content::{Index, Key, Member, Name};
 use crossbeam_channel::{Sender, unbounded};
 use parking_lot::Mutex;
+use qemu::process::Process;
 
 use super::in_flight::{InFlight, Provider, Repeats, Standing};
-use super::kept::Kept;
 use super::recipient::{Place, Recipient};
 use super::settle;
 use crate::rack::{Rack, RemoteWaiter};
@@ -31,6 +31,19 @@ pub(crate) struct Exchange {
     pub(crate) rack: Option<Arc<Rack>>,
     /// It is for one VM, so its threads hold up no other.
     pub(super) is_of_one: bool,
+}
+
+/// A VM that runs here and provides content.
+pub(super) struct Kept {
+    pub(super) process: Process,
+    pub(super) key: Key,
+    pub(super) member: Arc<Member>,
+}
+
+impl Kept {
+    pub(super) fn is_of(&self, pid: u32) -> bool {
+        self.process.pid() == pid
+    }
 }
 
 /// A waiter for content.
@@ -184,5 +197,13 @@ impl Exchange {
             // Its thread lives as long as the exchange.
             let _ = self.come.send(served);
         }
+    }
+
+    /// Drops VMs that have left or ended.
+    pub(super) fn forget_ended(&self) {
+        let mut kept = self.kept.lock();
+        let ended: Vec<Kept> = kept.extract_if(.., |kept| !kept.process.is_alive()).collect();
+        drop(kept);
+        drop(ended);
     }
 }

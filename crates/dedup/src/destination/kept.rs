@@ -9,22 +9,9 @@ use qemu::process::{Process, ProcessError};
 use qemu::ram_blocks::RamBlocks;
 
 use super::blocks::Blocks;
-use super::exchange::Exchange;
+use super::exchange::Kept;
 use super::resolve::Resolving;
 use super::sharing::Sharing;
-
-/// A VM that provides content.
-pub(super) struct Kept {
-    process: Process,
-    key: Key,
-    member: Arc<Member>,
-}
-
-impl Kept {
-    fn is_of(&self, pid: u32) -> bool {
-        self.process.pid() == pid
-    }
-}
 
 /// Why a VM's content can't be shared.
 #[derive(Debug, thiserror::Error)]
@@ -181,16 +168,6 @@ impl Sharing {
     fn member(&self, pid: u32) -> Option<Arc<Member>> {
         let kept = self.exchange.kept.lock();
         kept.iter().find(|kept| kept.is_of(pid)).map(|kept| Arc::clone(&kept.member))
-    }
-}
-
-impl Exchange {
-    /// Drops VMs that have left or ended.
-    pub(super) fn forget_ended(&self) {
-        let mut kept = self.kept.lock();
-        let ended: Vec<Kept> = kept.extract_if(.., |kept| !kept.process.is_alive()).collect();
-        drop(kept);
-        drop(ended);
     }
 }
 

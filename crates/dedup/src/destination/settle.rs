@@ -14,15 +14,15 @@ use super::drained::Drained;
 use super::exchange::{Exchange, Page, Waiter};
 use super::in_flight::{CLAIM_MAX, Passed, Provider};
 
-/// How often it looks for waiters whose content does not arrive.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often it checks for waiters whose content does not arrive.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Serves until the exchange is dropped.
 pub(super) fn run(exchange: &Weak<Exchange>, come: &Receiver<Vec<(Name, Waiter)>>) {
     let mut copies = Copies::default();
-    let mut looked = Instant::now();
+    let mut checked = Instant::now();
     loop {
-        let come = come.recv_timeout(LOOK);
+        let come = come.recv_timeout(CHECK_EVERY);
         let Some(exchange) = exchange.upgrade() else { return };
         let waiters = match come {
             Ok(waiters) => waiters,
@@ -33,16 +33,16 @@ pub(super) fn run(exchange: &Weak<Exchange>, come: &Receiver<Vec<(Name, Waiter)>
             }
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        let is_due = looked.elapsed() >= LOOK;
+        let is_due = checked.elapsed() >= CHECK_EVERY;
         if is_due {
-            looked = Instant::now();
+            checked = Instant::now();
         }
         // All arriving VMs need this thread, so it survives a panic. The pages in question are
         // requested from their sources.
         let turn = catch_unwind(AssertUnwindSafe(|| {
             exchange.serve(waiters, &mut copies);
             if is_due {
-                exchange.pass_on(looked);
+                exchange.pass_on(checked);
                 exchange.forget_ended();
             }
         }));
@@ -84,10 +84,10 @@ impl Exchange {
         let is_placed = copies.place(&recipient.placer, first.block, first.epoch).is_ok();
         let placed = if is_placed { here } else { PageSet::NONE };
         let missing = PageSet::all(group.len()).without(placed);
-        let asked = missing
+        let requested = missing
             .of(group)
             .map(|(name, Page { place, .. })| (place.block, place.epoch, place.page, *name));
-        self.wake_waiters(&recipient.asks(asked));
+        self.wake_waiters(&recipient.asks(requested));
         recipient.waited_in_vain(missing.len());
         placed
     }

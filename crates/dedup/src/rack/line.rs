@@ -1,7 +1,7 @@
 //! Fetches content from another host of the rack.
 
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,33 +33,37 @@ pub(super) struct Line {
     wants: Sender<Wants>,
     /// When content last arrived.
     heard: Mutex<Instant>,
-    /// Content may be requested: it is connected, or there is no reason to doubt that it will be.
-    is_usable: AtomicBool,
-    is_over: AtomicBool,
-    /// It is over only because nothing was requested for a while.
-    was_idle: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The last one to that host has failed: it is not known whether this one will connect.
+    Doubtful,
+    /// It is connected, or there is no reason to doubt that it will be.
+    Usable,
+    /// It has ended because nothing was requested for a while.
+    Idle,
+    /// It could not connect, or broke.
+    Failed,
 }
 
 impl Line {
-    fn new(number: u64, wants: Sender<Wants>, is_usable: bool) -> Self {
-        Self {
-            number,
-            wants,
-            heard: Mutex::new(Instant::now()),
-            is_usable: AtomicBool::new(is_usable),
-            is_over: AtomicBool::new(false),
-            was_idle: AtomicBool::new(false),
-        }
+    fn new(number: u64, wants: Sender<Wants>, state: State) -> Self {
+        Self { number, wants, heard: Mutex::new(Instant::now()), state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> State {
+        *self.state.lock()
     }
 
     /// Its number, while content may be requested.
     fn usable(&self) -> Option<u64> {
-        (self.is_usable.load(Relaxed) && !self.is_over.load(Relaxed)).then_some(self.number)
+        (self.state() == State::Usable).then_some(self.number)
     }
 
-    /// Whether it has failed.
-    fn has_failed(&self) -> bool {
-        self.is_over.load(Relaxed) && !self.was_idle.load(Relaxed)
+    fn has_ended(&self) -> bool {
+        matches!(self.state(), State::Idle | State::Failed)
     }
 }
 
@@ -70,15 +74,15 @@ impl Rack {
         let mate = self.mates.get(host)?;
         let mut lines = self.lines.lock();
         let before = lines.get(host);
-        let has_failed = before.is_some_and(|line| line.has_failed());
-        if let Some(line) = before
-            && (!line.is_over.load(Relaxed) || has_failed && line.heard.lock().elapsed() < REST)
-        {
-            return line.usable();
-        }
+        let state = match before.map(|line| (line, line.state())) {
+            Some((line, State::Doubtful | State::Usable)) => return line.usable(),
+            Some((line, State::Failed)) if line.heard.lock().elapsed() < REST => return None,
+            Some((_, State::Failed)) => State::Doubtful,
+            Some((_, State::Idle)) | None => State::Usable,
+        };
         let number = self.last_line.fetch_add(1, Relaxed) + 1;
         let (wants, wanted) = unbounded();
-        let line = Arc::new(Line::new(number, wants, !has_failed));
+        let line = Arc::new(Line::new(number, wants, state));
         let run = {
             let (line, mate) = (Arc::downgrade(&line), mate.clone());
             let (exchange, security) = (Arc::downgrade(exchange), self.security.clone());
@@ -106,7 +110,7 @@ impl Rack {
         let line = lines.values().find(|line| line.number == number);
         line.is_none_or(|line| {
             let since = since.max(*line.heard.lock());
-            line.is_over.load(Relaxed) || now.duration_since(since) > CLAIM_MAX
+            line.has_ended() || now.duration_since(since) > CLAIM_MAX
         })
     }
 }
@@ -125,7 +129,10 @@ impl Drop for Ends {
         }
         if let Some(line) = self.line.upgrade() {
             *line.heard.lock() = Instant::now();
-            line.is_over.store(true, Relaxed);
+            let mut state = line.state.lock();
+            if *state != State::Idle {
+                *state = State::Failed;
+            }
         }
     }
 }
@@ -145,7 +152,7 @@ fn run(
         Ok(connection) => {
             ends.closer = Some(connection.closer());
             if let Some(line) = line.upgrade() {
-                line.is_usable.store(true, Relaxed);
+                *line.state.lock() = State::Usable;
             }
             carry(number, line, exchange, connection, wanted);
         }
@@ -191,7 +198,7 @@ fn ask(writer: &mut Writer, line: &Weak<Line>, wanted: &Receiver<Wants>) {
             Ok(first) => first,
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(line) = line.upgrade() {
-                    line.was_idle.store(true, Relaxed);
+                    *line.state.lock() = State::Idle;
                 }
                 return;
             }
@@ -201,8 +208,8 @@ fn ask(writer: &mut Writer, line: &Weak<Line>, wanted: &Receiver<Wants>) {
         for wants in std::iter::once(first).chain(wanted.try_iter().take(64)) {
             wants.write(&mut out);
         }
-        let is_over = line.upgrade().is_none_or(|line| line.is_over.load(Relaxed));
-        if is_over || writer.write_all(&out).and_then(|()| writer.flush()).is_err() {
+        let has_ended = line.upgrade().is_none_or(|line| line.has_ended());
+        if has_ended || writer.write_all(&out).and_then(|()| writer.flush()).is_err() {
             return;
         }
     }
@@ -308,10 +315,10 @@ mod tests {
         let fails = || drop(listener.accept().unwrap());
         let rests = || {
             let line = Arc::clone(&rack.lines.lock()[&host]);
-            while !line.is_over.load(Relaxed) {
+            while !line.has_ended() {
                 thread::yield_now();
             }
-            assert!(line.has_failed());
+            assert_eq!(line.state(), State::Failed);
             *line.heard.lock() -= REST;
         };
         assert_eq!(line(), Some(1), "there is no reason to doubt it");
@@ -338,12 +345,12 @@ mod tests {
         let (wants, wanted) = unbounded();
         let domain = Domain("a".repeat(65));
         wants.send(Wants { domain, names: vec![Name([1; NAME_BYTES])] }).unwrap();
-        let line = Arc::new(Line::new(1, wants, true));
+        let line = Arc::new(Line::new(1, wants, State::Usable));
         let exchange = Exchange::start(1 << 10, None).unwrap();
         let (its, of) = (Arc::downgrade(&line), Arc::downgrade(&exchange));
         let run = move || run(1, &its, &of, &mate, &Security::Plaintext, &wanted);
         assert!(thread::spawn(run).join().is_err());
-        assert!(line.is_over.load(Relaxed));
+        assert!(line.has_ended());
         // The connection is closed, too.
         taking.join().unwrap();
     }

@@ -158,7 +158,7 @@ impl<'s> AtLane<'s> {
     fn reread(&mut self, lane: &mut Sender<'_, Errand>, reread: RereadPages) -> io::Result<()> {
         let mut batch = self.spare.take().map_err(io::Error::other)?;
         if !reread.fill(self.stage.naming(), &mut batch) {
-            return Err(lane.source_is_gone());
+            return Err(lane.source_has_exited());
         }
         let written = lane.write_pages(&batch);
         lane.sent(Load::Other(Errand(Kind::Reread(reread))), written)

@@ -86,7 +86,7 @@ impl GuestPageCache {
     #[cfg(test)]
     pub(super) fn of_rows(block: &str, rows: impl Iterator<Item = (u32, u32, DiskPlace)>) -> Self {
         let cached = Self::default();
-        cached.learn(Room::beside(usize::MAX).take(Map::of_rows(block, rows)).0);
+        cached.learn(Room::next_to(usize::MAX).take(Map::of_rows(block, rows)).0);
         cached.knows_all();
         cached
     }

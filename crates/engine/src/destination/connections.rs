@@ -8,7 +8,7 @@ use std::sync::Arc;
 use identity::{Admission, AdmissionBounds, Admissions, LEAVING_MAX};
 use parking_lot::Mutex;
 
-use super::lanes::LANES_MAX;
+use crate::resources::LANES_MAX;
 
 /// Connections without a known purpose from addresses of known hosts. A connection is unknown
 /// during its handshake, and an inquiry about a switchover to its end. All lanes of two migrations

@@ -16,11 +16,9 @@ use wire::LaneHeader;
 
 use super::by_name::ByName;
 use crate::network::{Flow, Network, Way};
-use crate::resources::Resources;
+use crate::resources::{LANES_MAX, Resources};
 
-/// More lanes than a source makes: limits what it can make us count.
-pub(crate) const LANES_MAX: usize = 64;
-/// Twice that, because a lane's old connection may not be known to be dead when the next one
+/// Twice the lanes, because a lane's old connection may not be known to be dead when the next one
 /// replaces it.
 pub(crate) const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
 
@@ -421,7 +419,7 @@ mod tests {
         let feeder = Feeder::start(qemu, 1 << 20).unwrap();
         let (tell, told) = crossbeam_channel::bounded(1);
         let freed = Freed(tell);
-        feeder.tell_sections(move || freed.is_kept());
+        feeder.notify_sections(move || freed.is_kept());
         let placer = Placer::new(Vec::new(), feeder.handle()).unwrap();
         // The placer's handle is the last one now.
         drop(feeder);

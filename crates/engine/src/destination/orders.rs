@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use identity::Connection;
 use wire::{Frame, Order, gang, read_frame, read_message};
 
-use super::{PREAMBLE_MAX, TurnedAway, check_name};
+use super::greeting::{PREAMBLE_MAX, TurnedAway, check_name};
 use crate::host::{Host, Refusal};
 
 /// The longest time between two orders. An agent that follows a migration asks every second.

@@ -10,9 +10,11 @@ mod audit;
 mod carried;
 mod connect;
 mod effects;
+mod end;
 mod load;
 mod order;
 mod prepare;
+mod prove;
 mod receive;
 mod sharing;
 mod storage;
@@ -32,32 +34,18 @@ use wire::ToSource;
 use self::audit::Auditing;
 use self::connect::Connected;
 use self::effects::{Keeper, Loaded};
+use self::end::End;
 use self::order::Order;
 use self::sharing::Wanted;
-use super::Shared;
 use super::connections::Place;
 use super::disks::ArrivingDisks;
+use super::shared::Shared;
 use crate::host::Unsettled;
 use crate::resources::Pools;
 
 /// Lanes whose connections are closed end at once, unless one of them is blocked in a write to the
 /// VM's memory.
 const LANES_END_MAX: Duration = Duration::from_secs(5);
-
-/// Why an arrival ended before the VM was loaded.
-#[derive(Debug)]
-enum End {
-    /// The source is to be told this.
-    Failed(String),
-    /// The source ended it, or its connection is lost.
-    Over(String),
-}
-
-impl End {
-    fn failed(why: impl std::fmt::Display) -> Self {
-        Self::Failed(why.to_string())
-    }
-}
 
 /// Serves a control connection to its end.
 pub(super) fn run(

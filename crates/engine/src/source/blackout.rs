@@ -5,13 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use api::Phase;
 use transport::Delivered;
-use wire::ToDestination;
-
-use super::bounds::reschedule;
-use super::phases::connect::Connected;
-use crate::error::MigrationError;
 
 /// The default bound is this multiple of the downtime goal ...
 const GOALS: u32 = 10;
@@ -27,10 +21,19 @@ pub(crate) struct Blackout {
     since: Option<Instant>,
     /// Whether QEMU has stopped the VM for its switchover, as last reported.
     stands_still: Arc<AtomicBool>,
+    reached: Reached,
+}
+
+/// How far the switchover is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Reached {
+    /// Memory and disks arrive.
+    #[default]
+    Delivery,
     /// The VM's disks are written and flushed at the destination.
-    drained: bool,
+    DisksFlushed,
     /// The VM was handed over completely: the destination is loading it.
-    loading: bool,
+    Loading,
 }
 
 /// The time of QEMU's stop, and what was delivered by then.
@@ -48,14 +51,6 @@ pub(crate) struct Missing {
     pub(crate) disks_move: bool,
 }
 
-/// The remaining work for a stopped VM, in words.
-struct Left<'h> {
-    host: &'h str,
-    missing: Missing,
-    drained: bool,
-    loading: bool,
-}
-
 impl Blackout {
     /// Notes that the VM is stopped, which counts only if it was running.
     pub(crate) fn begins(&mut self, at: Instant, ran: bool) {
@@ -63,6 +58,11 @@ impl Blackout {
         if ran {
             self.since.get_or_insert(at);
         }
+    }
+
+    /// Notes QEMU's stop of the VM, and what was delivered by then.
+    pub(crate) fn stopped(&mut self, at: Instant, delivered: Delivered) {
+        self.stop = Some(Stop { at, delivered });
     }
 
     pub(crate) fn stop(&self) -> Option<Stop> {
@@ -74,7 +74,7 @@ impl Blackout {
     }
 
     /// When the downtime will have been `max`; none if that is not to be foreseen.
-    fn ends(&self, max: Duration) -> Option<Instant> {
+    pub(crate) fn ends(&self, max: Duration) -> Option<Instant> {
         self.since?.checked_add(max)
     }
 
@@ -96,86 +96,33 @@ impl Blackout {
     }
 
     pub(crate) fn drained(&mut self) {
-        self.drained = true;
+        self.reached = self.reached.max(Reached::DisksFlushed);
     }
 
     pub(crate) fn loads(&mut self) {
-        self.loading = true;
+        self.reached = Reached::Loading;
+    }
+
+    /// The remaining work, for an error.
+    pub(crate) fn left(&self, host: &str, missing: Missing) -> String {
+        let Missing { memory_bytes, disk_bytes, disks_move } = missing;
+        match (self.reached, memory_bytes, disk_bytes) {
+            (Reached::Loading, ..) => format!("{host} had not loaded it"),
+            (Reached::Delivery, 0, 0) if disks_move => {
+                format!("its disks were not flushed at {host}")
+            }
+            (_, 0, 0) => "QEMU here had not handed over all of it".to_owned(),
+            (_, 0, bytes) => format!("{} KiB of its disks were not written at {host}", bytes >> 10),
+            (_, bytes, _) => format!("{} KiB of its memory had not arrived at {host}", bytes >> 10),
+        }
     }
 }
 
-impl Connected<'_> {
-    /// Notes that the VM has stopped for its switchover, and what was delivered by
-    /// then.
-    pub(crate) fn stopped(&mut self, at: Instant, delivered: Delivered) {
-        self.context.blackout.stop = Some(Stop { at, delivered });
-        self.context.report_builder.enter(Phase::Stopped);
-        self.stands_still(at);
-    }
-
-    /// Raises the priority of the data threads, for which the VM now waits.
-    pub(crate) fn stands_still(&mut self, at: Instant) {
-        let context = &mut self.context;
-        let had_begun = context.blackout.has_begun();
-        context.blackout.begins(at, context.was_running);
-        if !had_begun
-            && let Some(terms) = reschedule(&context.report_builder, &context.threads, true)
-        {
-            // A destination that misses this is only slower.
-            let _ = self.control.send(&ToDestination::Terms(terms));
-        }
-    }
-
-    /// Takes back [`Connected::stands_still`]: the VM runs again, or its stop was not for its
-    /// switchover.
-    pub(crate) fn goes_on(&mut self, undo: impl Fn(&mut Blackout)) {
-        let context = &mut self.context;
-        let had_begun = context.blackout.has_begun();
-        undo(&mut context.blackout);
-        if had_begun
-            && let Some(terms) = reschedule(&context.report_builder, &context.threads, false)
-        {
-            let _ = self.control.send(&ToDestination::Terms(terms));
-        }
-    }
-
-    /// The longest permitted downtime, given the goal.
-    pub(crate) fn blackout_max(&self, goal: Duration) -> Duration {
-        allowed(self.context.request.blackout_max_s, goal)
-    }
-
-    /// The time at which the move is taken back; none for a VM that was paused, and after the
-    /// commit.
-    pub(crate) fn blackout_ends(&self, max: Duration) -> Option<Instant> {
-        self.context.blackout.ends(max).filter(|_| !self.context.committed)
-    }
-
-    pub(crate) fn blackout_error(&self, allowed: Duration, missing: Missing) -> MigrationError {
-        let host = self.context.peer.name.clone();
-        let Blackout { drained, loading, .. } = self.context.blackout;
-        let left = Left { host: &host, missing, drained, loading }.to_string();
-        MigrationError::Blackout { host, allowed, left }
-    }
-}
-
-fn allowed(asked_s: Option<u64>, goal: Duration) -> Duration {
-    match asked_s {
+/// The longest permitted downtime: as requested, or by the goal.
+pub(crate) fn allowed(requested_s: Option<u64>, goal: Duration) -> Duration {
+    match requested_s {
         Some(seconds) => Duration::from_secs(seconds),
         None => goal.saturating_mul(GOALS).max(LEAST),
-    }
-}
-
-impl std::fmt::Display for Left<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { host, missing, drained, loading } = self;
-        let Missing { memory_bytes, disk_bytes, disks_move } = missing;
-        match (memory_bytes, disk_bytes) {
-            _ if *loading => write!(f, "{host} had not loaded it"),
-            (0, 0) if *disks_move && !drained => write!(f, "its disks were not flushed at {host}"),
-            (0, 0) => write!(f, "QEMU here had not handed over all of it"),
-            (0, bytes) => write!(f, "{} KiB of its disks were not written at {host}", bytes >> 10),
-            (bytes, _) => write!(f, "{} KiB of its memory had not arrived at {host}", bytes >> 10),
-        }
     }
 }
 
@@ -186,7 +133,7 @@ mod tests {
     #[test]
     fn the_bound_is_the_operators_or_ten_goals_and_three_seconds_at_least() {
         let ms = Duration::from_millis;
-        for (asked_s, goal, expected) in [
+        for (requested_s, goal, expected) in [
             (None, ms(1), ms(3000)),
             (None, ms(300), ms(3000)),
             (None, ms(800), ms(8000)),
@@ -194,24 +141,23 @@ mod tests {
             (Some(60), ms(1), ms(60_000)),
             (None, Duration::MAX, Duration::MAX),
         ] {
-            assert_eq!(allowed(asked_s, goal), expected, "{asked_s:?} {goal:?}");
+            assert_eq!(allowed(requested_s, goal), expected, "{requested_s:?} {goal:?}");
         }
     }
 
     #[test]
     fn the_error_names_what_is_missing() {
-        let says = |memory_bytes, disk_bytes, draining: bool, loading| {
-            let missing = Missing { memory_bytes, disk_bytes, disks_move: true };
-            Left { host: "b", missing, drained: !draining, loading }.to_string()
-        };
-        for (said, expected) in [
-            (says(5 << 20, 1 << 20, true, false), "5120 KiB of its memory had not arrived at b"),
-            (says(0, 1 << 20, true, false), "1024 KiB of its disks were not written at b"),
-            (says(0, 0, true, false), "its disks were not flushed at b"),
-            (says(0, 0, false, false), "QEMU here had not handed over all of it"),
-            (says(0, 0, true, true), "b had not loaded it"),
+        use super::Reached::{Delivery, DisksFlushed, Loading};
+        for (memory_bytes, disk_bytes, reached, expected) in [
+            (5 << 20, 1 << 20, Delivery, "5120 KiB of its memory had not arrived at b"),
+            (0, 1 << 20, Delivery, "1024 KiB of its disks were not written at b"),
+            (0, 0, Delivery, "its disks were not flushed at b"),
+            (0, 0, DisksFlushed, "QEMU here had not handed over all of it"),
+            (0, 0, Loading, "b had not loaded it"),
         ] {
-            assert_eq!(said, expected);
+            let missing = Missing { memory_bytes, disk_bytes, disks_move: true };
+            let blackout = Blackout { reached, ..Blackout::default() };
+            assert_eq!(blackout.left("b", missing), expected);
         }
     }
 
@@ -232,8 +178,8 @@ mod tests {
     #[test]
     fn a_vm_that_would_be_stopped_anyway_has_no_bound() {
         let at = Instant::now();
-        let stop = Some(Stop { at, delivered: Delivered::default() });
-        let mut blackout = Blackout { stop, ..Blackout::default() };
+        let mut blackout = Blackout::default();
+        blackout.stopped(at, Delivered::default());
         blackout.begins(at, true);
         blackout.forget();
         assert!(blackout.stop().is_none() && !blackout.has_begun());

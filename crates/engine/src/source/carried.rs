@@ -34,6 +34,7 @@ mod passes;
 mod piece_size;
 mod process;
 mod relay;
+mod request;
 mod running;
 #[cfg(test)]
 mod same_report;
@@ -46,9 +47,7 @@ mod way_back;
 use std::mem;
 use std::sync::Arc;
 
-use api::{Audit, Bounds, Compress, FromStorage, Outcome, Report, Sharing, Slowing};
-
-use content::Domain;
+use api::{Outcome, Report};
 
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
@@ -56,52 +55,9 @@ use crate::watch::Watch;
 pub use caller::Caller;
 pub use opening::{More, Opening};
 pub use relay::Relay;
+pub use request::CarryRequest;
 use setup::Reason;
 pub use split::Split;
-
-/// The operator's settings for migrations that other programs command.
-#[derive(Clone, Debug)]
-pub struct CarryRequest {
-    /// Number of lanes; by default as for the agent's own migrations.
-    pub lanes: Option<u16>,
-    /// The downtime goal, which bounds the data in flight.
-    pub downtime_ms: u64,
-    /// How bodies are encoded.
-    pub compress: Compress,
-    /// What the audit compares before the VM is loaded.
-    pub audit: Audit,
-    /// How far a VM that does not converge may be throttled. There is no deadline, and no
-    /// action where the floor isn't enough.
-    pub slowing: Slowing,
-    /// The sharing domain.
-    pub sharing: Sharing,
-    /// Whether pages are read from disks that both hosts reach.
-    pub storage: FromStorage,
-    /// The bounds of each migration.
-    pub bounds: Bounds,
-}
-
-impl CarryRequest {
-    /// The sharing domain of all VMs carried from here.
-    fn domain(&self) -> Domain {
-        Domain(self.sharing.domain.clone().unwrap_or_default())
-    }
-}
-
-impl Default for CarryRequest {
-    fn default() -> Self {
-        Self {
-            lanes: None,
-            downtime_ms: 300,
-            compress: Compress::default(),
-            audit: Audit::default(),
-            slowing: Slowing::default(),
-            sharing: Sharing::default(),
-            storage: FromStorage::default(),
-            bounds: Bounds::default(),
-        }
-    }
-}
 
 /// The content of a connection.
 pub enum Content {
@@ -139,7 +95,7 @@ impl Carried {
     /// Whether it may be another connection of a migration that is passed on already: a
     /// multifd channel, or one for urgent pages of a post-copy.
     #[must_use]
-    pub fn may_be_beside(&self) -> bool {
+    pub fn may_be_secondary(&self) -> bool {
         match self {
             Self::Split(_) => false,
             Self::Relayed { why, .. } => {
@@ -156,9 +112,9 @@ impl Carried {
     }
 
     /// Notes that it is another connection of a migration that is passed on.
-    pub fn is_beside(&mut self) {
+    pub fn mark_secondary(&mut self) {
         if let Self::Relayed { relay, .. } = self {
-            relay.is_beside();
+            relay.mark_secondary();
         }
     }
 
@@ -193,7 +149,8 @@ impl Carried {
         };
         let in_doubt = matches!(ended, Err(MigrationError::InDoubt(_)));
         report_builder.tell(|report| report.in_doubt = in_doubt);
-        let is_unfit = matches!(ended, Err(MigrationError::Unsplittable(_)));
+        let is_unfit =
+            matches!(ended, Err(MigrationError::Unsplittable(_) | MigrationError::PageAfterRam));
         CarriedEnd { report: report_builder.end(outcome(ended)), is_unfit }
     }
 }

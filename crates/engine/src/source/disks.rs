@@ -74,7 +74,7 @@ pub(crate) fn choose(
     };
     let Ok(which) = which.parse::<WhichDisks>();
     let all = images::disks(&machine.qmp, &shape)?;
-    let chosen = images::choose(&all, &which).map_err(|e| MigrationError::Disks(e.to_string()))?;
+    let chosen = images::choose(&all, &which)?;
     let Choice { moving: disks, staying } = chosen;
     for (name, why) in &staying {
         report_builder.note(format!("disk {name} stays: {why}"));
@@ -133,8 +133,7 @@ impl Disks {
                 Arc::new(DiskSource::new(id, &disk.name, disk.bytes, pool, carry, flush))
             })
             .collect();
-        let (listener, socket) = Rendezvous::open(plan.machine, plan.scratch)
-            .map_err(|error| MigrationError::Qemu(error.to_string()))?;
+        let (listener, socket) = Rendezvous::open(plan.machine, plan.scratch)?;
         let exports =
             chosen.disks.iter().map(|disk| Export { name: disk.name.clone(), bytes: disk.bytes });
         let served = exports.zip(sources.iter().cloned()).collect();
@@ -150,7 +149,7 @@ impl Disks {
             })
             .collect();
         let mirrors = Mirrors::start(Arc::clone(&plan.machine.qmp), &targets)
-            .map_err(|error| MigrationError::Disks(error.to_string()))?;
+            .map_err(|error| MigrationError::Mirrors(Box::new(error)))?;
         let mirrors = Arc::new(mirrors);
         let reports = chosen.disks.iter().map(|disk| DiskReport {
             name: disk.name.clone(),

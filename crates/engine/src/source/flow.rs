@@ -62,10 +62,10 @@ pub(crate) struct FlowPlan<'p> {
 }
 
 /// Why a tap has failed. One whose batch was refused doesn't know the reason, which the lanes do.
-pub(crate) fn tap_failed(error: &TapError, lanes: &Lanes, host: String) -> MigrationError {
+pub(crate) fn tap_failed(error: TapError, lanes: &Lanes, host: String) -> MigrationError {
     match lanes.failure() {
         Some(source) => MigrationError::Lanes { host, source },
-        None => MigrationError::Tap(error.to_string()),
+        None => MigrationError::Tap(error),
     }
 }
 

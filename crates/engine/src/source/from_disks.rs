@@ -128,7 +128,7 @@ impl Asked {
             secret: secret().map_err(|error| error.to_string())?,
             bytes_per_s: storage.limit.map(BitRate::bytes_per_s),
         };
-        let bounds = (budget(storage.helper), Room::beside(pools.bound_bytes));
+        let bounds = (budget(storage.helper), Room::next_to(pools.bound_bytes));
         let (asking, cached) = Asking::start(vm, disks, blocks, bounds, storage.share, notes)
             .map_err(|error| error.to_string())?;
         Ok(FromDisks { cached, asking, order, notes: Arc::clone(notes) })

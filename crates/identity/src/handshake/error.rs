@@ -1,12 +1,16 @@
 //! Why a connection could not be secured, in words for the operator.
 
 use std::io;
+use std::time::Duration;
 
 use rustls::Error;
 
-use super::HANDSHAKE_MAX;
 use crate::record::RecordError;
 use crate::refusal::{CertificateProblem, Refusal};
+
+/// The longest that a handshake may take. Across the world it takes half a second,
+/// and three times that with lost packets; a slower peer counts as dead.
+pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]

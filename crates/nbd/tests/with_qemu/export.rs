@@ -30,7 +30,7 @@ impl Nbd {
 
     fn kill(&self) {
         self.0.kill().unwrap();
-        self.0.wait_gone(Duration::from_secs(30)).unwrap();
+        self.0.wait_exited(Duration::from_secs(30)).unwrap();
     }
 }
 

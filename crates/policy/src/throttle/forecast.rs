@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Settings;
+use super::input::Settings;
 use super::need::AIM;
 use super::view::{Aims, PASSES_ALONE};
 use crate::precopy::{Passes, Path, Prediction, Throttled, Vm, predict, predict_throttled};

@@ -1,6 +1,6 @@
 //! The targets that follow from the settings for this VM at this rate.
 
-use super::{Ratio, Settings, ThrottleInput};
+use super::input::{Ratio, Settings, ThrottleInput};
 use crate::precopy::boundary;
 use crate::switchover::budget_bytes;
 

@@ -4,11 +4,11 @@ use super::machine::pieces;
 use super::{CommandLine, Item};
 
 impl CommandLine {
-    /// Whether QEMU is told to become another user by itself, which requires that
-    /// root starts it.
+    /// Whether QEMU is to become another user by itself, which requires that root
+    /// starts it.
     #[must_use]
     pub fn names_user(&self) -> bool {
-        self.items.iter().any(|item| said_of_user(item).is_some())
+        self.items.iter().any(|item| user_option(item).is_some())
     }
 
     /// The command line without those options, and what was removed, as typed.
@@ -17,11 +17,11 @@ impl CommandLine {
         let mut line = Self { program: self.program.clone(), items: Vec::new() };
         let mut left_out = Vec::new();
         for item in &self.items {
-            let Some(said) = said_of_user(item) else {
+            let Some(option) = user_option(item) else {
                 line.items.push(item.clone());
                 continue;
             };
-            left_out.push(said);
+            left_out.push(option);
             line.items.extend(rest_of(item));
         }
         (line, left_out)
@@ -40,7 +40,7 @@ impl CommandLine {
 }
 
 /// `-runas USER`, or the piece of `-run-with` that does the same.
-fn said_of_user(item: &Item) -> Option<String> {
+fn user_option(item: &Item) -> Option<String> {
     let Item::Option { name, argument: Some(argument), .. } = item else { return None };
     match name.as_str() {
         "runas" => Some(format!("-runas {argument}")),
@@ -89,21 +89,21 @@ mod tests {
         ] {
             let (parsed, expected) = (parse(line), left_out.map(str::to_owned));
             assert_eq!(parsed.names_user(), expected.is_some(), "{line}");
-            let (without, said) = parsed.without_user();
-            assert_eq!(said, expected.into_iter().collect::<Vec<_>>(), "{line}");
+            let (without, removed) = parsed.without_user();
+            assert_eq!(removed, expected.into_iter().collect::<Vec<_>>(), "{line}");
             assert_eq!(without.argv().join(" "), rest, "{line}");
             assert!(!without.names_user());
         }
-        let (without, said) =
+        let (without, removed) =
             parse("qemu -runas a -run-with user=b,user=c -runas d").without_user();
-        assert_eq!((without.argv().join(" "), said.len()), ("qemu".to_owned(), 3));
+        assert_eq!((without.argv().join(" "), removed.len()), ("qemu".to_owned(), 3));
     }
 
     #[test]
     fn what_needs_root() {
         assert_eq!(parse("qemu -chroot /x").needs_root().as_deref(), Some("-chroot /x"));
-        let said = parse("qemu -run-with async-teardown=on,chroot=/x").needs_root();
-        assert_eq!(said.as_deref(), Some("-run-with chroot=/x"));
+        let option = parse("qemu -run-with async-teardown=on,chroot=/x").needs_root();
+        assert_eq!(option.as_deref(), Some("-run-with chroot=/x"));
         assert_eq!(parse("qemu -runas nobody -name chroot=/x").needs_root(), None);
     }
 }

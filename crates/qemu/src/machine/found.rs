@@ -30,7 +30,7 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
     let process = Process::find(&record.process)?;
     let qmp = Qmp::connect(&record.socket, CONNECT).map_err(|error| {
         let ends = matches!(error, QmpError::Closed | QmpError::Connect { .. });
-        match process.wait_gone(if ends { ENDING } else { Duration::ZERO }) {
+        match process.wait_exited(if ends { ENDING } else { Duration::ZERO }) {
             Ok(()) => ProcessError::Gone { pid: process.pid() }.into(),
             Err(_) => StartError::from(error),
         }

@@ -91,7 +91,7 @@ pub enum GuestPort {
 /// # Errors
 /// With QEMU's own message if it doesn't come up. Nothing is left behind.
 pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
-    start_told(start, &|_| {})
+    start_reporting(start, &|_| {})
 }
 
 /// As [`start`]. `launched` is called with the process id of each QEMU as soon as it was launched,
@@ -99,7 +99,7 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_told(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Machine, StartError> {
+pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Machine, StartError> {
     let line = as_said_by(start, CommandLine::parse(start.argv)?);
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
@@ -246,7 +246,7 @@ fn connect(
     };
     let ended = !is_idle
         && matches!(error, QmpError::Closed | QmpError::Connect { .. })
-        && process.wait_gone(GONE_WAIT).is_ok();
+        && process.wait_exited(GONE_WAIT).is_ok();
     let words = log_tail(log, logged);
     if ended {
         let words = words.unwrap_or_else(|| "it gives no reason".to_owned());
@@ -319,7 +319,7 @@ fn becomes_idle(process: &Process, idle_max: Duration, answers: &Receiver<()>) -
 }
 
 fn give_up(process: &Process) {
-    let ended = process.kill().and_then(|()| process.wait_gone(GONE_WAIT));
+    let ended = process.kill().and_then(|()| process.wait_exited(GONE_WAIT));
     if let Err(error) = ended {
         tracing::error!(%error, "a QEMU that doesn't answer can't be ended");
     }

@@ -1,9 +1,22 @@
 //! One mirror, and its state as QEMU reports it.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
-use super::{MirrorError, PREFIX, Side};
+use super::error::{MirrorError, Side};
 use crate::disks::Disk;
+use crate::qmp::QmpError;
+
+/// How the names of everything created here start.
+pub const PREFIX: &str = "droveway-mirror-";
+
+pub(super) const ASK: Duration = Duration::from_secs(5);
+/// How often to query, in case another thread took an event.
+pub(super) const LOOK: Duration = Duration::from_secs(1);
+
+pub(super) const EVENTS: [&str; 4] =
+    ["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED", "BLOCK_JOB_ERROR"];
 
 /// The state of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +63,11 @@ impl Job {
             write_blocking: false,
             failing: None,
         }
+    }
+
+    /// The error if QEMU refuses a command for it.
+    pub(super) fn refused(&self, source: QmpError) -> MirrorError {
+        MirrorError::Qemu { disk: self.disk.clone(), source }
     }
 
     pub(super) fn hear(&mut self, event: &str, data: &Value) {

@@ -1,11 +1,13 @@
 //! Starts the mirrors of a VM's disks.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::job::Job;
-use super::{MirrorError, Target, refused, undo};
+use super::{MirrorError, undo};
+use crate::disks::Disk;
 use crate::qmp::{Qmp, QmpError, list};
 
 /// Most bytes of one disk that are mirrored and not yet acknowledged. With QEMU's
@@ -19,6 +21,17 @@ const GRANULARITY_MAX: u64 = 64 << 10;
 const BITS_MAX: u64 = 64 << 20;
 /// For connecting to the export, which QEMU does in its main loop.
 const CONNECT: Duration = Duration::from_secs(10);
+
+/// A disk and where it is mirrored to.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The disk, as [`crate::disks::disks`] lists it.
+    pub disk: Disk,
+    /// The unix socket of an NBD server.
+    pub socket: PathBuf,
+    /// The export's name there.
+    pub export: String,
+}
 
 /// Connects to all targets, and starts the mirrors if all have the right sizes.
 pub(super) fn start(qmp: &Qmp, jobs: &[Job], targets: &[Target]) -> Result<(), MirrorError> {
@@ -51,7 +64,7 @@ fn connect(qmp: &Qmp, job: &Job, target: &Target) -> Result<(), MirrorError> {
     if let Err(QmpError::Timeout { .. }) = added {
         undo::yank(qmp);
     }
-    added.map(drop).map_err(|error| refused(job, error))
+    added.map(drop).map_err(|error| job.refused(error))
 }
 
 fn compare_sizes(qmp: &Qmp, jobs: &[Job]) -> Result<(), MirrorError> {
@@ -87,14 +100,14 @@ fn mirror(qmp: &Qmp, job: &Job) -> Result<(), MirrorError> {
         "buf-size": BUFFER_BYTES,
         "granularity": granularity(job.bytes),
     });
-    qmp.execute("blockdev-mirror", mirror).map(drop).map_err(|error| refused(job, error))
+    qmp.execute("blockdev-mirror", mirror).map(drop).map_err(|error| job.refused(error))
 }
 
 fn tell(qmp: &Qmp, job: &Job, command: &str) -> Result<(), MirrorError> {
     match qmp.execute(command, json!({ "device": job.id })) {
         // The job has ended already: the events say why.
         Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
-        Err(error) => Err(refused(job, error)),
+        Err(error) => Err(job.refused(error)),
     }
 }
 

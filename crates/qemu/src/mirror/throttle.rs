@@ -9,7 +9,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ASK, PREFIX};
+use super::job::{ASK, PREFIX};
 use crate::qmp::{Qmp, QmpError};
 
 /// Limits that must be given, each 0 where there is none.

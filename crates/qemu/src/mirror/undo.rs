@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use serde_json::{Value, json};
 
-use super::{ASK, EVENTS, LOOK, MirrorError, PREFIX, throttle};
+use super::job::{ASK, EVENTS, LOOK, PREFIX};
+use super::{MirrorError, throttle};
 use crate::qmp::{Event, Qmp, QmpError, list};
 
 /// How long jobs may take to end before their connections are cut.
@@ -33,9 +34,9 @@ pub fn remove_left(qmp: &Qmp) -> Result<bool, MirrorError> {
         }
         other => other?,
     };
-    if !wait_gone(qmp, &events, CANCEL_WAIT)? {
+    if !wait_removed(qmp, &events, CANCEL_WAIT)? {
         yank(qmp);
-        if !wait_gone(qmp, &events, YANKED_WAIT)? {
+        if !wait_removed(qmp, &events, YANKED_WAIT)? {
             let left = jobs(qmp)?.join(", ");
             return Err(MirrorError::Left(format!("the jobs {left} don't end")));
         }
@@ -90,7 +91,7 @@ fn cancel(qmp: &Qmp) -> Result<bool, QmpError> {
     Ok(!jobs.is_empty())
 }
 
-fn wait_gone(qmp: &Qmp, events: &Receiver<Event>, timeout: Duration) -> Result<bool, QmpError> {
+fn wait_removed(qmp: &Qmp, events: &Receiver<Event>, timeout: Duration) -> Result<bool, QmpError> {
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

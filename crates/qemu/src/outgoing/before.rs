@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{PROGRESS_WAIT, Progress};
+use super::progress::{PROGRESS_WAIT, Progress};
 use crate::qmp::{Qmp, QmpError};
 
 /// Its name in the VM's directory.

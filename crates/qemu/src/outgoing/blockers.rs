@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{PROGRESS_WAIT, Progress};
+use super::progress::{PROGRESS_WAIT, Progress};
 use crate::qmp::{Qmp, QmpError};
 use crate::shape;
 

@@ -7,11 +7,14 @@ use crossbeam_channel::Receiver;
 use serde_json::json;
 
 use super::before::Before;
-use super::{CANCEL_WAIT, PROGRESS_WAIT, Progress, Settings, Status};
+use super::progress::PROGRESS_WAIT;
+use super::{Progress, Settings, Status};
 use crate::machine::Machine;
 use crate::mirror::{self, MirrorError};
 use crate::qmp::{Event, Qmp, QmpError, RunState};
 
+/// How long a cancelled migration may take to end.
+pub(super) const CANCEL_WAIT: Duration = Duration::from_secs(10);
 /// A set-up whose stream is read takes milliseconds; one that takes longer won't end by
 /// itself.
 const SET_UP_MAX: Duration = Duration::from_secs(5);

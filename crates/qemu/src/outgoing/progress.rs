@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
 
+/// Short: a QEMU that stops a VM holds its big lock, and a figure is not worth the wait.
+pub(super) const PROGRESS_WAIT: Duration = Duration::from_secs(1);
+
 /// The status of QEMU's migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Status {

@@ -147,7 +147,7 @@ fn silent(script: &str, up_max: Duration, idle_max: Duration) -> String {
         idle_max,
     };
     let launched = Cell::new(None);
-    let error = machine::start_told(&start, &|pid| launched.set(Some(pid))).unwrap_err();
+    let error = machine::start_reporting(&start, &|pid| launched.set(Some(pid))).unwrap_err();
     let pid = launched.get().expect("its process is told, though it never answers");
     assert!(matches!(error, StartError::Silent { .. }), "{error}");
     assert!(!dir.path().join("qmp").exists());
@@ -167,6 +167,6 @@ fn two_vms_do_not_share_what_they_inherit() {
     let (ones, others) = (sockets(one.process.pid()), sockets(other.process.pid()));
     assert!(!ones.is_empty() && ones.is_disjoint(&others), "{ones:?} {others:?}");
     other.process.kill().unwrap();
-    other.process.wait_gone(Duration::from_secs(10)).unwrap();
+    other.process.wait_exited(Duration::from_secs(10)).unwrap();
     assert!(one.process.is_alive());
 }

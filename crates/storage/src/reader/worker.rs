@@ -19,7 +19,7 @@ const BUFFER_BYTES: usize = ITEMS * PAGE_BYTES + 2 * (PAGE_BYTES + ALIGNMENT_MAX
 const ITEMS: usize = 256;
 const _: () = assert!(ITEMS as u64 * PAGE == STRETCH_BYTES);
 
-/// Tells the watch that the thread ends, even by a panic.
+/// Notifies the watch when the thread ends, even by a panic.
 struct Leaving<'a> {
     shared: &'a Shared,
     desk: usize,
@@ -94,8 +94,8 @@ impl Shared {
                 // All items were taken from the end meanwhile.
                 continue;
             }
-            let told = self.settings.gap_bytes_max;
-            let gap_bytes_max = told.unwrap_or_else(|| state.size.gap_bytes_max());
+            let fixed = self.settings.gap_bytes_max;
+            let gap_bytes_max = fixed.unwrap_or_else(|| state.size.gap_bytes_max());
             state.wanted.take_next(Limits { bytes_max: begun_bytes, gap_bytes_max }, items);
             state.busy += 1;
             return Some(begun_bytes);

@@ -106,7 +106,7 @@ impl World {
     /// If it does not.
     pub fn assert_stayed(&self, guest: &Guest, at: Side, pid: u32) {
         let vm = || self.listed(at, guest);
-        // An agent that has just started first settles what its journals say.
+        // An agent that has just started first settles what its journals record.
         until("it is settled", || vm().status != VmStatus::InDoubt);
         let vm = vm();
         assert_eq!(vm.pid, pid, "{vm:?}");

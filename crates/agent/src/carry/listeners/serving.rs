@@ -77,13 +77,13 @@ impl Shared {
                 let _in = data_threads::migration_span(&id, &vm).entered();
                 tracing::info!(uuid, to = host, "carrying");
                 entry.accepted.lock().extend(carried.take_channels());
-                let is_beside = carried.is_channel()
-                    || (carried.may_be_beside()
+                let is_secondary = carried.is_channel()
+                    || (carried.may_be_secondary()
                         && (was_carrying || self.migrations.is_carrying(&vm, &host)));
-                if is_beside {
-                    carried.is_beside();
+                if is_secondary {
+                    carried.mark_secondary();
                 }
-                let what = if is_beside { What::Connection } else { What::Migration };
+                let what = if is_secondary { What::Connection } else { What::Migration };
                 self.run((&id, &vm, &host), what, carried, entry);
             }
         }

@@ -36,22 +36,21 @@ pub(super) struct Wanted {
 
 impl Wanted {
     pub(super) fn of(order: &Prepare, programs: &Programs) -> Result<Self, Denied> {
-        let asked = |error: qemu::command_line::CommandLineError| Denied::Asked(error.to_string());
-        let argv = apply_overrides(&order.argv, &order.overrides).map_err(asked)?;
-        let line = CommandLine::parse(&argv).map_err(asked)?;
-        let cwd = PathBuf::from(overridden(&order.cwd, &order.overrides).map_err(asked)?);
+        let argv = apply_overrides(&order.argv, &order.overrides)?;
+        let line = CommandLine::parse(&argv)?;
+        let cwd = PathBuf::from(overridden(&order.cwd, &order.overrides)?);
         if !cwd.is_absolute() {
             let cwd = cwd.display();
-            return Err(Denied::Asked(format!("the VM's directory `{cwd}` is not absolute")));
+            return Err(Denied::Invalid(format!("the VM's directory `{cwd}` is not absolute")));
         }
         if let (Some(_), Some(option)) = (programs.user(), line.needs_root()) {
-            return Err(Denied::Asked(format!(
+            return Err(Denied::Invalid(format!(
                 "{option} takes root's rights, and this host runs QEMU as a user without them \
                  (qemu-user): leave it out, or move the VM to a host without qemu-user"
             )));
         }
         let program = programs.find(line.program(), &cwd);
-        let program = program.map_err(|not_allowed| Denied::Asked(not_allowed.to_string()))?;
+        let program = program.map_err(|not_allowed| Denied::Invalid(not_allowed.to_string()))?;
         Ok(Self { argv, cwd, program, line })
     }
 
@@ -68,7 +67,7 @@ impl Wanted {
         }
         let count = shape.memory.len().max(shape.unplugged.len());
         if count > MEMORY_MAX {
-            return Err(Denied::Asked(format!("{count} RAM blocks are more than {MEMORY_MAX}")));
+            return Err(Denied::Invalid(format!("{count} RAM blocks are more than {MEMORY_MAX}")));
         }
         let host = host_memory();
         Ok(Needs::of(&self.line, &shape.memory, &shape.unplugged, &self.cwd, &host))

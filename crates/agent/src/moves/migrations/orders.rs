@@ -28,7 +28,7 @@ impl Migrations {
     /// Changes the bounds of a migration, and returns the new ones.
     pub(crate) fn set(&self, id: &str, change: BoundsChange) -> Result<Bounds, Denied> {
         if change.is_empty() {
-            return Err(Denied::Asked("there is nothing to change".to_owned()));
+            return Err(Denied::Invalid("there is nothing to change".to_owned()));
         }
         let (watch, progress) = self.running(id)?;
         // A carried migration in post-copy still sends memory.

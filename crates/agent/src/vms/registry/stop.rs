@@ -13,7 +13,7 @@ use crate::denied::Denied;
 impl Registry {
     /// Ends a VM and forgets it; blocks for as long as `how` allows.
     pub(crate) fn stop(&self, name: &str, how: StopHow) -> Result<Stopped, Denied> {
-        api::check_stop(how.timeout_s).map_err(Denied::Asked)?;
+        api::check_stop(how.timeout_s).map_err(Denied::Invalid)?;
         let vm = self.set_busy(name, Busy::Stopping)?;
         // Updates whether QEMU lives; the last known state may be old.
         vm.status(false);

@@ -96,12 +96,12 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
     assert_eq!(found.argv, request("web1").argv);
     assert_eq!([&started.share_domain, &found.share_domain], ["tenant-7"; 2]);
     let strange = RunRequest { share_domain: "a b".to_owned(), ..request("web2") };
-    assert!(matches!(registry.run(&strange, &probes()), Err(Denied::Asked(_))));
+    assert!(matches!(registry.run(&strange, &probes()), Err(Denied::Invalid(_))));
 
     let button = registry.stop("web1", StopHow { force: false, timeout_s: 1 }).unwrap_err();
     assert!(button.to_string().contains("--force"), "{button}");
     let too_long = StopHow { force: true, timeout_s: api::STOP_S_MAX + 1 };
-    assert!(matches!(registry.stop("web1", too_long), Err(Denied::Asked(_))));
+    assert!(matches!(registry.stop("web1", too_long), Err(Denied::Invalid(_))));
     assert_eq!(registry.stop("web1", FORCE).unwrap().end, StopEnd::PlugPulled);
     assert!(!is_alive(started.pid));
     assert!(registry.list().is_empty());
@@ -164,7 +164,7 @@ fn a_dead_vm_stays_until_it_is_stopped() {
     let registry = open(dir.path());
     let pid = registry.run(&request("web1"), &probes()).unwrap().pid;
     Process::now(pid).unwrap().kill().unwrap();
-    Process::now(pid).map(|process| process.wait_gone(Duration::from_secs(10))).ok();
+    Process::now(pid).map(|process| process.wait_exited(Duration::from_secs(10))).ok();
     // By the agent that started it, and by the next one.
     assert_dead(&registry, pid);
     drop(registry);

@@ -68,7 +68,7 @@ impl Room {
 
     /// The room for maps next to buffers of this size.
     #[must_use]
-    pub fn beside(buffers_bytes: usize) -> Self {
+    pub fn next_to(buffers_bytes: usize) -> Self {
         Self { left_bytes: buffers_bytes / Self::PART }
     }
 

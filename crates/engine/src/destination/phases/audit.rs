@@ -6,14 +6,11 @@ use audit::{BlockLedger, Hash, Ledger};
 use page::{BATCH_PAGES, BlockId, Buffer, PAGE_BYTES, PageIndex};
 use placer::Placer;
 use ram::{DataRanges, Mapping, RamError};
-use wire::{AuditOrder, Cost, ToDestination, ToSource};
+use wire::{AuditOrder, ToDestination, ToSource};
 
-use super::End;
-use super::connect::{Connected, ended};
-use super::prepare::Prepared;
-use super::receive::{Delivered, Opened};
+use super::connect::Connected;
+use super::end::{End, ended};
 use crate::link::Heard;
-use crate::tail::Tail;
 
 /// Digests in one message.
 const DIGESTS_AT_ONCE: usize = 1 << 14;
@@ -44,37 +41,6 @@ impl Auditing {
     /// The chosen hash for the source, if it is not the default.
     pub(super) fn chosen(self) -> Option<String> {
         (self.hash != Hash::default()).then(|| self.hash.name().to_owned())
-    }
-}
-
-/// The whole VM is here, as QEMU handed it over.
-pub(super) struct Proved<'a, 's> {
-    pub(super) tail: Tail,
-    pub(super) cost: Cost,
-    pub(super) prepared: Prepared<'a, 's>,
-}
-
-impl<'a, 's> Delivered<'a, 's> {
-    /// Makes the source compare. From then on nothing is placed, and no content is looked up by
-    /// name.
-    pub(super) fn prove(self) -> Result<Proved<'a, 's>, End> {
-        let Self { opened, tail, totals, sharing, prepared } = self;
-        let connected = prepared.connected;
-        let cost = opened.as_ref().map(Opened::cost).unwrap_or_default();
-        if let Some(Opened { placer, mappings, by_name }) = opened {
-            if let Some(ledger) = placer.ledger() {
-                connected.audit(ledger, &mappings, &totals, prepared.audit)?;
-            }
-            if let Some(by_name) = by_name {
-                if let Some(sharing) = sharing {
-                    sharing.keep(&by_name);
-                }
-                for text in by_name.storage_notes() {
-                    connected.say(&ToSource::Note { text })?;
-                }
-            }
-        }
-        Ok(Proved { tail, cost, prepared })
     }
 }
 

@@ -11,6 +11,7 @@ mod from_disks;
 mod in_order;
 
 use std::io::Write;
+use std::mem;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -26,9 +27,9 @@ use qemu::ram_blocks::RamBlocks;
 use wire::carry::{self, Carry};
 use wire::{Announced, Cost, ToDestination, ToSource};
 
-use super::End;
 use super::audit::Auditing;
 use super::connect::{Connected, hex};
+use super::end::End;
 use super::receive::{Opened, Reach};
 use super::sharing::{Found, Shares};
 use crate::caught::caught;
@@ -86,10 +87,17 @@ struct Split {
     feeder: Feeder,
     opened: Opened,
     ram: RamBlocks,
-    /// Kept until all pages are placed; none after that.
-    tail: Option<Tail>,
+    after_ram: AfterRam,
     _telling: Telling,
     pools: Pools,
+}
+
+/// What becomes of the stream after RAM.
+enum AfterRam {
+    /// It is kept until all pages are placed.
+    Kept(Tail),
+    /// It goes to QEMU as it arrives.
+    Fed,
 }
 
 /// A connection that is relayed by lanes.
@@ -252,7 +260,7 @@ impl Carried<'_> {
     /// Handles the loss of the source's connection. The source closes it after the last word of the
     /// QEMU here, which may not have been seen yet.
     fn source_gone(&mut self, error: &LinkError) -> Result<(), End> {
-        let is_fed = matches!(&self.incoming, Incoming::Split(split) if split.tail.is_none());
+        let is_fed = matches!(&self.incoming, Incoming::Split(split) if matches!(split.after_ram, AfterRam::Fed));
         if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
             let ended = self.closed_here(closed);
             // The source doesn't miss what it isn't told any more.
@@ -382,7 +390,7 @@ impl Carried<'_> {
         let syncs = self.channels.as_ref().and_then(Channels::syncs);
         if let Some(syncs) = syncs {
             let sections = Arc::clone(syncs);
-            feeder.tell_sections(move || sections.one_more());
+            feeder.notify_sections(move || sections.one_more());
             // Setup and RAM's END are sections too.
             syncs.one_more();
             syncs.one_more();
@@ -397,8 +405,8 @@ impl Carried<'_> {
         let found = Found::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;
         let _telling = telling.map_err(End::failed)?;
-        let tail = Tail::new(&local.resources.coming_tails);
-        let split = Split { feeder, opened, ram, tail: Some(tail), _telling, pools };
+        let after_ram = AfterRam::Kept(Tail::new(&local.resources.coming_tails));
+        let split = Split { feeder, opened, ram, after_ram, _telling, pools };
         self.incoming = Incoming::Split(Box::new(split));
         Ok(())
     }
@@ -424,9 +432,9 @@ impl Carried<'_> {
         let Incoming::Split(split) = &mut self.incoming else {
             return Err(End::failed("the tail of the stream arrived before its head"));
         };
-        match &mut split.tail {
-            Some(tail) => tail.push(piece).map_err(End::failed),
-            None => split.feeder.tail(piece).map_err(End::failed),
+        match &mut split.after_ram {
+            AfterRam::Kept(tail) => tail.push(piece).map_err(End::failed),
+            AfterRam::Fed => split.feeder.tail(piece).map_err(End::failed),
         }
     }
 
@@ -435,8 +443,9 @@ impl Carried<'_> {
         let Incoming::Split(split) = &mut self.incoming else {
             return Err(End::failed("pages arrived before the head of the stream"));
         };
-        let tail =
-            split.tail.take().ok_or_else(|| End::failed("the stream was completed twice"))?;
+        let AfterRam::Kept(tail) = mem::replace(&mut split.after_ram, AfterRam::Fed) else {
+            return Err(End::failed("the stream was completed twice"));
+        };
         let Opened { placer, mappings, .. } = &split.opened;
         if let Some(ledger) = placer.ledger() {
             self.connected.audit(ledger, mappings, totals, self.audit)?;

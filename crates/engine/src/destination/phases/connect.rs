@@ -9,9 +9,9 @@ use identity::Connection;
 use parking_lot::Mutex;
 use wire::{ToDestination, ToSource, Token};
 
-use super::End;
-use crate::destination::Shared;
+use super::end::End;
 use crate::destination::lanes::ArrivingLanes;
+use crate::destination::shared::Shared;
 use crate::link::{Heard, Link};
 use crate::waits::{LOOK, Silence};
 
@@ -126,28 +126,6 @@ impl<'s> Connected<'s> {
 
     pub(super) fn say(&self, message: &ToSource) -> Result<(), End> {
         self.link.say(message).map_err(|error| End::Over(error.to_string()))
-    }
-}
-
-/// Interprets an unexpected message.
-pub(super) fn ended(heard: Heard<ToDestination>) -> End {
-    match heard {
-        Heard::Message(ToDestination::Abort { reason }) => {
-            End::Over(format!("the source ended the migration: {reason}"))
-        }
-        Heard::Message(ToDestination::Switchover { said }) => match said.message {
-            switchover::ToDestination::Aborted { reason } => {
-                End::Over(format!("the source ended the migration: {reason}"))
-            }
-            switchover::ToDestination::Unknown => {
-                End::Over("the VM ended at its source".to_owned())
-            }
-            switchover::ToDestination::Go { .. } => {
-                End::failed("the source released a VM that is not loaded")
-            }
-        },
-        Heard::Gone(error) => End::Over(format!("lost the source's agent: {error}")),
-        _ => End::failed("the source sent a message out of turn"),
     }
 }
 

@@ -13,11 +13,11 @@ use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use wire::ToDestination;
 
-use super::End;
-use super::audit::Proved;
-use super::connect::{Connected, SILENCE, ended};
+use super::connect::{Connected, SILENCE};
 use super::effects::Loaded;
+use super::end::{End, ended};
 use super::prepare::Prepared;
+use super::prove::Proved;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::nic_use::Telling;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use wire::carry::Carry;
 use wire::{Prepare, ToDestination, ToSource};
 
-use super::End;
 use super::connect::Connected;
+use super::end::End;
 use crate::link::Heard;
 
 /// The longest time between connecting and the order.

@@ -13,10 +13,10 @@ use switchover::destination::Driver;
 use switchover::journal::{Listed, Opened};
 use wire::{Prepare, ToSource};
 
-use super::End;
 use super::audit::Auditing;
 use super::connect::{Connected, SILENCE, hex};
 use super::effects::Keeper;
+use super::end::End;
 use super::sharing::{Found, Told, Wanted};
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::nic_use::Telling;

@@ -9,9 +9,9 @@ use qemu::ram_blocks::Reached;
 use ram::Mapping;
 use wire::{Announced, Cost, ToDestination, ToSource};
 
-use super::End;
 use super::audit::Auditing;
-use super::connect::{Connected, ended};
+use super::connect::Connected;
+use super::end::{End, ended};
 use super::prepare::Prepared;
 use super::sharing::Found;
 use crate::destination::by_name::ByName;

@@ -10,8 +10,8 @@ use transport::{Deltas, LanesPlan};
 use wire::carry::{Carry, Carrying, Target};
 use wire::{SharingOrder, ToDestination, ToSource};
 
-use super::CarryRequest;
 use super::from_disks::Reading;
+use super::request::CarryRequest;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};

@@ -87,7 +87,7 @@ impl Caller {
     /// # Panics
     /// If the connections were taken over.
     pub(super) fn main(&self) -> &UnixStream {
-        self.main.as_ref().expect("nobody has taken them over")
+        self.main.as_ref().expect("its connections are not taken over yet")
     }
 
     /// The main connection, to be forwarded unchanged.
@@ -104,7 +104,7 @@ impl Caller {
     /// # Panics
     /// If the connections were taken over.
     pub(super) fn take_over(mut self) -> (UnixStream, Vec<Channel>) {
-        let main = self.main.take().expect("nobody has taken them over");
+        let main = self.main.take().expect("its connections are not taken over yet");
         (main, mem::take(&mut self.channels))
     }
 

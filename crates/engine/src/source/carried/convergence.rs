@@ -12,9 +12,9 @@ use host::quota;
 use policy::passes::{self, Counted};
 use policy::throttle::{Decision, OnStall, Ratio, Settings, Stall, ThrottleInput, Why};
 
-use super::CarryRequest;
 use super::passes::{Passes, Seen};
 use super::process::Qemu;
+use super::request::CarryRequest;
 use crate::report_builder::ReportBuilder;
 use crate::source::control::sampler::Shown;
 use crate::source::control::throttle::{Brakes, Throttling, Vcpus, settings};

@@ -1,6 +1,7 @@
 //! Decides whether pages may be read from the disks of a VM that another program
 //! commands. QEMU is not queried: its command line lists the VM's devices.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use qemu::guest_port::NoPort;
 use storage::{Look, OpenError};
 use wire::{ToDestination, ToSource};
 
+use super::agents::Agents;
 use super::process;
-use super::split::Split;
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
@@ -31,20 +32,22 @@ pub(super) struct Reading {
     pub(super) disks: Vec<bool>,
 }
 
-impl Split {
-    /// Starts queries to the guest's helper, and makes the destination open the disks.
-    /// None if that is impossible, with a note if the operator requested it.
+impl Agents {
+    /// Starts queries to the guest's helper of the VM whose QEMU migrates on `main`, and makes the
+    /// destination open the disks. None if that is impossible, with a note if the operator
+    /// requested it.
     pub(super) fn read_disks(
         &self,
+        main: &UnixStream,
         pools: &Pools,
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<Option<Reading>, MigrationError> {
-        let storage = &self.agents.request.storage;
+        let storage = &self.request.storage;
         if storage.read == ReadDisks::Off {
             return Ok(None);
         }
         let notes = notes(storage, report_builder);
-        let begun = self.vm().and_then(|vm| vm.ask(storage, pools, &notes));
+        let begun = self.vm(main).and_then(|vm| vm.ask(storage, pools, &notes));
         let from = match begun {
             Ok(from) => from,
             Err(why) => {
@@ -52,14 +55,14 @@ impl Split {
                 return Ok(None);
             }
         };
-        self.agents.say(&ToDestination::Storage(from.order.clone()))?;
-        let (disks, more) = match self.agents.hear.recv_timeout(ANSWER_MAX) {
+        self.say(&ToDestination::Storage(from.order.clone()))?;
+        let (disks, more) = match self.hear.recv_timeout(ANSWER_MAX) {
             Ok(Heard::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
-            Ok(Heard::Back(bytes)) if bytes.is_empty() => return Err(self.agents.closed_early()),
-            Ok(other) => return Err(self.agents.ended(other)),
+            Ok(Heard::Back(bytes)) if bytes.is_empty() => return Err(self.closed_early()),
+            Ok(other) => return Err(self.ended(other)),
             Err(_) => {
                 let why = "it did not report in time which disks it reads".to_owned();
-                return Err(self.agents.lost(why));
+                return Err(self.lost(why));
             }
         };
         more.into_iter().for_each(|note| notes.note(note));
@@ -67,11 +70,11 @@ impl Split {
     }
 
     /// The VM, if its guest can be queried.
-    fn vm(&self) -> Result<Asked, String> {
-        let qemu = process::of(self.caller.main())?;
+    fn vm(&self, main: &UnixStream) -> Result<Asked, String> {
+        let qemu = process::of(main)?;
         let vm = Arc::new(Commanded::of_process(qemu.pid).map_err(|error| error.to_string())?);
         vm.guest_port().map_err(|why: NoPort| why.to_string())?;
-        if !self.agents.carrying.waits {
+        if !self.carrying.waits {
             return Err("the agent at the destination is older".to_owned());
         }
         let disks = disks_of(&vm)?;

@@ -30,9 +30,6 @@ pub(super) struct Observed {
     pub(super) fixed: Duration,
     /// The first sweep over RAM has ended.
     pub(super) first_swept: AtomicBool,
-    /// What is no longer split turns to post-copy: its guest waits for each page that it requests,
-    /// so it has no pace.
-    pub(super) is_in_postcopy: AtomicBool,
     /// No page may arrive any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
 }
@@ -99,21 +96,15 @@ impl Output for Observed {
         self.tail.pass(&self.collector.link, bytes)
     }
 
-    /// Goes the same way as the tail. The first piece is short, and RAM is over only after
+    /// Goes the same way as the tail. The first piece is short, and RAM has ended only after
     /// it.
     fn rest(&self, bytes: &[u8], reason: Option<&Unsplittable>) -> Result<(), Stopped> {
         self.collector.count(bytes);
         self.passes.end();
         let Some(reason) = reason else {
             let pass_on = |piece: &[u8]| self.tail.pass_on(&self.collector.link, piece);
-            return if self.is_in_postcopy.load(Relaxed) {
-                pass_on(bytes)
-            } else {
-                self.collector.state.whole.write(bytes, pass_on)
-            };
+            return self.collector.state.whole.write(bytes, pass_on);
         };
-        let turns = matches!(reason, Unsplittable::Postcopy { .. });
-        self.is_in_postcopy.store(turns, Relaxed);
         self.collector.notice(Notice::SplitEnds(reason.to_string()));
         self.tail.pass(&self.collector.link, bytes)
     }

@@ -14,9 +14,10 @@ use wire::carry::{Channels, Target};
 use super::agents::Agents;
 use super::caller::{Caller, Channel};
 use super::relay::Relay;
+use super::request::CarryRequest;
 use super::setup::{self, Reason, Setup};
 use super::split::Split;
-use super::{Carried, CarryRequest, Content, first_packets, process};
+use super::{Carried, Content, first_packets, process};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::Heard;
@@ -115,7 +116,7 @@ impl Opening {
             First::Nobody => {
                 let seconds = SILENT_MAX.as_secs();
                 let why = format!("neither end has sent anything for {seconds} s");
-                return Err(MigrationError::Tap(why));
+                return Err(MigrationError::Connections(why));
             }
         };
         match heard {
@@ -132,7 +133,7 @@ impl Opening {
     fn read_setup(mut self, more: &mut More<'_>, relays: bool) -> Result<Carried, MigrationError> {
         let reading = |error| local_error("reading the first bytes of QEMU's stream", error);
         if !relays && self.caller.is_stray() {
-            return Err(MigrationError::Tap(
+            return Err(MigrationError::Connections(
                 "a multifd channel connected without a main connection".to_owned(),
             ));
         }
@@ -202,13 +203,13 @@ impl Opening {
             socket.read_exact(&mut first).map_err(taking)?;
             socket.set_read_timeout(None).map_err(taking)?;
             let Init { id, uuid } = Init::parse(&first).map_err(|error| {
-                MigrationError::Tap(format!(
+                MigrationError::Connections(format!(
                     "a connection next to QEMU's main connection is not one of its channels: \
                      {error}"
                 ))
             })?;
             if channels.iter().any(|other| other.id == id || other.uuid != uuid) {
-                return Err(MigrationError::Tap(
+                return Err(MigrationError::Connections(
                     "multifd channels of several VMs connected to the same socket at the same \
                      time"
                         .to_owned(),

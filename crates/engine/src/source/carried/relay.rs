@@ -21,9 +21,10 @@ use wire::{Frame, ToDestination, ToSource};
 use super::agents::Agents;
 use super::by_lanes::{ByLanes, Content, Sending};
 use super::caller::{CLOSED_MAX, drain};
+use super::outcome;
 use super::passed::Passed;
+use super::request::CarryRequest;
 use super::setup::Reason;
-use super::{CarryRequest, outcome};
 use crate::caught::caught;
 use crate::error::MigrationError;
 use crate::link::{Heard, Link};
@@ -61,7 +62,7 @@ pub struct Relay {
 impl Relay {
     /// Notes that it is another connection of a migration. One that is encrypted may be a
     /// multifd channel.
-    pub(super) fn is_beside(&mut self) {
+    pub(super) fn mark_secondary(&mut self) {
         self.is_channel |= self.before.starts_with(&TLS_BEGINS);
     }
 
@@ -243,7 +244,7 @@ impl Following<'_> {
     fn give_up(&self, lost: &str, said_all: bool) -> Result<(), MigrationError> {
         let why = format!("another of its connections failed: {lost}");
         if self.passed.may_end() && !said_all {
-            return Err(MigrationError::Tap(why));
+            return Err(MigrationError::Connections(why));
         }
         self.report_builder.note(why);
         Ok(())

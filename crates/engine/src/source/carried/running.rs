@@ -158,11 +158,7 @@ impl Running<'_> {
                 self.flow.wait_in_background(host, |_| Ok(()))?;
             }
             Notice::Placed(placed) => self.placed(placed)?,
-            Notice::PageAfterRam => {
-                return Err(MigrationError::Unsplittable(
-                    "QEMU sent a page after it had ended its RAM".to_owned(),
-                ));
-            }
+            Notice::PageAfterRam => return Err(MigrationError::PageAfterRam),
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
             // Ended is awaited above, and the others concern the agent's own migrations.
             Notice::Ended(_) | Notice::DisksReady | Notice::Disks(_) | Notice::Stalled(_) => {}

@@ -184,7 +184,6 @@ fn the_same_events_give_the_same_report() {
             way_back: Arc::new(WayBack::new(UnixStream::pair().unwrap().0)),
             fixed: Duration::ZERO,
             first_swept: false.into(),
-            is_in_postcopy: false.into(),
             ram_over: false.into(),
         })
     });

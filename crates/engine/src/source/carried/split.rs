@@ -81,7 +81,7 @@ impl Split {
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = self.agents.lanes_plan()?;
-        let reading = self.read_disks(&pools, report_builder)?;
+        let reading = self.agents.read_disks(self.caller.main(), &pools, report_builder)?;
         let tail = Arc::new(Tail::new(&self.agents.local.resources.leaving_tails));
         let passes = Arc::new(Passes::new(match &self.channels {
             None => Order::Pages,
@@ -117,7 +117,6 @@ impl Split {
                 way_back: Arc::clone(&way_back),
                 fixed: self.agents.local.fixed_cost.expected(&self.agents.peer.name),
                 first_swept: AtomicBool::new(false),
-                is_in_postcopy: AtomicBool::new(false),
                 ram_over: AtomicBool::new(false),
             };
             self.take_over(&state, output)
@@ -128,7 +127,7 @@ impl Split {
         let (host, notify) = (self.agents.peer.name.clone(), notices.clone());
         let waiting = flow.in_background("carry-end", move |lanes| {
             let failed =
-                |error| of_stream(&error).unwrap_or_else(|| tap_failed(&error, lanes, host));
+                |error| of_stream(error).unwrap_or_else(|error| tap_failed(error, lanes, host));
             let _ = notify.send(Notice::Ended(tap.join().map(drop).map_err(failed)));
         });
         waiting.inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
@@ -160,7 +159,7 @@ impl Split {
         tap.map_err(|refused| {
             let (error, taken) = *refused;
             refuse_taken(taken);
-            of_stream(&error).unwrap_or_else(|| MigrationError::Tap(error.to_string()))
+            of_stream(error).unwrap_or_else(MigrationError::Tap)
         })
     }
 
@@ -174,7 +173,7 @@ impl Split {
     }
 }
 
-/// The error of a stream that the agents can't read, if it is one.
-fn of_stream(error: &TapError) -> Option<MigrationError> {
-    error.is_of_stream().then(|| MigrationError::Unsplittable(error.to_string()))
+/// The error of a stream that the agents can't read; other errors are returned as they are.
+fn of_stream(error: TapError) -> Result<MigrationError, TapError> {
+    if error.is_of_stream() { Ok(MigrationError::Unsplittable(error)) } else { Err(error) }
 }

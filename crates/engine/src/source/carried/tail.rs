@@ -1,6 +1,7 @@
 //! The tail of a carried migration: it may flow only once the audit has succeeded, and waits here
 //! until then.
 
+use std::mem;
 use std::sync::Arc;
 
 use page::Reserve;
@@ -16,23 +17,25 @@ use crate::tail;
 /// sent nothing else.
 pub(super) struct Tail {
     memory: Arc<Reserve>,
-    waits: Mutex<Waits>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Default)]
-struct Waits {
-    /// All pages are placed. Until then the destination keeps what arrives.
-    placed: bool,
-    /// What is kept here during the comparison.
-    kept: Option<tail::Tail>,
-    /// The migration is over.
-    ended: bool,
+enum State {
+    /// It is sent; the destination keeps it until all pages are placed.
+    Sent,
+    /// All pages are placed, and compared: it is kept here.
+    Compared(tail::Tail),
+    /// All pages are as they should be: what is sent goes straight to QEMU.
+    Flows,
+    /// The migration has ended.
+    Ended,
 }
 
 impl Tail {
     pub(super) fn new(memory: &Arc<Reserve>) -> Self {
-        Self { memory: Arc::clone(memory), waits: Mutex::default(), changed: Condvar::new() }
+        let (state, changed) = (Mutex::new(State::Sent), Condvar::new());
+        Self { memory: Arc::clone(memory), state, changed }
     }
 
     /// Reports that everything is placed. If there is an audit, later bytes are kept until
@@ -42,53 +45,56 @@ impl Tail {
         link: &Link<ToDestination>,
         audit: Vec<u64>,
     ) -> Result<(), LinkError> {
-        let mut waits = self.waits.lock();
-        if !audit.is_empty() {
-            waits.kept = Some(tail::Tail::new(&self.memory));
-        }
-        waits.placed = true;
+        let mut state = self.state.lock();
+        *state = if audit.is_empty() {
+            State::Flows
+        } else {
+            State::Compared(tail::Tail::new(&self.memory))
+        };
         self.changed.notify_all();
         link.say(&ToDestination::Placed { audit })
     }
 
     /// Continues after a successful audit.
     pub(super) fn go_on(&self, link: &Link<ToDestination>) -> Result<(), LinkError> {
-        let mut waits = self.waits.lock();
-        let kept = waits.kept.take();
+        let mut state = self.state.lock();
+        let before = mem::replace(&mut *state, State::Flows);
         self.changed.notify_all();
-        link.non_ram(false, kept.as_ref().map_or(&[], tail::Tail::bytes))
+        let kept = if let State::Compared(kept) = &before { kept.bytes() } else { &[] };
+        link.non_ram(false, kept)
     }
 
     /// Ends all waiting.
     pub(super) fn end(&self) {
-        self.waits.lock().ended = true;
+        *self.state.lock() = State::Ended;
         self.changed.notify_all();
     }
 
     /// Passes on a piece, or keeps it.
     pub(super) fn pass(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
-        let mut waits = self.waits.lock();
-        let Some(kept) = &mut waits.kept else {
-            return link.non_ram(false, bytes).map_err(|_| Stopped);
-        };
-        if kept.push(bytes).is_ok() {
-            return Ok(());
+        let mut state = self.state.lock();
+        if let State::Compared(kept) = &mut *state {
+            if kept.push(bytes).is_ok() {
+                return Ok(());
+            }
+            // There is no room for it, or no memory.
+            drop(state);
+            return self.pass_on(link, bytes);
         }
-        // There is no room for it, or no memory.
-        drop(waits);
-        self.pass_on(link, bytes)
+        link.non_ram(false, bytes).map_err(|_| Stopped)
     }
 
     /// The same for what is not kept: waits until it can go straight to QEMU.
     pub(super) fn pass_on(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
-        let mut waits = self.waits.lock();
-        while !(waits.ended || waits.placed && waits.kept.is_none()) {
-            self.changed.wait(&mut waits);
+        let mut state = self.state.lock();
+        loop {
+            match *state {
+                State::Sent | State::Compared(_) => self.changed.wait(&mut state),
+                State::Flows => break,
+                State::Ended => return Err(Stopped),
+            }
         }
-        if waits.ended {
-            return Err(Stopped);
-        }
-        drop(waits);
+        drop(state);
         link.non_ram(false, bytes).map_err(|_| Stopped)
     }
 }
@@ -136,8 +142,11 @@ mod tests {
             tail.placed(link, vec![1]).unwrap();
         }
         let kept_bytes = || {
-            let kept = |tail: &Tail| tail.waits.lock().kept.as_ref().map(|it| it.bytes().len());
-            tails.iter().filter_map(kept).sum::<usize>()
+            let kept = |tail: &Tail| match &*tail.state.lock() {
+                State::Compared(kept) => kept.bytes().len(),
+                State::Sent | State::Flows | State::Ended => 0,
+            };
+            tails.iter().map(kept).sum::<usize>()
         };
         thread::scope(|scope| {
             let read: Vec<_> =

@@ -13,11 +13,21 @@ type Outcome = Result<(), String>;
 #[derive(Default)]
 pub(crate) struct Flushes(Mutex<State>);
 
-#[derive(Default)]
-struct State {
-    next: u64,
-    waiting: HashMap<u64, Sender<Outcome>>,
-    over: bool,
+enum State {
+    /// Those that wait, by ticket, and the last ticket.
+    Open { last: u64, waiting: HashMap<u64, Sender<Outcome>> },
+    /// The migration has ended.
+    Ended,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::Open { last: 0, waiting: HashMap::new() }
+    }
+}
+
+fn ended() -> Outcome {
+    Err("the migration ended".to_owned())
 }
 
 impl Flushes {
@@ -25,31 +35,29 @@ impl Flushes {
     /// migration ends.
     pub(crate) fn ask(&self, link: &Link<ToDestination>, disk: u16) -> Outcome {
         let (tell, outcome) = bounded(1);
-        let ticket = {
-            let mut state = self.0.lock();
-            if state.over {
-                return Err("the migration ended".to_owned());
+        let ticket = match &mut *self.0.lock() {
+            State::Open { last, waiting } => {
+                *last += 1;
+                waiting.insert(*last, tell);
+                *last
             }
-            state.next += 1;
-            let ticket = state.next;
-            state.waiting.insert(ticket, tell);
-            ticket
+            State::Ended => return ended(),
         };
         link.say(&ToDestination::FlushDisk { ticket, disk }).map_err(|error| error.to_string())?;
-        outcome.recv().unwrap_or_else(|_| Err("the migration ended".to_owned()))
+        outcome.recv().unwrap_or_else(|_| ended())
     }
 
     /// The destination's answer.
     pub(crate) fn answered(&self, ticket: u64, error: Option<String>) {
-        if let Some(waiting) = self.0.lock().waiting.remove(&ticket) {
+        if let State::Open { waiting, .. } = &mut *self.0.lock()
+            && let Some(waiting) = waiting.remove(&ticket)
+        {
             let _ = waiting.send(error.map_or(Ok(()), Err));
         }
     }
 
     /// Fails all waiting and later requests.
     pub(crate) fn end(&self) {
-        let mut state = self.0.lock();
-        state.over = true;
-        state.waiting.clear();
+        *self.0.lock() = State::Ended;
     }
 }

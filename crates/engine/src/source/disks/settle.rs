@@ -24,9 +24,17 @@ pub(crate) struct Settle {
     /// Receives the duration of each flush of all disks; to be passed to [`Settle::hear`].
     pub(crate) done: Receiver<Duration>,
     behind: Behind,
-    under_way: bool,
-    ended: Option<Instant>,
+    flush: Flush,
+    /// By the last flush: it was short, or no shorter one is to be expected.
     may_stop: bool,
+}
+
+/// The last flush that was requested.
+#[derive(Debug, PartialEq, Eq)]
+enum Flush {
+    Never,
+    UnderWay,
+    Ended(Instant),
 }
 
 impl Settle {
@@ -53,7 +61,7 @@ impl Settle {
         };
         let thread = data_threads::spawn("disk-settle", flush)?;
         let behind = Behind::default();
-        Ok((Self { ask, done, behind, under_way: false, ended: None, may_stop: false }, thread))
+        Ok((Self { ask, done, behind, flush: Flush::Never, may_stop: false }, thread))
     }
 
     /// Notes the end of a flush.
@@ -65,8 +73,7 @@ impl Settle {
         };
         tracing::debug!(?took, "disks flushed at the destination");
         (self.behind, self.may_stop) = self.behind.next(took);
-        self.under_way = false;
-        self.ended = Some(Instant::now());
+        self.flush = Flush::Ended(Instant::now());
     }
 
     /// Whether the VM may stop as far as its disks are concerned; `caught_up` tells
@@ -75,9 +82,13 @@ impl Settle {
         if !caught_up {
             return false;
         }
-        let again = !self.may_stop || self.ended.is_none_or(|ended| ended.elapsed() >= EVERY);
-        if !self.under_way && again {
-            self.under_way = self.ask.try_send(()).is_ok();
+        let is_due = match self.flush {
+            Flush::Never => true,
+            Flush::UnderWay => false,
+            Flush::Ended(at) => !self.may_stop || at.elapsed() >= EVERY,
+        };
+        if is_due && self.ask.try_send(()).is_ok() {
+            self.flush = Flush::UnderWay;
         }
         self.may_stop
     }
@@ -121,12 +132,12 @@ mod tests {
     fn disks_are_flushed_once_mirrors_have_caught_up_and_not_again_at_once() {
         let (mut settle, thread) = Settle::start(Vec::new(), None).unwrap();
         assert!(!settle.may_stop(false));
-        assert!(!settle.under_way);
-        assert!(!settle.may_stop(true), "a flush is asked for");
+        assert_eq!(settle.flush, Flush::Never);
+        assert!(!settle.may_stop(true), "a flush is requested");
         let took = settle.done.recv();
         settle.hear(took);
         assert!(settle.may_stop(true));
-        assert!(!settle.under_way, "the last one is not old");
+        assert!(settle.flush != Flush::UnderWay, "the last one is not old");
         assert!(!settle.may_stop(false), "one fell behind again");
         drop(settle);
         thread.join().unwrap();

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use qemu::qmp::Event;
-use qemu::shape::{self, Drive};
+use qemu::shape;
 use serde_json::json;
 use wire::ToDestination;
 
 use super::Failed;
-use super::description::Description;
+use super::description::{Description, Drives};
 use crate::error::MigrationError;
 use crate::resources::Pools;
 use crate::source::blackout::Blackout;
@@ -33,14 +33,6 @@ pub(crate) struct Connected<'m> {
     pub(crate) pools: Pools,
     pub(crate) control: Control,
     pub(crate) drives: Drives,
-}
-
-/// The VM's drives when it was described to the destination.
-pub(crate) struct Drives {
-    /// Those that both hosts see.
-    pub(crate) staying: Vec<Drive>,
-    /// The nodes of all, as of shortly before.
-    pub(crate) node_names: Vec<(String, Vec<String>)>,
 }
 
 impl<'m> Context<'m> {

@@ -10,7 +10,6 @@ use qemu::lost_writes;
 use qemu::outgoing;
 use qemu::shape::{self, Drive, Shape};
 
-use super::connect::Drives;
 use crate::error::MigrationError;
 use crate::resources::Pools;
 use crate::source::context::Context;
@@ -28,6 +27,14 @@ pub(crate) struct Description {
     pub(super) files: Vec<Challenge>,
     /// Removes the challenge files next to the images when dropped.
     pub(super) cleanup: Cleanup,
+}
+
+/// The VM's drives when it was described to the destination.
+pub(crate) struct Drives {
+    /// Those that both hosts see.
+    pub(crate) staying: Vec<Drive>,
+    /// The nodes of all, as of shortly before.
+    pub(crate) node_names: Vec<(String, Vec<String>)>,
 }
 
 impl Context<'_> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ::audit::Hash;
 use dedup::source::StorageNotes;
-use qemu::command_line::{CommandLineError, check_overrides, parse_override};
+use qemu::command_line::{check_overrides, parse_override};
 use qemu::disks::{Allowed, Cleanup};
 use qemu::qmp::QmpError;
 use qemu::ram_blocks::RamBlocks;
@@ -268,9 +268,8 @@ impl Undo for Prepared<'_> {
 }
 
 fn overrides(set: &[String]) -> Result<Vec<(String, String)>, MigrationError> {
-    let words = |error: CommandLineError| MigrationError::Qemu(error.to_string());
     let parsed: Result<Vec<_>, _> = set.iter().map(|one| parse_override(one)).collect();
-    let overrides = parsed.map_err(words)?;
-    check_overrides(&overrides).map_err(words)?;
+    let overrides = parsed?;
+    check_overrides(&overrides)?;
     Ok(overrides)
 }

@@ -25,6 +25,7 @@ use super::prepare::Prepared;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::predict;
+use crate::resources::LANES_MAX;
 use crate::source::audit::SourceAudit;
 use crate::source::context::{Context, no_thread};
 use crate::source::control::by_progress::{self, Watched};
@@ -40,8 +41,6 @@ use crate::source::own::Own;
 const CHANNELS: u8 = 4;
 /// Most lanes by default: more than one per core only add context switches.
 const LANES_DEFAULT_MAX: usize = 8;
-/// Most lanes.
-const LANES_MAX: u16 = 64;
 
 /// QEMU is set up for its migration, and the tap's socket exists. Dropping this restores
 /// QEMU's settings.
@@ -77,8 +76,7 @@ impl Connected<'_> {
         let context = &self.context;
         let machine = &context.vm.machine;
         let kind = self.choose_kind(devices)?;
-        let (listener, socket) = Rendezvous::open(machine, &context.local.scratch)
-            .map_err(|error| MigrationError::Qemu(error.to_string()))?;
+        let (listener, socket) = Rendezvous::open(machine, &context.local.scratch)?;
         let outgoing = if pausing {
             Outgoing::pausing(machine, kind, socket.path())
         } else {
@@ -154,7 +152,7 @@ impl Prepared<'_> {
             };
             let (held, pool) = (traits.held, Arc::clone(&state.pool));
             Tap::start(listener, channels, held, pool, Arc::new(output))
-                .map_err(|error| MigrationError::Tap(error.to_string()))
+                .map_err(MigrationError::Tap)
         })?;
         let announcer = flow.stage.as_ref();
         let announcer = announcer.map(|stage| Announcer::start(stage, &context.threads));
@@ -280,7 +278,7 @@ fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoin
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let nics = local.nics.len().max(peer.nics.len());
     let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
-    let count = lanes.map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
+    let count = lanes.map_or(by_default, |lanes| usize::from(lanes).clamp(1, LANES_MAX));
     (0..count).map(|nth| lane_endpoint(local, peer, nth)).collect()
 }
 

@@ -114,7 +114,7 @@ fn an_operator_has_a_vm_run_again_or_forgets_it() {
     let record = registry.state().vm("web1").join("record.json");
     drop(registry);
     Process::now(pid).unwrap().kill().unwrap();
-    Process::now(pid).map(|process| process.wait_gone(Duration::from_secs(10))).ok();
+    Process::now(pid).map(|process| process.wait_exited(Duration::from_secs(10))).ok();
     fs::write(&record, "{").unwrap();
     let registry = open(dir.path());
     assert_unreadable(&registry, "damaged");

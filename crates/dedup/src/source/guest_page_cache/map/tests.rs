@@ -111,7 +111,7 @@ fn long(pages: u32) -> Map {
 #[test]
 fn a_large_map_is_cut_to_its_room() {
     const MIB: usize = 1 << 20;
-    let (mut room, pages) = (Room::beside(8 * MIB), 1 << 16);
+    let (mut room, pages) = (Room::next_to(8 * MIB), 1 << 16);
     let (first, is_all) = room.take(long(pages));
     assert!(is_all && first.told.len() == pages as usize);
     let (second, is_all) = room.take(long(pages));
@@ -133,7 +133,7 @@ fn a_map_of_short_rows_stays_within_its_room() {
     const ROOM: usize = 2 << 20;
     let short = (0..50_000).map(|nth| stretch(2 * nth, 1, 0, 8 * u64::from(nth)));
     let rows = short.chain([stretch(1 << 20, 50_000, 1, 8)]).collect();
-    let (map, is_all) = Room::beside(Room::PART * ROOM).take(of(rows));
+    let (map, is_all) = Room::next_to(Room::PART * ROOM).take(of(rows));
     assert!(!is_all && map.pages() > 0);
     assert!(map.bytes() <= ROOM, "{} bytes", map.bytes());
 }
@@ -145,7 +145,7 @@ fn rows_at_one_place_become_no_longer_than_they_are() {
     let short = (0..2_000).map(|nth| stretch(2 * nth, 1, 0, 8));
     let rows: Vec<_> = short.chain([stretch(1 << 20, 50_000, 0, 8)]).collect();
     for rows in [rows.clone(), rows.into_iter().rev().collect()] {
-        let (map, is_all) = Room::beside(Room::PART * ROOM).take(of(rows));
+        let (map, is_all) = Room::next_to(Room::PART * ROOM).take(of(rows));
         assert!(!is_all && map.pages() <= 52_000, "{} pages", map.pages());
         assert!(map.bytes() <= ROOM, "{} bytes", map.bytes());
     }
@@ -157,7 +157,7 @@ fn a_map_holds_no_more_places_than_it_counts() {
     let rows = (0..1_000).map(|nth| stretch(2 * nth, 1, 0, 8 * u64::from(nth)));
     let mut rows: Vec<_> = rows.collect();
     rows.reserve_exact(50_000);
-    let (map, is_all) = Room::beside(8 << 20).take(of(rows));
+    let (map, is_all) = Room::next_to(8 << 20).take(of(rows));
     assert!(is_all);
     assert_eq!(map.blocks[0].1.capacity(), map.blocks[0].1.len());
 }

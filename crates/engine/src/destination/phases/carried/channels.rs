@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use stream::multifd::{INIT_BYTES, Init, write_head};
 use wire::carry;
 
-use super::super::End;
+use super::super::end::End;
 
 /// Closed when this is dropped.
 pub(super) struct Channels {

@@ -8,8 +8,8 @@ use qemu::process::ProcessError;
 use wire::{StorageOrder, ToSource};
 
 use super::Carried;
-use crate::destination::phases::End;
 use crate::destination::phases::connect::Connected;
+use crate::destination::phases::end::End;
 use crate::destination::phases::storage::{self, Waiting};
 
 /// Time to look at the images that QEMU has open. With the time for opening them here, this is less

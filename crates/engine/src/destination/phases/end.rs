@@ -1,0 +1,42 @@
+//! Why an arrival ended before the VM was loaded.
+
+use wire::ToDestination;
+
+use crate::link::Heard;
+
+/// Why an arrival ended before the VM was loaded.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The source is to be told this.
+    Failed(String),
+    /// The source ended it, or its connection is lost.
+    Over(String),
+}
+
+impl End {
+    pub(super) fn failed(why: impl std::fmt::Display) -> Self {
+        Self::Failed(why.to_string())
+    }
+}
+
+/// Interprets an unexpected message.
+pub(super) fn ended(heard: Heard<ToDestination>) -> End {
+    match heard {
+        Heard::Message(ToDestination::Abort { reason }) => {
+            End::Over(format!("the source ended the migration: {reason}"))
+        }
+        Heard::Message(ToDestination::Switchover { said }) => match said.message {
+            switchover::ToDestination::Aborted { reason } => {
+                End::Over(format!("the source ended the migration: {reason}"))
+            }
+            switchover::ToDestination::Unknown => {
+                End::Over("the VM ended at its source".to_owned())
+            }
+            switchover::ToDestination::Go { .. } => {
+                End::failed("the source released a VM that is not loaded")
+            }
+        },
+        Heard::Gone(error) => End::Over(format!("lost the source's agent: {error}")),
+        _ => End::failed("the source sent a message out of turn"),
+    }
+}
