@@ -312,7 +312,7 @@ mod tests {
         let Command::Request(Request::Migrate(migrate)) = args.command else {
             panic!("not migrate")
         };
-        let request = migrate.into_request();
+        let request = migrate.into_request().unwrap();
         assert_eq!((request.vm.as_str(), request.to.as_str()), ("web1", "host-b"));
         assert_eq!((request.lanes, request.downtime_ms), (Some(4), 50));
         assert_eq!(request.compress, api::Compress::Zstd);
@@ -335,7 +335,7 @@ mod tests {
         else {
             panic!("not migrate")
         };
-        let ours = serde_json::to_value(migrate.into_request()).unwrap();
+        let ours = serde_json::to_value(migrate.into_request().unwrap()).unwrap();
         let theirs: api::MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
         assert_eq!(ours, serde_json::to_value(theirs).unwrap());
     }
