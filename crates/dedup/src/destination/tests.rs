@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use content::{Domain, Holder, Key, NAME_BYTES, Name};
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use data_threads::{DataThreads, SchedParams};
+use directory::protocol::Ask;
 use directory::{Directory, DirectoryError, HostName};
 use identity::Security;
 use page::{BlockId, Epoch, PAGE_BYTES, PageIndex, Reserve};
@@ -209,27 +210,18 @@ fn a_vm_that_arrives_may_have_content_for_vms_of_its_domain() {
 struct Slow(Receiver<()>);
 
 impl Directory for Slow {
-    fn claim(
+    fn ask(
         &self,
+        ask: Ask,
         _: &HostName,
         names: &[Name],
         answers: &mut Vec<directory::Answer>,
         _: Instant,
     ) -> Result<(), DirectoryError> {
-        let _ = self.0.recv_timeout(Duration::from_secs(10));
-        answers.extend(names.iter().map(|_| directory::Answer::Yours));
-        Ok(())
-    }
-
-    fn hold(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
-        Ok(())
-    }
-
-    fn release(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
-        Ok(())
-    }
-
-    fn forget(&self, _: &HostName, _: Instant) -> Result<(), DirectoryError> {
+        if ask == Ask::Claim {
+            let _ = self.0.recv_timeout(Duration::from_secs(10));
+            answers.extend(names.iter().map(|_| directory::Answer::Yours));
+        }
         Ok(())
     }
 }
