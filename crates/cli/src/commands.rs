@@ -28,10 +28,10 @@ pub(crate) mod top;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use ::agent::config::Settings;
 use clap::{Parser, Subcommand};
 use client::{Client, Problem};
 
-use self::agent::AgentArgs;
 use self::attach::AttachArgs;
 use self::ca::CaArgs;
 use self::cancel::CancelArgs;
@@ -102,10 +102,11 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one")]
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run this host's agent
-    Agent(AgentArgs),
+    Agent(Settings),
     /// Set up a cluster of two or more hosts, or add hosts to it
     Init(InitArgs),
     #[command(flatten)]

@@ -27,7 +27,7 @@ const DOWNTIME_MS_DEFAULT: u64 = 300;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(super) struct Section {
+pub(crate) struct Section {
     address: Option<IpAddr>,
     directory: Option<PathBuf>,
     sockets: Option<u8>,
