@@ -42,7 +42,7 @@ fn arriving() -> Arriving {
     let bytes = 16 * PAGE_BYTES as u64;
     let mapping = Arc::new(Mapping::own(bytes));
     let (qemu, _other_end) = UnixStream::pair().unwrap();
-    let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+    let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).unwrap();
     let plan = |name: &str, placement| BlockPlan { name: name.to_owned(), bytes, placement };
     let mapped = plan("ram", Placement::Mapped(Arc::clone(&mapping)));
     let plans = vec![mapped, plan("rom", Placement::Inline)];
