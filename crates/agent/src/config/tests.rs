@@ -287,5 +287,5 @@ fn kubevirts_file_is_understood() {
     let own = peers::parse(Path::new("peers.toml"), PEERS).unwrap().swap_remove(0);
     let carry = file.carry.unwrap().understood(Some(&own), None).unwrap();
     assert_eq!(carry.manager, Manager::Kubevirt);
-    assert_eq!(carry.sharing.share, api::Share::Off);
+    assert_eq!(carry.request.sharing.share, api::Share::Off);
 }
