@@ -194,8 +194,7 @@ fn slowing(throttle: Option<&str>, floor: Option<f64>) -> Result<Slowing, Config
 
 /// The address that stands, on every other host, for the host at this place in the peers
 /// file, from 0.
-#[must_use]
-pub fn stands_for(place: usize) -> Option<Ipv4Addr> {
+pub(super) fn stands_for(place: usize) -> Option<Ipv4Addr> {
     let place = u16::try_from(place).ok()?.checked_add(1)?;
     let [high, low] = place.to_be_bytes();
     Some(Ipv4Addr::new(127, 7, high, low))
@@ -205,8 +204,7 @@ pub fn stands_for(place: usize) -> Option<Ipv4Addr> {
 ///
 /// Each host has its own ports: libvirt takes only ports at which nothing listens on its own host,
 /// at any address, and there the agent listens at the ports of all other hosts.
-#[must_use]
-pub fn ports_of(place: usize) -> Option<[u16; 2]> {
+pub(super) fn ports_of(place: usize) -> Option<[u16; 2]> {
     let first = u16::try_from(place).ok()?.checked_mul(PORTS_EACH)?.checked_add(PORTS_FROM)?;
     Some([first, first.checked_add(PORTS_EACH - 1)?])
 }
@@ -226,11 +224,8 @@ pub fn check_address(address: IpAddr) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that these can be a host's ports.
-///
-/// # Errors
-/// If not, with ports that can be.
-pub fn check_ports([first, last]: [u16; 2]) -> Result<(), String> {
+/// Checks that these can be a host's ports; an error has ports that can be.
+pub(super) fn check_ports([first, last]: [u16; 2]) -> Result<(), String> {
     if first == 0 || first > last || last - first >= PORTS_MAX {
         return Err(format!(
             "carry-ports [{first}, {last}] is no range of at most {PORTS_MAX} ports, such as \
