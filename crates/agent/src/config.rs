@@ -6,11 +6,11 @@ pub mod carry;
 mod defaults;
 mod directory;
 mod error;
-mod file;
 mod nic_speed;
 mod peers;
 mod percent;
 mod secrets;
+mod settings;
 pub(crate) mod webhook;
 
 use std::net::{IpAddr, SocketAddr};
@@ -25,55 +25,13 @@ pub(crate) use peers::read as read_peers;
 pub use peers::{PeerEntry, parse as parse_peers};
 pub use percent::{CpuShare, CpuShareError};
 pub use secrets::Password;
+pub use settings::Settings;
 pub use webhook::Webhook;
 
 use qemu::programs::USUAL;
 
 use crate::name;
 use defaults::POOL_MIB;
-
-/// The flags as typed; each may be missing.
-#[derive(Clone, Debug, Default)]
-pub struct Flags {
-    /// The TOML file.
-    pub config: Option<PathBuf>,
-    /// This host's name.
-    pub name: Option<String>,
-    /// The rack it stands in.
-    pub rack: Option<String>,
-    /// The address at which other agents reach this one.
-    pub listen: Option<SocketAddr>,
-    /// Addresses of the NICs that carry data.
-    pub nics: Vec<IpAddr>,
-    /// The speeds of NICs that don't report theirs.
-    pub nic_speeds: Vec<NicSpeed>,
-    /// The peers file.
-    pub peers: Option<PathBuf>,
-    /// The location of the rack's directory.
-    pub directory: Option<DirectoryChoice>,
-    /// The state directory.
-    pub state: Option<PathBuf>,
-    /// The API's socket.
-    pub api: Option<PathBuf>,
-    /// The group that may use that socket.
-    pub api_group: Option<String>,
-    /// The address at which the API is served over TCP too.
-    pub api_listen: Option<SocketAddr>,
-    /// The address at which metrics are served, without authentication.
-    pub metrics_listen: Option<SocketAddr>,
-    /// Buffers, in MiB.
-    pub pool_mib: Option<u32>,
-    /// The user that QEMUs run as.
-    pub qemu_user: Option<String>,
-    /// The programs that other hosts may start here.
-    pub qemu_programs: Vec<String>,
-    /// The directory with this host's certificate and key.
-    pub tls: Option<PathBuf>,
-    /// Guest memory may cross the network unencrypted.
-    pub insecure_plaintext: bool,
-    /// The share of one CPU that scanning VMs may take.
-    pub scan_cpu: Option<CpuShare>,
-}
 
 /// The configuration, checked and with all defaults.
 #[derive(Clone, Debug)]
@@ -144,70 +102,68 @@ impl Config {
     ///
     /// # Errors
     /// If something is wrong, with its place and what to do.
-    pub fn new(flags: &Flags) -> Result<Self, ConfigError> {
-        Self::with_tls_default(flags, Path::new(TLS_DEFAULT))
+    pub fn new(typed: Settings) -> Result<Self, ConfigError> {
+        Self::with_tls_default(typed, Path::new(TLS_DEFAULT))
     }
 
-    fn with_tls_default(flags: &Flags, tls_default: &Path) -> Result<Self, ConfigError> {
-        let file = match &flags.config {
-            Some(path) => file::read(path)?,
-            None => file::File::default(),
+    fn with_tls_default(typed: Settings, tls_default: &Path) -> Result<Self, ConfigError> {
+        let file = match &typed.config {
+            Some(path) => settings::read(path)?,
+            None => Settings::default(),
         };
-        let Protection { tls, insecure_plaintext } = choose_protection(flags, &file, tls_default)?;
-        let passwords = passwords(flags, &file);
-        let name = flags
+        let Protection { tls, insecure_plaintext } = choose_protection(&typed, &file, tls_default)?;
+        let passwords = passwords(&typed, &file);
+        let name = typed
             .name
-            .clone()
             .or(file.name)
             .ok_or(ConfigError::Missing { what: "name for this host", flag: "name" })?;
         name::check(&name)?;
 
-        let peers_file = flags.peers.clone().or(file.peers);
+        let peers_file = typed.peers.or(file.peers);
         let (own, peers) = match &peers_file {
             Some(path) => peers::read(path, &name)?,
             None => Default::default(),
         };
 
-        let listen = flags
+        let listen = typed
             .listen
             .or(file.listen)
             .or(own.as_ref().map(|own| own.address))
             .ok_or(ConfigError::Missing { what: "address to listen at", flag: "listen" })?;
-        let nics = if flags.nics.is_empty() { file.nic } else { Some(flags.nics.clone()) };
-        let nic_speeds = if flags.nic_speeds.is_empty() {
-            file.nic_speed.unwrap_or_default()
-        } else {
-            flags.nic_speeds.clone()
-        };
-        let qemu_user = flags.qemu_user.clone().or(file.qemu_user);
+        let nics = typed.nic.or(file.nic);
+        let qemu_user = typed.qemu_user.or(file.qemu_user);
         let carry = file.carry.map(|carry| carry.understood(own.as_ref(), qemu_user.as_ref()));
-        let pool_mib = flags.pool_mib.or(file.pool_mib).unwrap_or(POOL_MIB_DEFAULT);
+        let pool_mib = typed.pool_mib.or(file.pool_mib).unwrap_or(POOL_MIB_DEFAULT);
         let config = Self {
-            rack: flags.rack.clone().or(file.rack).or(own.as_ref().and_then(|o| o.rack.clone())),
+            rack: typed.rack.or(file.rack).or(own.as_ref().and_then(|o| o.rack.clone())),
             nics: nics.or(own.as_ref().map(|own| own.nics.clone())).unwrap_or_default(),
-            nic_speeds,
+            nic_speeds: typed.nic_speed.or(file.nic_speed).unwrap_or_default(),
             name,
             listen,
             peers_file,
             own,
             peers,
-            state: flags.state.clone().or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
-            api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
-            api_group: flags.api_group.clone().or(file.api_group),
-            api_listen: flags.api_listen.or(file.api_listen),
-            metrics_listen: flags.metrics_listen.or(file.metrics_listen),
+            state: typed.state.or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
+            api: typed.api.or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
+            api_group: typed.api_group.or(file.api_group),
+            api_listen: typed.api_listen.or(file.api_listen),
+            metrics_listen: typed.metrics_listen.or(file.metrics_listen),
             pool_bytes: (pool_mib as usize) << 20,
             qemu_user,
-            qemu_programs: Some(flags.qemu_programs.clone())
-                .filter(|typed| !typed.is_empty())
+            qemu_programs: typed
+                .qemu_programs
                 .or(file.qemu_programs)
                 .unwrap_or_else(|| USUAL.map(str::to_owned).to_vec()),
             tls,
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),
             sharing: file.sharing.unwrap_or(true),
-            directory: choose_directory(flags, file.directory, file.directory_file.as_deref())?,
-            scan_cpu: flags.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
+            directory: choose_directory(
+                typed.directory,
+                file.directory,
+                file.directory_file.as_deref(),
+            )?,
+            scan_cpu: typed.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
             coordinators: file.coordinators,
             waits: file.waits,
             carry: carry.transpose()?,
@@ -264,32 +220,32 @@ impl Config {
 
 /// The location of the rack's directory: the flag's, or that of the file or of a file for it alone.
 fn choose_directory(
-    flags: &Flags,
+    typed: Option<DirectoryChoice>,
     in_file: Option<DirectoryChoice>,
     own_file: Option<&Path>,
 ) -> Result<DirectoryChoice, ConfigError> {
-    match (&flags.directory, in_file, own_file) {
+    match (typed, in_file, own_file) {
         (_, Some(_), Some(_)) => Err(ConfigError::Twice("directory")),
-        (Some(typed), ..) => Ok(typed.clone()),
+        (Some(typed), ..) => Ok(typed),
         (None, _, Some(file)) => Ok(secrets::read_private(file)?.trim().parse()?),
         (None, in_file, None) => Ok(in_file.unwrap_or_default()),
     }
 }
 
 /// The settings that have passwords where others may read them.
-fn passwords(flags: &Flags, file: &file::File) -> Vec<Password> {
+fn passwords(typed: &Settings, file: &Settings) -> Vec<Password> {
     let has = |directory: &Option<DirectoryChoice>| {
         directory.as_ref().is_some_and(DirectoryChoice::has_password)
     };
     let mut found = Vec::new();
-    if has(&flags.directory) {
+    if has(&typed.directory) {
         found.push(Password::new("directory", None));
     }
     if has(&file.directory) {
-        found.push(Password::new("directory", flags.config.clone()));
+        found.push(Password::new("directory", typed.config.clone()));
     }
     if file.webhook.as_ref().is_some_and(webhook::Section::has_password) {
-        found.push(Password::new("url under [webhook]", flags.config.clone()));
+        found.push(Password::new("url under [webhook]", typed.config.clone()));
     }
     found
 }
@@ -302,11 +258,11 @@ struct Protection {
 
 /// Flags override the file, and both override a default directory that happens to exist.
 fn choose_protection(
-    flags: &Flags,
-    file: &file::File,
+    typed: &Settings,
+    file: &Settings,
     tls_default: &Path,
 ) -> Result<Protection, ConfigError> {
-    let typed = (&flags.tls, flags.insecure_plaintext);
+    let typed = (&typed.tls, typed.insecure_plaintext);
     let in_file = (&file.tls, file.insecure_plaintext);
     let (tls, insecure_plaintext) = if typed == (&None, false) { in_file } else { typed };
     let tls = match (tls, insecure_plaintext) {

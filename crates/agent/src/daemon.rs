@@ -14,7 +14,7 @@ mod service_manager;
 mod settling;
 mod this_host;
 
-use crate::config::{Config, Flags};
+use crate::config::{Config, Settings};
 pub use error::AgentError;
 use error::local_error;
 use process::Process;
@@ -23,9 +23,9 @@ use process::Process;
 ///
 /// # Errors
 /// If it can't start, in words for the operator.
-pub fn run(flags: &Flags) -> Result<(), AgentError> {
+pub fn run(settings: Settings) -> Result<(), AgentError> {
     let process = Process::prepare()?;
-    let config = Config::new(flags)?;
+    let config = Config::new(settings)?;
     // Until this function returns.
     let _log = log::begin().map_err(|source| local_error("starting the log", source))?;
     process.configure(config).reserve()?.find_vms()?.settle()?.open()?.serve()

@@ -136,10 +136,13 @@ pub(crate) fn all() -> f64 {
 /// The phase of a migration.
 ///
 /// Phases follow in this order; a failure may end any of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Both agents check, the destination starts QEMU, lanes connect.
+    #[default]
     Prepare,
     /// QEMU's first pass over all of RAM.
     FirstPass,
@@ -156,10 +159,11 @@ pub enum Phase {
 }
 
 /// What limits the speed of a migration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// Nothing measured yet.
+    #[default]
     Unknown,
     /// Lanes wait for their sockets.
     Network,
@@ -180,7 +184,7 @@ pub enum Limit {
 }
 
 /// How a migration ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "reason")]
 pub enum Outcome {
     /// The VM runs at the destination.
@@ -188,12 +192,13 @@ pub enum Outcome {
     /// The VM did not arrive, or that is not known; see the text.
     Failed(String),
     /// The operator cancelled; the VM continues at the source.
+    #[default]
     Cancelled,
 }
 
 /// One line of `GET /v1/migrations/ID/progress` (NDJSON) and what
 /// `GET /v1/migrations/ID` answers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
     /// The migration.
     pub id: String,
@@ -256,24 +261,10 @@ impl Progress {
             vm: vm.to_owned(),
             from: from.to_owned(),
             to: to.to_owned(),
-            phase: Phase::Prepare,
-            elapsed_s: 0.0,
             ram_bytes,
-            percent: 0.0,
-            delivered_bytes_per_s: 0.0,
-            wire_bytes_per_s: 0.0,
-            dirty_bytes_per_s: 0.0,
             share: 1.0,
-            pass: 0,
             left_bytes: ram_bytes,
-            disk_bytes: 0,
-            disk_left_bytes: 0,
-            time_left_s: None,
-            limit: Limit::Unknown,
-            waits_for: None,
-            notes: Vec::new(),
-            outcome: None,
-            in_doubt: false,
+            ..Self::default()
         }
     }
 

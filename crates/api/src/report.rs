@@ -97,7 +97,7 @@ pub struct FromOthers {
 }
 
 /// Everything recorded of one migration.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Report {
     /// The migration.
     pub id: String,
@@ -222,44 +222,11 @@ impl Report {
             to: progress.to.clone(),
             started_unix_s,
             outcome,
-            in_doubt: false,
-            settled_unix_s: None,
-            qemu: [String::new(), String::new()],
-            tap: String::new(),
-            placement: String::new(),
             total_s: progress.elapsed_s,
-            prepare_s: 0.0,
-            downtime_goal_ms: 0,
-            downtime_ms: None,
-            predicted_downtime_ms: None,
-            slowed: None,
-            from_others: None,
             ram_bytes: progress.ram_bytes,
             passes: progress.pass,
-            body_bytes: 0,
-            fill_bytes: 0,
-            free_bytes: 0,
-            dropped_bytes: 0,
-            delta_bytes: 0,
-            named_bytes: 0,
-            peer_bytes: 0,
-            again_bytes: 0,
-            stored_bytes: 0,
-            storage_read_bytes: 0,
-            stopped_bytes: 0,
-            residue_bytes: 0,
-            wire_bytes: 0,
-            cpu_source_s: 0.0,
-            cpu_destination_s: 0.0,
-            pool_high_water_bytes: [0, 0],
-            bounds: Bounds::default(),
-            bounds_changes: Vec::new(),
-            audit: Audited::default(),
             notes: progress.notes.clone(),
-            phases: Vec::new(),
-            disks: Vec::new(),
-            lanes: Vec::new(),
-            samples: Vec::new(),
+            ..Self::default()
         }
     }
 }

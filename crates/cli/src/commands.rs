@@ -28,10 +28,10 @@ pub(crate) mod top;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use ::agent::config::Settings;
 use clap::{Parser, Subcommand};
 use client::{Client, Problem};
 
-use self::agent::AgentArgs;
 use self::attach::AttachArgs;
 use self::ca::CaArgs;
 use self::cancel::CancelArgs;
@@ -102,10 +102,11 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one")]
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run this host's agent
-    Agent(AgentArgs),
+    Agent(Settings),
     /// Set up a cluster of two or more hosts, or add hosts to it
     Init(InitArgs),
     #[command(flatten)]
@@ -312,7 +313,7 @@ mod tests {
         let Command::Request(Request::Migrate(migrate)) = args.command else {
             panic!("not migrate")
         };
-        let request = migrate.into_request();
+        let request = migrate.into_request().unwrap();
         assert_eq!((request.vm.as_str(), request.to.as_str()), ("web1", "host-b"));
         assert_eq!((request.lanes, request.downtime_ms), (Some(4), 50));
         assert_eq!(request.compress, api::Compress::Zstd);
@@ -335,7 +336,7 @@ mod tests {
         else {
             panic!("not migrate")
         };
-        let ours = serde_json::to_value(migrate.into_request()).unwrap();
+        let ours = serde_json::to_value(migrate.into_request().unwrap()).unwrap();
         let theirs: api::MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
         assert_eq!(ours, serde_json::to_value(theirs).unwrap());
     }

@@ -1,6 +1,5 @@
 //! Many VMs moved as one operation: the code that `gang` and `evacuate` share.
 
-pub(crate) mod options;
 mod plan;
 pub(crate) mod plan_file;
 pub(crate) mod start;

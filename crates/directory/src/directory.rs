@@ -7,6 +7,7 @@ use content::Name;
 
 use crate::error::DirectoryError;
 use crate::host::HostName;
+use crate::protocol::Ask;
 
 /// A directory's answer for one content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,19 @@ pub enum Answer {
 /// `host` is the host that has the content, or that the content goes to: not necessarily the
 /// caller's.
 pub trait Directory: fmt::Debug + Send + Sync {
+    /// Carries out a request. The answers to a claim go to `answers`, which is empty before.
+    ///
+    /// # Errors
+    /// As those of the method for this request.
+    fn ask(
+        &self,
+        ask: Ask,
+        host: &HostName,
+        names: &[Name],
+        answers: &mut Vec<Answer>,
+        until: Instant,
+    ) -> Result<(), DirectoryError>;
+
     /// Queries `names`, and claims for `host` those that no host has. Afterwards, `answers` has
     /// exactly one answer for each, in order. Earlier claims of `host` are renewed.
     ///
@@ -37,13 +51,18 @@ pub trait Directory: fmt::Debug + Send + Sync {
         names: &[Name],
         answers: &mut Vec<Answer>,
         until: Instant,
-    ) -> Result<(), DirectoryError>;
+    ) -> Result<(), DirectoryError> {
+        answers.clear();
+        self.ask(Ask::Claim, host, names, answers, until)
+    }
 
     /// Records that `host` has `names`, whichever host had claimed them.
     ///
     /// # Errors
     /// If it is not known to have arrived.
-    fn hold(&self, host: &HostName, names: &[Name], until: Instant) -> Result<(), DirectoryError>;
+    fn hold(&self, host: &HostName, names: &[Name], until: Instant) -> Result<(), DirectoryError> {
+        self.ask(Ask::Hold, host, names, &mut Vec::new(), until)
+    }
 
     /// Records that `host` does not have `names` any more, or won't get them. What others have or
     /// claim stays.
@@ -55,13 +74,17 @@ pub trait Directory: fmt::Debug + Send + Sync {
         host: &HostName,
         names: &[Name],
         until: Instant,
-    ) -> Result<(), DirectoryError>;
+    ) -> Result<(), DirectoryError> {
+        self.ask(Ask::Release, host, names, &mut Vec::new(), until)
+    }
 
     /// Discards everything recorded for `host` so far.
     ///
     /// # Errors
     /// If it is not known to have arrived.
-    fn forget(&self, host: &HostName, until: Instant) -> Result<(), DirectoryError>;
+    fn forget(&self, host: &HostName, until: Instant) -> Result<(), DirectoryError> {
+        self.ask(Ask::Forget, host, &[], &mut Vec::new(), until)
+    }
 }
 
 /// How long records are valid unless they are renewed.

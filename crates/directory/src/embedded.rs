@@ -16,6 +16,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use crate::directory::{Answer, Directory, Terms};
 use crate::error::DirectoryError;
 use crate::host::HostName;
+use crate::protocol::Ask;
 use hosts::{HOSTS_MAX, Hosts, Mark};
 use table::{Found, Table, WAYS};
 
@@ -160,46 +161,41 @@ impl Embedded {
 }
 
 impl Directory for Embedded {
-    fn claim(
+    fn ask(
         &self,
+        ask: Ask,
         host: &HostName,
         names: &[Name],
         answers: &mut Vec<Answer>,
         _until: Instant,
     ) -> Result<(), DirectoryError> {
-        answers.clear();
-        let (now, by) = self.marking(host)?;
-        let until = now.tick.saturating_add(self.claim_ticks);
-        answers.resize(names.len(), Answer::Yours);
-        self.visit(names, |table, nth, name| match table.claim(name, by, until, &now) {
-            Found::Nothing => {}
-            Found::Held(host) => answers[nth] = Answer::Held(now.hosts.name(host).clone()),
-            Found::Claimed(host) => answers[nth] = Answer::Coming(now.hosts.name(host).clone()),
-        });
-        Ok(())
-    }
-
-    fn hold(&self, host: &HostName, names: &[Name], _until: Instant) -> Result<(), DirectoryError> {
-        let (now, by) = self.marking(host)?;
-        let until = now.tick.saturating_add(self.hold_ticks);
-        self.visit(names, |table, _, name| table.hold(name, by, until, &now));
-        Ok(())
-    }
-
-    fn release(
-        &self,
-        host: &HostName,
-        names: &[Name],
-        _until: Instant,
-    ) -> Result<(), DirectoryError> {
-        let now = self.now();
-        let Some(by) = now.hosts.mark(host) else { return Ok(()) };
-        self.visit(names, |table, _, name| table.release(name, by));
-        Ok(())
-    }
-
-    fn forget(&self, host: &HostName, _until: Instant) -> Result<(), DirectoryError> {
-        self.hosts.write().forget(host);
+        match ask {
+            Ask::Claim => {
+                let (now, by) = self.marking(host)?;
+                let until = now.tick.saturating_add(self.claim_ticks);
+                answers.resize(names.len(), Answer::Yours);
+                let name = |host| now.hosts.name(host).clone();
+                self.visit(names, |table, nth, content| {
+                    match table.claim(content, by, until, &now) {
+                        Found::Nothing => {}
+                        Found::Held(host) => answers[nth] = Answer::Held(name(host)),
+                        Found::Claimed(host) => answers[nth] = Answer::Coming(name(host)),
+                    }
+                });
+            }
+            Ask::Hold => {
+                let (now, by) = self.marking(host)?;
+                let until = now.tick.saturating_add(self.hold_ticks);
+                self.visit(names, |table, _, name| table.hold(name, by, until, &now));
+            }
+            Ask::Release => {
+                let now = self.now();
+                if let Some(by) = now.hosts.mark(host) {
+                    self.visit(names, |table, _, name| table.release(name, by));
+                }
+            }
+            Ask::Forget => self.hosts.write().forget(host),
+        }
         Ok(())
     }
 }

@@ -113,52 +113,33 @@ impl Redis {
         }
         Ok(redis)
     }
+}
 
-    fn ask(&self, ask: Ask, host: &HostName, names: &[Name], until: Instant) -> Outcome {
+impl Directory for Redis {
+    fn ask(
+        &self,
+        ask: Ask,
+        host: &HostName,
+        names: &[Name],
+        answers: &mut Vec<Answer>,
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
         let waiter = Arc::new(Waiter::default());
         let (host, names) = (host.clone(), names.to_vec());
         let job = Job { ask, host, names, until, waiter: Arc::clone(&waiter) };
         let late = || DirectoryError::Late { at: self.at.clone() };
         let jobs = self.jobs.as_ref().expect("it is there until this is dropped");
         match jobs.send_deadline(job, until) {
-            Ok(()) => waiter.wait(until).unwrap_or_else(|| Err(late())),
+            Ok(()) => {
+                answers.extend(waiter.wait(until).unwrap_or_else(|| Err(late()))?);
+                Ok(())
+            }
             Err(SendTimeoutError::Timeout(_)) => Err(late()),
             Err(SendTimeoutError::Disconnected(_)) => {
                 let why = "its threads have ended".to_owned();
                 Err(DirectoryError::Unreachable { at: self.at.clone(), why })
             }
         }
-    }
-}
-
-impl Directory for Redis {
-    fn claim(
-        &self,
-        host: &HostName,
-        names: &[Name],
-        answers: &mut Vec<Answer>,
-        until: Instant,
-    ) -> Result<(), DirectoryError> {
-        answers.clear();
-        *answers = self.ask(Ask::Claim, host, names, until)?;
-        Ok(())
-    }
-
-    fn hold(&self, host: &HostName, names: &[Name], until: Instant) -> Result<(), DirectoryError> {
-        self.ask(Ask::Hold, host, names, until).map(|_| ())
-    }
-
-    fn release(
-        &self,
-        host: &HostName,
-        names: &[Name],
-        until: Instant,
-    ) -> Result<(), DirectoryError> {
-        self.ask(Ask::Release, host, names, until).map(|_| ())
-    }
-
-    fn forget(&self, host: &HostName, until: Instant) -> Result<(), DirectoryError> {
-        self.ask(Ask::Forget, host, &[], until).map(|_| ())
     }
 }
 

@@ -78,56 +78,28 @@ impl Remote {
         let sender = sender.spawn(move || send(&its, &connect))?;
         Ok(Self { line, sender: Some(sender) })
     }
+}
 
+impl Directory for Remote {
     /// Sends requests for all names, and then waits for the replies.
     fn ask(
         &self,
         ask: Ask,
         host: &HostName,
         names: &[Name],
-        mut answers: Option<&mut Vec<Answer>>,
+        answers: &mut Vec<Answer>,
         until: Instant,
     ) -> Result<(), DirectoryError> {
+        if ask == Ask::Forget {
+            return self.line.ask(ask, host, &[], until)?.wait(until).map(drop);
+        }
         let parts = names.chunks(NAMES_MAX);
         let tickets: Result<Vec<Ticket<'_>>, _> =
             parts.map(|part| self.line.ask(ask, host, part, until)).collect();
         for ticket in tickets? {
-            let came = ticket.wait(until)?;
-            if let Some(answers) = &mut answers {
-                answers.extend(came);
-            }
+            answers.extend(ticket.wait(until)?);
         }
         Ok(())
-    }
-}
-
-impl Directory for Remote {
-    fn claim(
-        &self,
-        host: &HostName,
-        names: &[Name],
-        answers: &mut Vec<Answer>,
-        until: Instant,
-    ) -> Result<(), DirectoryError> {
-        answers.clear();
-        self.ask(Ask::Claim, host, names, Some(answers), until)
-    }
-
-    fn hold(&self, host: &HostName, names: &[Name], until: Instant) -> Result<(), DirectoryError> {
-        self.ask(Ask::Hold, host, names, None, until)
-    }
-
-    fn release(
-        &self,
-        host: &HostName,
-        names: &[Name],
-        until: Instant,
-    ) -> Result<(), DirectoryError> {
-        self.ask(Ask::Release, host, names, None, until)
-    }
-
-    fn forget(&self, host: &HostName, until: Instant) -> Result<(), DirectoryError> {
-        self.line.ask(Ask::Forget, host, &[], until)?.wait(until).map(|_| ())
     }
 }
 

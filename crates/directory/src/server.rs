@@ -7,9 +7,7 @@ use content::Name;
 
 use crate::directory::{Answer, Directory};
 use crate::host::HostName;
-use crate::protocol::{
-    Ask, HEADER_BYTES, ProtocolError, RequestHeader, write_answers, write_refusal,
-};
+use crate::protocol::{HEADER_BYTES, ProtocolError, RequestHeader, write_answers, write_refusal};
 
 /// Room for several of the longest requests.
 const BUFFER_BYTES: usize = 1 << 17;
@@ -77,15 +75,8 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let until = Instant::now() + header.wait;
-        let (directory, names) = (self.directory, &self.names);
         self.answers.clear();
-        let done = match header.ask {
-            Ask::Claim => directory.claim(&host, names, &mut self.answers, until),
-            Ask::Hold => directory.hold(&host, names, until),
-            Ask::Release => directory.release(&host, names, until),
-            Ask::Forget => directory.forget(&host, until),
-        };
-        match done {
+        match self.directory.ask(header.ask, &host, &self.names, &mut self.answers, until) {
             Ok(()) => write_answers(header.id, &self.answers, &mut self.replies),
             Err(error) => write_refusal(header.id, &error.to_string(), &mut self.replies),
         }

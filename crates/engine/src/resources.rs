@@ -74,16 +74,9 @@ pub(crate) struct Pools {
 
 impl Resources {
     /// At most `pool_bytes` of buffers for all outgoing migrations, and as many for all incoming
-    /// ones.
+    /// ones, and NIC speeds that the operator has configured: addresses, and bytes per second.
     #[must_use]
-    pub fn new(pool_bytes: usize) -> Arc<Self> {
-        Self::with_speeds(pool_bytes, Vec::new())
-    }
-
-    /// As [`Resources::new`], with NIC speeds that the operator has configured: addresses, and
-    /// bytes per second.
-    #[must_use]
-    pub fn with_speeds(pool_bytes: usize, speeds: Vec<(IpAddr, u64)>) -> Arc<Self> {
+    pub fn new(pool_bytes: usize, speeds: Vec<(IpAddr, u64)>) -> Arc<Self> {
         let (outgoing, incoming) = (Budget::new(pool_bytes), Budget::new(pool_bytes));
         Arc::new(Self {
             pool_bytes,
@@ -153,7 +146,7 @@ mod tests {
 
     #[test]
     fn buffers_limit_the_number_of_migrations() {
-        let resources = Resources::new(16 << 20);
+        let resources = Resources::new(16 << 20, Vec::new());
         let mut leaving: Vec<Pools> = (0..6).map(|_| resources.leaving(false).unwrap()).collect();
         let text = resources.leaving(true).unwrap_err().to_string();
         assert!(text.contains("at most 7 VMs can leave at a time with pool-mib 16"), "{text}");
@@ -168,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_migration_that_uses_all_buffers_leaves_the_next_its_minimum() {
-        let resources = Resources::new(16 << 20);
+        let resources = Resources::new(16 << 20, Vec::new());
         let greedy = resources.coming(false).unwrap();
         let taken: Vec<_> = (0..26).map(|_| greedy.pages.take().unwrap()).collect();
         let next = resources.coming(false).unwrap();

@@ -233,38 +233,27 @@ pub struct VmFacts {
     /// Its RAM.
     pub ram_bytes: u64,
     /// RAM that it takes in ordinary pages; none if that isn't known.
-    #[serde(default)]
     pub pages_bytes: Option<u64>,
     /// Sizes of huge pages that it uses, and the bytes in each size.
-    #[serde(default)]
     pub huge_bytes: Vec<(u64, u64)>,
     /// RAM that other processes can map, such as a memfd.
-    #[serde(default)]
     pub shared_bytes: u64,
     /// Whether its guest reports its free pages.
-    #[serde(default)]
     pub free_page_hint: bool,
     /// Whether its QEMU may crash when the guest resets a network card: an earlier agent moved it
     /// here.
-    #[serde(default)]
     pub may_crash_at_reset: bool,
     /// Whether its QEMU has root's rights.
-    #[serde(default)]
     pub runs_as_root: bool,
     /// Names of such variables with which its QEMU was started, and that the agent's own QEMUs lack.
-    #[serde(default)]
     pub environment: Vec<String>,
     /// Why its vCPUs can't be throttled; none if they can.
-    #[serde(default)]
     pub unthrottled: Option<String>,
     /// Why its QEMU can't migrate it, each with the device; empty if nothing is known.
-    #[serde(default)]
     pub blockers: Vec<String>,
     /// Whether its QEMU loses what its guest writes while it moves.
-    #[serde(default)]
     pub loses_writes: bool,
     /// The taps of its network cards, without those that a script connects.
-    #[serde(default)]
     pub taps: Vec<String>,
     /// Why the agent could not access its memory directly.
     pub unreached: Option<String>,

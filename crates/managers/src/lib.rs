@@ -79,7 +79,7 @@ mod tests {
             ports: 49152..=49215,
             directory: "/run/droveway/migrate".into(),
         };
-        let kubevirt = kubevirt::Node::with_records(none.path());
+        let kubevirt = kubevirt::Node { records: none.path().to_owned() };
         let proxmox = proxmox::Host::new(none.path());
         let socket = |name: &str| none.path().join(name).display().to_string();
         let _other = UnixListener::bind(socket("other")).unwrap();

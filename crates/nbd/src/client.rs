@@ -31,7 +31,6 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -187,28 +186,19 @@ pub struct Client<T: Send + 'static> {
 struct Shared<T> {
     socket: UnixStream,
     state: Mutex<State<T>>,
-    /// Notified when a place is free, all requests are finished, or the connection ended.
+    /// Notified when a place is free, or the connection ended.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State<T> {
-    flight: Flight<Done<T>>,
-    /// Requests that were submitted and whose outcome is not reported yet.
-    unfinished: usize,
+    flight: Flight<T>,
     /// The first failure, after which the disk's content can't be trusted.
     first_failure: Option<Failure>,
     /// Why the connection is about to end; the thread that reads replies sees it end.
     ending: Option<Failure>,
     /// Why it ended; replies are no longer read.
     ended: Option<Failure>,
-}
-
-/// What receives an outcome.
-#[derive(Debug)]
-enum Done<T> {
-    Owner(T),
-    Waiter(mpsc::SyncSender<Outcome>),
 }
 
 impl<T: Send + 'static> Client<T> {
@@ -246,7 +236,6 @@ impl<T: Send + 'static> Client<T> {
         set_patience(&socket, None).map_err(ClientError::Handshake)?;
         let state = State {
             flight: Flight::new(settings.in_flight_max.clamp(1, 1024)),
-            unfinished: 0,
             first_failure: None,
             ending: None,
             ended: None,
@@ -277,66 +266,20 @@ impl<T: Send + 'static> Client<T> {
         self.shared.state.lock().first_failure.clone()
     }
 
-    /// Waits until all submitted requests are done, and then until the server
-    /// has made them durable. Other submitting threads wait meanwhile.
-    ///
-    /// # Errors
-    /// With the first failure since the client connected: the disk does not have the
-    /// content that it should have.
-    pub fn sync(&self) -> Outcome {
-        let flushed = {
-            let turn = self.turn.lock();
-            self.shared.wait_finished();
-            let (done, flushed) = mpsc::sync_channel(1);
-            match self.submit_flush(&turn, Done::Waiter(done)) {
-                Ok(()) => flushed,
-                Err(ClientError::Failed(failure)) => return Err(failure),
-                Err(error) => return Err(Failure::Broken(error.to_string())),
-            }
-        };
-        let outcome = flushed.recv().unwrap_or_else(|_| {
-            Err(Failure::Broken("the thread that reads its replies died".to_owned()))
-        });
-        outcome.and_then(|()| self.failure().map_or(Ok(()), Err))
-    }
-
-    /// Waits until all submitted requests are done, disconnects and ends.
-    /// They are durable only after [`Client::sync`].
-    ///
-    /// # Errors
-    /// With the first failure since the client connected.
-    pub fn finish(mut self) -> Outcome {
-        {
-            let turn = self.turn.lock();
-            self.shared.wait_finished();
-            let mut state = self.shared.state.lock();
-            // From here on, the connection's end is no failure.
-            state.ending.get_or_insert(Failure::Stopped);
-            drop(state);
-            self.say_goodbye(&turn);
-        }
-        self.join();
-        self.failure().map_or(Ok(()), Err)
-    }
-
     /// Ends the connection now: unanswered requests fail, and waiting calls wake.
     pub fn stop(&self) {
         self.shared.end(Failure::Stopped);
     }
+}
 
-    fn join(&mut self) {
+impl<T: Send + 'static> Drop for Client<T> {
+    fn drop(&mut self) {
         self.stop();
         if let Some(replies) = self.replies.take()
             && replies.join().is_err()
         {
             tracing::error!("the thread that reads NBD answers panicked");
         }
-    }
-}
-
-impl<T: Send + 'static> Drop for Client<T> {
-    fn drop(&mut self) {
-        self.join();
     }
 }
 
@@ -347,14 +290,6 @@ impl<T> Shared<T> {
         self.state.lock().ending.get_or_insert(why);
         // A failure means that the connection is gone already.
         let _ = self.socket.shutdown(Shutdown::Both);
-    }
-
-    /// Waits until every outcome is reported.
-    fn wait_finished(&self) {
-        let mut state = self.state.lock();
-        while state.unfinished > 0 && state.ended.is_none() {
-            self.changed.wait(&mut state);
-        }
     }
 }
 

@@ -29,7 +29,7 @@ const BLOCK: BlockId = BlockId(0);
 fn placer(is_mapped: bool) -> (Placer, Feeder) {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     thread::spawn(move || io::copy(&mut theirs, &mut io::sink()));
-    let feeder = Feeder::start(ours, 64 << 20).expect("a thread");
+    let feeder = Feeder::start(ours, page::Pool::new(64 << 20)).expect("a thread");
     feeder.head(b"head", 1, true).expect("it reads");
     let placement = if is_mapped {
         let mapping = Mapping::own(RAM_BYTES);

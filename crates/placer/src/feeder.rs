@@ -95,21 +95,12 @@ pub struct FeederHandle {
 }
 
 impl Feeder {
-    /// Starts feeding `socket`, which a QEMU reads that was told to load a stream. At most
-    /// `limit_bytes` wait for it (but at least a chunk).
+    /// Starts feeding `socket`, which a QEMU reads that was told to load a stream. What waits for
+    /// it is kept within `pool`, which is the feeder's own and is closed with it.
     ///
     /// # Errors
     /// If there are too many open files or threads.
-    pub fn start(socket: UnixStream, limit_bytes: usize) -> io::Result<Self> {
-        Self::start_within(socket, Pool::new(limit_bytes))
-    }
-
-    /// As [`Feeder::start`], but what waits is kept within `pool`, which is the feeder's own and
-    /// is closed with it.
-    ///
-    /// # Errors
-    /// As for [`Feeder::start`].
-    pub fn start_within(socket: UnixStream, pool: Arc<Pool>) -> io::Result<Self> {
+    pub fn start(socket: UnixStream, pool: Arc<Pool>) -> io::Result<Self> {
         let state =
             State { queue: VecDeque::new(), free: Vec::new(), fed: Fed::NoHead, failed: None };
         let shared = Arc::new(Shared {

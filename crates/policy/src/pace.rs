@@ -156,12 +156,6 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Without lanes, and without knowledge of NICs.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// With this many lanes, of which nothing is known yet; the operator's bounds apply at once.
     #[must_use]
     pub fn start(lanes: usize, bounds: PaceBounds) -> Self {

@@ -123,13 +123,8 @@ impl GuestMemory {
         Self { ranges }
     }
 
-    /// Where a page is; `None` if it is in no block.
-    #[must_use]
-    pub fn lookup(&self, page: u64) -> Option<Place> {
-        Some(self.lookup_run(page, 1)?.0)
-    }
-
-    /// Where a page is, and how many of `pages` from it on are contiguous there.
+    /// Where a page is, and how many of `pages` from it on are contiguous there; `None` if it is in
+    /// no block.
     #[must_use]
     pub fn lookup_run(&self, page: u64, pages: u64) -> Option<(Place, u64)> {
         let after = self.ranges.partition_point(|range| range.first_page <= page);

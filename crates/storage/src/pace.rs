@@ -80,12 +80,6 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// No bound.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Sets the bound from now on, also for requests that wait; `None` or 0: no bound.
     /// Less than 64 KiB a second counts as 64 KiB.
     pub fn set(&self, bytes_per_s: Option<u64>) {
@@ -198,7 +192,7 @@ mod tests {
 
     #[test]
     fn without_a_bound_no_request_waits() {
-        let pace = Pace::new();
+        let pace = Pace::default();
         for bound in [None, Some(0)] {
             pace.set(bound);
             assert_eq!(pace.bytes_per_s(), None);
@@ -212,7 +206,7 @@ mod tests {
 
     #[test]
     fn lifting_the_bound_wakes_waiting_requests() {
-        let pace = Pace::new();
+        let pace = Pace::default();
         pace.set(Some(BYTES_PER_S_MIN));
         // A page more than was started, a million times: hours.
         pace.settle(0, 4096 << 20);

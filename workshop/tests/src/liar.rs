@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use content::{NAME_BYTES, Name};
+use directory::protocol::Ask;
 use directory::{Answer, Directory, DirectoryError, HostName};
 use lab::hosts::Host;
 use parking_lot::Mutex;
@@ -45,35 +46,25 @@ struct Lies {
 }
 
 impl Directory for Lies {
-    fn claim(
+    fn ask(
         &self,
-        _host: &HostName,
+        ask: Ask,
+        _: &HostName,
         names: &[Name],
         answers: &mut Vec<Answer>,
-        _until: Instant,
+        _: Instant,
     ) -> Result<(), DirectoryError> {
-        self.asked.claims.fetch_add(names.len() as u64, Relaxed);
-        answers.clear();
-        answers.extend(names.iter().enumerate().map(|(nth, _)| {
-            let host = || self.hosts[nth % self.hosts.len()].clone();
-            match nth % 7 {
-                0 => Answer::Yours,
-                1..4 => Answer::Held(host()),
-                _ => Answer::Coming(host()),
-            }
-        }));
-        Ok(())
-    }
-
-    fn hold(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
-        Ok(())
-    }
-
-    fn release(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
-        Ok(())
-    }
-
-    fn forget(&self, _: &HostName, _: Instant) -> Result<(), DirectoryError> {
+        if ask == Ask::Claim {
+            self.asked.claims.fetch_add(names.len() as u64, Relaxed);
+            answers.extend(names.iter().enumerate().map(|(nth, _)| {
+                let host = || self.hosts[nth % self.hosts.len()].clone();
+                match nth % 7 {
+                    0 => Answer::Yours,
+                    1..4 => Answer::Held(host()),
+                    _ => Answer::Coming(host()),
+                }
+            }));
+        }
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! Migrations in the API, `/v1/migrations`.
 
+use std::sync::Arc;
+
 use api::{Bounds, BoundsChange, MigrateRequest, MigrationStarted, Progress, Report};
 use axum::extract::State;
 use axum::response::Response;
@@ -8,7 +10,7 @@ use axum::{Extension, Json};
 use super::answer::{Answer, Created, blocking, created};
 use super::caller::{Caller, may_migrate};
 use super::parts::Api;
-use super::progress;
+use super::progress::{LOOK, stream};
 use super::request::{Body, Name};
 use crate::denied::Denied;
 
@@ -47,7 +49,10 @@ pub(super) async fn watch(
     caller: Option<Extension<Caller>>,
     Name(id): Name,
 ) -> Result<Response, Denied> {
-    progress::of_migration(api.migrations, id, &api.watchers, caller.as_deref()).await
+    let (shown, its) = (Arc::clone(&api.migrations), id.clone());
+    let show = move || shown.show(&its);
+    let wait = move |version| api.migrations.wait(&id, version, LOOK);
+    stream(&api.watchers, caller.as_deref(), show, wait, |last| last.outcome.is_some()).await
 }
 
 pub(super) async fn cancel(State(api): State<Api>, Name(id): Name) -> Answer<()> {

@@ -14,8 +14,6 @@ use tokio::time::timeout;
 use super::answer::blocking;
 use super::caller::Caller;
 use crate::denied::Denied;
-use crate::gangs::Gangs;
-use crate::moves::migrations::Migrations;
 use crate::shares::{Share, Shares};
 
 /// Watchers at a time, at the socket and as many over TCP: those of one can't keep the other's
@@ -32,8 +30,6 @@ const READERS_OF_ONE_MAX: usize = 16;
 const STUCK: Duration = Duration::from_secs(30);
 /// Lines that are queued for a watcher; one that falls behind skips states.
 const LINES_MAX: usize = 4;
-/// How long one wait for news may block a thread.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// The places for watchers, and over TCP those for readers of events.
 #[derive(Clone)]
@@ -84,90 +80,32 @@ impl Watchers {
     }
 }
 
-/// An operation whose successive states can be watched.
-trait Watched: Send + Sync + 'static {
-    type State: Serialize + Send + Sync + 'static;
-    fn show(&self) -> Result<Self::State, Denied>;
-    /// Blocks until there is a state newer than `version`, or for [`LOOK`] at most.
-    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied>;
-    fn is_over(state: &Self::State) -> bool;
-}
+/// How long one wait for news may block a thread.
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-struct OfMigration(Arc<Migrations>, String);
-struct OfGang(Arc<Gangs>, String);
-
-impl Watched for OfMigration {
-    type State = api::Progress;
-
-    fn show(&self) -> Result<Self::State, Denied> {
-        self.0.show(&self.1)
-    }
-
-    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied> {
-        self.0.wait(&self.1, version, LOOK)
-    }
-
-    fn is_over(state: &Self::State) -> bool {
-        state.outcome.is_some()
-    }
-}
-
-impl Watched for OfGang {
-    type State = api::GangProgress;
-
-    fn show(&self) -> Result<Self::State, Denied> {
-        self.0.show(&self.1)
-    }
-
-    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied> {
-        self.0.wait(&self.1, version, LOOK)
-    }
-
-    fn is_over(state: &Self::State) -> bool {
-        state.outcome.is_some()
-    }
-}
-
-pub(super) async fn of_migration(
-    migrations: Arc<Migrations>,
-    id: String,
+/// Sends the successive states of an operation: first what `show` returns, then what `wait`
+/// does, which gets the version of the last one and blocks until there is a newer one, or for
+/// [`LOOK`] at most.
+pub(super) async fn stream<S: Serialize + Send + Sync + 'static>(
     watchers: &Watchers,
     caller: Option<&Caller>,
-) -> Result<Response, Denied> {
-    stream(OfMigration(migrations, id), watchers, caller).await
-}
-
-pub(super) async fn of_gang(
-    gangs: Arc<Gangs>,
-    id: String,
-    watchers: &Watchers,
-    caller: Option<&Caller>,
-) -> Result<Response, Denied> {
-    stream(OfGang(gangs, id), watchers, caller).await
-}
-
-async fn stream<S: Watched>(
-    watched: S,
-    watchers: &Watchers,
-    caller: Option<&Caller>,
+    show: impl FnOnce() -> Result<S, Denied> + Send + 'static,
+    wait: impl Fn(u64) -> Result<(u64, S), Denied> + Send + Sync + 'static,
+    is_over: fn(&S) -> bool,
 ) -> Result<Response, Denied> {
     let place = watchers.take(caller)?;
-    let watched = Arc::new(watched);
-    let first = {
-        let watched = Arc::clone(&watched);
-        blocking(move || watched.show()).await?
-    };
+    let first = blocking(show).await?;
     let (mut lines, body) = Channel::<Bytes, std::io::Error>::new(LINES_MAX);
-    let stuck = watchers.stuck;
+    let (stuck, wait) = (watchers.stuck, Arc::new(wait));
     tokio::spawn(async move {
         // Held until the last wait is over, so that the number of threads is bounded too.
         let _place = place;
         let mut version = 0;
         let mut state = first;
         // None means that the watcher has disconnected, or takes nothing.
-        while send(&mut lines, &state, stuck).await.is_some() && !S::is_over(&state) {
-            let watched = Arc::clone(&watched);
-            match blocking(move || watched.wait(version)).await {
+        while send(&mut lines, &state, stuck).await.is_some() && !is_over(&state) {
+            let wait = Arc::clone(&wait);
+            match blocking(move || wait(version)).await {
                 Ok(next) => (version, state) = next,
                 Err(denied) => {
                     tracing::warn!(%denied, "cannot follow progress for a watcher");
@@ -202,24 +140,13 @@ mod tests {
     use super::*;
 
     /// An operation with a new state at each wait, up to `last`.
-    struct Counting {
+    async fn counting(
         last: u64,
-    }
-
-    impl Watched for Counting {
-        type State = [u64; 2];
-
-        fn show(&self) -> Result<[u64; 2], Denied> {
-            Ok([0, self.last])
-        }
-
-        fn wait(&self, version: u64) -> Result<(u64, [u64; 2]), Denied> {
-            Ok((version + 1, [version + 1, self.last]))
-        }
-
-        fn is_over([now, last]: &[u64; 2]) -> bool {
-            now == last
-        }
+        watchers: &Watchers,
+        caller: Option<&Caller>,
+    ) -> Result<Response, Denied> {
+        let wait = move |version: u64| Ok((version + 1, [version + 1, last]));
+        stream(watchers, caller, move || Ok([0, last]), wait, |[now, last]| now == last).await
     }
 
     fn free(watchers: &Watchers) -> usize {
@@ -227,7 +154,7 @@ mod tests {
     }
 
     async fn watch(last: u64, watchers: &Watchers) -> Response {
-        stream(Counting { last }, watchers, None).await.into_response()
+        counting(last, watchers, None).await.into_response()
     }
 
     #[tokio::test]
@@ -242,14 +169,14 @@ mod tests {
         // Those at the socket are not in the way of people, nor the other way round.
         let person = Caller::example(Role::Observe);
         for of_person in 0..=WATCHERS_OF_ONE_MAX {
-            let over_tcp = stream(Counting { last: u64::MAX }, &watchers, Some(&person)).await;
+            let over_tcp = counting(u64::MAX, &watchers, Some(&person)).await;
             let over_tcp = over_tcp.into_response();
             let status: u16 = if of_person < WATCHERS_OF_ONE_MAX { 200 } else { 503 };
             assert_eq!(over_tcp.status(), status);
             watching.push(over_tcp);
         }
         let another = Caller::named("bob", Role::Observe);
-        let over_tcp = stream(Counting { last: 0 }, &watchers, Some(&another)).await;
+        let over_tcp = counting(0, &watchers, Some(&another)).await;
         assert_eq!(over_tcp.into_response().status(), 200, "nor is one person in another's");
         watching.truncate(WATCHERS_MAX);
         watching.pop();

@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use api::FromStorage;
-use engine::{Caller, CarryRequest, Local};
+use engine::{Caller, Local};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -82,7 +81,6 @@ pub(super) struct Shared {
     /// KubeVirt tries again by itself, and would fail each time.
     pub(super) own_path: Mutex<HashSet<Target>>,
     admitted: Admitted,
-    request: CarryRequest,
     pub(super) local: Local,
     pub(super) migrations: Arc<Migrations>,
     examiner: Arc<Examiner>,
@@ -132,7 +130,6 @@ impl CarryListeners {
             taken_over: Mutex::default(),
             own_path: Mutex::default(),
             admitted: Admitted { qemu: users.into_iter().map(|(uid, _)| uid).collect() },
-            request: request(carry),
             local,
             migrations,
             examiner,
@@ -227,20 +224,6 @@ impl Reopener {
     pub(crate) fn reopen(&self, peers: &[PeerEntry]) {
         *self.0.changed.lock() = Some(peers.to_vec());
         self.0.wake();
-    }
-}
-
-/// The settings of each carried migration.
-fn request(carry: &Carry) -> CarryRequest {
-    CarryRequest {
-        lanes: carry.lanes,
-        downtime_ms: carry.downtime_ms,
-        compress: carry.compress,
-        audit: carry.audit,
-        slowing: carry.slowing,
-        sharing: carry.sharing.clone(),
-        storage: FromStorage { read: carry.storage, ..FromStorage::default() },
-        ..CarryRequest::default()
     }
 }
 

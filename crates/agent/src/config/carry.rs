@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
-use api::{Audit, Compress, ReadDisks, Share, Sharing, Slowing};
+use api::{Audit, Compress, FromStorage, ReadDisks, Share, Sharing, Slowing};
+use engine::CarryRequest;
 use serde::Deserialize;
 
 use super::error::ConfigError;
@@ -23,11 +24,10 @@ const PORTS_EACH: u16 = 64;
 /// Each port costs the agent an open file, and those are limited.
 const PORTS_MAX: u16 = 1024;
 const SOCKETS_DEFAULT: u8 = 4;
-const DOWNTIME_MS_DEFAULT: u64 = 300;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(super) struct Section {
+pub(crate) struct Section {
     address: Option<IpAddr>,
     directory: Option<PathBuf>,
     sockets: Option<u8>,
@@ -62,7 +62,7 @@ impl Users {
 }
 
 /// How migrations that others command are carried.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Carry {
     /// The address at which this host's QEMUs wait for VMs.
     pub address: IpAddr,
@@ -77,20 +77,8 @@ pub struct Carry {
     /// The users that QEMUs run as; only these and root may connect. Sockets and their directory
     /// belong to the first.
     pub qemu_users: Vec<String>,
-    /// The number of lanes of each migration.
-    pub lanes: Option<u16>,
-    /// The downtime goal, which bounds the data in flight.
-    pub downtime_ms: u64,
-    /// How bodies are encoded.
-    pub compress: Compress,
-    /// What is audited before a VM is loaded.
-    pub audit: Audit,
-    /// How far a VM that does not converge may be throttled.
-    pub slowing: Slowing,
-    /// The VMs that content is shared with.
-    pub sharing: Sharing,
-    /// Whether pages are read from disks that both hosts see.
-    pub storage: ReadDisks,
+    /// The settings of each migration.
+    pub request: CarryRequest,
     /// The program that moves VMs on this host.
     pub manager: Manager,
 }
@@ -157,15 +145,24 @@ impl Section {
         if !directory.is_absolute() {
             return wrong(format!("directory: {} is not an absolute path", directory.display()));
         }
-        let downtime_ms = self.downtime_ms.unwrap_or(DOWNTIME_MS_DEFAULT);
-        if downtime_ms == 0 {
+        if self.downtime_ms == Some(0) {
             return wrong("downtime-ms: 0 can't be kept; allow 1 at least".to_owned());
         }
         let sharing = Sharing { share: self.share, domain: self.share_domain, together: false };
         if let Err(error) = sharing.check() {
             return wrong(format!("share-domain: {error}"));
         }
-        let slowing = slowing(self.throttle.as_deref(), self.throttle_floor)?;
+        let defaults = CarryRequest::default();
+        let request = CarryRequest {
+            lanes: self.lanes,
+            downtime_ms: self.downtime_ms.unwrap_or(defaults.downtime_ms),
+            compress: self.compress,
+            audit: self.audit,
+            slowing: slowing(self.throttle.as_deref(), self.throttle_floor)?,
+            sharing,
+            storage: FromStorage { read: self.storage, ..FromStorage::default() },
+            ..defaults
+        };
         Ok(Carry {
             address,
             stands_for,
@@ -175,13 +172,7 @@ impl Section {
             qemu_users: self
                 .qemu_user
                 .map_or_else(|| qemu_user.cloned().into_iter().collect(), Users::into_list),
-            lanes: self.lanes,
-            downtime_ms,
-            compress: self.compress,
-            audit: self.audit,
-            slowing,
-            sharing,
-            storage: self.storage,
+            request,
             manager: self.manager,
         })
     }
@@ -203,8 +194,7 @@ fn slowing(throttle: Option<&str>, floor: Option<f64>) -> Result<Slowing, Config
 
 /// The address that stands, on every other host, for the host at this place in the peers
 /// file, from 0.
-#[must_use]
-pub fn stands_for(place: usize) -> Option<Ipv4Addr> {
+pub(super) fn stands_for(place: usize) -> Option<Ipv4Addr> {
     let place = u16::try_from(place).ok()?.checked_add(1)?;
     let [high, low] = place.to_be_bytes();
     Some(Ipv4Addr::new(127, 7, high, low))
@@ -214,8 +204,7 @@ pub fn stands_for(place: usize) -> Option<Ipv4Addr> {
 ///
 /// Each host has its own ports: libvirt takes only ports at which nothing listens on its own host,
 /// at any address, and there the agent listens at the ports of all other hosts.
-#[must_use]
-pub fn ports_of(place: usize) -> Option<[u16; 2]> {
+pub(super) fn ports_of(place: usize) -> Option<[u16; 2]> {
     let first = u16::try_from(place).ok()?.checked_mul(PORTS_EACH)?.checked_add(PORTS_FROM)?;
     Some([first, first.checked_add(PORTS_EACH - 1)?])
 }
@@ -235,11 +224,8 @@ pub fn check_address(address: IpAddr) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that these can be a host's ports.
-///
-/// # Errors
-/// If not, with ports that can be.
-pub fn check_ports([first, last]: [u16; 2]) -> Result<(), String> {
+/// Checks that these can be a host's ports; an error has ports that can be.
+pub(super) fn check_ports([first, last]: [u16; 2]) -> Result<(), String> {
     if first == 0 || first > last || last - first >= PORTS_MAX {
         return Err(format!(
             "carry-ports [{first}, {last}] is no range of at most {PORTS_MAX} ports, such as \
@@ -288,21 +274,27 @@ mod tests {
         let carry = section("address = \"10.77.0.1\"").unwrap();
         assert_eq!(carry.address, IpAddr::from([10, 77, 0, 1]));
         let carry = section("qemu-user = \"libvirt-qemu\"\naudit = \"deep\"").unwrap();
-        assert_eq!(carry.audit, Audit::Deep);
+        assert_eq!(carry.request.audit, Audit::Deep);
         assert_eq!(carry.qemu_users, ["libvirt-qemu"]);
-        assert_eq!(carry.slowing, Slowing::default());
+        assert_eq!(carry.request.slowing, Slowing::default());
         let carry = section("throttle = \"0.6\"\nthrottle-floor = 5").unwrap();
-        assert_eq!(carry.slowing.throttle, api::Throttle::Ratio(0.6));
-        assert!((carry.slowing.floor - 0.05).abs() < 1e-9);
-        assert_eq!(carry.sharing, Sharing::default());
+        assert_eq!(carry.request.slowing.throttle, api::Throttle::Ratio(0.6));
+        assert!((carry.request.slowing.floor - 0.05).abs() < 1e-9);
+        assert_eq!(carry.request.sharing, Sharing::default());
         assert_eq!(carry.manager, Manager::Libvirt);
         let carry = section("manager = \"proxmox\"").unwrap();
         assert_eq!((carry.manager, carry.directory), (Manager::Proxmox, "/run/qemu-server".into()));
         let carry = section("share = \"host\"\nshare-domain = \"red\"").unwrap();
-        assert_eq!((carry.sharing.share, carry.sharing.domain), (Share::Host, Some("red".into())));
-        assert_eq!(carry.storage, ReadDisks::Auto);
+        assert_eq!(
+            (carry.request.sharing.share, carry.request.sharing.domain),
+            (Share::Host, Some("red".into()))
+        );
+        assert_eq!(carry.request.storage.read, ReadDisks::Auto);
         let carry = section("share = \"rack\"\nstorage = \"on\"").unwrap();
-        assert_eq!((carry.sharing.share, carry.storage), (Share::Rack, ReadDisks::On));
+        assert_eq!(
+            (carry.request.sharing.share, carry.request.storage.read),
+            (Share::Rack, ReadDisks::On)
+        );
     }
 
     #[test]

@@ -31,22 +31,22 @@ impl Files {
     }
 
     fn read(&self) -> Result<Config, ConfigError> {
-        let flags = Flags { config: Some(self.path("agent.toml")), ..Flags::default() };
-        Config::with_tls_default(&flags, Path::new("/nowhere/tls"))
+        let typed = Settings { config: Some(self.path("agent.toml")), ..Settings::default() };
+        Config::with_tls_default(typed, Path::new("/nowhere/tls"))
     }
 }
 
-fn flags() -> Flags {
-    Flags {
+fn flags() -> Settings {
+    Settings {
         name: Some("host-a".to_owned()),
         listen: Some("127.0.0.1:7450".parse().unwrap()),
-        ..Flags::default()
+        ..Settings::default()
     }
 }
 
 #[test]
 fn flags_alone_suffice() {
-    let config = Config::new(&flags()).unwrap();
+    let config = Config::new(flags()).unwrap();
     assert_eq!(config.name, "host-a");
     assert_eq!(config.state, Path::new(STATE_DEFAULT));
     assert_eq!(config.api, Path::new(API_DEFAULT));
@@ -87,7 +87,7 @@ fn flags_win_over_the_file() {
                     nic-speed = ['127.0.0.1=10G']\nqemu-programs = ['/opt/q/qemu-*']",
         "",
     );
-    let config = Config::new(&Flags {
+    let config = Config::new(Settings {
         config: Some(files.path("agent.toml")),
         pool_mib: Some(32),
         ..flags()
@@ -98,7 +98,7 @@ fn flags_win_over_the_file() {
     assert_eq!(config.rack.as_deref(), Some("r1"));
     assert_eq!(config.nic_speeds, ["127.0.0.1=10G".parse::<NicSpeed>().unwrap()]);
     assert_eq!(config.qemu_programs, ["/opt/q/qemu-*"]);
-    assert_eq!(Config::new(&flags()).unwrap().qemu_programs, USUAL);
+    assert_eq!(Config::new(flags()).unwrap().qemu_programs, USUAL);
 }
 
 #[test]
@@ -108,23 +108,23 @@ fn a_certificate_is_used_where_there_is_one_unless_somebody_says_otherwise() {
         let config = format!("name = 'a'\nlisten = '0.0.0.0:1'\n{config}");
         Files::new(&config, "")
     };
-    let chosen = |files: &Files, flags: Flags| {
-        let flags = Flags { config: Some(files.path("agent.toml")), ..flags };
-        let config = Config::with_tls_default(&flags, there.path()).unwrap();
+    let chosen = |files: &Files, typed: Settings| {
+        let typed = Settings { config: Some(files.path("agent.toml")), ..typed };
+        let config = Config::with_tls_default(typed, there.path()).unwrap();
         (config.tls, config.insecure_plaintext)
     };
-    let typed = |tls: Option<&str>, insecure_plaintext| Flags {
+    let typed = |tls: Option<&str>, insecure_plaintext| Settings {
         tls: tls.map(PathBuf::from),
         insecure_plaintext,
-        ..Flags::default()
+        ..Settings::default()
     };
     let (nothing, plain, own) = (files(""), files("insecure-plaintext = true"), files("tls = 'x'"));
     let by_default = Some(there.path().to_owned());
-    assert_eq!(chosen(&nothing, Flags::default()), (by_default, false));
+    assert_eq!(chosen(&nothing, Settings::default()), (by_default, false));
     assert_eq!(chosen(&nothing, typed(None, true)), (None, true));
-    assert_eq!(chosen(&plain, Flags::default()), (None, true));
+    assert_eq!(chosen(&plain, Settings::default()), (None, true));
     assert_eq!(chosen(&plain, typed(Some("/t"), false)), (Some("/t".into()), false));
-    assert_eq!(chosen(&own, Flags::default()), (Some(own.path("x")), false));
+    assert_eq!(chosen(&own, Settings::default()), (Some(own.path("x")), false));
     assert_eq!(chosen(&own, typed(None, true)), (None, true));
 }
 
@@ -247,8 +247,9 @@ fn urls_with_passwords_are_for_files_of_their_own() {
     assert_eq!(read.passwords.len(), 1);
     assert_eq!(read.passwords[0].exposure(), None);
     let directory = Some(url.parse().unwrap());
-    let flags = Flags { config: Some(files.path("agent.toml")), directory, ..Flags::default() };
-    let read = Config::with_tls_default(&flags, Path::new("/nowhere/tls")).unwrap();
+    let config = Some(files.path("agent.toml"));
+    let typed = Settings { config, directory, ..Settings::default() };
+    let read = Config::with_tls_default(typed, Path::new("/nowhere/tls")).unwrap();
     write("agent.toml", &fs::read_to_string(files.path("agent.toml")).unwrap(), 0o644);
     let exposed: Vec<_> = read.passwords.iter().filter_map(Password::exposure).collect();
     assert!(exposed[0].contains("--directory is in the list of processes"), "{exposed:?}");
@@ -267,9 +268,9 @@ fn the_packaged_file_has_every_setting() {
         (setting.contains(" = ") || setting.starts_with('[')).then_some(setting)
     });
     let shown = shown.collect::<Vec<_>>().join("\n");
-    toml::from_str::<file::File>(&shown).unwrap();
+    toml::from_str::<Settings>(&shown).unwrap();
     let shown: toml::Table = toml::from_str(&shown).unwrap();
-    let refused = toml::from_str::<file::File>("colour = 1").unwrap_err().to_string();
+    let refused = toml::from_str::<Settings>("colour = 1").unwrap_err().to_string();
     let (_, known) = refused.split_once("expected one of").unwrap();
     let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
     assert!(known.len() > 20, "{refused}");
@@ -282,9 +283,9 @@ fn the_packaged_file_has_every_setting() {
 #[test]
 fn kubevirts_file_is_understood() {
     let text = include_str!("../../../../dist/kubevirt/agent.toml");
-    let file: file::File = toml::from_str(text).unwrap();
+    let file: Settings = toml::from_str(text).unwrap();
     let own = peers::parse(Path::new("peers.toml"), PEERS).unwrap().swap_remove(0);
     let carry = file.carry.unwrap().understood(Some(&own), None).unwrap();
     assert_eq!(carry.manager, Manager::Kubevirt);
-    assert_eq!(carry.sharing.share, api::Share::Off);
+    assert_eq!(carry.request.sharing.share, api::Share::Off);
 }

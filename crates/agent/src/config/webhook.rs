@@ -29,7 +29,7 @@ const GAP: &str = "gap";
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Section {
+pub(crate) struct Section {
     url: Option<String>,
     url_file: Option<PathBuf>,
     secret_file: PathBuf,

@@ -93,7 +93,7 @@ fn mate(entry: &PeerEntry) -> Mate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Flags;
+    use crate::config::Settings;
 
     fn config(directory: &str) -> Config {
         let dir = tempfile::tempdir().unwrap();
@@ -106,7 +106,7 @@ mod tests {
         let file = dir.path().join("agent.toml");
         let text = format!("name = 'b'\npeers = 'peers.toml'\ndirectory = '{directory}'\n");
         std::fs::write(&file, text).unwrap();
-        Config::new(&Flags { config: Some(file), ..Flags::default() }).unwrap()
+        Config::new(Settings { config: Some(file), ..Settings::default() }).unwrap()
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Configured {
             agent: config.name.clone(),
             security: security.clone(),
             nics: config.nics.clone(),
-            resources: Resources::with_speeds(config.pool_bytes, speeds),
+            resources: Resources::new(config.pool_bytes, speeds),
             programs: Arc::new(programs),
             scratch: state.scratch(),
             fixed_cost: Arc::default(),

@@ -296,13 +296,7 @@ mod tests {
             directory: "/run/droveway/migrate".into(),
             sockets: 4,
             qemu_users: Vec::new(),
-            lanes: None,
-            downtime_ms: 300,
-            compress: api::Compress::default(),
-            audit: api::Audit::default(),
-            slowing: api::Slowing::default(),
-            sharing: api::Sharing::default(),
-            storage: api::ReadDisks::Auto,
+            request: engine::CarryRequest::default(),
             manager: Manager::Libvirt,
         }
     }

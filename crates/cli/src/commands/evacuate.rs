@@ -6,8 +6,8 @@ use api::{Evacuation, GangRequest, PARALLEL_DEFAULT};
 use clap::Args as ClapArgs;
 use client::{Client, Problem};
 
-use crate::gang::options::MoveOptions;
 use crate::gang::start::{StartArgs, start};
+use crate::options::MoveOptions;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct EvacuateArgs {
@@ -23,7 +23,8 @@ pub(crate) struct EvacuateArgs {
 }
 
 pub(crate) async fn run(client: &Client, args: EvacuateArgs) -> Result<ExitCode, Problem> {
-    let EvacuateArgs { host, to, options, start: args } = args;
+    let EvacuateArgs { host, to, mut options, start: args } = args;
+    options.limit_total = args.limit_total;
     let request = GangRequest {
         moves: Vec::new(),
         evacuate: Some(Evacuation { host, to }),

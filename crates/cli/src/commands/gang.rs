@@ -9,9 +9,9 @@ use client::{Client, GANGS, NOTHING, Operation, Problem};
 use hyper::Method;
 use report::{aligned, amount};
 
-use crate::gang::options::MoveOptions;
 use crate::gang::plan_file;
 use crate::gang::start::{StartArgs, begin_and_watch, start};
+use crate::options::MoveOptions;
 use crate::output::{print, print_json};
 
 #[derive(Debug, ClapArgs)]
@@ -36,7 +36,7 @@ pub(crate) struct GangArgs {
 /// The options that only a new gang has, and not one that is resumed.
 fn new_gangs_options() -> Vec<clap::Id> {
     let of_moves = MoveOptions::augment_args(clap::Command::new("gang"));
-    let of_gang = ["parallel", "atomic", "dry_run"].map(clap::Id::from);
+    let of_gang = ["limit_total", "parallel", "atomic", "dry_run"].map(clap::Id::from);
     of_moves.get_arguments().map(|option| option.get_id().clone()).chain(of_gang).collect()
 }
 
@@ -53,7 +53,7 @@ fn parse_move(text: &str) -> Result<WantedMove, String> {
 }
 
 pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Problem> {
-    let GangArgs { moves, file, resume, options, start: args } = args;
+    let GangArgs { moves, file, resume, mut options, start: args } = args;
     if let Some(id) = resume {
         let path = format!("{}/resume", Operation::Gang(id).path());
         let asking = client.ask(Method::POST, &path, NOTHING);
@@ -71,6 +71,7 @@ pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Pro
         None if moves.is_empty() => return list(client, args.json).await,
         None => (moves, plan_file::Settings::default()),
     };
+    options.limit_total = args.limit_total;
     let request = GangRequest {
         moves,
         evacuate: None,

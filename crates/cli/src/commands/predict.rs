@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use api::{BitRate, FreeMemory, Outlook, PredictRequest, Prediction};
+use api::{BitRate, FreeMemory, OnStall, Outlook, PredictRequest, Prediction, Slowing, Throttle};
 use clap::Args as ClapArgs;
 use client::{Client, Problem, segment};
 use hyper::Method;
 use report::amount;
 
-use crate::options::SlowingArgs;
+use crate::options::words::{self, one_of};
 use crate::output::{print_json, print_line};
 
 /// Less unused memory than this makes no difference.
@@ -28,8 +28,24 @@ pub(crate) struct PredictArgs {
     /// [default: what this host's network cards carry]
     #[arg(long, value_name = "RATE")]
     rate: Option<BitRate>,
-    #[command(flatten)]
-    slowing: SlowingArgs,
+    /// Whether a VM that writes faster than its memory can be sent is throttled:
+    /// auto, as far as needed; off; or so that it dirties this share of what can be
+    /// delivered, such as 0.7
+    #[arg(long, value_name = "auto|off|C", default_value_t = Throttle::Auto)]
+    throttle: Throttle,
+    /// The percentage of its CPU time that a throttled VM keeps in any case
+    #[arg(long, value_name = "PERCENT", default_value_t = 20,
+          value_parser = clap::value_parser!(u8).range(1..=100))]
+    throttle_floor: u8,
+    /// How many seconds from now the VM is to have arrived; it is throttled as far as
+    /// that takes, but not below its floor
+    #[arg(long, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    deadline: Option<u64>,
+    /// What to do with a VM that does not converge even at its floor [default:
+    /// cancel; with --throttle off, keep]
+    #[arg(long, value_parser = one_of::<OnStall>(words::ON_STALL))]
+    on_stall: Option<OnStall>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -39,7 +55,12 @@ pub(crate) async fn run(client: &Client, args: PredictArgs) -> Result<ExitCode, 
     let request = PredictRequest {
         to: args.host,
         downtime_ms: args.downtime_ms,
-        slowing: args.slowing.into(),
+        slowing: Slowing {
+            throttle: args.throttle,
+            floor: f64::from(args.throttle_floor) / 100.0,
+            deadline_s: args.deadline,
+            on_stall: args.on_stall,
+        },
         rate_bits_per_s: args.rate,
     };
     let path = format!("/v1/vms/{}/predict", segment(&args.name));

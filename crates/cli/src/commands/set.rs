@@ -9,7 +9,7 @@ use client::{Client, Problem, segment};
 use hyper::Method;
 use report::described;
 
-use crate::options::PriorityArg;
+use crate::options::words::{self, one_of};
 use crate::output::print_line;
 
 #[derive(Debug, ClapArgs)]
@@ -29,8 +29,8 @@ pub(crate) struct SetArgs {
     #[arg(long, value_name = "RATE|none")]
     reserve_min: Option<Or<BitRate>>,
     /// The scheduling priority of its data threads
-    #[arg(long, value_enum)]
-    priority: Option<PriorityArg>,
+    #[arg(long, value_parser = one_of::<Priority>(words::PRIORITY))]
+    priority: Option<Priority>,
     /// The CPUs that its data threads run on, at both hosts
     #[arg(long, value_name = "LIST|all")]
     cpus: Option<Or<Cpus>>,
@@ -42,7 +42,7 @@ impl SetArgs {
             limit_bits_per_s: self.limit.map(|limit| limit.0),
             reserve_bits_per_s: self.reserve.map(|reserve| reserve.0),
             reserve_min_bits_per_s: self.reserve_min.map(|least| least.0),
-            priority: self.priority.map(Priority::from),
+            priority: self.priority,
             cpus: self.cpus.map(|cpus| cpus.0),
         }
     }

@@ -6,7 +6,7 @@ use api::WantedMove;
 use client::Problem;
 use serde::Deserialize;
 
-use super::options::MoveOptions;
+use crate::options::MoveOptions;
 
 /// The contents of a plan file.
 #[derive(Debug)]

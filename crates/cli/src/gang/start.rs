@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use api::{GangOutcome, GangReport, GangRequest, GangStarted};
+use api::{BitRate, GangOutcome, GangReport, GangRequest, GangStarted};
 use clap::Args as ClapArgs;
 use client::{Client, GANGS, Operation, Problem};
 use hyper::Method;
@@ -15,6 +15,10 @@ use crate::watch::{Followed, Shown, Signals, begin, follow, leave, leave_unanswe
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StartArgs {
+    /// The most that all migrations send together, in bits per second: divided among them by
+    /// what each can use
+    #[arg(long, value_name = "RATE")]
+    pub(crate) limit_total: Option<BitRate>,
     /// How many VMs leave a host, and arrive at one, at a time [default: 2]
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=i64::from(api::PARALLEL_MAX)))]

@@ -1,14 +1,14 @@
 //! This host's place in the cluster, from the agent's file and the peers file.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use agent::config::carry::{ADDRESS_DEFAULT, check_address, check_ports, ports_of, stands_for};
+use agent::config::carry::{ADDRESS_DEFAULT, check_address};
+use agent::config::{PeerEntry, parse_peers};
 use client::Problem;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 /// A host's place in the cluster.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,26 +42,10 @@ struct Carry {
     address: Option<IpAddr>,
 }
 
-/// The relevant part of the peers file.
-#[derive(Deserialize)]
-struct PeersFile {
-    #[serde(default)]
-    host: Vec<Entry>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Entry {
-    name: String,
-    address: SocketAddr,
-    carry_address: Option<Ipv4Addr>,
-    carry_ports: Option<[u16; 2]>,
-}
-
 impl Place {
     /// Reads the agent's file, and the peers file that it names.
     pub(crate) fn read(agent_file: &Path) -> Result<Self, Problem> {
-        let agent: AgentFile = parse(agent_file)?;
+        let agent = parse(agent_file)?;
         let (Some(name), Some(peers)) = (agent.name, agent.peers) else {
             return Err(Problem::Typed(format!(
                 "{} has no `name` or no `peers`: the address at which libvirt on other hosts \
@@ -70,8 +54,9 @@ impl Place {
             )));
         };
         let peers = agent_file.parent().unwrap_or(Path::new("")).join(peers);
-        let file: PeersFile = parse(&peers)?;
-        let (loopback, network, [first, last]) = among(&file.host, &name).ok_or_else(|| {
+        let hosts = parse_peers(&peers, &read(&peers)?)?;
+        let own = hosts.iter().find(|host| host.name == name);
+        let (own, loopback, ports) = own.and_then(waits_at).ok_or_else(|| {
             Problem::Typed(format!(
                 "{} has no host `{name}`, which is this host's name in {}: add it, at the same \
                  position on all hosts",
@@ -80,35 +65,29 @@ impl Place {
             ))
         })?;
         let carries = agent.carry.is_some();
-        check_ports([first, last])
-            .map_err(|why| Problem::Typed(format!("{}: `{name}`: {why}", peers.display())))?;
         let address = agent.carry.and_then(|carry| carry.address).unwrap_or(ADDRESS_DEFAULT);
         check_address(address)
             .map_err(|why| Problem::Typed(format!("{}: [carry]: {why}", agent_file.display())))?;
-        let peer_ports = peer_ports(&file.host, &name);
-        let ports = first..=last;
+        let others = hosts.iter().filter(|host| host.name != name);
+        let peer_ports = others.filter_map(waits_at).map(|(.., ports)| ports).collect();
+        let network = own.address.ip();
         Ok(Self { name, loopback, address, network, ports, peer_ports, carries })
     }
 }
 
-/// The address that stands for a host on others, its own address, and its ports.
-fn among(hosts: &[Entry], name: &str) -> Option<(Ipv4Addr, IpAddr, [u16; 2])> {
-    let nth = hosts.iter().position(|host| host.name == name)?;
-    let own = hosts.get(nth)?;
-    let loopback = own.carry_address.or_else(|| stands_for(nth))?;
-    Some((loopback, own.address.ip(), own.carry_ports.or_else(|| ports_of(nth))?))
+/// The address that stands for a host on others, and its ports.
+fn waits_at(host: &PeerEntry) -> Option<(&PeerEntry, Ipv4Addr, RangeInclusive<u16>)> {
+    let [first, last] = host.carry_ports?;
+    Some((host, host.carry_address?, first..=last))
 }
 
-/// The ports at which this host's agent stands for the others.
-fn peer_ports(hosts: &[Entry], name: &str) -> Vec<RangeInclusive<u16>> {
-    let others = hosts.iter().enumerate().filter(|(_, host)| host.name != name);
-    let ports = others.filter_map(|(nth, host)| host.carry_ports.or_else(|| ports_of(nth)));
-    ports.map(|[first, last]| first..=last).collect()
-}
-
-fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, Problem> {
+fn read(path: &Path) -> Result<String, Problem> {
     let reading = |source| Problem::Local { what: format!("reading {}", path.display()), source };
-    let text = fs::read_to_string(path).map_err(reading)?;
+    fs::read_to_string(path).map_err(reading)
+}
+
+fn parse(path: &Path) -> Result<AgentFile, Problem> {
+    let text = read(path)?;
     toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(0, |span| text.get(..span.start).map_or(0, newlines)) + 1;
         Problem::Typed(format!("{}:{line}: {}", path.display(), error.message()))
@@ -176,7 +155,7 @@ mod tests {
             (
                 "name = 'host-c'\npeers = 'peers.toml'",
                 &PEERS.replace("[5000, 5009]", "[9, 8]"),
-                "/peers.toml: `host-c`: carry-ports [9, 8] is no range",
+                "/peers.toml: host `host-c`: carry-ports [9, 8] is no range",
             ),
         ] {
             let error = read(agent, peers).unwrap_err();

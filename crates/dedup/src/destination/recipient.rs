@@ -370,7 +370,7 @@ mod tests {
     /// A VM without RAM, and the reports to its source.
     fn recipient() -> (Recipient, Outbox) {
         let (qemu, _other_end) = UnixStream::pair().unwrap();
-        let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+        let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).unwrap();
         let placer = Arc::new(Placer::new(Vec::new(), feeder.handle()).unwrap());
         let (index, blocks) = (Index::new(16), Arc::new(Blocks::default()));
         let key = Key::new(b"", &Domain::default());

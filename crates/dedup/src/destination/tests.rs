@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use content::{Domain, Holder, Key, NAME_BYTES, Name};
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use data_threads::{DataThreads, SchedParams};
+use directory::protocol::Ask;
 use directory::{Directory, DirectoryError, HostName};
 use identity::Security;
 use page::{BlockId, Epoch, PAGE_BYTES, PageIndex, Reserve};
@@ -41,7 +42,7 @@ fn arriving() -> Arriving {
     let bytes = 16 * PAGE_BYTES as u64;
     let mapping = Arc::new(Mapping::own(bytes));
     let (qemu, _other_end) = UnixStream::pair().unwrap();
-    let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+    let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).unwrap();
     let plan = |name: &str, placement| BlockPlan { name: name.to_owned(), bytes, placement };
     let mapped = plan("ram", Placement::Mapped(Arc::clone(&mapping)));
     let plans = vec![mapped, plan("rom", Placement::Inline)];
@@ -209,27 +210,18 @@ fn a_vm_that_arrives_may_have_content_for_vms_of_its_domain() {
 struct Slow(Receiver<()>);
 
 impl Directory for Slow {
-    fn claim(
+    fn ask(
         &self,
+        ask: Ask,
         _: &HostName,
         names: &[Name],
         answers: &mut Vec<directory::Answer>,
         _: Instant,
     ) -> Result<(), DirectoryError> {
-        let _ = self.0.recv_timeout(Duration::from_secs(10));
-        answers.extend(names.iter().map(|_| directory::Answer::Yours));
-        Ok(())
-    }
-
-    fn hold(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
-        Ok(())
-    }
-
-    fn release(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
-        Ok(())
-    }
-
-    fn forget(&self, _: &HostName, _: Instant) -> Result<(), DirectoryError> {
+        if ask == Ask::Claim {
+            let _ = self.0.recv_timeout(Duration::from_secs(10));
+            answers.extend(names.iter().map(|_| directory::Answer::Yours));
+        }
         Ok(())
     }
 }

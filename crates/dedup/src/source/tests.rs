@@ -327,7 +327,7 @@ fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> u64 {
     let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
     let mapping = Arc::new(Mapping::own(bytes));
     let (qemu, _other_end) = UnixStream::pair().unwrap();
-    let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+    let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).unwrap();
     let placement = Placement::Mapped(Arc::clone(&mapping));
     let plan = BlockPlan { name: "pc.ram".to_owned(), bytes, placement };
     let fickle = Arc::new(Fickle {

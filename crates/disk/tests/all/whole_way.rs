@@ -2,6 +2,8 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of a test")]
 
+use std::cell::Cell;
+use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use disk::{Carry, DiskSink, DiskSource, NbdWriter, SinkDisk, SinkError, serve};
 use nbd::client::{Client, Outcome, Settings};
 use nbd::server::{Export, RequestKind, negotiate};
+use nbd::transmission::{Command, RequestHeader};
 use nbd::{Errno, client::Failure};
 use page::{DiskId, Encoding, Pool, SLOT_BYTES};
 
@@ -48,9 +51,45 @@ fn qemu(path: &Path, space_bytes: usize) -> JoinHandle<Vec<u8>> {
     })
 }
 
+/// QEMU's end of a mirror.
+struct Mirror {
+    client: Client<()>,
+    outcomes: mpsc::Receiver<Outcome>,
+    /// Requests without an outcome.
+    open: Cell<usize>,
+}
+
+impl Mirror {
+    fn new(socket: UnixStream) -> Self {
+        let (tell, outcomes) = mpsc::channel();
+        let client = Client::over(socket, "disk", &Settings::default(), move |(), outcome| {
+            let _ = tell.send(outcome);
+        });
+        Self { client: client.unwrap(), outcomes, open: Cell::new(0) }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.client.write(offset, data, ()).unwrap();
+        self.open.update(|open| open + 1);
+    }
+
+    fn write_zeroes(&self, offset: u64, bytes: u64) {
+        self.client.write_zeroes(offset, bytes, ()).unwrap();
+        self.open.update(|open| open + 1);
+    }
+
+    /// Waits until all is written, and then until it is durable. Returns the first failure.
+    fn sync(&self) -> Outcome {
+        let written: Vec<_> = self.outcomes.iter().take(self.open.take()).collect();
+        written.into_iter().collect::<Outcome>()?;
+        self.client.flush(()).unwrap();
+        self.outcomes.recv().unwrap()
+    }
+}
+
 /// Mirrors to the destination's export at `path`: `write` writes through the client, and a sync
 /// follows. Returns the outcome of the sync, and what failed in the sink.
-fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<SinkError>) {
+fn mirror(path: &Path, write: impl FnOnce(&Mirror)) -> (Outcome, Option<SinkError>) {
     let (tell, failed) = mpsc::channel();
     let writer = NbdWriter::connect(path, "disk", &Settings::default()).unwrap();
     assert_eq!(writer.bytes(), DISK_BYTES as u64);
@@ -84,12 +123,18 @@ fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<Sink
         let mut connection = negotiate(ours, &[export()]).unwrap().unwrap();
         serve(&mut connection, &source)
     });
-    let client = Client::over(qemus, "disk", &Settings::default(), |(), _: Outcome| {}).unwrap();
-    write(&client);
-    let outcome = client.sync();
-    match client.finish() {
-        Ok(()) => serving.join().unwrap().unwrap(),
-        Err(_) => drop(serving.join().unwrap().unwrap_err()),
+    let mut goodbye = qemus.try_clone().unwrap();
+    let mirror = Mirror::new(qemus);
+    write(&mirror);
+    let outcome = mirror.sync();
+    if outcome.is_ok() {
+        let command = Command::DISCONNECT;
+        let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, bytes: 0 };
+        goodbye.write_all(&header.to_bytes()).unwrap();
+        serving.join().unwrap().unwrap();
+    } else {
+        drop(mirror);
+        serving.join().unwrap().unwrap_err();
     }
     lanes.stop();
     drop(destination);
@@ -97,7 +142,7 @@ fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<Sink
 }
 
 /// Like QEMU's mirror, never has two overlapping writes in flight.
-fn write_something(client: &Client<()>, model: &mut [u8]) {
+fn write_something(mirror: &Mirror, model: &mut [u8]) {
     let mut dice = Dice(5);
     for round in 0..40_u64 {
         for part in 0..8 {
@@ -106,15 +151,15 @@ fn write_something(client: &Client<()>, model: &mut [u8]) {
             let bytes = (1 + dice.below(part_bytes / 1024)) * 512;
             let place = start as usize..(start + bytes) as usize;
             if dice.below(4) == 0 {
-                client.write_zeroes(start, bytes, ()).unwrap();
+                mirror.write_zeroes(start, bytes);
                 model[place].fill(0);
             } else {
                 let content: Vec<_> = (0..bytes).map(|at| (at * round + part) as u8 | 1).collect();
-                client.write(start, &content, ()).unwrap();
+                mirror.write(start, &content);
                 model[place].copy_from_slice(&content);
             }
         }
-        client.sync().unwrap();
+        mirror.sync().unwrap();
     }
 }
 
@@ -124,7 +169,7 @@ fn what_a_mirror_writes_is_durable_at_the_destination() {
     let path = folder.path().join("nbd");
     let qemu = qemu(&path, DISK_BYTES);
     let mut model = vec![0xee; DISK_BYTES];
-    let (outcome, failed) = mirror(&path, |client| write_something(client, &mut model));
+    let (outcome, failed) = mirror(&path, |mirror| write_something(mirror, &mut model));
     assert_eq!((outcome, failed), (Ok(()), None));
     assert!(qemu.join().unwrap() == model);
 }
@@ -134,9 +179,9 @@ fn a_full_destination_fails_the_mirror_and_says_which_disk() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nbd");
     let qemu = qemu(&path, DISK_BYTES / 2);
-    let (outcome, failed) = mirror(&path, |client| {
-        client.write(0, &[1; 4096], ()).unwrap();
-        client.write(DISK_BYTES as u64 - 4096, &[1; 4096], ()).unwrap();
+    let (outcome, failed) = mirror(&path, |mirror| {
+        mirror.write(0, &[1; 4096]);
+        mirror.write(DISK_BYTES as u64 - 4096, &[1; 4096]);
     });
     assert!(matches!(outcome, Err(Failure::Disk { .. })), "{outcome:?}");
     let failed = failed.unwrap().to_string();

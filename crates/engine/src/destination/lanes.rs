@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn a_thread_that_panics_ends_the_migration() {
         let (broken, hear) = crossbeam_channel::bounded(1);
-        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20), None);
+        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20, Vec::new()), None);
         lanes.with_disks(Arc::new(Faulty));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let remote = listener.local_addr().unwrap();
@@ -414,9 +414,9 @@ mod tests {
     #[test]
     fn what_places_pages_is_freed_by_another_thread() {
         let (broken, _hear) = crossbeam_channel::bounded(1);
-        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20), None);
+        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20, Vec::new()), None);
         let (qemu, _other_end) = UnixStream::pair().unwrap();
-        let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+        let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).unwrap();
         let (tell, told) = crossbeam_channel::bounded(1);
         let freed = Freed(tell);
         feeder.notify_sections(move || freed.is_kept());
@@ -432,7 +432,11 @@ mod tests {
     fn a_lane_must_come_from_the_source_host() {
         let lanes = |peer: Option<&str>| {
             let (broken, _) = crossbeam_channel::bounded(1);
-            ArrivingLanes::new(broken, &Resources::new(16 << 20), peer.map(str::to_owned))
+            ArrivingLanes::new(
+                broken,
+                &Resources::new(16 << 20, Vec::new()),
+                peer.map(str::to_owned),
+            )
         };
         assert!(lanes(Some("host-a")).are_of(Some("host-a")));
         assert!(!lanes(Some("host-a")).are_of(Some("host-c")));

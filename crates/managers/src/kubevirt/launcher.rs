@@ -28,7 +28,7 @@ const ACCEPTS_MAX: Duration = Duration::from_millis(20);
 /// This node.
 #[derive(Clone, Debug)]
 pub struct Node {
-    records: PathBuf,
+    pub(crate) records: PathBuf,
 }
 
 impl Default for Node {
@@ -38,12 +38,6 @@ impl Default for Node {
 }
 
 impl Node {
-    /// A node whose ghost records are in this directory.
-    #[must_use]
-    pub fn with_records(records: impl Into<PathBuf>) -> Self {
-        Self { records: records.into() }
-    }
-
     /// The directory of its ghost records, which virt-handler makes when it starts.
     #[must_use]
     pub fn records(&self) -> &Path {

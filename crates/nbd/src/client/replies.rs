@@ -3,7 +3,7 @@
 use std::io::{self, BufReader, Read};
 use std::net::Shutdown;
 
-use super::{Done, Failure, Outcome, Shared};
+use super::{Failure, Outcome, Shared};
 use crate::transmission::SimpleReply;
 
 /// Wakes all waiting threads when the reading of replies ends, even by a panic.
@@ -15,7 +15,7 @@ impl<T> Drop for Ending<'_, T> {
         let panicked = Failure::Broken("the thread that reads its replies panicked".to_owned());
         let why = state.ending.get_or_insert(panicked).clone();
         state.ended.get_or_insert(why);
-        // Only after a panic are there any; dropping them wakes their waiters.
+        // Only after a panic are there any.
         let left = state.flight.take_all();
         drop(state);
         drop(left);
@@ -26,12 +26,7 @@ impl<T> Drop for Ending<'_, T> {
 /// Runs the thread that reads replies.
 pub(super) fn read<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
     let ending = Ending(shared);
-    let mut report = |done: Done<T>, outcome: Outcome| match done {
-        Done::Owner(tag) => on_done(tag, outcome),
-        // A waiter that is gone doesn't need the outcome.
-        Done::Waiter(waiter) => drop(waiter.send(outcome)),
-    };
-    let broken = read_all(shared, &mut report);
+    let broken = read_all(shared, &mut on_done);
 
     let mut state = shared.state.lock();
     let why = state.ending.get_or_insert(broken).clone();
@@ -42,14 +37,14 @@ pub(super) fn read<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
     }
     drop(state);
     let _ = shared.socket.shutdown(Shutdown::Both);
-    for done in left {
-        report(done, Err(why.clone()));
+    for tag in left {
+        on_done(tag, Err(why.clone()));
     }
     drop(ending);
 }
 
 /// Reports outcomes until the connection ends; returns why it did.
-fn read_all<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> Failure {
+fn read_all<T>(shared: &Shared<T>, on_done: &mut impl FnMut(T, Outcome)) -> Failure {
     let mut from = BufReader::with_capacity(4096, &shared.socket);
     let mut bytes = [0; SimpleReply::BYTES];
     loop {
@@ -67,7 +62,7 @@ fn read_all<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) ->
             Ok(finished) => finished,
             Err(error) => return Failure::Broken(error.to_string()),
         };
-        let Some((done, outcome)) = finished else {
+        let Some((tag, outcome)) = finished else {
             drop(state);
             shared.changed.notify_all();
             continue;
@@ -79,13 +74,6 @@ fn read_all<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) ->
         // The place is free: the next request need not wait until the outcome
         // is reported.
         shared.changed.notify_all();
-        report(done, outcome);
-        let mut state = shared.state.lock();
-        state.unfinished -= 1;
-        let all = state.unfinished == 0;
-        drop(state);
-        if all {
-            shared.changed.notify_all();
-        }
+        on_done(tag, outcome);
     }
 }

@@ -3,11 +3,9 @@
 use std::io::{self, IoSlice, Write};
 use std::os::unix::net::UnixStream;
 
-use parking_lot::MutexGuard;
-
 use super::flight::{Operation, Part};
 use super::split::{Piece, pieces};
-use super::{Client, ClientError, Done, Failure};
+use super::{Client, ClientError, Failure};
 use crate::ExportFlags;
 use crate::handshake::PAYLOAD_BYTES_MAX;
 use crate::transmission::{Command, RequestHeader};
@@ -28,9 +26,6 @@ enum Payload<'a> {
     Zeroes,
 }
 
-/// Proof that it is the caller's turn to submit.
-type Turn<'a> = MutexGuard<'a, ()>;
-
 impl<T: Send + 'static> Client<T> {
     /// Writes `data`. Waits while too much is in flight or in the socket; the
     /// caller may reuse `data` when it returns. After `Ok` the tag is returned with
@@ -43,8 +38,7 @@ impl<T: Send + 'static> Client<T> {
         let bytes = data.len() as u64;
         self.check(offset, bytes)?;
         let range = pieces(offset, bytes, self.payload_bytes_max());
-        let turn = self.turn.lock();
-        self.submit(&turn, Done::Owner(tag), Command::WRITE, range, Payload::Data(data))
+        self.submit(tag, Command::WRITE, range, Payload::Data(data))
     }
 
     /// Writes zeroes, which may become a hole. Sends them as bytes to a server
@@ -61,8 +55,7 @@ impl<T: Send + 'static> Client<T> {
         } else {
             (Command::WRITE, self.payload_bytes_max(), Payload::Zeroes)
         };
-        let turn = self.turn.lock();
-        self.submit(&turn, Done::Owner(tag), command, pieces(offset, bytes, bytes_max), payload)
+        self.submit(tag, command, pieces(offset, bytes, bytes_max), payload)
     }
 
     /// Makes requests durable that were answered before. Otherwise as [`Client::write`].
@@ -70,20 +63,8 @@ impl<T: Send + 'static> Client<T> {
     /// # Errors
     /// If the connection ended before.
     pub fn flush(&self, tag: T) -> Result<(), ClientError> {
-        let turn = self.turn.lock();
-        self.submit_flush(&turn, Done::Owner(tag))
-    }
-
-    pub(super) fn submit_flush(&self, turn: &Turn<'_>, done: Done<T>) -> Result<(), ClientError> {
         let whole = [Piece { offset: 0, bytes: 0, last: true }];
-        self.submit(turn, done, Command::FLUSH, whole.into_iter(), Payload::Nothing)
-    }
-
-    pub(super) fn say_goodbye(&self, _turn: &Turn<'_>) {
-        let command = Command::DISCONNECT;
-        let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, bytes: 0 };
-        // A server that is gone needs no DISCONNECT.
-        let _ = (&self.shared.socket).write_all(&header.to_bytes());
+        self.submit(tag, Command::FLUSH, whole.into_iter(), Payload::Nothing)
     }
 
     /// The longest payload: a multiple of the server's minimum.
@@ -108,13 +89,13 @@ impl<T: Send + 'static> Client<T> {
 
     fn submit(
         &self,
-        _turn: &Turn<'_>,
-        done: Done<T>,
+        tag: T,
         command: Command,
         range: impl Iterator<Item = Piece>,
         payload: Payload<'_>,
     ) -> Result<(), ClientError> {
-        let operation = self.begin(done)?;
+        let _turn = self.turn.lock();
+        let operation = self.begin(tag)?;
         let mut sent = 0;
         for Piece { offset, bytes, last } in range {
             let part = Part { command, offset, bytes };
@@ -140,13 +121,12 @@ impl<T: Send + 'static> Client<T> {
         Ok(())
     }
 
-    fn begin(&self, done: Done<T>) -> Result<Operation, ClientError> {
+    fn begin(&self, tag: T) -> Result<Operation, ClientError> {
         let mut state = self.shared.state.lock();
         if let Some(ended) = &state.ended {
             return Err(ended.clone().into());
         }
-        state.unfinished += 1;
-        Ok(state.flight.begin(done))
+        Ok(state.flight.begin(tag))
     }
 
     /// Waits for a place. `None` if the connection ended: then the operation

@@ -28,7 +28,7 @@ fn serve(socket: UnixStream, spoiled: u64) -> (Vec<u8>, Vec<Request>) {
     let negotiated = server::negotiate(socket, &exports).unwrap().unwrap();
     let Connection { mut requests, replier, .. } = negotiated;
     let (mut disk, mut seen) = (vec![0xee; DISK], Vec::new());
-    while let Some(request) = requests.next_request().unwrap() {
+    while let Ok(Some(request)) = requests.next_request() {
         seen.push(request);
         let from = usize::try_from(request.offset).unwrap();
         let range = &mut disk[from..from + request.bytes as usize];
@@ -51,7 +51,7 @@ fn serve(socket: UnixStream, spoiled: u64) -> (Vec<u8>, Vec<Request>) {
 }
 
 #[test]
-fn writes_have_reached_the_server_after_a_sync() {
+fn writes_reach_the_server_in_order() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || serve(theirs, u64::MAX));
     let (client, reported) = reporting(ours, 4);
@@ -69,9 +69,9 @@ fn writes_have_reached_the_server_after_a_sync() {
             expected[from..from + 3001].fill(bytes);
         }
     }
-    client.sync().unwrap();
-    assert_eq!(reported.try_iter().count(), 200);
-    client.finish().unwrap();
+    client.flush(200).unwrap();
+    assert!(reported.iter().take(201).all(|(_, outcome)| outcome.is_ok()));
+    drop(client);
     let (disk, seen) = server.join().unwrap();
     assert!(disk == expected);
     assert_eq!(seen.len(), 201);
@@ -87,12 +87,11 @@ fn each_tag_comes_back_once_and_a_failure_stays_known() {
         client.write(u64::from(tag) * 4096, &[1; 4096], tag).unwrap();
     }
     client.flush(5).unwrap();
-    let failure = client.sync().unwrap_err();
+    let outcomes: HashMap<_, _> = reported.iter().take(6).collect();
     let text = "the destination's disk did not write 4096 bytes at 8192: no space left";
-    assert_eq!(failure.to_string(), text);
-    assert_eq!(client.failure(), Some(failure.clone()));
-    assert_eq!(client.finish(), Err(failure));
-    let outcomes: HashMap<_, _> = reported.iter().collect();
+    assert_eq!(client.failure().unwrap().to_string(), text);
+    drop(client);
+    assert!(reported.iter().next().is_none());
     assert_eq!(outcomes.len(), 6);
     assert!(outcomes.iter().all(|(tag, outcome)| outcome.is_err() == (*tag == 2)));
     server.join().unwrap();
@@ -107,7 +106,7 @@ fn requests_outside_the_export_are_refused_at_once() {
         let refused = client.write_zeroes(offset, bytes, 0);
         assert!(matches!(refused, Err(ClientError::Outside { .. })), "{offset} {bytes}");
     }
-    client.finish().unwrap();
+    drop(client);
     assert!(server.join().unwrap().1.is_empty());
     assert!(reported.iter().next().is_none());
 }
@@ -177,9 +176,6 @@ fn large_requests_go_out_in_parts_and_zeroes_as_bytes_if_they_must() {
         let mut odd = Odd::new(theirs, FLUSH, sizes);
         let (mut seen, mut kept) = (Vec::new(), Vec::new());
         while let Some((header, payload)) = odd.next() {
-            if header.command == Command::DISCONNECT {
-                break;
-            }
             seen.push((header.command, header.offset, payload));
             kept.push(header.cookie);
             // Answers in reverse order.
@@ -197,9 +193,9 @@ fn large_requests_go_out_in_parts_and_zeroes_as_bytes_if_they_must() {
     client.write_zeroes(0, 99_840, 2).unwrap();
     client.write_zeroes(512, 512, 3).unwrap();
     client.flush(4).unwrap();
-    let finished = client.finish();
-    assert_eq!(finished, Ok(()));
-    let mut tags: Vec<_> = reported.iter().map(|(tag, outcome)| (tag, outcome.is_ok())).collect();
+    let mut tags: Vec<_> =
+        reported.iter().take(4).map(|(tag, outcome)| (tag, outcome.is_ok())).collect();
+    drop(client);
     tags.sort_unstable();
     assert_eq!(tags, [(1, true), (2, true), (3, true), (4, true)]);
     let seen = server.join().unwrap();
@@ -270,9 +266,8 @@ fn a_server_that_dies_fails_all_that_is_unanswered() {
         drop(odd);
         None
     });
-    let failure = client.sync().unwrap_err();
+    let failure = client.failure().unwrap();
     assert!(matches!(failure, Failure::Broken(_)), "{failure}");
-    assert_eq!(client.finish(), Err(failure));
 }
 
 #[test]
@@ -290,7 +285,7 @@ fn a_client_is_stopped_while_the_server_does_not_answer() {
         client.stop();
         Some(odd)
     });
-    assert_eq!(client.sync(), Err(Failure::Stopped));
+    assert_eq!(client.failure(), Some(Failure::Stopped));
 }
 
 #[test]
@@ -320,7 +315,13 @@ fn nothing_hangs_when_the_callback_panics() {
     });
     let client = client.unwrap();
     client.write(0, &[1; 512], ()).unwrap();
-    assert!(matches!(client.sync(), Err(Failure::Broken(_))));
+    // Each waits for a place, until there will be none.
+    let refused = loop {
+        if let Err(error) = client.flush(()) {
+            break error;
+        }
+    };
+    assert!(matches!(refused, ClientError::Failed(Failure::Broken(_))), "{refused}");
     drop((client, hears));
     server.join().unwrap();
 }

@@ -137,7 +137,7 @@ proptest! {
             }
         }
         let qemu = QemuEnd::start();
-        let feeder = Feeder::start(qemu.socket(), 1 << 20).unwrap();
+        let feeder = Feeder::start(qemu.socket(), page::Pool::new(1 << 20)).unwrap();
         feeder.head(b"head", 7, true).unwrap();
         let plan = |name: &str, placement| BlockPlan { name: name.to_owned(), bytes, placement };
         let plans = vec![
@@ -181,7 +181,7 @@ fn of_concurrent_epochs_the_newest_is_last_in_the_stream() {
     const BATCH_PAGES: u32 = 32;
     const PAGES: u32 = BATCHES * BATCH_PAGES;
     let qemu = QemuEnd::start();
-    let feeder = Feeder::start(qemu.socket(), 64 << 20).unwrap();
+    let feeder = Feeder::start(qemu.socket(), page::Pool::new(64 << 20)).unwrap();
     feeder.head(b"head", 7, false).unwrap();
     let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
     let plan = BlockPlan { name: "pc.ram".to_owned(), bytes, placement: Placement::Inline };

@@ -31,7 +31,7 @@ fn arrival() -> Arrival {
 
 fn placer(placement: Placement) -> (Placer, (QemuEnd, Feeder)) {
     let qemu = QemuEnd::start();
-    let feeder = Feeder::start(qemu.socket(), 16 << 20).unwrap();
+    let feeder = Feeder::start(qemu.socket(), page::Pool::new(16 << 20)).unwrap();
     feeder.head(b"head", 2, false).unwrap();
     let bytes = PAGES * PAGE_BYTES as u64;
     let plans = vec![BlockPlan { name: "ram0".to_owned(), bytes, placement }];

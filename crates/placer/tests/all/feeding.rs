@@ -31,7 +31,7 @@ fn place_one(placer: &Placer, epoch: u32) -> Result<(), PlaceError> {
 #[test]
 fn everything_comes_in_the_order_it_was_fed() {
     let qemu = QemuEnd::start();
-    let feeder = Feeder::start(qemu.socket(), 0).unwrap();
+    let feeder = Feeder::start(qemu.socket(), page::Pool::new(0)).unwrap();
     // Longer than a chunk; there is only one chunk.
     let (head, tail) = (vec![b'h'; 3_000_000], vec![b't'; 2_000_000]);
     feeder.head(&head, 5, true).unwrap();
@@ -50,7 +50,7 @@ fn everything_comes_in_the_order_it_was_fed() {
 #[test]
 fn a_whole_stream_passes_as_it_is() {
     let qemu = QemuEnd::start();
-    let feeder = Feeder::start(qemu.socket(), 1 << 20).unwrap();
+    let feeder = Feeder::start(qemu.socket(), page::Pool::new(1 << 20)).unwrap();
     let stream: Vec<_> = (0..3_000_000_u32).map(|n| (n % 251).to_le_bytes()[0]).collect();
     for piece in stream.chunks(77_777) {
         feeder.whole(piece).unwrap();
@@ -64,7 +64,7 @@ fn a_whole_stream_passes_as_it_is() {
 #[test]
 fn a_stream_has_one_head_and_pages_come_after_it() {
     let qemu = QemuEnd::start();
-    let feeder = Feeder::start(qemu.socket(), 1 << 20).unwrap();
+    let feeder = Feeder::start(qemu.socket(), page::Pool::new(1 << 20)).unwrap();
     let placer = placer(feeder.handle());
     let early = place_one(&placer, 0);
     assert!(matches!(early, Err(PlaceError::Feeder(FeederError::NoHead))), "{early:?}");
@@ -76,7 +76,7 @@ fn a_stream_has_one_head_and_pages_come_after_it() {
 #[test]
 fn every_call_fails_once_qemu_is_gone() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let feeder = Feeder::start(ours, 1 << 20).unwrap();
+    let feeder = Feeder::start(ours, page::Pool::new(1 << 20)).unwrap();
     feeder.head(b"head", 1, true).unwrap();
     let placer = placer(feeder.handle());
     drop(theirs);
@@ -92,7 +92,7 @@ fn every_call_fails_once_qemu_is_gone() {
 fn a_qemu_that_does_not_read_makes_lanes_wait_until_it_reads_or_all_is_stopped() {
     for stop in [false, true] {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let feeder = Feeder::start(ours, 2 << 20).unwrap();
+        let feeder = Feeder::start(ours, page::Pool::new(2 << 20)).unwrap();
         feeder.head(b"head", 1, true).unwrap();
         let placer = placer(feeder.handle());
         thread::scope(|scope| {
@@ -143,7 +143,7 @@ fn a_qemu_that_does_not_read_makes_lanes_wait_until_it_reads_or_all_is_stopped()
 #[test]
 fn a_qemu_that_hangs_is_given_up() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let feeder = Feeder::start(ours, 1 << 20).unwrap();
+    let feeder = Feeder::start(ours, page::Pool::new(1 << 20)).unwrap();
     feeder.give_up_after(Duration::from_millis(1)).unwrap();
     let piece = [7; 64 << 10];
     let error = (0..).find_map(|_| feeder.whole(&piece).err()).unwrap();
@@ -155,7 +155,7 @@ fn a_qemu_that_hangs_is_given_up() {
 #[test]
 fn a_feeder_that_is_dropped_stops() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let feeder = Feeder::start(ours, 1 << 20).unwrap();
+    let feeder = Feeder::start(ours, page::Pool::new(1 << 20)).unwrap();
     feeder.head(b"head", 1, true).unwrap();
     let placer = placer(feeder.handle());
     drop(feeder);

@@ -145,7 +145,7 @@ struct Destination {
 impl Destination {
     fn new() -> Self {
         let qemu = QemuEnd::start();
-        let feeder = Feeder::start(qemu.socket(), 1 << 20).unwrap();
+        let feeder = Feeder::start(qemu.socket(), page::Pool::new(1 << 20)).unwrap();
         feeder.head(b"head", 2, false).unwrap();
         let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
         let mappings: Vec<_> = (0..2).map(|_| Arc::new(Mapping::own(bytes))).collect();

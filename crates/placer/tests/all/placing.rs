@@ -20,7 +20,7 @@ struct Arrival {
 
 fn arrival(bytes: u64, placement: Placement) -> Arrival {
     let qemu = QemuEnd::start();
-    let feeder = Feeder::start(qemu.socket(), 16 << 20).unwrap();
+    let feeder = Feeder::start(qemu.socket(), page::Pool::new(16 << 20)).unwrap();
     feeder.head(b"head", 2, false).unwrap();
     let plans = vec![BlockPlan { name: "ram0".to_owned(), bytes, placement }];
     let placer = Placer::new(plans, feeder.handle()).unwrap();
@@ -217,7 +217,7 @@ fn invalid_pages_are_refused_with_nothing_placed() {
 #[test]
 fn invalid_block_lists_are_refused() {
     let qemu = QemuEnd::start();
-    let feeder = Feeder::start(qemu.socket(), 0).unwrap();
+    let feeder = Feeder::start(qemu.socket(), page::Pool::new(0)).unwrap();
     let new = |name: &str, bytes, placement| {
         let plan = BlockPlan { name: name.to_owned(), bytes, placement };
         Placer::new(vec![plan], feeder.handle()).map(drop).unwrap_err()

@@ -94,7 +94,7 @@ impl World {
             lanes,
             bounds: PaceBounds::default(),
             needed: 0.0,
-            pace: Pace::new(),
+            pace: Pace::default(),
             tick: 0,
         }
     }
@@ -457,7 +457,7 @@ fn a_cap_is_used_by_the_lanes_that_can() {
 
 #[test]
 fn two_migrations_on_a_nic_divide_its_spare() {
-    let mut paces = [Pace::new(), Pace::new()];
+    let mut paces = [Pace::default(), Pace::default()];
     let mut rates = [0.0_f64; 2];
     let theirs = CAN * 0.5;
     for second in 0..30 {
@@ -497,7 +497,7 @@ fn two_migrations_on_a_nic_divide_its_spare() {
 #[test]
 fn a_migration_gets_the_whole_nic_when_another_ends() {
     let mut random = Random(7);
-    let mut pace = Pace::new();
+    let mut pace = Pace::default();
     let mut paced = None;
     for second in 0..30 {
         // TCP gives it little while the other migration runs.
@@ -539,7 +539,7 @@ fn a_nic_that_carries_ten_times_what_it_showed_is_used_soon() {
 #[test]
 fn a_nic_that_shows_none_of_it_sets_no_pace() {
     for written in [100_000_000, 0] {
-        let mut pace = Pace::new();
+        let mut pace = Pace::default();
         for second in 0..30 {
             let nics = [NicUse { ours_bytes_per_s: written, migrations: 1, ..NicUse::default() }];
             let lanes = [LaneUse { nic: Some(0), bytes_per_s: written, writing: 1.0 }];
@@ -612,7 +612,7 @@ proptest! {
         others_keep_bytes_per_s in proptest::option::of(0..3_000_000_000_u64),
         needed in 0.0..3e9_f64,
     ) {
-        let mut pace = Pace::new();
+        let mut pace = Pace::default();
         pace.set_needed(needed);
         let bounds = PaceBounds { reserve_bytes_per_s, cap_bytes_per_s, others_keep_bytes_per_s };
         for (nics, far, lanes) in &seconds {

@@ -54,12 +54,6 @@ const BELIEVE: f64 = 0.5;
 const RAISE_SURE: u32 = 2;
 
 impl Throttle {
-    /// Without knowledge yet, and without throttling.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// The decision after one more sample. Settings may change between samples.
     pub fn next(&mut self, settings: &Settings, input: &ThrottleInput) -> Decision {
         let mut view = View::new(settings, input);

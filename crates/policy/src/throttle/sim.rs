@@ -185,7 +185,7 @@ impl Sim {
     pub(super) fn run(&self) -> Outcome {
         let mut state = State {
             random: Random(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
-            throttle: Throttle::new(),
+            throttle: Throttle::default(),
             dirty: self.ram,
             pool: 0.0,
             unseen: 0.0,

@@ -388,7 +388,7 @@ fn a_deadline_is_met_or_reported_as_missed() {
         assert!(off_s.abs() < 3.0, "{name}: {total:?} {stopped_s}");
     }
     // If not even RAM fits, that is known from the start.
-    let mut throttle = Throttle::new();
+    let mut throttle = Throttle::default();
     let settings = Settings { deadline: Some(Duration::from_secs(15)), ..writer(1.0).settings };
     let missed = (1..=40).find_map(|tick| {
         let input = ThrottleInput { at: Duration::from_millis(50) * tick, ..FIRST };
@@ -417,7 +417,7 @@ fn nothing_is_decided_without_a_rate_or_before_the_first_pass_is_over() {
     for input in
         [FIRST, ThrottleInput { delivered_bytes_per_s: None, first_pass_over: true, ..FIRST }]
     {
-        let mut throttle = Throttle::new();
+        let mut throttle = Throttle::default();
         for tick in 0..2000u32 {
             let at = Duration::from_millis(50) * tick;
             let decision = throttle.next(&settings, &ThrottleInput { at, pass: tick, ..input });
@@ -429,7 +429,7 @@ fn nothing_is_decided_without_a_rate_or_before_the_first_pass_is_over() {
 
 #[test]
 fn switching_throttling_off_releases_the_vm_at_once() {
-    let mut throttle = Throttle::new();
+    let mut throttle = Throttle::default();
     let mut settings = Settings { on_stall: OnStall::Keep, ..Settings::default() };
     let mut input = ThrottleInput { first_pass_over: true, ..FIRST };
     let mut next = |settings: &Settings| {
@@ -511,7 +511,7 @@ fn others_yield_to_a_vm_that_would_arrive_late() {
 
 #[test]
 fn what_a_vm_needed_is_given_back() {
-    let mut throttle = Throttle::new();
+    let mut throttle = Throttle::default();
     let settings = Settings::default();
     let (first_pass_over, wider, counted_at_share) = (true, true, Some(1.0));
     let mut input = ThrottleInput { first_pass_over, wider, counted_at_share, ..FIRST };
@@ -583,7 +583,7 @@ proptest! {
             deadline: deadline_s.map(|seconds| Duration::from_secs(u64::from(seconds))),
             on_stall: OnStall::Keep,
         };
-        let mut throttle = Throttle::new();
+        let mut throttle = Throttle::default();
         for (at_ms, bytes, rate, dirty, pass, [first_pass_over, wider], used_cpus, counted_at_share) in inputs {
             let decision = throttle.next(&settings, &ThrottleInput {
                 at: Duration::from_millis(at_ms),

@@ -182,7 +182,11 @@ fn machines_of_both_versions_are_understood() {
         for text in [text.to_owned(), text.replace('\n', "\r\n")] {
             let memory = GuestMemory::read(&text, blocks.iter().copied());
             for (address, place) in expected {
-                assert_eq!(memory.lookup(page(*address)), *place, "{address:#x} of {text}");
+                assert_eq!(
+                    memory.lookup_run(page(*address), 1).map(|(place, _)| place),
+                    *place,
+                    "{address:#x} of {text}"
+                );
             }
             assert_eq!(memory.pages(), page(bytes), "{text}");
         }
@@ -257,7 +261,7 @@ proptest! {
         let memory = GuestMemory::read(&text, [("m", offset * PAGE_BYTES)]);
         prop_assert_eq!(memory.pages(), offset);
         for (page, offset) in expected {
-            prop_assert_eq!(memory.lookup(page), Some(Place { block: 0, offset }));
+            prop_assert_eq!(memory.lookup_run(page, 1), Some((Place { block: 0, offset }, 1)));
         }
     }
 

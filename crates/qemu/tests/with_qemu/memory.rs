@@ -147,7 +147,7 @@ fn assert_found(arguments: &str, addresses: &[u64]) {
     let all = vm.qmp.version() >= (8, 0, 0);
     for (nth, address) in addresses.iter().enumerate() {
         // QEMU before 8.0 reports only the first block's address.
-        let Some(place) = memory.lookup(address / 4096) else {
+        let Some((place, _)) = memory.lookup_run(address / 4096, 1) else {
             assert!(!all && nth > 0, "{address:#x} of {arguments}: {memory:?} {reached:?}");
             continue;
         };
@@ -155,7 +155,7 @@ fn assert_found(arguments: &str, addresses: &[u64]) {
         reached[place.block].mapping.write(place.offset, &[mark]).unwrap();
         assert_eq!(guest_byte(&vm, *address), mark, "{address:#x} of {arguments}");
     }
-    assert_eq!(memory.lookup(0xfec0_0000 / 4096), None, "no RAM: {arguments}");
+    assert_eq!(memory.lookup_run(0xfec0_0000 / 4096, 1), None, "no RAM: {arguments}");
 }
 
 #[test]

@@ -305,7 +305,7 @@ fn items_that_are_not_begun_can_be_taken_from_the_end() {
 #[test]
 fn taking_the_last_items_reports_idle() {
     let log = Log::of(100 << 20);
-    let pace = Arc::new(Pace::new());
+    let pace = Arc::new(Pace::default());
     // The pace holds the thread back for an hour.
     pace.set(Some(1 << 20));
     pace.settle(0, 3600 << 20);

@@ -25,7 +25,7 @@ fn a_raw_file_is_read_from_where_the_disk_begins() {
         let content = &content[base..];
         assert_eq!(source.bytes(), content.len() as u64);
         let got = Got::new();
-        let pace = Arc::new(Pace::new());
+        let pace = Arc::new(Pace::default());
         pace.set(Some(200 << 20));
         let settings = Settings { pace, ..Settings::default() };
         let reader = Reader::start(source, got.clone(), settings).unwrap();

@@ -63,7 +63,7 @@ impl Destination {
         let mapping = Mapping::own(u64::from(PAGES) * PAGE_BYTES as u64);
         let mapping = Arc::new(mapping);
         let (qemu, _other_end) = UnixStream::pair().unwrap();
-        let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+        let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).unwrap();
         let plan = BlockPlan {
             name: "pc.ram".to_owned(),
             bytes: u64::from(PAGES) * PAGE_BYTES as u64,

@@ -33,7 +33,7 @@ impl Destination {
     pub(super) fn start(security: Security) -> Result<Self> {
         let mapping = Arc::new(Mapping::own(RAM_BYTES));
         let (qemu, other) = UnixStream::pair().doing("make a socket")?;
-        let feeder = Feeder::start(qemu, 1 << 20).doing("start a thread")?;
+        let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).doing("start a thread")?;
         let placement = Placement::Mapped(Arc::clone(&mapping));
         let plan = BlockPlan { name: BLOCK.to_owned(), bytes: RAM_BYTES, placement };
         let placer = Placer::new(vec![plan], feeder.handle())

@@ -68,9 +68,9 @@ impl Shared {
                 drop(entry);
                 let _in = data_threads::migration_span(&id, &vm).entered();
                 tracing::info!(listener = at, host, "a disk is carried");
-                let run = |watch: &_| relay.carry(&self.request, watch);
+                let run = |watch: &_| relay.carry(&self.carry.request, watch);
                 let shown = format!("{vm} (disk)");
-                let bounds = self.request.bounds.clone();
+                let bounds = self.carry.request.bounds.clone();
                 self.migrations.carry((&id, &shown, &host), bounds, What::Disk, run);
             }
             Ok((id, vm, uuid, was_carrying, Content::Stream(mut carried))) => {
@@ -105,7 +105,7 @@ impl Shared {
             Err(why) => return Err(Box::new((why, caller))),
         };
         let target = (id.as_str(), listener.target());
-        match Opening::new(&self.local, &peer, target, self.request.clone(), caller) {
+        match Opening::new(&self.local, &peer, target, self.carry.request.clone(), caller) {
             Ok(opening) => Ok((id, opening)),
             Err(refused) => {
                 let (error, caller) = *refused;
@@ -152,11 +152,11 @@ impl Shared {
         // the first is listed by then: without it, the next would count as a migration.
         let run = |watch: &_| {
             drop(entry);
-            let end = carried.run(&self.request, note, watch);
+            let end = carried.run(&self.carry.request, note, watch);
             is_unfit = end.is_unfit;
             end.report
         };
-        self.migrations.carry(listed, self.request.bounds.clone(), what, run);
+        self.migrations.carry(listed, self.carry.request.bounds.clone(), what, run);
         self.own_path.lock().extend(replaced.filter(|_| is_unfit));
     }
 }

@@ -63,7 +63,7 @@ impl Site {
             agent: "here".to_owned(),
             security: identity::Security::Plaintext,
             nics: Vec::new(),
-            resources: engine::Resources::new(16 << 20),
+            resources: engine::Resources::new(16 << 20, Vec::new()),
             programs: Arc::new(qemu::programs::Programs::usual(None)),
             scratch: self.registry.state().scratch(),
             fixed_cost: Arc::default(),

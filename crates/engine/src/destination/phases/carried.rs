@@ -386,7 +386,7 @@ impl Carried<'_> {
         let local = &connected.shared.local;
         let pools = local.resources.coming(false).map_err(End::failed)?;
         let socket = self.socket.try_clone().map_err(End::failed)?;
-        let feeder = Feeder::start_within(socket, Arc::clone(&pools.pages)).map_err(End::failed)?;
+        let feeder = Feeder::start(socket, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let syncs = self.channels.as_ref().and_then(Channels::syncs);
         if let Some(syncs) = syncs {
             let sections = Arc::clone(syncs);

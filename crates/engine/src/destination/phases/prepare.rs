@@ -94,7 +94,7 @@ impl<'s> Connected<'s> {
         let audit = wanted.audit;
         let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
         let stream = incoming.open().map_err(End::failed)?;
-        let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
+        let feeder = Feeder::start(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let waits = &self.shared.local.waits;
         feeder.give_up_after(SILENCE * waits.stall.max(waits.load)).map_err(End::failed)?;
         let feeder = Arc::new(feeder);

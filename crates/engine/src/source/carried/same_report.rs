@@ -48,7 +48,7 @@ struct Parts {
 
 impl Parts {
     fn new() -> Self {
-        let resources = Resources::new(64 << 20);
+        let resources = Resources::new(64 << 20, Vec::new());
         let (pools, network) = (resources.leaving(false).unwrap(), Arc::clone(&resources.network));
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let state = Arc::new(StreamState::new(&pools, Duration::from_millis(300), traits));

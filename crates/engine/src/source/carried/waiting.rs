@@ -128,7 +128,7 @@ mod tests {
     const MB: u64 = 1_000_000;
 
     fn state() -> StreamState {
-        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         StreamState::new(&pools, Duration::from_millis(300), traits)
     }

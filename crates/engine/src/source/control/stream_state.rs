@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
-        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
         let traits = Traits { told_bandwidth: false, told_limit: true, held: false };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.announce_ram(8 << 30, false);
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_pool_is_as_deep_as_lanes_can_use_and_deeper_only_where_that_pays() {
-        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
         let traits = Traits { told_bandwidth: true, told_limit: true, held: true };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.announce_ram(8 << 30, false);
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn the_pool_holds_what_keeps_a_long_path_full() {
-        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.first_pass_over.store(true, Relaxed);
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_qemu_that_waits_for_the_pool_is_not_paced() {
-        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
         let traits = Traits { told_bandwidth: true, told_limit: true, held: true };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.first_pass_over.store(true, Relaxed);

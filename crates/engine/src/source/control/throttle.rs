@@ -245,7 +245,7 @@ mod tests {
         let brakes = Brakes { vcpus: Err("it has none".to_owned()), notes: None, report_builder };
         let settings = settings(300, &Slowing::default(), Duration::ZERO);
         let mut throttling = Throttling::new(brakes, settings);
-        let mut unthrottled = Throttle::new();
+        let mut unthrottled = Throttle::default();
         let stall = (0..100).find_map(|nth| {
             let input = ThrottleInput {
                 at: Duration::from_secs(nth.into()),
