@@ -248,6 +248,9 @@ pub struct VmFacts {
     /// here.
     #[serde(default)]
     pub may_crash_at_reset: bool,
+    /// Whether its QEMU's program was replaced on disk since it started.
+    #[serde(default)]
+    pub program_replaced: bool,
     /// Whether its QEMU has root's rights.
     #[serde(default)]
     pub runs_as_root: bool,
