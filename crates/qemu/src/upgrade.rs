@@ -103,7 +103,7 @@ pub enum Obstacle {
 }
 
 impl Known {
-    /// Asks QEMU.
+    /// Queries QEMU.
     ///
     /// # Errors
     /// If it doesn't answer.

@@ -22,13 +22,15 @@ fn install(qemu: &Path, program: &Path) {
 #[test]
 fn a_vm_whose_qemu_was_replaced_is_reported_and_runs_on() {
     let world = World::new(Link::one(1000));
+    let qemu = world.kit.qemu_system.canonicalize().unwrap();
+    let installed = qemu.ancestors().nth(2).unwrap();
     let prefix = tempfile::tempdir().unwrap();
     fs::create_dir(prefix.path().join("bin")).unwrap();
     for part in ["share", "lib"] {
-        symlink(Path::new("/usr").join(part), prefix.path().join(part)).unwrap();
+        symlink(installed.join(part), prefix.path().join(part)).unwrap();
     }
     let program = prefix.path().join("bin/qemu-system-x86_64");
-    install(&world.kit.qemu_system, &program);
+    install(&qemu, &program);
     let guest = world.boot_with(&bare(ODD, 2_000_000), &program);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
 
@@ -47,7 +49,7 @@ fn a_vm_whose_qemu_was_replaced_is_reported_and_runs_on() {
         ]
     };
     assert_eq!(reported(), [false; 4]);
-    install(&world.kit.qemu_system, &program);
+    install(&qemu, &program);
     assert_eq!(reported(), [true; 4]);
     let vm = world.vm(Side::A, "web1").unwrap();
     assert_eq!(vm.pid, pid, "{vm:?}");

@@ -8,7 +8,7 @@ use super::parts::Api;
 use crate::denied::Denied;
 
 impl Api {
-    /// Asks the VM's QEMU, and the program of the other one.
+    /// Queries the VM's QEMU, and the program of the other one.
     pub(super) fn plan_upgrade(
         &self,
         name: &str,

@@ -30,7 +30,7 @@ fn leads_elsewhere(pid: u32, running: &Path) -> Option<bool> {
     let path = if name.contains('/') {
         directory_of(pid).ok()?.join(name)
     } else {
-        // It was found in the PATH of whoever started it.
+        // It was found in the PATH of the program that started it.
         running.with_file_name(name)
     };
     // A QEMU in a container has a root directory of its own.
