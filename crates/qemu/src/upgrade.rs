@@ -1,13 +1,16 @@
 //! How a VM can get another QEMU on the host where it runs: what becomes of its RAM, or what
 //! forbids it.
 
+use std::path::Path;
+
 use facts::program::Capabilities;
 
 use crate::command_line::{CommandLine, CommandLineError, Exclusive};
 use crate::machine::Machine;
 use crate::outgoing;
 use crate::qmp::{MemoryBackend, QmpError};
-use crate::shape;
+use crate::room::{Needs, NoRoom, host_memory};
+use crate::shape::{self, Memory};
 
 /// The first QEMU that leaves only named files out of its stream (`x-ignore-shared`); those before
 /// leave out all shared memory.
@@ -38,6 +41,9 @@ pub struct Known {
     pub devices: Vec<String>,
     /// Why QEMU can't migrate it.
     pub blockers: Vec<String>,
+    /// What this host lacks for a second copy of the RAM that only its QEMU can map; none if
+    /// nothing.
+    pub no_room: Option<NoRoom>,
 }
 
 /// How a VM can get another QEMU.
@@ -81,6 +87,14 @@ pub enum Obstacle {
         /// The device's kind.
         kind: String,
     },
+    /// The host lacks memory while it is copied.
+    #[error("a copy of its RAM takes {} MiB, and this host has {} MiB", needed >> 20, free >> 20)]
+    Room {
+        /// What the copy takes.
+        needed: u64,
+        /// What the host has.
+        free: u64,
+    },
     /// QEMU can't migrate it, and neither to another process.
     #[error("QEMU can't migrate it: {0}")]
     Blocked(String),
@@ -110,7 +124,7 @@ impl Known {
     pub fn of(machine: &Machine) -> Result<Self, QmpError> {
         let qmp = &machine.qmp;
         let devices = shape::plugged(qmp, "")?;
-        Ok(Self {
+        let known = Self {
             argv: machine.argv.clone(),
             version: qmp.version(),
             machine: shape::machine_of(qmp)?,
@@ -118,7 +132,17 @@ impl Known {
             backends: qmp.memory_backends()?,
             devices: devices.into_iter().map(|(_, kind)| kind).collect(),
             blockers: outgoing::blockers(qmp)?,
-        })
+            no_room: None,
+        };
+        let no_room = known.check_room(&qmp.unplugged()?, &machine.cwd).err();
+        Ok(Self { no_room, ..known })
+    }
+
+    fn check_room(&self, unplugged: &[Memory], cwd: &Path) -> Result<(), NoRoom> {
+        // A command line that can't be used is an obstacle of its own.
+        let Ok(line) = CommandLine::parse(&self.argv) else { return Ok(()) };
+        let host = host_memory();
+        Needs::of(&line, &self.private(&line), unplugged, cwd, &host).fit(&host, false)
     }
 
     /// How it can get a QEMU with these capabilities.
@@ -132,7 +156,8 @@ impl Known {
         if !reasons.is_empty() {
             return Plan::Not { reasons };
         }
-        match self.private_bytes(&line) {
+        let private = self.private(&line);
+        match private.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes)) {
             0 => Plan::HandedOver,
             bytes => Plan::Copied { bytes },
         }
@@ -155,6 +180,13 @@ impl Known {
             }
         }
         obstacles.extend(line.exclusive().into_iter().map(Obstacle::from));
+        obstacles.extend(self.no_room.as_ref().map(|no_room| match *no_room {
+            NoRoom::Pages { needed, available } => Obstacle::Room { needed, free: available },
+            NoRoom::Huge { page_bytes, needed, free } => Obstacle::Room {
+                needed: needed.saturating_mul(page_bytes),
+                free: free.saturating_mul(page_bytes),
+            },
+        }));
         let version = next.version_text();
         if !next.knows_machine(&self.machine) {
             let machine = self.machine.clone();
@@ -169,7 +201,7 @@ impl Known {
     }
 
     /// The RAM that only this QEMU can map.
-    fn private_bytes(&self, line: &CommandLine) -> u64 {
+    fn private(&self, line: &CommandLine) -> Vec<Memory> {
         let named = line.backends();
         let is_left_out = |backend: &MemoryBackend| {
             let kind = named.iter().find(|one| one.id == backend.id).map(|one| one.kind.as_str());
@@ -182,11 +214,12 @@ impl Known {
                     _ => false,
                 }
         };
-        let sum = |bytes: u64, one: &MemoryBackend| bytes.saturating_add(one.bytes);
-        let listed = self.backends.iter().fold(0, sum);
-        let private = self.backends.iter().filter(|one| !is_left_out(one)).fold(0, sum);
+        let listed = self.backends.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes));
         // Where QEMU doesn't list its base memory.
-        private.saturating_add(self.ram_bytes.saturating_sub(listed))
+        let base = Memory { id: String::new(), bytes: self.ram_bytes.saturating_sub(listed) };
+        let private = self.backends.iter().filter(|one| !is_left_out(one));
+        let private = private.map(|one| Memory { id: one.id.clone(), bytes: one.bytes });
+        private.chain([base]).collect()
     }
 }
 
@@ -272,6 +305,12 @@ mod tests {
         assert_eq!(reasons(&vm), expected);
         let vm = known("qemu -serial unix:/s,server=on", Vec::new());
         assert_eq!(reasons(&vm), ["-serial is connected to something outside of QEMU"]);
+        let no_room = NoRoom::Pages { needed: 64 * MIB, available: 16 * MIB };
+        let vm = Known { no_room: Some(no_room), ..plain() };
+        assert_eq!(reasons(&vm), ["a copy of its RAM takes 64 MiB, and this host has 16 MiB"]);
+        let no_room = NoRoom::Huge { page_bytes: 2 * MIB, needed: 32, free: 4 };
+        let vm = Known { no_room: Some(no_room), ..plain() };
+        assert_eq!(reasons(&vm), ["a copy of its RAM takes 64 MiB, and this host has 8 MiB"]);
         let vm = Known { machine: "pc-q35-12.0".to_owned(), ..plain() };
         assert_eq!(reasons(&vm), ["QEMU 11.1.3 doesn't know the machine type pc-q35-12.0"]);
         let vm = known("qemu -cpu Later", Vec::new());
