@@ -17,6 +17,7 @@ mod progress;
 mod request;
 mod routes;
 pub(crate) mod socket;
+mod upgrade;
 mod vms;
 pub(crate) mod webhook;
 

@@ -194,6 +194,7 @@ impl Gangs {
             ram_bytes: vm.ram_bytes,
             used_bytes: vm.used_bytes,
             vcpus: vm.vcpus,
+            program_replaced: vm.program_replaced,
         });
         let free_bytes = census.free_bytes;
         // They are from that host, whatever it says.

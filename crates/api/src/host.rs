@@ -68,4 +68,7 @@ pub struct HostVm {
     pub used_bytes: u64,
     /// Its virtual CPUs.
     pub vcpus: u32,
+    /// Whether QEMU's program was replaced on disk since it started, as far as that is known.
+    #[serde(default)]
+    pub program_replaced: bool,
 }

@@ -17,6 +17,7 @@ mod sharing;
 mod slowing;
 mod storage;
 mod times;
+mod upgrade;
 mod vm;
 
 pub use audit::{Audit, Audited};
@@ -43,6 +44,7 @@ pub use storage::{FromStorage, ReadDisks};
 pub use times::{
     DOWNTIME_MS_MAX, SECONDS_MAX, STOP_S_MAX, check_downtime, check_stop, check_times,
 };
+pub use upgrade::{PlanUpgradeRequest, UpgradeHow, UpgradePlan};
 pub use vm::{
     AttachRequest, GuestHelper, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd,
     StopHow, Stopped, VmStatus, VmSummary,

@@ -169,6 +169,9 @@ pub struct VmSummary {
     pub pid: u32,
     /// QEMU's version, such as `10.0.2`.
     pub qemu: String,
+    /// Whether QEMU's program was replaced on disk since it started, as far as that is known.
+    #[serde(default)]
+    pub program_replaced: bool,
     /// Guest RAM.
     pub ram_bytes: u64,
     /// Whether it has a balloon device with free-page hinting.

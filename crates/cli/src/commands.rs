@@ -24,6 +24,7 @@ pub(crate) mod show;
 pub(crate) mod stop;
 pub(crate) mod support_bundle;
 pub(crate) mod top;
+pub(crate) mod upgrade;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -54,6 +55,7 @@ use self::show::ShowArgs;
 use self::stop::StopArgs;
 use self::support_bundle::SupportBundleArgs;
 use self::top::TopArgs;
+use self::upgrade::UpgradeArgs;
 
 /// Exit codes, in the help and on man pages.
 const CODES: &str = "Exit codes:
@@ -159,6 +161,8 @@ pub(crate) enum Request {
     Evacuate(EvacuateArgs),
     /// Watch a VM for a few seconds, and predict what moving it would take
     Predict(PredictArgs),
+    /// Show how VMs could get another QEMU on this host, as after an upgrade of its package
+    Upgrade(UpgradeArgs),
     /// Change a migration's limits while it runs
     Set(SetArgs),
     /// Cancel a migration, or a gang; VMs that have not moved stay where they are
@@ -188,6 +192,7 @@ impl Request {
             Self::Gang(args) => gang::run(client, args).await,
             Self::Evacuate(args) => evacuate::run(client, args).await,
             Self::Predict(args) => predict::run(client, args).await,
+            Self::Upgrade(args) => upgrade::run(client, args).await,
             Self::Set(args) => set::run(client, args).await,
             Self::Cancel(args) => cancel::run(client, &args).await,
             Self::Resolve(args) => resolve::run(client, &args).await,

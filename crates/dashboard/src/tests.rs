@@ -237,3 +237,14 @@ async fn rows_are_filtered_without_a_script() {
     assert!(text.contains("web2") && !text.contains("<th scope=\"row\">web1"), "{text}");
     assert!(browser.page("vms?q=%3Cb%3E").await.1.contains("value=\"&lt;b&gt;\""));
 }
+
+#[tokio::test]
+async fn vms_whose_qemu_was_replaced_are_marked_and_found() {
+    let mut known = known("web1");
+    let census = known.hosts.get_mut("host-a").and_then(|host| host.census.as_mut()).unwrap();
+    census.vms[1].program_replaced = true;
+    let browser = Browser::let_in(known, false).await;
+    let (_, text) = browser.page("vms?q=replaced").await;
+    assert!(text.contains("web2") && text.contains(">QEMU replaced<"), "{text}");
+    assert!(!text.contains("<th scope=\"row\">web1"), "{text}");
+}

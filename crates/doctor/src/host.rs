@@ -6,7 +6,7 @@ use api::{Finding, Severity};
 
 use crate::{Findings, size};
 use facts::host::{Carries, Facts, Kvm, Nic, VmFacts};
-use programs::{moved_by_earlier_agents, programs};
+use programs::{moved_by_earlier_agents, programs, replaced_programs};
 
 /// Room for a few reports and logs; with less, writing VMs' records may fail.
 const STATE_FREE_MIN: u64 = 64 << 20;
@@ -48,6 +48,7 @@ pub(crate) fn of_destination(facts: &Facts, coming: &[VmFacts]) -> Vec<Finding> 
     let mut findings = Findings::of(&facts.host);
     findings.ok("droveway", format!("Droveway {}, Linux {}.", facts.droveway, facts.kernel));
     programs(facts, coming, &mut findings);
+    replaced_programs(facts, &mut findings);
     moved_by_earlier_agents(facts, &mut findings);
     kvm(facts, &mut findings);
     user(facts, &mut findings);
@@ -493,7 +494,7 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 35] = [
+        let table: [(Change, Severity, &str); 36] = [
             (
                 |f| f.vms[0].blockers = vec!["non-migratable device: x/nvme".to_owned()],
                 Severity::Warning,
@@ -563,6 +564,11 @@ mod tests {
                 |f| f.programs[0].known.as_mut().unwrap().version = (7, 2, 22),
                 Severity::Note,
                 "web1 runs with QEMU 9.2.1, and qemu-system-x86_64 is QEMU 7.2.22 now",
+            ),
+            (
+                |f| f.vms[0].program_replaced = true,
+                Severity::Note,
+                "The QEMU of web1 runs a program that was replaced on disk",
             ),
             (
                 |f| {
@@ -689,6 +695,18 @@ mod tests {
         facts.vms.clear();
         facts.programs = vec![program("qemu-system-x86_64", (8, 2, 0))];
         assert!(of_host(&facts).iter().any(|one| one.text.starts_with(ends)));
+    }
+
+    #[test]
+    fn vms_on_replaced_programs_are_counted_once() {
+        let mut facts = healthy();
+        facts.vms.push(VmFacts { name: "web2".to_owned(), ..facts.vms[0].clone() });
+        facts.vms.iter_mut().for_each(|vm| vm.program_replaced = true);
+        facts.programs[0].known.as_mut().unwrap().version = (9, 2, 4);
+        let found = of_host(&facts);
+        let notes: Vec<_> = found.iter().filter(|one| one.severity > Severity::Ok).collect();
+        let [only] = &notes[..] else { panic!("{notes:#?}") };
+        assert!(only.text.starts_with("The QEMUs of web1 and 1 more run programs"), "{only:?}");
     }
 
     #[test]

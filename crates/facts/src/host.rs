@@ -243,6 +243,9 @@ pub struct VmFacts {
     /// Whether its QEMU may crash when the guest resets a network card: an earlier agent moved it
     /// here.
     pub may_crash_at_reset: bool,
+    /// Whether its QEMU's program was replaced on disk since it started.
+    #[serde(default)]
+    pub program_replaced: bool,
     /// Whether its QEMU has root's rights.
     pub runs_as_root: bool,
     /// Names of such variables with which its QEMU was started, and that the agent's own QEMUs lack.

@@ -3,6 +3,7 @@
 //! Only the options that the agent has to know or change are parsed. Everything
 //! else is kept verbatim, for QEMU to judge.
 
+mod exclusive;
 mod free_page_hint;
 mod guest_port;
 mod legacy_ack;
@@ -14,6 +15,7 @@ mod user;
 
 use std::os::fd::RawFd;
 
+pub use exclusive::Exclusive;
 pub(crate) use guest_port::{GUEST_ID, value};
 pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;

@@ -63,6 +63,7 @@ pub fn command_line(bytes: &[u8]) {
     assert_eq!(line.argv(), argv);
     let _ = (line.backends(), line.accelerator(), line.cpu_model(), line.memory_path());
     let _ = (line.needs_root(), line.has_guest_port(), line.has_free_page_hint());
+    let _ = line.exclusive();
     let (without_user, _) = line.without_user();
     assert!(!without_user.names_user());
     let waiting = line.waiting(Some("pc")).with_switchover_ack();

@@ -29,3 +29,4 @@ pub mod room;
 pub mod secrets;
 pub mod shape;
 pub mod socket;
+pub mod upgrade;

@@ -3,6 +3,7 @@
 mod error;
 mod found;
 mod guest;
+mod replaced;
 mod started;
 
 use std::path::{Path, PathBuf};
@@ -123,6 +124,13 @@ impl Machine {
         let running = command_line_of(self.process.pid());
         running.map_or(true, |argv| CommandLine::waited(&argv))
             && shape::has_virtio_net(&self.qmp).unwrap_or(true)
+    }
+
+    /// Whether its program was replaced on disk since it started, as an upgrade of its package does.
+    /// False as well if that can't be read.
+    #[must_use]
+    pub fn runs_replaced_program(&self) -> bool {
+        replaced::is_replaced(self.process.pid())
     }
 
     /// Variables of its environment that a QEMU lacks which an agent starts with its command line:

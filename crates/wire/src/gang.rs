@@ -157,6 +157,9 @@ pub struct Counted {
     /// Whether its QEMU loses what its guest writes while it moves.
     #[serde(default)]
     pub loses_writes: bool,
+    /// Whether its QEMU's program was replaced on disk since it started, as far as that is known.
+    #[serde(default)]
+    pub program_replaced: bool,
 }
 
 impl Counted {

@@ -32,6 +32,7 @@ impl Simulated {
             ram_bytes: (n as u64 % 4 + 1) * GIB,
             used_bytes: GIB / 2,
             vcpus: 2,
+            program_replaced: false,
         };
         let host = |host: usize| HostCensus {
             name: format!("host-{host}"),

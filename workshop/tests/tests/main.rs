@@ -62,6 +62,7 @@ mod rack;
 mod records;
 mod refusals;
 mod relayed;
+mod replaced_program;
 mod resolve;
 mod restart;
 mod shared_disks;

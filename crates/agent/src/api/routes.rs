@@ -4,8 +4,9 @@ use std::sync::LazyLock;
 
 use api::{
     AttachRequest, Bounds, BoundsChange, Event, Examination, GangProgress, GangReport, GangRequest,
-    GangStarted, HostCensus, HostInfo, MigrateRequest, MigrationStarted, PredictRequest,
-    Prediction, Progress, Report, ResolveRequest, RunRequest, StopHow, Stopped, VmSummary,
+    GangStarted, HostCensus, HostInfo, MigrateRequest, MigrationStarted, PlanUpgradeRequest,
+    PredictRequest, Prediction, Progress, Report, ResolveRequest, RunRequest, StopHow, Stopped,
+    UpgradePlan, VmSummary,
 };
 use axum::Json;
 use serde_json::Value;
@@ -67,6 +68,10 @@ pub(super) fn routes() -> Vec<Route> {
             .about("Watches a VM for some seconds, and predicts what moving it takes")
             .takes::<PredictRequest>()
             .answers::<Prediction>(),
+        Route::post("/v1/vms/{name}/plan-upgrade", "plan_upgrade", vms::plan_upgrade)
+            .about("How a VM could get another QEMU on this host, or why not; changes nothing")
+            .takes::<PlanUpgradeRequest>()
+            .answers::<UpgradePlan>(),
         Route::get("/v1/migrations", "list_migrations", migrations::list)
             .about("Migrations from this host, the latest first")
             .answers_many::<Progress>(),

@@ -1,8 +1,8 @@
 //! VMs in the API, `/v1/vms`.
 
 use api::{
-    AttachRequest, PredictRequest, Prediction, ResolveRequest, RunRequest, StopHow, Stopped,
-    VmSummary,
+    AttachRequest, PlanUpgradeRequest, PredictRequest, Prediction, ResolveRequest, RunRequest,
+    StopHow, Stopped, UpgradePlan, VmSummary,
 };
 use axum::extract::State;
 use axum::http::Method;
@@ -89,4 +89,12 @@ pub(super) async fn predict(
     Body(request): Body<PredictRequest>,
 ) -> Answer<Prediction> {
     blocking(move || api.predict(&name, &request)).await.map(Json)
+}
+
+pub(super) async fn plan_upgrade(
+    State(api): State<Api>,
+    Name(name): Name,
+    Body(request): Body<PlanUpgradeRequest>,
+) -> Answer<UpgradePlan> {
+    blocking(move || api.plan_upgrade(&name, &request)).await.map(Json)
 }

@@ -45,6 +45,7 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
         shared_bytes: backed_bytes(&backends, |backend| backend.share),
         free_page_hint: hinted,
         may_crash_at_reset: machine.may_crash_at_reset(),
+        program_replaced: machine.runs_replaced_program(),
         runs_as_root: user_of(machine.process.pid()).is_ok_and(|user| user.uid == 0),
         taps: line
             .as_ref()

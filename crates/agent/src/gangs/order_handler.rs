@@ -239,6 +239,7 @@ impl OrderHandler {
             want: Want::default(),
             share_domain: vm.share_domain.clone(),
             loses_writes: false,
+            program_replaced: vm.program_replaced,
         };
         // A QEMU that moves its VM may take long to answer, and that VM can't be moved
         // elsewhere now.

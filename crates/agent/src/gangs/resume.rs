@@ -148,6 +148,7 @@ mod tests {
             want,
             share_domain: String::new(),
             loses_writes: false,
+            program_replaced: false,
         }]
     }
 

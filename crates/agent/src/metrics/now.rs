@@ -45,6 +45,14 @@ impl Now {
             let number = self.vms.iter().filter(|vm| vm.status == status).count();
             vms.with_label_values(&[&label(&status)]).set(number as f64);
         }
+        let replaced = self.vms.iter().filter(|vm| vm.program_replaced).count();
+        gauge(
+            "droveway_vms_program_replaced",
+            "VMs of this host whose QEMU's program was replaced on disk since it started",
+            &[],
+        )
+        .with_label_values::<&str>(&[])
+        .set(replaced as f64);
         let total = gauge("droveway_buffers_bytes", "Buffers of all migrations", &["direction"]);
         let used = gauge("droveway_buffers_used_bytes", "Buffers that hold data", &["direction"]);
         for (direction, buffers) in ["outgoing", "incoming"].iter().zip(self.buffers) {

@@ -130,7 +130,16 @@ fn a_status_without_vms_is_reported_as_zero() {
     let text = Metrics::default().text(&now);
     assert!(has(&text, r#"droveway_vms{status="in-doubt"} 1"#), "{text}");
     assert!(has(&text, r#"droveway_vms{status="running"} 0"#));
+    assert!(has(&text, "droveway_vms_program_replaced 0"));
     assert!(has(&text, "droveway_certificate_expiry_timestamp_seconds 5"));
+}
+
+#[test]
+fn vms_on_replaced_programs_are_counted() {
+    let mut now = now(Vec::new());
+    now.vms = vec![vm(), VmSummary { program_replaced: true, ..vm() }];
+    let text = Metrics::default().text(&now);
+    assert!(has(&text, "droveway_vms_program_replaced 1"), "{text}");
 }
 
 fn vm() -> VmSummary {

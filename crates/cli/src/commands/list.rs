@@ -83,7 +83,8 @@ fn table(vms: &[api::VmSummary]) -> String {
         return "No VMs. Start one with `droveway run NAME -- qemu-system-x86_64 ...`.\n"
             .to_owned();
     }
-    let mut rows = vec![["NAME", "STATUS", "PID", "QEMU", "RAM", "MIGRATION"].map(str::to_owned)];
+    let columns = ["NAME", "STATUS", "PID", "QEMU", "RAM", "MIGRATION", "PROGRAM"];
+    let mut rows = vec![columns.map(str::to_owned)];
     // A blank cell would shift the others in a script that splits lines.
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for vm in vms {
@@ -96,6 +97,7 @@ fn table(vms: &[api::VmSummary]) -> String {
             or_dash((!vm.qemu.is_empty()).then(|| vm.qemu.clone())),
             or_dash((vm.ram_bytes > 0).then(|| amount::size(vm.ram_bytes))),
             or_dash(vm.migration.clone()),
+            or_dash(vm.program_replaced.then(|| "replaced".to_owned())),
         ]);
     }
     aligned(&rows)
@@ -134,9 +136,11 @@ mod tests {
         let (pid, qemu, ram_bytes) = (0, String::new(), 0);
         let status = api::VmStatus::Unreadable;
         let lost = api::VmSummary { status, pid, qemu, ram_bytes, ..example("web1") };
-        assert_eq!(cells(lost), ["web1", "unreadable", "-", "-", "-", "-"]);
+        assert_eq!(cells(lost), ["web1", "unreadable", "-", "-", "-", "-", "-"]);
         let dead = api::VmSummary { status: api::VmStatus::Dead, ..example("web1") };
-        assert_eq!(cells(dead), ["web1", "dead", "-", "10.0.2", "1.00", "GiB", "-"]);
+        assert_eq!(cells(dead), ["web1", "dead", "-", "10.0.2", "1.00", "GiB", "-", "-"]);
+        let old = api::VmSummary { program_replaced: true, ..example("web1") };
+        assert_eq!(cells(old).last().unwrap(), "replaced");
     }
 
     #[test]

@@ -42,6 +42,11 @@ fn details(vm: &api::VmSummary) -> String {
             ["Started".to_owned(), started.to_owned()],
         ]);
     }
+    if vm.program_replaced {
+        let advice = "replaced on disk since QEMU started: a move to a host with the new program \
+                      brings the VM to it, and so does a stop and a new start";
+        rows.push(["Program".to_owned(), advice.to_owned()]);
+    }
     if let Some(migration) = &vm.migration {
         rows.push(["Migration".to_owned(), migration.clone()]);
     }
@@ -123,6 +128,13 @@ mod tests {
         assert!(details(&example("web1")).contains("process 4711\n"));
         let dead = api::VmSummary { status: api::VmStatus::Dead, ..example("web1") };
         assert!(details(&dead).contains("process 4711 (ended)\n"));
+    }
+
+    #[test]
+    fn a_program_that_was_replaced_is_shown() {
+        assert!(!details(&example("web1")).contains("Program"));
+        let shown = details(&api::VmSummary { program_replaced: true, ..example("web1") });
+        assert!(shown.contains("replaced on disk since QEMU started: a move"), "{shown}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub(crate) fn example(name: &str) -> VmSummary {
         status: api::VmStatus::Running,
         pid: 4711,
         qemu: "10.0.2".to_owned(),
+        program_replaced: false,
         ram_bytes: 1 << 30,
         free_page_hint: false,
         attached: false,

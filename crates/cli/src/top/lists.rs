@@ -95,8 +95,15 @@ fn host(name: &str, state: &HostState) -> Vec<Span<'static>> {
 }
 
 pub(super) fn vms(known: &Known) -> Grid {
-    let columns =
-        [Text("VM"), Text("HOST"), Text("STATE"), Number("VCPUS"), Number("RAM"), Number("IN USE")];
+    let columns = [
+        Text("VM"),
+        Text("HOST"),
+        Text("STATE"),
+        Number("VCPUS"),
+        Number("RAM"),
+        Number("IN USE"),
+        Extra("PROGRAM"),
+    ];
     Grid::new(&columns, known.vms().map(|(host, vm)| vm_of(host, vm)).collect())
 }
 
@@ -108,6 +115,7 @@ fn vm_of(host: &str, one: &HostVm) -> Vec<Span<'static>> {
         Span::raw(one.vcpus.to_string()),
         Span::raw(amount::size(one.ram_bytes)),
         Span::raw(amount::size(one.used_bytes)),
+        or_dash(one.program_replaced.then(|| "replaced".to_owned())),
     ]
 }
 

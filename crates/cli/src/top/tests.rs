@@ -76,6 +76,21 @@ fn each_tab_has_its_table() {
 }
 
 #[test]
+fn vms_whose_qemu_was_replaced_are_marked_where_there_is_room() {
+    let mut known = known("web1");
+    let census = known.hosts.get_mut("host-a").and_then(|host| host.census.as_mut()).unwrap();
+    census.vms[1].program_replaced = true;
+    let mut state = State::new(false);
+    state.tab = Tab::Vms;
+    for (width, is_shown) in [(120, true), (80, false)] {
+        let shown = screen(&known, &state, width, 30);
+        let marked: Vec<&str> = shown.lines().filter(|line| line.contains("replaced")).collect();
+        assert_eq!(marked.iter().any(|line| line.contains("web2")), is_shown, "{shown}");
+        assert_eq!(marked.len(), usize::from(is_shown), "{shown}");
+    }
+}
+
+#[test]
 fn each_tab_says_what_may_be_old() {
     let (old, fresh) = (silent(), known("web1"));
     for tab in Tab::ALL.map(|(tab, _)| tab) {

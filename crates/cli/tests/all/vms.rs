@@ -76,6 +76,27 @@ fn a_dead_vm_says_why_until_it_is_stopped() {
 }
 
 #[test]
+fn how_vms_can_get_another_qemu_is_shown() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let inside = |name: &str| hosts.dir.path().join(name).display().to_string();
+    let object = "-object memory-backend-file,id=r,size=64M,share=on,mem-path=";
+    a.run("shared", &format!("-m 64 {object}{} -machine memory-backend=r", inside("ram")));
+    a.run("private", "-m 64");
+    a.run("talks", &format!("-m 64 -serial unix:{},server=on,wait=off", inside("talk")));
+    let shown = a.says(&["upgrade", "--all", "--dry-run"]);
+    let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(row("shared").contains("handed over"), "{shown}");
+    assert!(row("private").contains("copied: needs 64.0 MiB"), "{shown}");
+    assert!(row("talks").ends_with("not"), "{shown}");
+    assert!(shown.contains("  -serial is connected to something outside of QEMU\n"), "{shown}");
+    let other = a.refuses(&["upgrade", "private", "--qemu", "/bin/sh", "--dry-run"]);
+    assert!(other.contains("is not in qemu-programs"), "{other}");
+    let wrong = a.command(&["upgrade", "private"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+}
+
+#[test]
 fn a_vm_that_somebody_else_started_is_adopted() {
     let hosts = Hosts::new(["a"]);
     let [a] = &hosts.hosts[..] else { unreachable!() };

@@ -47,6 +47,7 @@ pub fn host(name: &str, vms: &[&str]) -> HostCensus {
         ram_bytes: GIB,
         used_bytes: GIB / 2,
         vcpus: 2,
+        program_replaced: false,
     };
     HostCensus {
         name: name.to_owned(),

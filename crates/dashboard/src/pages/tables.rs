@@ -119,8 +119,10 @@ pub(super) fn vms<'v>(
     read_only: bool,
     caption: &str,
 ) -> Markup {
-    let all: Vec<_> =
-        all.filter(|(host, vm)| has_words(words, &[host, &vm.name, state(vm).0])).collect();
+    let has_its_words = |(host, vm): &(&str, &HostVm)| {
+        has_words(words, &[host, &vm.name, state(vm).0, replaced(vm).unwrap_or_default()])
+    };
+    let all: Vec<_> = all.filter(has_its_words).collect();
     if all.is_empty() {
         return html! { p.quiet { "No VMs." } };
     }
@@ -137,13 +139,21 @@ pub(super) fn vms<'v>(
     table(caption, columns.into_iter().flatten(), rows)
 }
 
+/// What to show of a VM whose QEMU was replaced on disk since it started.
+fn replaced(vm: &HostVm) -> Option<&'static str> {
+    vm.program_replaced.then_some("QEMU replaced")
+}
+
 fn vm_row(host: &str, vm: &HostVm, read_only: bool) -> Markup {
     let (state, tone) = state(vm);
     html! {
         tr {
             th scope="row" { (vm.name) }
             td.name { a href=(link("host", &[("name", host)])) { (host) } }
-            td { span.badge.(class(tone)) { (state) } }
+            td {
+                span.badge.(class(tone)) { (state) }
+                @if let Some(replaced) = replaced(vm) { " " span.badge.calm { (replaced) } }
+            }
             td.n { (vm.vcpus) }
             td.n { (amount::size(vm.ram_bytes)) }
             td.n { (amount::size(vm.used_bytes)) }

@@ -38,9 +38,9 @@ pub(super) fn programs(facts: &Facts, coming: &[VmFacts], findings: &mut Finding
     for vm in facts.vms.iter().filter(|vm| vm.qemu != (0, 0, 0)) {
         self::problems(vm.qemu, uses_tcg(facts, &vm.accelerator), findings);
     }
-    // After an upgrade of the package, a VM's QEMU is not the program that would start now.
+    // A script on the command line may start another QEMU now than it did then.
     let mut told = BTreeSet::new();
-    for vm in &facts.vms {
+    for vm in facts.vms.iter().filter(|vm| !vm.program_replaced) {
         let Some(known) =
             facts.program(&vm.program, &vm.accelerator).and_then(|program| program.known.as_ref())
         else {
@@ -88,6 +88,23 @@ fn newer(known: &Capabilities, findings: &mut Findings) {
     if let Some(unknown) = versions::unknown(known) {
         findings.note("qemu", unknown, "try a move with a VM that matters little first");
     }
+}
+
+/// Counts the VMs that an upgrade of QEMU's package has not reached.
+pub(super) fn replaced_programs(facts: &Facts, findings: &mut Findings) {
+    let replaced = facts.vms.iter().filter(|vm| vm.program_replaced);
+    let names: Vec<&str> = replaced.map(|vm| vm.name.as_str()).collect();
+    let [first, others @ ..] = &names[..] else { return };
+    let who = match others.len() {
+        0 => format!("The QEMU of {first} runs a program that was"),
+        more => format!("The QEMUs of {first} and {more} more run programs that were"),
+    };
+    findings.note(
+        "qemu",
+        format!("{who} replaced on disk since: what the new one fixes is not fixed there."),
+        "a move to a host with the new program brings a VM to it, and so does a stop and a new \
+         start; `droveway list` names them",
+    );
 }
 
 pub(super) fn moved_by_earlier_agents(facts: &Facts, findings: &mut Findings) {

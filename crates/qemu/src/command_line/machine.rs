@@ -9,6 +9,8 @@ use super::CommandLine;
 pub struct Backend {
     /// Its id.
     pub id: String,
+    /// Its type, such as `memory-backend-file`.
+    pub kind: String,
     /// The file or directory that it maps.
     pub path: Option<String>,
     /// Whether writes to it reach the file.
@@ -101,6 +103,7 @@ fn backend(argument: &str) -> Option<Backend> {
         |key: &str| value(key).is_some_and(|text| matches!(&*text, "off" | "false" | "no" | "n"));
     Some(Backend {
         id: value("id")?,
+        kind,
         path: value("mem-path"),
         share: is_on("share"),
         hugetlb: is_on("hugetlb"),
@@ -187,6 +190,10 @@ mod tests {
         let found = line.backends();
         assert_eq!(found.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
         assert_eq!(found[0].path.as_deref(), Some("/dev/hugepages/x,y"));
+        assert_eq!(
+            [&found[0].kind, &found[1].kind],
+            ["memory-backend-file", "memory-backend-memfd"]
+        );
         assert!(found[0].share && !found[0].hugetlb);
         let huge: Vec<_> = found.iter().map(|one| one.huge_page_bytes).collect();
         assert_eq!(huge, [None, Some(1 << 30), Some(2 << 20)]);

@@ -58,6 +58,7 @@ impl Reach for Source {
             want: Want::default(),
             share_domain: String::new(),
             loses_writes: false,
+            program_replaced: false,
         };
         let vms = if host == "a" { vec![here] } else { Vec::new() };
         Ok(Census { vms, ..Census::default() })

@@ -111,6 +111,7 @@ fn vm(name: &str, gib: u64) -> Counted {
         want: Want::default(),
         share_domain: String::new(),
         loses_writes: false,
+        program_replaced: false,
     }
 }
 

@@ -43,6 +43,9 @@ impl Vm {
     /// What the API shows.
     pub(crate) fn summary(&self, place: Place, migration: Option<String>) -> VmSummary {
         let status = self.status(migration.is_some() || place != Place::Here);
+        // Not under the lock: a file system that hangs holds this up.
+        let machine = self.machine();
+        let program_replaced = machine.is_some_and(|machine| machine.runs_replaced_program());
         let known = self.known.lock();
         let dead = [&known.doubt, &known.unreadable, &known.unnoted];
         let (status, pid, qemu, attached, argv, problem) = match &known.qemu {
@@ -61,6 +64,7 @@ impl Vm {
             status,
             pid,
             qemu: qemu.clone(),
+            program_replaced,
             ram_bytes: self.ram_bytes(),
             free_page_hint: hints(argv),
             attached,
