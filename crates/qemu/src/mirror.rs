@@ -22,7 +22,7 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::qmp::{Event, Qmp, RunState, list};
+use crate::qmp::{Event, Qmp, QmpError, RunState, list};
 
 pub use error::{MirrorError, Side};
 pub use job::PREFIX;

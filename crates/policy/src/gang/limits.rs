@@ -328,6 +328,8 @@ fn whole(bits_per_s: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::btree_map::Entry;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -563,10 +565,11 @@ mod tests {
                 }
                 for (number, limit) in limits.next(&needs, at_s) {
                     prop_assert!(limit > 0);
-                    if kept.contains_key(&number) {
-                        prop_assert!(requested.insert(number, limit).is_none());
-                    } else {
-                        kept.insert(number, limit);
+                    match kept.entry(number) {
+                        Entry::Occupied(_) => {
+                            prop_assert!(requested.insert(number, limit).is_none());
+                        }
+                        Entry::Vacant(first) => _ = first.insert(limit),
                     }
                 }
                 for link in &links {
