@@ -6,16 +6,19 @@ use crate::Problem;
 /// A stream of events.
 pub struct EventStream {
     lines: Lines,
-    frame: Frame,
+    frame: Sent,
 }
 
+/// An id to resume from, and the event's data if it is one.
 #[derive(Default)]
-struct Frame {
-    id: Option<String>,
-    data: Option<String>,
+pub struct Sent {
+    /// The id.
+    pub id: Option<String>,
+    /// The event, as JSON.
+    pub data: Option<String>,
 }
 
-impl Frame {
+impl Sent {
     /// Adds a line to the frame; unknown fields are ignored.
     fn take(&mut self, line: &str) {
         if let Some(id) = line.strip_prefix("id: ") {
@@ -26,17 +29,9 @@ impl Frame {
     }
 }
 
-/// An id to resume from, and the event's data if it is one.
-pub struct Sent {
-    /// The id.
-    pub id: Option<String>,
-    /// The event, as JSON.
-    pub data: Option<String>,
-}
-
 impl EventStream {
     pub(super) fn new(lines: Lines) -> Self {
-        Self { lines, frame: Frame::default() }
+        Self { lines, frame: Sent::default() }
     }
 
     /// The next frame; none at the end.
@@ -46,10 +41,7 @@ impl EventStream {
     pub async fn next(&mut self) -> Result<Option<Sent>, Problem> {
         while let Some(line) = self.lines.line().await? {
             match String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']) {
-                "" => {
-                    let Frame { id, data } = std::mem::take(&mut self.frame);
-                    return Ok(Some(Sent { id, data }));
-                }
+                "" => return Ok(Some(std::mem::take(&mut self.frame))),
                 field => self.frame.take(field),
             }
         }

@@ -11,10 +11,6 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = WIDTH - 8.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = HEIGHT - 22.0;
-/// A peak is cut if it is above this multiple of the 90th percentile: zero pages are
-/// delivered far faster than a network carries.
-const PEAK: f64 = 4.0;
-const ABOVE_USUAL: f64 = 1.5;
 
 type Curve = (&'static str, &'static str, fn(&Point) -> Option<f64>);
 
@@ -44,7 +40,7 @@ pub(super) fn rates(one: &Running<'_>) -> Markup {
 
 fn drawing(points: &[Point]) -> Markup {
     let time = Scale::time(points[points.len() - 1].at_s);
-    let values = Scale::bytes(most(points));
+    let values = axis(points);
     let x = |at_s: f64| LEFT + time.place(at_s) * (RIGHT - LEFT);
     let y = |value: f64| BOTTOM - values.place(value) * (BOTTOM - TOP);
     let line = |value: fn(&Point) -> Option<f64>| {
@@ -75,17 +71,8 @@ fn drawing(points: &[Point]) -> Markup {
     }
 }
 
-fn most(points: &[Point]) -> f64 {
-    let mut all: Vec<f64> = points
-        .iter()
-        .flat_map(|one| CURVES.map(|(_, _, value)| value(one)))
-        .flatten()
-        .filter(|value| value.is_finite() && *value > 0.0)
-        .collect();
-    all.sort_by(f64::total_cmp);
-    let most = all.last().copied().unwrap_or(0.0);
-    let usual = all.get(all.len() * 9 / 10).copied().unwrap_or(0.0);
-    if usual > 0.0 && most > PEAK * usual { usual * ABOVE_USUAL } else { most }
+fn axis(points: &[Point]) -> Scale {
+    Scale::rates(points.iter().flat_map(|one| CURVES.map(|(_, _, value)| value(one))).flatten())
 }
 
 #[cfg(test)]
@@ -96,9 +83,9 @@ mod tests {
     fn a_moments_peak_does_not_flatten_the_rest() {
         let point = |at_s, delivered| Point { at_s, wire: 10.0, delivered, dirty: None };
         let mut points: Vec<Point> = (0..20).map(|n| point(f64::from(n), 12.0)).collect();
-        assert!((most(&points) - 12.0).abs() < 1e-9);
+        assert!((axis(&points).max - 15.0).abs() < 1e-9);
         points[3].delivered = 1e9;
-        assert!(most(&points) < 20.0);
+        assert!((axis(&points).max - 20.0).abs() < 1e-9);
         points[3].delivered = f64::NAN;
         assert!(!drawing(&points).into_string().contains("NaN"));
     }

@@ -254,13 +254,8 @@ enum Found {
     },
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Action {
-    Use,
-    Create,
-}
-
-fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, ImageProblem> {
+/// Whether what was found may be used, or an image be created where there is none.
+fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<(), ImageProblem> {
     // On a block device. A raw image there is as large as that, and another one may be smaller
     // than what the guest sees; of what only internal snapshots have nothing is copied.
     let needed = match moving.format {
@@ -269,7 +264,6 @@ fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, Im
     };
     match found {
         Found::Nothing if !allowed.create => Err(ImageProblem::Missing),
-        Found::Nothing => Ok(Action::Create),
         Found::Image { kinship: Kinship::Same, .. } => Err(ImageProblem::Same),
         Found::Image { kinship: Kinship::Unsure(reason), .. } => {
             Err(ImageProblem::Unsure { reason: reason.clone() })
@@ -282,7 +276,7 @@ fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, Im
         Found::Image { device_bytes: Some(bytes), .. } if needed > *bytes => {
             Err(ImageProblem::NoRoom { needed, available: *bytes, promised: 0 })
         }
-        Found::Image { .. } => Ok(Action::Use),
+        Found::Nothing | Found::Image { .. } => Ok(()),
     }
 }
 

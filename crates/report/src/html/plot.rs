@@ -18,10 +18,6 @@ const BOTTOM: f64 = HEIGHT - 24.0;
 const BLACKOUT_WIDTH_MIN: f64 = 2.0;
 /// The width of the downtime's label, which ends where the downtime ends.
 const BLACKOUT_LABEL: f64 = 112.0;
-/// A peak is cut if it is above this multiple of the 90th percentile.
-const PEAK: f64 = 4.0;
-/// The end of the axis if a peak is cut, as a multiple of the 90th percentile.
-const ABOVE_USUAL: f64 = 1.5;
 /// The approximate width of a letter of a band's label.
 const LETTER: f64 = 6.2;
 
@@ -94,7 +90,7 @@ impl Plot<'_> {
         let values = match self.unit {
             Unit::Percent => Scale::percent(),
             Unit::Bytes => Scale::bytes(self.most()),
-            Unit::Rate => Scale::bytes(self.usual_most()),
+            Unit::Rate => Scale::rates(self.values()),
         };
         let is_cut = self.unit != Unit::Percent && self.most() > values.max;
         html! {
@@ -122,33 +118,17 @@ impl Plot<'_> {
         }
     }
 
-    fn most(&self) -> f64 {
+    fn values(&self) -> Vec<f64> {
         match self.style {
-            Style::Lines => self
-                .series
-                .iter()
-                .flat_map(|s| &s.values)
-                .copied()
-                .map(positive)
-                .fold(0.0, f64::max),
-            Style::Stacked => self.sums().fold(0.0, f64::max),
-        }
-    }
-
-    /// The highest value, without short peaks that would flatten all else to the axis.
-    fn usual_most(&self) -> f64 {
-        let mut values: Vec<f64> = match self.style {
             Style::Lines => {
                 self.series.iter().flat_map(|s| &s.values).copied().map(positive).collect()
             }
             Style::Stacked => self.sums().collect(),
-        };
-        // Zeros don't count: a series that is mostly 0 would have no usual rate.
-        values.retain(|value| *value > 0.0);
-        values.sort_by(f64::total_cmp);
-        let usual = values.get(values.len() * 9 / 10).copied().unwrap_or(0.0);
-        let most = self.most();
-        if most > PEAK * usual && usual > 0.0 { usual * ABOVE_USUAL } else { most }
+        }
+    }
+
+    fn most(&self) -> f64 {
+        self.values().into_iter().fold(0.0, f64::max)
     }
 
     fn sums(&self) -> impl Iterator<Item = f64> {

@@ -13,6 +13,11 @@ pub struct Scale {
 const BYTE_TICKS: f64 = 4.0;
 /// Ticks on a time axis, at most.
 const TIME_TICKS: f64 = 10.0;
+/// A peak is cut if it is above this multiple of the 90th percentile: zero pages are delivered far
+/// faster than a network carries.
+const PEAK: f64 = 4.0;
+/// The end of the axis if a peak is cut, as a multiple of the 90th percentile.
+const ABOVE_USUAL: f64 = 1.5;
 
 impl Scale {
     /// An axis for bytes: steps of 1, 2 or 5 times 1, 10 or 100 of a binary unit, and the end
@@ -28,6 +33,18 @@ impl Scale {
         let factors = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 256.0, 512.0];
         let step = factors.iter().map(|f| f * unit).find(|&step| step >= raw).unwrap_or(raw);
         Self { max: (most / step).ceil() * step, step }
+    }
+
+    /// An axis for bytes per second, without short peaks that would flatten all else to it.
+    #[must_use]
+    pub fn rates(values: impl IntoIterator<Item = f64>) -> Self {
+        // Zeros don't count: a series that is mostly 0 would have no usual rate.
+        let values = values.into_iter().map(positive).filter(|value| *value > 0.0);
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let most = values.last().copied().unwrap_or(0.0);
+        let usual = values.get(values.len() * 9 / 10).copied().unwrap_or(0.0);
+        Self::bytes(if most > PEAK * usual { usual * ABOVE_USUAL } else { most })
     }
 
     /// An axis for percentages.

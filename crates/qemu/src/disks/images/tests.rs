@@ -79,14 +79,14 @@ fn what_is_found_and_what_is_allowed_decide() {
         *has_backing = true;
     });
     let (none, create, overwrite) = ((false, false), (true, false), (false, true));
-    type Row<'a> = (Found, (bool, bool), Result<Action, &'a str>);
+    type Row<'a> = (Found, (bool, bool), Result<(), &'a str>);
     let table: [Row<'_>; 11] = [
         (Found::Nothing, none, Err("--create-disks")),
         (Found::Nothing, overwrite, Err("--create-disks")),
-        (Found::Nothing, create, Ok(Action::Create)),
-        (image(), none, Ok(Action::Use)),
+        (Found::Nothing, create, Ok(())),
+        (image(), none, Ok(())),
         (full(), none, Err("--overwrite-disks")),
-        (full(), overwrite, Ok(Action::Use)),
+        (full(), overwrite, Ok(())),
         (sized(7 * MIB), overwrite, Err("it has 7340032 bytes, the disk has 8388608")),
         (sized(9 * MIB), overwrite, Err("it has 9437184 bytes")),
         (with(Kinship::Same), (true, true), Err("the source's own image")),
@@ -96,7 +96,7 @@ fn what_is_found_and_what_is_allowed_decide() {
     for (found, (create, overwrite), expected) in table {
         let decided = decide(&disk, &found, Allowed { create, overwrite });
         match (decided, expected) {
-            (Ok(action), Ok(expected)) => assert_eq!(action, expected, "{found:?}"),
+            (Ok(()), Ok(())) => {}
             (Err(problem), Err(part)) => {
                 assert!(problem.to_string().contains(part), "{problem}");
             }
@@ -126,7 +126,7 @@ fn a_qcow2_image_on_a_block_device_needs_room_in_it() {
     let decided = |format: Format, size: u64| {
         let disk = moving(Path::new("/x"), format, 8 * MIB);
         let decided = decide(&disk, &on_device(size), Allowed::default());
-        decided.map(drop).map_err(|problem| problem.to_string())
+        decided.map_err(|problem| problem.to_string())
     };
     let qcow2 = Format::Qcow2(Qcow2::default());
     assert_eq!(decided(qcow2.clone(), MIB), Ok(()));
