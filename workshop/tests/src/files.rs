@@ -215,6 +215,14 @@ pub fn export(world: &World) -> Export {
     Export(sides.flat_map(|side| SERIALS.map(|serial| (side, serial))).map(serve).collect())
 }
 
+impl Export {
+    /// Process IDs of the servers.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.0.iter().map(|(server, _)| server.id()).collect()
+    }
+}
+
 impl Drop for Export {
     fn drop(&mut self) {
         for (server, socket) in &mut self.0 {

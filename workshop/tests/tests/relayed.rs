@@ -143,7 +143,7 @@ impl Relay {
     fn new(destination: &UnixStream, memory: Mapping) -> (Arc<Self>, Receiver<Batch>) {
         let (late, batches) = unbounded();
         let relay = Self {
-            feeder: Feeder::start(destination.try_clone().unwrap(), POOL_BYTES).unwrap(),
+            feeder: Feeder::start(destination.try_clone().unwrap(), Pool::new(POOL_BYTES)).unwrap(),
             memory: Arc::new(memory),
             placer: Mutex::default(),
             late,

@@ -43,7 +43,8 @@ fn pass_on(listener: &UnixListener, sink: &Path) {
             RequestKind::Flush => client.flush(request.cookie).unwrap(),
         }
     }
-    client.finish().unwrap();
+    // QEMU leaves when all its requests are answered.
+    assert!(client.failure().is_none());
 }
 
 #[test]

@@ -1,10 +1,11 @@
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use nbd::client::{ClientError, Failure, Settings};
+use nbd::client::{ClientError, Failure, Outcome, Settings};
 use nbd::{Client, Errno};
 use qemu::process::Process;
 use tempfile::tempdir;
@@ -40,40 +41,74 @@ impl Drop for Nbd {
     }
 }
 
+/// A client that knows how many of its requests are unanswered.
+struct Writing {
+    client: Client<()>,
+    outcomes: Receiver<Outcome>,
+    unanswered: Cell<usize>,
+    failed: Cell<usize>,
+}
+
+impl Writing {
+    fn connect(socket: &Path) -> Self {
+        let (report, outcomes) = channel();
+        let client = Client::connect(socket, "vda", &Settings::default(), move |(), outcome| {
+            let _ = report.send(outcome);
+        });
+        let (unanswered, failed) = (Cell::new(0), Cell::new(0));
+        Self { client: client.unwrap(), outcomes, unanswered, failed }
+    }
+
+    fn write(&self, at: usize, data: &[u8]) -> Result<(), ClientError> {
+        self.client.write(at as u64, data, ())?;
+        self.unanswered.update(|unanswered| unanswered + 1);
+        Ok(())
+    }
+
+    fn write_zeroes(&self, at: usize, bytes: usize) {
+        self.client.write_zeroes(at as u64, bytes as u64, ()).unwrap();
+        self.unanswered.update(|unanswered| unanswered + 1);
+    }
+
+    /// Waits for all answers, and then until the server has made all durable.
+    fn sync(&self) -> Outcome {
+        self.wait();
+        match self.client.flush(()) {
+            Ok(()) => self.unanswered.set(1),
+            Err(ClientError::Failed(failure)) => return Err(failure),
+            Err(error) => panic!("{error}"),
+        }
+        self.wait();
+        self.client.failure().map_or(Ok(()), Err)
+    }
+
+    fn wait(&self) {
+        for _ in 0..self.unanswered.take() {
+            let failed = self.outcomes.recv().unwrap().is_err();
+            self.failed.update(|all| all + usize::from(failed));
+        }
+    }
+}
+
 /// Writes data and zeroes of many kinds, and returns the disk's expected content.
-fn fill(client: &Client<usize>, failed: &dyn Fn() -> usize) -> Vec<u8> {
+fn fill(writing: &Writing) -> Vec<u8> {
     let mut content = vec![0; DISK];
-    let mut tag = 0;
-    let mut next = || {
-        tag += 1;
-        tag
-    };
     for at in [0, 5 * MIB, 40 * MIB + 512, 63 * MIB] {
         let data = noise(at as u64, MIB);
         for (number, piece) in data.chunks(70_000).enumerate() {
-            client.write((at + number * 70_000) as u64, piece, next()).unwrap();
+            writing.write(at + number * 70_000, piece).unwrap();
         }
         content[at..at + MIB].copy_from_slice(&data);
     }
-    client.sync().unwrap();
-    client.write_zeroes(5 * MIB as u64, 512 << 10, next()).unwrap();
+    writing.sync().unwrap();
+    writing.write_zeroes(5 * MIB, 512 << 10);
     content[5 * MIB..5 * MIB + (512 << 10)].fill(0);
     // A large range that is a hole already, and an unaligned one.
-    client.write_zeroes(10 * MIB as u64, 29 * MIB as u64, next()).unwrap();
-    client.write_zeroes(63 * MIB as u64 + 1000, 5000, next()).unwrap();
+    writing.write_zeroes(10 * MIB, 29 * MIB);
+    writing.write_zeroes(63 * MIB + 1000, 5000);
     content[63 * MIB + 1000..63 * MIB + 6000].fill(0);
-    client.sync().unwrap();
-    assert_eq!(failed(), 0);
+    writing.sync().unwrap();
     content
-}
-
-fn connect(socket: &Path) -> (Client<usize>, impl Fn() -> usize + use<>) {
-    let (report, reported) = channel();
-    let client = Client::connect(socket, "vda", &Settings::default(), move |_, outcome| {
-        let _ = report.send(outcome);
-    });
-    let failed = move || reported.try_iter().filter(Result::is_err).count();
-    (client.unwrap(), failed)
 }
 
 /// Checks that the image has this content, and allocates little more than what isn't zero.
@@ -100,11 +135,12 @@ fn qemu_nbd_gets_the_bytes_and_keeps_the_holes() {
         let dir = tempdir().unwrap();
         say(dir.path(), "qemu-img", &format!("create -f {format} image {DISK}"));
         let nbd = Nbd::start(dir.path(), &format!("-f {format} --discard=unmap image"));
-        let (client, failed) = connect(&dir.path().join("nbd"));
-        assert_eq!(client.info().bytes, DISK as u64);
-        assert_eq!((client.info().sizes.minimum, client.info().sizes.maximum), (1, 32 << 20));
-        let content = fill(&client, &failed);
-        client.finish().unwrap();
+        let writing = Writing::connect(&dir.path().join("nbd"));
+        let info = writing.client.info();
+        assert_eq!(info.bytes, DISK as u64);
+        assert_eq!((info.sizes.minimum, info.sizes.maximum), (1, 32 << 20));
+        let content = fill(&writing);
+        drop(writing);
         nbd.kill();
         check(dir.path(), format, &content);
     }
@@ -118,9 +154,9 @@ fn a_waiting_vm_gets_its_disk() {
         let vm = Vm::start(dir.path(), "image", format, true);
         let socket = dir.path().join("nbd");
         vm.export(&socket, "vda");
-        let (client, failed) = connect(&socket);
-        let content = fill(&client, &failed);
-        client.finish().unwrap();
+        let writing = Writing::connect(&socket);
+        let content = fill(&writing);
+        drop(writing);
         vm.stop_export();
         vm.quit();
         check(dir.path(), format, &content);
@@ -136,16 +172,16 @@ fn a_full_filesystem_is_reported_clearly() {
                 file.inject-error.0.iotype=write,file.inject-error.0.errno=28,\
                 file.inject-error.0.sector=2048";
     let nbd = Nbd::start(dir.path(), &format!("--image-opts {full}"));
-    let (client, failed) = connect(&dir.path().join("nbd"));
-    for tag in 0..4 {
-        client.write(tag as u64 * MIB as u64, &[1; 4096], tag).unwrap();
+    let writing = Writing::connect(&dir.path().join("nbd"));
+    for number in 0..4 {
+        writing.write(number * MIB, &[1; 4096]).unwrap();
     }
-    let failure = client.sync().unwrap_err();
+    let failure = writing.sync().unwrap_err();
     assert!(matches!(failure, Failure::Disk { offset: 0x10_0000, errno: Errno::NO_SPACE, .. }));
     let text = "the destination's disk did not write 4096 bytes at 1048576: no space left";
     assert_eq!(failure.to_string(), text);
-    assert_eq!(failed(), 1);
-    drop((client, nbd));
+    assert_eq!(writing.failed.get(), 1);
+    drop((writing, nbd));
 }
 
 #[test]
@@ -166,17 +202,15 @@ fn a_server_that_is_killed_fails_what_is_unanswered() {
     let dir = tempdir().unwrap();
     say(dir.path(), "qemu-img", &format!("create -f raw image {DISK}"));
     let nbd = Nbd::start(dir.path(), "-f raw image");
-    let (client, _failed) = connect(&dir.path().join("nbd"));
-    client.write(0, &[1; 4096], 0).unwrap();
-    client.sync().unwrap();
+    let writing = Writing::connect(&dir.path().join("nbd"));
+    writing.write(0, &[1; 4096]).unwrap();
+    writing.sync().unwrap();
     nbd.kill();
-    let mut tag = 0;
     let refused = loop {
-        tag += 1;
-        if let Err(error) = client.write(0, &[1; MIB], tag) {
+        if let Err(error) = writing.write(0, &[1; MIB]) {
             break error;
         }
     };
     assert!(matches!(refused, ClientError::Failed(Failure::Broken(_))), "{refused}");
-    assert!(client.sync().is_err());
+    assert!(writing.sync().is_err());
 }
