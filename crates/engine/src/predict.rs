@@ -40,9 +40,9 @@ pub fn predict(
         return Err(MigrationError::Qemu(format!("{} does not run: nothing dirties it", vm.name)));
     }
     let ram_bytes = machine.qmp.ram_bytes()?;
-    let used_bytes = used(machine.process.pid()).map_or(ram_bytes, |used| used.min(ram_bytes));
     let sample = |seconds| dirty_rate::sample(&machine.qmp, ram_bytes, seconds);
     let seen = Seen::now(machine);
+    let used_bytes = used_ram(machine.process.pid(), ram_bytes, seen.present_bytes());
     let short = sample(WATCHED_S[0])?;
     let changed = seen.changed();
     let changed_share = changed.as_ref().map(|changed| changed.share);
@@ -107,6 +107,14 @@ pub fn predict(
     })
 }
 
+/// RAM that a VM has touched, if the process at `pid` has `ram_bytes` of it and so many are present.
+/// The process has other memory too: under TCG up to 1 GiB of translated code.
+fn used_ram(pid: u32, ram_bytes: u64, present_bytes: Option<u64>) -> u64 {
+    let swapped_bytes = status(pid, SWAPPED).unwrap_or(0);
+    let present_bytes = present_bytes.map(|present| present.saturating_add(swapped_bytes));
+    [used(pid), present_bytes].into_iter().flatten().fold(ram_bytes, u64::min)
+}
+
 /// The prediction; its downtime includes the part that is not spent on pages.
 fn outlook(prediction: &precopy::Prediction, goal: Duration) -> Outlook {
     Outlook {
@@ -145,6 +153,7 @@ const WORTH: f64 = 1.05;
 
 /// Huge pages of hugetlbfs don't count as resident.
 const HUGE_PAGES: &str = "HugetlbPages:";
+const SWAPPED: &str = "VmSwap:";
 /// A downtime that is planned to the millisecond may exceed the goal by a fraction.
 const ROUNDING: f64 = 1.005;
 
@@ -157,7 +166,7 @@ pub fn used(pid: u32) -> Option<u64> {
 /// Ordinary memory that a process has touched; none if the kernel doesn't report it.
 #[must_use]
 pub fn used_pages(pid: u32) -> Option<u64> {
-    status(pid, "VmRSS:")?.checked_add(status(pid, "VmSwap:").unwrap_or(0))
+    status(pid, "VmRSS:")?.checked_add(status(pid, SWAPPED).unwrap_or(0))
 }
 
 /// Shared memory that a process has touched; none if the kernel doesn't report it.
@@ -172,4 +181,21 @@ fn status(pid: u32, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This process has some MiB of memory, none of which is RAM of a VM.
+    #[test]
+    fn a_process_has_memory_that_is_no_ram() {
+        let pid = std::process::id();
+        let rss = used(pid).unwrap();
+        let ram = 1 << 40;
+        let swapped = status(pid, SWAPPED).unwrap_or(0);
+        assert_eq!(used_ram(pid, ram, Some(4096)), 4096 + swapped);
+        assert!(used_ram(pid, ram, None) >= rss / 2);
+        assert_eq!(used_ram(pid, 4096, None), 4096);
+    }
 }

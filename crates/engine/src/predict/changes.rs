@@ -56,6 +56,10 @@ impl Encoded {
 pub(super) struct Seen {
     places: Vec<(Arc<Mapping>, u64)>,
     contents: Vec<u8>,
+    /// Pages that were tried, of which some are not in memory.
+    tried: usize,
+    /// The size of all blocks.
+    bytes: u64,
 }
 
 impl Seen {
@@ -70,7 +74,8 @@ impl Seen {
         let pages_of = |block: &Arc<Mapping>| block.bytes() / PAGE_BYTES as u64;
         let pages: u64 = blocks.iter().map(pages_of).sum();
         let (random, stride) = (RandomState::new(), pages.div_ceil(PAGES).max(1));
-        let mut seen = Self { places: Vec::new(), contents: Vec::new() };
+        let bytes: u64 = blocks.iter().map(|block| block.bytes()).sum();
+        let mut seen = Self { places: Vec::new(), contents: Vec::new(), tried: 0, bytes };
         let mut page = [0; PAGE_BYTES];
         let mut first = 0;
         for block in blocks {
@@ -82,6 +87,7 @@ impl Seen {
             for at in strides.map(one).filter(|at| (first..end).contains(at)) {
                 let offset = (at - first) * PAGE_BYTES as u64;
                 let mut present = [false];
+                seen.tried += 1;
                 let is_present = block.present(offset, &mut present).is_ok() && present[0];
                 if is_present && block.read(offset, &mut page).is_ok() {
                     seen.places.push((Arc::clone(&block), offset));
@@ -91,6 +97,12 @@ impl Seen {
             first = end;
         }
         seen
+    }
+
+    /// Bytes of RAM that are in memory, by the sample; none if it has no page.
+    pub(super) fn present_bytes(&self) -> Option<u64> {
+        let share = self.places.len() as f64 / self.tried as f64;
+        (!self.places.is_empty()).then(|| part(self.bytes, share))
     }
 
     /// The share of pages that are not all zeros, of which next to nothing is sent; all if there is
@@ -229,6 +241,10 @@ mod tests {
         let places = seen.places.len() as u64;
         // Huge pages may have allocated more.
         assert!((touched..=2 * touched).contains(&places), "{places}");
+        let present = seen.present_bytes().unwrap();
+        assert!((BYTES..=2 * BYTES).contains(&present), "{present}");
+        let none = Seen::of(std::iter::once(Arc::new(Mapping::own(BYTES))));
+        assert_eq!(none.present_bytes(), None);
     }
 
     #[test]
