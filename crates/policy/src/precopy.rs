@@ -183,13 +183,18 @@ pub fn boundary(ram_bytes: u64, threshold_bytes: u64, passes_max: u32) -> f64 {
 
 /// A guest's write rate and its working set, from the rates at which pages got dirty over two
 /// intervals, with each page counted once. None: as far as the rates tell, it always writes to new
-/// pages, or it wrote much less in the longer one, so that they don't belong together.
+/// pages, or it wrote much less in the longer one, so that they don't belong together, and only
+/// their mean says what it does over a longer time.
 #[must_use]
 pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
     let [short, long] = rates.map(|rate| rate.max(0.0));
     // In a longer time no fewer pages of a set get dirty than in a shorter one.
     let is_burst = long * seconds[1] < short * seconds[0] * BURST;
-    if short <= 0.0 || long >= short * NO_SET || is_burst {
+    if is_burst {
+        let watched_s = seconds[0] + seconds[1];
+        return ((short * seconds[0] + long * seconds[1]) / watched_s, None);
+    }
+    if short <= 0.0 || long >= short * NO_SET {
         return (short.max(long), None);
     }
     // The ratio of the rates, by how many times the set is written per second.
@@ -410,8 +415,8 @@ mod tests {
         assert!(told >= 90e6 && set.unwrap() >= 89_000_000, "{told} {set:?}");
         assert_eq!(working_set([f64::NAN, f64::NAN], seconds).1, None);
         // A burst in the first second is no set that is written twenty times a second.
-        for long in [0.0, 1e6, 14e6] {
-            assert_eq!(working_set([90e6, long], seconds), (90e6, None), "{long}");
+        for (long, mean) in [(0.0, 22.5e6), (2e6, 24e6), (14e6, 33e6)] {
+            assert_eq!(working_set([90e6, long], seconds), (mean, None), "{long}");
         }
         assert!(working_set([90e6, 16e6], seconds).1.is_some(), "the samples may be off");
     }
