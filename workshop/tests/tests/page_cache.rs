@@ -160,6 +160,29 @@ fn budgets_are_kept(world: &World) {
     assert_true(world, Side::A, &map);
 }
 
+/// Work for which a CPU has to be idle would find a small part in its time. What doesn't answer is not
+/// said to be missing.
+#[runs(fills)]
+#[test]
+fn of_a_guest_whose_cpu_is_busy_is_reported_too() {
+    let world = World::new(Link::one(1000));
+    let mut spec = with_files(&world);
+    spec.orders.files_bytes = MANY_FILES_BYTES;
+    spec.orders.compute_cpu = 1;
+    let guest = world.boot(&spec);
+    let cached = cached_pages(&guest);
+    wait_helper(&world, Side::A, NAME);
+    let map = complete(&world, Side::A);
+    println!("{cached} pages; {}", map.summary());
+    assert_told(&world, Side::A, &map, cached);
+    guest.ask("helper-lie silent").unwrap();
+    match helper(&world, Side::A) {
+        GuestHelper::Silent { why } => assert!(why.contains("its guest is busy"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    world.assert_intact(&guest);
+}
+
 fn helper(world: &World, side: Side) -> GuestHelper {
     world.shown(side, NAME).helper.unwrap()
 }
