@@ -235,9 +235,9 @@ fn environment(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
 /// Whether the VM's network cards would be connected. A script may connect others than these.
 fn taps(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
     for tap in &vm.taps {
-        let offline = match there.tap(tap) {
-            Tap::Missing => "missing",
-            Tap::Down => "down",
+        let (is, or) = match there.tap(tap) {
+            Tap::Missing => ("missing", ""),
+            Tap::Down => ("down", ", or its bridge is"),
             Tap::Alone => {
                 findings.note(
                     "vm",
@@ -254,7 +254,7 @@ fn taps(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
         };
         findings.error(
             "vm",
-            format!("{}: the tap {tap} is {offline} at {}.", vm.name, there.host),
+            format!("{}: the tap {tap} is {is} at {}{or}.", vm.name, there.host),
             "create it and bring it up on the VM's bridge there, or name another with --set; \
              --accept-missing-taps moves the VM anyway",
         );

@@ -62,7 +62,7 @@ pub enum Tap {
     Unknown,
     /// It doesn't exist.
     Missing,
-    /// It is down.
+    /// It is down, or its bridge is.
     Down,
     /// It is up, on no bridge, and the host has no address and no route there.
     Alone,

@@ -65,7 +65,7 @@ fn one_that_leaves_the_vm_offline() {
         &[format!("addr add 192.0.2.1/32 dev {TAP}"), format!("link set {TAP} up")][..],
         &[
             format!("addr del 192.0.2.1/32 dev {TAP}"),
-            format!("link add {BRIDGE} type bridge"),
+            format!("link add {BRIDGE} up type bridge"),
             format!("link set {TAP} master {BRIDGE}"),
         ],
     ] {
@@ -74,6 +74,8 @@ fn one_that_leaves_the_vm_offline() {
         assert_eq!(notes(&report), [""; 0], "{connected:?}");
         drop(world.migrate(&guest, Side::B, &[]));
     }
+    ip(&world, Side::B, &format!("link set {BRIDGE} down"));
+    refused("is down, or its bridge is", "is down at host-b, or its bridge is");
 }
 
 /// QEMU makes the tap, and runs a script that connects it, or doesn't.
@@ -92,7 +94,7 @@ fn one_that_a_script_connects() {
     let idles = script("idles", "true");
     let world = World::new(Link::one(1000));
     for side in [Side::A, Side::B] {
-        ip(&world, side, &format!("link add {BRIDGE} type bridge"));
+        ip(&world, side, &format!("link add {BRIDGE} up type bridge"));
     }
     let shown = |path: &Path| path.display().to_string();
     let guest = world.boot(&with_card(&shown(&connects)));

@@ -16,12 +16,17 @@ const REQUEST: u16 = 1;
 /// `nlmsghdr`, and `ifinfomsg` behind it.
 const HEADER_BYTES: usize = 16;
 const LINK_BYTES: usize = 16;
-/// Where `ifinfomsg` has its flags.
+/// Where `ifinfomsg` has the interface's index, and its flags.
+const INDEX: usize = 4;
 const FLAGS: usize = HEADER_BYTES + 8;
 const UP: u32 = 1;
 /// Attributes of an interface.
 const NAME: u16 = 3;
 const MASTER: u16 = 10;
+const LINK_INFO: u16 = 18;
+/// In [`LINK_INFO`]: the interface's own kind, not what it is as a port.
+const INFO_KIND: u16 = 1;
+const BRIDGE: &[u8] = b"bridge\0";
 /// A name's longest length, without the zero at its end.
 const NAME_MAX: usize = 15;
 /// More than the kernel has to say of one interface.
@@ -33,7 +38,7 @@ const NO_SUCH_DEVICE: i32 = 19;
 pub enum LinkState {
     /// There is no such interface.
     Missing,
-    /// It is down.
+    /// It is down, or its bridge is.
     Down,
     /// It is up, on no bridge or other switch, and the host has no address and no route there.
     Alone,
@@ -50,39 +55,59 @@ pub fn link_state(name: &str) -> Result<LinkState, NicError> {
         return Ok(LinkState::Missing);
     }
     let action = "querying the kernel for an interface";
-    let state = match ask(name).map_err(|source| NicError::System { action, source })? {
-        None => LinkState::Missing,
-        Some(Link { is_up: false, .. }) => LinkState::Down,
-        Some(Link { has_master: true, .. }) => LinkState::Connected,
-        Some(_) if has_address(name) || has_route(name) => LinkState::Connected,
-        Some(_) => LinkState::Alone,
-    };
-    Ok(state)
+    let ask = |which| ask(which).map_err(|source| NicError::System { action, source });
+    let Some(link) = ask(Which::Named(name))? else { return Ok(LinkState::Missing) };
+    if !link.is_up {
+        return Ok(LinkState::Down);
+    }
+    Ok(match link.master {
+        // Other switches forward packets whether their own interfaces are up or not.
+        Some(index) => match ask(Which::At(index))? {
+            Some(Link { is_bridge: true, is_up: false, .. }) => LinkState::Down,
+            _ => LinkState::Connected,
+        },
+        None if has_address(name) || has_route(name) => LinkState::Connected,
+        None => LinkState::Alone,
+    })
+}
+
+/// How an interface is named.
+#[derive(Clone, Copy)]
+enum Which<'n> {
+    Named(&'n str),
+    /// By its index.
+    At(u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Link {
     is_up: bool,
-    /// It is a port of a bridge, of Open vSwitch's datapath, and the like.
-    has_master: bool,
+    /// The index of what it is a port of: a bridge, Open vSwitch's datapath, and the like.
+    master: Option<u32>,
+    is_bridge: bool,
 }
 
-fn ask(name: &str) -> io::Result<Option<Link>> {
+fn ask(which: Which<'_>) -> io::Result<Option<Link>> {
     // The default protocol, 0, is `NETLINK_ROUTE`.
     let socket = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
-    sendto(&socket, &question(name), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(&socket, &question(which), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let mut answer = vec![0; ANSWER_MAX];
     let (length, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
     read(answer.get(..length).unwrap_or_default())
 }
 
-fn question(name: &str) -> Vec<u8> {
-    let named = [name.as_bytes(), &[0]].concat();
+fn question(which: Which<'_>) -> Vec<u8> {
     let mut body = vec![0; LINK_BYTES];
-    body.extend(u16::try_from(4 + named.len()).unwrap_or(u16::MAX).to_ne_bytes());
-    body.extend(NAME.to_ne_bytes());
-    body.extend(&named);
-    body.resize(body.len().next_multiple_of(4), 0);
+    match which {
+        Which::Named(name) => {
+            let named = [name.as_bytes(), &[0]].concat();
+            body.extend(u16::try_from(4 + named.len()).unwrap_or(u16::MAX).to_ne_bytes());
+            body.extend(NAME.to_ne_bytes());
+            body.extend(&named);
+            body.resize(body.len().next_multiple_of(4), 0);
+        }
+        Which::At(index) => body[INDEX..INDEX + 4].copy_from_slice(&index.to_ne_bytes()),
+    }
     let length = u32::try_from(HEADER_BYTES + body.len()).unwrap_or(u32::MAX);
     let mut message = Vec::from(length.to_ne_bytes());
     message.extend(GET_LINK.to_ne_bytes());
@@ -105,18 +130,30 @@ fn read(answer: &[u8]) -> io::Result<Option<Link>> {
         };
     }
     let flags = word(answer, FLAGS).filter(|_| kind == NEW_LINK).ok_or_else(odd)?;
-    let mut link = Link { is_up: flags & UP != 0, has_master: false };
-    let mut attributes = answer.get(HEADER_BYTES + LINK_BYTES..).unwrap_or_default();
-    while let (Some(length), Some(kind)) = (short(attributes, 0), short(attributes, 2)) {
-        let length = usize::from(length);
-        if kind == MASTER && length > 4 {
-            link.has_master = word(attributes, 4).is_some_and(|index| index != 0);
+    let mut link = Link { is_up: flags & UP != 0, master: None, is_bridge: false };
+    for (kind, content) in attributes(answer.get(HEADER_BYTES + LINK_BYTES..).unwrap_or_default()) {
+        match kind {
+            MASTER => link.master = word(content, 0).filter(|index| *index != 0),
+            LINK_INFO => {
+                let is_bridge = |(kind, name): (u16, &[u8])| kind == INFO_KIND && name == BRIDGE;
+                link.is_bridge = attributes(content).any(is_bridge);
+            }
+            _ => {}
         }
-        // At least its own header.
-        let next = length.max(4).next_multiple_of(4);
-        attributes = attributes.get(next..).unwrap_or_default();
     }
     Ok(Some(link))
+}
+
+/// Attributes with their kinds.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (length, kind) = (short(bytes, 0)?, short(bytes, 2)?);
+        // At least its own header.
+        let length = usize::from(length).max(4);
+        let content = bytes.get(4..length).unwrap_or_default();
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, content))
+    })
 }
 
 fn short(bytes: &[u8], at: usize) -> Option<u16> {
@@ -168,22 +205,34 @@ mod tests {
 
     #[test]
     fn a_port_is_known_by_its_switch() {
-        let answer = |flags: u32, master: Option<u32>| {
+        let attribute = |kind: u16, content: &[u8]| {
+            let length = u16::try_from(4 + content.len()).unwrap();
+            let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), content].concat();
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes
+        };
+        let answer = |flags: u32, attributes: &[Vec<u8>]| {
             let mut answer = vec![0; HEADER_BYTES + LINK_BYTES];
             answer[4..6].copy_from_slice(&NEW_LINK.to_ne_bytes());
             answer[FLAGS..FLAGS + 4].copy_from_slice(&flags.to_ne_bytes());
-            // Another attribute, of a length that is no multiple of 4.
-            answer.extend([&6_u16.to_ne_bytes()[..], &NAME.to_ne_bytes(), b"t\0\0\0"].concat());
-            if let Some(index) = master {
-                answer.extend([&8_u16.to_ne_bytes()[..], &MASTER.to_ne_bytes()].concat());
-                answer.extend(index.to_ne_bytes());
-            }
+            // Of a length that is no multiple of 4.
+            answer.extend(attribute(NAME, b"t\0"));
+            answer.extend(attributes.concat());
             read(&answer).unwrap()
         };
-        let link = |is_up, has_master| Some(Link { is_up, has_master });
-        assert_eq!(answer(UP, Some(7)), link(true, true));
-        assert_eq!(answer(UP | 0x1000, None), link(true, false));
-        assert_eq!(answer(0x1002, Some(7)), link(false, true));
+        let link = |is_up, master, is_bridge| Some(Link { is_up, master, is_bridge });
+        let port = [attribute(MASTER, &7_u32.to_ne_bytes())];
+        assert_eq!(answer(UP, &port), link(true, Some(7), false));
+        assert_eq!(answer(UP | 0x1000, &[]), link(true, None, false));
+        assert_eq!(answer(0x1002, &port), link(false, Some(7), false));
+        // What a port is, its bridge's kind, is another attribute.
+        let other: &[u8] = b"openvswitch\0";
+        for (kind, name, is_bridge) in
+            [(INFO_KIND, BRIDGE, true), (4, BRIDGE, false), (INFO_KIND, other, false)]
+        {
+            let info = [attribute(LINK_INFO, &attribute(kind, name))];
+            assert_eq!(answer(0, &info), link(false, None, is_bridge), "{kind}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) fn before(
     let found: Vec<(&Tap, State)> = found.map(|tap| (tap, state(&tap.name))).collect();
     let offline = |(tap, state): &(&Tap, State)| match state {
         State::Missing => Some(format!("there is no tap {}", tap.name)),
-        State::Down => Some(format!("the tap {} is down", tap.name)),
+        State::Down => Some(format!("the tap {} is down, or its bridge is", tap.name)),
         State::Unknown | State::Alone | State::Connected => None,
     };
     let offline: Vec<String> = found.iter().filter_map(offline).take(NAMED_MAX).collect();
@@ -49,7 +49,7 @@ fn note((tap, state): (&Tap, State)) -> Option<String> {
         State::Missing => {
             "was missing at the destination, and a tap that QEMU creates is on no bridge"
         }
-        State::Down => "is down at the destination",
+        State::Down => "is down at the destination, or its bridge is",
         State::Alone => {
             "is on no bridge at the destination, which has no address and no route there"
         }
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(notes.len(), 1);
         assert!(notes[0].starts_with("the VM's tap alone is on no bridge"), "{notes:?}");
         let why = check(&["missing", "t0", "down"], false).unwrap_err().to_string();
-        assert!(why.starts_with("there is no tap missing, the tap down is down, so"), "{why}");
+        assert!(why.starts_with("there is no tap missing, the tap down is down, or its"), "{why}");
         assert!(why.contains("--accept-missing-taps"), "{why}");
         let notes = check(&["missing", "t0", "down"], true).unwrap();
         assert_eq!(notes.len(), 2);
