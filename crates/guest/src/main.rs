@@ -38,14 +38,14 @@ fn main() -> ExitCode {
         Ok(Order::Version) => print(&format!("droveway-guest {PROGRAM}\n")),
         Ok(Order::Help) => print(&format!("{USAGE}\n")),
         Err(text) => {
-            eprintln!("droveway-guest: {text}\n\n{USAGE}");
+            complain(&format!("{text}\n\n{USAGE}"));
             return ExitCode::from(2);
         }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(text) => {
-            eprintln!("droveway-guest: {text}");
+            complain(&text);
             ExitCode::FAILURE
         }
     }
@@ -76,13 +76,12 @@ fn prepare() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let more = rustix::process::Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, more) {
-        eprintln!(
-            "droveway-guest: cannot raise the limit of open files, so each answer takes longer: \
-             {error}"
-        );
+        complain(&format!(
+            "cannot raise the limit of open files, so each answer takes longer: {error}"
+        ));
     }
     if let Err(error) = priority::give_way() {
-        eprintln!("droveway-guest: the system refuses another priority: {error}");
+        complain(&format!("the system refuses another priority: {error}"));
     }
 }
 
@@ -110,6 +109,11 @@ fn once() -> Result<(), String> {
     let _ = writeln!(text, "{}", Summary { runs, pages, ..summary });
     let _ = writeln!(text, "the answer has {} bytes", counted.bytes);
     print(&text)
+}
+
+/// Prints an error. There may be no reader of it either.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "droveway-guest: {text}");
 }
 
 /// Prints a text. A reader that has closed the output, such as `head`, is no error.

@@ -15,3 +15,13 @@ fn a_reader_that_has_closed_the_output_is_no_error() {
         assert!(!errors.contains("panicked"), "{option}: {errors}");
     }
 }
+
+/// As with `2>&1 | head`.
+#[test]
+fn a_reader_that_has_closed_the_errors_changes_no_exit_code() {
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut helper = Command::new(env!("CARGO_BIN_EXE_droveway-guest"));
+    let status = helper.arg("--no-such-option").stdout(Stdio::null()).stderr(closed).status();
+    assert_eq!(status.unwrap().code(), Some(2));
+}
