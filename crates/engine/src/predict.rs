@@ -42,7 +42,8 @@ pub fn predict(
     let ram_bytes = machine.qmp.ram_bytes()?;
     let sample = |seconds| dirty_rate::sample(&machine.qmp, ram_bytes, seconds);
     let seen = Seen::now(machine);
-    let used_bytes = used_ram(machine.process.pid(), ram_bytes, seen.present_bytes());
+    let pid = machine.process.pid();
+    let used_bytes = used_ram(pid, ram_bytes, seen.present_bytes());
     let short = sample(WATCHED_S[0])?;
     let changed = seen.changed();
     let changed_share = changed.as_ref().map(|changed| changed.share);
@@ -62,7 +63,9 @@ pub fn predict(
     settings.deadline = settings.deadline.map(|deadline| deadline.saturating_sub(reading));
     // The model counts bytes sent: for a page that is written again, only what changes.
     let sent = sent_share(changed_share.unwrap_or(1.0), ram_bytes, set.unwrap_or(used_bytes));
-    let filled_bytes = part(used_bytes, seen.filled());
+    // Not a share of what is used: QEMU has read much that the guest never did, and found zeros.
+    let filled_bytes = seen.filled_bytes().map(|filled| filled.saturating_add(swapped(pid)));
+    let filled_bytes = filled_bytes.map_or(used_bytes, |filled| filled.min(used_bytes));
     // `per_byte`: what a byte that is sent again costs, in bytes of the first pass.
     let at = |rate: f64, per_byte: f64| {
         let sent = sent * per_byte;
@@ -110,8 +113,7 @@ pub fn predict(
 /// RAM that a VM has touched, if the process at `pid` has `ram_bytes` of it and so many are present.
 /// The process has other memory too: under TCG up to 1 GiB of translated code.
 fn used_ram(pid: u32, ram_bytes: u64, present_bytes: Option<u64>) -> u64 {
-    let swapped_bytes = status(pid, SWAPPED).unwrap_or(0);
-    let present_bytes = present_bytes.map(|present| present.saturating_add(swapped_bytes));
+    let present_bytes = present_bytes.map(|present| present.saturating_add(swapped(pid)));
     [used(pid), present_bytes].into_iter().flatten().fold(ram_bytes, u64::min)
 }
 
@@ -153,7 +155,6 @@ const WORTH: f64 = 1.05;
 
 /// Huge pages of hugetlbfs don't count as resident.
 const HUGE_PAGES: &str = "HugetlbPages:";
-const SWAPPED: &str = "VmSwap:";
 /// A downtime that is planned to the millisecond may exceed the goal by a fraction.
 const ROUNDING: f64 = 1.005;
 
@@ -166,13 +167,18 @@ pub fn used(pid: u32) -> Option<u64> {
 /// Ordinary memory that a process has touched; none if the kernel doesn't report it.
 #[must_use]
 pub fn used_pages(pid: u32) -> Option<u64> {
-    status(pid, "VmRSS:")?.checked_add(status(pid, SWAPPED).unwrap_or(0))
+    status(pid, "VmRSS:")?.checked_add(swapped(pid))
 }
 
 /// Shared memory that a process has touched; none if the kernel doesn't report it.
 fn used_shared(pid: u32) -> Option<u64> {
     let more = ["RssFile:", HUGE_PAGES].iter().filter_map(|name| status(pid, name)).sum();
     status(pid, "RssShmem:")?.checked_add(more)
+}
+
+/// Memory of a process that is in swap.
+fn swapped(pid: u32) -> u64 {
+    status(pid, "VmSwap:").unwrap_or(0)
 }
 
 /// A size from a process's `status` file, in bytes.
@@ -193,8 +199,7 @@ mod tests {
         let pid = std::process::id();
         let rss = used(pid).unwrap();
         let ram = 1 << 40;
-        let swapped = status(pid, SWAPPED).unwrap_or(0);
-        assert_eq!(used_ram(pid, ram, Some(4096)), 4096 + swapped);
+        assert_eq!(used_ram(pid, ram, Some(4096)), 4096 + swapped(pid));
         assert!(used_ram(pid, ram, None) >= rss / 2);
         assert_eq!(used_ram(pid, 4096, None), 4096);
     }

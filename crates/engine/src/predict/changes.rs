@@ -101,19 +101,18 @@ impl Seen {
 
     /// Bytes of RAM that are in memory, by the sample; none if it has no page.
     pub(super) fn present_bytes(&self) -> Option<u64> {
-        let share = self.places.len() as f64 / self.tried as f64;
-        (!self.places.is_empty()).then(|| part(self.bytes, share))
+        self.bytes_like(self.places.len())
     }
 
-    /// The share of pages that are not all zeros, of which next to nothing is sent; all if there is
-    /// no sample.
-    pub(super) fn filled(&self) -> f64 {
-        let pages = self.places.len();
-        if pages == 0 {
-            return 1.0;
-        }
-        let filled = self.contents.chunks(PAGE_BYTES).filter(|page| !is_zero(page)).count();
-        filled as f64 / pages as f64
+    /// Those of pages that are not all zeros: of others next to nothing is sent.
+    pub(super) fn filled_bytes(&self) -> Option<u64> {
+        self.bytes_like(self.contents.chunks(PAGE_BYTES).filter(|page| !is_zero(page)).count())
+    }
+
+    /// Bytes of RAM of which so many pages were found.
+    fn bytes_like(&self, pages: usize) -> Option<u64> {
+        let share = pages as f64 / self.tried as f64;
+        (!self.places.is_empty()).then(|| part(self.bytes, share))
     }
 
     /// The content of pages that are not all zeros.
@@ -217,7 +216,7 @@ mod tests {
             repeated.iter().all(|one| one.share < 0.1 && one.bytes_per_s > 0.0),
             "{repeated:?}"
         );
-        assert!((of(&ram).filled() - 1.0).abs() < 1e-9);
+        assert_eq!(of(&ram).filled_bytes(), Some(BYTES));
         let mut random = vec![0; usize::try_from(BYTES).unwrap()];
         let state = RandomState::new();
         for (nth, bytes) in random.chunks_mut(8).enumerate() {
@@ -227,8 +226,9 @@ mod tests {
         let random = encoded(&of(&ram)).map(Option::unwrap);
         assert!(random.iter().all(|one| one.share > 0.99), "{random:?}");
         ram.fill(0, BYTES / 4, 0).unwrap();
-        assert!((of(&ram).filled() - 0.75).abs() < 1e-9);
+        assert_eq!(of(&ram).filled_bytes(), Some(BYTES / 4 * 3));
         ram.fill(0, BYTES, 0).unwrap();
+        assert_eq!(of(&ram).filled_bytes(), Some(0));
         assert!(encoded(&of(&ram)).iter().all(Option::is_none));
     }
 
@@ -244,7 +244,7 @@ mod tests {
         let present = seen.present_bytes().unwrap();
         assert!((BYTES..=2 * BYTES).contains(&present), "{present}");
         let none = Seen::of(std::iter::once(Arc::new(Mapping::own(BYTES))));
-        assert_eq!(none.present_bytes(), None);
+        assert_eq!((none.present_bytes(), none.filled_bytes()), (None, None));
     }
 
     #[test]
