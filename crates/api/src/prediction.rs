@@ -89,6 +89,9 @@ pub struct Prediction {
     /// Memory that the guest doesn't use.
     #[serde(default)]
     pub free_memory: FreeMemory,
+    /// Why a move would be refused, as far as its QEMU shows; none if nothing is known.
+    #[serde(default)]
+    pub refused: Option<String>,
 }
 
 /// Memory that a guest doesn't use, as far as it affects the migration.

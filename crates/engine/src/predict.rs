@@ -12,6 +12,7 @@ use policy::pace::content_bytes_per_s;
 use policy::precopy::{self, Passes, Vm};
 use policy::throttle::forecast;
 use qemu::dirty_rate;
+use qemu::machine::Machine;
 use qemu::outgoing::{self, Hold};
 
 use crate::error::MigrationError;
@@ -107,7 +108,17 @@ pub fn predict(
         needed_bytes_per_s: forecast.needed_bytes_per_s.map(|needed| needed * bytes_per_s / rate),
         misses_deadline_s: forecast.misses_deadline.map(|least| (least + reading).as_secs_f64()),
         free_memory,
+        refused: refused(machine)?,
     })
+}
+
+/// Why a move would be refused before it begins, by what its QEMU shows.
+fn refused(machine: &Machine) -> Result<Option<String>, MigrationError> {
+    if machine.qmp.loses_writes()? {
+        return Ok(Some(MigrationError::LosesWrites.to_string()));
+    }
+    let reasons = outgoing::blockers(&machine.qmp)?;
+    Ok((!reasons.is_empty()).then(|| reasons.join("; ")))
 }
 
 /// RAM that a VM has touched, if the process at `pid` has `ram_bytes` of it and so many are present.

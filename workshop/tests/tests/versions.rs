@@ -128,6 +128,8 @@ fn one_that_loses_writes() {
         let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(said.contains(WHY) && said.contains("--accept-lost-writes"), "{args:?}: {said}");
     }
+    let (code, said) = typed(&["predict", "web1", "host-b"]);
+    assert!(code == Some(0) && said.contains("A move is refused: "), "{said}");
     world.assert_stayed(&guest, Side::A, pid);
 
     let report = world.migrate(&guest, Side::A, &["--accept-lost-writes"]);

@@ -121,7 +121,11 @@ fn sentences(prediction: &Prediction) -> String {
         out +=
             &format!("\nThe deadline can't be met: it takes {} at least.", amount::seconds(least));
     }
-    out + &free_memory(&prediction.free_memory)
+    out += &free_memory(&prediction.free_memory);
+    if let Some(why) = &prediction.refused {
+        out += &format!("\nA move is refused: {why}.");
+    }
+    out
 }
 
 /// How the guest's free memory changes the prediction.
@@ -208,6 +212,7 @@ mod tests {
             misses_deadline_s: None,
             needed_bytes_per_s: None,
             free_memory: FreeMemory::default(),
+            refused: None,
         }
     }
 
@@ -282,5 +287,12 @@ mod tests {
         late.misses_deadline_s = Some(30.0);
         let text = sentences(&late);
         assert!(text.contains("--throttle-floor") && text.contains("30.0 s at least"), "{text}");
+    }
+
+    #[test]
+    fn a_move_that_would_be_refused_is_reported() {
+        let refused = Some("non-migratable device: nvme".to_owned());
+        let text = sentences(&Prediction { refused, ..prediction() });
+        assert!(text.ends_with("\nA move is refused: non-migratable device: nvme."), "{text}");
     }
 }
