@@ -45,6 +45,9 @@ pub fn predict(
     let seen = Seen::now(machine);
     let pid = machine.process.pid();
     let used_bytes = used_ram(pid, ram_bytes, seen.present_bytes());
+    // Not a share of what is used: QEMU has read much that the guest never did, and found zeros.
+    let filled_bytes = seen.filled_bytes().map(|filled| filled.saturating_add(swapped(pid)));
+    let filled_bytes = filled_bytes.map_or(used_bytes, |filled| filled.min(used_bytes));
     let short = sample(WATCHED_S[0])?;
     let changed = seen.changed();
     let changed_share = changed.as_ref().map(|changed| changed.share);
@@ -57,16 +60,13 @@ pub fn predict(
     let passes = if is_held { Passes::Quick } else { Passes::Whole };
     let fixed = local.fixed_cost.expected(&request.to);
     let mut settings = throttle_settings(request.downtime_ms, &request.slowing, fixed);
-    let first_pass = Duration::from_secs_f64(used_bytes as f64 / bytes_per_s.max(1.0));
+    let first_pass = Duration::from_secs_f64(filled_bytes as f64 / bytes_per_s.max(1.0));
     let free_memory = unused::of(machine, first_pass);
     // Reading time is not part of the model.
     let reading = Duration::from_secs_f64(free_memory.reading_s);
     settings.deadline = settings.deadline.map(|deadline| deadline.saturating_sub(reading));
     // The model counts bytes sent: for a page that is written again, only what changes.
     let sent = sent_share(changed_share.unwrap_or(1.0), ram_bytes, set.unwrap_or(used_bytes));
-    // Not a share of what is used: QEMU has read much that the guest never did, and found zeros.
-    let filled_bytes = seen.filled_bytes().map(|filled| filled.saturating_add(swapped(pid)));
-    let filled_bytes = filled_bytes.map_or(used_bytes, |filled| filled.min(used_bytes));
     // `per_byte`: what a byte that is sent again costs, in bytes of the first pass.
     let at = |rate: f64, per_byte: f64| {
         let sent = sent * per_byte;
