@@ -1,4 +1,4 @@
-//! Xen's migration, as `xl migrate` writes it to its transport: read and split, without I/O.
+//! The stream that `xl migrate` writes to its transport: read, split and joined, without I/O.
 //!
 //! ```text
 //! xl header, domain's configuration
@@ -10,19 +10,23 @@
 //! EMULATOR_CONTEXT, ... END
 //! ```
 //!
-//! The [`Splitter`] takes the pages out of PAGE_DATA. What is left is the non-RAM stream.
+//! The [`Splitter`] takes the pages out of PAGE_DATA. What is left is the non-RAM stream. The
+//! [`Joiner`] at the destination makes new PAGE_DATA records for `xl migrate-receive`, from pages
+//! in any order.
 #![forbid(unsafe_code)]
 
 mod cursor;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+mod joiner;
 mod page_word;
 mod record;
 mod splitter;
 pub mod write;
 
 pub use error::{Layer, StreamError};
+pub use joiner::{JoinError, Joined, Joiner, Record};
 pub use page_word::{PageKind, PageWord};
 pub use record::{RECORD_BYTES_MAX, RECORD_PAGES_MAX, libxc, libxl};
 pub use splitter::{Domain, DomainKind, OPTIONAL_BYTES_MAX, Progress, Sink, Splitter, Step};
