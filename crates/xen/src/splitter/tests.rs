@@ -1,4 +1,4 @@
-use page::PageIndex;
+use page::{PAGE_BYTES, PageIndex};
 
 use super::*;
 use crate::PageKind;
