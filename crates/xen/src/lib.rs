@@ -12,13 +12,14 @@
 //!
 //! The [`Splitter`] takes the pages out of PAGE_DATA. What is left is the non-RAM stream. The
 //! [`Joiner`] at the destination makes new PAGE_DATA records for `xl migrate-receive`, from pages
-//! in any order.
+//! in any order. The texts that xl exchanges round the stream are in [`handshake`].
 #![forbid(unsafe_code)]
 
 mod cursor;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod handshake;
 mod joiner;
 mod page_word;
 mod record;
