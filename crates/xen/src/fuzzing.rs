@@ -42,13 +42,25 @@ pub struct Parts {
 struct Collect<'a> {
     input: &'a [u8],
     parts: &'a mut Parts,
-    /// Pages to take before the next is refused.
+    /// Pages and pieces of the non-RAM stream to take before the next is refused.
     room: usize,
 }
 
+impl Collect<'_> {
+    fn has_room(&mut self) -> ControlFlow<()> {
+        match self.room.checked_sub(1) {
+            Some(left) => self.room = left,
+            None => return ControlFlow::Break(()),
+        }
+        ControlFlow::Continue(())
+    }
+}
+
 impl Sink for Collect<'_> {
-    fn non_ram(&mut self, bytes: &[u8]) {
+    fn non_ram(&mut self, bytes: &[u8]) -> ControlFlow<()> {
+        self.has_room()?;
         self.parts.non_ram.extend_from_slice(bytes);
+        ControlFlow::Continue(())
     }
 
     fn epoch(&mut self, epoch: Epoch, position: u64) {
@@ -59,10 +71,7 @@ impl Sink for Collect<'_> {
 
     fn page(&mut self, word: PageWord, at: Option<usize>) -> ControlFlow<()> {
         assert_eq!(at.is_some(), word.kind.has_body());
-        if self.room == 0 {
-            return ControlFlow::Break(());
-        }
-        self.room -= 1;
+        self.has_room()?;
         let epoch = Epoch(u32::try_from(self.parts.positions.len()).expect("epochs are counted"));
         assert!(epoch.0 > 0, "an epoch starts before its first page");
         if let Some(last) = self.parts.pages.last().filter(|last| last.epoch == epoch) {
@@ -74,8 +83,8 @@ impl Sink for Collect<'_> {
     }
 }
 
-/// Splits a stream that arrives in pieces of `piece_bytes`, with a sink that refuses a page after
-/// every `pause_after` pages.
+/// Splits a stream that arrives in pieces of `piece_bytes`, with a sink that refuses something after
+/// every `pause_after` pages and pieces of the non-RAM stream.
 ///
 /// # Errors
 /// The splitter's error, also for the stream's end, and the parts before it.

@@ -21,7 +21,9 @@ pub use headers::{Domain, DomainKind, OPTIONAL_BYTES_MAX};
 pub trait Sink {
     /// Takes the next bytes of the non-RAM stream. All pages before them must be with the receiver
     /// before these are.
-    fn non_ram(&mut self, bytes: &[u8]);
+    ///
+    /// A sink that can't take them now breaks, as for a page.
+    fn non_ram(&mut self, bytes: &[u8]) -> ControlFlow<()>;
     /// Starts an epoch: the following pages belong to it. `position` is the number of bytes of the
     /// non-RAM stream before them.
     ///
@@ -44,7 +46,7 @@ pub enum Step {
         /// In total, counted from `consumed`.
         need: usize,
     },
-    /// The sink refused the page at `consumed`.
+    /// The sink refused what is at `consumed`.
     Paused,
     /// The stream is complete. What follows belongs to xl's handshake.
     Ended,
@@ -213,7 +215,7 @@ impl Splitter {
             Place::Passing { .. } if rest.is_empty() => return Err(Halt::Short(1)),
             Place::Passing { bytes_left, then } => {
                 let count = usize::try_from(bytes_left).map_or(rest.len(), |it| it.min(rest.len()));
-                *at += self.pass(rest, count, sink);
+                *at += self.pass(rest, count, sink)?;
                 self.place = Place::Passing { bytes_left: bytes_left - count as u64, then };
             }
             Place::Words { count, bodies } => self.take_words(rest, at, count, bodies)?,
@@ -247,8 +249,9 @@ impl Splitter {
             }
             Part::Nothing => return Err(Halt::Ended),
         };
+        let passed = self.pass(rest, head_bytes, sink)?;
         self.place = Place::Passing { bytes_left, then };
-        Ok(self.pass(rest, head_bytes, sink))
+        Ok(passed)
     }
 
     /// Returns what follows the record, and its length.
@@ -299,12 +302,14 @@ impl Splitter {
     }
 
     /// Passes the first `count` bytes. Pages after them are of another epoch.
-    fn pass<S: Sink>(&mut self, rest: &[u8], count: usize, sink: &mut S) -> usize {
+    fn pass<S: Sink>(&mut self, rest: &[u8], count: usize, sink: &mut S) -> Result<usize, Halt> {
         let bytes = rest.get(..count).unwrap_or(rest);
-        sink.non_ram(bytes);
+        if sink.non_ram(bytes).is_break() {
+            return Err(Halt::Paused);
+        }
         self.non_ram_bytes += bytes.len() as u64;
         self.floor = u64::MAX;
-        bytes.len()
+        Ok(bytes.len())
     }
 }
 

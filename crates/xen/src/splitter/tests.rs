@@ -114,8 +114,9 @@ fn the_domain_is_known_from_libxcs_headers_on() {
     let mut parts = Parts::default();
     struct Ignore<'a>(&'a mut Parts);
     impl Sink for Ignore<'_> {
-        fn non_ram(&mut self, bytes: &[u8]) {
+        fn non_ram(&mut self, bytes: &[u8]) -> ControlFlow<()> {
             self.0.non_ram.extend_from_slice(bytes);
+            ControlFlow::Continue(())
         }
         fn epoch(&mut self, _: Epoch, _: u64) {}
         fn page(&mut self, _: PageWord, _: Option<usize>) -> ControlFlow<()> {
