@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use page::{Epoch, PAGE_BYTES, PageIndex};
+use page::{BlockId, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 
 use crate::write::{self, page_data, record};
 use crate::{
     DomainKind, JoinError, Joined, Joiner, PageKind, PageWord, RECORD_PAGES_MAX, Record, Sink,
-    Splitter, Step, StreamError, libxc, libxl,
+    Splitter, Step, StreamError, fill_batch, libxc, libxl,
 };
 
 /// More pages than the seeds' domains have: a table of 4 MiB.
@@ -83,8 +83,8 @@ impl Sink for Collect<'_> {
     }
 }
 
-/// Splits a stream that arrives in pieces of `piece_bytes`, with a sink that refuses something after
-/// every `pause_after` pages and pieces of the non-RAM stream.
+/// Splits a stream that arrives in pieces of `piece_bytes`, with a sink that pauses after every
+/// `pause_after` pages and pieces of the non-RAM stream.
 ///
 /// # Errors
 /// The splitter's error, also for the stream's end, and the parts before it.
@@ -185,6 +185,45 @@ fn join_batch(
     Ok(())
 }
 
+/// A batch that was handed on: its block and epoch, and how many bodies and fill runs it has.
+type HandedOn = (BlockId, Epoch, usize, usize);
+
+/// Carries a complete stream as agents do: in batches, into each of which at most `read_bytes` are
+/// read, at least a page. Returns what the receiver gets, and the batches.
+///
+/// # Errors
+/// The joiner's error.
+pub fn carry(data: &[u8], read_bytes: usize) -> Result<(Vec<u8>, Vec<HandedOn>), JoinError> {
+    let pool = Pool::new(SLOT_BYTES);
+    let mut splitter = Splitter::default();
+    let (mut joiner, mut record) = (Joiner::new(PAGES_MAX), Record::default());
+    let (mut out, mut batches) = (Vec::new(), Vec::new());
+    let (mut rest, mut epoch) = (data, Epoch(0));
+    loop {
+        let mut batch = pool.take().expect("the batch before it is dropped");
+        let filled = read_bytes.max(PAGE_BYTES).min(rest.len());
+        batch.buffer_mut()[..filled].copy_from_slice(&rest[..filled]);
+        let before = out.len();
+        let pass = |bytes: &[u8]| out.extend_from_slice(bytes);
+        let progress = fill_batch(&mut splitter, &mut batch, 0, filled, pass);
+        let progress = progress.expect("a stream without errors");
+        joiner.non_ram(&out[before..]);
+        if !batch.is_empty() {
+            if batch.epoch != epoch {
+                epoch = batch.epoch;
+                joiner.epoch(epoch, joiner.written())?;
+            }
+            batches.push((batch.block, epoch, batch.bodies().len(), batch.fills().len()));
+            joiner.batch(&batch, &mut record, |bytes| out.extend_from_slice(bytes))?;
+        }
+        if progress.step == Step::Ended {
+            return Ok((out, batches));
+        }
+        assert!(progress.consumed > 0 || !batch.is_empty(), "there is something to take");
+        rest = &rest[progress.consumed..];
+    }
+}
+
 /// What pages between two other records do to a domain's memory.
 type Changes<'a> = BTreeMap<PageIndex, (PageKind, &'a [u8])>;
 
@@ -223,11 +262,15 @@ pub fn stream(data: &[u8]) {
     };
     let again = split(&joined, usize::MAX, usize::MAX);
     assert_eq!(again.as_ref(), Ok(&parts), "in order, nothing changes");
-    let joined = join(&parts, batch_pages, |batches| batches.reverse());
-    let again = split(&joined.expect("the same pages"), usize::MAX, usize::MAX);
-    let again = again.expect("a joined stream can be split");
-    assert_eq!(again.non_ram, parts.non_ram);
-    assert_eq!(changes(&again), changes(&parts), "in any order, memory is the same");
+    let reversed = join(&parts, batch_pages, |batches| batches.reverse());
+    let read_bytes = [100_000, 16_000, 5000, PAGE_BYTES][usize::from(how >> 6)];
+    let carried = carry(data, read_bytes).map(|(carried, _)| carried);
+    for other in [reversed, carried] {
+        let again = split(&other.expect("the same pages"), usize::MAX, usize::MAX);
+        let again = again.expect("a joined stream can be split");
+        assert_eq!(again.non_ram, parts.non_ram);
+        assert_eq!(changes(&again), changes(&parts), "in any order, memory is the same");
+    }
 }
 
 /// Small valid streams, for mutation. The byte before each selects how [`stream`] takes it.

@@ -5,9 +5,12 @@
 //! newer one was written before. All pages that the source sent before other bytes of the stream
 //! are written before these: VERIFY compares them, and what follows the image's END uses them.
 
-use page::{Epoch, PageIndex};
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 
-use crate::{PageWord, write};
+use crate::{PageKind, PageWord, RECORD_PAGES_MAX, write};
+
+/// The body of a page that arrived as part of a fill run.
+static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
 /// An error in what the source's agent sent. The domain is still the source's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +44,20 @@ pub enum JoinError {
         /// The limit.
         pages_max: u32,
     },
+    /// A batch whose block is no [`PageKind`].
+    #[error("a batch has the block {}, which is no type of pages", .block.0)]
+    Block {
+        /// The block.
+        block: BlockId,
+    },
+    /// Pages that repeat another byte than 0, which no source sends.
+    #[error("pages from {:#x} on repeat the byte {byte:#04x}", .first.0)]
+    Fill {
+        /// The first page.
+        first: PageIndex,
+        /// The byte.
+        byte: u8,
+    },
     /// A page that arrived after bytes that follow it in the stream were written.
     #[error("page {:#x} of epoch {} was missing when its epoch ended", .page.0, .epoch.0)]
     Missed {
@@ -54,7 +71,7 @@ pub enum JoinError {
 /// What to do with pages that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// Write the [`Record`].
+    /// Write the [`Record`], or it was written.
     Record,
     /// Nothing: newer versions of all these pages are written, or these are.
     Stale,
@@ -97,6 +114,8 @@ pub struct Joiner {
     ended: Epoch,
     /// Bytes of the non-RAM stream that were written.
     written: u64,
+    /// Pages of a batch; kept for its buffer.
+    pages: Vec<PageWord>,
 }
 
 impl Joiner {
@@ -104,14 +123,29 @@ impl Joiner {
     #[must_use]
     pub fn new(pages_max: u32) -> Self {
         let start = Epoch::default();
-        Self { newest: Vec::new(), pages_max, epoch: start, ended: start, written: 0 }
+        Self {
+            newest: Vec::new(),
+            pages_max,
+            epoch: start,
+            ended: start,
+            written: 0,
+            pages: Vec::new(),
+        }
     }
 
     /// Notes that bytes of the non-RAM stream were written. All pages before them must have been
     /// written.
     pub fn non_ram(&mut self, bytes: &[u8]) {
-        self.written += bytes.len() as u64;
-        self.ended = self.epoch;
+        if !bytes.is_empty() {
+            self.written += bytes.len() as u64;
+            self.ended = self.epoch;
+        }
+    }
+
+    /// Bytes of the non-RAM stream that were written.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// Starts an epoch, as the source's splitter did.
@@ -169,6 +203,69 @@ impl Joiner {
         }
         write::page_data_head(&mut record.head, &record.pages);
         Ok(Joined::Record)
+    }
+
+    /// Writes those pages of a batch that are needed, as records, by `write`: one call for each
+    /// body, and for what is between them.
+    ///
+    /// # Errors
+    /// [`JoinError`]: nothing more may be written.
+    pub fn batch(
+        &mut self,
+        batch: &Batch,
+        record: &mut Record,
+        mut write: impl FnMut(&[u8]),
+    ) -> Result<Joined, JoinError> {
+        let kind =
+            PageKind::of_block(batch.block).ok_or(JoinError::Block { block: batch.block })?;
+        self.check_fills(batch)?;
+        let bodies = batch.bodies().iter().map(|body| body.page);
+        let fills = batch.fills().iter().flat_map(|fill| {
+            (fill.first.0..fill.first.0.saturating_add(fill.count)).map(PageIndex)
+        });
+        let mut words = bodies.chain(fills).map(|page| PageWord { page, kind });
+        let mut pages = std::mem::take(&mut self.pages);
+        let (mut first, mut joined) = (0, Joined::Stale);
+        loop {
+            pages.clear();
+            pages.extend(words.by_ref().take(RECORD_PAGES_MAX));
+            if pages.is_empty() {
+                break;
+            }
+            match self.page_data(batch.epoch, &pages, record)? {
+                Joined::Early => {
+                    joined = Joined::Early;
+                    break;
+                }
+                Joined::Stale => {}
+                Joined::Record => {
+                    joined = Joined::Record;
+                    write(record.head());
+                    for nth in record.bodies() {
+                        let body = batch.bodies().get(first + nth);
+                        write(body.map_or(&ZEROS[..], |body| batch.bytes_of(*body)));
+                    }
+                }
+            }
+            first += pages.len();
+        }
+        self.pages = pages;
+        Ok(joined)
+    }
+
+    /// Fill runs are zero, and inside the domain.
+    fn check_fills(&self, batch: &Batch) -> Result<(), JoinError> {
+        let pages_max = self.pages_max;
+        for fill in batch.fills() {
+            let (page, byte) = (fill.first, fill.byte);
+            if byte != 0 {
+                return Err(JoinError::Fill { first: page, byte });
+            }
+            if page.0.checked_add(fill.count).is_none_or(|end| end > pages_max) {
+                return Err(JoinError::OutsideDomain { page, pages_max });
+            }
+        }
+        Ok(())
     }
 
     fn newest(&mut self, page: PageIndex) -> Result<&mut u32, JoinError> {

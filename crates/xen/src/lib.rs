@@ -15,6 +15,7 @@
 //! in any order. The texts that xl exchanges round the stream are in [`handshake`].
 #![forbid(unsafe_code)]
 
+mod batches;
 mod cursor;
 mod error;
 #[doc(hidden)]
@@ -26,6 +27,7 @@ mod record;
 mod splitter;
 pub mod write;
 
+pub use batches::fill_batch;
 pub use error::{Layer, StreamError};
 pub use joiner::{JoinError, Joined, Joiner, Record};
 pub use page_word::{PageKind, PageWord};

@@ -1,6 +1,6 @@
 //! The number and type of a page in PAGE_DATA.
 
-use page::PageIndex;
+use page::{BlockId, PageIndex};
 
 use crate::StreamError;
 
@@ -61,6 +61,18 @@ impl PageKind {
         !matches!(self, Self::Broken | Self::AllocateOnly | Self::Invalid)
     }
 
+    /// The block of batches with pages of this kind.
+    #[must_use]
+    pub fn block(self) -> BlockId {
+        BlockId(u16::from(self as u8))
+    }
+
+    /// The kind of pages in batches of this block.
+    #[must_use]
+    pub fn of_block(block: BlockId) -> Option<Self> {
+        Self::from_number(block.0.into())
+    }
+
     fn from_number(number: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| u64::from(*kind as u8) == number)
     }
@@ -105,6 +117,7 @@ mod tests {
         for kind in PageKind::ALL {
             let word = PageWord { page: PageIndex(u32::MAX), kind };
             assert_eq!(PageWord::parse(word.to_bits()), Ok(word));
+            assert_eq!(PageKind::of_block(kind.block()), Some(kind));
         }
         let bodies = PageKind::ALL.into_iter().filter(|kind| kind.has_body()).count();
         assert_eq!(bodies, 9);

@@ -157,7 +157,7 @@ impl Splitter {
         self.domain
     }
 
-    /// The epoch of the last page.
+    /// The epoch of the last page, or of the one that was refused.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
