@@ -22,7 +22,8 @@ fn main() -> io::Result<()> {
     write("stream_multifd", &[stream::fuzzing::seed_multifd()])?;
     write("switchover_journal", &[switchover::fuzzing::seed_journal()])?;
     write("wire_control", &wire::fuzzing::seed_controls())?;
-    write("wire_lane", &wire::fuzzing::seed_lanes())
+    write("wire_lane", &wire::fuzzing::seed_lanes())?;
+    write("xen_stream", &xen::fuzzing::seeds())
 }
 
 fn write<S: AsRef<[u8]>>(target: &str, seeds: &[S]) -> io::Result<()> {
