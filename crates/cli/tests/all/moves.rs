@@ -19,7 +19,7 @@ fn a_vm_moves_there_and_back() {
     assert_eq!(b.vm("web1").unwrap().status, VmStatus::Running);
 
     let output = b.command(&["migrate", "web1", "a", "--json"]).output().unwrap();
-    assert!(output.status.success());
+    assert!(output.status.success(), "{}", text(&output.stderr));
     let report: Report = serde_json::from_slice(&output.stdout).expect("nothing but the report");
     assert_eq!((report.outcome, report.from.as_str()), (Outcome::Done, "b"));
     assert!(text(&output.stderr).contains("preparing"), "progress goes to standard error");

@@ -67,7 +67,12 @@ mod tests {
     impl Runs {
         fn new(program: &Path, called: &Path) -> Self {
             let mut command = Command::new(program);
-            Self(command.arg0(called).stdin(Stdio::piped()).spawn().unwrap())
+            let runs = Self(command.arg0(called).stdin(Stdio::piped()).spawn().unwrap());
+            // Linux returns to the one that spawns it before the program has its arguments.
+            while command_line_of(runs.0.id()).is_err() {
+                std::thread::yield_now();
+            }
+            runs
         }
 
         fn is_replaced(&self) -> bool {
