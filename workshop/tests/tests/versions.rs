@@ -128,7 +128,7 @@ fn one_that_loses_writes() {
         let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(said.contains(WHY) && said.contains("--accept-lost-writes"), "{args:?}: {said}");
     }
-    let (code, said) = typed(&["predict", "web1", "host-b"]);
+    let (code, said) = typed(&["predict", "web1", "host-b", "--rate", "1G"]);
     assert!(code == Some(0) && said.contains("A move is refused: "), "{said}");
     world.assert_stayed(&guest, Side::A, pid);
 
