@@ -28,7 +28,7 @@ enum State {
     Compared(tail::Tail),
     /// All pages are as they should be: what is sent goes straight to QEMU.
     Flows,
-    /// The migration has ended.
+    /// The migration has ended: nothing more is sent.
     Ended,
 }
 
@@ -73,15 +73,18 @@ impl Tail {
     /// Passes on a piece, or keeps it.
     pub(super) fn pass(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
         let mut state = self.state.lock();
-        if let State::Compared(kept) = &mut *state {
-            if kept.push(bytes).is_ok() {
-                return Ok(());
+        match &mut *state {
+            State::Sent | State::Flows => link.non_ram(false, bytes).map_err(|_| Stopped),
+            State::Compared(kept) => {
+                if kept.push(bytes).is_ok() {
+                    return Ok(());
+                }
+                // There is no room for it, or no memory.
+                drop(state);
+                self.pass_on(link, bytes)
             }
-            // There is no room for it, or no memory.
-            drop(state);
-            return self.pass_on(link, bytes);
+            State::Ended => Err(Stopped),
         }
-        link.non_ram(false, bytes).map_err(|_| Stopped)
     }
 
     /// The same for what is not kept: waits until it can go straight to QEMU.
@@ -178,5 +181,17 @@ mod tests {
         });
         drop(tails);
         assert_eq!(reserve.borrowed_bytes(), 0);
+    }
+
+    #[test]
+    fn nothing_is_sent_after_an_audit_that_did_not_succeed() {
+        let tail = Tail::new(&Reserve::new(1 << 20));
+        let (link, there) = link();
+        tail.placed(&link, vec![1]).unwrap();
+        tail.pass(&link, &PIECE).unwrap();
+        tail.end();
+        assert_eq!(tail.pass(&link, &PIECE), Err(Stopped));
+        link.close();
+        assert_eq!(tail_bytes(&there), 0);
     }
 }
