@@ -162,7 +162,6 @@ fn budgets_are_kept(world: &World) {
 
 /// Work for which a CPU has to be idle would find a small part in its time. What doesn't answer is not
 /// said to be missing.
-#[runs(fills)]
 #[test]
 fn of_a_guest_whose_cpu_is_busy_is_reported_too() {
     let world = World::new(Link::one(1000));
