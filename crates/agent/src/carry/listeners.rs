@@ -31,7 +31,7 @@ use crate::moves::migrations::Migrations;
 use crate::user::{self, UserError};
 
 /// Listeners at which connections are accepted at a time. The others take turns: a user who keeps
-/// connecting to all of them makes no more threads, and keeps nobody out.
+/// connecting to all of them makes no more threads, and others still connect.
 const ACCEPTING_MAX: usize = 32;
 /// Connections that are served at a time, each by a thread and some that it starts. The rest waits
 /// in the kernel. Of those that are carried each other host takes 24, of the others there are 256.

@@ -42,7 +42,7 @@ pub(super) fn links<'m>(
     links
 }
 
-/// What a move can use that has not begun.
+/// What a move can use that has not started.
 pub(super) fn fresh(options: &GangOptions, used_bytes: u64) -> Need {
     let most_bits_per_s = options.bounds.limit_bits_per_s.map(BitRate::bits_per_s);
     Need { most_bits_per_s, left_bytes: used_bytes, ..Need::default() }
