@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::beside::Beside;
 use super::cpu::{self, CpuMeter};
+use super::relay::RELAY;
 use super::result::{Outcome, Run};
 use super::scenario::{FOOTPRINT, Scenario};
 use super::served::Serving;
@@ -62,6 +63,13 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
     if scenario.served {
         println!("{}\n", goals::served(&outcome));
     }
+    if outcome.contenders.contains_key(RELAY) {
+        outcome.goals = goals::beside_relay(&outcome);
+        for goal in &outcome.goals {
+            println!("{goal}");
+        }
+        println!();
+    }
     // A partial run must not replace the results of a whole one.
     let path = if only.is_empty() { whole(scenario.name)? } else { path(&part) };
     save_at(&path, &outcome)?;
@@ -85,8 +93,9 @@ pub(super) fn empty(kit: &Kit, scenario: &Scenario) -> Result<Outcome> {
 pub(super) fn add(outcome: &mut Outcome, name: String, run: Run) {
     outcome.contenders.entry(name).or_default().runs.push(run);
     let names: Vec<String> = outcome.contenders.keys().cloned().collect();
-    let ours = names.iter().map(String::as_str).filter(|name| name.starts_with("droveway"));
-    outcome.conclude(&ours.collect::<Vec<_>>());
+    let is_compared = |name: &&str| name.starts_with("droveway") || *name == RELAY;
+    let against = names.iter().map(String::as_str).filter(is_compared);
+    outcome.conclude(&against.collect::<Vec<_>>());
 }
 
 /// One contender's run; an error becomes a failed run. Reports are saved under `label`.

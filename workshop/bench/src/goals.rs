@@ -4,12 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::relay::RELAY;
 use super::result::{Contender, Outcome, Run};
 use super::sweep::PointOutcome;
 
 const OURS: &str = "droveway";
 const THEIRS: &str = "qemu-autoconverge";
 const PRECOPY: &str = "qemu-precopy";
+const RAW: &str = "droveway-raw";
+/// What Droveway may take of the least that standing in the path takes.
+const OF_RELAY_MAX: f64 = 1.15;
 /// The downtime goal.
 const BLACKOUT_MS: f64 = 300.0;
 /// Up to this share of the link's rate a guest converges without being throttled.
@@ -89,6 +93,20 @@ pub(super) fn served(outcome: &Outcome) -> Goal {
         reached: ratio.map(|ratio| ratio <= 0.12),
         detail: ratio.map_or_else(String::new, shown),
     }
+}
+
+/// The goals where a relay took part.
+pub(super) fn beside_relay(outcome: &Outcome) -> Vec<Goal> {
+    let ratios = outcome.ratios.get(&format!("{RAW}/{RELAY}"));
+    let goal = |(figure, what): (&str, &str)| {
+        let ratio = ratios.and_then(|ratios| ratios.get(figure)).copied();
+        Goal {
+            goal: format!("{what} of {RAW} at most {OF_RELAY_MAX} of the relay's"),
+            reached: ratio.map(|ratio| ratio <= OF_RELAY_MAX),
+            detail: ratio.map_or_else(String::new, shown),
+        }
+    };
+    [("total_s", "time"), ("cpu_s", "CPU time")].map(goal).into()
 }
 
 fn both(point: &PointOutcome) -> Option<[&Contender; 2]> {
@@ -191,6 +209,23 @@ mod tests {
         assert_eq!((converges.reached, intact.reached), (Some(false), Some(true)));
         assert!(converges.to_string().ends_with("NOT REACHED (1 at 2 times 200 Mbit/s)"));
         assert!(rest.iter().all(|goal| goal.reached == Some(false)), "{rest:?}");
+    }
+
+    #[test]
+    fn a_relay_is_what_droveway_is_compared_with() {
+        let mut outcome = Outcome::default();
+        for (name, total_s, cpu_s) in [(RAW, 1.1, 2.0), (RELAY, 1.0, 1.0)] {
+            let run = Run { ok: true, total_s, cpu_s, ..Run::default() };
+            outcome.contenders.entry(name.to_owned()).or_default().runs.push(run);
+        }
+        let reached = |outcome: &Outcome| {
+            beside_relay(outcome).iter().map(|goal| goal.reached).collect::<Vec<_>>()
+        };
+        assert_eq!(reached(&outcome), [None, None]);
+        outcome.conclude(&[RELAY]);
+        assert_eq!(reached(&outcome), [Some(true), Some(false)]);
+        let told = beside_relay(&outcome)[1].to_string();
+        assert_eq!(told, "CPU time of droveway-raw at most 1.15 of the relay's: NOT REACHED (2)");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
 use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, path, rest};
+use bench::{demo, path, relay, rest};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -109,6 +109,20 @@ enum Action {
         address: String,
         /// Bytes to send.
         bytes: u64,
+    },
+    /// Relay what QEMU sends (for the contender `relay`).
+    #[command(hide = true)]
+    RelaySource {
+        /// Address of the destination's end.
+        address: String,
+    },
+    /// Relay it into the destination's QEMU.
+    #[command(hide = true)]
+    RelayDestination {
+        /// Port to listen on.
+        port: u16,
+        #[command(flatten)]
+        ram: relay::Ram,
     },
     /// Serve a web load (for the benchmark `neighbour-net`).
     #[command(hide = true)]
@@ -261,6 +275,10 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
         Action::TcpSource { address, bytes } => {
             plain_tcp::source(address, *bytes).map_err(system)?;
+        }
+        Action::RelaySource { address } => relay::source(address).map_err(system)?,
+        Action::RelayDestination { port, ram } => {
+            relay::destination(*port, ram).map_err(system)?;
         }
         Action::NeighbourServer { port } => neighbour::server(*port).map_err(system)?,
         Action::NeighbourClients { address, bytes_per_s } => {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use lab_guest::random::Random;
 
-use crate::count;
+use crate::{count, part};
 use lab::error::{Result, SystemContext};
 use lab::hosts::Hosts;
 
@@ -76,13 +76,7 @@ impl Neighbour {
         };
         let mut told = match self {
             Self::Web { bytes_per_s } => {
-                let mut server =
-                    start(hosts.a.command(&own), &["neighbour-server", &PORT.to_string()])?;
-                let mut ready = [0; 1];
-                let output = server.stdout.as_mut();
-                let heard = output.map(|output| output.read_exact(&mut ready));
-                children.push(server);
-                heard.transpose().doing("hear a neighbour")?;
+                children.push(part::start(&hosts.a, &["neighbour-server", &PORT.to_string()])?);
                 let address = format!("{}:{PORT}", hosts.a.addresses[0]);
                 let rate = bytes_per_s.to_string();
                 start(hosts.b.command(&own), &["neighbour-clients", &address, &rate])?
@@ -164,8 +158,7 @@ pub(super) fn tell(done: &AtomicU64) -> io::Result<()> {
 /// If it can't listen.
 pub fn server(port: u16) -> io::Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
-    print!("r");
-    io::stdout().flush()?;
+    part::ready()?;
     for stream in listener.incoming() {
         let mut stream = stream?;
         thread::Builder::new().name("answer".to_owned()).spawn(move || {

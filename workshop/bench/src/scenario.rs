@@ -278,7 +278,7 @@ fn memory() -> Vec<Scenario> {
             link: Link::unshaped(),
             goal,
             timeout,
-            modes: &[Mode::Precopy, Mode::Multifd],
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
             ours: vec![
                 Options::default(),
                 variant("raw", &["--compress", "off"]),
@@ -551,7 +551,8 @@ fn neighbours() -> Vec<Scenario> {
             )
         },
         Scenario {
-            modes: &[Mode::Precopy, Mode::Multifd],
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
+            ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
             ..scenario(
                 "neighbour-cpu",
                 "the same beside a program that keeps all CPUs busy, 1 Gbit/s",

@@ -1,6 +1,7 @@
 //! QEMU's own migration, with its own way to move a disk with the VM.
 
 mod copy;
+mod relay;
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -11,7 +12,9 @@ use ::qemu::qmp::{Event, Qmp};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use serde_json::{Value, json};
 
+use self::relay::Relays;
 use super::{Contender, Ground, Moved, tls};
+use crate::relay::{CHANNELS, RELAY, socket};
 use lab::error::{LabError, Result, SystemContext};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, RUN_DIR};
@@ -32,6 +35,8 @@ pub enum Mode {
     Precopy,
     /// Four channels.
     Multifd,
+    /// Four channels through programs that only relay them.
+    Relay,
     /// One stream, over TLS with certificates of both ends.
     PrecopyTls,
     /// Four channels, each over TLS with certificates of both ends.
@@ -65,7 +70,9 @@ impl Mode {
     fn capabilities(self) -> &'static [&'static str] {
         match self {
             Self::Precopy | Self::PrecopyUntil { .. } | Self::PrecopyTls => &[],
-            Self::Multifd | Self::Limited { .. } | Self::Zstd | Self::MultifdTls => &["multifd"],
+            Self::Multifd | Self::Relay | Self::Limited { .. } | Self::Zstd | Self::MultifdTls => {
+                &["multifd"]
+            }
             Self::AutoConverge => &["auto-converge"],
             Self::Xbzrle => &["xbzrle"],
             Self::Mirror | Self::MirrorZstd => &["multifd", "pause-before-switchover"],
@@ -77,6 +84,7 @@ impl Mode {
         match self {
             Self::Precopy | Self::PrecopyUntil { .. } => "qemu-precopy",
             Self::Multifd => "qemu-multifd",
+            Self::Relay => RELAY,
             Self::PrecopyTls => "qemu-tls",
             Self::MultifdTls => "qemu-multifd-tls",
             Self::Limited { .. } => "qemu-limited",
@@ -105,7 +113,7 @@ impl Mode {
             parameters["max-bandwidth"] = bytes_per_s.into();
         }
         if self.capabilities().contains(&"multifd") {
-            parameters["multifd-channels"] = 4.into();
+            parameters["multifd-channels"] = CHANNELS.into();
         }
         if self == Self::Xbzrle {
             parameters["xbzrle-cache-size"] = XBZRLE_CACHE_BYTES.into();
@@ -126,6 +134,8 @@ pub struct Qemu {
     mode: Mode,
     spec: Option<GuestSpec>,
     ends: Vec<End>,
+    /// For [`Mode::Relay`].
+    relays: Option<Relays>,
 }
 
 /// One QEMU, at either end.
@@ -138,7 +148,7 @@ impl Qemu {
     /// A contender with this mode.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
-        Self { mode, spec: None, ends: Vec::new() }
+        Self { mode, spec: None, ends: Vec::new(), relays: None }
     }
 
     fn launch(
@@ -273,8 +283,14 @@ impl Contender for Qemu {
         if self.mode.moves_disk() {
             copy::export(&there, address)?;
         }
-        let uri = format!("tcp:{address}:{PORT}");
+        let uri = match self.mode {
+            Mode::Relay => format!("unix:{}", socket().display()),
+            _ => format!("tcp:{address}:{PORT}"),
+        };
         there.tell("migrate-incoming", json!({ "uri": uri }))?;
+        if self.mode == Mode::Relay {
+            self.relays = Some(Relays::start(ground.hosts, &there)?);
+        }
         let arriving = there.qmp.events();
         self.ends.push(there);
         let [here, there] = self.ends.as_slice() else { return Err(self.failed("no guest")) };
@@ -305,6 +321,7 @@ impl Contender for Qemu {
     }
 
     fn stop(&mut self) {
+        self.relays = None;
         for mut end in self.ends.drain(..) {
             end.kill();
         }
