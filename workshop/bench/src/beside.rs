@@ -57,9 +57,10 @@ impl Beside {
         let (Neighbour::Web { .. }, Some(mbit)) = (self.neighbour, hosts.link.mbit_per_s) else {
             return Ok(run);
         };
-        // The link is full duplex: only what host a sends counts.
+        // Links are full duplex: only what host a sends counts.
         let moved_bytes = (sent - self.at_work.done(since, now) * WIRE_PER_CONTENT).max(0.0);
-        let spare_per_s = f64::from(mbit) * 1e6 / 8.0 - fared.before_per_s * WIRE_PER_CONTENT;
+        let links_per_s = f64::from(hosts.link.nics) * f64::from(mbit) * 1e6 / 8.0;
+        let spare_per_s = links_per_s - fared.before_per_s * WIRE_PER_CONTENT;
         let spare = spare_per_s * (moved.ran - moved.began).as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
         let wire_bytes = moved_bytes as u64;

@@ -63,12 +63,9 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
     if scenario.served {
         println!("{}\n", goals::served(&outcome));
     }
-    if outcome.contenders.contains_key(RELAY) {
-        outcome.goals = goals::beside_relay(&outcome);
-        for goal in &outcome.goals {
-            println!("{goal}");
-        }
-        println!();
+    outcome.goals = goals::of_contest(&outcome);
+    for goal in &outcome.goals {
+        println!("{goal}");
     }
     // A partial run must not replace the results of a whole one.
     let path = if only.is_empty() { whole(scenario.name)? } else { path(&part) };

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::relay::RELAY;
 use super::result::{Contender, Outcome, Run};
+use super::scenario::NEIGHBOUR_NICS;
 use super::sweep::PointOutcome;
 
 const OURS: &str = "droveway";
@@ -95,8 +96,31 @@ pub(super) fn served(outcome: &Outcome) -> Goal {
     }
 }
 
+/// The goals of a contest, if it has any.
+pub(super) fn of_contest(outcome: &Outcome) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    if outcome.contenders.contains_key(RELAY) {
+        goals.extend(beside_relay(outcome));
+    }
+    if outcome.scenario == NEIGHBOUR_NICS {
+        goals.push(at_least(outcome, "neighbour_kept", 0.95, "of its rate kept by the server"));
+        goals.push(at_least(outcome, "spare_used", 0.9, "of the spare bandwidth used"));
+    }
+    goals
+}
+
+/// A goal for Droveway's median.
+fn at_least(outcome: &Outcome, figure: &str, least: f64, what: &str) -> Goal {
+    let median = outcome.contenders.get(OURS).and_then(|ours| ours.median.get(figure)).copied();
+    Goal {
+        goal: format!("at least {least} {what}"),
+        reached: median.map(|median| median >= least),
+        detail: median.map_or_else(String::new, shown),
+    }
+}
+
 /// The goals where a relay took part.
-pub(super) fn beside_relay(outcome: &Outcome) -> Vec<Goal> {
+fn beside_relay(outcome: &Outcome) -> Vec<Goal> {
     let ratios = outcome.ratios.get(&format!("{RAW}/{RELAY}"));
     let goal = |(figure, what): (&str, &str)| {
         let ratio = ratios.and_then(|ratios| ratios.get(figure)).copied();
@@ -219,13 +243,24 @@ mod tests {
             outcome.contenders.entry(name.to_owned()).or_default().runs.push(run);
         }
         let reached = |outcome: &Outcome| {
-            beside_relay(outcome).iter().map(|goal| goal.reached).collect::<Vec<_>>()
+            of_contest(outcome).iter().map(|goal| goal.reached).collect::<Vec<_>>()
         };
         assert_eq!(reached(&outcome), [None, None]);
         outcome.conclude(&[RELAY]);
         assert_eq!(reached(&outcome), [Some(true), Some(false)]);
-        let told = beside_relay(&outcome)[1].to_string();
+        let told = of_contest(&outcome)[1].to_string();
         assert_eq!(told, "CPU time of droveway-raw at most 1.15 of the relay's: NOT REACHED (2)");
+    }
+
+    #[test]
+    fn a_neighbour_on_one_of_two_nics_keeps_its_rate() {
+        let mut outcome = Outcome { scenario: NEIGHBOUR_NICS.to_owned(), ..Outcome::default() };
+        let (neighbour_kept, spare_used) = (Some(0.97), Some(0.8));
+        let run = Run { ok: true, neighbour_kept, spare_used, ..Run::default() };
+        outcome.contenders.entry(OURS.to_owned()).or_default().runs.push(run);
+        outcome.conclude(&[OURS]);
+        let reached: Vec<_> = of_contest(&outcome).iter().map(|goal| goal.reached).collect();
+        assert_eq!(reached, [Some(true), Some(false)]);
     }
 
     #[test]

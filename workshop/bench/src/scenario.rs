@@ -510,6 +510,9 @@ fn disks() -> Vec<Scenario> {
 const WEB_BYTES_PER_S: u64 = 75 * MB;
 const SPARE_BYTES_PER_S: u64 = 44 * MB;
 
+/// The contest in which a neighbour uses one of two NICs.
+pub(super) const NEIGHBOUR_NICS: &str = "neighbour-nics";
+
 /// Contests with a neighbour that should not suffer.
 fn neighbours() -> Vec<Scenario> {
     let orders = Orders {
@@ -536,6 +539,7 @@ fn neighbours() -> Vec<Scenario> {
         libvirt: false,
     };
     let web = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S };
+    let half = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S / 2 };
     vec![
         Scenario {
             modes: &[Mode::Multifd, Mode::Limited { bytes_per_s: SPARE_BYTES_PER_S }],
@@ -551,11 +555,23 @@ fn neighbours() -> Vec<Scenario> {
             )
         },
         Scenario {
+            link: Link { nics: 2, mbit_per_s: Some(500) },
+            ours: vec![
+                Options { nic_speeds: true, ..Options::default() },
+                variant("learning", &[]),
+            ],
+            ..scenario(
+                NEIGHBOUR_NICS,
+                "the same over two NICs of 500 Mbit/s each, one of which a web server shares",
+                half,
+            )
+        },
+        Scenario {
             modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
             ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
             ..scenario(
                 "neighbour-cpu",
-                "the same beside a program that keeps all CPUs busy, 1 Gbit/s",
+                "1 GiB with 500 MB random beside a program that keeps all CPUs busy, 1 Gbit/s",
                 Neighbour::Computing,
             )
         },
