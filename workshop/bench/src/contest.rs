@@ -193,7 +193,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     let hosts = Hosts::new(scenario.link)?;
     let timeout = scenario.timeout_of(&contender.name());
     let (disk, downtime_goal) = (scenario.disk, scenario.goal);
-    let ground = Ground { kit, hosts: &hosts, disk, downtime_goal, timeout };
+    let ground = Ground { kit, hosts: &hosts, disk, downtime_goal, timeout, from: None };
     let mut spec = scenario.guest.clone();
     if let Some(image) = &scenario.disk {
         image.make(&hosts.a)?;

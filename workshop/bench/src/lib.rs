@@ -1,5 +1,6 @@
 //! Benchmarks: contenders move the same guest over the same links, in turn.
 
+pub mod apps;
 mod beside;
 pub mod cache;
 pub mod contender;

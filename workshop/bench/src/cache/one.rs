@@ -57,7 +57,7 @@ pub(super) fn run(
     spec.initrd = Some(setup::helper_initrd(kit)?);
     spec.extra.extend(Storage::arguments());
     let (downtime_goal, timeout) = (scenario.goal(), scenario.timeout());
-    let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal, timeout };
+    let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal, timeout, from: None };
     let guest = contestant.contender.start(&ground, &spec)?;
     storage.shape(links.san_mbit())?;
     thread::sleep(SETTLE);
