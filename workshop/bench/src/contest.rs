@@ -211,7 +211,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     let slowing = scenario.slowing.filter(|_| !scenario.served);
     let undisturbed = slowing.map(|_| Undisturbed::watch(&guest)).transpose()?;
     warm::memory(WARM_BYTES);
-    let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, &hosts));
+    let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, kit, &hosts));
     let beside = beside.transpose()?;
     let serving = outside.as_ref().map(Serving::start).transpose()?;
     let but = beside.as_ref().map_or_else(Vec::new, Beside::pids);

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::relay::RELAY;
 use super::result::{Contender, Outcome, Run};
-use super::scenario::NEIGHBOUR_NICS;
+use super::scenario::{NEIGHBOUR_NICS, NEIGHBOUR_VM};
 use super::sweep::PointOutcome;
 
 const OURS: &str = "droveway";
 const THEIRS: &str = "qemu-autoconverge";
 const PRECOPY: &str = "qemu-precopy";
+const MULTIFD: &str = "qemu-multifd";
 const RAW: &str = "droveway-raw";
 /// What Droveway may take of the least that standing in the path takes.
 const OF_RELAY_MAX: f64 = 1.15;
@@ -106,7 +107,23 @@ pub(super) fn of_contest(outcome: &Outcome) -> Vec<Goal> {
         goals.push(at_least(outcome, "neighbour_kept", 0.95, "of its rate kept by the server"));
         goals.push(at_least(outcome, "spare_used", 0.9, "of the spare bandwidth used"));
     }
+    if outcome.scenario == NEIGHBOUR_VM {
+        goals.push(beside_vm(outcome));
+    }
     goals
+}
+
+/// The goal for a second VM.
+fn beside_vm(outcome: &Outcome) -> Goal {
+    let lost = |name: &str| outcome.contenders.get(name)?.median.get("neighbour_lost_s").copied();
+    let lost = lost(OURS).zip(lost(MULTIFD));
+    Goal {
+        goal: "the second VM loses no more work than with multifd".to_owned(),
+        reached: lost.map(|(ours, theirs)| ours <= theirs),
+        detail: lost.map_or_else(String::new, |(ours, theirs)| {
+            format!("{} s, and {} s", shown(ours), shown(theirs))
+        }),
+    }
 }
 
 /// A goal for Droveway's median.
@@ -261,6 +278,18 @@ mod tests {
         outcome.conclude(&[OURS]);
         let reached: Vec<_> = of_contest(&outcome).iter().map(|goal| goal.reached).collect();
         assert_eq!(reached, [Some(true), Some(false)]);
+    }
+
+    #[test]
+    fn a_second_vm_may_lose_what_it_loses_with_multifd() {
+        let mut outcome = Outcome { scenario: NEIGHBOUR_VM.to_owned(), ..Outcome::default() };
+        for (name, lost_s) in [(OURS, 1.5), (MULTIFD, 1.25)] {
+            let run = Run { ok: true, neighbour_lost_s: Some(lost_s), ..Run::default() };
+            outcome.contenders.entry(name.to_owned()).or_default().runs.push(run);
+        }
+        outcome.conclude(&[OURS]);
+        let [goal] = &of_contest(&outcome)[..] else { panic!("one goal") };
+        assert_eq!((goal.reached, goal.detail.as_str()), (Some(false), "1.50 s, and 1.25 s"));
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod rest;
 pub mod result;
 mod rounds;
 pub mod scenario;
+mod second_vm;
 pub mod served;
 mod slowed;
 mod stolen;

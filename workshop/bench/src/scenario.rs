@@ -512,6 +512,8 @@ const SPARE_BYTES_PER_S: u64 = 44 * MB;
 
 /// The contest in which a neighbour uses one of two NICs.
 pub(super) const NEIGHBOUR_NICS: &str = "neighbour-nics";
+/// The contest in which a second VM stays on the source's host.
+pub(super) const NEIGHBOUR_VM: &str = "neighbour-vm";
 
 /// Contests with a neighbour that should not suffer.
 fn neighbours() -> Vec<Scenario> {
@@ -566,6 +568,11 @@ fn neighbours() -> Vec<Scenario> {
                 half,
             )
         },
+        scenario(
+            NEIGHBOUR_VM,
+            "1 GiB with 500 MB random beside a VM whose memcached is used, 1 Gbit/s",
+            Neighbour::Vm,
+        ),
         Scenario {
             modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
             ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
