@@ -1,5 +1,5 @@
-//! Contests of a guest that runs programs as people have them, over four NICs, after PMigrate's main
-//! tables. All runs go on from one snapshot of a Debian; a contest uses one of its programs.
+//! Contests of a guest that runs programs as people have them, over four NICs, after PMigrate's
+//! main tables. All runs go on from one snapshot of a Debian; a contest uses one of its programs.
 
 mod check;
 mod figures;

@@ -43,10 +43,11 @@ const DATA_BYTES: u64 = 32 << 20;
 const APPS_DATA_BYTES: u64 = 512 << 20;
 /// QEMU's node name of that disk.
 pub const APPS_NODE: &str = "disk";
-/// What makes that which programs of [`Machine::Apps`] find: a directory, a file that nothing writes
-/// to, and a database.
+/// Makes what programs of [`Machine::Apps`] find: a directory, a file that nothing writes to, and a
+/// database.
 const APPS_PREPARED: [&str; 2] = [
-    "mkdir /srv/dbench && head -c 32M /dev/urandom >/srv/kept && sha256sum /srv/kept >/srv/kept.sum",
+    "mkdir /srv/dbench && head -c 32M /dev/urandom >/srv/kept && \
+     sha256sum /srv/kept >/srv/kept.sum",
     "su postgres -c 'createdb bench && pgbench --quiet --initialize --scale=5 bench' && sync",
 ];
 const MIB: u64 = 1 << 20;

@@ -22,9 +22,7 @@ pub(super) fn is_right(app: App, guest: &Guest) -> Result<bool> {
 
 fn postgres(guest: &Guest) -> Result<bool> {
     let query = format!("psql -qAt -c \"{SUMS}\" bench");
-    let line = format!(
-        "pkill pgbench; while pgrep pgbench >/dev/null; do sleep 0.2; done; su postgres -c '{query}'"
-    );
+    let line = format!("{}; su postgres -c '{query}'", ended("pgbench"));
     let Some(sums) = answer(guest, &line)? else { return Ok(false) };
     if sums.trim() != "1" {
         eprintln!("lab: the database's tables have {sums} different sums");
@@ -36,12 +34,17 @@ fn postgres(guest: &Guest) -> Result<bool> {
     Ok(answer(guest, line)?.is_some())
 }
 
-/// The file system of the disk that has moved is sound, and a file that nothing has written to is on
-/// it as it was.
+/// The file system of the disk that has moved is sound, and a file that nothing has written to is
+/// on it as it was.
 fn dbench(guest: &Guest) -> Result<bool> {
-    let line = "pkill dbench; while pgrep dbench >/dev/null; do sleep 0.2; done; umount /srv && \
-                e2fsck -fn /dev/vdb && mount /srv && sha256sum --quiet --check /srv/kept.sum";
-    Ok(answer(guest, line)?.is_some())
+    let line = "umount /srv && e2fsck -fn /dev/vdb && mount /srv && \
+                sha256sum --quiet --check /srv/kept.sum";
+    Ok(answer(guest, &format!("{}; {line}", ended("dbench")))?.is_some())
+}
+
+/// A line that ends a program, and waits until it has ended.
+fn ended(program: &str) -> String {
+    format!("pkill {program}; while pgrep {program} >/dev/null; do sleep 0.2; done")
 }
 
 /// The output of a line that a shell in the guest runs; none if it fails.
