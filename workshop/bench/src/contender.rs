@@ -4,6 +4,7 @@ mod carried;
 mod droveway;
 pub mod gang;
 mod qemu;
+mod stays;
 mod tls;
 mod virsh;
 
@@ -18,6 +19,7 @@ pub use carried::Carried;
 pub(crate) use droveway::certify;
 pub use droveway::{Droveway, Options};
 pub use qemu::{Mode, Qemu};
+pub use stays::{STAYS, Stays};
 pub use virsh::{Virsh, Way, can_compress};
 
 use lab::error::{LabError, Result};

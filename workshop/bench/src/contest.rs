@@ -10,7 +10,7 @@ use super::cpu::{self, CpuMeter};
 use super::relay::RELAY;
 use super::result::{Outcome, Run};
 use super::scenario::{FOOTPRINT, Scenario};
-use super::served::Serving;
+use super::served::{Served, Serving};
 use super::slowed::{Slowed, Undisturbed};
 use super::{goals, plain_tcp, stolen, table, warm};
 use crate::contender::{Contender, Ground};
@@ -252,7 +252,10 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
         Some(slowed) => slowed.judge(run, &guest, &moved, contender),
         None => run,
     };
-    let served = serving.map(|serving| serving.judge(&moved));
+    let served = serving.map(|serving| {
+        let requests_s = scenario.requests().and_then(|requests| serving.task_s(requests));
+        Served { requests_s, ..serving.judge(&moved) }
+    });
     let checked = guest.check()?;
     if checked.wrong > 0
         && let Some(report) = contender.report()

@@ -8,6 +8,8 @@ use super::relay::RELAY;
 use super::result::{Contender, Outcome, Run};
 use super::scenario::{NEIGHBOUR_NICS, NEIGHBOUR_VM};
 use super::sweep::PointOutcome;
+use super::writers::REQUESTS;
+use crate::contender::STAYS;
 
 const OURS: &str = "droveway";
 const THEIRS: &str = "qemu-autoconverge";
@@ -16,6 +18,8 @@ const MULTIFD: &str = "qemu-multifd";
 const RAW: &str = "droveway-raw";
 /// What Droveway may take of the least that standing in the path takes.
 const OF_RELAY_MAX: f64 = 1.15;
+/// What requests may take of the time that they take while nothing moves.
+const OF_STAYING_MAX: f64 = 1.05;
 /// The downtime goal.
 const BLACKOUT_MS: f64 = 300.0;
 /// Up to this share of the link's rate a guest converges without being throttled.
@@ -110,7 +114,21 @@ pub(super) fn of_contest(outcome: &Outcome) -> Vec<Goal> {
     if outcome.scenario == NEIGHBOUR_VM {
         goals.push(beside_vm(outcome));
     }
+    if outcome.scenario == REQUESTS {
+        goals.push(all_answered(outcome));
+    }
     goals
+}
+
+/// The goal where a server has to answer so many requests.
+fn all_answered(outcome: &Outcome) -> Goal {
+    let took = |name: &str| outcome.contenders.get(name)?.median.get("requests_s").copied();
+    let ratio = took(OURS).zip(took(STAYS)).map(|(ours, alone)| ours / alone);
+    Goal {
+        goal: format!("all requests answered within {OF_STAYING_MAX} of the time without a move"),
+        reached: ratio.map(|ratio| ratio <= OF_STAYING_MAX),
+        detail: ratio.map_or_else(String::new, shown),
+    }
 }
 
 /// The goal for a second VM.
@@ -202,6 +220,7 @@ pub(super) fn shown(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::served::Served;
 
     fn run(total_s: f64, stall_ms: f64, lost_s: f64, share: f64) -> Run {
         Run {
@@ -290,6 +309,19 @@ mod tests {
         outcome.conclude(&[OURS]);
         let [goal] = &of_contest(&outcome)[..] else { panic!("one goal") };
         assert_eq!((goal.reached, goal.detail.as_str()), (Some(false), "1.50 s, and 1.25 s"));
+    }
+
+    #[test]
+    fn requests_may_take_a_little_longer_than_without_a_move() {
+        let mut outcome = Outcome { scenario: REQUESTS.to_owned(), ..Outcome::default() };
+        for (name, requests_s) in [(OURS, 63.0), (STAYS, 60.0)] {
+            let served = Some(Served { requests_s: Some(requests_s), ..Served::default() });
+            let run = Run { ok: true, served, ..Run::default() };
+            outcome.contenders.entry(name.to_owned()).or_default().runs.push(run);
+        }
+        outcome.conclude(&[OURS]);
+        let [goal] = &of_contest(&outcome)[..] else { panic!("one goal") };
+        assert_eq!((goal.reached, goal.detail.as_str()), (Some(true), "1.05"));
     }
 
     #[test]

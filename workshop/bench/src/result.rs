@@ -101,7 +101,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures for which medians and ratios are computed.
-pub const FIGURES: [Figure; 51] = [
+pub const FIGURES: [Figure; 52] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -126,6 +126,7 @@ pub const FIGURES: [Figure; 51] = [
     ("served_silence_before_ms", |run| Some(run.served.as_ref()?.silence_before_ms)),
     ("served_silence_ms", |run| Some(run.served.as_ref()?.silence_ms)),
     ("served_silence_after_ms", |run| Some(run.served.as_ref()?.silence_after_ms)),
+    ("requests_s", |run| run.served.as_ref()?.requests_s),
     ("served_lost", |run| Some(run.served.as_ref()?.lost)),
     ("app_before_per_s", |run| Some(run.app?.before_per_s)),
     ("app_per_s", |run| Some(run.app?.meanwhile_per_s)),

@@ -6,8 +6,8 @@ use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
 use super::neighbour::Neighbour;
-use super::writers::{rewrite, swing, web};
-use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Virsh, Way, can_compress};
+use super::writers::{REQUESTS, REQUESTS_COUNT, requests, rewrite, swing, web};
+use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Stays, Virsh, Way, can_compress};
 use crate::image::Image;
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
@@ -69,10 +69,16 @@ impl Scenario {
             let ways = Way::all(encrypted).into_iter().chain(compressed);
             return ways.map(|way| Box::new(virsh(way)) as Box<dyn Contender>).collect();
         }
+        let stays = self.requests().map(|_| Box::new(Stays::default()) as Box<dyn Contender>);
         let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
         let ours = self.ours.iter().cloned();
         let ours = ours.map(|options| Box::new(Droveway::new(options)) as Box<dyn Contender>);
-        qemu.chain(ours).collect()
+        stays.into_iter().chain(qemu).chain(ours).collect()
+    }
+
+    /// How many requests the clients of a server have to get answered, if that is measured.
+    pub(super) fn requests(&self) -> Option<u64> {
+        (self.name == REQUESTS).then_some(REQUESTS_COUNT)
     }
 
     /// When a contender gives up.
@@ -141,8 +147,10 @@ fn encrypted(options: Options) -> Options {
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls(), kvm()]);
-    let rest =
-        rest.chain([swing(), rewrite(), web(), footprint()]).chain(large()).chain(libvirts());
+    let rest = rest
+        .chain([swing(), rewrite(), web(), requests(), footprint()])
+        .chain(large())
+        .chain(libvirts());
     memory().into_iter().chain(disks()).chain(rest).collect()
 }
 

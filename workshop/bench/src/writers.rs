@@ -145,6 +145,18 @@ pub(super) fn web() -> Scenario {
     }
 }
 
+/// The contest that lasts until all requests are answered.
+pub(super) const REQUESTS: &str = "requests";
+/// A tenth of the paper's.
+pub(super) const REQUESTS_COUNT: u64 = 80_000;
+
+/// The same server and clients; what counts is when a fixed number of requests is answered.
+pub(super) fn requests() -> Scenario {
+    let about = "the guest and clients of web: when are 80,000 requests answered, with a migration \
+                 and without?";
+    Scenario { name: REQUESTS, about, ..web() }
+}
+
 fn slowed(
     name: &'static str,
     about: &'static str,
@@ -196,6 +208,16 @@ fn constant(percent: &'static str) -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_contender_of_requests_does_not_move() {
+        let scenario = requests();
+        assert_eq!(scenario.requests(), Some(REQUESTS_COUNT));
+        assert!(scenario.about.contains("80,000"));
+        let names: Vec<_> = scenario.contenders().iter().map(|one| one.name()).collect();
+        assert!(names.contains(&crate::contender::STAYS.to_owned()), "{names:?}");
+        assert_eq!(names.len(), 1 + web().contenders().len());
+    }
 
     #[test]
     fn the_sweep_has_every_rate_and_the_constants_at_one() {
