@@ -51,7 +51,7 @@ pub(super) enum Work {
     /// Processes.
     Processes(AtWork),
     /// A second VM.
-    Vm(SecondVm),
+    Vm(Box<SecondVm>),
 }
 
 impl Work {
@@ -129,7 +129,7 @@ impl Neighbour {
             }
             // On no host, so that its CPU time does not count as the migration's.
             Self::Computing => start(Command::new(&own), &["neighbour-computing"])?,
-            Self::Vm => return SecondVm::start(kit, hosts).map(Work::Vm),
+            Self::Vm => return Ok(Work::Vm(Box::new(SecondVm::start(kit, hosts)?))),
         };
         let output = told.stdout.take();
         children.push(told);
