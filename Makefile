@@ -230,7 +230,7 @@ bench-apps-nics: bench-apps-memcached bench-apps-postgres bench-apps-dbench
 
 # All with programs as people have them, in less than an hour.
 bench-apps: RUNS = 2
-bench-apps: bench-apps-nics bench-neighbour-vm bench-neighbour-nics bench-requests
+bench-apps: bench-apps-nics bench-neighbour-vm bench-neighbour-nics bench-requests bench-tracking
 
 bench-%: build
 	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(if $(PREDICT),LAB_PREDICT=1) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))

@@ -28,6 +28,7 @@ mod slowed;
 mod stolen;
 pub mod sweep;
 pub mod table;
+pub mod tracking;
 pub mod visitors;
 mod warm;
 pub mod writers;

@@ -9,7 +9,7 @@ use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
 use bench::{apps, cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, path, relay, rest};
+use bench::{demo, path, relay, rest, tracking};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -262,7 +262,8 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let caches = cache::scenarios::all();
             let caches = caches.iter().map(|one| (one.name, one.about));
             let caches = caches.chain([(cache::helper::NAME, cache::helper::ABOUT)]);
-            let caches = caches.chain([(path::NAME, path::ABOUT)]);
+            let caches =
+                caches.chain([(path::NAME, path::ABOUT), (tracking::NAME, tracking::ABOUT)]);
             let apps = apps::all();
             let apps = apps.iter().map(|one| (one.name, one.about));
             let caches = caches.chain(apps);
@@ -315,6 +316,10 @@ fn bench(
 ) -> Result<ExitCode, LabError> {
     if name == cache::helper::NAME {
         cache::helper::run(kit, runs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if name == tracking::NAME {
+        tracking::run(kit, runs)?;
         return Ok(ExitCode::SUCCESS);
     }
     let contest = scenario::all().into_iter().find(|one| one.name == name);
