@@ -63,7 +63,7 @@ pub struct Ram {
 pub fn source(address: &str) -> io::Result<()> {
     let listener = UnixListener::bind(socket())?;
     part::ready()?;
-    let connect = || {
+    let connect = || -> io::Result<(UnixStream, TcpStream)> {
         let (qemu, _) = listener.accept()?;
         let network = TcpStream::connect(address)?;
         transport::tune(&network)?;
@@ -82,7 +82,7 @@ pub fn destination(port: u16, ram: &Ram) -> io::Result<()> {
     let placing = Placing::new(mapping.map_err(io::Error::other)?, &ram.block, CHANNELS)?;
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     part::ready()?;
-    let connect = || {
+    let connect = || -> io::Result<(TcpStream, UnixStream)> {
         let (network, _) = listener.accept()?;
         Ok((network, UnixStream::connect(socket())?))
     };
