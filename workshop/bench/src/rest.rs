@@ -130,7 +130,7 @@ impl Course<'_> {
         let layout = Layout { kind: Use::Web, cached_bytes: CACHED_BYTES, seed: SEED };
         let files = Files::make(&layout)?;
         let storage = Storage::join(hosts)?;
-        storage.serve(&files.image())?;
+        storage.serve(&files.image(), None)?;
         let orders = Orders {
             cache: layout.kind,
             cache_bytes: CACHED_BYTES,

@@ -52,7 +52,7 @@ pub(super) fn run(
 ) -> Result<Run> {
     let hosts = Hosts::new(links.network())?;
     let storage = Storage::join(&hosts)?;
-    storage.serve(&files.image())?;
+    storage.serve(&files.image(), links.requests_per_s())?;
     let mut spec = scenario.guest();
     spec.initrd = Some(setup::helper_initrd(kit)?);
     spec.extra.extend(Storage::arguments());
