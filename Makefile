@@ -228,7 +228,7 @@ bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-li
 .PHONY: bench-apps bench-apps-nics
 bench-apps-nics: bench-apps-memcached bench-apps-postgres bench-apps-dbench
 
-# All with programs as people have them, in less than an hour.
+# All that have come from the papers' own workloads, twice each.
 bench-apps: RUNS = 2
 bench-apps: bench-apps-nics bench-neighbour-vm bench-neighbour-nics bench-requests bench-tracking
 
