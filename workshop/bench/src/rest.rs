@@ -79,7 +79,14 @@ struct Figures {
 pub fn run(kit: &Kit) -> Result<()> {
     println!("{FOOTPRINT} {NAME}: what agents keep after {MOVES} moves of each kind");
     let hosts = Hosts::new(Link::one(1000))?;
-    let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal: GOAL, timeout: TIMEOUT };
+    let ground = Ground {
+        kit,
+        hosts: &hosts,
+        disk: None,
+        downtime_goal: GOAL,
+        timeout: TIMEOUT,
+        from: None,
+    };
     let mut course = Course { ground, agents: start(&hosts)?, kept: Vec::new() };
     course.note("start")?;
     course.shared_disk()?;
@@ -123,7 +130,7 @@ impl Course<'_> {
         let layout = Layout { kind: Use::Web, cached_bytes: CACHED_BYTES, seed: SEED };
         let files = Files::make(&layout)?;
         let storage = Storage::join(hosts)?;
-        storage.serve(&files.image())?;
+        storage.serve(&files.image(), None)?;
         let orders = Orders {
             cache: layout.kind,
             cache_bytes: CACHED_BYTES,

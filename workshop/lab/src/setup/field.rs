@@ -1,6 +1,6 @@
-//! Guests as people have them, for the field lab: a Debian of some release with systemd, made by
-//! mmdebstrap from the system's sources, in an image that QEMU boots. The lab's check runs in it as
-//! a service.
+//! Guests as people have them, for the field lab and benchmarks: a Debian of some release with
+//! systemd, made by mmdebstrap from the system's sources, in an image that QEMU boots. The lab's
+//! check runs in it as a service.
 
 use std::fmt;
 use std::fs;
@@ -36,10 +36,55 @@ const BEFORE_KERNELS: &str = "mkdir -p \"$1/etc/initramfs-tools/conf.d\" \
      echo MODULES=list >\"$1/etc/initramfs-tools/conf.d/lab\"; \
      printf 'virtio_pci\\nvirtio_blk\\next4\\n' >\"$1/usr/share/initramfs-tools/modules.d/lab\"";
 
-const IMAGE_BYTES: &str = "3G";
+/// What an image has besides what all have.
+struct More {
+    /// The end of the image's name.
+    suffix: &'static str,
+    /// More packages, each after a comma.
+    packages: &'static str,
+    /// Commands before any package is configured.
+    before_packages: &'static str,
+    /// More files, or others of these names.
+    files: &'static [(&'static str, &'static str)],
+    bytes: &'static str,
+}
+
+const NOTHING: More =
+    More { suffix: "", packages: "", before_packages: "", files: &[], bytes: "3G" };
+
+/// Programs that benchmarks use.
+const APPS: More = More {
+    suffix: "-apps",
+    packages: ",postgresql,memcached,dbench,procps,e2fsprogs",
+    before_packages: "; mkdir -p \"$1/etc/postgresql-common/createcluster.d\"; \
+         echo \"initdb_options = '--data-checksums'\" \
+         >\"$1/etc/postgresql-common/createcluster.d/lab.conf\"",
+    files: &[
+        ("etc/hostname", "apps\n"),
+        ("etc/fstab", "/dev/vda / ext4 noatime 0 1\n/dev/vdb /srv ext4 noatime 0 0\n"),
+        // The address that clients of the lab's servers know (`lab_guest::net::ADDRESS`).
+        (
+            "etc/systemd/network/10-cards.network",
+            "[Match]\nName=en* eth*\n\n[Network]\nAddress=10.78.0.10/24\n",
+        ),
+        ("etc/memcached.conf", "-m 256\n-p 11211\n-u memcache\n-l 0.0.0.0\n"),
+    ],
+    bytes: "4G",
+};
+
+impl More {
+    /// Packages of the image, and what comes before them.
+    fn packages(&self) -> [String; 2] {
+        [PACKAGES.to_owned() + self.packages, BEFORE_KERNELS.to_owned() + self.before_packages]
+    }
+
+    fn files(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        FILES.iter().chain(self.files)
+    }
+}
 
 /// Files of the guest, as its owner would write them.
-const FILES: [(&str, &str); 6] = [
+static FILES: [(&str, &str); 6] = [
     ("etc/hostname", "field\n"),
     ("etc/fstab", "/dev/vda / ext4 noatime 0 1\n"),
     // Whatever the card is called, also one that is plugged later.
@@ -137,21 +182,35 @@ pub struct Image {
 /// # Errors
 /// Names what is missing and not available.
 pub(super) fn image(release: Release) -> Result<Image> {
+    image_with(release, &NOTHING)
+}
+
+/// Finds or makes the image with programs that benchmarks use.
+///
+/// # Errors
+/// As [`image`].
+pub(super) fn apps() -> Result<Image> {
+    image_with(Release::Bookworm, &APPS)
+}
+
+fn image_with(release: Release, more: &More) -> Result<Image> {
     let store = store::create()?.join("field");
     fs::create_dir_all(&store).at("create", &store)?;
     let programs = [
         ("usr/local/sbin/lab-guest", linked_statically(&super::store(), "lab-guest")?),
         ("usr/sbin/droveway-guest", linked_statically(&super::store(), "droveway-guest")?),
     ];
-    let home = store.join(release.to_string());
+    let home = store.join(format!("{release}{}", more.suffix));
     let image = Image {
         disk: home.join("disk"),
         small: kernel(&home, "small"),
         large: kernel(&home, "large"),
         home,
     };
-    let mut recipe =
-        format!("{PACKAGES}\n{BEFORE_KERNELS}\n{FILES:?}\n{ENABLED:?}\n{MASKED:?}\n").into_bytes();
+    let [packages, before] = more.packages();
+    let files: Vec<_> = more.files().collect();
+    let recipe = format!("{packages}\n{before}\n{files:?}\n{ENABLED:?}\n{MASKED:?}\n");
+    let mut recipe = recipe.into_bytes();
     recipe.extend(programs.iter().flat_map(|(_, bytes)| bytes));
     if fs::read(image.home.join("recipe")).is_ok_and(|old| old == recipe) {
         return Ok(image);
@@ -162,18 +221,18 @@ pub(super) fn image(release: Release) -> Result<Image> {
         return Err(LabError::Unsupported(text.to_owned()));
     }
     install::missing(&PROGRAMS)?;
-    let root = root(&store, release)?;
+    let root = root(&store, release, more)?;
     for (path, bytes) in &programs {
         write(&root, path, bytes, 0o755)?;
     }
-    furnish(&root)?;
+    furnish(&root, more)?;
     if image.home.is_dir() {
         fs::remove_dir_all(&image.home).at("remove", &image.home)?;
     }
     let new = Scratch::new(&store, "image")?;
     take_kernels(&root, &new.0)?;
     let mut make = program::command("mke2fs");
-    make.args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(new.0.join("disk")).arg(IMAGE_BYTES);
+    make.args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(new.0.join("disk")).arg(more.bytes);
     program::output(&mut make)?;
     fs::write(new.0.join("recipe"), recipe).at("write", new.0.join("recipe"))?;
     fs::rename(&new.0, &image.home).at("create", &image.home)?;
@@ -199,10 +258,12 @@ fn kernel(home: &Path, name: &str) -> Kernel {
 }
 
 /// A root of the release, which is kept, since it takes minutes to make.
-fn root(store: &Path, release: Release) -> Result<PathBuf> {
-    let root = store.join(format!("{release}-root"));
-    let made_by = store.join(format!("{release}-root.recipe"));
-    let recipe = format!("{PACKAGES}\n{BEFORE_KERNELS}\n");
+fn root(store: &Path, release: Release, more: &More) -> Result<PathBuf> {
+    let name = format!("{release}{}-root", more.suffix);
+    let root = store.join(&name);
+    let made_by = store.join(format!("{name}.recipe"));
+    let [packages, before] = more.packages();
+    let recipe = format!("{packages}\n{before}\n");
     if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
         return Ok(root);
     }
@@ -211,16 +272,16 @@ fn root(store: &Path, release: Release) -> Result<PathBuf> {
         fs::remove_dir_all(&root).at("remove", &root)?;
     }
     let mut make = program::command("mmdebstrap");
-    make.args(["--mode=root", "--variant=minbase", &format!("--include={PACKAGES}")]);
-    make.arg(format!("--essential-hook={BEFORE_KERNELS}"));
+    make.args(["--mode=root", "--variant=minbase", &format!("--include={packages}")]);
+    make.arg(format!("--essential-hook={before}"));
     make.arg(release.to_string()).arg(&root).arg(debian_mirror()?);
     program::output(&mut make)?;
     fs::write(&made_by, recipe).at("write", &made_by)?;
     Ok(root)
 }
 
-fn furnish(root: &Path) -> Result<()> {
-    for (path, text) in FILES {
+fn furnish(root: &Path, more: &More) -> Result<()> {
+    for (path, text) in more.files() {
         write(root, path, text.as_bytes(), 0o644)?;
     }
     // As the package has it; an installation by hand is below /usr/local.
