@@ -42,7 +42,7 @@ help:
 	@echo 'Measure'
 	@echo '  make bench          lists the benchmarks'
 	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno PREDICT=1'
-	@echo '                      gang-*: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random'
+	@echo '                      gang-*: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random RESTS=1'
 	@echo '                      cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest'
 	@echo '  make bench-apps     programs of a Debian, as root; twice each'
 	@echo 'Package'
@@ -233,7 +233,7 @@ bench-apps: RUNS = 2
 bench-apps: bench-apps-nics bench-neighbour-vm bench-neighbour-nics bench-requests bench-tracking
 
 bench-%: build
-	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(if $(PREDICT),LAB_PREDICT=1) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
+	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(if $(PREDICT),LAB_PREDICT=1) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(RESTS),--rests) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 
 clean:
 	@$(AS_ROOT) $(DEBUG)/lab clean

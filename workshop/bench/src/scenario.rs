@@ -292,6 +292,10 @@ fn memory() -> Vec<Scenario> {
                 variant("raw", &["--compress", "off"]),
                 variant("raw-unaudited", &["--compress", "off", "--audit", "off"]),
                 variant("raw-shared", &["--compress", "off", "--share", "host"]),
+                Options {
+                    rests: true,
+                    ..variant("raw-shared-rested", &["--compress", "off", "--share", "host"])
+                },
             ],
             plain_tcp: false,
             slowing: None,

@@ -10,6 +10,7 @@ use crossbeam_channel::{Sender, unbounded};
 use parking_lot::Mutex;
 use qemu::process::Process;
 
+use super::blocks::Blocks;
 use super::in_flight::{InFlight, Provider, Repeats, Standing};
 use super::recipient::{Place, Recipient};
 use super::settle;
@@ -38,6 +39,7 @@ pub(super) struct Kept {
     pub(super) process: Process,
     pub(super) key: Key,
     pub(super) member: Arc<Member>,
+    pub(super) blocks: Arc<Blocks>,
 }
 
 impl Kept {

@@ -48,8 +48,8 @@ fn arriving() -> Arriving {
     let plans = vec![mapped, plan("rom", Placement::Inline)];
     let placer = Arc::new(Placer::new(plans, feeder.handle()).unwrap());
     let mut blocks = Blocks::default();
-    blocks.push(bytes, Some(mapping));
-    blocks.push(bytes, None);
+    blocks.push("ram".to_owned(), bytes, Some(mapping));
+    blocks.push("rom".to_owned(), bytes, None);
     let memory = Reserve::new(NAMED_BYTES_MAX);
     Arriving { placer, blocks, disks: None, sleeps: false, memory }
 }

@@ -314,6 +314,7 @@ pub(super) mod tests {
         ram.announce([Some(Arc::new(Mapping::own(1 << 20)))].into_iter());
         Naming::new(Plan {
             key,
+            before: None,
             shares: true,
             cached: None,
             ram,

@@ -73,6 +73,7 @@ impl Source {
         let readable = (0..8).map(|disk| disk == 7).collect();
         let naming = Arc::new(Naming::new(Plan {
             key: key(),
+            before: None,
             shares: !of_disks,
             cached: Some((cached, readable)),
             ram: numbered,

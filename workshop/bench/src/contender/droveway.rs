@@ -16,6 +16,9 @@ use lab::program;
 
 /// If it is set, each move is predicted before, where the links have a rate.
 const PREDICT_VARIABLE: &str = "LAB_PREDICT";
+/// Time for two scans of the largest guest. They run only when no other program needs the CPU.
+const SCANNED_MAX: Duration = Duration::from_secs(300);
+const SCANNED_EVERY: Duration = Duration::from_millis(500);
 
 /// Options for Droveway.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +31,8 @@ pub struct Options {
     pub nic_speeds: bool,
     /// Whether its agents use TLS.
     pub tls: bool,
+    /// Whether the VM rests until the source's agent has scanned all of it.
+    pub rests: bool,
 }
 
 /// Arguments that give an agent the speeds of its NICs.
@@ -132,7 +137,11 @@ impl Contender for Droveway {
         let argv = spec.argv(ground.kit, &ground.kit.qemu);
         let mut run = self.agents[0].command(&ground.hosts.a, &["run", &spec.name, "--"]);
         program::output(run.args(&argv))?;
-        Guest::meet(spec.clone(), &ground.hosts.a)
+        let guest = Guest::meet(spec.clone(), &ground.hosts.a)?;
+        if self.options.rests {
+            wait_scanned(&self.agents[0], &ground.hosts.a, &spec.name)?;
+        }
+        Ok(guest)
     }
 
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
@@ -184,6 +193,28 @@ impl Contender for Droveway {
             let _ = qemu.wait();
         }
     }
+}
+
+/// Waits until a host's agent has scanned all that a VM holds now.
+pub(super) fn wait_scanned(agent: &Agent, host: &Host, vm: &str) -> Result<()> {
+    let rounds = || -> Result<u64> {
+        let shown = program::output(&mut agent.command(host, &["show", vm, "--json"]))?;
+        let shown = serde_json::from_str::<api::VmSummary>(&shown);
+        let shown = shown
+            .map_err(|error| LabError::Text { what: "a VM's JSON", text: error.to_string() })?;
+        Ok(shown.content.map_or(0, |content| content.rounds))
+    };
+    // The current round may have begun before.
+    let expected = rounds()? + 2;
+    let end = Instant::now() + SCANNED_MAX;
+    while rounds()? < expected {
+        if Instant::now() >= end {
+            let contender = format!("the scan of {vm}");
+            return Err(LabError::Late { contender, waited: SCANNED_MAX });
+        }
+        std::thread::sleep(SCANNED_EVERY);
+    }
+    Ok(())
 }
 
 /// Peak memory of a process.

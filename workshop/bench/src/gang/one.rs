@@ -45,6 +45,9 @@ pub(super) fn run(
     let (downtime_goal, timeout) = (scenario.goal, scenario.timeout);
     let ground = GangGround { kit, racks: &racks, downtime_goal, timeout };
     let guests = boot(&ground, &members, contender)?;
+    if conditions.rests {
+        contender.rest(&members)?;
+    }
     let asking = Asking::watch(&guests)?;
     let reserve = Reserve::keep(RESERVE_BYTES);
     warm::memory(WARM_BYTES);

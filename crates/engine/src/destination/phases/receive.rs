@@ -191,7 +191,7 @@ impl Connected<'_> {
         let mappings: Vec<_> = plans.iter().map(mapping).collect();
         let mut held = Blocks::default();
         for (plan, mapping) in plans.iter().zip(&mappings) {
-            held.push(plan.bytes, mapping.clone());
+            held.push(plan.name.clone(), plan.bytes, mapping.clone());
         }
         let placer = Placer::new(plans, feeder.handle()).map_err(End::failed)?;
         let placer = Arc::new(audit.of_placer(placer)?);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ::audit::Hash;
 use crossbeam_channel::Receiver;
-use dedup::source::{Naming, Plan, Waits};
+use dedup::source::{NamedBefore, Naming, Plan, Waits};
 use transport::{Deltas, LanesPlan};
 use wire::carry::{Carry, Carrying, Target};
 use wire::{SharingOrder, ToDestination, ToSource};
@@ -93,11 +93,17 @@ impl Agents {
         })
     }
 
-    /// The naming of pages, if the destination takes names.
-    pub(super) fn naming(&self, reading: Option<&Reading>) -> Option<Arc<Naming>> {
+    /// The naming of pages, if the destination takes names. `pid` finds QEMU's process.
+    pub(super) fn naming(
+        &self,
+        reading: Option<&Reading>,
+        pid: impl FnOnce() -> Option<u32>,
+    ) -> Option<Arc<Naming>> {
         let sharing = self.local.sharing.as_ref().filter(|_| self.carrying.sharing);
         let shared = sharing.map(|sharing| sharing.key(&self.request.domain()));
+        let by = sharing.zip(shared.as_ref());
         let naming = Naming::new(Plan {
+            before: by.and_then(|(sharing, key)| NamedBefore::of_vm(sharing, pid()?, key)),
             shares: shared.is_some(),
             key: shared.or_else(|| Some(reading?.from.key()))?,
             cached: reading.map(|it| (Arc::clone(&it.from.cached), it.disks.clone())),

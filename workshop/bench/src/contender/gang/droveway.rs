@@ -10,7 +10,7 @@ use simulator::Share;
 
 use super::{GangContender, GangGround, GangMoved, Member};
 use crate::contender::Moved;
-use crate::contender::droveway::{moved, report, within};
+use crate::contender::droveway::{moved, report, wait_scanned, within};
 use lab::agent::{Agent, agents, binary};
 use lab::error::{LabError, Result, SystemContext};
 use lab::hosts::RackHost;
@@ -163,6 +163,12 @@ impl GangContender for DrovewayGang {
             program::output(run.args(spec.argv(ground.kit, &ground.kit.qemu)))?;
         }
         Ok(())
+    }
+
+    fn rest(&mut self, members: &[Member<'_>]) -> Result<()> {
+        members.iter().try_for_each(|Member { spec, from, .. }| {
+            wait_scanned(self.agent(from)?, &from.host, &spec.name)
+        })
     }
 
     fn migrate(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
