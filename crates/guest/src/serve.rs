@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use cachemap::{Ask, Budget, Device, End, Greeting, Reply, Run, VERSION, Wanted};
+use cachemap::{AnswerKind, Ask, Budget, Device, End, Greeting, Reply, Run, VERSION};
 
 use crate::port::{Broken, Port};
 use crate::survey::{Sink, Stop, SurveyError, survey};
@@ -45,7 +45,7 @@ fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
     port.meet()?;
     let budget = ask.budget.bounded();
     let until = Instant::now() + Duration::from_millis(budget.time_ms.into()) + GRACE;
-    if ask.wanted == Wanted::Greeting || ask.version != VERSION {
+    if ask.answer == AnswerKind::Greeting || ask.version != VERSION {
         let program = PROGRAM.to_owned();
         let clears = crate::clearing::clears();
         let greeting = Greeting { version: VERSION, nonce: ask.nonce, program, clears };
@@ -152,7 +152,7 @@ impl Default for Counted {
         let mut packed = Vec::new();
         let budget = Budget::default();
         let ask =
-            Ask { version: VERSION, nonce: 0, wanted: Wanted::Map, budget, runs_max: u32::MAX };
+            Ask { version: VERSION, nonce: 0, answer: AnswerKind::Map, budget, runs_max: u32::MAX };
         let reply = Reply::new(&ask, PROGRAM, &mut packed);
         Self { reply, packed, devices: Vec::new(), bytes: 0 }
     }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemap::{
-    Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, Summary, VERSION, Wanted,
+    AnswerKind, Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, Summary, VERSION,
 };
 use serde_json::json;
 
@@ -207,7 +207,7 @@ fn map_ask(limits: Limits, budget: Budget) -> Ask {
     Ask {
         version: VERSION,
         nonce: nonce(),
-        wanted: Wanted::Map,
+        answer: AnswerKind::Map,
         budget: budget.bounded(),
         runs_max: u32::try_from(limits.ram_pages).unwrap_or(RUNS_MAX).min(RUNS_MAX),
     }
@@ -221,7 +221,7 @@ pub fn greet(stream: &UnixStream, greeting: Duration) -> Result<Greeting, GuestE
     let ask = Ask {
         version: VERSION,
         nonce: nonce(),
-        wanted: Wanted::Greeting,
+        answer: AnswerKind::Greeting,
         budget: Budget::default(),
         runs_max: 0,
     };

@@ -200,7 +200,7 @@ fn a_helper_is_greeted() {
             let mut bytes = [0; Ask::BYTES];
             theirs.read_exact(&mut bytes).unwrap();
             let ask = AskFinder::default().take(&bytes).unwrap();
-            assert_eq!(ask.wanted, Wanted::Greeting);
+            assert_eq!(ask.answer, AnswerKind::Greeting);
             let greeting = Greeting {
                 version: 9,
                 nonce: ask.nonce,
