@@ -45,7 +45,7 @@ impl Machine {
                 Found::Missing | Found::Runs,
             ) => {
                 self.state = State::TakenBack;
-                vec![self.say_aborted()]
+                vec![self.send_aborted()]
             }
             (Phase::RunsThereToo, Found::Stopped) => {
                 self.state = State::TakingBack;

@@ -150,7 +150,7 @@ impl Settler {
             let answer = self.send(message);
             self.note(answer.as_ref().err());
             match answer {
-                Ok(Some(answer)) => case.heard(answer),
+                Ok(Some(answer)) => case.received(answer),
                 Ok(None) => {}
                 // The message is sent again later; the others in the queue are older.
                 Err(_) => case.outbox().clear(),
@@ -199,7 +199,7 @@ fn hear(told: Request, case: &mut Case, vm: &str) {
         Request::Message(message, reply) => {
             // The queued messages are older than the answer to this one.
             case.outbox().clear();
-            case.heard(message);
+            case.received(message);
             let answer = case.outbox().pop_front();
             if let Err(unheard) = reply.send(answer)
                 && let Some(answer) = unheard.into_inner()

@@ -107,7 +107,7 @@ impl Keeper {
 }
 
 impl Effects for Keeper {
-    fn say(&mut self, said: &Envelope<switchover::ToSource>) {
+    fn send(&mut self, said: &Envelope<switchover::ToSource>) {
         // A lost message is repeated, or requested.
         if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {
             tracing::info!(%error, "cannot send a switchover message");

@@ -23,7 +23,7 @@ impl Connected<'_> {
         while let Some(wait) = driver.machine().wait() {
             let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
             let event = match self.hear_within(limit) {
-                Ok(Heard::Message(ToDestination::Switchover { said })) => Step::Heard(said),
+                Ok(Heard::Message(ToDestination::Switchover { said })) => Step::Received(said),
                 Ok(Heard::Gone(error)) => Step::ConnectionLost { reason: error.to_string().into() },
                 Ok(_) => continue,
                 Err(RecvTimeoutError::Timeout) if keeper.machine().process.is_alive() => {

@@ -23,7 +23,7 @@ impl<'m> Loaded<'m> {
         let Self { mut streamed, said } = self;
         // If QEMU reports its migration completed, this journals `committed` and
         // sends `go`.
-        streamed.step(Step::Heard(said));
+        streamed.step(Step::Received(said));
         streamed.wait_running();
         match streamed.concluded() {
             Ok(()) => Ok(streamed.end(Outcome::Done)),
@@ -41,7 +41,7 @@ impl Journaled<Streaming<'_>> {
                     if said.message == switchover::ToSource::Running {
                         self.phase.note_running();
                     }
-                    self.step(Step::Heard(said));
+                    self.step(Step::Received(said));
                 }
                 Ok(_) => {}
                 // With QEMU gone nothing can resume the VM here, and the
@@ -68,7 +68,7 @@ impl Journaled<Streaming<'_>> {
         let context = &self.phase.connected.context;
         let (vm, host) = (&context.vm.name, &context.peer.name);
         match (&self.fate, self.driver.machine().doubt()) {
-            (Some(Fate::Gone), _) => {
+            (Some(Fate::Moved), _) => {
                 self.phase.wait_noted();
                 Ok(())
             }
