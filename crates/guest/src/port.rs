@@ -43,9 +43,9 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub enum Broken {
     /// The agent has disconnected.
-    Gone,
+    Disconnected,
     /// The agent has sent a new request.
-    Asked(Ask),
+    NewRequest(Ask),
     /// It took too long.
     Late,
     /// The port can't be used any more.
@@ -145,7 +145,7 @@ impl Port {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Broken::Gone);
+                return Err(Broken::Disconnected);
             }
             // A connection triggers no event here, so the port is polled again.
             let timeout = Timespec::try_from(left.min(LOOK)).ok();
@@ -158,7 +158,7 @@ impl Port {
                 Err(errno) => return Err(errno.into()),
             }
             if let Heard::Ask(ask) = self.hear().map_err(Broken::Failed)? {
-                return Err(Broken::Asked(ask));
+                return Err(Broken::NewRequest(ask));
             }
         }
     }
@@ -171,7 +171,7 @@ impl Port {
         let mut rest = bytes;
         while !rest.is_empty() {
             match rustix::io::write(&self.port, rest) {
-                Ok(0) | Err(Errno::PIPE | Errno::CONNRESET) => return Err(Broken::Gone),
+                Ok(0) | Err(Errno::PIPE | Errno::CONNRESET) => return Err(Broken::Disconnected),
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
@@ -214,8 +214,8 @@ impl Port {
         let told = polled.revents();
         if told.contains(PollFlags::IN) {
             return match self.hear().map_err(Broken::Failed)? {
-                Heard::Ask(ask) => Err(Broken::Asked(ask)),
-                Heard::End => Err(Broken::Gone),
+                Heard::Ask(ask) => Err(Broken::NewRequest(ask)),
+                Heard::End => Err(Broken::Disconnected),
                 Heard::Nothing => Ok(()),
             };
         }

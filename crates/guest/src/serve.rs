@@ -34,8 +34,8 @@ pub fn serve(port: &mut Port) -> io::Result<()> {
             },
         };
         match answer(port, &ask) {
-            Ok(()) | Err(Broken::Gone | Broken::Late) => {}
-            Err(Broken::Asked(newer)) => next = Some(newer),
+            Ok(()) | Err(Broken::Disconnected | Broken::Late) => {}
+            Err(Broken::NewRequest(newer)) => next = Some(newer),
             Err(Broken::Failed(error)) => return Err(error),
         }
     }
@@ -61,7 +61,7 @@ fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
             reply.finish(summary, &mut bytes);
             port.send(&bytes, until)
         }
-        (Err(SurveyError::Abandoned), None) => Err(Broken::Gone),
+        (Err(SurveyError::Abandoned), None) => Err(Broken::Disconnected),
         (Err(error), None) => {
             let Answer { reply, mut bytes, .. } = answer;
             reply.refuse(&error.to_string(), &mut bytes);

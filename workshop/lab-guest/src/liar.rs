@@ -75,8 +75,8 @@ pub(crate) fn run(name: &str) -> io::Result<()> {
             say("told")?;
         }
         match answered {
-            Ok(()) | Err(Broken::Gone | Broken::Late) => {}
-            Err(Broken::Asked(newer)) => asked.push_back(newer),
+            Ok(()) | Err(Broken::Disconnected | Broken::Late) => {}
+            Err(Broken::NewRequest(newer)) => asked.push_back(newer),
             Err(Broken::Failed(error)) => return Err(error),
         }
     }

@@ -132,5 +132,5 @@ fn a_rest_of_no_time_notices_a_disconnect() {
     let mut port = Port::of(theirs.into()).unwrap();
     port.rest(Duration::ZERO).unwrap();
     drop(ours);
-    assert!(matches!(port.rest(Duration::ZERO), Err(Broken::Gone)));
+    assert!(matches!(port.rest(Duration::ZERO), Err(Broken::Disconnected)));
 }
