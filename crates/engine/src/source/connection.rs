@@ -12,7 +12,7 @@ use super::disks::room::DiskRoom;
 use super::saying::Saying;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::{Heard, Link};
+use crate::link::{Link, Received};
 
 /// Time for a destination that reads to accept what is sent to it. The VM may be
 /// stopped meanwhile.
@@ -25,13 +25,13 @@ pub(crate) struct Control {
     pub(crate) link: Arc<Link<ToDestination>>,
     /// Used by the leading thread, which must not wait.
     saying: Saying,
-    pub(crate) hear: Receiver<Heard<ToSource>>,
+    pub(crate) hear: Receiver<Received<ToSource>>,
     pub(crate) disk_room: Arc<DiskRoom>,
 }
 
 /// What is sent on a new control connection, what comes, and the room for blocks that the
 /// destination reports on it.
-type Opened = (Arc<Link<ToDestination>>, Receiver<Heard<ToSource>>, Arc<DiskRoom>);
+type Opened = (Arc<Link<ToDestination>>, Receiver<Received<ToSource>>, Arc<DiskRoom>);
 
 /// Opens a control connection to the agent of `peer`.
 pub(crate) fn open(local: &Local, peer: &Peer) -> Result<Opened, MigrationError> {

@@ -12,7 +12,7 @@ use wire::{ToDestination, ToSource, Token};
 use super::end::End;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::shared::Shared;
-use crate::link::{Heard, Link};
+use crate::link::{Link, Received};
 use crate::waits::{LOOK, Silence};
 
 /// Multiple of the time for which a source waits before it gives up a migration without progress: a
@@ -23,9 +23,9 @@ pub(super) const SILENCE: u32 = 2;
 pub(super) struct Connected<'s> {
     pub(super) shared: &'s Shared,
     pub(super) link: Arc<Link<ToSource>>,
-    pub(super) hear: Receiver<Heard<ToDestination>>,
+    pub(super) hear: Receiver<Received<ToDestination>>,
     /// What was heard before its turn.
-    early: Mutex<Option<Heard<ToDestination>>>,
+    early: Mutex<Option<Received<ToDestination>>>,
     /// The token of its lanes.
     pub(super) token: Token,
     pub(super) lanes: Arc<ArrivingLanes>,
@@ -59,7 +59,9 @@ impl<'s> Connected<'s> {
         let mut early = self.early.lock();
         while early.is_none() {
             match self.hear.try_recv() {
-                Ok(Heard::Message(ToDestination::Terms(terms))) => self.lanes.threads().set(&terms),
+                Ok(Received::Message(ToDestination::Terms(terms))) => {
+                    self.lanes.threads().set(&terms)
+                }
                 Ok(heard) => *early = Some(heard),
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(TryRecvError::Disconnected) => break,
@@ -68,8 +70,8 @@ impl<'s> Connected<'s> {
         match &*early {
             None
             | Some(
-                Heard::Gone(_)
-                | Heard::Message(ToDestination::Abort { .. } | ToDestination::Switchover { .. }),
+                Received::Disconnected(_)
+                | Received::Message(ToDestination::Abort { .. } | ToDestination::Switchover { .. }),
             ) => Err("the source no longer waits for it".to_owned()),
             // Its turn comes.
             Some(_) => Ok(()),
@@ -80,12 +82,12 @@ impl<'s> Connected<'s> {
     pub(super) fn hear_within(
         &self,
         limit: Duration,
-    ) -> Result<Heard<ToDestination>, RecvTimeoutError> {
+    ) -> Result<Received<ToDestination>, RecvTimeoutError> {
         let early = self.early.lock().take();
         early.map_or_else(|| self.hear.recv_timeout(limit), Ok)
     }
 
-    pub(super) fn next(&self) -> Result<Heard<ToDestination>, End> {
+    pub(super) fn next(&self) -> Result<Received<ToDestination>, End> {
         self.next_while(&mut Silence::new(), 0)
     }
 
@@ -95,7 +97,7 @@ impl<'s> Connected<'s> {
         &self,
         silence: &mut Silence,
         more: u64,
-    ) -> Result<Heard<ToDestination>, End> {
+    ) -> Result<Received<ToDestination>, End> {
         if let Some(early) = self.early.lock().take() {
             return Ok(early);
         }
@@ -118,7 +120,7 @@ impl<'s> Connected<'s> {
             };
             match heard {
                 // In any phase, they hold from now on.
-                Heard::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
+                Received::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
                 heard => return Ok(heard),
             }
         }

@@ -2,7 +2,7 @@
 
 use wire::ToDestination;
 
-use crate::link::Heard;
+use crate::link::Received;
 
 /// Why an arrival ended before the VM was loaded.
 #[derive(Debug)]
@@ -20,12 +20,12 @@ impl End {
 }
 
 /// Interprets an unexpected message.
-pub(super) fn ended(heard: Heard<ToDestination>) -> End {
+pub(super) fn ended(heard: Received<ToDestination>) -> End {
     match heard {
-        Heard::Message(ToDestination::Abort { reason }) => {
+        Received::Message(ToDestination::Abort { reason }) => {
             End::Over(format!("the source ended the migration: {reason}"))
         }
-        Heard::Message(ToDestination::Switchover { said }) => match said.message {
+        Received::Message(ToDestination::Switchover { said }) => match said.message {
             switchover::ToDestination::Aborted { reason } => {
                 End::Over(format!("the source ended the migration: {reason}"))
             }
@@ -36,7 +36,7 @@ pub(super) fn ended(heard: Heard<ToDestination>) -> End {
                 End::failed("the source released a VM that is not loaded")
             }
         },
-        Heard::Gone(error) => End::Over(format!("lost the source's agent: {error}")),
+        Received::Disconnected(error) => End::Over(format!("lost the source's agent: {error}")),
         _ => End::failed("the source sent a message out of turn"),
     }
 }

@@ -21,7 +21,7 @@ use super::prove::Proved;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::nic_use::Telling;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::tail::Tail;
 
 /// When a QEMU that hung has ended, the thread that waited for it returns at once.
@@ -93,7 +93,7 @@ impl Connected<'_> {
             match heard {
                 // All data is here and flushed, so no thread is left that these concern. A flush
                 // that was requested while the VM ran may arrive late.
-                Ok(Heard::Message(
+                Ok(Received::Message(
                     ToDestination::Terms(_)
                     | ToDestination::FlushDisk { .. }
                     | ToDestination::Spare { .. },

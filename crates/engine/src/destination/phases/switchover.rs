@@ -9,7 +9,7 @@ use wire::ToDestination;
 
 use super::connect::Connected;
 use super::effects::Keeper;
-use crate::link::Heard;
+use crate::link::Received;
 
 /// The time limit for the source's next message, as long as there is a connection: the source first
 /// waits for QEMU's report of how its migration ended, or for QEMU's end.
@@ -23,8 +23,10 @@ impl Connected<'_> {
         while let Some(wait) = driver.machine().wait() {
             let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
             let event = match self.hear_within(limit) {
-                Ok(Heard::Message(ToDestination::Switchover { said })) => Step::Received(said),
-                Ok(Heard::Gone(error)) => Step::ConnectionLost { reason: error.to_string().into() },
+                Ok(Received::Message(ToDestination::Switchover { said })) => Step::Received(said),
+                Ok(Received::Disconnected(error)) => {
+                    Step::ConnectionLost { reason: error.to_string().into() }
+                }
                 Ok(_) => continue,
                 Err(RecvTimeoutError::Timeout) if keeper.machine().process.is_alive() => {
                     Step::Timeout

@@ -14,7 +14,7 @@ use super::from_disks::Reading;
 use super::request::CarryRequest;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
+use crate::link::{CARRIED_DEAD_AFTER, Link, Received};
 use crate::source::bounds::sched_params;
 use crate::source::disks::room::DiskRoom;
 use crate::source::phases::start::lanes_plan;
@@ -31,7 +31,7 @@ pub(super) struct Agents {
     pub(super) id: String,
     pub(super) request: CarryRequest,
     pub(super) link: Arc<Link<ToDestination>>,
-    pub(super) hear: Receiver<Heard<ToSource>>,
+    pub(super) hear: Receiver<Received<ToSource>>,
     pub(super) carrying: Carrying,
     /// Why content is not shared, if the operator requested it.
     pub(super) unshared: Option<&'static str>,
@@ -67,12 +67,12 @@ impl Agents {
         link.say(&ToDestination::Carry(Box::new(order)))
             .map_err(|error| lost(error.to_string()))?;
         let carrying = match hear.recv_timeout(ANSWER_MAX) {
-            Ok(Heard::Message(ToSource::Carrying(carrying))) => carrying,
-            Ok(Heard::Message(ToSource::Refused { reason })) => {
+            Ok(Received::Message(ToSource::Carrying(carrying))) => carrying,
+            Ok(Received::Message(ToSource::Refused { reason })) => {
                 let reason = switchover::Reason::new(reason).into();
                 return Err(MigrationError::Refused { host: peer.name.clone(), reason });
             }
-            Ok(Heard::Gone(error)) => {
+            Ok(Received::Disconnected(error)) => {
                 return Err(lost(format!(
                     "{error}; an agent of an older version does not carry migrations"
                 )));
@@ -130,13 +130,13 @@ impl Agents {
     }
 
     /// Interprets an unexpected message.
-    pub(super) fn ended(&self, heard: Heard<ToSource>) -> MigrationError {
+    pub(super) fn ended(&self, heard: Received<ToSource>) -> MigrationError {
         match heard {
-            Heard::Message(ToSource::Refused { reason }) => MigrationError::DestinationFailed {
+            Received::Message(ToSource::Refused { reason }) => MigrationError::DestinationFailed {
                 host: self.peer.name.clone(),
                 reason: switchover::Reason::new(reason).into(),
             },
-            Heard::Gone(error) => self.lost(error),
+            Received::Disconnected(error) => self.lost(error),
             _ => self.lost("it sent a message out of turn"),
         }
     }

@@ -15,7 +15,7 @@ use wire::{ToDestination, ToSource};
 use super::agents::Agents;
 use super::process;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::from_disks::{Asked, FromDisks, notes, readable};
@@ -57,8 +57,8 @@ impl Agents {
         };
         self.say(&ToDestination::Storage(from.order.clone()))?;
         let (disks, more) = match self.hear.recv_timeout(ANSWER_MAX) {
-            Ok(Heard::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
-            Ok(Heard::Back(bytes)) if bytes.is_empty() => return Err(self.closed_early()),
+            Ok(Received::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
+            Ok(Received::Back(bytes)) if bytes.is_empty() => return Err(self.closed_early()),
             Ok(other) => return Err(self.ended(other)),
             Err(_) => {
                 let why = "it did not report in time which disks it reads".to_owned();

@@ -20,7 +20,7 @@ use super::split::Split;
 use super::{Carried, Content, first_packets, process};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::Heard;
+use crate::link::Received;
 use crate::source::context::{local as local_error, no_thread};
 
 /// Time until either end sends something. QEMU, and a disk's server, do so at once.
@@ -121,10 +121,10 @@ impl Opening {
         };
         match heard {
             // Nothing more will come back.
-            Ok(Heard::Back(bytes)) if bytes.is_empty() => {
+            Ok(Received::Back(bytes)) if bytes.is_empty() => {
                 Err(self.agents.lost("the program that waits there has closed its connection"))
             }
-            Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
+            Ok(Received::Back(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.agents.ended(other)),
             Err(_) => Err(self.agents.lost("the connection has ended")),
         }

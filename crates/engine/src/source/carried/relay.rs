@@ -27,7 +27,7 @@ use super::request::CarryRequest;
 use super::setup::Reason;
 use crate::caught::caught;
 use crate::error::MigrationError;
-use crate::link::{Heard, Link};
+use crate::link::{Link, Received};
 use crate::report_builder::ReportBuilder;
 use crate::source::context::{local as local_error, no_thread};
 use crate::watch::Watch;
@@ -204,7 +204,7 @@ impl Following<'_> {
             let given_up = lost_until.map_or_else(never, at);
             select! {
                 recv(self.agents.hear) -> heard => match heard {
-                    Ok(Heard::Gone(_)) if heard_all => return Ok(()),
+                    Ok(Received::Disconnected(_)) if heard_all => return Ok(()),
                     Ok(heard) => if self.hear(heard)? {
                         heard_all = true;
                         if self.passed.is_loaded() {
@@ -251,19 +251,19 @@ impl Following<'_> {
     }
 
     /// Handles a message; returns whether it was the last.
-    fn hear(&mut self, heard: Heard<ToSource>) -> Result<bool, MigrationError> {
+    fn hear(&mut self, heard: Received<ToSource>) -> Result<bool, MigrationError> {
         match heard {
-            Heard::Back(bytes) if bytes.is_empty() => {
+            Received::Back(bytes) if bytes.is_empty() => {
                 // It may be closed already.
                 let _ = self.socket.shutdown(Shutdown::Write);
                 return Ok(true);
             }
-            Heard::Back(bytes) => {
+            Received::Back(bytes) => {
                 self.write(&bytes)?;
                 self.passed.back(&bytes);
             }
-            Heard::Message(ToSource::Note { text }) => self.report_builder.note(text),
-            Heard::Message(ToSource::NicUse(used)) => {
+            Received::Message(ToSource::Note { text }) => self.report_builder.note(text),
+            Received::Message(ToSource::NicUse(used)) => {
                 if let Some(by_lanes) = self.by_lanes {
                     by_lanes.hear(used);
                 }

@@ -22,7 +22,7 @@ use super::tail::Tail;
 use super::waiting::Waiting;
 use super::way_back::WayBack;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::audit::SourceAudit;
@@ -192,7 +192,7 @@ impl Running<'_> {
         while !self.is_accounted
             && let Ok(heard) = self.split.agents.hear.recv_deadline(until)
         {
-            let is_gone = matches!(heard, Heard::Gone(_));
+            let is_gone = matches!(heard, Received::Disconnected(_));
             self.hear(heard)?;
             if is_gone {
                 break;

@@ -12,7 +12,7 @@ use super::load::Loaded;
 use super::stream::Streaming;
 use super::{Ended, Failed};
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 
 /// Time for the destination to write its journal and then report its costs.
 const NOTED_MAX: Duration = Duration::from_secs(5);
@@ -115,8 +115,8 @@ impl Streaming<'_> {
         let until = Instant::now() + NOTED_MAX;
         while let Ok(heard) = self.connected.control.hear.recv_deadline(until) {
             match heard {
-                Heard::Gone(_) => return,
-                Heard::Message(ToSource::Cost(cost)) => {
+                Received::Disconnected(_) => return,
+                Received::Message(ToSource::Cost(cost)) => {
                     self.connected.context.report_builder.took_there(&cost);
                 }
                 _ => {}

@@ -15,7 +15,7 @@ use super::journaled::Journaled;
 use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::source::blackout::Missing;
 use crate::source::control::pacing::Pacing;
 use crate::source::notice::Notice;
@@ -141,7 +141,7 @@ impl<'m> Journaled<Streaming<'m>> {
             let event = select! {
                 recv(context.qemu_events) -> event => event,
                 recv(control.hear) -> message => match message {
-                    Ok(Heard::Message(message)) => match self.reason_of_peer(&message) {
+                    Ok(Received::Message(message)) => match self.reason_of_peer(&message) {
                         Some(reason) => return reason,
                         None => continue,
                     },
