@@ -9,7 +9,7 @@ use api::ReadDisks;
 use qemu::commanded::Commanded;
 use qemu::guest_disks::GuestDisk;
 use qemu::guest_port::NoPort;
-use storage::{Look, OpenError};
+use storage::{OpenError, Probe};
 use wire::{ToDestination, ToSource};
 
 use super::agents::Agents;
@@ -23,7 +23,7 @@ use crate::source::from_disks::{Asked, FromDisks, notes, readable};
 /// Time for the destination to open images, or to report why not.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Time to look at the images that QEMU has open here.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// The reading of disks at the destination.
 pub(super) struct Reading {
@@ -85,10 +85,10 @@ impl Agents {
 
 /// The disks that it has. Its images may be on storage that doesn't answer.
 fn disks_of(vm: &Arc<Commanded>) -> Result<Vec<GuestDisk>, String> {
-    let looked_at = Arc::clone(vm);
-    let looking = Look::begin(LOOK_MAX, move || looked_at.disks());
-    let looking = looking.map_err(|error| error.to_string())?;
-    let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: LOOK_MAX };
-    let disks = looking.wait().ok_or_else(|| stalled().to_string())?;
+    let probed = Arc::clone(vm);
+    let probe = Probe::start(PROBE_MAX, move || probed.disks());
+    let probe = probe.map_err(|error| error.to_string())?;
+    let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: PROBE_MAX };
+    let disks = probe.wait().ok_or_else(|| stalled().to_string())?;
     disks.map_err(|error| error.to_string())
 }
