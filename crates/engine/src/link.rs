@@ -69,12 +69,12 @@ impl<Said: Serialize> Link<Said> {
     fn start_bounded<M: DeserializeOwned + Send + 'static>(
         connection: Connection,
         name: &str,
-        heard_max: usize,
+        received_max: usize,
         at_once: impl Fn(M) -> Option<M> + Send + 'static,
     ) -> std::io::Result<(Self, Receiver<Received<M>>)> {
         let closer = connection.closer();
         let (reader, writer) = connection.into_halves();
-        let (heard, hear) = bounded(heard_max);
+        let (received, inbox) = bounded(received_max);
         data_threads::spawn(format!("hear-{name}"), move || {
             let mut reading = std::io::BufReader::new(reader);
             loop {
@@ -87,13 +87,13 @@ impl<Said: Serialize> Link<Said> {
                 };
                 let over = matches!(next, Received::Disconnected(_));
                 // An error means that the receiver is dropped.
-                if heard.send(next).is_err() || over {
+                if received.send(next).is_err() || over {
                     return;
                 }
             }
         })?;
         let (writer, bytes) = (Mutex::new(writer), AtomicU64::new(0));
-        Ok((Self { writer, closer, bytes, said: PhantomData }, hear))
+        Ok((Self { writer, closer, bytes, said: PhantomData }, inbox))
     }
 
     pub(crate) fn say(&self, message: &Said) -> Result<(), LinkError> {
@@ -211,7 +211,7 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let connection = Connection::plain(listener.accept().unwrap().0);
-            let (_link, hear): (Link<ToSource>, Receiver<Received<ToDestination>>) =
+            let (_link, inbox): (Link<ToSource>, Receiver<Received<ToDestination>>) =
                 match waits_max {
                     RECEIVED_MAX => Link::start(connection, "peer"),
                     _ => Link::start_with(connection, "peer", Some),
@@ -220,12 +220,12 @@ mod tests {
             for _ in 0..SENT {
                 Frame::write_non_ram(false, &[1], &mut peer).unwrap();
             }
-            while hear.len() < waits_max {
+            while inbox.len() < waits_max {
                 thread::yield_now();
             }
             for _ in 0..SENT {
-                assert!(hear.len() <= waits_max);
-                assert!(matches!(hear.recv().unwrap(), Received::Tail(bytes) if bytes == [1]));
+                assert!(inbox.len() <= waits_max);
+                assert!(matches!(inbox.recv().unwrap(), Received::Tail(bytes) if bytes == [1]));
             }
         }
     }

@@ -165,7 +165,7 @@ impl Stage {
     ///
     /// # Errors
     /// When it ends, or an answer is invalid.
-    pub fn hear(&self, acks: &mut Acks<'_, Errand>) -> std::io::Result<()> {
+    pub fn receive(&self, acks: &mut Acks<'_, Errand>) -> std::io::Result<()> {
         loop {
             let released = acks.wait()?;
             self.settle(released)?;

@@ -80,7 +80,7 @@ impl Connected<'_> {
 
     /// Serves an order. An error is from before there was a journal.
     fn admit(&self, place: &mut Place) -> Result<(), End> {
-        let order = match self.hear_order()? {
+        let order = match self.receive_order()? {
             Some(Order::Prepare(order)) => order,
             Some(Order::Carry(order)) => return self.carry(&order, place),
             None => return Ok(()),

@@ -204,7 +204,7 @@ impl Carried<'_> {
                         by_lanes.ended = true;
                     }
                 }
-                Next::Received(heard) => match heard {
+                Next::Received(received) => match received {
                     Received::Whole(piece) => self.relay(&piece)?,
                     Received::Message(ToDestination::RelayBegins) if self.is_new() => {
                         self.incoming = Incoming::Relayed(self.relay_by_lanes()?);
@@ -279,7 +279,7 @@ impl Carried<'_> {
             _ => never(),
         };
         select! {
-            recv(self.connected.hear) -> heard => heard
+            recv(self.connected.inbox) -> received => received
                 .map(Next::Received)
                 .map_err(|_| End::Over("the source's connection has ended".to_owned())),
             recv(self.connected.broken) -> why => {

@@ -23,8 +23,8 @@ pub(super) const SILENCE: u32 = 2;
 pub(super) struct Connected<'s> {
     pub(super) shared: &'s Shared,
     pub(super) link: Arc<Link<ToSource>>,
-    pub(super) hear: Receiver<Received<ToDestination>>,
-    /// What was heard before its turn.
+    pub(super) inbox: Receiver<Received<ToDestination>>,
+    /// What was received before its turn.
     early: Mutex<Option<Received<ToDestination>>>,
     /// The token of its lanes.
     pub(super) token: Token,
@@ -44,25 +44,25 @@ impl<'s> Connected<'s> {
     ) -> std::io::Result<Self> {
         let peer = connection.peer_address()?;
         let certified = connection.peer().map(str::to_owned);
-        let (link, hear) = Link::start(connection, &format!("source-{number}"))?;
+        let (link, inbox) = Link::start(connection, &format!("source-{number}"))?;
         let (tell_broken, broken) = bounded(1);
         let resources = &shared.local.resources;
         let lanes = Arc::new(ArrivingLanes::new(tell_broken, resources, certified.clone()));
         let (link, token) = (Arc::new(link), new_token()?);
         let early = Mutex::default();
-        Ok(Self { shared, link, hear, early, token, lanes, broken, peer, certified })
+        Ok(Self { shared, link, inbox, early, token, lanes, broken, peer, certified })
     }
 
     /// Whether the source still waits for the answer to its order; otherwise an error. To be asked
-    /// while the order takes long and nothing else is heard.
+    /// while the order takes long and nothing else is received.
     pub(super) fn is_awaited(&self) -> Result<(), String> {
         let mut early = self.early.lock();
         while early.is_none() {
-            match self.hear.try_recv() {
+            match self.inbox.try_recv() {
                 Ok(Received::Message(ToDestination::Terms(terms))) => {
                     self.lanes.threads().set(&terms)
                 }
-                Ok(heard) => *early = Some(heard),
+                Ok(received) => *early = Some(received),
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(TryRecvError::Disconnected) => break,
             }
@@ -79,12 +79,12 @@ impl<'s> Connected<'s> {
     }
 
     /// What the source says next, without regard to anything else.
-    pub(super) fn hear_within(
+    pub(super) fn receive_within(
         &self,
         limit: Duration,
     ) -> Result<Received<ToDestination>, RecvTimeoutError> {
         let early = self.early.lock().take();
-        early.map_or_else(|| self.hear.recv_timeout(limit), Ok)
+        early.map_or_else(|| self.inbox.recv_timeout(limit), Ok)
     }
 
     pub(super) fn next(&self) -> Result<Received<ToDestination>, End> {
@@ -109,19 +109,19 @@ impl<'s> Connected<'s> {
                 let why = format!("nothing of the VM has arrived for {seconds} s");
                 return Err(End::failed(why));
             }
-            let heard = select! {
+            let received = select! {
                 recv(after(LOOK)) -> _ => continue,
-                recv(self.hear) -> heard => {
-                    heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
+                recv(self.inbox) -> received => {
+                    received.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
                 }
                 recv(self.broken) -> why => {
                     return Err(End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned())));
                 }
             };
-            match heard {
+            match received {
                 // In any phase, they hold from now on.
                 Received::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
-                heard => return Ok(heard),
+                received => return Ok(received),
             }
         }
     }

@@ -20,8 +20,8 @@ impl End {
 }
 
 /// Interprets an unexpected message.
-pub(super) fn ended(heard: Received<ToDestination>) -> End {
-    match heard {
+pub(super) fn ended(received: Received<ToDestination>) -> End {
+    match received {
         Received::Message(ToDestination::Abort { reason }) => {
             End::Over(format!("the source ended the migration: {reason}"))
         }

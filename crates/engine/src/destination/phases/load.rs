@@ -80,17 +80,17 @@ impl Connected<'_> {
         })
         .map_err(End::failed)?;
         let end = loop {
-            let heard = select! {
+            let received = select! {
                 recv(done) -> loaded => {
                     return loaded.unwrap_or_else(|_| Err(End::failed("a fault in the agent")));
                 }
-                recv(self.hear) -> heard => heard,
+                recv(self.inbox) -> received => received,
                 recv(self.broken) -> why => {
                     break End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned()));
                 }
                 recv(late) -> _ => break End::failed("its QEMU here does not load it"),
             };
-            match heard {
+            match received {
                 // All data is here and flushed, so no thread is left that these concern. A flush
                 // that was requested while the VM ran may arrive late.
                 Ok(Received::Message(
@@ -98,7 +98,7 @@ impl Connected<'_> {
                     | ToDestination::FlushDisk { .. }
                     | ToDestination::Spare { .. },
                 )) => {}
-                Ok(heard) => break ended(heard),
+                Ok(received) => break ended(received),
                 Err(_) => break End::Over("the source's connection has ended".to_owned()),
             }
         };

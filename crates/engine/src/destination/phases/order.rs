@@ -22,8 +22,8 @@ pub(super) enum Order {
 
 impl Connected<'_> {
     /// The order; none if another agent only asked a question, which is answered.
-    pub(super) fn hear_order(&self) -> Result<Option<Order>, End> {
-        match self.hear.recv_timeout(ORDER_MAX) {
+    pub(super) fn receive_order(&self) -> Result<Option<Order>, End> {
+        match self.inbox.recv_timeout(ORDER_MAX) {
             Ok(Received::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),
             Ok(Received::Message(ToDestination::Carry(order))) => Ok(Some(Order::Carry(order))),
             Ok(Received::Message(ToDestination::Examine { question })) => {

@@ -90,7 +90,7 @@ impl<'a, 's> Prepared<'a, 's> {
         let tail = Tail::new(&self.connected.shared.local.resources.coming_tails);
         let mut streamed = Streamed { opened: None, tail, whole_bytes: 0 };
         let sharing = self.found.shares.as_ref().map(|shares| Arc::clone(&shares.sharing));
-        match self.hear_stream(&mut streamed) {
+        match self.receive_stream(&mut streamed) {
             Ok(totals) => {
                 let Streamed { opened, tail, .. } = streamed;
                 Ok(Delivered { opened, tail, totals, sharing, prepared: self })
@@ -105,7 +105,7 @@ impl<'a, 's> Prepared<'a, 's> {
     }
 
     /// Receives the stream; returns the source's totals for the audit.
-    fn hear_stream(&mut self, streamed: &mut Streamed) -> Result<Vec<u64>, End> {
+    fn receive_stream(&mut self, streamed: &mut Streamed) -> Result<Vec<u64>, End> {
         let (mut announced, mut silence) = (None, Silence::new());
         loop {
             match self.connected.next_while(&mut silence, streamed.arrived())? {

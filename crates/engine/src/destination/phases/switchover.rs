@@ -22,7 +22,7 @@ impl Connected<'_> {
     pub(super) fn see_it_through(&self, driver: &mut Driver, keeper: &mut Keeper) {
         while let Some(wait) = driver.machine().wait() {
             let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
-            let event = match self.hear_within(limit) {
+            let event = match self.receive_within(limit) {
                 Ok(Received::Message(ToDestination::Switchover { said })) => Step::Received(said),
                 Ok(Received::Disconnected(error)) => {
                     Step::ConnectionLost { reason: error.to_string().into() }

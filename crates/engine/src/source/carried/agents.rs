@@ -31,7 +31,7 @@ pub(super) struct Agents {
     pub(super) id: String,
     pub(super) request: CarryRequest,
     pub(super) link: Arc<Link<ToDestination>>,
-    pub(super) hear: Receiver<Received<ToSource>>,
+    pub(super) inbox: Receiver<Received<ToSource>>,
     pub(super) carrying: Carrying,
     /// Why content is not shared, if the operator requested it.
     pub(super) unshared: Option<&'static str>,
@@ -48,7 +48,7 @@ impl Agents {
         request: CarryRequest,
     ) -> Result<Self, MigrationError> {
         let lost = |why: String| MigrationError::lost(&peer.name, why);
-        let (link, hear, disk_room) = connection::open(local, peer)?;
+        let (link, inbox, disk_room) = connection::open(local, peer)?;
         link.set_dead_after(CARRIED_DEAD_AFTER).map_err(|error| lost(error.to_string()))?;
         let sharing = by_name::order(local, &request.sharing, request.domain());
         let (sharing, unshared) = match sharing {
@@ -66,7 +66,7 @@ impl Agents {
         };
         link.say(&ToDestination::Carry(Box::new(order)))
             .map_err(|error| lost(error.to_string()))?;
-        let carrying = match hear.recv_timeout(ANSWER_MAX) {
+        let carrying = match inbox.recv_timeout(ANSWER_MAX) {
             Ok(Received::Message(ToSource::Carrying(carrying))) => carrying,
             Ok(Received::Message(ToSource::Refused { reason })) => {
                 let reason = switchover::Reason::new(reason).into();
@@ -86,7 +86,7 @@ impl Agents {
             id: id.to_owned(),
             request,
             link,
-            hear,
+            inbox,
             carrying,
             unshared,
             disk_room,
@@ -130,8 +130,8 @@ impl Agents {
     }
 
     /// Interprets an unexpected message.
-    pub(super) fn ended(&self, heard: Received<ToSource>) -> MigrationError {
-        match heard {
+    pub(super) fn ended(&self, received: Received<ToSource>) -> MigrationError {
+        match received {
             Received::Message(ToSource::Refused { reason }) => MigrationError::DestinationFailed {
                 host: self.peer.name.clone(),
                 reason: switchover::Reason::new(reason).into(),

@@ -22,7 +22,7 @@ use crate::source::from_disks::{Asked, FromDisks, notes, readable};
 
 /// Time for the destination to open images, or to report why not.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// Time to look at the images that QEMU has open here.
+/// Time to check the images that QEMU has open here.
 const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// The reading of disks at the destination.
@@ -56,7 +56,7 @@ impl Agents {
             }
         };
         self.say(&ToDestination::Storage(from.order.clone()))?;
-        let (disks, more) = match self.hear.recv_timeout(ANSWER_MAX) {
+        let (disks, more) = match self.inbox.recv_timeout(ANSWER_MAX) {
             Ok(Received::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
             Ok(Received::Back(bytes)) if bytes.is_empty() => return Err(self.closed_early()),
             Ok(other) => return Err(self.ended(other)),

@@ -191,22 +191,22 @@ struct Following<'r> {
 impl Following<'_> {
     /// Relays the returned bytes. `ended` reports the end of the local connection.
     fn follow(&mut self, ended: &Ended) -> Result<(), MigrationError> {
-        let (mut said_all, mut heard_all) = (false, false);
+        let (mut said_all, mut received_all) = (false, false);
         let nothing = never();
         let mut closed_until = None;
         // Why another connection failed, and until when the migration may end in spite of that.
         let (mut lost, mut lost_until) = (None, None);
         let lanes = self.by_lanes.map_or_else(never, |_| tick(LANES_EVERY));
         let watch = self.report_builder.watch();
-        while !(said_all && heard_all) {
+        while !(said_all && received_all) {
             let ended = if said_all { &nothing } else { ended };
             let late = closed_until.map_or_else(never, at);
             let given_up = lost_until.map_or_else(never, at);
             select! {
-                recv(self.agents.hear) -> heard => match heard {
-                    Ok(Received::Disconnected(_)) if heard_all => return Ok(()),
-                    Ok(heard) => if self.hear(heard)? {
-                        heard_all = true;
+                recv(self.agents.inbox) -> received => match received {
+                    Ok(Received::Disconnected(_)) if received_all => return Ok(()),
+                    Ok(received) => if self.receive(received)? {
+                        received_all = true;
                         if self.passed.is_loaded() {
                             closed_until = Some(Instant::now() + CLOSED_MAX);
                         }
@@ -251,8 +251,8 @@ impl Following<'_> {
     }
 
     /// Handles a message; returns whether it was the last.
-    fn hear(&mut self, heard: Received<ToSource>) -> Result<bool, MigrationError> {
-        match heard {
+    fn receive(&mut self, received: Received<ToSource>) -> Result<bool, MigrationError> {
+        match received {
             Received::Back(bytes) if bytes.is_empty() => {
                 // It may be closed already.
                 let _ = self.socket.shutdown(Shutdown::Write);
@@ -265,7 +265,7 @@ impl Following<'_> {
             Received::Message(ToSource::Note { text }) => self.report_builder.note(text),
             Received::Message(ToSource::NicUse(used)) => {
                 if let Some(by_lanes) = self.by_lanes {
-                    by_lanes.hear(used);
+                    by_lanes.receive(used);
                 }
             }
             other => return Err(self.agents.ended(other)),

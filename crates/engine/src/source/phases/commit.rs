@@ -113,8 +113,8 @@ impl Streaming<'_> {
     /// migration ends, free to move on.
     fn wait_noted(&self) {
         let until = Instant::now() + NOTED_MAX;
-        while let Ok(heard) = self.connected.control.hear.recv_deadline(until) {
-            match heard {
+        while let Ok(received) = self.connected.control.inbox.recv_deadline(until) {
+            match received {
                 Received::Disconnected(_) => return,
                 Received::Message(ToSource::Cost(cost)) => {
                     self.connected.context.report_builder.took_there(&cost);

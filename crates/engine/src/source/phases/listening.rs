@@ -122,7 +122,7 @@ impl Connected<'_> {
                 Ok(event) => Ok(Woken::By(Happening::Qemu(event))),
                 Err(_) => Err(MigrationError::VmGone("its QEMU ended".to_owned())),
             },
-            recv(self.control.hear) -> heard => match heard {
+            recv(self.control.inbox) -> received => match received {
                 Ok(Received::Message(ToSource::Refused { reason })) => Err(self.refused(reason)),
                 Ok(Received::Message(message)) => Ok(Woken::By(Happening::Peer(message))),
                 Ok(Received::Disconnected(error)) => Err(context.lost(error)),

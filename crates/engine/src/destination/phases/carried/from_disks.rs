@@ -12,7 +12,7 @@ use crate::destination::phases::connect::Connected;
 use crate::destination::phases::end::End;
 use crate::destination::phases::storage::{self, Waiting};
 
-/// Time to look at the images that QEMU has open. With the time for opening them here, this is less
+/// Time to check the images that QEMU has open. With the time for opening them here, this is less
 /// than a source waits for the answer.
 const PROBE_MAX: Duration = Duration::from_secs(5);
 
