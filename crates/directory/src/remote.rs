@@ -122,7 +122,7 @@ impl fmt::Debug for Remote {
 /// Connects when a request needs it, and writes requests.
 fn send(line: &Arc<Line>, connect: &dyn Fn(Instant) -> io::Result<Halves>) {
     let mut number = 0;
-    while line.wanted() {
+    while line.is_needed() {
         number += 1;
         let begun = Instant::now();
         match connect(begun + CONNECT_MAX) {

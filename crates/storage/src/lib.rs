@@ -43,9 +43,9 @@ mod pace;
 mod probe;
 mod reader;
 mod remote;
+mod requested;
 mod size;
 mod source;
-mod wanted;
 
 pub use buffer::{ALIGNMENT_MAX, Buffer};
 pub use consumer::{Consumer, Pages};
@@ -58,5 +58,5 @@ pub use pace::Pace;
 pub use probe::Probe;
 pub use reader::{Progress, Reader, Settings, abandoned_threads};
 pub use remote::NbdSource;
+pub use requested::Item;
 pub use source::Source;
-pub use wanted::Item;

@@ -29,7 +29,7 @@ use crate::name;
 use crate::peers::Peers;
 use crate::vms::record::Standing;
 use crate::vms::registry::{Claim, Registry, check_domain};
-use fitness::Wanted;
+use fitness::QemuToStart;
 use told::Told;
 
 /// Disks of one VM; the check reads storage for each.
@@ -104,7 +104,7 @@ impl Arrivals {
         let wanted = match &order.incoming_qmp {
             // Its QEMU is started already.
             Some(_) => None,
-            None => Some(Wanted::of(order, probes.programs())?),
+            None => Some(QemuToStart::of(order, probes.programs())?),
         };
         if let Some(wanted) = &wanted {
             let needs = wanted.check(shape, probes)?;
@@ -112,7 +112,7 @@ impl Arrivals {
                 fitness::has_room(&needs, host_memory(), promised, order.overcommit)
             })?;
         }
-        let taps = wanted.as_ref().map(Wanted::taps).unwrap_or_default();
+        let taps = wanted.as_ref().map(QemuToStart::taps).unwrap_or_default();
         let mut notes = taps::before(&taps, order.accept_missing_taps, sight::tap)?;
         let user = probes.programs().user();
         check_disks(order, user, &|| goes_on().and_then(|()| in_time(until)))?;
@@ -158,7 +158,7 @@ impl Arrivals {
         &self,
         claim: &Claim,
         order: &Prepare,
-        wanted: &Wanted,
+        wanted: &QemuToStart,
         machine: &str,
         until: Instant,
     ) -> Result<Machine, Denied> {

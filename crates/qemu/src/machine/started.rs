@@ -81,7 +81,7 @@ pub enum GuestPort {
     /// It does not.
     None,
     /// It does if its machine can have one, and its command line has none.
-    Wanted,
+    IfPossible,
     /// It does: the incoming VM has one.
     Needed,
 }
@@ -107,14 +107,14 @@ pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Mach
     fs::set_permissions(start.dir, fs::Permissions::from_mode(0o700)).map_err(directory)?;
     let wanted = match start.guest_port {
         GuestPort::None => false,
-        GuestPort::Wanted => !line.has_guest_port(),
+        GuestPort::IfPossible => !line.has_guest_port(),
         GuestPort::Needed => true,
     };
     match start_line(start, &line, wanted, launched) {
         // QEMU names the option that it can't serve: its machine has no PCI bus, or
         // no free slot on it.
         Err(StartError::Ended { words })
-            if start.guest_port == GuestPort::Wanted && words.contains(GUEST_ID) =>
+            if start.guest_port == GuestPort::IfPossible && words.contains(GUEST_ID) =>
         {
             let mut machine = start_line(start, &line, false, launched)?;
             machine.notes.push(format!("{NO_GUEST_PORT}: {words}"));
