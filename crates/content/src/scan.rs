@@ -114,7 +114,7 @@ impl Drop for GivingWay {
     }
 }
 
-/// The scanner was told to stop, or its hashing thread has ended.
+/// The scanner was ordered to stop, or its hashing thread has ended.
 #[derive(Debug)]
 struct Stop;
 
@@ -307,7 +307,7 @@ mod tests {
         move |turn| Ok(hashing.look(turn))
     }
 
-    /// Gives the member turns until its round is over.
+    /// Gives the member turns until its round has ended.
     fn round(work: &mut Work<'_>, seat: &Arc<Seat>) {
         let completed = seat.round.lock().completed;
         let later = Instant::now() + ROUND_MIN * (completed as u32 + 2) * 2;

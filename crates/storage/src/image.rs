@@ -32,7 +32,7 @@ pub enum Image {
 }
 
 /// An image in a format, with the other files that the VM's QEMU reads with it. What the image's
-/// own header names is not opened: QEMU may have been told otherwise, and an image's maker can
+/// own header names is not opened: QEMU may have other options, and an image's maker can
 /// name any file or server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {

@@ -124,9 +124,9 @@ struct Shared {
     /// Held by the thread that is about to take the next request's items.
     turn: Mutex<()>,
     state: Mutex<State>,
-    /// For the thread with the turn: something is requested, or the reader is over.
+    /// For the thread with the turn: something is requested, or the reader has ended.
     requested: Condvar,
-    /// For the watch: the reader is over, a request has started, or a thread has ended.
+    /// For the watch: the reader has ended, a request has started, or a thread has ended.
     watched: Condvar,
     /// For the owner: the reader is idle, or has ended.
     quiet: Condvar,

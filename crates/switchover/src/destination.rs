@@ -114,7 +114,7 @@ enum State {
     Arriving,
     /// The VM is loaded. The source knows whose it is.
     Loaded,
-    /// The VM is to run here. `fresh`: the source ordered it and keeps its copy until it hears
+    /// The VM is to run here. `fresh`: the source ordered it and keeps its copy until it receives
     /// `running`, and the VM certainly has not run yet, so it may still be refused.
     Starting { fresh: bool },
     /// The VM is here. The source may not know.
@@ -260,7 +260,7 @@ impl Machine {
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
-            // The source has not been told yet.
+            // The source has not been notified yet.
             State::Loaded => {
                 self.state = State::Arriving;
                 self.end(reason)

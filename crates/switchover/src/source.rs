@@ -291,7 +291,7 @@ impl Machine {
     }
 
     /// Keeps the VM. `aborted` is on disk before the VM continues. The VM continues before the
-    /// destination is told, because the destination may read slowly, or not at all.
+    /// destination is notified, because the destination may read slowly, or not at all.
     fn abort(&mut self, reason: Reason) -> Vec<Action> {
         self.reason = reason;
         if self.copy == Copy::Dead {
@@ -308,7 +308,7 @@ impl Machine {
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
-            // The destination has the only copy, and was not told to run it: try again later.
+            // The destination has the only copy, and was not ordered to run it: try again later.
             State::Committed if self.copy == Copy::Dead => {
                 self.state = State::Ours { stopped: true, loaded: true, completed: true };
                 self.doubting(Doubt::CannotNote { reason }, Vec::new())

@@ -49,7 +49,7 @@ pub(super) struct End {
     pub(super) reason: Option<String>,
     pub(super) in_doubt: bool,
     pub(super) figures: Option<Figures>,
-    /// Nothing was heard of the source's agent any more, so it was not ordered to begin.
+    /// The source's agent did not answer any more, so it was not ordered to begin.
     pub(super) is_unheard: bool,
 }
 

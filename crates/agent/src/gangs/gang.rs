@@ -192,7 +192,7 @@ pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u6
     }
 }
 
-/// Fails the VMs that wait to leave the same host as this one, whose agent was not heard for long:
+/// Fails the VMs that wait to leave the same host as this one, whose agent did not answer for long:
 /// each of them would wait as long for it.
 pub(super) fn fail_waiting(report: &mut GangReport, number: usize, why: &str) {
     let Some(from) = report.moves.get(number).map(|one| one.from.clone()) else { return };

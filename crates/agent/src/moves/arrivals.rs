@@ -68,7 +68,7 @@ impl Arrivals {
             examiner: Arc::clone(examiner),
             peers,
             promises: Promises::default(),
-            // A source that waits as long is still there to hear why it took too long.
+            // A source that waits as long is still connected to receive the reason.
             prepare_max: waits.prepare - waits.prepare / 8,
             idle_max: waits.prepare / IDLE_PARTS,
         }

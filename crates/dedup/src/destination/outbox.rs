@@ -29,7 +29,7 @@ impl Told {
 }
 
 /// Messages for the source, in order. They end when the VM's [`Resolving`] is dropped. The caller
-/// sends them: a source that does not hear what happened to its pages waits for ever.
+/// sends them: a source that does not receive what happened to its pages waits for ever.
 ///
 /// [`Resolving`]: super::Resolving
 #[derive(Debug)]

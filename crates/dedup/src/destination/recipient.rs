@@ -33,7 +33,7 @@ const STEP_BYTES: usize = 64 << 10;
 /// The most names that are accepted per page of the VM.
 const NAMED_PER_PAGE: u64 = 4;
 
-/// Where one page is placed, and how the source is told of it.
+/// Where one page is placed, and how the source is notified of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) block: BlockId,
@@ -65,7 +65,7 @@ pub(crate) struct Recipient {
     stored: AtomicU64,
     /// Pages that its source sends although another provider has the same.
     again: AtomicU64,
-    /// Reports to its source. None once it is over.
+    /// Reports to its source. None once it has ended.
     tell: Mutex<Option<Sender<Told>>>,
     over: AtomicBool,
 }
@@ -142,7 +142,7 @@ impl Recipient {
         !self.is_over() && self.waiting.load(Relaxed) < WAITING_MAX
     }
 
-    /// Opens a batch. Its source is told that the batch is over only after
+    /// Opens a batch. Its source is notified that the batch has ended only after
     /// [`Recipient::close_ticket`]: until then, more pages may wait.
     pub(crate) fn open_ticket(tickets: &mut HashMap<u32, usize>, ticket: u32) {
         tickets.insert(ticket, 1);

@@ -238,7 +238,7 @@ impl Resolving {
     /// waits for no storage.
     pub fn end_reading(&self) {
         if let Some(disk_readers) = &self.disk_readers {
-            // The source is not told of pages that nothing waits for any more.
+            // The source is not notified of pages that nothing waits for any more.
             self.recipient.end();
             disk_readers.end();
         }

@@ -94,12 +94,12 @@ impl Rack {
         line.usable()
     }
 
-    /// Requests content by the line with that number. If it is over, its waiters find out by
+    /// Requests content by the line with that number. If it has ended, its waiters find out by
     /// themselves.
     pub(crate) fn want(&self, host: &HostName, number: u64, domain: &Domain, names: Vec<Name>) {
         let line = self.lines.lock().get(host).map(Arc::clone);
         if let Some(line) = line.filter(|line| line.number == number) {
-            // An error means that it is over.
+            // An error means that it has ended.
             let _ = line.wants.send(Wants { domain: domain.clone(), names });
         }
     }

@@ -69,7 +69,7 @@ impl Stage {
         &self.naming
     }
 
-    /// QEMU's first pass is over. Batches of it that wait for a lane still go by name, if QEMU is
+    /// QEMU's first pass has ended. Batches of it that wait for a lane still go by name, if QEMU is
     /// held until the destination has their pages. If not, nothing does from now on.
     pub fn end_first_pass(&self) {
         self.naming.end_first_pass();
@@ -136,7 +136,7 @@ impl Stage {
         Some(Reserved::new(&self.queue, (block, epoch)))
     }
 
-    /// Makes callers that wait for room check whether it is over.
+    /// Makes callers that wait for room check whether it has ended.
     pub(super) fn wake_reserving(&self) {
         self.queue.wake_reserving();
     }

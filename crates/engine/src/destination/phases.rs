@@ -2,7 +2,7 @@
 //!
 //! [`Connected::receive`] is the ordered list of phases until the VM is loaded. Each is a type that
 //! owns what an arrival has by then, and becomes the next one. Until then, any failure ends the
-//! VM's QEMU; the source, which has the VM, is told why if it can be reached. From then on only
+//! VM's QEMU; the source, which has the VM, gets the reason if it can be reached. From then on only
 //! `switchover::destination` decides, and keeps a journal; `phases/effects.rs` carries out its
 //! decisions.
 

@@ -1,4 +1,4 @@
-//! Which peers may connect to each other, and what refused ones are told.
+//! Which peers may connect to each other, and what refused ones receive.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

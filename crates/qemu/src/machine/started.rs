@@ -51,7 +51,7 @@ pub struct Start<'a> {
     /// Whether it gets a port for the helper in the guest.
     pub guest_port: GuestPort,
     /// Whether this QEMU knows `migration.switchover-ack-legacy` (11.1 and newer), and
-    /// so must be told to wait for the agent's acknowledgement.
+    /// so must be ordered to wait for the agent's acknowledgement.
     pub knows_legacy_ack: bool,
     /// How long it may take until it answers.
     pub up_max: Duration,

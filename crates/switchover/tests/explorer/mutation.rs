@@ -17,7 +17,7 @@ pub(crate) enum Mutation {
     QuitAfterGo,
     /// After a failed commit the VM continues before `aborted` is on disk.
     AbortUnwritten,
-    /// The VM continues only once the destination was told.
+    /// The VM continues only once the destination was notified.
     SayBeforeGoOn,
     /// The source treats a destination that knows nothing like one that refused.
     UnknownMeansRefused,

@@ -26,7 +26,7 @@ pub(crate) enum SourceQemu {
     Finishing,
     /// `completed` and `postmigrate`.
     Completed,
-    /// The VM runs, and QEMU's migration is over.
+    /// The VM runs, and QEMU's migration has ended.
     WentOn,
     Dead,
 }
@@ -50,7 +50,7 @@ impl SourceQemu {
 pub(crate) enum DestinationQemu {
     Waiting,
     Loaded,
-    /// The VM runs; or it is paused, and its owner was told that it is here.
+    /// The VM runs; or it is paused, and its owner was notified that it is here.
     Runs,
     Dead,
 }

@@ -258,7 +258,7 @@ mod tests {
         let refused = GuestError::Said(Fault::Refused { text: "openat2".to_owned() });
         let other = GuestError::Said(Fault::OtherVersion { theirs: 9 });
         assert!(is_of_a_helper(&refused) && is_of_a_helper(&other));
-        // Of a guest without a helper nobody wants to hear that it has none.
+        // Of a guest without a helper nobody needs the note that it has none.
         let garbage = GuestError::Said(Fault::NoGreeting { bytes: 7 });
         assert!(!is_of_a_helper(&GuestError::NobodyThere) && !is_of_a_helper(&garbage));
     }

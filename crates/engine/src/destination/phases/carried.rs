@@ -178,7 +178,7 @@ impl Connected<'_> {
         };
         let ended = caught(|| carried.follow());
         if !matches!(ended.returned(), Some(Ok(()))) {
-            // The source is to be told why, and not that QEMU has closed.
+            // The source is to receive the reason, and not that QEMU has closed.
             carried.back.hush();
         }
         carried.close();
@@ -265,7 +265,7 @@ impl Carried<'_> {
         let is_fed = matches!(&self.incoming, Incoming::Split(split) if matches!(split.after_ram, AfterRam::Fed));
         if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
             let ended = self.closed_here(closed);
-            // The source doesn't miss what it isn't told any more.
+            // The source doesn't miss what it doesn't receive any more.
             return if closed.shut == Some(0) { Ok(()) } else { ended };
         }
         Err(End::Over(format!("lost the source's agent: {error}")))

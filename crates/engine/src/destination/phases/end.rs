@@ -7,7 +7,7 @@ use crate::link::Received;
 /// Why an arrival ended before the VM was loaded.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The source is to be told this.
+    /// The source is to receive this.
     Failed(String),
     /// The source ended it, or its connection is lost.
     Over(String),

@@ -103,7 +103,7 @@ pub(super) struct PagesOrder {
     pub(super) notes: Vec<String>,
 }
 
-/// How pages are found, and what the source is told about that.
+/// How pages are found, and what is reported to the source.
 #[derive(Default)]
 pub(super) struct PagesReport {
     pub(super) found: Found,

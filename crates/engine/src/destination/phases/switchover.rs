@@ -18,7 +18,7 @@ const WORD_MAX: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Connected<'_> {
-    /// Follows the source until the switchover is over on this side, or the connection is lost.
+    /// Follows the source until the switchover has ended on this side, or the connection is lost.
     pub(super) fn see_it_through(&self, driver: &mut Driver, keeper: &mut Keeper) {
         while let Some(wait) = driver.machine().wait() {
             let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };

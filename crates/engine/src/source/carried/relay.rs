@@ -125,7 +125,7 @@ impl Relay {
         outcome.or_go_on()
     }
 
-    /// Relays a disk's connection until it is over; `watch` shows its progress.
+    /// Relays a disk's connection until it has ended; `watch` shows its progress.
     #[must_use]
     pub fn carry(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));

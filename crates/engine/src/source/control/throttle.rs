@@ -41,7 +41,7 @@ pub(crate) struct Throttling {
     told_late: bool,
     /// The VM has been throttled since the last decision.
     throttled: bool,
-    /// The VM is stopped, or the migration is over.
+    /// The VM is stopped, or the migration has ended.
     lifted: bool,
 }
 

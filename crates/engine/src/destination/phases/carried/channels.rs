@@ -41,7 +41,7 @@ impl Syncs {
         self.changed.notify_one();
     }
 
-    /// Blocks until more than `done` are due. False once it is over.
+    /// Blocks until more than `done` are due. False once it has ended.
     fn wait(&self, done: u64) -> bool {
         let mut due = self.due.lock();
         while !due.over && due.each <= done {
