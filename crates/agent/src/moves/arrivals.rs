@@ -2,8 +2,8 @@
 //! description, and compares it with that description.
 
 pub(crate) mod fitness;
+mod published;
 mod taps;
-mod told;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ use crate::peers::Peers;
 use crate::vms::record::Standing;
 use crate::vms::registry::{Claim, Registry, check_domain};
 use fitness::QemuToStart;
-use told::Told;
+use published::PublishedArrival;
 
 /// Disks of one VM; the check reads storage for each.
 const DISKS_MAX: usize = 256;
@@ -145,8 +145,8 @@ impl Arrivals {
         if differences.is_empty() {
             let peer = self.peers.named(&order.from);
             let source_address = peer.map(|peer| peer.address);
-            let told = Told::begin(&self.settlers.events, order);
-            return Ok(Arrival { claim, machine, images, source_address, notes, told });
+            let published = PublishedArrival::begin(&self.settlers.events, order);
+            return Ok(Arrival { claim, machine, images, source_address, notes, published });
         }
         Err(Denied::Conflict(format!(
             "the VM no longer matches its command line: {}",
@@ -302,7 +302,7 @@ struct Arrival {
     source_address: Option<SocketAddr>,
     notes: Vec<String>,
     /// Last, so that the end is published when everything else is done.
-    told: Told,
+    published: PublishedArrival,
 }
 
 impl Arriving for Arrival {
@@ -332,7 +332,7 @@ impl Arriving for Arrival {
     }
 
     fn settled(mut self: Box<Self>) {
-        self.told.arrived = true;
+        self.published.arrived = true;
         self.claim.free();
     }
 

@@ -15,7 +15,7 @@ use wire::Late;
 
 use super::blocks::Blocks;
 use super::in_flight::{Provider, trim};
-use super::outbox::Told;
+use super::outbox::SourceReport;
 
 /// The most pages that one VM waits for. More are sent at once.
 pub(super) const WAITING_MAX: usize = 1 << 20;
@@ -66,7 +66,7 @@ pub(crate) struct Recipient {
     /// Pages that its source sends although another provider has the same.
     again: AtomicU64,
     /// Reports to its source. None once it has ended.
-    tell: Mutex<Option<Sender<Told>>>,
+    tell: Mutex<Option<Sender<SourceReport>>>,
     over: AtomicBool,
 }
 
@@ -75,7 +75,7 @@ impl Recipient {
         (number, key): (u64, Key),
         placer: Arc<Placer>,
         (member, blocks): (Arc<Member>, Arc<Blocks>),
-        tell: Sender<Told>,
+        tell: Sender<SourceReport>,
         sleeps: bool,
         memory: &Arc<Reserve>,
     ) -> Self {
@@ -134,7 +134,7 @@ impl Recipient {
             && let Some(tell) = &*self.tell.lock()
         {
             // The thread that tells the source may have ended.
-            let _ = tell.send(Told::Share);
+            let _ = tell.send(SourceReport::Share);
         }
     }
 
@@ -208,7 +208,7 @@ impl Recipient {
     pub(crate) fn note(&self, text: String) {
         if let Some(tell) = self.tell.lock().as_ref() {
             // A source that is gone need not know.
-            let _ = tell.send(Told::Note(text));
+            let _ = tell.send(SourceReport::Note(text));
         }
     }
 
@@ -351,7 +351,7 @@ impl Recipient {
         if let Some(tell) = self.tell.lock().as_ref().filter(|_| !more || wanted.is_some()) {
             // A source that is gone need not know.
             let wanted = wanted.into_iter().collect();
-            let _ = tell.send(Told::Late(Late { ticket, wanted, more }));
+            let _ = tell.send(SourceReport::Late(Late { ticket, wanted, more }));
         }
     }
 }

@@ -21,7 +21,7 @@ use wire::{Answer, LaneHeader, Late, Names, ToSource};
 
 use super::drained::Drained;
 use super::in_flight::Claim;
-use super::outbox::Told;
+use super::outbox::SourceReport;
 use super::recipient::{OWN_PAGES, WAITING_MAX};
 use super::*;
 use crate::rack::{DirectoryAt, Rack};
@@ -244,7 +244,7 @@ fn a_page_that_waits_for_the_directory_is_requested_when_it_is_named_again() {
 }
 
 /// An arriving VM, and the reports to its source.
-fn recipient(exchange: &Exchange) -> (Arc<Recipient>, Receiver<Told>) {
+fn recipient(exchange: &Exchange) -> (Arc<Recipient>, Receiver<SourceReport>) {
     let Arriving { placer, blocks, memory, .. } = arriving();
     let blocks = Arc::new(blocks);
     let member = exchange.index.join(Arc::clone(&blocks) as _, key(), blocks.pages()).unwrap();
@@ -271,9 +271,11 @@ fn wait(exchange: &Exchange, recipient: &Arc<Recipient>, name: Name, ticket: u32
 }
 
 /// Waits until a ticket is settled. Returns whether its source is to send the page.
-fn is_wanted(told: &Receiver<Told>, ticket: u32) -> bool {
+fn is_wanted(told: &Receiver<SourceReport>, ticket: u32) -> bool {
     let told = told.recv_timeout(Duration::from_secs(10)).expect("its source is told");
-    let Told::Late(Late { ticket: of, wanted, more: false }) = told else { panic!("it is all") };
+    let SourceReport::Late(Late { ticket: of, wanted, more: false }) = told else {
+        panic!("it is all")
+    };
     assert_eq!(of, ticket);
     wanted == [0]
 }
