@@ -87,7 +87,7 @@ pub enum GuestError {
     },
     /// The helper violates the protocol.
     #[error(transparent)]
-    Said(#[from] Fault),
+    Answer(#[from] Fault),
 }
 
 /// The bounds of the pages that a helper can name, in a VM with that much RAM.
@@ -196,7 +196,7 @@ pub fn ask_in_parts(
     };
     let ended = converse(stream, &mut listener, patience, &mut |listener| hand_on(listener, false));
     // Of a helper that breaks rules, no more is taken than was passed on before.
-    if !matches!(ended, Err(GuestError::Said(_))) {
+    if !matches!(ended, Err(GuestError::Answer(_))) {
         hand_on(&listener, true);
     }
     ended?;

@@ -173,7 +173,7 @@ fn invalid_answers_are_errors() {
             let _ = port.write_all(&with_runs(&ask, &runs));
         });
         let error = answer.unwrap_err();
-        assert!(matches!(&error, GuestError::Said(_)), "{error}");
+        assert!(matches!(&error, GuestError::Answer(_)), "{error}");
         assert!(error.to_string().contains(word), "{error}");
     }
     let refuses = |mut port: UnixStream, ask: Ask| {
@@ -189,7 +189,7 @@ fn invalid_answers_are_errors() {
 fn endless_garbage_ends_the_request() {
     let babbles = |mut port: UnixStream, _: Ask| while port.write_all(&[0x44; 4096]).is_ok() {};
     let error = asked(patience(60_000, 60_000), babbles).unwrap_err();
-    assert!(matches!(error, GuestError::Said(Fault::NoGreeting { .. })), "{error}");
+    assert!(matches!(error, GuestError::Answer(Fault::NoGreeting { .. })), "{error}");
 }
 
 #[test]
