@@ -164,7 +164,7 @@ fn part(bytes: u64, share: f64) -> u64 {
 }
 
 /// The report of a gang that is about to begin.
-pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u64) -> GangReport {
+pub(super) fn started(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u64) -> GangReport {
     let moves = plan.moves.iter().map(|planned| MoveReport {
         vm: planned.vm.clone(),
         from: planned.from.clone(),
@@ -225,7 +225,7 @@ mod tests {
         let request: GangRequest =
             serde_json::from_str(r#"{"evacuate":{"host":"x"},"parallel":2}"#).unwrap();
         let plan = GangPlan { moves: Vec::new(), rooms: Vec::new(), notes: Vec::new() };
-        let mut report = begun("g1", &request, &plan, 0);
+        let mut report = started("g1", &request, &plan, 0);
         let states = [(Failed, "x"), (Moving, "x"), (Done, "x"), (Waiting, "x"), (Waiting, "y")];
         report.moves = states
             .map(|(state, from)| MoveReport {

@@ -31,8 +31,8 @@ pub(super) struct Run {
     pub(super) agents: Agents,
     pub(super) store: GangStore,
     events: Arc<Events>,
-    /// VMs whose migrations an earlier run of this agent has begun.
-    pub(super) begun: Vec<usize>,
+    /// VMs whose migrations an earlier run of this agent has started.
+    pub(super) started: Vec<usize>,
     /// The host that it evacuates, if it does and has not ended.
     evacuating: Option<Evacuating>,
     flights: HashMap<usize, InFlight>,
@@ -60,7 +60,7 @@ impl Run {
         agents: Agents,
         store: GangStore,
         events: Arc<Events>,
-        begun: Vec<usize>,
+        started: Vec<usize>,
         evacuating: Option<Evacuating>,
     ) -> Self {
         let report = gang.report();
@@ -70,7 +70,7 @@ impl Run {
         for (number, one) in report.moves.iter().enumerate() {
             let limit = one.limit_bits_per_s.map(BitRate::bits_per_s);
             // It began when no limit applied to it, for instance because its rack had no uplink.
-            let limit = limit.or_else(|| begun.contains(&number).then_some(own));
+            let limit = limit.or_else(|| started.contains(&number).then_some(own));
             if let Some(limit) = limit {
                 limits.has(number, limit);
             }
@@ -81,7 +81,7 @@ impl Run {
             agents,
             store,
             events,
-            begun,
+            started,
             evacuating,
             flights: HashMap::new(),
             limits,
@@ -106,7 +106,7 @@ impl Run {
     /// Begins its moves and follows them until none is left.
     fn follow(&mut self) {
         self.tell_begin();
-        for number in std::mem::take(&mut self.begun) {
+        for number in std::mem::take(&mut self.started) {
             self.launch(number, true);
         }
         // A VM of a gang that is resumed may be lost already.
@@ -264,7 +264,7 @@ impl Run {
         self.save(&noted);
     }
 
-    fn launch(&mut self, number: usize, is_begun: bool) {
+    fn launch(&mut self, number: usize, is_started: bool) {
         let report = self.gang.report();
         let Some(one) = report.moves.get(number) else { return };
         let (recall, recalled) = bounded(2);
@@ -280,7 +280,7 @@ impl Run {
             to: one.to.clone(),
             migration: one.migration.clone().unwrap_or_default(),
             request,
-            is_begun,
+            is_started,
             recall: recalled,
             limit: Arc::clone(&limit),
         };
@@ -301,7 +301,7 @@ impl Run {
             }
             Err(error) => {
                 let why = format!("cannot start a thread for it: {error}");
-                let end = if is_begun { End::unknown(why) } else { End::failed(why) };
+                let end = if is_started { End::unknown(why) } else { End::failed(why) };
                 self.end(number, Some(end));
             }
         }

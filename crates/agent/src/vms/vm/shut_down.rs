@@ -146,11 +146,11 @@ mod tests {
         qemu.stops.send(stop(40)).unwrap();
         assert!(qemu.hear(None).is_none(), "its owner stopped it");
         qemu.shutdowns.send(shutdown(0)).unwrap();
-        let begun = qemu.hear(None).unwrap();
-        assert!(!begun.needs_a_signal(), "it has just begun to end");
+        let started = qemu.hear(None).unwrap();
+        assert!(!started.needs_a_signal(), "it has just started to end");
         qemu.stops.send(stop(31)).unwrap();
         qemu.shutdowns.send(shutdown(30)).unwrap();
-        let ends = qemu.hear(Some(begun)).unwrap();
+        let ends = qemu.hear(Some(started)).unwrap();
         assert!(ends.needs_a_signal(), "the stop was before");
         assert!(qemu.hear(Some(ends)).unwrap().needs_a_signal());
         qemu.stops.send(stop(29)).unwrap();
