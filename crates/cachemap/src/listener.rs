@@ -122,7 +122,7 @@ impl Listener {
 
     /// How many runs have arrived so far, and their pages.
     #[must_use]
-    pub fn heard(&self) -> (usize, u64) {
+    pub fn received(&self) -> (usize, u64) {
         (self.runs.len(), self.pages)
     }
 

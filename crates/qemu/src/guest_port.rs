@@ -187,11 +187,11 @@ pub fn ask_in_parts(
     let mut listener = Listener::new(&map_ask(limits, budget), limits);
     let (mut runs, mut pages) = (0, 0);
     let mut hand_on = |listener: &Listener, is_all: bool| {
-        let (heard, heard_pages) = listener.heard();
+        let (received, received_pages) = listener.received();
         let worth = (pages / PART_SHARE).max(PART_PAGES_LEAST);
-        if heard > runs && (is_all || heard_pages - pages >= worth) {
+        if received > runs && (is_all || received_pages - pages >= worth) {
             part(listener.after(runs));
-            (runs, pages) = (heard, heard_pages);
+            (runs, pages) = (received, received_pages);
         }
     };
     let ended = converse(stream, &mut listener, patience, &mut |listener| hand_on(listener, false));

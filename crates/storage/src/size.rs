@@ -46,7 +46,7 @@ struct Rate {
 }
 
 impl Rate {
-    fn heard(&mut self, bytes: u64, began: Instant, now: Instant) {
+    fn measured(&mut self, bytes: u64, began: Instant, now: Instant) {
         self.since += began.saturating_duration_since(self.heard);
         self.heard = now;
         self.bytes += bytes;
@@ -76,8 +76,8 @@ impl Size {
     }
 
     /// Records that a request was answered.
-    pub(crate) fn heard(&mut self, bytes: u64, began: Instant, now: Instant) {
-        self.rate.heard(bytes, began, now);
+    pub(crate) fn measured(&mut self, bytes: u64, began: Instant, now: Instant) {
+        self.rate.measured(bytes, began, now);
         if began < self.changed {
             return;
         }
@@ -115,7 +115,7 @@ mod tests {
             }
             let (bytes, began, ends) = flying.pop_front().unwrap();
             *now = ends;
-            size.heard(bytes, began, *now);
+            size.measured(bytes, began, *now);
         }
         size.bytes()
     }
@@ -151,11 +151,11 @@ mod tests {
     fn small_requests_say_nothing_of_larger_ones() {
         let now = Instant::now();
         let mut size = Size::new(1 << 20, now);
-        size.heard(4096, now, now);
+        size.measured(4096, now, now);
         assert_eq!(size.bytes(), FIRST);
         let mut size = Size::new(32 << 10, now);
         assert_eq!(size.bytes(), 32 << 10);
-        size.heard(4096, now, now + TARGET * 3);
+        size.measured(4096, now, now + TARGET * 3);
         assert_eq!(size.bytes(), 32 << 10);
     }
 }

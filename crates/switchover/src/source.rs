@@ -350,7 +350,7 @@ impl Machine {
             State::Ours { .. } => self.abort(Reason::new("the destination did not answer in time")),
             State::Committed if self.doubt.is_none() => {
                 let go = self.go();
-                self.doubting(Doubt::Unheard, vec![go])
+                self.doubting(Doubt::Unanswered, vec![go])
             }
             State::Committed | State::Dropped => vec![self.go()],
             State::Aborting { risky: true } => self.write_aborted(),

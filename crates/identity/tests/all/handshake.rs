@@ -229,7 +229,7 @@ fn a_peer_that_closes_at_the_first_message_is_recognized() {
     let (calling, called) = sockets();
     drop(called);
     let refused = tls(&a).connect(calling, "b").unwrap_err();
-    assert!(matches!(refused, HandshakeError::Unheard), "{refused}");
+    assert!(matches!(refused, HandshakeError::Unanswered), "{refused}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl Machine {
             (Phase::Opened | Phase::Stopped, _) => self.abort(self.reason.clone()),
             (Phase::Committed, found) => {
                 self.state = State::Committed;
-                let doubt = if found == Found::Runs { Doubt::RunsHere } else { Doubt::Unheard };
+                let doubt = if found == Found::Runs { Doubt::RunsHere } else { Doubt::Unanswered };
                 let go = self.go();
                 self.doubting(doubt, vec![go])
             }

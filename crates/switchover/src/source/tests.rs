@@ -136,7 +136,7 @@ fn after_the_commit_none_of_it_matters() {
         assert!(machine.is_committed());
     }
     assert_eq!(machine.step(Event::ConnectionLost { reason: reason() }), [go()]);
-    assert_eq!(machine.step(Event::Timeout), [go(), Action::KeepInDoubt(Doubt::Unheard)]);
+    assert_eq!(machine.step(Event::Timeout), [go(), Action::KeepInDoubt(Doubt::Unanswered)]);
     assert_eq!(machine.step(Event::Timeout), [go()], "it asks on, and says so once");
     assert_eq!(machine.step(received(ToSource::Loaded)), [go()]);
 }
@@ -411,9 +411,9 @@ fn a_restart_goes_on_where_it_was() {
     let restart = |phase, found| Machine::restart(id(), Noted { phase, run: true }, found).1;
     assert!(aborts(&restart(Phase::Opened, Found::Runs)));
     assert!(aborts(&restart(Phase::Stopped, Found::Stopped)));
-    let unheard = Action::KeepInDoubt(Doubt::Unheard);
-    assert_eq!(restart(Phase::Committed, Found::Stopped), [go(), unheard.clone()]);
-    assert_eq!(restart(Phase::Committed, Found::Missing), [go(), unheard]);
+    let unanswered = Action::KeepInDoubt(Doubt::Unanswered);
+    assert_eq!(restart(Phase::Committed, Found::Stopped), [go(), unanswered.clone()]);
+    assert_eq!(restart(Phase::Committed, Found::Missing), [go(), unanswered]);
     let runs = Action::KeepInDoubt(Doubt::RunsHere);
     assert_eq!(restart(Phase::Committed, Found::Runs), [go(), runs]);
     assert_eq!(restart(Phase::Aborted, Found::Stopped), [go_on()]);
@@ -511,7 +511,7 @@ fn a_driver_restarts_from_its_journal() {
     let mut effects = Notes::default();
     let kept = kept(dir.path()).unwrap();
     let mut driver = Driver::restart(kept, Found::Stopped, &mut effects);
-    assert_eq!(effects.done, ["send Go { run: true }", "doubt Unheard"]);
+    assert_eq!(effects.done, ["send Go { run: true }", "doubt Unanswered"]);
     driver.step(received(ToSource::Refused { reason: reason() }), &mut effects);
     assert_eq!(effects.done[2], "go on true");
     assert!(driver.machine().is_over());

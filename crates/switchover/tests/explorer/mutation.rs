@@ -36,7 +36,7 @@ pub(crate) enum Mutation {
     /// The destination says `refused` while it may still run the VM.
     RefusedBeforeKill,
     /// The destination removes its journal as soon as it has said `running`.
-    ForgetUnheard,
+    ForgetUnanswered,
 }
 
 impl Mutation {
@@ -56,7 +56,7 @@ impl Mutation {
         Self::ContThoughTakenBack,
         Self::KillOnTimeout,
         Self::RefusedBeforeKill,
-        Self::ForgetUnheard,
+        Self::ForgetUnanswered,
     ];
 
     /// A step of the source.
@@ -128,7 +128,7 @@ impl Mutation {
                 let message = ToSource::Refused { reason: "mistaken".into() };
                 actions[0] = Action::Send(Envelope { migration: crate::world::id(), message });
             }
-            (Self::ForgetUnheard, [.., Action::Send(said)])
+            (Self::ForgetUnanswered, [.., Action::Send(said)])
                 if said.message == ToSource::Running =>
             {
                 actions.push(Action::Forget);
