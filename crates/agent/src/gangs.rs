@@ -166,11 +166,11 @@ impl Gangs {
             return Err(Denied::Coded(ErrorCode::TooManyGangs, text));
         }
         self.store.save(&report).map_err(cannot_note)?;
-        let (tell, hear) = bounded(EVENTS_MAX);
+        let (tell, inbox) = bounded(EVENTS_MAX);
         let gang = Arc::new(Gang::new(report, tell));
         let (agents, store) = (self.agents.clone(), self.store.clone());
         let events = Arc::clone(&self.events);
-        let run = Run::new(Arc::clone(&gang), hear, agents, store, events, started, evacuating);
+        let run = Run::new(Arc::clone(&gang), inbox, agents, store, events, started, evacuating);
         let thread =
             thread::Builder::new().name(id.clone()).spawn(move || run.lead()).map_err(|error| {
                 Denied::Local(format!("cannot start a thread for the gang: {error}"))

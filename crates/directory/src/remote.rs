@@ -139,7 +139,7 @@ fn carry(line: &Arc<Line>, number: u64, again: Instant, halves: Halves) {
     let its = Arc::clone(line);
     let hearer = thread::Builder::new().name("directory-hear".to_owned());
     let hearer = hearer.spawn(move || {
-        let why = its.hear(reader);
+        let why = its.receive(reader);
         its.broke(number, &why);
     });
     let mut out = Vec::new();

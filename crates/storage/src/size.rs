@@ -42,13 +42,13 @@ struct Rate {
     bytes: u64,
     /// Since when those bytes were read, without the time in which nothing was requested.
     since: Instant,
-    heard: Instant,
+    measured_at: Instant,
 }
 
 impl Rate {
     fn measured(&mut self, bytes: u64, began: Instant, now: Instant) {
-        self.since += began.saturating_duration_since(self.heard);
-        self.heard = now;
+        self.since += began.saturating_duration_since(self.measured_at);
+        self.measured_at = now;
         self.bytes += bytes;
         let passed = now.saturating_duration_since(self.since);
         if passed >= WINDOW {
@@ -61,7 +61,7 @@ impl Rate {
 
 impl Size {
     pub(crate) fn new(max: u64, now: Instant) -> Self {
-        let rate = Rate { bytes_per_s: 0.0, bytes: 0, since: now, heard: now };
+        let rate = Rate { bytes_per_s: 0.0, bytes: 0, since: now, measured_at: now };
         Self { bytes: FIRST.min(max), max, changed: now, rate }
     }
 

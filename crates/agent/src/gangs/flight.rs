@@ -50,12 +50,12 @@ pub(super) struct End {
     pub(super) in_doubt: bool,
     pub(super) figures: Option<Figures>,
     /// The source's agent did not answer any more, so it was not ordered to begin.
-    pub(super) is_unheard: bool,
+    pub(super) is_silent: bool,
 }
 
 impl End {
     fn of(state: MoveState) -> Self {
-        Self { state, reason: None, in_doubt: false, figures: None, is_unheard: false }
+        Self { state, reason: None, in_doubt: false, figures: None, is_silent: false }
     }
 
     pub(super) fn failed(reason: String) -> Self {
@@ -207,19 +207,19 @@ impl<A: Reach> Flight<A> {
     ///
     /// Nothing has started, so there is time for an agent that is busy or starts anew.
     fn reach(&self, since: Instant) -> Result<A::Session, Option<End>> {
-        let mut is_unheard = true;
+        let mut is_silent = true;
         loop {
             let Unreached { why, cause } = match self.agents.open(&self.from) {
                 Ok(session) => return Ok(session),
                 Err(unreached) => unreached,
             };
-            is_unheard &= cause == Cause::Silence;
+            is_silent &= cause == Cause::Silence;
             if cause == Cause::Lasting || !self.has_patience(since) {
                 let from = &self.from;
                 let why = format!(
                     "the agent of {from} can't be reached: {why}. The migration has not started"
                 );
-                return Err(Some(End { is_unheard, ..End::failed(why) }));
+                return Err(Some(End { is_silent, ..End::failed(why) }));
             }
             self.wait_to_begin()?;
         }

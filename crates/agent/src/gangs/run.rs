@@ -27,7 +27,7 @@ use crate::id::random_id;
 /// The leading thread.
 pub(super) struct Run {
     pub(super) gang: Arc<Gang>,
-    pub(super) hear: Receiver<Event>,
+    pub(super) inbox: Receiver<Event>,
     pub(super) agents: Agents,
     pub(super) store: GangStore,
     events: Arc<Events>,
@@ -56,7 +56,7 @@ struct InFlight {
 impl Run {
     pub(super) fn new(
         gang: Arc<Gang>,
-        hear: Receiver<Event>,
+        inbox: Receiver<Event>,
         agents: Agents,
         store: GangStore,
         events: Arc<Events>,
@@ -77,7 +77,7 @@ impl Run {
         }
         Self {
             gang,
-            hear,
+            inbox,
             agents,
             store,
             events,
@@ -122,7 +122,7 @@ impl Run {
                 // No thread could be started for the last VMs: try the next ones.
                 continue;
             }
-            match self.hear.recv() {
+            match self.inbox.recv() {
                 Ok(Event::Progress(number, progress)) => self.note(number, *progress),
                 Ok(Event::Ended(number, end)) => self.end(number, end),
                 Ok(Event::Cancel) => {
@@ -331,7 +331,7 @@ impl Run {
             self.limits.release(number);
         }
         let called_off = self.called_off.clone();
-        let unheard = end.reason.clone().filter(|_| end.is_unheard);
+        let silent = end.reason.clone().filter(|_| end.is_silent);
         let mut failed = None;
         let report = self.gang.end(number, |one| {
             one.state = end.state;
@@ -351,7 +351,7 @@ impl Run {
         if let Some(vm) = failed.filter(|_| self.called_off.is_none()) {
             self.call_off(&all_or_none(&vm));
         }
-        if let Some(why) = unheard {
+        if let Some(why) = silent {
             let report = self.gang.update(|report| fail_waiting(report, number, &why));
             self.save(&report);
         }

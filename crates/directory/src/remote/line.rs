@@ -275,7 +275,7 @@ impl Line {
 
     /// For the reading thread: passes replies to their callers until the connection ends. Returns
     /// the reason.
-    pub(super) fn hear(&self, reader: impl Read) -> String {
+    pub(super) fn receive(&self, reader: impl Read) -> String {
         let mut reader = BufReader::with_capacity(BUFFER_BYTES, reader);
         let mut body = Vec::new();
         loop {

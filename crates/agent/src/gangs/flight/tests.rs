@@ -181,7 +181,7 @@ fn an_agent_that_is_stopping_is_ordered_again_when_it_runs_again() {
 #[test]
 fn an_agent_that_is_never_heard_is_told_from_one_that_is_busy() {
     let [silence, busy, lasting] = [Cause::Silence, Cause::Busy, Cause::Lasting];
-    for (first, then, is_unheard) in [
+    for (first, then, is_silent) in [
         (silence, silence, true),
         (busy, busy, false),
         (busy, silence, false),
@@ -190,10 +190,10 @@ fn an_agent_that_is_never_heard_is_told_from_one_that_is_busy() {
         let refusals = std::iter::once(first).chain([then; 1000]);
         let (flight, _recall) = Source::new(refusals, []).flight(Duration::from_millis(50));
         let end = flight.fly(|_| {}).unwrap();
-        assert_eq!((end.is_unheard, end.in_doubt), (is_unheard, false), "{first:?}, {then:?}");
+        assert_eq!((end.is_silent, end.in_doubt), (is_silent, false), "{first:?}, {then:?}");
     }
     let (flight, _recall) = Source::new([], [Ok(Answer::Started), done()]).flight(LONG);
-    assert!(!flight.fly(|_| {}).unwrap().is_unheard);
+    assert!(!flight.fly(|_| {}).unwrap().is_silent);
 }
 
 #[test]
