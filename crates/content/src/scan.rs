@@ -352,14 +352,14 @@ mod tests {
         let member = index.join(Arc::clone(&ram) as _, key(), 100).unwrap();
         let seat = index.seats().next().unwrap();
         let (_stop, stopped) = channel();
-        let heard = RefCell::new(Vec::new());
-        let tell = |names: &[Name]| heard.borrow_mut().extend_from_slice(names);
+        let received = RefCell::new(Vec::new());
+        let tell = |names: &[Name]| received.borrow_mut().extend_from_slice(names);
         let mut look = looking();
         let mut work = Work::new(&index, (1.0, &NOBODY), &stopped, &tell, &mut look);
         let began = Instant::now();
         let mut round = |nth: u32| {
             assert!(work.turn(&seat, began + ROUND_MIN * nth).unwrap(), "a round is due");
-            std::mem::take(&mut *heard.borrow_mut())
+            std::mem::take(&mut *received.borrow_mut())
         };
         assert_eq!(round(0).len(), 100);
         assert_eq!(round(1), []);

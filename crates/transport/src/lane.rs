@@ -114,12 +114,12 @@ impl<X: Send + 'static> Lane<'_, X> {
             let sent = send(&mut sender);
             // Wakes the acknowledgement thread, however sending ended.
             sender.close();
-            let heard = acks.join();
-            let heard =
-                heard.unwrap_or_else(|_| Err(std::io::Error::other("a fault in the agent")));
+            let received = acks.join();
+            let received =
+                received.unwrap_or_else(|_| Err(std::io::Error::other("a fault in the agent")));
             match sent {
                 Ok(Sent::All) => Ok(()),
-                Ok(Sent::UntilBroken) => Err(heard.err().unwrap_or_else(|| {
+                Ok(Sent::UntilBroken) => Err(received.err().unwrap_or_else(|| {
                     std::io::Error::new(
                         std::io::ErrorKind::ConnectionReset,
                         "closed by the destination",

@@ -279,10 +279,10 @@ impl<A: Reach> Flight<A> {
     ///
     /// The source agent doesn't know the migration. If it was started, the agent was restarted, and
     /// the journals of both sides decide the VM's fate.
-    fn look_for_it(&self, was_begun: bool) -> End {
+    fn look_for_it(&self, was_started: bool) -> End {
         let Self { from, to, migration, .. } = self;
         let vm = &self.request.vm;
-        let what = if was_begun { "was restarted" } else { "has not received the order" };
+        let what = if was_started { "was restarted" } else { "has not received the order" };
         let at = |host: &str| -> Result<Option<Counted>, String> {
             let census = self.agents.census(host)?;
             Ok(census.vms.into_iter().find(|one| one.name == *vm))

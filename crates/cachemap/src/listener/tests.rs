@@ -32,7 +32,7 @@ fn answer(runs: &[Run]) -> Vec<u8> {
     bytes
 }
 
-fn heard(bytes: &[u8]) -> Result<Option<CacheMap>, Fault> {
+fn received(bytes: &[u8]) -> Result<Option<CacheMap>, Fault> {
     let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
     let state = listener.take(bytes)?;
     assert_eq!(state == State::Done, listener.summary.is_some());
@@ -46,7 +46,7 @@ fn bytes_before_the_greeting_are_skipped() {
     // As if it answered another ask.
     left[20] ^= 1;
     let bytes = [left, answer(&[run(4, 8, 5, 1)])].concat();
-    let map = heard(&bytes).unwrap().unwrap();
+    let map = received(&bytes).unwrap().unwrap();
     assert_eq!(map.runs(), [run(4, 8, 5, 1)]);
     assert_eq!((map.summary().pages, map.summary().runs), (5, 1));
     assert_eq!(map.devices(), [device(10_000), device(10_000)]);
@@ -78,10 +78,10 @@ fn each_false_answer_has_its_fault() {
         (vec![run(9, 9, 1, 0); 501], Fault::Runs { runs_max: 500 }),
     ];
     for (runs, fault) in cases {
-        assert_eq!(heard(&answer(&runs)), Err(fault));
+        assert_eq!(received(&answer(&runs)), Err(fault));
     }
     // Anything within bounds is accepted, however odd.
-    let map = heard(&answer(&[run(0, 0, 600, 0), run(100, 16, 600, 1)])).unwrap().unwrap();
+    let map = received(&answer(&[run(0, 0, 600, 0), run(100, 16, 600, 1)])).unwrap().unwrap();
     assert_eq!((map.pages(), map.overlapping()), (700, 500));
 }
 
@@ -116,10 +116,10 @@ fn an_endless_answer_is_refused() {
 fn refusals_and_other_versions_are_reported() {
     let mut bytes = Vec::new();
     refusal(&ask(AnswerKind::Map), "9", "no\nrights", &mut bytes);
-    assert_eq!(heard(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));
+    assert_eq!(received(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));
     let (program, clears) = ("9.0".to_owned(), Clears::default());
     let theirs = Greeting { version: 9, nonce: 77, program, clears };
-    assert_eq!(heard(&theirs.to_bytes()), Err(Fault::OtherVersion { theirs: 9 }));
+    assert_eq!(received(&theirs.to_bytes()), Err(Fault::OtherVersion { theirs: 9 }));
     let mut listener = Listener::new(&ask(AnswerKind::Greeting), LIMITS);
     assert_eq!(listener.take(&theirs.to_bytes()), Ok(State::Done));
     assert_eq!(listener.greeting(), Some(&theirs));
@@ -130,7 +130,7 @@ fn refusals_and_other_versions_are_reported() {
 fn more_after_the_end_is_wrong() {
     for more in [&[0][..], &[0; 30]] {
         let bytes = [&answer(&[])[..], more].concat();
-        assert_eq!(heard(&bytes), Err(Fault::AfterEnd));
+        assert_eq!(received(&bytes), Err(Fault::AfterEnd));
     }
 }
 
@@ -171,8 +171,8 @@ proptest! {
         let whole = bytes.clone();
         let at = at.index(bytes.len());
         bytes[at] ^= 1_u8 << bit;
-        prop_assert!(!matches!(heard(&bytes), Ok(Some(_))));
+        prop_assert!(!matches!(received(&bytes), Ok(Some(_))));
         let end = end.index(whole.len());
-        prop_assert_eq!(heard(&whole[..end]), Ok(None));
+        prop_assert_eq!(received(&whole[..end]), Ok(None));
     }
 }

@@ -62,7 +62,7 @@ fn the_rest_of_an_older_answer_in_the_port_is_skipped() {
 #[test]
 fn parts_are_handed_on_while_the_helper_looks() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let (heard, goes_on) = std::sync::mpsc::channel();
+    let (received, goes_on) = std::sync::mpsc::channel();
     let pages = u32::try_from(PART_PAGES_LEAST).unwrap();
     let run = |page: u32, pages| Run { page: page.into(), sector: 0, pages, device: 0 };
     let (summary, parts) = thread::scope(|scope| {
@@ -89,7 +89,7 @@ fn parts_are_handed_on_while_the_helper_looks() {
         let mut hand_on = |part: CacheMap| {
             assert_eq!(part.devices().len(), 1);
             parts.push(part.runs().to_vec());
-            let _ = heard.send(());
+            let _ = received.send(());
         };
         let limits = Limits { ram_pages: 8000, end_page: 8000 };
         let patience = patience(9000, 9000);

@@ -183,8 +183,8 @@ impl Ask<'_> {
             summary
         } else {
             let mut part = |part| learn(understood(part));
-            let heard = port.ask_in_parts(limits, *budget, patience, &mut part);
-            heard.map_err(said)?
+            let received = port.ask_in_parts(limits, *budget, patience, &mut part);
+            received.map_err(said)?
         };
         notes.helper_answers();
         if is_any_named && !is_any_found {
