@@ -251,7 +251,7 @@ impl Carried<'_> {
                     }
                     // QEMU here has loaded the VM: closing the rest is up to the source.
                     Received::Disconnected(_) if self.closed.is_some() => return Ok(()),
-                    Received::Disconnected(error) => return self.source_gone(&error),
+                    Received::Disconnected(error) => return self.source_disconnected(&error),
                     _ => return Err(End::failed("the source sent a message out of turn")),
                 },
             }
@@ -261,7 +261,7 @@ impl Carried<'_> {
 
     /// Handles the loss of the source's connection. The source closes it after the last word of the
     /// QEMU here, which may not have been seen yet.
-    fn source_gone(&mut self, error: &LinkError) -> Result<(), End> {
+    fn source_disconnected(&mut self, error: &LinkError) -> Result<(), End> {
         let is_fed = matches!(&self.incoming, Incoming::Split(split) if matches!(split.after_ram, AfterRam::Fed));
         if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
             let ended = self.closed_here(closed);

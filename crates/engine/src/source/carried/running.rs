@@ -192,9 +192,9 @@ impl Running<'_> {
         while !self.is_accounted
             && let Ok(received) = self.split.agents.inbox.recv_deadline(until)
         {
-            let is_gone = matches!(received, Received::Disconnected(_));
+            let is_disconnected = matches!(received, Received::Disconnected(_));
             self.receive(received)?;
-            if is_gone {
+            if is_disconnected {
                 break;
             }
         }
