@@ -60,7 +60,7 @@ impl<'s> Connected<'s> {
         while early.is_none() {
             match self.inbox.try_recv() {
                 Ok(Received::Message(ToDestination::Terms(terms))) => {
-                    self.lanes.threads().set(&terms)
+                    self.lanes.threads().set(&terms);
                 }
                 Ok(received) => *early = Some(received),
                 Err(TryRecvError::Empty) => return Ok(()),
