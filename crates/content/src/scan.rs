@@ -117,7 +117,7 @@ impl Drop for GivingWay {
     }
 }
 
-/// The scanner was told to stop, or its hashing thread has ended.
+/// The scanner was ordered to stop, or its hashing thread has ended.
 #[derive(Debug)]
 struct Stop;
 
@@ -314,7 +314,7 @@ mod tests {
         move |turn| Ok(hashing.look(turn))
     }
 
-    /// Gives the member turns until its round is over.
+    /// Gives the member turns until its round has ended.
     fn round(work: &mut Work<'_>, seat: &Arc<Seat>) {
         let completed = seat.round.lock().completed;
         let later = Instant::now() + ROUND_MIN * (completed as u32 + 2) * 2;
@@ -390,14 +390,14 @@ mod tests {
         let member = index.join(Arc::clone(&ram) as _, key(), 100).unwrap();
         let seat = index.seats().next().unwrap();
         let (_stop, stopped) = channel();
-        let heard = RefCell::new(Vec::new());
-        let tell = |names: &[Name]| heard.borrow_mut().extend_from_slice(names);
+        let received = RefCell::new(Vec::new());
+        let tell = |names: &[Name]| received.borrow_mut().extend_from_slice(names);
         let mut look = looking();
         let mut work = Work::new(&index, (1.0, &NOBODY), &stopped, &tell, &mut look);
         let began = Instant::now();
         let mut round = |nth: u32| {
             assert!(work.turn(&seat, began + ROUND_MIN * nth).unwrap(), "a round is due");
-            std::mem::take(&mut *heard.borrow_mut())
+            std::mem::take(&mut *received.borrow_mut())
         };
         assert_eq!(round(0).len(), 100);
         assert_eq!(round(1), []);

@@ -24,7 +24,7 @@ use lab::setup::{self, Accelerator, Kit, repository};
 const WARM_BYTES: u64 = 2 << 30;
 /// Time for a booted guest to settle before it moves.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Runs a scenario, prints the course, and writes the results so far after each run. `only` names
 /// the contenders that take part; if it is empty, all do.

@@ -43,7 +43,7 @@ const DISK: Image =
     Image { bytes: 1024 * MIB, guest_bytes: 64 * MIB, data_bytes: 384 * MIB, seed: SEED };
 const GOAL: Duration = Duration::from_millis(300);
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Time for threads and connections of the last move to end.
 const SETTLE: Duration = Duration::from_secs(3);

@@ -173,7 +173,7 @@ impl Exchange {
     }
 
     /// The content does not come from the expected provider. Pages are requested from their
-    /// sources, and remote hosts are told.
+    /// sources, and remote hosts are notified.
     pub(super) fn look_elsewhere(&self, waiters: Vec<(Name, Waiter)>) {
         for (name, waiter) in waiters {
             match waiter {

@@ -97,7 +97,7 @@ impl Source {
         let stage = Arc::new(Stage::new(Arc::clone(&naming), Arc::clone(lanes.queue())));
         let run = Arc::clone(&stage);
         let started = lanes.start_with(move |lane| {
-            lane.run(|sender| send(&run, sender), |acks| run.hear(acks));
+            lane.run(|sender| send(&run, sender), |acks| run.receive(acks));
         });
         started.unwrap();
         let threads = DataThreads::new(SchedParams::default(), |_| {});

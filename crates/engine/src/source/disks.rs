@@ -305,20 +305,20 @@ impl Watcher {
         let ticks = tick(EVERY);
         let events = self.mirrors.events().clone();
         loop {
-            let heard = select! {
+            let received = select! {
                 recv(stopped) -> _ => return,
                 recv(events) -> event => match event {
-                    Ok(event) => self.mirrors.hear(&event).map_err(|error| error.to_string()),
+                    Ok(event) => self.mirrors.handle(&event).map_err(|error| error.to_string()),
                     // QEMU has ended, which the leading thread notices.
                     Err(_) => return,
                 },
                 recv(self.settle.done) -> took => {
-                    self.settle.hear(took);
+                    self.settle.receive(took);
                     Ok(())
                 }
                 recv(ticks) -> _ => self.look(),
             };
-            if let Err(error) = heard {
+            if let Err(error) = received {
                 let _ = self.notices.send(Notice::Disks(Err(error)));
                 return;
             }

@@ -130,9 +130,9 @@ impl Flow {
     }
 
     /// Handles a message of the destination that concerns the flow; returns others.
-    pub(crate) fn hear(&self, message: ToSource) -> Option<ToSource> {
+    pub(crate) fn receive(&self, message: ToSource) -> Option<ToSource> {
         match message {
-            ToSource::NicUse(used) => self.pacing.hear(used),
+            ToSource::NicUse(used) => self.pacing.receive(used),
             ToSource::Placement { mapped, inline } => self.note_placement(&mapped, &inline),
             ToSource::Late { batches } => {
                 if let Some(stage) = &self.stage {

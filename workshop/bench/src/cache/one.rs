@@ -30,7 +30,7 @@ const BEFORE: Duration = Duration::from_secs(3);
 /// its files again.
 const AFTER: Duration = Duration::from_secs(1);
 const AFTER_LONG: Duration = Duration::from_secs(12);
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Pages that the guest read and wrote are reported within this time.
 const COUNTED: Duration = Duration::from_millis(300);

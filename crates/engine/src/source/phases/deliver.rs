@@ -15,7 +15,7 @@ use super::journaled::Journaled;
 use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::source::blackout::Missing;
 use crate::source::control::pacing::Pacing;
 use crate::source::notice::Notice;
@@ -51,7 +51,7 @@ impl<'m> Journaled<Streaming<'m>> {
                 }
                 Some(Happening::Notice(Notice::Placed(outcome))) => {
                     outcome.map_err(|error| self.last_word(error))?;
-                    self.hear_stream();
+                    self.receive_stream();
                     self.phase.note_broken_hold();
                     return Ok(());
                 }
@@ -120,7 +120,7 @@ impl<'m> Journaled<Streaming<'m>> {
 
     /// QEMU's whole stream has arrived, which also tells whether the VM ran until QEMU
     /// stopped it. Its owner may have paused it just before.
-    fn hear_stream(&mut self) {
+    fn receive_stream(&mut self) {
         if self.phase.was_paused() {
             let context = &mut self.phase.connected.context;
             context.was_running = false;
@@ -140,8 +140,8 @@ impl<'m> Journaled<Streaming<'m>> {
             let Connected { context, control, .. } = &self.phase.connected;
             let event = select! {
                 recv(context.qemu_events) -> event => event,
-                recv(control.hear) -> message => match message {
-                    Ok(Heard::Message(message)) => match self.reason_of_peer(&message) {
+                recv(control.inbox) -> message => match message {
+                    Ok(Received::Message(message)) => match self.reason_of_peer(&message) {
                         Some(reason) => return reason,
                         None => continue,
                     },
@@ -243,7 +243,7 @@ impl<'m> Listening<'m> for Streaming<'m> {
                 }
                 None
             }
-            message => self.flow.hear(message),
+            message => self.flow.receive(message),
         }
     }
 
