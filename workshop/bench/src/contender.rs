@@ -29,7 +29,7 @@ use lab::setup::Kit;
 
 use crate::image::Image;
 
-/// Longest time until a guest that goes on from a snapshot is heard.
+/// Longest time until a guest that continues from a snapshot reports.
 const RESUMED_MAX: Duration = Duration::from_secs(60);
 
 /// Where a contest takes place.

@@ -12,7 +12,7 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Hosts, Outside};
 use lab::setup::{self, Kit};
 
-/// Longest time until a guest that runs is heard.
+/// Longest time until a guest that runs reports.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
 /// The VM at work. Dropping it ends it.

@@ -16,7 +16,7 @@ use lab::hosts::{Hosts, Outside, RUN_DIR};
 
 /// Memory to warm for the arriving guest and for buffers of the transfer.
 const WARM_BYTES: u64 = 1 << 30;
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
 pub(super) fn run(contest: &AppContest<'_>, contender: &mut dyn Contender) -> Result<Run> {

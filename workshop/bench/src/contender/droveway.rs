@@ -204,7 +204,7 @@ pub(super) fn wait_scanned(agent: &Agent, host: &Host, vm: &str) -> Result<()> {
             .map_err(|error| LabError::Text { what: "a VM's JSON", text: error.to_string() })?;
         Ok(shown.content.map_or(0, |content| content.rounds))
     };
-    // The current round may have begun before.
+    // The current round may have started before.
     let expected = rounds()? + 2;
     let end = Instant::now() + SCANNED_MAX;
     while rounds()? < expected {

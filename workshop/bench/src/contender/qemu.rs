@@ -289,7 +289,7 @@ impl Contender for Qemu {
         self.ends.push(end);
         self.spec = Some(spec.clone());
         let guest = ground.meet(spec, || Ok(qmp))?;
-        // Not before it has gone on from a snapshot, whose stream has no channels.
+        // Not before it has continued from a snapshot, whose stream has no channels.
         if let Some(end) = self.ends.last() {
             end.prepare(self.mode, ground.downtime_goal)?;
             if tls.is_some() {
