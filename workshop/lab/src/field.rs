@@ -107,7 +107,7 @@ impl Machine {
 }
 
 /// Devices of every machine.
-const DEVICES: [&str; 8] = [
+const DEVICES: [&str; 9] = [
     "virtio-blk-pci,drive=root,id=root",
     "virtio-blk-pci,drive=data,id=data",
     "virtio-scsi-pci,id=scsi",
@@ -116,6 +116,8 @@ const DEVICES: [&str; 8] = [
     "virtio-balloon-pci,id=balloon",
     "virtio-serial-pci,id=serial",
     "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
+    // Without it, the unit of the helper's package does not start.
+    "virtserialport,chardev=helper,name=org.droveway.guest.0",
 ];
 /// A place for devices that are plugged. An i440fx has places on its bus.
 const SPARE: &str = "pcie-root-port,id=spare,chassis=10";
@@ -330,18 +332,21 @@ impl Snapshot {
         spec
     }
 
-    fn arguments(&self, name: &str, disks: &Disks) -> Vec<String> {
+    fn arguments(&self, vm: &str, disks: &Disks) -> Vec<String> {
         let Disks { root, data, sata, variables, shared } = disks;
         if self.machine == Machine::Apps {
-            return apps_arguments(name, root, data);
+            return apps_arguments(vm, root, data);
         }
+        let port =
+            |name: &str| format!("socket,id={name},path={RUN_DIR}/{vm}.{name},server=on,wait=off");
         let mut options = vec![
             ("-smp", "1,maxcpus=2".to_owned()),
             ("-drive", format!("file={},format=qcow2,if=none,id=root", root.display())),
             ("-drive", format!("file={},format=raw,if=none,id=data", data.display())),
             ("-drive", "if=none,id=cd,media=cdrom,readonly=on".to_owned()),
-            ("-chardev", format!("socket,id=agent,path={RUN_DIR}/{name}.agent,server=on,wait=off")),
-            ("-qmp", format!("unix:{RUN_DIR}/{name}.monitor,server=on,wait=off")),
+            ("-chardev", port("agent")),
+            ("-chardev", port("helper")),
+            ("-qmp", format!("unix:{RUN_DIR}/{vm}.monitor,server=on,wait=off")),
         ];
         if self.machine == Machine::Devices {
             let drive = format!("file={},format=raw,if=none,id=sata", sata.display());
@@ -359,7 +364,7 @@ impl Snapshot {
                 ("-drive", format!("{pflash},unit=1,file={}", variables.display())),
                 ("-object", ram),
                 ("-object", "memory-backend-ram,id=more,size=256M".to_owned()),
-                ("-chardev", format!("socket,id=tpm,path={}", Tpm::socket(name))),
+                ("-chardev", format!("socket,id=tpm,path={}", Tpm::socket(vm))),
                 ("-tpmdev", "emulator,id=tpm,chardev=tpm".to_owned()),
             ]);
         }
@@ -370,10 +375,10 @@ impl Snapshot {
     }
 }
 
-fn apps_arguments(name: &str, root: &Path, data: &Path) -> Vec<String> {
+fn apps_arguments(vm: &str, root: &Path, data: &Path) -> Vec<String> {
     let file = format!("driver=file,node-name={APPS_NODE}-file,filename={}", data.display());
     let options = [
-        ("-qmp", format!("unix:{RUN_DIR}/{name}.monitor,server=on,wait=off")),
+        ("-qmp", format!("unix:{RUN_DIR}/{vm}.monitor,server=on,wait=off")),
         ("-drive", format!("file={},format=qcow2,if=none,id=root", root.display())),
         ("-blockdev", file),
         ("-blockdev", format!("driver=raw,node-name={APPS_NODE},file={APPS_NODE}-file")),
@@ -383,6 +388,17 @@ fn apps_arguments(name: &str, root: &Path, data: &Path) -> Vec<String> {
     ];
     let words = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
     words.chain(Outside::arguments()).collect()
+}
+
+/// A command for the guest that answers which row its database has acknowledged last. It fails
+/// after a boot until there is one.
+pub const ACKNOWLEDGED: &str = "sh cat /run/lab-database/acknowledged";
+
+/// A command for the guest that succeeds if its database has all rows up to this one and to the last
+/// that it has acknowledged, as they were written. It answers which that is.
+#[must_use]
+pub fn check_rows(known: u64) -> String {
+    format!("sh sh /usr/local/lib/lab/check-rows {known}")
 }
 
 /// A command for the guest that succeeds if a file that nothing has written to since the snapshot

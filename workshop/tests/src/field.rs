@@ -4,6 +4,7 @@
 mod results;
 mod rows;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::process::Child;
 use std::sync::Arc;
@@ -126,6 +127,8 @@ pub struct Field {
     tpms: [Option<Tpm>; 2],
     way: Way,
     side: Side,
+    /// The last row of its guest's database that is known to be acknowledged.
+    acknowledged: Cell<u64>,
 }
 
 /// The snapshot from which all start, which is made if it is missing; that takes some minutes.
@@ -176,7 +179,8 @@ impl Field {
             Managed::Commander(Box::new(commander))
         };
         let snapshot = snapshot.clone();
-        let mut field = Self { managed, lan, snapshot, tpms, way, side: Side::A };
+        let acknowledged = Cell::default();
+        let mut field = Self { managed, lan, snapshot, tpms, way, side: Side::A, acknowledged };
         field.guest().wait_beat(SHOWS_MAX).unwrap();
         field.move_on(moves);
         field
@@ -201,6 +205,9 @@ impl Field {
 
     fn move_once(&mut self) {
         let (from, way) = (self.side, self.way);
+        if let Some(row) = self.row() {
+            self.acknowledged.set(row);
+        }
         self.fit_tpm(from.other());
         match &mut self.managed {
             Managed::Agents { world, guest, first } => {
@@ -293,11 +300,31 @@ impl Field {
         Ok(())
     }
 
-    /// Asserts that it lives: its guest runs, memory and files are as they were written, and its
-    /// network answers.
+    /// The row that its guest's database has acknowledged last; none before the first one since the
+    /// guest has booted.
+    fn row(&self) -> Option<u64> {
+        self.guest().ask(field::ACKNOWLEDGED).ok()?.parse().ok()
+    }
+
+    /// Waits for another row, and checks all that were acknowledged before.
+    fn rows_are_there(&self) -> Result<(), String> {
+        let known = self.acknowledged.get();
+        // Fewer, too: the check reports what is missing.
+        self.shows("the guest's database acknowledges a row", |field| {
+            field.row().is_some_and(|row| row != known)
+        })?;
+        let answer = self.guest().ask(&field::check_rows(known));
+        let answer = answer.map_err(|error| error.to_string())?;
+        let last = answer.parse().map_err(|_| format!("the check of rows: {answer}"))?;
+        self.acknowledged.set(last);
+        Ok(())
+    }
+
+    /// Asserts that it lives: its guest runs, memory, files and the rows of its database are as they
+    /// were written, and its network answers.
     ///
     /// # Errors
-    /// If the network doesn't answer, or a file isn't as it was.
+    /// If the network doesn't answer, a file isn't as it was, or a row is missing or wrong.
     ///
     /// # Panics
     /// If it doesn't run, or a page is wrong.
@@ -308,6 +335,7 @@ impl Field {
         }
         assert_intact(self.guest());
         self.guest().ask(&field::check_kept()).map_err(|error| error.to_string())?;
+        self.rows_are_there()?;
         self.shows("the guest's SSH server answers", |field| field.lan.greets())
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use lab::field::{KEPT_PCR, Machine, PCR};
 use lab::hosts::RUN_DIR;
+use qemu::guest_port;
 use qemu::qmp::{Event, Qmp};
 use serde_json::{Value, json};
 
@@ -54,9 +55,10 @@ const fn booting(name: &'static str, act: fn(&mut Field) -> Done) -> Row {
 }
 
 /// All of them, in the order in which a VM goes through them: what ends its QEMU is last.
-pub static ROWS: [Row; 52] = [
+pub static ROWS: [Row; 53] = [
     row("serial console", serial_console),
     row("guest agent (virtio-serial)", guest_agent),
+    row("droveway's helper, from its package", helper),
     row("QMP commands of its owner", owners_commands),
     row("link down and up (QMP)", link_down_and_up),
     row("network down and up", network_down_and_up),
@@ -188,6 +190,8 @@ const VARIABLE: &str = "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-000
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 /// Of a console that QEMU keeps in memory: a power of two.
 const CONSOLE_BYTES: u64 = 4096;
+/// Longest time for an answer of the guest's helper, which is asked again.
+const GREETING_MAX: Duration = Duration::from_secs(3);
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
@@ -236,6 +240,15 @@ fn guest_agent(field: &mut Field) -> Done {
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).map_err(said)?;
     if answer.contains("return") { Ok(String::new()) } else { Err(answer) }
+}
+
+fn helper(field: &mut Field) -> Done {
+    let path = field.host().run_dir.join(format!("{NAME}.helper"));
+    field.shows("the helper answers", |_| {
+        let stream = guest_port::connect(&path);
+        stream.and_then(|stream| guest_port::greet(&stream, GREETING_MAX)).is_ok()
+    })?;
+    Ok(String::new())
 }
 
 fn owners_commands(field: &mut Field) -> Done {
@@ -327,7 +340,9 @@ fn rng(field: &mut Field) -> Done {
 fn virtio_serial(field: &mut Field) -> Done {
     rebind(field, "virtio_console", ALL)?;
     field.sh("systemctl restart qemu-guest-agent")?;
-    guest_agent(field)
+    guest_agent(field)?;
+    // Its port starts it again.
+    helper(field)
 }
 
 fn balloon(field: &mut Field) -> Done {
