@@ -1,10 +1,11 @@
 //! The field lab: a guest as people have them, moved one to three times, and what its owner and its
 //! guest do after that.
 
+mod domain;
 mod results;
 mod rows;
 
-use std::cell::Cell;
+use std::cell;
 use std::fs::File;
 use std::process::Child;
 use std::sync::Arc;
@@ -20,8 +21,9 @@ use qemu::qmp::Qmp;
 use crate::commander::{self, Commanded, Commander, resume};
 use crate::{Side, World, assert_intact};
 
+pub use domain::CarriedDomain;
 pub use results::{Cell, Results};
-pub use rows::{ROWS, Row, named};
+pub use rows::{Act, ROWS, Row, named};
 
 /// Its VM's name.
 const NAME: &str = "web1";
@@ -60,6 +62,16 @@ pub struct Way {
     pub stream: Stream,
 }
 
+impl Stream {
+    /// QEMU's channels for pages.
+    fn channels(self) -> u8 {
+        match self {
+            Self::Multifd => 4,
+            Self::Classic => 0,
+        }
+    }
+}
+
 /// All ways, as the table's columns.
 pub const WAYS: [Way; 6] = [
     Way { mover: Mover::Own, stream: Stream::Multifd },
@@ -90,19 +102,12 @@ impl Way {
     }
 
     fn commands(self, commander: &Commander, from: Side) -> commander::Way {
-        let mut commands = commander.way(from, false, self.channels());
+        let mut commands = commander.way(from, false, self.stream.channels());
         if self.mover == Mover::Qemu {
             let there = commander.world.host(from.other()).addresses[0];
             commands.uris = [(); 2].map(|()| format!("tcp:{there}:{PORT}"));
         }
         commands
-    }
-
-    fn channels(self) -> u8 {
-        match self.stream {
-            Stream::Multifd => 4,
-            Stream::Classic => 0,
-        }
     }
 }
 
@@ -117,7 +122,71 @@ enum Managed {
 /// What a row reports: what is worth knowing if it went well, else why not.
 pub type Done = Result<String, String>;
 
-/// A moved VM.
+/// Of a row that was tried with a VM of the other kind.
+const OTHER_VM: &str = "this VM is not the row's";
+
+/// A moved VM of either kind.
+pub enum Moved {
+    /// A Debian.
+    Debian(Box<Field>),
+    /// A libvirt domain.
+    Domain(Box<CarriedDomain>),
+}
+
+impl Moved {
+    /// Moves a VM so many times: a snapshot's, or else a domain.
+    ///
+    /// # Panics
+    /// If it doesn't arrive well.
+    #[must_use]
+    pub fn new(snapshot: Option<&Snapshot>, way: Way, moves: u32) -> Self {
+        match snapshot {
+            Some(snapshot) => Self::Debian(Box::new(Field::moved(snapshot, way, moves))),
+            None => Self::Domain(Box::new(CarriedDomain::moved(way.stream, moves))),
+        }
+    }
+
+    /// Moves it to the other host, so many times.
+    ///
+    /// # Panics
+    /// If it doesn't arrive well.
+    pub fn move_on(&mut self, moves: u32) {
+        match self {
+            Self::Debian(vm) => vm.move_on(moves),
+            Self::Domain(vm) => vm.move_on(moves),
+        }
+    }
+
+    /// Does what a row says.
+    ///
+    /// # Errors
+    /// If it can't be done, or the row is for another VM.
+    pub fn does(&mut self, row: &Row) -> Done {
+        match self {
+            Self::Debian(vm) => vm.does(row),
+            Self::Domain(vm) => vm.does(row),
+        }
+    }
+
+    /// Asserts that it lives.
+    ///
+    /// # Errors
+    /// As [`Field::lives`].
+    ///
+    /// # Panics
+    /// If it doesn't run, or a page is wrong.
+    pub fn lives(&self) -> Result<(), String> {
+        match self {
+            Self::Debian(vm) => vm.lives(),
+            Self::Domain(vm) => {
+                vm.assert_lives();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A moved Debian.
 pub struct Field {
     managed: Managed,
     /// The guests' network.
@@ -128,7 +197,7 @@ pub struct Field {
     way: Way,
     side: Side,
     /// The last row of its guest's database that is known to be acknowledged.
-    acknowledged: Cell<u64>,
+    acknowledged: cell::Cell<u64>,
 }
 
 /// The snapshot from which all start, which is made if it is missing; that takes some minutes.
@@ -179,7 +248,7 @@ impl Field {
             Managed::Commander(Box::new(commander))
         };
         let snapshot = snapshot.clone();
-        let acknowledged = Cell::default();
+        let acknowledged = cell::Cell::default();
         let mut field = Self { managed, lan, snapshot, tpms, way, side: Side::A, acknowledged };
         field.guest().wait_beat(SHOWS_MAX).unwrap();
         field.move_on(moves);
@@ -193,6 +262,17 @@ impl Field {
     pub fn move_on(&mut self, moves: u32) {
         for _ in 0..moves {
             self.move_once();
+        }
+    }
+
+    /// Does what a row says.
+    ///
+    /// # Errors
+    /// If it can't be done, or the row is for another VM.
+    pub fn does(&mut self, row: &Row) -> Done {
+        match row.act {
+            Act::OfDebian(act) => act(self),
+            Act::OfDomain(_) => Err(OTHER_VM.to_owned()),
         }
     }
 
