@@ -264,7 +264,7 @@ fn image_with(release: Release, more: &More) -> Result<Image> {
     install::missing(&PROGRAMS)?;
     let root = root(&store, release, more)?;
     write(&root, "usr/local/sbin/lab-guest", &check, 0o755)?;
-    install_helper(&root)?;
+    install_helper(&store, &root)?;
     furnish(&root, more)?;
     if image.home.is_dir() {
         fs::remove_dir_all(&image.home).at("remove", &image.home)?;
@@ -322,12 +322,15 @@ fn root(store: &Path, release: Release, more: &More) -> Result<PathBuf> {
 }
 
 /// Installs the guest's helper from its package, as its owner would.
-fn install_helper(root: &Path) -> Result<()> {
-    say("building the package of the guest's helper");
+fn install_helper(store: &Path, root: &Path) -> Result<()> {
+    say("building the package of the guest's helper (some minutes the first time)");
+    let store = fs::canonicalize(store).at("find", store)?;
     let package = fs::canonicalize(root).at("find", root)?.join(HELPER_PACKAGE);
     let mut build = Command::new(repository().join("scripts/packages"));
+    // A directory of its own: this is root, and others may build in the usual one.
+    build.arg("guest").arg(&package).env("CARGO_TARGET_DIR", store.join("package"));
     // Flags of the build that runs this would replace the script's.
-    build.arg("guest").arg(&package).env_remove("CARGO_ENCODED_RUSTFLAGS");
+    build.env_remove("CARGO_ENCODED_RUSTFLAGS");
     program::output(&mut build)?;
     let mut install = program::command("chroot");
     install.arg(root).args(["dpkg", "--install"]).arg(Path::new("/").join(HELPER_PACKAGE));
