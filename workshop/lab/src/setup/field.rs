@@ -64,8 +64,8 @@ const FIELD: More = More {
     files: &[
         (
             "etc/systemd/system/lab-database.service",
-            "[Unit]\nDescription=Writes to the database\nAfter=postgresql.service\n\n\
-             [Service]\nUser=postgres\nRuntimeDirectory=lab-database\n\
+            "[Unit]\nDescription=Writes to the database\nAfter=postgresql.service\n\
+             StartLimitIntervalSec=0\n\n[Service]\nUser=postgres\nRuntimeDirectory=lab-database\n\
              ExecStart=/bin/sh /usr/local/lib/lab/write-rows\nRestart=always\nRestartSec=1\n\n\
              [Install]\nWantedBy=multi-user.target\n",
         ),
