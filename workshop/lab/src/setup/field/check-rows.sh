@@ -4,10 +4,10 @@ set -e
 acknowledged=$(cat /run/lab-database/acknowledged)
 fault=$(runuser -u postgres -- psql --no-psqlrc --tuples-only --no-align --command "
     with seen as (
-        select count(*) as rows, coalesce(max(id), 0) as last,
+        select count(*) as found, coalesce(max(id), 0) as newest,
             count(*) filter (where content <> repeat(md5(id::text), 8)) as wrong from lab)
-    select rows || ' rows up to ' || last || ', ' || wrong || ' of them wrong' from seen
-    where rows <> last or wrong > 0 or last < greatest($1, $acknowledged)")
+    select found || ' rows up to ' || newest || ', ' || wrong || ' of them wrong' from seen
+    where found <> newest or wrong > 0 or newest < greatest($1, $acknowledged)")
 if [ -n "$fault" ]; then
     echo "$acknowledged rows were acknowledged, and $1 before; there are $fault"
     exit 1
