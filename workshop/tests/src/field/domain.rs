@@ -87,8 +87,8 @@ impl CarriedDomain {
     fn virsh(&self, commands: &[&[&str]]) -> Done {
         let world = &self.carried.world;
         for command in commands {
-            let told = world.daemon(self.side).tells(world.host(self.side), command);
-            told.map_err(|error| error.to_string())?;
+            let output = world.daemon(self.side).tells(world.host(self.side), command);
+            output.map_err(|error| error.to_string())?;
         }
         Ok(String::new())
     }
