@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{DiskReport, MigrateRequest};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
@@ -189,6 +189,11 @@ impl Disks {
     /// Notes that the destination has flushed a disk, or failed to.
     pub(crate) fn flushed(&self, ticket: u64, error: Option<String>) {
         self.flushes.answered(ticket, error);
+    }
+
+    /// How long the destination has been flushing a disk; none if it flushes none.
+    pub(crate) fn flushing(&self) -> Option<Duration> {
+        self.flushes.unanswered(Instant::now())
     }
 
     /// Lets the mirrors of a stopped VM write what is left. A notice reports when
